@@ -1,0 +1,123 @@
+"""What goes into the machine and what comes out of it: plain values, no behaviour (SPEC, "State machine").
+
+The runtime turns sockets, clocks and the engine into events and carries out actions in the order given.
+An action may rely on all actions before it being done; in particular an Admit is durable before anything
+after it is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sfprotocol.messages import EpochScalars, Feed, Message, Segment
+
+LinkId = int
+"""Chosen by the runtime, never reused within one process."""
+
+
+# -- events ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """A stream to a peer is open."""
+
+    link: LinkId
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """The stream is gone, whoever ended it."""
+
+    link: LinkId
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One frame arrived."""
+
+    link: LinkId
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Writable:
+    """Everything handed to the link so far has been written: it can take more segments."""
+
+    link: LinkId
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A Serve action was carried out up to (not including) step `stop`; `hops` as in the Serve."""
+
+    link: LinkId
+    feed: Feed
+    stop: int
+    hops: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnUpdates:
+    """The local engine evaluated these consecutive steps of our own feed."""
+
+    feed: Feed
+    first: int
+    parts: tuple[EpochScalars, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """`next_deadline()` has come."""
+
+
+Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Wake
+
+
+# -- actions -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Append to the log durably, then apply to the cores. `chain` is the head after the last update."""
+
+    feed: Feed
+    segment: Segment
+    chain: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Transmit:
+    """Send this message."""
+
+    link: LinkId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Read `feed` from the log from step `first` on, send one Segment with this hop count, report Served."""
+
+    link: LinkId
+    feed: Feed
+    first: int
+    hops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close the link. `fault` is the broken SPEC rule with its reason, or empty for an ordinary parting."""
+
+    link: LinkId
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContinueAs:
+    """Our own feed is from now on this one; remember it durably before computing (SPEC I3)."""
+
+    feed: Feed
+
+
+Action = Admit | Transmit | Serve | Drop | ContinueAs

@@ -1,0 +1,146 @@
+"""The values that travel between nodes and that the machine keeps: plain, frozen, checked at the codec.
+
+This module refuses to know how they are encoded (codec), signed (signing) or acted upon (machine).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Scalar = int
+"""A quantised directional derivative, in units of the manifest's scalar_delta."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunParameters:
+    """The part of the manifest that the protocol must know (SPEC M4)."""
+
+    run_id: bytes
+    """32 bytes."""
+    epoch_updates: int
+    update_budget: int
+    scalar_bytes: int
+    """1 or 2."""
+    scalar_limit: int
+    """Largest magnitude of a scalar."""
+
+    @property
+    def last_epoch(self) -> int:
+        return -(-self.update_budget // self.epoch_updates) - 1
+
+    def epoch_of(self, known: int) -> int:
+        """The epoch of a new update of a node that knows `known` updates (SPEC U5)."""
+        return min(known // self.epoch_updates, self.last_epoch)
+
+
+class Feed(NamedTuple):
+    """The name of one feed. Sorts by (origin, incarnation), the order of every digest."""
+
+    origin: bytes
+    """Ed25519 public key, 32 bytes."""
+    incarnation: int
+
+
+class Update(NamedTuple):
+    """One two-point evaluation as everything above the wire sees it."""
+
+    feed: Feed
+    step: int
+    seed: int
+    scalar: Scalar
+    epoch: int
+
+
+class EpochScalars(NamedTuple):
+    """Scalars of consecutive updates that belong to one epoch."""
+
+    epoch: int
+    scalars: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message on a link, both ways (SPEC L2)."""
+
+    version: int
+    run_id: bytes
+    role: int
+    """0 trainer, 1 relay."""
+    known: int
+    """How many updates the sender knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive updates of one feed, with the origin's signature over the chain head after the last.
+
+    The feed is named by its 64-bit key only; the receiver has learnt the full name from a Summary. A segment
+    may be joined with the next one of its feed by dropping the first signature, because the chain head that
+    the second signs commits to everything before it (SPEC S6).
+    """
+
+    feed_key: int
+    first: int
+    parts: tuple[EpochScalars, ...]
+    signature: bytes
+    hops: int = 0
+
+    @property
+    def count(self) -> int:
+        return sum(len(part.scalars) for part in self.parts)
+
+    @property
+    def stop(self) -> int:
+        """The step after the last one."""
+        return self.first + self.count
+
+
+class Position(NamedTuple):
+    """How far somebody is in a feed: `next` is the first step they lack."""
+
+    feed: Feed
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the sender has, as far as it has changed since its last Summary on this link (SPEC A2).
+
+    With `more` unset, the Summaries sent on this link up to here name everything the sender has. An entry
+    with `next` 0 claims nothing and only teaches the feed's name (SPEC A3).
+    """
+
+    more: bool
+    known: int
+    digest: bytes
+    entries: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Ask for everything from these positions on (SPEC A4)."""
+
+    entries: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRequest:
+    """Asked by a node that does not know the run yet (SPEC L6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestReply:
+    """The canonical manifest (SPEC M2)."""
+
+    manifest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """Last message on a link (SPEC L5)."""
+
+    reason: str
+
+
+Message = Hello | Segment | Summary | Want | ManifestRequest | ManifestReply | Goodbye

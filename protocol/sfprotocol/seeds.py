@@ -1,0 +1,102 @@
+"""Integer randomness: everything random that nodes must agree on comes from here (SPEC R1-R8).
+
+SplitMix64 used as a counter-based generator: value k of a key is `mix64(key + (k + 1) * GOLDEN)`, all
+arithmetic modulo 2**64. Only integer operations, so that the result is the same on every machine. The
+generators of numpy and torch promise no such thing and are used nowhere in shared state.
+
+All arrays are numpy uint64 unless a docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+U64 = NDArray[np.uint64]
+I64 = NDArray[np.int64]
+
+
+class Coordinates(NamedTuple):
+    """Where one update touches every target layer's core; arrays of shape (updates, layers)."""
+
+    row: I64
+    """i in 0..rank-1: the column of U."""
+    column: I64
+    """j in 0..rank-1: the column of V."""
+    sign: I64
+    """+1 or -1."""
+
+
+def mix64(values: U64) -> U64:
+    """SplitMix64's finaliser, elementwise (Steele, Lea, Flood 2014; SPEC R1)."""
+    z = values.copy()
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return z
+
+
+def stream(key: int, first: int, count: int) -> U64:
+    """Values `first .. first + count - 1` of the stream of `key` (SPEC R2); shape (count,)."""
+    counters = np.arange(first + 1, first + count + 1, dtype=np.uint64)
+    return mix64(np.uint64(key & _MASK) + counters * np.uint64(GOLDEN))
+
+
+def derive_key(*parts: bytes) -> int:
+    """A 64-bit key: the first 8 bytes, big-endian, of BLAKE2b-512 over the concatenated parts (SPEC R3)."""
+    return int.from_bytes(hashlib.blake2b(b"".join(parts)).digest()[:8], "big")
+
+
+def feed_key(run_id: bytes, origin: bytes, incarnation: int) -> int:
+    """The 64-bit key of a feed (SPEC R4): run id (32 bytes), origin (32), incarnation (8, big-endian)."""
+    return derive_key(run_id, origin, incarnation.to_bytes(8, "big"))
+
+
+def update_seeds(key: int, first_step: int, count: int) -> U64:
+    """The seeds of steps `first_step ..` of the feed with this key (SPEC R5); shape (count,)."""
+    return stream(key, first_step, count)
+
+
+def coordinates(seeds: U64, layers: int, rank: int) -> Coordinates:
+    """Coordinates and signs that the updates with these seeds touch (SPEC R6).
+
+    Layer l of an update reads value l of the stream keyed by its seed: bits 0.. give the row, bits 24..
+    the column (rank is a power of two, at most 2**16), bit 63 the sign (set means -1).
+    """
+    counters = np.arange(1, layers + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    values = mix64(seeds[:, None] + counters[None, :])
+    mask = np.uint64(rank - 1)
+    row = (values & mask).astype(np.int64)
+    column = ((values >> np.uint64(24)) & mask).astype(np.int64)
+    sign = 1 - 2 * (values >> np.uint64(63)).astype(np.int64)
+    return Coordinates(row, column, sign)
+
+
+def basis_signs(run_id: bytes, epoch: int, layer: int, side: str, rows: int, rank: int) -> NDArray[np.int8]:
+    """The `random` basis (SPEC R7): a (rows, rank) int8 matrix of +1/-1.
+
+    `side` is "U" (rows = out_features) or "V" (rows = in_features). Entry e = row * rank + column is bit
+    e % 64 of value e // 64 of the stream; a set bit means -1.
+    """
+    key = derive_key(run_id, b"basis", epoch.to_bytes(8, "big"), layer.to_bytes(8, "big"), side.encode())
+    entries = rows * rank
+    words = stream(key, 0, -(-entries // 64))
+    bits = np.unpackbits(words.astype("<u8").view(np.uint8), bitorder="little")[:entries]
+    return (1 - 2 * bits.astype(np.int8)).reshape(rows, rank)
+
+
+def batch_rows(seed: int, batch_size: int, rows: int) -> I64:
+    """Indices of the mini-batch of the update with this seed, drawn with replacement (SPEC R8).
+
+    Value k of the stream keyed by `mix64(seed XOR "batch")` modulo `rows`; shape (batch_size,).
+    """
+    key = int(mix64(np.array([seed ^ int.from_bytes(b"batch", "big")], dtype=np.uint64))[0])
+    return (stream(key, 0, batch_size) % np.uint64(rows)).astype(np.int64)

@@ -1,0 +1,78 @@
+"""The exact state of a run: for every epoch, an int64 r x r accumulator per target layer (DESIGN 3).
+
+Integer addition commutes, so any order, batching and delay of the same updates leaves the same bits. This
+module guards that property: it knows neither floats nor torch, and it does not detect duplicates, which
+the frontier has done long before (SPEC).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+
+from sfprotocol.seeds import I64, U64, coordinates
+
+CHUNK_ENTRIES = 1 << 17
+"""Updates x layers handled at a time: temporaries of 1 MiB stay in a core's cache, memory stays bounded, and
+no single numpy call holds the interpreter's lock for more than a millisecond or so."""
+
+
+class UpdateBatch(NamedTuple):
+    """n updates as columns; each array has shape (n,)."""
+
+    epochs: I64
+    """The epoch each update says it belongs to, from 0."""
+    seeds: U64
+    scalars: I64
+    """Quantised directional derivatives, in units of scalar_delta."""
+
+
+class Core:
+    """`A[epoch][layer][i, j] += sign * scalar` over all updates (DESIGN 3)."""
+
+    def __init__(self, layers: int, rank: int) -> None:
+        self._shape = (layers, rank, rank)
+        self._cores: dict[int, I64] = {}
+
+    def add(self, batch: UpdateBatch) -> None:
+        """Take in updates, each of which must be new."""
+        step = max(1, CHUNK_ENTRIES // self._shape[0])
+        for start in range(0, len(batch.seeds), step):
+            self._add_chunk(UpdateBatch(*(column[start : start + step] for column in batch)))
+
+    def epochs(self) -> list[int]:
+        """The epochs whose core is not zero, ascending."""
+        return sorted(epoch for epoch, core in self._cores.items() if core.any())
+
+    def of(self, epoch: int) -> I64:
+        """The core of one epoch, shape (layers, rank, rank): a read-only view that follows later updates."""
+        view = self._cores.get(epoch, np.zeros((1, 1, 1), np.int64))
+        view = np.broadcast_to(view, self._shape) if epoch not in self._cores else view.view()
+        view.flags.writeable = False
+        return view
+
+    def digest(self) -> bytes:
+        """BLAKE2b-256 over the non-zero cores by ascending epoch.
+
+        Each contributes its epoch (8 bytes, big-endian) and its entries (int64, little-endian, C order).
+        """
+        state = hashlib.blake2b(digest_size=32)
+        for epoch in self.epochs():
+            state.update(epoch.to_bytes(8, "big"))
+            state.update(self._cores[epoch].astype("<i8", copy=False).tobytes())
+        return state.digest()
+
+    def _add_chunk(self, batch: UpdateBatch) -> None:
+        for epoch in np.unique(batch.epochs).tolist():
+            chosen = batch.epochs == epoch
+            self._add_epoch(epoch, batch.seeds[chosen], batch.scalars[chosen])
+
+    def _add_epoch(self, epoch: int, seeds: U64, scalars: I64) -> None:
+        layers, rank, _ = self._shape
+        if epoch not in self._cores:
+            self._cores[epoch] = np.zeros(self._shape, np.int64)
+        row, column, sign = coordinates(seeds, layers, rank)  # each (n, layers)
+        entry = (np.arange(layers) * rank + row) * rank + column
+        np.add.at(self._cores[epoch].reshape(-1), entry.reshape(-1), (sign * scalars[:, None]).reshape(-1))

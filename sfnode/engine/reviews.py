@@ -1,0 +1,170 @@
+"""The embedded default's text: short made-up reviews, written from a key by integer randomness.
+
+One grammar serves two purposes. `pretraining_text` writes what the embedded model is pretrained on by
+scripts/pretrain_tiny.py; `rows` writes the classification task that a run then teaches it: is the review's
+verdict favourable? What decides is the main clause: negation turns a clause round, and of two opposed clauses
+the one after "but", or the one that "although" does not introduce, counts. Counting good and bad words
+therefore does not solve the task.
+
+The words that answer the task ("good", "bad") do occur in the pretraining text, after every kind of review alike
+and mostly "good": a model that has only read that text understands the reviews but not the question, and says
+"good" to nearly everything. This module knows nothing of models, tokenizers or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from sfprotocol.seeds import derive_key, stream
+
+Split = Literal["train", "test"]
+
+ROWS: dict[Split, int] = {"train": 2048, "test": 1000}
+"""How many rows each split has; half of them are favourable."""
+
+_HELD_OUT_SHARE = 4
+"""One review in this many, picked by the hash of its text, is only ever used in the test split."""
+
+_DRAWS = 96
+"""More draws than the longest document needs."""
+
+_THINGS = (
+    "soup bread coffee staff room view garden music plot cast sound screen service price table bed menu dessert"
+    " ending acting light pool"
+).split()
+_DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
+_PEOPLE = "we they guests friends neighbours".split()
+_DEGREES = "very quite really rather".split()
+_DENIALS = ("not", "never", "hardly", "anything but", "not at all")
+_QUALITIES = {
+    True: "superb lovely fresh charming clever bright delightful solid splendid graceful generous tidy".split(),
+    False: "dreadful stale clumsy noisy bland shabby rude messy broken grim sour dull".split(),
+}
+_VERBS = {True: "loved enjoyed praised admired".split(), False: "hated regretted disliked mocked".split()}
+_CONSEQUENCES = {
+    True: (
+        "i will come back soon",
+        "we told all our friends to go",
+        "i left with a smile",
+        "we stayed until the end",
+        "it was a joy",
+        "it was wonderful",
+        "it was excellent",
+    ),
+    False: (
+        "i want my money back",
+        "we told all our friends to stay away",
+        "i left with a headache",
+        "we walked out early",
+        "it was a waste",
+        "it was awful",
+        "it was horrible",
+    ),
+}
+
+
+class _Draws:
+    """The random choices of one document."""
+
+    def __init__(self, key: int) -> None:
+        self._values = iter(stream(key, 0, _DRAWS).tolist())
+
+    def below(self, bound: int) -> int:
+        value: int = next(self._values) >> 11
+        return value % bound
+
+    def chance(self, percent: int) -> bool:
+        return self.below(100) < percent
+
+    def pick(self, options: Sequence[str]) -> str:
+        return options[self.below(len(options))]
+
+
+def rows(split: Split) -> list[dict[str, str | int]]:
+    """The rows of a split, `{"text": review, "label": 1 if favourable else 0}`; no text occurs twice anywhere."""
+    left = {0: ROWS[split] // 2, 1: ROWS[split] // 2}
+    seen: set[str] = set()
+    found: list[dict[str, str | int]] = []
+    documents = _documents(f"task {split}")
+    while any(left.values()):
+        text, favourable = _review(next(documents))
+        label = int(favourable)
+        if text in seen or left[label] == 0 or _held_out(text) != (split == "test"):
+            continue
+        seen.add(text)
+        left[label] -= 1
+        found.append({"text": text, "label": label})
+    return found
+
+
+def pretraining_text(count: int) -> Iterator[str]:
+    """`count` documents: a review and what came of it. No review of the test split is among them."""
+    documents = _documents("pretraining")
+    while count:
+        draws = next(documents)
+        text, favourable = _review(draws)
+        if not _held_out(text):
+            count -= 1
+            yield f"{text} {_aftermath(draws, favourable)}"
+
+
+def _documents(purpose: str) -> Iterator[_Draws]:
+    """An endless sequence of independent documents to be written."""
+    key, number = derive_key(b"sfnode reviews", purpose.encode()), 0
+    while True:
+        yield _Draws(int(stream(key, number, 1)[0]))
+        number += 1
+
+
+def _held_out(text: str) -> bool:
+    return derive_key(b"sfnode held out", text.encode()) % _HELD_OUT_SHARE == 0
+
+
+def _review(draws: _Draws) -> tuple[str, bool]:
+    """A review, and whether its verdict is favourable."""
+    favourable = draws.chance(50)
+    sentences = [f"{_verdict(draws, favourable)} ."]
+    if draws.chance(40):
+        sentences.insert(0, f"{draws.pick(_PEOPLE)} came on {draws.pick(_DAYS)} .")
+    if draws.chance(30):
+        sentences.append(f"{draws.pick(_PEOPLE)} paid for the {draws.pick(_THINGS)} .")
+    return " ".join(sentences), favourable
+
+
+def _verdict(draws: _Draws, favourable: bool) -> str:
+    """One sentence of one or two clauses."""
+    shape = draws.below(10)
+    if shape < 3:
+        return _clause(draws, favourable)
+    if shape < 4:
+        return f"{_clause(draws, favourable)} and {_clause(draws, favourable)}"
+    main, other = _clause(draws, favourable), _clause(draws, not favourable)
+    if shape < 6:
+        return f"{other} but {main}"
+    if shape < 8:
+        return f"although {other} , {main}"
+    return f"{main} , although {other}"
+
+
+def _clause(draws: _Draws, favourable: bool) -> str:
+    """One clause; a third of them say what they mean by denying the opposite."""
+    denied = draws.chance(33)
+    tone = favourable != denied
+    thing = f"the {draws.pick(_THINGS)}"
+    if draws.chance(25):
+        return f"{'nobody' if denied else 'everybody'} {draws.pick(_VERBS[tone])} {thing}"
+    quality = draws.pick(_QUALITIES[tone])
+    if denied:
+        return f"{thing} was {draws.pick(_DENIALS)} {quality}"
+    degree = f"{draws.pick(_DEGREES)} " if draws.chance(40) else ""
+    return f"{thing} was {degree}{quality}"
+
+
+def _aftermath(draws: _Draws, favourable: bool) -> str:
+    """One to three sentences that follow from the verdict, and often one that calls it good or bad at random."""
+    sentences = [f"{draws.pick(_CONSEQUENCES[favourable])} ." for _ in range(1 + draws.below(3))]
+    if draws.chance(50):
+        word = "good" if draws.chance(80) else "bad"
+        sentences.insert(draws.below(len(sentences) + 1), f"it was {word} .")
+    return " ".join(sentences)

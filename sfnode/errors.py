@@ -1,0 +1,53 @@
+"""Errors that a user sees: each has a number, what happened, and what to do about it.
+
+Anything a user, a peer or a full disk can cause ends as one of these, never as a traceback. The numbers are
+stable and listed in docs/errors.md.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """The numbers of the errors. Tens: 1x command line and manifest, 2x model, 3x data, 4x disk, 5x network."""
+
+    BAD_OPTION = 10
+    BAD_MANIFEST = 11
+    NEWER_PROTOCOL = 12
+    WRONG_RUN = 13
+    MODEL_NOT_FOUND = 20
+    MODEL_DIGEST = 21
+    MODEL_UNSUPPORTED = 22
+    MODEL_UNSAFE = 23
+    DEVICE = 24
+    DATA_NOT_FOUND = 30
+    DATA_MALFORMED = 31
+    DATA_NEEDED = 32
+    DATA_DIR_IN_USE = 40
+    DISK_FULL = 41
+    LOG_CORRUPT = 42
+    DATA_DIR_UNUSABLE = 43
+    PEERS_UNREACHABLE = 50
+    PORT_IN_USE = 51
+    BAD_ADDRESS = 52
+    NETWORK_DAEMON = 53
+    NODE_NOT_RUNNING = 60
+    SWARM_FAILED = 61
+    DIGESTS_DIFFER = 62
+
+
+class UserError(Exception):
+    """Something that the user can act on.
+
+    `code` numbers it, `what` says what happened and why, `fix` what to do.
+    """
+
+    def __init__(self, code: Code, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.code = code
+        self.what = what
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"SF{self.code:03d}: {self.what}\n  {self.fix}"

@@ -1,0 +1,100 @@
+"""The node's identity: an Ed25519 key pair in a file that only its owner can read.
+
+It signs bytes and knows nothing of feeds, runs or libp2p (which has a key of its own).
+
+The file is PKCS #8 in PEM, so that ordinary tools can read and write it. A key file that others could read is
+made private again and `Identity.exposed` says so: the run must go on, but the user should know that somebody
+else may be able to sign as this node.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sfnode.errors import Code, UserError
+from sfnode.store.faults import disk_faults, sync_folder
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_PRIVATE = stat.S_IRUSR | stat.S_IWUSR
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a node is. `repr` shows the public half only."""
+
+    public: bytes
+    """Ed25519 public key, 32 bytes: the origin of the node's feeds."""
+    exposed: bool
+    """Others could read the key file until now."""
+    _key: Ed25519PrivateKey = field(repr=False, compare=False)
+
+    def sign(self, data: bytes) -> bytes:
+        """The 64-byte Ed25519 signature of `data`."""
+        return self._key.sign(data)
+
+
+def load_or_create(path: Path) -> Identity:
+    """The identity in `path`; a fresh one, written there with mode 0600, if there is no such file.
+
+    The caller holds the data folder's lock, so nobody else creates one at the same time. Raises UserError
+    DATA_DIR_UNUSABLE for a file that is not an Ed25519 key or cannot be read, DISK_FULL.
+    """
+    with disk_faults(path):
+        if not path.exists():
+            _write(path, Ed25519PrivateKey.generate())
+        exposed = _make_private(path)
+        encoded = path.read_bytes()
+    key = _parse(path, encoded)
+    return Identity(key.public_key().public_bytes_raw(), exposed, key)
+
+
+def _write(path: Path, key: Ed25519PrivateKey) -> None:
+    """All or nothing, also in a power cut: half a key would be worse than none."""
+    encoded = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(encoded)
+            file.flush()
+            os.fsync(descriptor)
+        os.rename(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    sync_folder(path.parent)
+
+
+def _make_private(path: Path) -> bool:
+    """Take the file from everybody else; whether that was necessary."""
+    exposed = bool(path.stat().st_mode & _OTHERS)
+    if exposed:
+        path.chmod(_PRIVATE)
+    return exposed
+
+
+def _parse(path: Path, encoded: bytes) -> Ed25519PrivateKey:
+    try:
+        key = serialization.load_pem_private_key(encoded, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise _malformed(path) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise _malformed(path)
+    return key
+
+
+def _malformed(path: Path) -> UserError:
+    return UserError(
+        Code.DATA_DIR_UNUSABLE,
+        f"{path} does not hold an Ed25519 private key in PEM form",
+        "Restore it from a copy, or move it away: the node then goes on as a new origin.",
+    )

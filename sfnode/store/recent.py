@@ -1,0 +1,45 @@
+"""The last segments of every feed in memory, for the reads that follow an append at once.
+
+Flooding sends each segment right after it was logged. Those reads happen on the event loop, so they must not
+depend on a disk that may be slow or a page cache that may be cold. Not thread-safe; the log locks it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+from sfprotocol.messages import Feed, Segment
+
+SEGMENTS_PER_FEED = 32
+"""A link that falls further behind than this many segments reads from SQLite, which costs a fraction of a
+millisecond."""
+
+MAX_UPDATES = 131_072
+"""Bounds the memory of the whole cache to about 5 MB."""
+
+
+class Recent:
+    """A bounded tail of every feed; feeds that were silent the longest are dropped first."""
+
+    def __init__(self) -> None:
+        self._tails: OrderedDict[Feed, deque[Segment]] = OrderedDict()
+        self._updates = 0
+
+    def add(self, feed: Feed, segment: Segment) -> None:
+        """`segment` continues `feed`."""
+        tail = self._tails.setdefault(feed, deque())
+        self._tails.move_to_end(feed)
+        tail.append(segment)
+        self._updates += segment.count
+        if len(tail) > SEGMENTS_PER_FEED:
+            self._updates -= tail.popleft().count
+        while self._updates > MAX_UPDATES:
+            _, silent = self._tails.popitem(last=False)
+            self._updates -= sum(segment.count for segment in silent)
+
+    def since(self, feed: Feed, first: int) -> list[Segment]:
+        """The segments from the one with step `first` to the last; empty if not kept that far back."""
+        tail = self._tails.get(feed)
+        if tail is None or tail[0].first > first:
+            return []
+        return [segment for segment in tail if segment.stop > first]

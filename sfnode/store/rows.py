@@ -1,0 +1,107 @@
+"""How segments lie in the log, and how they are joined: pure functions, no SQLite, no files.
+
+The body of a row, little-endian: CRC-32 of all that follows, signature (64 bytes), chain head (32 bytes),
+scalar width (1 byte), number of parts (4 bytes), then epoch and count of every part (4 bytes each), then the
+scalars of all parts. The width is 1 byte where every scalar of the row fits, else 2: late in a run, when
+derivatives are small, this halves the log.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import NamedTuple
+
+from sfnode.store.faults import BrokenRowError
+from sfprotocol.codec import pack_scalars, unpack_scalars
+from sfprotocol.errors import LocalProtocolError
+from sfprotocol.frontier import drop_updates
+from sfprotocol.messages import EpochScalars, Feed, Segment
+
+PACKED_UPDATES = 512
+"""Small neighbouring rows of a feed are packed into rows of at most this many updates. Large enough that
+signature, chain head and bookkeeping cost a quarter of a byte per update; small enough to stay far below the
+largest segment (SPEC S4), since a row is also the least that can be sent."""
+
+SMALL_UPDATES = PACKED_UPDATES // 2
+"""A row below this is worth packing. Half of PACKED_UPDATES: two small neighbours then always fit one row, so
+packing cannot leave many small rows behind."""
+
+_HEAD = struct.Struct("<I64s32sBI")
+_CRC_BYTES = 4
+_PART = struct.Struct("<II")
+
+
+class Record(NamedTuple):
+    """One segment as it is logged. `segment.hops` is not stored."""
+
+    feed: Feed
+    segment: Segment
+    chain: bytes
+    """Chain head (32 bytes) after the segment's last update (SPEC S2)."""
+
+
+def encode(segment: Segment, chain_head: bytes) -> bytes:
+    """The body of the row that stores `segment`. Raises LocalProtocolError for what does not fit."""
+    scalars = tuple(chain.from_iterable(part.scalars for part in segment.parts))
+    if not scalars or len(segment.signature) != 64 or len(chain_head) != 32:
+        raise LocalProtocolError("a segment needs updates, a signature of 64 and a chain head of 32 bytes")
+    width = 1 if min(scalars) >= -128 and max(scalars) <= 127 else 2
+    head = _HEAD.pack(0, segment.signature, chain_head, width, len(segment.parts))
+    parts = b"".join(_PART.pack(part.epoch, len(part.scalars)) for part in segment.parts)
+    body = head[_CRC_BYTES:] + parts + pack_scalars(scalars, width)
+    return zlib.crc32(body).to_bytes(_CRC_BYTES, "little") + body
+
+
+def decode(feed: Feed, feed_key: int, first: int, body: bytes) -> Record:
+    """Inverse of `encode`. Raises BrokenRowError when the bytes are not those that were written."""
+    if len(body) < _HEAD.size or zlib.crc32(body[_CRC_BYTES:]) != int.from_bytes(body[:_CRC_BYTES], "little"):
+        raise BrokenRowError(f"the checksum of a row of {len(body)} bytes (step {first}) does not match")
+    _, signature, chain_head, width, count = _HEAD.unpack_from(body)
+    start = _HEAD.size + count * _PART.size
+    scalars = unpack_scalars(body[start:], width)
+    parts = []
+    offset = 0
+    for epoch, updates in _PART.iter_unpack(body[_HEAD.size : start]):
+        parts.append(EpochScalars(epoch, scalars[offset : offset + updates]))
+        offset += updates
+    return Record(feed, Segment(feed_key, first, tuple(parts), signature), chain_head)
+
+
+def merge(parts: Iterable[EpochScalars]) -> Iterator[EpochScalars]:
+    """The same updates in the same order, with neighbours of one epoch in one part (SPEC S4)."""
+    for epoch, run in groupby(parts, key=attrgetter("epoch")):
+        yield EpochScalars(epoch, tuple(chain.from_iterable(part.scalars for part in run)))
+
+
+def join(segments: Iterable[Segment], first: int, max_updates: int) -> Segment:
+    """One segment of at most `max_updates` updates from step `first` on (SPEC S6).
+
+    `segments` are consecutive and the first of them contains `first`. The result ends where one of them ends,
+    since only there is a signature; when the very first one is longer, it is not cut. Raises BrokenRowError
+    when they are not consecutive.
+    """
+    taken: list[Segment] = []
+    for segment in segments:
+        if taken and segment.stop - first > max_updates:
+            break
+        if taken and segment.first != taken[-1].stop:
+            raise BrokenRowError(f"steps {taken[-1].stop} to {segment.first} of a feed are missing")
+        taken.append(segment)
+    if not taken:
+        raise BrokenRowError(f"step {first} of a feed is missing")
+    parts = tuple(merge(part for segment in taken for part in segment.parts))
+    return Segment(taken[0].feed_key, first, drop_updates(parts, first - taken[0].first), taken[-1].signature)
+
+
+def packs(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    """Consecutive `records` of one feed in groups of at most PACKED_UPDATES updates, longest first fit."""
+    start = 0
+    for index, record in enumerate(records):
+        if record.segment.stop - records[start].segment.first > PACKED_UPDATES and index > start:
+            yield records[start:index]
+            start = index
+    yield records[start:]

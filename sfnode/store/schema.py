@@ -1,0 +1,95 @@
+"""The SQLite file of the update log: how it is opened, its tables, and whose log it is.
+
+Knows pragmas and versions; it does not know what a segment is.
+
+Segments are stored in order of arrival with an index on (feed, step). Clustering them by feed would look more
+natural, but then an append of N feeds dirties N pages instead of a few, each written whole to the WAL.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from sfnode.errors import Code, UserError
+from sfnode.store.faults import corrupt
+
+APPLICATION_ID = int.from_bytes(b"sfup", "big")
+"""Marks the file as ours in its SQLite header."""
+
+VERSION = 1
+"""Of the tables below. A log with a higher one was written by a newer sfnode."""
+
+_TABLES = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE feed (
+        id INTEGER PRIMARY KEY, origin BLOB NOT NULL, incarnation INTEGER NOT NULL,
+        UNIQUE (origin, incarnation))""",
+    """CREATE TABLE segment (
+        id INTEGER PRIMARY KEY, feed INTEGER NOT NULL, first INTEGER NOT NULL, body BLOB NOT NULL,
+        UNIQUE (feed, first))""",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {VERSION}",
+)
+
+_WAIT_S = 5.0
+"""Longer than any recovery of a WAL that a killed process left, which is all we ever wait for."""
+
+_WAL_BYTES = 16 * 1024 * 1024
+"""A WAL that a large transaction blew up is cut back to this."""
+
+
+def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """A connection without implicit transactions, usable from any thread (callers lock).
+
+    A commit through it is on the disk when it returns: with WAL, `synchronous = FULL` syncs at every commit.
+    """
+    mode = "ro" if read_only else "rwc"
+    uri = f"{path.resolve().as_uri()}?mode={mode}"
+    db = sqlite3.connect(uri, uri=True, timeout=_WAIT_S, isolation_level=None, check_same_thread=False)
+    try:
+        if not read_only:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA fullfsync = ON")  # macOS, where an ordinary fsync stops at the drive's cache
+            db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def create(db: sqlite3.Connection, run_id: bytes) -> None:
+    """Make the tables if the file is empty, all or nothing."""
+    if db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    for statement in _TABLES:
+        db.execute(statement)
+    db.execute("INSERT INTO meta VALUES ('run_id', ?)", (run_id,))
+    db.execute("COMMIT")
+
+
+def check(db: sqlite3.Connection, path: Path, run_id: bytes) -> None:
+    """Raise UserError unless this is the log of run `run_id` in a version that we read."""
+    if _pragma(db, "application_id") != APPLICATION_ID:
+        raise corrupt(path, "it is not an update log of sfnode")
+    version = _pragma(db, "user_version")
+    if version > VERSION:
+        raise UserError(
+            Code.DATA_DIR_UNUSABLE,
+            f"{path} was written by a newer sfnode (log version {version}; this one reads {VERSION})",
+            "Upgrade with `pip install --upgrade sfnode`, or use another --data-dir.",
+        )
+    (theirs,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
+    if theirs != run_id:
+        raise UserError(
+            Code.WRONG_RUN,
+            f"{path} belongs to run {theirs.hex()}, not to run {run_id.hex()}",
+            "Use one --data-dir per run.",
+        )
+
+
+def _pragma(db: sqlite3.Connection, name: str) -> int:
+    (value,) = db.execute(f"PRAGMA {name}").fetchone()
+    return int(value)

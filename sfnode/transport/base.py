@@ -1,0 +1,238 @@
+"""The road as everything above it sees it: links that carry frames, transports that open links.
+
+A frame is opaque bytes here. This module refuses to know what a frame means, how libp2p works, and that
+torch exists; the same two interfaces are met by real connections (hivemind) and by links inside one process
+(memory), so that what runs in a test or a simulation is what runs in the world.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import ip_address
+from typing import Any, NamedTuple, Protocol
+
+from sfnode.errors import Code, UserError
+
+MAX_FRAME = 256 * 1024
+"""Largest frame (SPEC F1): a manifest (192 KiB) fits, and a hundred links cost at most 25 MiB of buffers."""
+
+LENGTH_BYTES = 3
+"""A frame is preceded by its length, big-endian (SPEC F1)."""
+
+CONNECT_DEADLINE = 10.0
+"""Seconds to reach a peer, and again to open a stream: a relayed dial with its handshakes takes 2-4 s."""
+
+SEND_DEADLINE = 20.0
+"""Seconds for one frame to leave: the largest one over an uplink of 128 kbit/s takes 16."""
+
+REQUEST_DEADLINE = 20.0
+"""Seconds for a question and its answer together, dialling not included; as for SEND_DEADLINE."""
+
+MAX_ADDRESSES = 6
+MAX_ADDRESS_CHARS = 200
+"""Of a record in the roster. A relayed address has about 130 characters; nobody needs more than a few."""
+
+MAX_ROSTER = 512
+"""Records kept and returned for one topic. A node needs a dozen neighbours; others it meets through them."""
+
+MAX_RECORD_BYTES = 1_536
+"""Of an encoded record: MAX_ADDRESSES of the longest fit. A full roster stays below 1 MiB."""
+
+MAX_TTL = 3_600.0
+"""Seconds that a record may live: a roster of peers an hour gone is worthless."""
+
+_PEER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_KNOWN = 1 << 63
+
+log = logging.getLogger(__name__)
+
+
+class TransportError(Exception):
+    """Anything that went wrong on the road, whatever library said it. `reason` is one line of text."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class LinkClosed(TransportError):  # noqa: N818 (it is how every link ends, not an error)
+    """The link has ended: closed here, closed there, broken, or stuck for longer than a deadline."""
+
+
+class Link(Protocol):
+    """A connection to one neighbour that carries frames in both directions."""
+
+    peer: str
+    """Whom the transport has authenticated at the other end."""
+    outbound: bool
+    """Whether this side opened it."""
+    bytes_sent: int
+    bytes_received: int
+    """Frames with their length prefixes."""
+
+    async def send(self, frame: bytes) -> None:
+        """Returns once the frame has left this process. Raises LinkClosed, and ValueError above MAX_FRAME."""
+
+    async def receive(self) -> bytes:
+        """The next frame. Raises LinkClosed at the end, and instead of reading a frame above MAX_FRAME."""
+
+    async def close(self) -> None:
+        """Idempotent; returns within a deadline whatever the other side does."""
+
+
+class PeerRecord(NamedTuple):
+    """One line of the roster of a run: who is there, how to reach them. Foreign data, hence only a hint."""
+
+    peer: str
+    addresses: tuple[str, ...]
+    role: int
+    """As in Hello (SPEC L2)."""
+    known: int
+    """How many updates the peer knew when it wrote this."""
+
+
+LinkHandler = Callable[[Link], Awaitable[None]]
+RequestHandler = Callable[[str, bytes], Awaitable[bytes]]
+
+
+class Transport(Protocol):
+    """Opens and accepts links, asks single questions, and keeps the roster of a run."""
+
+    peer: str
+    """This node's own id; known once started."""
+
+    async def start(self) -> None:
+        """Raises UserError: PORT_IN_USE, BAD_ADDRESS, PEERS_UNREACHABLE, NETWORK_DAEMON."""
+
+    async def stop(self) -> None:
+        """Idempotent; takes less than 1.5 s and leaves neither process nor task behind."""
+
+    async def healthy(self) -> bool:
+        """Whether everything underneath answers; takes at most 2 s."""
+
+    async def restart(self) -> None:
+        """Everything underneath anew under the same id, on the same ports if free. Links are lost."""
+
+    def addresses(self) -> list[str]:
+        """Full addresses (with /p2p/ID) under which others reach this node, best first: see `best_first`."""
+
+    async def connect(self, peer: str, addresses: Sequence[str] = ()) -> Link:
+        """Open a link. Without addresses the network is asked for them. Raises TransportError."""
+
+    async def request(self, address: str, frame: bytes) -> bytes:
+        """One question, one answer. Raises TransportError, and UserError BAD_ADDRESS."""
+
+    def on_link(self, handler: LinkHandler) -> None:
+        """Call `handler` for links that others open. The link is its own; it is closed if it raises."""
+
+    def on_request(self, handler: RequestHandler) -> None:
+        """Call `handler(peer, frame)` for questions of others."""
+
+    async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
+        """Put this node's own record into the roster of `topic` for `ttl` seconds. Raises TransportError."""
+
+    async def find(self, topic: bytes) -> list[PeerRecord]:
+        """The roster of `topic`, sorted by peer, at most MAX_ROSTER records, each checked."""
+
+    async def bootstrap(self, addresses: Sequence[str]) -> int:
+        """Dial these peers and join the roster's network through them; how many answered."""
+
+
+def bad_address(address: str, why: str) -> UserError:
+    """The error for an address that a user gave us."""
+    return UserError(
+        Code.BAD_ADDRESS,
+        f"{address!r} is not a usable address: {why}",
+        "One looks like /ip4/203.0.113.7/tcp/31337/p2p/QmPeerId; `sfnode status` on that node prints it.",
+    )
+
+
+def peer_of(address: str) -> str:
+    """The peer id at the end of a full address. Raises UserError BAD_ADDRESS."""
+    way, _, peer = address.rpartition("/p2p/")
+    if not way.startswith("/"):
+        raise bad_address(address, "it does not end in /p2p/ and the id of a peer")
+    if not _PEER_ID.fullmatch(peer):
+        raise bad_address(address, f"{peer!r} is not the id of a peer")
+    return peer
+
+
+def best_first(addresses: Sequence[str]) -> list[str]:
+    """Public addresses, then names, private ones, relayed ones, loopback last; equals keep their order."""
+    return sorted(addresses, key=_remoteness)
+
+
+def _remoteness(address: str) -> int:
+    kind, _, host = address.lstrip("/").partition("/")
+    if "/p2p-circuit" in address:
+        return 3
+    if kind not in ("ip4", "ip6"):
+        return 1
+    ip = ip_address(host.partition("/")[0])
+    return 4 if ip.is_loopback else 0 if ip.is_global else 2
+
+
+def pack_record(record: PeerRecord) -> list[Any]:
+    """What goes into the roster: [peer, addresses, role, known], with the best MAX_ADDRESSES addresses."""
+    fitting = [address for address in record.addresses if len(address) <= MAX_ADDRESS_CHARS]
+    return [record.peer, fitting[:MAX_ADDRESSES], record.role, record.known]
+
+
+def read_record(peer: object, value: object) -> PeerRecord | None:
+    """The record that somebody stored under `peer`, or None if it is not exactly what `pack_record` writes.
+
+    Items after the fourth are left for later versions.
+    """
+    if not isinstance(value, list | tuple) or len(value) < 4:
+        return None
+    name, addresses, role, known = value[:4]
+    if name != peer or not isinstance(name, str) or not _PEER_ID.fullmatch(name):
+        return None
+    if not isinstance(addresses, list | tuple) or len(addresses) > MAX_ADDRESSES:
+        return None
+    if not all(_leads_to(name, address) for address in addresses):
+        return None
+    if not _is_count(role, 256) or not _is_count(known, _MAX_KNOWN):
+        return None
+    return PeerRecord(name, tuple(addresses), role, known)
+
+
+def _leads_to(peer: str, address: object) -> bool:
+    if not isinstance(address, str) or len(address) > MAX_ADDRESS_CHARS:
+        return False
+    return address.startswith("/") and address.endswith(f"/p2p/{peer}") and address.isascii()
+
+
+def _is_count(value: object, limit: int) -> bool:
+    return type(value) is int and 0 <= value < limit
+
+
+async def serve_link(handler: LinkHandler | None, link: Link) -> None:
+    """Run the handler of one inbound link; whatever it raises costs that link and nothing else."""
+    try:
+        if handler is not None:
+            await handler(link)
+            return
+    except TransportError as error:
+        log.debug("link from %s: %s", link.peer, error.reason)
+    except Exception:
+        log.exception("the handler of a link from %s failed", link.peer)
+    await link.close()
+
+
+async def answer(handler: RequestHandler | None, peer: str, frame: bytes) -> bytes | None:
+    """The handler's answer to one question, or None when there is none to give."""
+    if handler is None:
+        return None
+    try:
+        reply = await handler(peer, frame)
+        if len(reply) > MAX_FRAME:
+            raise ValueError(f"an answer of {len(reply)} bytes is above the limit of {MAX_FRAME}")
+        return reply
+    except TransportError as error:
+        log.debug("question of %s: %s", peer, error.reason)
+    except Exception:
+        log.exception("the handler of a question from %s failed", peer)
+    return None

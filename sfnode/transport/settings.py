@@ -1,0 +1,101 @@
+"""How a node takes part in the libp2p network, and what p2pd is told about it.
+
+Apart from the hivemind transport so that a command line can be read without loading torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sfnode.transport.base import best_first
+
+ATTACH_TIMEOUT = 30
+"""Seconds after which p2pd gives up on us if we never attach; a start takes half a second."""
+
+_PLACE = re.compile(r"/(ip[46])/([^/]+)/(tcp|udp)/(\d+)(/.*)?")
+_ANYWHERE = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HivemindSettings:
+    """Everything a `HivemindTransport` needs to know."""
+
+    identity_path: Path
+    """The libp2p key (RSA, mode 0400), made if missing. It fixes the peer id, not the origin of updates."""
+    host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    """Where to listen."""
+    announce_maddrs: tuple[str, ...] = ()
+    """What to tell others instead of what this machine sees of itself; ports must be given."""
+    bootstrap: tuple[str, ...] = ()
+    """Full addresses of peers that are there already."""
+    use_relay: bool = True
+    """Reach others through relays, and be one for them."""
+    use_auto_relay: bool = False
+    """Be reached through a relay when behind a firewall; needs use_relay."""
+    trusted_relays: tuple[str, ...] = ()
+    """For use_auto_relay; by default the bootstrap peers."""
+    client_mode: bool = False
+    """Listen nowhere and only use the DHT: for a node that nobody can dial."""
+    force_reachability: Literal["", "public", "private"] = ""
+    """What to believe of the firewall instead of asking other peers."""
+
+
+def p2pd_flags(settings: HivemindSettings, hosts: Iterable[str], control: Path) -> list[str]:
+    """p2pd's command line for listening on `hosts` and taking orders on the socket `control`.
+
+    No bootstrap peers: we dial them ourselves, then and later in the same way, and learn who answered.
+    """
+    local = all("/127." in host or "/ip6/::1/" in host for host in hosts)
+    flags = [
+        f"-listen=/unix{control}",
+        f"-id={settings.identity_path}",
+        f"-idleTimeout={ATTACH_TIMEOUT}s",
+        f"-relay={int(settings.use_relay)}",
+        f"-autoRelay={int(settings.use_auto_relay)}",
+        f"-natPortMap={int(not local)}",
+        f"-autonat={int(not local)}",
+        "-connManager=1",
+        "-tls=1",
+    ]
+    flags += _reach(settings, hosts)
+    if settings.use_auto_relay and (relays := settings.trusted_relays or settings.bootstrap):
+        flags.append(f"-trustedRelays={','.join(relays)}")
+    if settings.force_reachability:
+        flags.append(f"-forceReachability{settings.force_reachability.capitalize()}")
+    return flags
+
+
+def _reach(settings: HivemindSettings, hosts: Iterable[str]) -> list[str]:
+    if settings.client_mode:
+        return ["-noListenAddrs", "-dhtClient"]
+    flags = ["-dhtServer", f"-hostAddrs={','.join(hosts)}"]
+    if settings.announce_maddrs:
+        flags.append(f"-announceAddrs={','.join(settings.announce_maddrs)}")
+    return flags
+
+
+def same_ports(settings: HivemindSettings, ways: Sequence[str]) -> tuple[str, ...]:
+    """host_maddrs with the ports that p2pd got instead of 0, so that neighbours find us after a restart.
+
+    `ways` is where p2pd says that it listens. Nothing is learnt from announced addresses: a firewall may
+    have another port outside.
+    """
+    if settings.announce_maddrs:
+        return settings.host_maddrs
+    nearest = [place for way in reversed(best_first(ways)) if (place := _PLACE.fullmatch(way))]
+    return tuple(_settled(host, nearest) for host in settings.host_maddrs)
+
+
+def _settled(host: str, places: Sequence[re.Match[str]]) -> str:
+    wanted = _PLACE.fullmatch(host)
+    if wanted is None or wanted[4] != "0":
+        return host
+    for place in places:
+        same_kind = place.group(1, 3, 5) == wanted.group(1, 3, 5)
+        if same_kind and (wanted[2] in _ANYWHERE or wanted[2] == place[2]):
+            return f"/{wanted[1]}/{wanted[2]}/{wanted[3]}/{place[4]}{wanted[5] or ''}"
+    return host

@@ -1,0 +1,197 @@
+"""Frames over a pair of asyncio streams: the length prefix, its cap, backpressure and deadlines (SPEC F1).
+
+Also the bookkeeping of one node's links and of what others ask it. Knows nothing of where the streams come
+from: p2pd's sockets, or a bare client in a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from sfnode.transport.base import (
+    LENGTH_BYTES,
+    MAX_FRAME,
+    REQUEST_DEADLINE,
+    SEND_DEADLINE,
+    LinkClosed,
+    LinkHandler,
+    RequestHandler,
+    TransportError,
+    answer,
+    serve_link,
+)
+
+BODY_DEADLINE = SEND_DEADLINE
+"""Seconds between a length and the end of its frame: nobody may promise a frame and keep us waiting."""
+
+CLOSE_DEADLINE = 0.3
+"""Seconds for the last bytes to leave after close(); several links close at once when a node stops."""
+
+HANDLER_DEADLINE = 0.2
+"""Seconds for the handlers of inbound streams to notice at a stop that their links are closed."""
+
+MAX_INBOUND = 256
+"""Streams that others have open here. p2pd has no limit of its own, and each costs us a task and buffers."""
+
+log = logging.getLogger(__name__)
+
+
+class StreamLink:
+    """A `Link` over an asyncio reader and writer, which it owns from now on."""
+
+    def __init__(
+        self, peer: str, outbound: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.peer = peer
+        self.outbound = outbound
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._reader = reader
+        self._writer = writer
+        self._sending = asyncio.Lock()
+        self._closed = False
+        # drain() then waits until every byte is in the kernel, which is what makes send() push back.
+        writer.transport.set_write_buffer_limits(high=0)
+
+    async def send(self, frame: bytes) -> None:
+        if len(frame) > MAX_FRAME:
+            raise ValueError(f"a frame of {len(frame)} bytes is above the limit of {MAX_FRAME}")
+        try:
+            async with asyncio.timeout(SEND_DEADLINE), self._sending:
+                self._require_open()
+                self._writer.write(len(frame).to_bytes(LENGTH_BYTES, "big") + frame)
+                await self._writer.drain()
+        except TimeoutError:
+            raise self._broken(f"a frame was not taken within {SEND_DEADLINE:g} s") from None
+        except OSError as error:
+            raise self._broken(f"the connection broke: {error}") from None
+        self.bytes_sent += LENGTH_BYTES + len(frame)
+
+    async def receive(self) -> bytes:
+        self._require_open()
+        try:
+            size = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "big")
+            if size > MAX_FRAME:
+                raise self._broken(f"a frame of {size} bytes was announced, the limit is {MAX_FRAME}")
+            async with asyncio.timeout(BODY_DEADLINE):
+                frame = await self._reader.readexactly(size)
+        except asyncio.IncompleteReadError as error:
+            inside = " inside a frame" if error.partial else ""
+            raise self._broken(f"the connection ended{inside}") from None
+        except TimeoutError:
+            raise self._broken(f"a frame was not complete after {BODY_DEADLINE:g} s") from None
+        except OSError as error:
+            raise self._broken(f"the connection broke: {error}") from None
+        self.bytes_received += LENGTH_BYTES + size
+        return frame
+
+    async def close(self) -> None:
+        self._closed = True
+        self._writer.close()
+        try:
+            async with asyncio.timeout(CLOSE_DEADLINE):
+                with suppress(ConnectionError):
+                    await self._writer.wait_closed()
+        except TimeoutError:
+            self._writer.transport.abort()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise LinkClosed("the link is closed")
+
+    def _broken(self, reason: str) -> LinkClosed:
+        """Half of a frame may be on its way: nothing sensible can follow, so the link goes."""
+        self._closed = True
+        self._writer.transport.abort()
+        return LinkClosed(reason)
+
+
+class Caller(Protocol):
+    """What comes with an inbound stream."""
+
+    peer_id: object
+    """Prints as the id of the peer that opened it."""
+
+
+class Switchboard:
+    """The open links of one node, and the handlers to which inbound streams go."""
+
+    def __init__(self) -> None:
+        self.link_handler: LinkHandler | None = None
+        self.request_handler: RequestHandler | None = None
+        self._links: WeakSet[StreamLink] = WeakSet()
+        self._inbound: set[asyncio.Task[Any]] = set()
+
+    def keep(self, link: StreamLink) -> StreamLink:
+        """Have `hang_up` close this link too."""
+        self._links.add(link)
+        return link
+
+    async def accept_link(
+        self, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serve an inbound link in the current task; returns when its handler does."""
+        link = self.keep(StreamLink(str(caller.peer_id), False, reader, writer))
+        await self._serve(serve_link(self.link_handler, link), link)
+
+    async def accept_request(
+        self, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Answer the one question on an inbound stream in the current task."""
+        link = self.keep(StreamLink(str(caller.peer_id), False, reader, writer))
+        await self._serve(self._answer(link), link)
+
+    async def hang_up(self) -> None:
+        """Close every link, and see the handlers of the inbound ones to their end."""
+        await asyncio.gather(*(link.close() for link in list(self._links)))
+        if self._inbound:
+            _, late = await asyncio.wait(self._inbound, timeout=HANDLER_DEADLINE)
+            await cancel(late)
+
+    async def _serve(self, serving: Coroutine[Any, Any, None], link: StreamLink) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._inbound) >= MAX_INBOUND:
+            serving.close()
+            await link.close()
+            return
+        self._inbound.add(task)
+        task.add_done_callback(self._inbound.discard)
+        await serving
+
+    async def _answer(self, link: StreamLink) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_DEADLINE):
+                reply = await answer(self.request_handler, link.peer, await link.receive())
+                if reply is not None:
+                    await link.send(reply)
+        except (TransportError, TimeoutError) as error:
+            log.debug("question of %s: %s", link.peer, error)
+        finally:
+            await link.close()
+
+
+async def ask(link: StreamLink, frame: bytes) -> bytes:
+    """Send a question on a stream of its own and close it after the answer. Raises TransportError."""
+    try:
+        async with asyncio.timeout(REQUEST_DEADLINE):
+            await link.send(frame)
+            return await link.receive()
+    except TimeoutError:
+        raise TransportError(f"no answer from {link.peer} within {REQUEST_DEADLINE:g} s") from None
+    finally:
+        await link.close()
+
+
+async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel, wait a moment, and look at every outcome so that asyncio does not complain about it later."""
+    pending = set(tasks)
+    for task in pending:
+        task.cancel()
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    if pending:
+        await asyncio.wait(pending, timeout=HANDLER_DEADLINE)
