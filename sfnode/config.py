@@ -1,8 +1,8 @@
-"""The run manifest: the immutable description of one training run, and its canonical hash, the run id.
+"""The run manifest (the same for every node of a run) and the settings of one node.
 
-A manifest is written as TOML by `sfnode init`, travels between nodes as canonical MessagePack (SPEC M1-M3),
-and never changes once the run has started. This module knows its fields and their bounds; it does not load
-models or data.
+A manifest is the immutable description of one training run; the run id is its canonical hash. It is written
+as TOML by `sfnode init` and travels between nodes as canonical MessagePack (SPEC M1-M3). This module knows
+fields and their bounds; it does not load models or data.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 import msgpack
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-
-from sfnode.errors import Code, UserError
 from sfprotocol import PROTOCOL_VERSION
 from sfprotocol.messages import RunParameters
+
+from sfnode.errors import Code, UserError
 
 MAX_MANIFEST_BYTES = 192 * 1024
 """Fits one frame; the target list of a 7B model takes about 20 KiB."""
@@ -74,25 +74,41 @@ class Model(Section):
 
 
 class Task(Section):
-    """What a row of data means. Fields of a row are named in braces in `template`.
+    """What a row of data means: `template` is the prompt, and an answer follows it.
 
-    classification: `verbalizer` maps the row's label to the word that answers the prompt;
-    choice: candidates come with the row (`candidates_field`), `{candidate}` marks their place;
-    completion: the loss is on `completion`; text: the loss is on the whole of `template`.
+    The fields of a row are named in braces, `{field}` or `{field|filter}` (docs/tasks.md lists the filters). The
+    answer is set off by a space unless the prompt ends in white space or the answer begins with some.
+
+    classification: `verbalizer` maps the row's label to the answer;
+    choice: the row brings its candidates (`candidates_field`), the answer is `completion` with `{candidate}`
+    filled in, and `label_field` has the right one (its text, its index, or a list of texts);
+    completion: the answer is `completion`; text: there is no answer, the loss is on the whole of `template`.
     """
 
     kind: Literal["classification", "choice", "completion", "text"]
-    template: str
+    template: str = Field(min_length=1)
     label_field: str = "label"
     verbalizer: dict[str, str] = Field(default_factory=dict)
     candidates_field: str = ""
     completion: str = ""
     max_tokens: int = Field(default=256, ge=8, le=65_536)
 
+    @model_validator(mode="after")
+    def _complete(self) -> Task:
+        words = [word.strip() for word in self.verbalizer.values()]
+        if self.kind == "classification" and (len(set(words)) < max(2, len(words)) or "" in words):
+            raise ValueError("a classification needs a verbalizer with two or more different words")
+        if self.kind in ("choice", "completion") and not self.completion:
+            raise ValueError(f"the task kind {self.kind} needs a completion")
+        if self.kind == "choice" and not self.candidates_field:
+            raise ValueError("the task kind choice needs a candidates_field")
+        return self
+
 
 class Data(Section):
-    """Where rows come from: a file (.tsv .csv .jsonl .parquet), `hf:NAME[:CONFIG]:SPLIT` or `builtin:NAME:SPLIT`.
+    """Where rows come from.
 
+    A file (.tsv .csv .jsonl .parquet), `hf:NAME[:CONFIG]:SPLIT` or `builtin:NAME:SPLIT`.
     `train` may be empty for a run on private data only: every trainer then brings its own with `--data`.
     """
 
@@ -249,3 +265,27 @@ def _sorted(value: Any) -> Any:
     if isinstance(value, list):
         return [_sorted(item) for item in value]
     return value
+
+
+class NodeSettings(Section):
+    """What one node does with its machine; `sfnode join --help` explains each field."""
+
+    data_dir: Path
+    run: Path | None = None
+    run_id: str = ""
+    peers: tuple[str, ...] = ()
+    role: Literal["trainer", "relay"] = "trainer"
+    model: Path | None = None
+    data: Path | None = None
+    shard: tuple[int, int] | None = None
+    device: str = "cpu"
+    threads: int = Field(default=0, ge=0)
+    queries: int = Field(default=1, ge=1, le=64)
+    steps: int = Field(default=0, ge=0)
+    until_complete: bool = False
+    host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    announce_maddrs: tuple[str, ...] = ()
+    relay: bool = True
+    auto_relay: bool = False
+    trusted_relays: tuple[str, ...] = ()
+    client_mode: bool = False

@@ -33,10 +33,11 @@ MAX_FRAME = 256 * 1024
 small enough that a node with 12 links buffers at most a few MiB."""
 
 MAX_ENTRIES = 4096
-"""Positions in one Summary or Want: at most 48 bytes each, so a full page stays below MAX_FRAME."""
+"""Positions in one Summary or Want: at most 45 bytes each, so a full page stays below MAX_FRAME."""
 
-MAX_SEGMENT_UPDATES = 32_768
-"""Updates in one Segment: 64 KiB of scalars."""
+MAX_SEGMENT_UPDATES = 16_384
+"""Updates in one Segment (SPEC S4): 32 KiB of scalars. Even with an epoch of its own for each, 10 bytes with
+the scalar, the segment stays below MAX_FRAME: whatever a node admits it can pass on."""
 
 MAX_REASON = 200
 """Bytes of a Goodbye's reason: a sentence."""
@@ -44,12 +45,18 @@ MAX_REASON = 200
 _U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
 _FORMATS = {1: "b", 2: "h"}
+_BOUNDS = {"max_array_len": MAX_SEGMENT_UPDATES, "max_map_len": 0, "max_ext_len": 0}
+"""For the unpacker, which allocates what an array announces before it has seen one element."""
 
 
 def encode(message: Message, scalar_bytes: int = 2) -> bytes:
     """The one encoding of `message`. Raises LocalProtocolError when it would not decode on the other side."""
     fields = _ENCODERS[type(message)](message, scalar_bytes)
-    data = cast(bytes, msgpack.packb(fields, use_bin_type=True))
+    try:
+        _build(fields, scalar_bytes)
+    except RemoteProtocolError as error:
+        raise LocalProtocolError(f"encoding a {type(message).__name__}: {error}") from None
+    data = _pack(fields)
     if len(data) > MAX_FRAME:
         raise LocalProtocolError(f"a message of {len(data)} bytes exceeds MAX_FRAME")
     return data
@@ -60,9 +67,20 @@ def decode(data: bytes, scalar_bytes: int = 2) -> Message:
     if len(data) > MAX_FRAME:
         raise RemoteProtocolError("C1", f"{len(data)} bytes exceed the largest frame")
     try:
-        fields = msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True)
+        fields = msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, **_BOUNDS)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise RemoteProtocolError("C2", f"not MessagePack: {error}") from None
+    message = _build(fields, scalar_bytes)
+    _require(_pack(fields) == data, "C4", "not in canonical form")
+    return message
+
+
+def _pack(fields: list[Any]) -> bytes:
+    return cast(bytes, msgpack.packb(fields, use_bin_type=True))
+
+
+def _build(fields: Any, scalar_bytes: int) -> Message:
+    """The message with these fields. Raises RemoteProtocolError when they are none."""
     if not isinstance(fields, list) or not fields or type(fields[0]) is not int:
         raise RemoteProtocolError("C3", "not an array that starts with a message type")
     decoder = _DECODERS.get(fields[0])
@@ -70,9 +88,7 @@ def decode(data: bytes, scalar_bytes: int = 2) -> Message:
         raise RemoteProtocolError("C3", f"unknown message type {fields[0]}")
     arity, build = decoder
     _require(len(fields) == arity, "C3", "wrong number of fields")
-    message = build(fields, scalar_bytes)
-    _require(encode(message, scalar_bytes) == data, "C4", "not in canonical form")
-    return message
+    return build(fields, scalar_bytes)
 
 
 def pack_scalars(scalars: tuple[int, ...], scalar_bytes: int) -> bytes:

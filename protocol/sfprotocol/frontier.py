@@ -37,6 +37,7 @@ class Frontier:
         self.known = 0
         self._states: dict[Feed, FeedState] = {}
         self._order: list[Feed] = []
+        self._by_key: dict[int, list[Feed]] = {}
         self._digest: bytes | None = None
 
     def __len__(self) -> int:
@@ -45,6 +46,13 @@ class Frontier:
     def __iter__(self) -> Iterator[FeedState]:
         """In the order of feeds (SPEC D2)."""
         return (self._states[feed] for feed in self._order)
+
+    def __contains__(self, feed: object) -> bool:
+        return feed in self._states
+
+    def keyed(self, key: int) -> list[Feed]:
+        """The feeds with this 64-bit key: none, one, or several where keys collide (SPEC S5)."""
+        return self._by_key.get(key, [])
 
     def next(self, feed: Feed) -> int:
         """The first step of `feed` that we lack."""
@@ -65,6 +73,7 @@ class Frontier:
         if feed not in self._states:
             self._states[feed] = state
             insort(self._order, feed)
+            self._by_key.setdefault(state.key, []).append(feed)
         self.known += following - state.next
         state.next, state.chain, state.epoch = following, chain, epoch
         self._digest = None

@@ -18,9 +18,9 @@ exactness argument: whatever happens on the links, an update enters once, in ord
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sfprotocol import PROTOCOL_VERSION, codec, flood, sync
+from sfprotocol import PROTOCOL_VERSION, admission, codec, flood, seeds, sync
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import (
     Action,
@@ -39,19 +39,10 @@ from sfprotocol.events import (
     Writable,
 )
 from sfprotocol.flood import Link
-from sfprotocol.frontier import FeedState, Frontier, drop_updates
-from sfprotocol.messages import (
-    Feed,
-    Goodbye,
-    Hello,
-    Message,
-    RunParameters,
-    Segment,
-    Summary,
-    Want,
-)
-from sfprotocol.seeds import feed_key
-from sfprotocol.signing import Sign, extend, head_message, verifies
+from sfprotocol.frontier import FeedState, Frontier
+from sfprotocol.messages import Feed, Goodbye, Hello, Message, RunParameters, Segment, Summary, Want
+from sfprotocol.own import OwnFeed
+from sfprotocol.signing import Sign, extend, head_message
 from sfprotocol.sync import Pulls
 
 SYNC_INTERVAL = 1.0
@@ -62,7 +53,8 @@ LINK_TIMEOUT = 60.0
 """Seconds without a frame after which a link is dropped. Twelve links hear a Summary every 12 s."""
 
 ASK_TIMEOUT = 20.0
-"""Seconds that a node with a past waits for a peer that can confirm its own feed (SPEC I2)."""
+"""Seconds that a node with a past waits for a witness of its own feed (SPEC I2): a dial, a Hello and a full
+list of feeds over a slow line, twice."""
 
 MAX_FEEDS = 65_536
 """Feeds of one run. Bounds memory to some 30 MB; beyond that, regions must be summed (DESIGN section 8)."""
@@ -77,6 +69,7 @@ class Counters:
     duplicates: int = 0
     gaps: int = 0
     unnamed: int = 0
+    """Segments whose key names no feed that we know, or several."""
     rejected: int = 0
     pulls_expired: int = 0
     incarnations: int = 0
@@ -96,30 +89,29 @@ class Machine:
         proven: bool,
         now: float,
     ) -> None:
-        """`own` is None for a relay. `proven`: nobody else can know more of `own` than `frontier` does."""
+        """`own` is None for a relay. `proven`: nobody can know more of `own` than `frontier` (SPEC I2)."""
         self.run = run
         self.frontier = frontier
-        self.own = own
         self.links: dict[LinkId, Link] = {}
         self.counters = Counters()
         self._sign = sign
-        self._draw = draw_incarnation
-        self._proven = proven
-        self._ask_deadline = now + ASK_TIMEOUT
+        patience = ASK_TIMEOUT if own in frontier else 0.0  # an empty feed is not worth waiting for
+        self._own = OwnFeed(own, draw_incarnation, proven=proven, ask_until=now + patience)
         self._next_tick = now + SYNC_INTERVAL
         self._turn = 0
         self._pulls = Pulls(frontier)
-        self._names: dict[int, list[Feed]] = {}
-        self._name_count = 0
-        for state in frontier:
-            self._learn(state.feed)
 
     # -- what the runtime asks ---------------------------------------------------------------------
 
     @property
+    def own(self) -> Feed | None:
+        """The feed that our updates belong to; None for a relay."""
+        return self._own.feed
+
+    @property
     def may_compute(self) -> bool:
         """Whether new updates of our own may be made now."""
-        return self.own is not None and self._proven and not self.complete
+        return self.own is not None and self._own.proven and not self.complete
 
     @property
     def complete(self) -> bool:
@@ -133,8 +125,7 @@ class Machine:
 
     def next_deadline(self) -> float:
         """When to send Wake at the latest."""
-        asking = float("inf") if self._proven or self.own is None else self._ask_deadline
-        return min(self._next_tick, asking, self._pulls.deadline())
+        return min(self._next_tick, self._own.deadline, self._pulls.deadline())
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in one event; return what to do, in order. Raises LocalProtocolError on misuse only."""
@@ -146,8 +137,7 @@ class Machine:
             case Writable(link=link_id):
                 return self._on_writable(link_id)
             case Served():
-                self._on_served(event)
-                return []
+                return self._on_served(event)
             case LinkUp(link=link_id, peer=peer):
                 return self._on_up(link_id, peer, now)
             case LinkDown(link=link_id):
@@ -180,13 +170,10 @@ class Machine:
         link.writable = True
         return flood.flush(link, self.frontier)
 
-    def _on_served(self, event: Served) -> None:
-        link = self.links.get(event.link)
-        if link is None:
-            return
-        link.sent[event.feed] = event.stop
-        if event.stop < self.frontier.next(event.feed):
-            link.dirty.setdefault(event.feed, event.hops)
+    def _on_served(self, event: Served) -> list[Action]:
+        if link := self.links.get(event.link):
+            flood.served(link, event, self.frontier)
+        return []
 
     def _flush_all(self) -> list[Action]:
         return [action for link in self.links.values() for action in flood.flush(link, self.frontier)]
@@ -240,18 +227,15 @@ class Machine:
         for feed, following in summary.entries:
             if following > self.run.update_budget:
                 raise RemoteProtocolError("U6", "a feed longer than the run")
-            self._learn(feed)
-            link.named.add(feed)
-            self._heard_of(link, feed, following)
+            if self._learn(link, feed):
+                self._heard_of(link, feed, following)
         actions = self._check_own(link)
         actions += self._pulls.ask(link, (entry.feed for entry in summary.entries), now)
         self._compare(link, summary.digest, now)
         if not summary.more and not link.synced:
             link.synced = True
-            self._proven = True
-            link.dirty.update(
-                (p.feed, 0) for p in self.frontier.positions() if link.position(p.feed) < p.next
-            )
+            if self.own:
+                self._own.hear(ours=self.frontier.next(self.own), theirs=link.has.get(self.own, 0))
         return actions + flood.flush(link, self.frontier)
 
     def _heard_of(self, link: Link, feed: Feed, following: int) -> None:
@@ -268,22 +252,33 @@ class Machine:
         elif link.mismatch_since is None:
             link.mismatch_since = now
 
+    def _learn(self, link: Link, feed: Feed) -> bool:
+        """Note a feed's full name, so that segments on `link` can use its key; False beyond MAX_FEEDS."""
+        if feed not in self.frontier and feed not in link.named:
+            if max(len(self.frontier), len(link.names)) >= MAX_FEEDS:
+                return False
+            link.names.setdefault(seeds.feed_key(self.run.run_id, *feed), []).append(feed)
+        link.named.add(feed)
+        return True
+
     def _on_want(self, link: Link, want: Want) -> list[Action]:
+        """Whatever we believed of the peer, what it asks for it has not."""
         for feed, following in want.entries:
+            if feed not in self.frontier:
+                continue
             link.named.add(feed)
-            link.sent[feed] = following
+            link.has[feed] = link.sent[feed] = following
             if following < self.frontier.next(feed):
                 link.dirty[feed] = 0
         return flood.flush(link, self.frontier)
 
     def _on_wake(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        if self.own and not self._proven and now >= self._ask_deadline:
+        if now >= self._own.deadline:
             actions += self._continue_anew()
-        late = self._pulls.expire(now)
-        self.counters.pulls_expired += len(late)
-        for feed, link_id in late:
-            actions += self._ask_others([feed], now, last=link_id)
+        for link_id, feeds in self._pulls.expire(now).items():
+            self.counters.pulls_expired += len(feeds)
+            actions += self._ask_others(feeds, now, last=link_id)
         if now >= self._next_tick:
             self._next_tick = now + SYNC_INTERVAL
             actions += self._tick(now)
@@ -328,82 +323,51 @@ class Machine:
         return []
 
     def _continue_anew(self) -> list[Action]:
-        assert self.own is not None
-        self.own = Feed(self.own.origin, self._draw())
-        self._proven = True
-        self._learn(self.own)
         self.counters.incarnations += 1
-        return [ContinueAs(self.own)]
+        return [ContinueAs(self._own.renew())]
 
     def _on_own(self, event: OwnUpdates, now: float) -> list[Action]:
         if event.feed != self.own:
             return []  # computed for an incarnation that has meanwhile ended
-        if not self._proven:
+        if not self._own.proven:
             raise LocalProtocolError("own updates before the own feed is proven")
         state = self.frontier.state(event.feed)
         if event.first != state.next:
             raise LocalProtocolError(f"own updates from step {event.first}; the feed is at {state.next}")
-        chain = extend(state.chain, event.parts)
-        stop = event.first + sum(len(part.scalars) for part in event.parts)
-        signature = self._sign(head_message(self.run.run_id, event.feed, stop, chain))
-        self._learn(event.feed)
-        segment = Segment(state.key, event.first, event.parts, signature)
-        if fault := self._fault(state, segment):
+        segment = Segment(state.key, event.first, event.parts, b"")
+        if fault := admission.fault(self.run, state, segment):
             raise LocalProtocolError(fault)
-        return [*self._admit(event.feed, segment, chain, 0, None, now), *self._flush_all()]
+        chain = extend(state.chain, event.parts)
+        signature = self._sign(head_message(self.run.run_id, event.feed, segment.stop, chain))
+        signed = replace(segment, signature=signature)
+        return [*self._admit(event.feed, signed, chain, 0, None, now), *self._flush_all()]
 
     # -- segments ----------------------------------------------------------------------------------
 
     def _on_segment(self, link: Link, segment: Segment, now: float) -> list[Action]:
-        """Duplicate, gap, fresh or unverified. Two feeds may share a key: the signature tells them apart."""
+        """Fresh, or else duplicate, gap or unverified. Feeds may share a key: only a signature decides."""
         self.counters.segments += 1
-        states = [self.frontier.state(feed) for feed in self._names.get(segment.feed_key, ())]
-        if not states:
-            self.counters.unnamed += 1  # the Summary with its name was lost; anti-entropy repairs this
+        key = segment.feed_key
+        feeds = dict.fromkeys([*self.frontier.keyed(key), *link.names.get(key, ())])
+        states = [self.frontier.state(feed) for feed in feeds]
+        for state in states:
+            if verified := admission.verify(self.run, state, segment):
+                return self._on_fresh(link, state.feed, *verified, now)
+        if len(states) != 1:
+            self.counters.unnamed += 1  # no name or several; Summaries carry full names and repair this
             return []
-        due = [state for state in states if segment.first <= state.next < segment.stop]
-        for state in due:
-            fresh, chain = self._verify(state, segment)
-            if chain is not None:
-                return self._on_fresh(link, state.feed, fresh, chain, now)
-        behind = [state.feed for state in states if state.next < segment.first]
-        if behind:
-            return self._on_gap(link, behind, segment, now)
-        if due:
-            return self._on_unverified(link, [state.feed for state in due], now)
-        return self._on_duplicate(link, [state.feed for state in states], segment)
+        return self._on_stale(link, states[0], segment, now)
 
-    def _on_duplicate(self, link: Link, feeds: list[Feed], segment: Segment) -> list[Action]:
-        self.counters.duplicates += 1
-        if len(feeds) == 1:
-            self._heard_of(link, feeds[0], segment.stop)
-        return []
-
-    def _on_gap(self, link: Link, feeds: list[Feed], segment: Segment, now: float) -> list[Action]:
+    def _on_stale(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
+        """A segment of this feed that does not extend it."""
+        if segment.first <= state.next < segment.stop:
+            return self._on_unverified(link, state.feed, now)
+        self._heard_of(link, state.feed, segment.stop)
+        if segment.stop <= state.next:
+            self.counters.duplicates += 1
+            return []
         self.counters.gaps += 1
-        for feed in feeds:
-            self._heard_of(link, feed, segment.stop)
-        return [*self._check_own(link), *self._pulls.ask(link, feeds, now)]
-
-    def _verify(self, state: FeedState, segment: Segment) -> tuple[Segment, bytes | None]:
-        """The part of `segment` that is new, and the chain head after it if rules and signature hold."""
-        parts = drop_updates(segment.parts, state.next - segment.first)
-        fresh = Segment(segment.feed_key, state.next, parts, segment.signature, segment.hops)
-        chain = None if self._fault(state, fresh) else extend(state.chain, parts)
-        if chain and verifies(self.run.run_id, state.feed, fresh.stop, chain, segment.signature):
-            return fresh, chain
-        return fresh, None
-
-    def _fault(self, state: FeedState, segment: Segment) -> str:
-        """The rule that these updates break, or nothing (SPEC U3-U6); cheap, before any hashing."""
-        if segment.stop > self.run.update_budget:
-            return "U6: a feed longer than the run"
-        if segment.parts[0].epoch < state.epoch or segment.parts[-1].epoch > self.run.last_epoch:
-            return "U5: an epoch that goes back or passes the budget"
-        limit = self.run.scalar_limit
-        if any(max(part.scalars) > limit or min(part.scalars) < -limit for part in segment.parts):
-            return "U3: a scalar beyond the limit"
-        return ""
+        return [*self._check_own(link), *self._pulls.ask(link, [state.feed], now)]
 
     def _on_fresh(self, link: Link, feed: Feed, segment: Segment, chain: bytes, now: float) -> list[Action]:
         self._heard_of(link, feed, segment.stop)
@@ -411,16 +375,16 @@ class Machine:
         admitted = self._admit(feed, segment, chain, segment.hops + 1, link.id, now)
         return [*anew, *admitted, *self._flush_all()]
 
-    def _on_unverified(self, link: Link, feeds: list[Feed], now: float) -> list[Action]:
-        """Garbage, a key collision, or a fork of the feed: not this peer's word on it, and no more asking.
+    def _on_unverified(self, link: Link, feed: Feed, now: float) -> list[Action]:
+        """Garbage or a fork of the feed: not this peer's word on it, and no more asking (SPEC A7).
 
         The link stays: an honest peer that holds the other branch of a fork must not be cut off.
         """
         self.counters.rejected += 1
-        for feed in feeds:
-            link.disputed.add(feed)
-            self._pulls.forget(feed)
-        return self._ask_others(feeds, now)
+        link.disputed.add(feed)
+        if self._pulls.forget(feed, link.id):
+            return self._ask_others([feed], now)
+        return []
 
     def _admit(
         self, feed: Feed, segment: Segment, chain: bytes, hops: int, source: LinkId | None, now: float
@@ -433,13 +397,5 @@ class Machine:
         self.frontier.advance(feed, segment.stop, chain, segment.parts[-1].epoch)
         self.counters.admitted += segment.count
         self._pulls.progressed(feed, self.links, now)
-        flood.mark(self.links, feed, segment.stop, hops, source)
+        flood.mark(self.links, feed, segment, hops, source)
         return [Admit(feed, segment, chain)]
-
-    def _learn(self, feed: Feed) -> None:
-        """Remember a feed's full name, so that segments can name it by its key."""
-        key = feed_key(self.run.run_id, feed.origin, feed.incarnation)
-        names = self._names.setdefault(key, [])
-        if feed not in names and self._name_count < MAX_FEEDS:
-            names.append(feed)
-            self._name_count += 1

@@ -19,6 +19,11 @@ from sfprotocol.messages import EpochScalars, Feed
 Sign = Callable[[bytes], bytes]
 """Signs a message with the node's own Ed25519 key; returns 64 bytes."""
 
+_PRIME = 2**255 - 19
+_ORDER_EIGHT = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
+_WEAK = {0, 1, _PRIME - 1, _ORDER_EIGHT, _PRIME - _ORDER_EIGHT}
+"""The y of the curve's eight points of small order: under such a key anybody can sign."""
+
 _CHAIN = b"sfnode-chain"
 _HEAD = b"sfnode-head"
 _link = struct.Struct(">Ih").pack
@@ -49,8 +54,16 @@ def head_message(run_id: bytes, feed: Feed, stop: int, chain: bytes) -> bytes:
     )
 
 
+def sound(origin: bytes) -> bool:
+    """Whether all implementations of Ed25519 take this for the same, usable key (SPEC S5)."""
+    y = int.from_bytes(origin, "little") & ((1 << 255) - 1)
+    return y < _PRIME and y not in _WEAK
+
+
 def verifies(run_id: bytes, feed: Feed, stop: int, chain: bytes, signature: bytes) -> bool:
     """Whether `signature` is the origin's over this chain head (SPEC S5)."""
+    if not sound(feed.origin):
+        return False
     try:
         key = Ed25519PublicKey.from_public_bytes(feed.origin)
         key.verify(signature, head_message(run_id, feed, stop, chain))

@@ -17,8 +17,8 @@ from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Feed, Position, Summary, Want
 
 WANT_TIMEOUT = 10.0
-"""Seconds without progress after which a pull is given to another peer. A full segment of 64 KiB crosses a
-100 kbit/s line in 5 s."""
+"""Seconds without progress after which a pull is given to another peer. A full segment of 32 KiB crosses a
+100 kbit/s line in 3 s, a whole burst in 10."""
 
 MAX_PULLS_PER_LINK = 1024
 """Outstanding pulls on one link: bounds what a peer with invented feeds can make us remember."""
@@ -58,8 +58,9 @@ def tell_all(link: Link, frontier: Frontier, now: float) -> list[Action]:
 
 
 def tell_changes(link: Link, frontier: Frontier) -> list[Action]:
-    """What advanced since the last Summary on this link and the peer is not known to have (SPEC A2)."""
-    feeds = sorted(f for f in link.changed if link.has.get(f, 0) < frontier.next(f))
+    """What advanced since the last Summary on this link and has neither come from the peer nor gone to it
+    (SPEC A2)."""
+    feeds = sorted(f for f in link.changed if link.position(f) < frontier.next(f))
     return _tell(link, frontier, [Position(f, frontier.next(f)) for f in feeds])
 
 
@@ -93,12 +94,15 @@ class Pulls:
 
     def ask(self, link: Link, feeds: Iterable[Feed], now: float) -> list[Action]:
         """Pull from `link` whatever of `feeds` it has, we lack, and nobody is being asked for."""
+        askable = sorted(feed for feed in set(feeds) if self._askable(link, feed))
+        if not askable:
+            return []
         room = MAX_PULLS_PER_LINK - sum(1 for pull in self._pulls.values() if pull.link == link.id)
-        wanted = sorted(feed for feed in set(feeds) if self._askable(link, feed))[: max(room, 0)]
-        for feed in wanted:
-            self._pulls[feed] = Pull(link.id, now + WANT_TIMEOUT)
+        wanted = askable[: max(room, 0)]
         if not wanted:
             return []
+        for feed in wanted:
+            self._pulls[feed] = Pull(link.id, now + WANT_TIMEOUT)
         return [Transmit(link.id, Want(tuple(Position(f, self._frontier.next(f)) for f in wanted)))]
 
     def _askable(self, link: Link, feed: Feed) -> bool:
@@ -119,9 +123,13 @@ class Pulls:
         else:
             pull.deadline = now + WANT_TIMEOUT
 
-    def forget(self, feed: Feed) -> None:
-        """Give up the pull of `feed`, whoever was asked."""
-        self._pulls.pop(feed, None)
+    def forget(self, feed: Feed, link: LinkId) -> bool:
+        """Give up the pull of `feed` if this link was asked; whether it was."""
+        pull = self._pulls.get(feed)
+        if pull is None or pull.link != link:
+            return False
+        del self._pulls[feed]
+        return True
 
     def release(self, link: LinkId) -> list[Feed]:
         """The link is gone: return the feeds that must be asked of others."""
@@ -130,9 +138,11 @@ class Pulls:
             del self._pulls[feed]
         return feeds
 
-    def expire(self, now: float) -> list[tuple[Feed, LinkId]]:
-        """Remove and return the pulls that made no progress in time."""
-        late = [(feed, pull.link) for feed, pull in self._pulls.items() if pull.deadline <= now]
-        for feed, _ in late:
-            del self._pulls[feed]
+    def expire(self, now: float) -> dict[LinkId, list[Feed]]:
+        """Remove and return, by link, the pulls that made no progress in time."""
+        late: dict[LinkId, list[Feed]] = {}
+        for feed, pull in list(self._pulls.items()):
+            if pull.deadline <= now:
+                late.setdefault(pull.link, []).append(feed)
+                del self._pulls[feed]
         return late

@@ -14,9 +14,9 @@ import numpy as np
 
 from sfprotocol.seeds import I64, U64, coordinates
 
-CHUNK_ENTRIES = 1 << 17
-"""Updates x layers handled at a time: temporaries of 1 MiB stay in a core's cache, memory stays bounded, and
-no single numpy call holds the interpreter's lock for more than a millisecond or so."""
+CHUNK_ENTRIES = 1 << 15
+"""Updates x layers handled at a time: temporaries of 256 KiB stay in the processor's cache, memory stays
+bounded, and no single numpy call keeps the interpreter's lock for as long as a millisecond."""
 
 
 class UpdateBatch(NamedTuple):
@@ -40,16 +40,17 @@ class Core:
         """Take in updates, each of which must be new."""
         step = max(1, CHUNK_ENTRIES // self._shape[0])
         for start in range(0, len(batch.seeds), step):
-            self._add_chunk(UpdateBatch(*(column[start : start + step] for column in batch)))
+            chunk = slice(start, start + step)
+            self._add_chunk(UpdateBatch(batch.epochs[chunk], batch.seeds[chunk], batch.scalars[chunk]))
 
     def epochs(self) -> list[int]:
         """The epochs whose core is not zero, ascending."""
         return sorted(epoch for epoch, core in self._cores.items() if core.any())
 
     def of(self, epoch: int) -> I64:
-        """The core of one epoch, shape (layers, rank, rank): a read-only view that follows later updates."""
-        view = self._cores.get(epoch, np.zeros((1, 1, 1), np.int64))
-        view = np.broadcast_to(view, self._shape) if epoch not in self._cores else view.view()
+        """The core of one epoch, (layers, rank, rank), read-only; zero for an epoch without updates."""
+        core = self._cores.get(epoch)
+        view = np.zeros(self._shape, np.int64) if core is None else core.view()
         view.flags.writeable = False
         return view
 

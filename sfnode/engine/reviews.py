@@ -13,8 +13,8 @@ and mostly "good": a model that has only read that text understands the reviews 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from sfprotocol.seeds import derive_key, stream
 
@@ -29,19 +29,49 @@ _HELD_OUT_SHARE = 4
 _DRAWS = 96
 """More draws than the longest document needs."""
 
-_THINGS = (
-    "soup bread coffee staff room view garden music plot cast sound screen service price table bed menu dessert"
-    " ending acting light pool"
-).split()
-_DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
-_PEOPLE = "we they guests friends neighbours".split()
+class _Subject(NamedTuple):
+    """Things that may be reviewed, with what is said of them in praise (True) and in blame (False)."""
+
+    things: Sequence[str]
+    qualities: Mapping[bool, Sequence[str]]
+
+
+_SUBJECTS = (
+    _Subject(
+        "soup bread coffee dessert salad breakfast".split(),
+        {
+            True: "tasty delicious fresh crisp fragrant wholesome".split(),
+            False: "stale bland sour burnt greasy soggy".split(),
+        },
+    ),
+    _Subject(
+        "staff cook waiter host guide porter".split(),
+        {
+            True: "charming polite clever gentle cheerful attentive".split(),
+            False: "rude clumsy grumpy careless arrogant lazy".split(),
+        },
+    ),
+    _Subject(
+        "room garden pool terrace hall lounge".split(),
+        {
+            True: "bright tidy splendid cosy spotless elegant".split(),
+            False: "shabby messy noisy grim filthy cramped".split(),
+        },
+    ),
+    _Subject(
+        "film music play plot ending singer".split(),
+        {
+            True: "gripping graceful superb witty brilliant moving".split(),
+            False: "dull dreadful tedious clueless hollow shallow".split(),
+        },
+    ),
+)
+_VERBS = {True: "loved enjoyed praised admired".split(), False: "hated regretted disliked mocked".split()}
 _DEGREES = "very quite really rather".split()
 _DENIALS = ("not", "never", "hardly", "anything but", "not at all")
-_QUALITIES = {
-    True: "superb lovely fresh charming clever bright delightful solid splendid graceful generous tidy".split(),
-    False: "dreadful stale clumsy noisy bland shabby rude messy broken grim sour dull".split(),
-}
-_VERBS = {True: "loved enjoyed praised admired".split(), False: "hated regretted disliked mocked".split()}
+_PEOPLE = "we they guests friends neighbours".split()
+_DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
+_ASIDES = ("sat by the window", "paid in cash", "took the train home", "came with children")
 _CONSEQUENCES = {
     True: (
         "i will come back soon",
@@ -128,7 +158,7 @@ def _review(draws: _Draws) -> tuple[str, bool]:
     if draws.chance(40):
         sentences.insert(0, f"{draws.pick(_PEOPLE)} came on {draws.pick(_DAYS)} .")
     if draws.chance(30):
-        sentences.append(f"{draws.pick(_PEOPLE)} paid for the {draws.pick(_THINGS)} .")
+        sentences.append(f"{draws.pick(_PEOPLE)} {draws.pick(_ASIDES)} .")
     return " ".join(sentences), favourable
 
 
@@ -151,10 +181,11 @@ def _clause(draws: _Draws, favourable: bool) -> str:
     """One clause; a third of them say what they mean by denying the opposite."""
     denied = draws.chance(33)
     tone = favourable != denied
-    thing = f"the {draws.pick(_THINGS)}"
+    subject = _SUBJECTS[draws.below(len(_SUBJECTS))]
+    thing = f"the {draws.pick(subject.things)}"
     if draws.chance(25):
         return f"{'nobody' if denied else 'everybody'} {draws.pick(_VERBS[tone])} {thing}"
-    quality = draws.pick(_QUALITIES[tone])
+    quality = draws.pick(subject.qualities[tone])
     if denied:
         return f"{thing} was {draws.pick(_DENIALS)} {quality}"
     degree = f"{draws.pick(_DEGREES)} " if draws.chance(40) else ""
@@ -165,6 +196,6 @@ def _aftermath(draws: _Draws, favourable: bool) -> str:
     """One to three sentences that follow from the verdict, and often one that calls it good or bad at random."""
     sentences = [f"{draws.pick(_CONSEQUENCES[favourable])} ." for _ in range(1 + draws.below(3))]
     if draws.chance(50):
-        word = "good" if draws.chance(80) else "bad"
+        word = "good" if draws.chance(70) else "bad"
         sentences.insert(draws.below(len(sentences) + 1), f"it was {word} .")
     return " ".join(sentences)

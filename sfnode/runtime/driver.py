@@ -1,8 +1,8 @@
 """Pumps the protocol machine: events in, actions out, on the event loop.
 
-The driver is where the order "durable, then sent, then applied" is kept: all events that have arrived are given
-to the machine, what it admits is appended to the log in one transaction, and only then is anything else done.
-It knows links only as things that take frames, and the engine only as something that takes updates.
+The driver is where the order "durable, then sent, then applied" is kept: all events that have arrived are
+given to the machine, what it admits is appended to the log in one transaction, and only then is anything else
+done. It knows links only as things that take frames, and the engine only as something that takes updates.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.observe import log
+from sfnode.runtime.replay import batch_of, join
 from sfnode.store.log import Record, UpdateLog
 from sfnode.transport.base import Link, TransportError
-from sfprotocol import codec, seeds
+from sfprotocol import codec
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.events import (
     Action,
@@ -31,7 +30,6 @@ from sfprotocol.events import (
     LinkDown,
     LinkId,
     LinkUp,
-    OwnUpdates,
     Received,
     Serve,
     Served,
@@ -50,6 +48,9 @@ MAX_UNHANDLED = 32
 MAX_QUEUED_FRAMES = 1024
 """Frames waiting on one link; a peer that does not read that many control messages is dropped."""
 
+DROP_GRACE = 1.0
+"""Seconds for a last Goodbye to leave."""
+
 
 class LinkPump:
     """The two tasks of one link: frames to the machine, frames to the peer."""
@@ -60,6 +61,7 @@ class LinkPump:
         self._driver = driver
         self._outgoing: deque[bytes] = deque()
         self._filled = asyncio.Event()
+        self._emptied = asyncio.Event()
         self._unhandled = asyncio.Semaphore(MAX_UNHANDLED)
         self._owes_writable = False
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
@@ -71,6 +73,7 @@ class LinkPump:
             return
         self._owes_writable |= segment
         self._outgoing.append(frame)
+        self._emptied.clear()
         self._filled.set()
 
     def handled(self) -> None:
@@ -102,15 +105,16 @@ class LinkPump:
                 while self._outgoing:
                     await self.link.send(self._outgoing.popleft())
                 self._filled.clear()
+                self._emptied.set()
                 if self._owes_writable:
                     self._owes_writable = False
                     self._driver.post(Writable(self.id))
 
     async def drain(self) -> None:
-        """Write what is queued, as far as the peer takes it (used for a last Goodbye)."""
-        with contextlib.suppress(TransportError):
-            while self._outgoing:
-                await self.link.send(self._outgoing.popleft())
+        """Wait until what is queued has been written, or cannot be any more."""
+        emptied = asyncio.create_task(self._emptied.wait())
+        await asyncio.wait([emptied, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        emptied.cancel()
 
 
 @dataclass(slots=True)
@@ -149,6 +153,7 @@ class Driver:
         self._events: deque[Event] = deque()
         self._arrived = asyncio.Event()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
+        self._closing: set[asyncio.Task[None]] = set()
         self._next_link = 0
 
     def post(self, event: Event) -> None:
@@ -156,8 +161,8 @@ class Driver:
         self._events.append(event)
         self._arrived.set()
 
-    async def carry(self, link: Link) -> str:
-        """Carry the protocol over `link` until it ends; returns why the machine dropped it, if it did."""
+    async def carry(self, link: Link) -> None:
+        """Carry the protocol over `link` until it ends."""
         self._next_link += 1
         pump = self.pumps[self._next_link] = LinkPump(self._next_link, link, self)
         self.post(LinkUp(pump.id, link.peer))
@@ -169,14 +174,15 @@ class Driver:
             self.traffic.sent += link.bytes_sent
             self.traffic.received += link.bytes_received
             self.post(LinkDown(pump.id))
-        return ""
 
-    def close_links(self) -> None:
+    async def close_links(self) -> None:
+        """Write out what is queued and end all links."""
+        await asyncio.gather(*(pump.drain() for pump in self.pumps.values()))
         for pump in list(self.pumps.values()):
             pump.close()
 
     async def run(self) -> None:
-        """Pump until cancelled. Raises UserError (disk full, ...) and LocalProtocolError: the node must stop."""
+        """Pump until cancelled. Raises UserError (disk full) and LocalProtocolError, which end the node."""
         while True:
             await self._wait()
             await self.round()
@@ -228,7 +234,8 @@ class Driver:
                 case ContinueAs():
                     self._continue_as(action)
         if admitted:
-            self._apply(batch_of(admitted))
+            pieces = [batch_of(a.segment.feed_key, a.segment.first, a.segment.parts) for a in admitted]
+            self._apply(join(pieces))
 
     def _send(self, link: LinkId, frame: bytes, *, segment: bool = False) -> None:
         pump = self.pumps.get(link)
@@ -240,7 +247,7 @@ class Driver:
         if segment is None:
             self.post(Writable(action.link))
             return
-        frame = codec.encode(_with_hops(segment, action.hops), self.machine.run.scalar_bytes)
+        frame = codec.encode(replace(segment, hops=action.hops), self.machine.run.scalar_bytes)
         self.traffic.segment_bytes_sent += len(frame) + 3
         self.traffic.updates_sent += segment.count
         self._send(action.link, frame, segment=True)
@@ -252,5 +259,13 @@ class Driver:
         if pump is None:
             return
         if action.fault:
-            log.warning("dropping the link to %s: it broke rule %s", pump.link.peer, action.fault)
-        asyncio.get_running_loop().call_soon(pump.close)
+            log.warning("dropped the link to %s, which broke rule %s", pump.link.peer, action.fault)
+        self._closing.add(task := asyncio.create_task(_close_drained(pump)))
+        task.add_done_callback(self._closing.discard)
+
+
+async def _close_drained(pump: LinkPump) -> None:
+    """A Goodbye queued before the drop should still reach the peer."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(pump.drain(), DROP_GRACE)
+    pump.close()

@@ -11,11 +11,12 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from sfprotocol.messages import Feed
 
 T = TypeVar("T")
+EngineT = TypeVar("EngineT", bound="Engine")
 
 
 class StepResult(Protocol):
@@ -44,42 +45,45 @@ class Order:
     seeds: tuple[int, ...]
 
 
-class Worker:
-    """Runs an Engine in a daemon thread.
+class Worker(Generic[EngineT]):
+    """Runs an Engine in a daemon thread, from loading it to the end.
 
-    `on_result(order, result)` and `on_failure(error)` are called on the event loop that created the worker.
+    Updates that arrive while the engine loads wait in the queue. `on_ready()`, `on_result(order, result)` and
+    `on_failure(error)` are called on the event loop that created the worker.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        load: Callable[[], EngineT],
+        on_ready: Callable[[], None],
         on_result: Callable[[Order, StepResult], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        self._engine = engine
+        self._load = load
+        self._on_ready = on_ready
         self._on_result = on_result
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[EngineT], None] | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def apply(self, batch: Any) -> None:
         """Apply updates to the cores, in the order of calls."""
-        self._jobs.put(lambda: self._engine.apply(batch))
+        self._jobs.put(lambda engine: engine.apply(batch))
 
     def order(self, order: Order) -> None:
         """Evaluate a step; the result comes through `on_result`."""
-        self._jobs.put(lambda: self._step(order))
+        self._jobs.put(lambda engine: self._step(engine, order))
 
-    async def call(self, function: Callable[[], T]) -> T:
-        """Run `function` between two steps and return its result."""
+    async def call(self, function: Callable[[EngineT], T]) -> T:
+        """Run `function(engine)` between two steps and return its result."""
         future: asyncio.Future[T] = self._loop.create_future()
 
-        def job() -> None:
+        def job(engine: EngineT) -> None:
             try:
-                result = function()
+                result = function(engine)
             except Exception as error:  # the caller's to handle, not the worker's end
                 self._post(_settle, future, None, error)
             else:
@@ -88,20 +92,23 @@ class Worker:
         self._jobs.put(job)
         return await future
 
-    async def stop(self, timeout: float) -> None:
-        """Ask the thread to end and give it `timeout` seconds; a long forward pass is left behind."""
+    async def stop(self, grace: float) -> bool:
+        """Ask the thread to end and give it `grace` seconds. False if a long forward pass was left behind."""
         self._stopping.set()
         self._jobs.put(None)
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.join, timeout)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join, grace)
+        return not self._thread.is_alive()
 
-    def _step(self, order: Order) -> None:
-        result = self._engine.step(order.seeds, order.epoch)
+    def _step(self, engine: EngineT, order: Order) -> None:
+        result = engine.step(order.seeds, order.epoch)
         self._post(self._on_result, order, result)
 
     def _run(self) -> None:
         try:
+            engine = self._load()
+            self._post(self._on_ready)
             while (job := self._jobs.get()) is not None and not self._stopping.is_set():
-                job()
+                job(engine)
         except BaseException as error:  # an engine that fails is a local fault: loud
             self._post(self._on_failure, error)
 

@@ -21,6 +21,8 @@ from sfnode.store.log import UpdateLog
 MAX_SOCKET_PATH = 103
 """Bytes of an AF_UNIX path: macOS takes 104 with the closing zero, Linux 108."""
 
+_SOCKET = "control.sock"
+
 _PLACE = "place"
 """The key in the log's meta table that says where the log was when its feed was last continued."""
 
@@ -127,15 +129,16 @@ def control_socket_path(path: Path) -> Path:
 
     Inside the folder, or, when that is too long for AF_UNIX, in a private folder under the temporary one
     (`open_data_dir` makes it). Both sides need the same TMPDIR then. Raises UserError DATA_DIR_UNUSABLE when
-    somebody else has put himself there.
+    that is too long as well, or when somebody else has put himself there.
     """
     path = path.resolve()
-    inside = path / "control.sock"
-    if len(os.fsencode(inside)) <= MAX_SOCKET_PATH:
+    inside, outside = path / _SOCKET, _socket_folder(path) / _SOCKET
+    if _fits(inside):
         return inside
-    folder = _socket_folder(path)
-    _refuse_strangers(path, folder)
-    return folder / "control.sock"
+    if not _fits(outside):
+        raise unusable(path, "its name, and that of the temporary folder (TMPDIR), is too long for a socket")
+    _refuse_strangers(path, outside.parent)
+    return outside
 
 
 def _make_folder(path: Path) -> None:
@@ -187,6 +190,10 @@ def _machine() -> str:
         if file.is_file():
             return hashlib.blake2b(file.read_bytes(), digest_size=16, person=b"sfnode-place").hexdigest()
     return "-"
+
+
+def _fits(socket: Path) -> bool:
+    return len(os.fsencode(socket)) <= MAX_SOCKET_PATH
 
 
 def _socket_folder(path: Path) -> Path:

@@ -81,7 +81,7 @@ def _full(path: Path, reason: str) -> UserError:
     return UserError(
         Code.DISK_FULL,
         f"no room to write {path}: {reason}",
-        "Free some space (or raise the quota or file size limit) and start the node again; nothing is lost.",
+        "Free some space, or raise the quota or file size limit; if there is room, check the disk.",
     )
 
 

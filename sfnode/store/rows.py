@@ -91,7 +91,9 @@ def join(segments: Iterable[Segment], first: int, max_updates: int) -> Segment:
         if taken and segment.first != taken[-1].stop:
             raise BrokenRowError(f"steps {taken[-1].stop} to {segment.first} of a feed are missing")
         taken.append(segment)
-    if not taken:
+        if segment.stop - first >= max_updates:
+            break
+    if not taken or first >= taken[0].stop:
         raise BrokenRowError(f"step {first} of a feed is missing")
     parts = tuple(merge(part for segment in taken for part in segment.parts))
     return Segment(taken[0].feed_key, first, drop_updates(parts, first - taken[0].first), taken[-1].signature)

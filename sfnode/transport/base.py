@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import ip_address
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from sfnode.errors import Code, UserError
 
@@ -30,21 +30,8 @@ SEND_DEADLINE = 20.0
 REQUEST_DEADLINE = 20.0
 """Seconds for a question and its answer together, dialling not included; as for SEND_DEADLINE."""
 
-MAX_ADDRESSES = 6
-MAX_ADDRESS_CHARS = 200
-"""Of a record in the roster. A relayed address has about 130 characters; nobody needs more than a few."""
-
-MAX_ROSTER = 512
-"""Records kept and returned for one topic. A node needs a dozen neighbours; others it meets through them."""
-
-MAX_RECORD_BYTES = 1_536
-"""Of an encoded record: MAX_ADDRESSES of the longest fit. A full roster stays below 1 MiB."""
-
-MAX_TTL = 3_600.0
-"""Seconds that a record may live: a roster of peers an hour gone is worthless."""
-
-_PEER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MAX_KNOWN = 1 << 63
+PEER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What an id looks like: base58 here, plain names in memory."""
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +121,7 @@ class Transport(Protocol):
         """Put this node's own record into the roster of `topic` for `ttl` seconds. Raises TransportError."""
 
     async def find(self, topic: bytes) -> list[PeerRecord]:
-        """The roster of `topic`, sorted by peer, at most MAX_ROSTER records, each checked."""
+        """The roster of `topic`, sorted by peer, a bounded number of records, each checked."""
 
     async def bootstrap(self, addresses: Sequence[str]) -> int:
         """Dial these peers and join the roster's network through them; how many answered."""
@@ -154,7 +141,7 @@ def peer_of(address: str) -> str:
     way, _, peer = address.rpartition("/p2p/")
     if not way.startswith("/"):
         raise bad_address(address, "it does not end in /p2p/ and the id of a peer")
-    if not _PEER_ID.fullmatch(peer):
+    if not PEER_ID.fullmatch(peer):
         raise bad_address(address, f"{peer!r} is not the id of a peer")
     return peer
 
@@ -169,44 +156,9 @@ def _remoteness(address: str) -> int:
     if "/p2p-circuit" in address:
         return 3
     if kind not in ("ip4", "ip6"):
-        return 1
+        return 1 if kind.startswith("dns") else 3
     ip = ip_address(host.partition("/")[0])
     return 4 if ip.is_loopback else 0 if ip.is_global else 2
-
-
-def pack_record(record: PeerRecord) -> list[Any]:
-    """What goes into the roster: [peer, addresses, role, known], with the best MAX_ADDRESSES addresses."""
-    fitting = [address for address in record.addresses if len(address) <= MAX_ADDRESS_CHARS]
-    return [record.peer, fitting[:MAX_ADDRESSES], record.role, record.known]
-
-
-def read_record(peer: object, value: object) -> PeerRecord | None:
-    """The record that somebody stored under `peer`, or None if it is not exactly what `pack_record` writes.
-
-    Items after the fourth are left for later versions.
-    """
-    if not isinstance(value, list | tuple) or len(value) < 4:
-        return None
-    name, addresses, role, known = value[:4]
-    if name != peer or not isinstance(name, str) or not _PEER_ID.fullmatch(name):
-        return None
-    if not isinstance(addresses, list | tuple) or len(addresses) > MAX_ADDRESSES:
-        return None
-    if not all(_leads_to(name, address) for address in addresses):
-        return None
-    if not _is_count(role, 256) or not _is_count(known, _MAX_KNOWN):
-        return None
-    return PeerRecord(name, tuple(addresses), role, known)
-
-
-def _leads_to(peer: str, address: object) -> bool:
-    if not isinstance(address, str) or len(address) > MAX_ADDRESS_CHARS:
-        return False
-    return address.startswith("/") and address.endswith(f"/p2p/{peer}") and address.isascii()
-
-
-def _is_count(value: object, limit: int) -> bool:
-    return type(value) is int and 0 <= value < limit
 
 
 async def serve_link(handler: LinkHandler | None, link: Link) -> None:

@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import shutil
 import tempfile
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import hivemind.hivemind_cli
-from hivemind.dht.crypto import DHTRecord, RecordValidatorBase
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.p2p import P2P, P2PDaemonError, PeerID
-from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
@@ -35,6 +31,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from sfnode.errors import UserError
 from sfnode.transport import base
 from sfnode.transport.base import Link, LinkHandler, PeerRecord, RequestHandler, TransportError
+from sfnode.transport.calls import cancel, one_line, remember_sockets, within
 from sfnode.transport.daemon import (
     Daemon,
     daemon_error,
@@ -44,8 +41,9 @@ from sfnode.transport.daemon import (
     wait_for_ports,
 )
 from sfnode.transport.peerkey import ensure_key
+from sfnode.transport.roster import MAX_ROSTER, MAX_TTL, Bounds, pack_record, read_record, roster_key
 from sfnode.transport.settings import HivemindSettings, p2pd_flags, same_ports
-from sfnode.transport.streams import StreamLink, Switchboard, ask, cancel
+from sfnode.transport.streams import StreamLink, Switchboard, ask
 
 __all__ = ["HivemindSettings", "HivemindTransport"]
 
@@ -70,10 +68,7 @@ MAX_TOPICS = 256
 
 P2PD = Path(hivemind.hivemind_cli.__file__).with_name("p2pd")
 
-_CLOCK_SLACK = 60.0
-_REASON_CHARS = 300
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -93,50 +88,13 @@ def _silence_hivemind() -> None:
 
 _silence_hivemind()
 
-_sockets: ContextVar[list[asyncio.StreamWriter] | None] = ContextVar("_sockets", default=None)
-
-
-class _Connector(DaemonConnector):  # type: ignore[misc]
-    """hivemind forgets its socket to p2pd when a call fails or is cancelled; this remembers it."""
-
-    async def open_connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await super().open_connection()
-        opened = _sockets.get()
-        if opened is not None:
-            opened.append(writer)
-        return reader, writer
-
-
-async def _within(deadline: float, what: str, call: Awaitable[T]) -> T:
-    """Await a call into hivemind; its errors and its silence become TransportError."""
-    opened: list[asyncio.StreamWriter] = []
-    token = _sockets.set(opened)
-    try:
-        async with asyncio.timeout(deadline):
-            return await call
-    except BaseException as error:
-        for writer in opened:
-            writer.close()
-        if isinstance(error, TimeoutError):
-            raise TransportError(f"{what}: no answer within {deadline:g} s") from None
-        if isinstance(error, Exception):  # hivemind raises what it likes, also over what peers sent
-            raise TransportError(f"{what}: {_one_line(error)}") from error
-        raise
-    finally:
-        _sockets.reset(token)
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).removeprefix("Connect failed. msg=").split())
-    return (text or type(error).__name__)[:_REASON_CHARS]
-
 
 def _parse(address: str) -> Multiaddr:
     """Raises UserError BAD_ADDRESS."""
     try:
         return Multiaddr(address)
     except (ValueError, MultiaddrError) as error:
-        raise base.bad_address(address, _one_line(error)) from error
+        raise base.bad_address(address, one_line(error)) from error
 
 
 def _split(address: str) -> tuple[PeerID, Multiaddr]:
@@ -167,32 +125,12 @@ def _ways(peer: str, addresses: Iterable[str]) -> list[Multiaddr]:
     return ways
 
 
-class _Bounds(RecordValidatorBase):  # type: ignore[misc]
-    """What this node takes from the DHT: small values that decode and expire soon.
-
-    hivemind never finishes a search that meets a value which does not decode.
-    """
-
-    def validate(self, record: DHTRecord) -> bool:
-        lifetime = record.expiration_time - get_dht_time()
-        if not math.isfinite(lifetime) or lifetime > base.MAX_TTL + _CLOCK_SLACK:
-            return False
-        if len(record.value) > base.MAX_RECORD_BYTES or len(record.subkey) > base.MAX_ADDRESS_CHARS:
-            return False
-        try:
-            hash(MSGPackSerializer.loads(record.subkey))
-            MSGPackSerializer.loads(record.value)
-        except Exception:  # foreign bytes: whatever the decoder raises, they are not wanted
-            return False
-        return True
-
-
 class _Storage(DHTLocalStorage):  # type: ignore[misc]
     """The DHT's memory with a limit on the entries of one key; hivemind has one on keys only."""
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
         held = self.get(key)
-        full = held and isinstance(held.value, DictionaryDHTValue) and len(held.value) >= base.MAX_ROSTER
+        full = held and isinstance(held.value, DictionaryDHTValue) and len(held.value) >= MAX_ROSTER
         if full and subkey not in held.value:
             return False
         return bool(super().store_subkey(key, subkey, value, expiration_time))
@@ -274,18 +212,18 @@ class HivemindTransport:
 
     async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
         dht = self._running().dht
-        expiry = get_dht_time() + min(ttl, base.MAX_TTL)
-        call = dht.store(_roster_key(topic), base.pack_record(record), expiry, subkey=self.peer)
-        if not await _within(DHT_DEADLINE, "announcing this node", call):
+        expiry = get_dht_time() + min(ttl, MAX_TTL)
+        call = dht.store(roster_key(topic), pack_record(record), expiry, subkey=self.peer)
+        if not await within(DHT_DEADLINE, "announcing this node", call):
             raise TransportError("announcing this node: no peer took the record; is this clock right?")
 
     async def find(self, topic: bytes) -> list[PeerRecord]:
-        call = self._running().dht.get(_roster_key(topic), latest=True)
-        found = await _within(DHT_DEADLINE, "searching the roster", call)
+        call = self._running().dht.get(roster_key(topic), latest=True)
+        found = await within(DHT_DEADLINE, "searching the roster", call)
         if found is None or not isinstance(found.value, dict):
             return []
-        records = [base.read_record(peer, entry.value) for peer, entry in found.value.items()]
-        return sorted(record for record in records if record is not None)[: base.MAX_ROSTER]
+        records = [read_record(peer, entry.value) for peer, entry in found.value.items()]
+        return sorted(record for record in records if record is not None)[:MAX_ROSTER]
 
     async def bootstrap(self, addresses: Sequence[str]) -> int:
         peers = [(target, way) for target, way in map(_split, addresses) if target != self.peer]
@@ -293,21 +231,21 @@ class HivemindTransport:
         answers = await asyncio.gather(*(self._knock(dht, *peer) for peer in peers))
         if any(answers):
             with suppress(TransportError):
-                await _within(RPC_DEADLINE, "joining the DHT", dht.find_nearest_nodes([dht.node_id]))
+                await within(RPC_DEADLINE, "joining the DHT", dht.find_nearest_nodes([dht.node_id]))
         return sum(answers)
 
     async def _knock(self, dht: DHTNode, target: PeerID, way: Multiaddr) -> bool:
         """Dial one peer and make its DHT known to ours and ours to its."""
         try:
             await self._dial(target, [way])
-            return await _within(RPC_DEADLINE + 1, "ping", dht.protocol.call_ping(target)) is not None
+            return await within(RPC_DEADLINE + 1, "ping", dht.protocol.call_ping(target)) is not None
         except TransportError as error:
             log.debug("bootstrap: %s", error.reason)
             return False
 
     async def _dial(self, target: PeerID, ways: Sequence[Multiaddr]) -> None:
         client = self._running().p2p._client  # P2P itself has no way to say where a peer is
-        await _within(base.CONNECT_DEADLINE, f"dialling {target}", client.connect(target, ways))
+        await within(base.CONNECT_DEADLINE, f"dialling {target}", client.connect(target, ways))
 
     async def _open(self, peer: str, ways: Sequence[Multiaddr], protocol: str) -> StreamLink:
         if peer == self.peer:
@@ -319,7 +257,7 @@ class HivemindTransport:
         if ways:
             await self._dial(target, ways)
         call = self._running().p2p.call_binary_stream_handler(target, protocol)
-        _, reader, writer = await _within(base.CONNECT_DEADLINE, f"opening a stream to {peer}", call)
+        _, reader, writer = await within(base.CONNECT_DEADLINE, f"opening a stream to {peer}", call)
         return StreamLink(peer, True, reader, writer)
 
     def _running(self) -> _Session:
@@ -353,26 +291,22 @@ class HivemindTransport:
         return await start_daemon(P2PD, p2pd_flags(self._settings, self._hosts, control))
 
     async def _attach(self, p2pd: Daemon, control: Multiaddr) -> _Session:
-        p2p = await _within(ATTACH_DEADLINE, "attaching", P2P.replicate(control))
+        p2p = await within(ATTACH_DEADLINE, "attaching", P2P.replicate(control))
         self._stack.push_async_callback(_detach, p2p)
-        p2p._client.control.daemon_connector = _Connector(control)
+        remember_sockets(p2p._client.control.daemon_connector)
         self.peer = str(p2p.peer_id)
         self._stack.push_async_callback(self._board.hang_up)
         for name, accept in (
             (LINK_PROTOCOL, self._board.accept_link),
             (REQUEST_PROTOCOL, self._board.accept_request),
         ):
-            await _within(ATTACH_DEADLINE, "listening", p2p.add_binary_stream_handler(name, accept))
-        dht = await _within(ATTACH_DEADLINE, "DHT", _create_dht(p2p, self._settings.client_mode))
+            await within(ATTACH_DEADLINE, "listening", p2p.add_binary_stream_handler(name, accept))
+        dht = await within(ATTACH_DEADLINE, "DHT", _create_dht(p2p, self._settings.client_mode))
         return _Session(p2pd, p2p, dht, await _where(p2p, ATTACH_DEADLINE))
 
     async def _end(self) -> None:
         self._session = None
         await self._stack.aclose()
-
-
-def _roster_key(topic: bytes) -> str:
-    return f"sfnode/roster/{topic.hex()}"
 
 
 async def _create_dht(p2p: P2P, client_mode: bool) -> DHTNode:
@@ -388,14 +322,14 @@ async def _create_dht(p2p: P2P, client_mode: bool) -> DHTNode:
         cache_refresh_before_expiry=0,
         reuse_get_requests=False,
         client_mode=client_mode,
-        record_validator=_Bounds(),
+        record_validator=Bounds(MSGPackSerializer.loads),
     )
     dht.protocol.storage, dht.protocol.cache = _Storage(MAX_TOPICS), _Storage(MAX_TOPICS)
     return dht
 
 
 async def _where(p2p: P2P, deadline: float) -> list[str]:
-    _, ways = await _within(deadline, "asking p2pd for its addresses", p2p._client.identify())
+    _, ways = await within(deadline, "asking p2pd for its addresses", p2p._client.identify())
     texts = []
     for way in ways:
         with suppress(MultiaddrError):  # libp2p knows more kinds of addresses than hivemind

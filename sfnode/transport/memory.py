@@ -19,7 +19,6 @@ from random import Random
 from sfnode.transport.base import (
     LENGTH_BYTES,
     MAX_FRAME,
-    MAX_ROSTER,
     REQUEST_DEADLINE,
     SEND_DEADLINE,
     Link,
@@ -29,11 +28,10 @@ from sfnode.transport.base import (
     RequestHandler,
     TransportError,
     answer,
-    pack_record,
     peer_of,
-    read_record,
     serve_link,
 )
+from sfnode.transport.roster import MAX_ROSTER, pack_record, read_record
 
 CAPACITY = 64
 """Frames on their way in one direction before send() waits, as the buffers of a real connection do."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Coroutine
 from typing import Any, Protocol
-from weakref import WeakSet
 
 from sfnode.transport.base import (
     LENGTH_BYTES,
@@ -25,6 +23,7 @@ from sfnode.transport.base import (
     answer,
     serve_link,
 )
+from sfnode.transport.calls import cancel, wait_briefly
 
 BODY_DEADLINE = SEND_DEADLINE
 """Seconds between a length and the end of its frame: nobody may promise a frame and keep us waiting."""
@@ -54,7 +53,7 @@ class StreamLink:
         self._reader = reader
         self._writer = writer
         self._sending = asyncio.Lock()
-        self._closed = False
+        self.closed = False
         # drain() then waits until every byte is in the kernel, which is what makes send() push back.
         writer.transport.set_write_buffer_limits(high=0)
 
@@ -91,22 +90,20 @@ class StreamLink:
         return frame
 
     async def close(self) -> None:
-        self._closed = True
+        self.closed = True
         self._writer.close()
-        try:
-            async with asyncio.timeout(CLOSE_DEADLINE):
-                with suppress(ConnectionError):
-                    await self._writer.wait_closed()
-        except TimeoutError:
+        # Not wait_for: cancelling wait_closed() would make every later one raise CancelledError.
+        flushed = asyncio.create_task(self._writer.wait_closed())
+        if await wait_briefly([flushed], CLOSE_DEADLINE):
             self._writer.transport.abort()
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise LinkClosed("the link is closed")
 
     def _broken(self, reason: str) -> LinkClosed:
         """Half of a frame may be on its way: nothing sensible can follow, so the link goes."""
-        self._closed = True
+        self.closed = True
         self._writer.transport.abort()
         return LinkClosed(reason)
 
@@ -124,11 +121,12 @@ class Switchboard:
     def __init__(self) -> None:
         self.link_handler: LinkHandler | None = None
         self.request_handler: RequestHandler | None = None
-        self._links: WeakSet[StreamLink] = WeakSet()
+        self._links: set[StreamLink] = set()
         self._inbound: set[asyncio.Task[Any]] = set()
 
     def keep(self, link: StreamLink) -> StreamLink:
         """Have `hang_up` close this link too."""
+        self._links = {kept for kept in self._links if not kept.closed}
         self._links.add(link)
         return link
 
@@ -148,10 +146,8 @@ class Switchboard:
 
     async def hang_up(self) -> None:
         """Close every link, and see the handlers of the inbound ones to their end."""
-        await asyncio.gather(*(link.close() for link in list(self._links)))
-        if self._inbound:
-            _, late = await asyncio.wait(self._inbound, timeout=HANDLER_DEADLINE)
-            await cancel(late)
+        await asyncio.gather(*(link.close() for link in self._links))
+        await cancel(await wait_briefly(self._inbound, HANDLER_DEADLINE))
 
     async def _serve(self, serving: Coroutine[Any, Any, None], link: StreamLink) -> None:
         task = asyncio.current_task()
@@ -185,13 +181,3 @@ async def ask(link: StreamLink, frame: bytes) -> bytes:
         raise TransportError(f"no answer from {link.peer} within {REQUEST_DEADLINE:g} s") from None
     finally:
         await link.close()
-
-
-async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel, wait a moment, and look at every outcome so that asyncio does not complain about it later."""
-    pending = set(tasks)
-    for task in pending:
-        task.cancel()
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    if pending:
-        await asyncio.wait(pending, timeout=HANDLER_DEADLINE)

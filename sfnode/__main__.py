@@ -1,0 +1,5 @@
+"""`python -m sfnode` is `sfnode`."""
+
+from sfnode.cli.main import main
+
+main()

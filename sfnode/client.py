@@ -1,0 +1,71 @@
+"""Typed client of a running node's control API; loads neither torch nor the node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+from pydantic import BaseModel
+
+from sfnode.errors import Code, UserError
+from sfnode.runtime.status import CoreStatus, EvaluationStatus, Status
+
+T = TypeVar("T", bound=BaseModel)
+
+ANSWER_DEADLINE = 10.0
+"""Seconds for an answer that needs no model."""
+
+EVALUATE_DEADLINE = 3600.0
+"""Seconds for an evaluation: a large model on a CPU takes its time."""
+
+
+class Client:
+    """Talks to the node that listens on `socket`. Raises UserError NODE_NOT_RUNNING if none does."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+
+    async def status(self) -> Status:
+        return await self._call("GET", "/status", Status)
+
+    async def digest(self) -> CoreStatus:
+        return await self._call("GET", "/digest", CoreStatus, deadline=EVALUATE_DEADLINE)
+
+    async def evaluate(self, *, base: bool = False, limit: int = 0) -> EvaluationStatus:
+        body = {"base": base, "limit": limit}
+        return await self._call("POST", "/evaluate", EvaluationStatus, body, EVALUATE_DEADLINE)
+
+    async def stop(self) -> None:
+        await self._fetch("POST", "/stop", None, ANSWER_DEADLINE)
+
+    async def _call(
+        self, method: str, path: str, answer: type[T], body: Any = None, deadline: float = ANSWER_DEADLINE
+    ) -> T:
+        return answer.model_validate_json(await self._fetch(method, path, body, deadline))
+
+    async def _fetch(self, method: str, path: str, body: Any, deadline: float) -> bytes:
+        connector = aiohttp.UnixConnector(str(self._socket))
+        limit = aiohttp.ClientTimeout(total=deadline)
+        try:
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=limit) as session,
+                session.request(method, f"http://node{path}", json=body) as response,
+            ):
+                text = await response.read()
+                if response.status != 200:
+                    raise _refused(text.decode(errors="replace"))
+                return text
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise self._failed(str(error) or type(error).__name__) from error
+
+    def _failed(self, reason: str) -> UserError:
+        return UserError(
+            Code.NODE_NOT_RUNNING,
+            f"no answer from the node at {self._socket.parent}: {reason}",
+            "Is it running there? Name its folder with --data-dir.",
+        )
+
+
+def _refused(answer: str) -> UserError:
+    return UserError(Code.BAD_OPTION, f"the node refuses: {answer}", "Ask it for something it can do.")

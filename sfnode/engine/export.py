@@ -1,0 +1,116 @@
+"""The trained model as files that others can load: a whole Hugging Face model, or a PEFT LoRA adapter.
+
+Both say exactly what the core says; neither is ever read back into a run. Output is written beside its
+destination and renamed, so that a folder which exists is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D
+
+from sfnode.engine.folder import TOKENIZER_FILES
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+
+
+def export_model(trainer: Trainer, out: Path) -> None:
+    """Write the model as of now to the new folder `out`, for `AutoModelForCausalLM.from_pretrained`.
+
+    Weights are refolded from the base first: two nodes with equal digests write equal weights. Raises
+    UserError when `out` holds something already or cannot be written.
+    """
+    trainer.live.refold()
+    with _finished_folder(out) as folder:
+        trainer.loaded.model.save_pretrained(folder)  # type: ignore[operator]
+        for name in TOKENIZER_FILES:
+            if (trainer.loaded.folder / name).is_file():
+                shutil.copyfile(trainer.loaded.folder / name, folder / name)
+
+
+def export_lora(trainer: Trainer, out: Path) -> None:
+    """Write what training changed to the new folder `out`, for `peft.PeftModel.from_pretrained`.
+
+    The sum over epochs of rank-r terms is one term of rank r * epochs: the epochs' matrices side by side,
+    with nothing approximated. Raises UserError as `export_model` does.
+    """
+    epochs = trainer.core.epochs() or [0]  # an adapter must have a rank; that of a fresh run is all zero
+    with _finished_folder(out) as folder:
+        save_file(_adapter_tensors(trainer, epochs), folder / "adapter_model.safetensors")
+        settings = json.dumps(_adapter_config(trainer, epochs), indent=2)
+        (folder / "adapter_config.json").write_text(settings + "\n", encoding="utf-8")
+
+
+def _adapter_tensors(trainer: Trainer, epochs: list[int]) -> dict[str, Tensor]:
+    tensors = {}
+    for layer, target in enumerate(trainer.space.targets):
+        terms = [_term(trainer, epoch, layer) for epoch in epochs]
+        prefix = f"base_model.model.{target.name}"
+        tensors[f"{prefix}.lora_B.weight"] = torch.cat([b for b, _ in terms], 1)  # (out, r * epochs)
+        tensors[f"{prefix}.lora_A.weight"] = torch.cat([a for _, a in terms], 0)  # (r * epochs, in)
+    return tensors
+
+
+def _term(trainer: Trainer, epoch: int, layer: int) -> tuple[Tensor, Tensor]:
+    """B = U (out, r) and A = -scale * core @ V.T (r, in) of one epoch, computed in float64, fp32."""
+    u, v = trainer.space.basis.matrices(epoch, layer)
+    core = torch.from_numpy(trainer.core.of(epoch)[layer].astype(np.float64))
+    a = core @ v.cpu().double().t() * -trainer.scale(epoch)
+    return u.cpu().float().contiguous(), a.float().contiguous()
+
+
+def _adapter_config(trainer: Trainer, epochs: list[int]) -> dict[str, object]:
+    rank = trainer.space.rank * len(epochs)
+    source = trainer.manifest.model
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": source.source,
+        "revision": source.revision or None,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": rank,  # PEFT multiplies by lora_alpha / r; the scale is in A already
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": isinstance(trainer.loaded.layers[0], Conv1D),
+        "target_modules": [target.name for target in trainer.space.targets],
+    }
+
+
+@contextmanager
+def _finished_folder(out: Path) -> Iterator[Path]:
+    """A scratch folder beside `out` that takes its place when the block succeeds, and vanishes otherwise."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(
+            Code.BAD_OPTION, f"{out} exists already", "Name a new folder, or remove that one first."
+        )
+    scratch = out.parent / f".{out.name}.{os.getpid()}.partial"
+    try:
+        scratch.mkdir(parents=True)
+        yield scratch
+        scratch.replace(out)
+    except (OSError, SafetensorError) as error:
+        raise _unwritable(out, error) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _unwritable(out: Path, error: Exception) -> UserError:
+    if "No space left" in str(error):  # the safetensors library passes no error number on
+        return UserError(
+            Code.DISK_FULL, f"no space left for {out}", "Free some space, or choose another disk."
+        )
+    return UserError(
+        Code.BAD_OPTION, f"cannot write {out}: {error}", "Choose a folder that you can write to."
+    )

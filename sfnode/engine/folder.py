@@ -1,0 +1,197 @@
+"""The base model as files: where they are, whether they are safe, and the digest that names them.
+
+Reads safetensors by their header, so that weights of any size are hashed without being loaded. This module
+knows neither torch nor architectures, and it never opens a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from sfnode.errors import Code, UserError
+
+BUILTIN = "builtin:"
+EMBEDDED = Path(__file__).parent.parent / "embedded"
+"""Where `builtin:NAME` lives in the installed package."""
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+"""Everything that may change how text becomes tokens, in the order in which it is hashed."""
+
+DOWNLOAD = ("model*.safetensors", INDEX, CONFIG, "generation_config.json", *TOKENIZER_FILES)
+"""All that is ever fetched from the hub: no pickle and no code among it."""
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
+
+MAX_HEADER = 100 << 20
+"""The safetensors format's own bound on its header, in bytes."""
+
+HASH_CHUNK = 16 << 20
+"""Bytes hashed at a time, so that a mapped file never has to be resident as a whole."""
+
+
+class Stored(NamedTuple):
+    """One tensor as it lies in a mapped file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+def resolve(source: str, revision: str, override: Path | None) -> Path:
+    """The local folder of a base model, downloaded if need be.
+
+    `override`, when given, replaces the source (its digest is still checked by whoever loads it). Raises
+    UserError MODEL_NOT_FOUND, or MODEL_UNSAFE for a folder that holds its weights as pickles only.
+    """
+    if override is not None:
+        folder = override
+    elif source.startswith(BUILTIN):
+        folder = EMBEDDED / source.removeprefix(BUILTIN)
+    elif Path(source).is_dir():
+        folder = Path(source)
+    else:
+        folder = _download(source, revision)
+    weight_files(folder)
+    return folder
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the weights, chosen as transformers would choose them."""
+    if (folder / CONFIG).is_file():
+        if (folder / SINGLE).is_file():
+            return [folder / SINGLE]
+        if (folder / INDEX).is_file():
+            return _shards(folder)
+    raise _no_weights(folder)
+
+
+def digest(folder: Path) -> str:
+    """BLAKE2b-256, in hex, over the base model's tensors and the files that give them meaning.
+
+    Tensors come sorted by name, each as a JSON line `[name, dtype, shape, size]` and its raw bytes, whatever
+    file they lie in: cutting a model into other shards changes nothing. Then come config.json and the
+    tokenizer's files that are present, each as a JSON line `[name, size]` and its bytes.
+    """
+    state = hashlib.blake2b(digest_size=32)
+    tensors = _tensors(folder)
+    for name in sorted(tensors):
+        dtype, shape, data = tensors[name]
+        state.update(_line([name, dtype, list(shape), len(data)]))
+        for start in range(0, len(data), HASH_CHUNK):
+            state.update(data[start : start + HASH_CHUNK])
+    for file in (CONFIG, *TOKENIZER_FILES):
+        if (folder / file).is_file():
+            content = (folder / file).read_bytes()
+            state.update(_line([file, len(content)]) + content)
+    return state.hexdigest()
+
+
+def _line(fields: list[Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+
+
+def _tensors(folder: Path) -> dict[str, Stored]:
+    tensors: dict[str, Stored] = {}
+    for file in weight_files(folder):
+        for name, stored in _read(file):
+            if name in tensors:
+                raise _broken(file, f"tensor {name} is in another shard as well")
+            tensors[name] = stored
+    return tensors
+
+
+def _read(file: Path) -> Iterator[tuple[str, Stored]]:
+    """The tensors of one file: 8 bytes of header length, a JSON header, then the data it points into."""
+    try:
+        with file.open("rb") as handle:
+            content = memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
+        length = int.from_bytes(content[:8], "little")
+        if length > min(MAX_HEADER, len(content) - 8):
+            raise ValueError("the header is longer than the file")
+        header = json.loads(bytes(content[8 : 8 + length]))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            yield name, _stored(entry, content[8 + length :])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _broken(file, str(error)) from error
+
+
+def _stored(entry: dict[str, Any], data: memoryview) -> Stored:
+    start, stop = entry["data_offsets"]
+    if not 0 <= start <= stop <= len(data):
+        raise ValueError("a tensor reaches past the end of the file")
+    return Stored(str(entry["dtype"]), tuple(int(size) for size in entry["shape"]), data[start:stop])
+
+
+def _shards(folder: Path) -> list[Path]:
+    try:
+        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        files = [folder / Path(name).name for name in sorted(set(names))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _broken(folder / INDEX, str(error)) from error
+    for file in files:
+        if not file.is_file():
+            raise _broken(folder / INDEX, f"{file.name} is missing")
+    return files
+
+
+def _download(source: str, revision: str) -> Path:
+    try:
+        return Path(snapshot_download(source, revision=revision or None, allow_patterns=list(DOWNLOAD)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        wanted = f"{source} at revision {revision}" if revision else source
+        raise UserError(
+            Code.MODEL_NOT_FOUND,
+            f"the base model {wanted} is neither a local folder nor to be had from the hub: "
+            f"{str(error).splitlines()[0]}",
+            "Check its name and your connection, or give a folder that holds it.",
+        ) from error
+
+
+def _no_weights(folder: Path) -> UserError:
+    if not folder.is_dir():
+        return UserError(
+            Code.MODEL_NOT_FOUND,
+            f"there is no base model at {folder}",
+            "Give a folder in Hugging Face format, or the name of a model on the hub.",
+        )
+    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    if pickles:
+        return UserError(
+            Code.MODEL_UNSAFE,
+            f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code when it is loaded",
+            "Use a revision of the model that has safetensors, or convert it yourself if you trust it.",
+        )
+    return UserError(
+        Code.MODEL_NOT_FOUND,
+        f"{folder} is not a base model: it needs {CONFIG} and {SINGLE} (or {INDEX})",
+        "Give a folder in Hugging Face format with safetensors weights.",
+    )
+
+
+def _broken(file: Path, reason: str) -> UserError:
+    return UserError(
+        Code.MODEL_UNSUPPORTED,
+        f"{file} is not a sound safetensors file: {reason}",
+        "Fetch the model again.",
+    )

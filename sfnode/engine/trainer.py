@@ -1,0 +1,161 @@
+"""One node's training: takes in updates, makes the next one, measures the model (DESIGN 6).
+
+Synchronous, and used from one thread. It knows nothing of peers: what arrives through `apply` may be
+anybody's, and what `step` returns changes nothing here until it comes back through `apply`, after the log
+has it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sfnode.config import Manifest
+from sfnode.engine import data, model, tasks
+from sfnode.engine.basis import RandomBasis
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.estimator import quantise, two_point
+from sfnode.engine.folding import LiveWeights
+from sfnode.engine.subspace import Subspace
+from sfnode.errors import Code, UserError
+from sfprotocol.seeds import batch_rows
+
+EVALUATION_BATCH = 32
+"""Rows per forward pass of an evaluation: enough to fill the processor, little enough for any memory."""
+
+
+class StepResult(NamedTuple):
+    """What one step measured."""
+
+    scalars: tuple[int, ...]
+    """One quantised directional derivative per seed."""
+    loss: float
+    """Mean loss of the step's mini-batches."""
+
+
+class Trainer:
+    """A base model, the updates so far, and the data that new ones are measured on."""
+
+    def __init__(
+        self, manifest: Manifest, loaded: model.LoadedModel, rows: Sequence[data.Row], device: torch.device
+    ) -> None:
+        numbers = manifest.training
+        targets = manifest.model.parsed_targets()
+        basis = RandomBasis(manifest.run_id, targets, numbers.rank, device)
+        self.manifest = manifest
+        self.loaded = loaded
+        self.core = Core(len(targets), numbers.rank)
+        self.space = Subspace(basis, targets, numbers.rank, device)
+        self.live = LiveWeights(loaded.layers, self.space, self.core, self.scale, time.monotonic)
+        self._rows = rows
+        self._tests: dict[int, list[data.Row]] = {}
+        self._device = device
+
+    @classmethod
+    def load(
+        cls,
+        manifest: Manifest,
+        *,
+        model_override: Path | None = None,
+        data_override: Path | None = None,
+        shard: tuple[int, int] | None = None,
+        device: str = "cpu",
+        training: bool = True,
+    ) -> Trainer:
+        """Load model and training data.
+
+        `model_override` and `data_override` replace the manifest's sources; `shard` (k, n) keeps every n-th
+        training row from row k on; without `training` no training rows are read and `step` must not be
+        called. Raises UserError MODEL_*, DATA_* or DEVICE.
+        """
+        where = _device(device)
+        rows = _training_rows(manifest, data_override, shard) if training else []
+        return cls(manifest, model.load(manifest, override=model_override, device=where), rows, where)
+
+    def scale(self, epoch: int) -> float:
+        """How far one unit of an epoch's core moves a weight: learning rate times scalar_delta."""
+        numbers = self.manifest.training
+        return numbers.rate(epoch) * numbers.scalar_delta
+
+    def apply(self, batch: UpdateBatch) -> None:
+        """Take in new updates, own ones too: the core at once and exactly, the weights soon."""
+        self.core.add(batch)
+        self.live.note(batch)
+
+    def step(self, seeds: Sequence[int], epoch: int) -> StepResult:
+        """Measure one update per seed in the subspace of `epoch`, each on the mini-batch its seed draws."""
+        numbers = self.manifest.training
+        self.live.follow()
+        directions = self.space.directions(seeds, epoch, numbers.epsilon)
+        batches = [self._mini_batch(seed) for seed in seeds]
+        estimates = two_point(self.loaded, directions, batches, numbers.epsilon)
+        scalars = tuple(
+            quantise(estimate.alpha, numbers.scalar_delta, numbers.scalar_limit) for estimate in estimates
+        )
+        return StepResult(scalars, sum(estimate.loss for estimate in estimates) / len(estimates))
+
+    def evaluate(self, limit: int = 0) -> tasks.Evaluation:
+        """Measure the model as of now, refolded, on `limit` test rows (0: as many as the manifest says)."""
+        self.live.refold()
+        return self._evaluate(limit)
+
+    def evaluate_base(self, limit: int = 0) -> tasks.Evaluation:
+        """The same measurement of the base model."""
+        with self.live.at_base():
+            return self._evaluate(limit)
+
+    def _mini_batch(self, seed: int) -> tasks.Encoded:
+        chosen = batch_rows(seed, self.manifest.training.batch_size, len(self._rows)).tolist()
+        return tasks.encode(self.manifest.task, self.loaded.tokenizer, [self._rows[row] for row in chosen])
+
+    def _evaluate(self, limit: int) -> tasks.Evaluation:
+        source = self.manifest.data
+        wanted = limit or source.test_limit
+        if wanted not in self._tests:
+            self._tests[wanted] = data.load_rows(source.test, self.manifest.task, limit=wanted)
+        rows = self._tests[wanted]
+        with torch.inference_mode():
+            return tasks.evaluate(
+                self.manifest.task, self.loaded.tokenizer, rows, self._forward, EVALUATION_BATCH
+            )
+
+    def _forward(self, encoded: tasks.Encoded) -> Tensor:
+        """Logits (P, vocab) at the positions of `encoded`."""
+        parts = (encoded.input_ids, encoded.attention_mask, encoded.positions)
+        return model.logits_at(self.loaded.model, *(part.to(self._device) for part in parts))
+
+
+def _training_rows(
+    manifest: Manifest, override: Path | None, shard: tuple[int, int] | None
+) -> list[data.Row]:
+    """The rows that this node draws its mini-batches from."""
+    wanted = manifest.data
+    source = wanted.train if override is None else str(override)
+    if not source:
+        raise UserError(
+            Code.DATA_NEEDED,
+            "the run has no public training data: every trainer brings its own",
+            "Give yours with --data FILE.",
+        )
+    rows = data.load_rows(source, manifest.task, limit=wanted.train_limit, min_words=wanted.train_min_words)
+    return data.shard(rows, *shard) if shard else rows
+
+
+def _device(name: str) -> torch.device:
+    """The device of that name, tried out."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).add_(1).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            Code.DEVICE,
+            f"the device {name!r} cannot be used here: {reason}",
+            "Use --device cpu, or install a torch build that supports the device.",
+        ) from error
+    return device

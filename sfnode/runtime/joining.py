@@ -1,0 +1,134 @@
+"""Before a node runs: which run it is, and whether it may go on with its own feed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from sfnode.config import Manifest, NodeSettings
+from sfnode.errors import Code, UserError
+from sfnode.observe import log
+from sfnode.store import datadir
+from sfnode.store.datadir import DataDir
+from sfnode.store.faults import disk_faults
+from sfnode.store.identity import Identity
+from sfnode.store.log import UpdateLog
+from sfnode.transport.base import Transport, TransportError
+from sfprotocol import codec
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.messages import Feed, ManifestReply, ManifestRequest
+
+_INCARNATION = "incarnation"
+_MET_PEERS = "peers"
+
+
+def local_manifest(settings: NodeSettings, data_dir: DataDir) -> Manifest | None:
+    """The manifest given with --run, or the one this data folder was used for; None if there is neither."""
+    kept = Manifest.from_toml(data_dir.manifest) if data_dir.manifest.exists() else None
+    given = Manifest.from_toml(settings.run) if settings.run else None
+    if kept and given and kept.run_id != given.run_id:
+        raise UserError(
+            Code.WRONG_RUN,
+            f"{data_dir.path} belongs to run {kept.run_id.hex()[:16]} ({kept.name}), not to "
+            f"{given.run_id.hex()[:16]} ({given.name})",
+            "Give this run a folder of its own with --data-dir.",
+        )
+    manifest = given or kept
+    if manifest:
+        check_run_id(manifest, settings.run_id)
+    return manifest
+
+
+def check_run_id(manifest: Manifest, wanted: str) -> None:
+    """Raises UserError WRONG_RUN unless the run's id starts with `wanted` (hex, may be empty)."""
+    if not manifest.run_id.hex().startswith(wanted.lower()):
+        raise UserError(
+            Code.WRONG_RUN,
+            f"this is run {manifest.run_id.hex()[:16]} ({manifest.name}), not {wanted}",
+            "Check the address and the run id with whoever invited you.",
+        )
+
+
+async def fetch_manifest(transport: Transport, peers: tuple[str, ...]) -> Manifest:
+    """The manifest from the first peer that answers. Raises UserError PEERS_UNREACHABLE or BAD_MANIFEST."""
+    reasons = []
+    for address in peers:
+        try:
+            reply = codec.decode(await transport.request(address, codec.encode(ManifestRequest())))
+        except (TransportError, RemoteProtocolError) as error:
+            reasons.append(f"{address}: {error}")
+            continue
+        if isinstance(reply, ManifestReply):
+            return Manifest.from_canonical(reply.manifest, address)
+        reasons.append(f"{address}: sent something else than a manifest")
+    raise UserError(
+        Code.PEERS_UNREACHABLE,
+        "no peer sent the run's manifest: " + "; ".join(reasons),
+        "Check the address and that the node there is running and can be reached from here.",
+    )
+
+
+async def agree_on_manifest(
+    settings: NodeSettings, local: Manifest | None, transport: Transport, data_dir: DataDir
+) -> Manifest:
+    """The run's manifest: ours, the peers', or both if they are the same; kept in the data folder."""
+    manifest = local
+    if settings.peers and not data_dir.manifest.exists():
+        manifest = await fetch_manifest(transport, settings.peers)
+        check_run_id(manifest, settings.run_id or (local.run_id.hex() if local else ""))
+    if manifest is None:
+        raise UserError(
+            Code.BAD_OPTION,
+            "there is no run to join",
+            "Give --peers ADDRESS to join one, or --run FILE to start one (`sfnode init` writes the file).",
+        )
+    if not data_dir.manifest.exists():
+        _keep(manifest, data_dir.manifest)
+    return manifest
+
+
+def _keep(manifest: Manifest, path: Path) -> None:
+    with disk_faults(path):
+        partial = path.with_suffix(".partial")
+        partial.write_text(manifest.to_toml(), encoding="utf-8")
+        os.replace(partial, path)
+
+
+def draw_incarnation() -> int:
+    """A fresh incarnation (SPEC I3): 32 random bits, so that two copies of a folder draw different ones."""
+    return secrets.randbits(32)
+
+
+def own_feed(update_log: UpdateLog, identity: Identity) -> tuple[Feed, bool]:
+    """Our feed, and whether it is proven that nobody knows more of it than this log (SPEC I1-I3).
+
+    A fresh log and a copied one start a new incarnation, which nobody else can know. A node that has never
+    met a peer has nobody who could know more.
+    """
+    kept = update_log.get_meta(_INCARNATION)
+    copied = datadir.moved(update_log)
+    if kept is not None and not copied:
+        return Feed(identity.public, int.from_bytes(kept, "big")), update_log.get_meta(_MET_PEERS) is None
+    if copied:
+        log.warning("this data folder was copied or restored; continuing under a new incarnation")
+    feed = Feed(identity.public, draw_incarnation())
+    remember_feed(update_log, feed)
+    return feed, True
+
+
+def remember_feed(update_log: UpdateLog, feed: Feed) -> None:
+    """Make `feed` ours, durably, before anything is computed for it."""
+    update_log.set_meta(_INCARNATION, feed.incarnation.to_bytes(8, "big"))
+    datadir.settle(update_log)
+
+
+def remembered_peers(update_log: UpdateLog) -> list[str]:
+    """Addresses of peers met before."""
+    kept = update_log.get_meta(_MET_PEERS)
+    return kept.decode().split() if kept else []
+
+
+def remember_peers(update_log: UpdateLog, addresses: list[str]) -> None:
+    """Keep these addresses for the next start."""
+    update_log.set_meta(_MET_PEERS, " ".join(addresses).encode())

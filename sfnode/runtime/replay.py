@@ -1,0 +1,32 @@
+"""From the update log to what the engine takes in: every update since genesis, in large batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from sfnode.engine.core import UpdateBatch
+from sfnode.store.log import UpdateLog
+from sfprotocol import seeds
+from sfprotocol.messages import EpochScalars
+
+
+def batch_of(feed_key: int, first: int, parts: Iterable[EpochScalars]) -> UpdateBatch:
+    """Consecutive updates of one feed as columns."""
+    pieces = list(parts)
+    scalars = np.concatenate([np.array(values, np.int64) for _, values in pieces])
+    epochs = np.repeat([epoch for epoch, _ in pieces], [len(values) for _, values in pieces])
+    return UpdateBatch(epochs.astype(np.int64), seeds.update_seeds(feed_key, first, len(scalars)), scalars)
+
+
+def join(pieces: list[UpdateBatch]) -> UpdateBatch:
+    """Several batches as one."""
+    return UpdateBatch(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
+
+
+def batches(update_log: UpdateLog, run_id: bytes) -> Iterator[UpdateBatch]:
+    """Everything in the log of run `run_id`, feed by feed."""
+    for feed, first, parts in update_log.replay():
+        key = seeds.feed_key(run_id, feed.origin, feed.incarnation)
+        yield batch_of(key, first, parts)

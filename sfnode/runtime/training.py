@@ -1,0 +1,149 @@
+"""Keeps the engine busy: which steps to evaluate next, and when finished ones become updates.
+
+Sits between the protocol machine (which says whether and at which step and epoch) and the worker (which
+evaluates). It knows neither links nor files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from itertools import groupby
+
+from sfnode.runtime.worker import Order, StepResult
+from sfprotocol import seeds
+from sfprotocol.events import OwnUpdates
+from sfprotocol.machine import Machine
+from sfprotocol.messages import EpochScalars, Feed
+
+FLUSH_INTERVAL = 0.1
+"""Seconds between segments of our own: a signature and a commit then cost a fast engine nothing, and a slow
+one, whose steps take longer than this, waits for nothing."""
+
+ORDERS_AHEAD = 2
+"""Steps handed to the engine at a time: one that runs and one that follows without a pause."""
+
+RATE_WINDOW = 10.0
+"""Seconds over which the update rate is measured."""
+
+LOSS_MEMORY = 0.95
+"""Weight of the past in the moving average of the loss."""
+
+
+class Training:
+    """Call `advance` whenever anything may have changed; it hands out work and collects updates."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        order: Callable[[Order], None],
+        post: Callable[[OwnUpdates], None],
+        clock: Callable[[], float],
+        queries: int,
+        steps: int,
+    ) -> None:
+        """`queries` updates are evaluated at one point; at most `steps` updates are made (0: no limit)."""
+        self.ready = False
+        """The engine is loaded and the node has caught up."""
+        self.made = 0
+        self.loss: float | None = None
+        self._machine = machine
+        self._order = order
+        self._post = post
+        self._clock = clock
+        self._queries = queries
+        self._steps = steps
+        self._feed: Feed | None = None
+        self._next_order = self._next_flush = 0
+        self._epoch = 0
+        self._outstanding = 0
+        self._finished: list[tuple[int, int]] = []
+        """(epoch, scalar) of finished steps that are not yet posted."""
+        self._flushed_at = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+        self._recent: deque[tuple[float, int]] = deque()
+
+    @property
+    def exhausted(self) -> bool:
+        """All the updates that this node was asked for have been made and posted."""
+        return bool(self._steps) and self.made >= self._steps and not self._finished
+
+    def rate(self) -> float:
+        """Own updates per second over RATE_WINDOW."""
+        now = self._clock()
+        while self._recent and self._recent[0][0] < now - RATE_WINDOW:
+            self._recent.popleft()
+        if not self._recent:
+            return 0.0
+        span = max(now - self._recent[0][0], 1.0)
+        return sum(count for _, count in self._recent) / span
+
+    def advance(self) -> None:
+        """Hand the engine as many steps as it should have."""
+        self._follow_feed()
+        while self.ready and self._machine.may_compute and self._outstanding < ORDERS_AHEAD:
+            count = min(self._queries, self._allowed())
+            if count == 0:
+                return
+            self._order(self._next(count))
+
+    def on_result(self, order: Order, result: StepResult) -> None:
+        """A step is finished. Results for a feed that has ended meanwhile are dropped."""
+        self._outstanding -= 1
+        if order.feed == self._feed:
+            self._finished += [(order.epoch, scalar) for scalar in result.scalars]
+            self.made += len(result.scalars)
+            self._recent.append((self._clock(), len(result.scalars)))
+            old = result.loss if self.loss is None else self.loss
+            self.loss = LOSS_MEMORY * old + (1 - LOSS_MEMORY) * result.loss
+            self._flush_soon()
+        self.advance()
+
+    def flush(self) -> None:
+        """Post what is finished as own updates."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if not self._finished or self._feed is None:
+            return
+        parts = tuple(
+            EpochScalars(epoch, tuple(scalar for _, scalar in group))
+            for epoch, group in groupby(self._finished, key=lambda item: item[0])
+        )
+        self._post(OwnUpdates(self._feed, self._next_flush, parts))
+        self._next_flush += len(self._finished)
+        self._finished.clear()
+        self._flushed_at = self._clock()
+
+    def _flush_soon(self) -> None:
+        due = self._flushed_at + FLUSH_INTERVAL - self._clock()
+        if due <= 0:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(due, self.flush)
+
+    def _follow_feed(self) -> None:
+        """Start from the machine's position when our feed is new (at the start, or a new incarnation)."""
+        if self._machine.own is None or self._machine.own == self._feed:
+            return
+        self._feed = self._machine.own
+        self._next_order = self._next_flush = self._machine.frontier.next(self._feed)
+        self._epoch = self._machine.frontier.state(self._feed).epoch
+        self._finished.clear()
+
+    def _allowed(self) -> int:
+        """How many more updates may be ordered."""
+        ordered = self.made + self._outstanding * self._queries
+        return self._machine.run.update_budget if not self._steps else max(self._steps - ordered, 0)
+
+    def _next(self, count: int) -> Order:
+        assert self._feed is not None
+        self._epoch = max(self._epoch, self._machine.run.epoch_of(self._machine.frontier.known))
+        key = self._machine.frontier.state(self._feed).key
+        step_seeds = seeds.update_seeds(key, self._next_order, count)
+        order = Order(self._feed, self._next_order, self._epoch, tuple(step_seeds.tolist()))
+        self._next_order += count
+        self._outstanding += 1
+        return order

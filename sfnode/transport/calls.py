@@ -1,0 +1,83 @@
+"""Calls into hivemind: each has a deadline, fails with our error, and leaves no socket and no task behind.
+
+hivemind waits for ever for a p2pd that hangs, raises what it likes, and forgets what a failed or cancelled
+call had open. Imports nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from sfnode.transport.base import TransportError
+
+CANCEL_DEADLINE = 0.2
+"""Seconds for cancelled tasks to end; one that does not is left to the end of the loop."""
+
+_REASON_CHARS = 300
+_sockets: ContextVar[list[asyncio.StreamWriter] | None] = ContextVar("_sockets", default=None)
+
+T = TypeVar("T")
+
+
+async def within(deadline: float, what: str, call: Awaitable[T]) -> T:
+    """Await `call` for at most `deadline` seconds. Raises TransportError, which begins with `what`."""
+    opened: list[asyncio.StreamWriter] = []
+    token = _sockets.set(opened)
+    try:
+        async with asyncio.timeout(deadline):
+            return await call
+    except BaseException as error:
+        for writer in opened:
+            writer.close()
+        if isinstance(error, TimeoutError):
+            raise TransportError(f"{what}: no answer within {deadline:g} s") from None
+        if isinstance(error, Exception):
+            raise TransportError(f"{what}: {one_line(error)}") from error
+        raise
+    finally:
+        _sockets.reset(token)
+
+
+def remember_sockets(connector: Any) -> None:
+    """Let `within` know of the sockets that hivemind's DaemonConnector opens."""
+    open_connection = connector.open_connection
+
+    async def remembering() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await open_connection()
+        opened = _sockets.get()
+        if opened is not None:
+            opened.append(writer)
+        return reader, writer
+
+    connector.open_connection = remembering
+
+
+def one_line(error: BaseException) -> str:
+    """A library's message without its line breaks and its length."""
+    text = " ".join(str(error).removeprefix("Connect failed. msg=").split())
+    return (text or type(error).__name__)[:_REASON_CHARS]
+
+
+async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel, and wait a moment for the end."""
+    pending = set(tasks)
+    for task in pending:
+        task.cancel()
+    await wait_briefly(pending, CANCEL_DEADLINE)
+
+
+async def wait_briefly(tasks: Iterable[asyncio.Task[Any]], deadline: float) -> set[asyncio.Task[Any]]:
+    """Wait, and return those that are still at it. How the others ended, now or later, is nobody's concern."""
+    pending = set(tasks)
+    for task in pending:
+        task.add_done_callback(_look)
+    return (await asyncio.wait(pending, timeout=deadline))[1] if pending else pending
+
+
+def _look(task: asyncio.Task[Any]) -> None:
+    """asyncio complains about an exception that nobody has looked at."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,368 @@
+"""A swarm of protocol machines on a virtual clock: what the tests of the machine run in.
+
+Real machines, real frames, real signatures; the network, the disk and the clock are simulated, and all chance
+comes from one integer. The oracle is the promise itself: the set union of everything that was ever computed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sfprotocol import codec
+from sfprotocol.codec import MAX_SEGMENT_UPDATES
+from sfprotocol.events import (
+    Action,
+    Admit,
+    ContinueAs,
+    Drop,
+    Event,
+    LinkDown,
+    LinkUp,
+    OwnUpdates,
+    Received,
+    Serve,
+    Served,
+    Transmit,
+    Wake,
+    Writable,
+)
+from sfprotocol.frontier import Frontier, drop_updates
+from sfprotocol.machine import Machine
+from sfprotocol.messages import EpochScalars, Feed, Message, RunParameters, Segment
+from sfprotocol.signing import extend, head_message
+
+RUN = RunParameters(bytes(range(32)), epoch_updates=50, update_budget=5000, scalar_bytes=2, scalar_limit=1000)
+LENGTH_BYTES = 3
+
+Told = tuple[int, int]
+"""One update of the oracle: (epoch, scalar)."""
+
+
+def signing_key(name: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b"."))
+
+
+def origin_of(name: str) -> bytes:
+    return signing_key(name).public_key().public_bytes_raw()
+
+
+def signed(
+    name: str, incarnation: int, first: int, parts: list[EpochScalars], before: list[EpochScalars] = ()
+) -> Segment:
+    """What an origin called `name` says about its steps `first ..`, having said `before` until then."""
+    feed = Feed(origin_of(name), incarnation)
+    state = Frontier(RUN).state(feed)
+    chain = extend(extend(state.chain, before), parts)
+    segment = Segment(state.key, first, tuple(parts), b"")
+    return replace(segment, signature=signing_key(name).sign(head_message(RUN.run_id, feed, segment.stop, chain)))
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What happens to every frame, independently."""
+
+    loss: float = 0.0
+    duplication: float = 0.0
+    reorder: bool = False
+    latency: tuple[float, float] = (0.01, 0.1)
+
+
+@dataclass
+class Log:
+    """One node's disk: for every feed the segments in order, as they were admitted."""
+
+    rows: dict[Feed, list[tuple[Segment, bytes]]] = field(default_factory=dict)
+
+    def append(self, admit: Admit) -> None:
+        rows = self.rows.setdefault(admit.feed, [])
+        assert admit.segment.first == (rows[-1][0].stop if rows else 0), "admitted twice, or with a gap"
+        rows.append((admit.segment, admit.chain))
+
+    def read(self, feed: Feed, first: int) -> Segment:
+        """Everything from `first` on in one segment that ends where a signature is (SPEC S6)."""
+        taken: list[Segment] = []
+        for segment, _ in self.rows[feed]:
+            if segment.stop <= first or (taken and segment.stop - first > MAX_SEGMENT_UPDATES):
+                continue
+            taken.append(segment)
+        merged: list[EpochScalars] = []
+        for part in (part for segment in taken for part in segment.parts):
+            if merged and merged[-1].epoch == part.epoch:
+                merged[-1] = EpochScalars(part.epoch, merged[-1].scalars + part.scalars)
+            else:
+                merged.append(part)
+        parts = drop_updates(tuple(merged), first - taken[0].first)
+        return Segment(taken[0].feed_key, first, parts, taken[-1].signature)
+
+    def frontier(self, run: RunParameters) -> Frontier:
+        frontier = Frontier(run)
+        for feed, rows in self.rows.items():
+            segment, chain = rows[-1]
+            frontier.advance(feed, segment.stop, chain, segment.parts[-1].epoch)
+        return frontier
+
+    def updates(self) -> dict[Feed, list[Told]]:
+        return {
+            feed: [(p.epoch, scalar) for segment, _ in rows for p in segment.parts for scalar in p.scalars]
+            for feed, rows in self.rows.items()
+        }
+
+    def copy(self) -> Log:
+        return Log({feed: list(rows) for feed, rows in self.rows.items()})
+
+
+@dataclass
+class Wire:
+    """One direction of one link."""
+
+    sender: Node
+    receiver: Node
+    link: int
+    """The sender's number of the link."""
+    far: int
+    """The receiver's."""
+    open: bool = True
+    stalled: bool = False
+    """While set, frames wait here and the sender's machine hears no Writable."""
+    waiting: list[bytes] = field(default_factory=list)
+    last_arrival: float = 0.0
+
+
+class Node:
+    """A machine with its disk; `restart` makes a new machine from what the disk holds."""
+
+    def __init__(self, name: str, swarm: Swarm, *, relay: bool = False, run: RunParameters = RUN) -> None:
+        self.name = name
+        self.swarm = swarm
+        self.run = run
+        self.log = Log()
+        self.own = None if relay else Feed(origin_of(name), swarm.random.getrandbits(32))
+        self.wires: dict[int, Wire] = {}
+        self.sent: Counter[str] = Counter()
+        self.sent_bytes: Counter[str] = Counter()
+        self.updates_sent = 0
+        self.faults: list[str] = []
+        """Why links were dropped."""
+        self.machine = self._machine()
+
+    def _machine(self) -> Machine:
+        return Machine(
+            self.run,
+            self.log.frontier(self.run),
+            own=self.own,
+            sign=signing_key(self.name).sign,
+            draw_incarnation=lambda: self.swarm.random.getrandbits(32),
+            proven=self.own not in self.log.rows,
+            now=self.swarm.now,
+        )
+
+    def restart(self) -> None:
+        """As after kill -9: links and memory are gone, the disk is not."""
+        for wire in list(self.wires.values()):
+            self.swarm.cut(self, wire.receiver)
+        self.machine = self._machine()
+
+    def compute(self, updates: int = 1) -> bool:
+        """Make own updates, if the machine allows it, of the epoch that it says."""
+        if not self.machine.may_compute:
+            return False
+        assert self.own
+        state = self.machine.frontier.state(self.own)
+        epoch = max(state.epoch, self.run.epoch_of(self.machine.frontier.known))
+        scalars = tuple(self.swarm.random.randint(-1000, 1000) for _ in range(updates))
+        self.swarm.oracle.setdefault(self.own, []).extend((epoch, scalar) for scalar in scalars)
+        self.handle(OwnUpdates(self.own, state.next, (EpochScalars(epoch, scalars),)))
+        return True
+
+    def handle(self, event: Event) -> list[Action]:
+        actions = self.machine.handle(event, self.swarm.now)
+        for action in actions:
+            self._do(action)
+        return actions
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Admit():
+                self.log.append(action)
+            case Transmit(link=link, message=message):
+                self._send(link, message)
+            case Serve(link=link, feed=feed, first=first, hops=hops):
+                segment = replace(self.log.read(feed, first), hops=hops)
+                self.updates_sent += segment.count
+                self._send(link, segment)
+                self.machine.handle(Served(link, feed, segment.stop, hops), self.swarm.now)
+            case Drop(link=link, fault=fault):
+                self.faults.append(fault)
+                self.swarm.hang_up(self.wires[link])
+            case ContinueAs(feed=feed):
+                self.own = feed
+
+    def _send(self, link: int, message: Message) -> None:
+        frame = codec.encode(message, self.run.scalar_bytes)
+        self.sent[type(message).__name__] += 1
+        self.sent_bytes[type(message).__name__] += len(frame) + LENGTH_BYTES
+        self.swarm.transmit(self.wires[link], frame, segment=isinstance(message, Segment))
+
+
+class Swarm:
+    """Nodes, wires, the clock and the oracle."""
+
+    def __init__(self, names: str = "", *, seed: int = 0, faults: Faults = Faults()) -> None:  # noqa: B008
+        self.random = Random(seed)
+        self.faults = faults
+        self.now = 0.0
+        self.oracle: dict[Feed, list[Told]] = {}
+        self.nodes: dict[str, Node] = {}
+        self._numbers = count(1)
+        self._agenda: list[tuple[float, int, Wire, Event]] = []
+        for name in names.split():
+            self.add(name)
+
+    def __getitem__(self, name: str) -> Node:
+        return self.nodes[name]
+
+    def add(self, name: str, *, relay: bool = False) -> Node:
+        self.nodes[name] = Node(name, self, relay=relay)
+        return self.nodes[name]
+
+    # -- links -------------------------------------------------------------------------------------
+
+    def connect(self, one: Node, other: Node) -> tuple[Wire, Wire]:
+        there, back = next(self._numbers), next(self._numbers)
+        out, into = Wire(one, other, there, back), Wire(other, one, back, there)
+        one.wires[there], other.wires[back] = out, into
+        one.handle(LinkUp(there, other.name))
+        other.handle(LinkUp(back, one.name))
+        return out, into
+
+    def connect_all(self, *pairs: tuple[str, str]) -> None:
+        for one, other in pairs:
+            self.connect(self[one], self[other])
+
+    def mesh(self) -> None:
+        """A link between any two nodes that have none."""
+        nodes = list(self.nodes.values())
+        for index, one in enumerate(nodes):
+            for other in nodes[index + 1 :]:
+                if not self.linked(one, other):
+                    self.connect(one, other)
+
+    def linked(self, one: Node, other: Node) -> bool:
+        return any(wire.receiver is other for wire in one.wires.values())
+
+    def cut(self, one: Node, other: Node) -> None:
+        """End all links between the two; what is on its way is lost."""
+        for wire in [wire for wire in one.wires.values() if wire.receiver is other]:
+            self.hang_up(wire)
+            one.handle(LinkDown(wire.link))
+
+    def hang_up(self, wire: Wire) -> None:
+        """The sender of `wire` ends the link: the other side hears of it at once."""
+        back = wire.receiver.wires.pop(wire.far)
+        del wire.sender.wires[wire.link]
+        wire.open = back.open = False
+        wire.receiver.handle(LinkDown(wire.far))
+
+    def transmit(self, wire: Wire, frame: bytes, *, segment: bool) -> None:
+        if wire.stalled:
+            wire.waiting.append(frame)
+            return
+        copies = 0 if self.random.random() < self.faults.loss else 1
+        copies += copies and self.random.random() < self.faults.duplication
+        for _ in range(copies):
+            arrival = self.now + self.random.uniform(*self.faults.latency)
+            if not self.faults.reorder:
+                arrival = wire.last_arrival = max(arrival, wire.last_arrival)
+            heappush(self._agenda, (arrival, next(self._numbers), wire, Received(wire.far, frame)))
+        if segment:
+            heappush(self._agenda, (self.now, next(self._numbers), wire, Writable(wire.link)))
+
+    def stall(self, wire: Wire) -> None:
+        wire.stalled = True
+
+    def resume(self, wire: Wire) -> None:
+        """The stalled link writes what it was given, and then says so."""
+        wire.stalled = False
+        waiting, wire.waiting = wire.waiting, []
+        for frame in waiting:
+            self.transmit(wire, frame, segment=False)
+        wire.sender.handle(Writable(wire.link))
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def run(self, seconds: float) -> None:
+        """Let everything happen that is due within `seconds`."""
+        end = self.now + seconds
+        while self._step(end):
+            pass
+        self.now = end
+
+    def _step(self, end: float) -> bool:
+        node = min(self.nodes.values(), key=lambda n: n.machine.next_deadline())
+        deadline = node.machine.next_deadline()
+        arrival = self._agenda[0][0] if self._agenda else float("inf")
+        if min(deadline, arrival) > end:
+            return False
+        self.now = max(self.now, min(deadline, arrival))
+        if deadline < arrival:
+            node.handle(Wake())
+            assert node.machine.next_deadline() > self.now, "a deadline that never passes"
+            return True
+        _, _, wire, event = heappop(self._agenda)
+        if wire.open:
+            (wire.receiver if isinstance(event, Received) else wire.sender).handle(event)
+        return True
+
+    def run_until_equal(self, limit: float) -> float:
+        """Run until every node has the union of all updates; how long that took. Fails after `limit` seconds."""
+        start = self.now
+        while not self.converged:
+            assert self.now - start < limit, self.differences()
+            self.run(0.25)
+        return self.now - start
+
+    # -- the oracle --------------------------------------------------------------------------------
+
+    def digest(self) -> bytes:
+        """The digest of the union of everything computed, made update by update."""
+        frontier = Frontier(RUN)
+        for feed, told in self.oracle.items():
+            chain = frontier.state(feed).chain
+            for epoch, scalar in told:
+                chain = extend(chain, [EpochScalars(epoch, (scalar,))])
+            frontier.advance(feed, len(told), chain, told[-1][0])
+        return frontier.digest()
+
+    @property
+    def converged(self) -> bool:
+        known = sum(len(told) for told in self.oracle.values())
+        if any(node.machine.frontier.known != known for node in self.nodes.values()):
+            return False
+        digest = self.digest()
+        assert all(node.log.updates() == self.oracle for node in self.nodes.values())
+        return all(node.machine.frontier.digest() == digest for node in self.nodes.values())
+
+    def differences(self) -> str:
+        known = sum(len(told) for told in self.oracle.values())
+        return f"of {known} updates: " + ", ".join(
+            f"{node.name} has {node.machine.frontier.known}" for node in self.nodes.values()
+        )
+
+    def total(self, kind: str) -> int:
+        """How many messages of this type all nodes have sent."""
+        return sum(node.sent[kind] for node in self.nodes.values())
+
+    def total_bytes(self, kind: str) -> int:
+        return sum(node.sent_bytes[kind] for node in self.nodes.values())
+
+    def forget_costs(self) -> None:
+        for node in self.nodes.values():
+            node.sent.clear()
+            node.sent_bytes.clear()
+            node.updates_sent = 0

@@ -1,0 +1,214 @@
+"""The data folder: one process at a time, copies noticed, a control socket that fits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from store_helpers import RUN_ID, Author
+
+from sfnode.errors import Code, UserError
+from sfnode.store.datadir import MAX_SOCKET_PATH, Layout, control_socket_path, moved, open_data_dir, settle
+from sfnode.store.log import UpdateLog
+
+HOLD = """
+import sys
+from pathlib import Path
+from sfnode.store.datadir import open_data_dir
+held = open_data_dir(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# -- one process -------------------------------------------------------------------------------------
+
+
+def test_a_new_folder_is_for_its_owner_only(tmp_path: Path) -> None:
+    with open_data_dir(tmp_path / "a" / "node") as data:
+        assert mode(data.path) == 0o700
+        assert mode(data.lock) == 0o600
+
+
+def test_everything_in_the_folder_has_a_name_of_its_own(tmp_path: Path) -> None:
+    at = Layout(tmp_path)
+    names = [at.log, at.identity, at.libp2p_identity, at.manifest, at.lock, at.control_socket]
+    assert len(set(names)) == 6
+    assert {name.parent for name in names} == {tmp_path}
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone_even_by_kill_minus_nine(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=f"process {holder.pid}") as caught:
+            open_data_dir(tmp_path)
+        assert caught.value.code is Code.DATA_DIR_IN_USE
+        holder.kill()
+    open_data_dir(tmp_path).close()
+
+
+def test_a_folder_is_free_again_after_close(tmp_path: Path) -> None:
+    for _ in range(2):
+        with open_data_dir(tmp_path), pytest.raises(UserError, match=str(os.getpid())):
+            open_data_dir(tmp_path)
+
+
+@pytest.mark.parametrize("below", ["", "node"])
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError) as caught:
+        open_data_dir(tmp_path / "file" / below)
+    assert caught.value.code is Code.DATA_DIR_UNUSABLE
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError) as caught:
+        open_data_dir(tmp_path)
+    assert caught.value.code is Code.DATA_DIR_UNUSABLE
+
+
+# -- copies ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """The folder of a node that has trained and was shut down."""
+    with open_data_dir(tmp_path / "node") as data, UpdateLog.open(data.log, RUN_ID) as log:
+        assert not moved(log)
+        settle(log)
+        log.append([Author().write([1, 2, 3])])
+    return tmp_path / "node"
+
+
+def was_moved(folder: Path) -> bool:
+    with UpdateLog.open(Layout(folder).log, RUN_ID) as log:
+        return moved(log)
+
+
+def test_a_restarted_node_continues_its_feed(node: Path) -> None:
+    assert not was_moved(node)
+
+
+def test_a_renamed_folder_is_still_the_same(node: Path) -> None:
+    assert not was_moved(node.rename(node.with_name("renamed")))
+
+
+def test_a_copied_folder_is_noticed_until_it_has_settled(node: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(node, tmp_path / "copy")
+    assert was_moved(copy)
+    assert was_moved(copy), "asking must not make it forget: the node may crash before it has acted"
+    with UpdateLog.open(Layout(copy).log, RUN_ID) as log:
+        settle(log)
+    assert not was_moved(copy)
+    assert not was_moved(node)
+
+
+def test_a_backup_restored_in_the_old_place_is_noticed(node: Path) -> None:
+    log, backup = Layout(node).log, node / "backup"
+    shutil.copy2(log, backup)
+    before = log.stat().st_ino
+    log.unlink()
+    shutil.copy2(backup, log)
+    if not was_moved(node) and log.stat().st_ino == before:
+        pytest.skip("this file system gives inode numbers again and tells no generation")
+    assert was_moved(node)
+
+
+def test_a_log_with_updates_that_never_settled_counts_as_moved(tmp_path: Path) -> None:
+    with UpdateLog.open(tmp_path / "updates.sqlite", RUN_ID) as log:
+        log.append([Author().write([1])])
+        assert moved(log)
+
+
+# -- the control socket ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder of this test's own, with a short name."""
+    with tempfile.TemporaryDirectory(prefix="sf") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    """A folder whose name alone is too long for a socket."""
+    folder = tmp_path / ("x" * 60) / ("y" * 60)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_a_short_folder_holds_its_own_socket(temporary: Path) -> None:
+    assert control_socket_path(temporary) == temporary.resolve() / "control.sock"
+
+
+def test_a_deep_folder_gets_a_short_private_socket(temporary: Path, deep: Path) -> None:
+    with open_data_dir(deep) as data:
+        path = data.control_socket
+        assert len(os.fsencode(path)) <= MAX_SOCKET_PATH
+        assert path.is_relative_to(temporary)
+        assert mode(path.parent) == 0o700
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    open_data_dir(deep).close()
+
+
+def test_node_and_client_agree_on_the_socket_whatever_way_they_name_the_folder(
+    temporary: Path, deep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = temporary / "link"
+    link.symlink_to(deep)
+    monkeypatch.chdir(deep.parent)
+    names = [deep, link, Path(deep.name), deep / ".." / deep.name]
+    assert len({control_socket_path(name) for name in names}) == 1
+    assert list(temporary.iterdir()) == [link], "asking creates nothing"
+
+
+def test_two_deep_folders_have_two_sockets(temporary: Path, deep: Path) -> None:
+    assert control_socket_path(deep) != control_socket_path(deep.parent / ("z" * 60))
+
+
+@pytest.mark.parametrize("trap", ["open folder", "link", "file"])
+def test_a_socket_folder_that_somebody_else_laid_out_is_refused(
+    temporary: Path, deep: Path, trap: str
+) -> None:
+    folder = control_socket_path(deep).parent
+    if trap == "open folder":
+        folder.mkdir()
+        folder.chmod(0o777)
+    elif trap == "link":
+        private = temporary / "elsewhere"
+        private.mkdir(mode=0o700)
+        folder.symlink_to(private)
+    else:
+        folder.touch(mode=0o600)
+    with pytest.raises(UserError) as caught:
+        open_data_dir(deep)
+    assert caught.value.code is Code.DATA_DIR_UNUSABLE
+    with pytest.raises(UserError):
+        control_socket_path(deep)
+
+
+def test_a_temporary_folder_that_is_too_deep_as_well_is_told_as_such(
+    deep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with pytest.raises(UserError, match="TMPDIR"):
+        open_data_dir(deep)

@@ -1,0 +1,142 @@
+"""Frames over bare sockets: a peer that breaks SPEC F1 loses its link and gains nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import SimpleNamespace
+
+import pytest
+from transport_helpers import read_all
+
+from sfnode.transport import streams
+from sfnode.transport.base import MAX_FRAME, LinkClosed
+from sfnode.transport.streams import StreamLink, Switchboard
+
+CALLER = SimpleNamespace(peer_id="somebody")
+
+
+@pytest.fixture
+async def wire():
+    """A link, and the bare socket at its other end."""
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    link = StreamLink("somebody", False, *await asyncio.open_connection(sock=near))
+    yield link, far
+    await link.close()
+    far.close()
+
+
+async def send_much(link):
+    for _ in range(512):
+        await link.send(bytes(MAX_FRAME))
+
+
+async def write(far, data):
+    await asyncio.get_running_loop().sock_sendall(far, data)
+
+
+async def read(far, size):
+    return await asyncio.get_running_loop().sock_recv(far, size)
+
+
+@pytest.mark.parametrize("size", [MAX_FRAME + 1, (1 << 24) - 1])
+async def test_a_length_above_the_limit_ends_the_link_before_any_byte_of_the_frame(wire, size):
+    link, far = wire
+    await write(far, size.to_bytes(3, "big"))
+    with pytest.raises(LinkClosed, match=f"a frame of {size} bytes was announced"):
+        await link.receive()
+    assert await read(far, 1) == b""
+    assert link.bytes_received == 0
+
+
+async def test_a_frame_may_arrive_byte_by_byte(wire):
+    link, far = wire
+    for byte in b"\x00\x00\x03abc":
+        await write(far, bytes([byte]))
+    assert await link.receive() == b"abc"
+
+
+@pytest.mark.parametrize("rest", [b"\x00", b"\x00\x00\x03ab"])
+async def test_an_end_inside_a_frame_is_told_from_an_end_between_frames(wire, rest):
+    link, far = wire
+    await write(far, b"\x00\x00\x01a" + rest)
+    far.close()
+    assert await link.receive() == b"a"
+    with pytest.raises(LinkClosed, match="inside a frame"):
+        await link.receive()
+
+
+async def test_a_promised_frame_that_does_not_come_ends_the_link(wire, monkeypatch):
+    monkeypatch.setattr(streams, "BODY_DEADLINE", 0.01)
+    link, far = wire
+    await write(far, b"\x00\x00\x03ab")
+    with pytest.raises(LinkClosed, match="not complete"):
+        await link.receive()
+
+
+async def test_a_receiver_that_never_reads_ends_the_link_at_the_deadline(wire, monkeypatch):
+    monkeypatch.setattr(streams, "SEND_DEADLINE", 0.05)
+    link, _ = wire
+    with pytest.raises(LinkClosed, match="was not taken"):
+        await send_much(link)
+    with pytest.raises(LinkClosed, match="the link is closed"):
+        await link.send(b"")
+
+
+async def test_closing_does_not_wait_for_a_receiver_that_never_reads(wire, monkeypatch):
+    monkeypatch.setattr(streams, "CLOSE_DEADLINE", 0.01)
+    link, far = wire
+    sending = asyncio.gather(*(link.send(bytes(MAX_FRAME)) for _ in range(20)), return_exceptions=True)
+    await read(far, 1)
+    await link.close()
+    assert any(isinstance(outcome, LinkClosed) for outcome in await sending)
+
+
+async def test_senders_that_meet_do_not_mix_their_frames(wire):
+    link, far = wire
+    frames = [bytes([number]) * 50_000 for number in range(8)]
+    reader, writer = await asyncio.open_connection(sock=far.dup())
+    other = StreamLink("other", True, reader, writer)
+    got = asyncio.create_task(read_all(other))
+    await asyncio.gather(*(link.send(frame) for frame in frames))
+    await link.close()
+    assert sorted(await got) == frames
+    await other.close()
+
+
+async def test_inbound_streams_beyond_the_limit_are_closed_at_once(wire, monkeypatch):
+    monkeypatch.setattr(streams, "MAX_INBOUND", 1)
+    board, served = Switchboard(), asyncio.Event()
+
+    async def hold(link):
+        served.set()
+        await link.receive()
+
+    board.link_handler = hold
+    first = asyncio.create_task(board.accept_link(CALLER, *await streams_of(wire[1])))
+    await served.wait()
+    near, far = socket.socketpair()
+    await board.accept_link(CALLER, *await asyncio.open_connection(sock=near))
+    assert far.recv(1) == b""
+    far.close()
+    await board.hang_up()
+    await first
+
+
+async def test_hanging_up_does_not_wait_for_a_handler_that_ignores_its_link(wire):
+    board, served = Switchboard(), asyncio.Event()
+
+    async def stubborn(link):
+        served.set()
+        await asyncio.Event().wait()
+
+    board.link_handler = stubborn
+    serving = asyncio.create_task(board.accept_link(CALLER, *await streams_of(wire[1])))
+    await served.wait()
+    await board.hang_up()
+    assert serving.cancelled()
+
+
+async def streams_of(far):
+    return await asyncio.open_connection(sock=far.dup())
