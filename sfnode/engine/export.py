@@ -33,7 +33,7 @@ def export_model(trainer: Trainer, out: Path) -> None:
     """
     trainer.live.refold()
     with _finished_folder(out) as folder:
-        trainer.loaded.model.save_pretrained(folder)  # type: ignore[operator]
+        trainer.loaded.model.save_pretrained(folder)
         for name in TOKENIZER_FILES:
             if (trainer.loaded.folder / name).is_file():
                 shutil.copyfile(trainer.loaded.folder / name, folder / name)

@@ -1,0 +1,42 @@
+# Everything a fresh machine needs is done here: Python 3.11 with pip, and make, are all it takes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check bench vectors clean help
+
+help:
+	@echo "make demo    four nodes train a small model here and end with the same bits"
+	@echo "make test    lint, types, layers, and all tests"
+	@echo "make check   lint, types and layers only"
+	@echo "make bench   the benchmarks of docs/benchmarks.md"
+
+# torch first and pinned: whatever else is installed must not choose another build of it (constraints/README.md)
+$(READY): pyproject.toml constraints/torch.txt constraints/ci.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r constraints/torch.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/ci.txt -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/sfnode swarm
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/pytest
+
+bench: $(READY)
+	$(BIN)/python tests/bench/apply.py
+	$(BIN)/python tests/bench/step.py
+
+vectors: $(READY)
+	$(BIN)/python protocol/vectors/generate.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
