@@ -136,8 +136,10 @@ class Machine:
                 return self._on_own(event, now)
             case Writable(link=link_id):
                 return self._on_writable(link_id)
-            case Served():
-                return self._on_served(event)
+            case Served(link=link_id):
+                if link := self.links.get(link_id):
+                    flood.served(link, event, self.frontier)
+                return []
             case LinkUp(link=link_id, peer=peer):
                 return self._on_up(link_id, peer, now)
             case LinkDown(link=link_id):
@@ -169,11 +171,6 @@ class Machine:
             return []
         link.writable = True
         return flood.flush(link, self.frontier)
-
-    def _on_served(self, event: Served) -> list[Action]:
-        if link := self.links.get(event.link):
-            flood.served(link, event, self.frontier)
-        return []
 
     def _flush_all(self) -> list[Action]:
         return [action for link in self.links.values() for action in flood.flush(link, self.frontier)]

@@ -51,17 +51,70 @@ def default_run() -> DefaultRun:
     return DefaultRun(*PRESETS["reviews"], Training(rank=16, learning_rate=5e-4, batch_size=16))
 
 
-def _glue(config: str, benchmark: str = "aps/super_glue") -> Data:
-    source = f"hf:{benchmark}:{config}"
-    return Data(train=f"{source}:train", test=f"{source}:validation", test_limit=EVALUATED_ROWS)
+def _hub(name: str) -> Data:
+    """The training and validation splits of a data set of the hub, named with its configuration."""
+    return Data(train=f"hf:{name}:train", test=f"hf:{name}:validation", test_limit=EVALUATED_ROWS)
 
 
-def _classification(template: str, **words: str) -> Task:
-    """`words`: the answer for label 0 as `no_0`, for label 1 as `yes_1`."""
-    verbalizer = {label[-1]: word for label, word in words.items()}
+def _labelled(template: str, *answers: str) -> Task:
+    """A classification whose labels are 0, 1, ..."""
     return Task(
-        kind="classification", template=template, verbalizer=verbalizer, max_tokens=LONGEST_PROMPT
+        kind="classification",
+        template=template,
+        verbalizer={str(label): answer for label, answer in enumerate(answers)},
+        max_tokens=LONGEST_PROMPT,
     )
 
 
-PRESETS: dict[str, Preset] = {}
+PRESETS: dict[str, Preset] = {
+    "reviews": Preset(
+        Task(
+            kind="classification",
+            template="{text} it was",
+            verbalizer={"0": "bad", "1": "good"},
+            max_tokens=48,
+        ),
+        Data(train="builtin:reviews:train", test="builtin:reviews:test"),
+    ),
+    "sst2": Preset(
+        _labelled("{sentence|strip} It was", "terrible", "great"),
+        _hub("nyu-mll/glue:sst2"),
+    ),
+    "rte": Preset(
+        _labelled('{premise}\nDoes this mean that "{hypothesis}" is true? Yes or No?\n', "Yes", "No"),
+        _hub("aps/super_glue:rte"),
+    ),
+    "boolq": Preset(
+        _labelled("{passage} {question|question}\n", "No", "Yes"),
+        _hub("aps/super_glue:boolq"),
+    ),
+    "wic": Preset(
+        _labelled(
+            'Does the word "{word}" have the same meaning in these two sentences? Yes, No?\n'
+            "{sentence1}\n{sentence2}\n",
+            "No",
+            "Yes",
+        ),
+        _hub("aps/super_glue:wic"),
+    ),
+    "multirc": Preset(
+        _labelled(
+            "{paragraph}\nQuestion: {question}\n"
+            'I found this answer "{answer}". Is that correct? Yes or No?\n',
+            "No",
+            "Yes",
+        ),
+        _hub("aps/super_glue:multirc"),
+    ),
+    "record": Preset(
+        Task(
+            kind="choice",
+            template="{passage|bullets}\n-",
+            completion="{query|cloze}",
+            candidates_field="entities",
+            label_field="answers",
+            max_tokens=LONGEST_PROMPT,
+        ),
+        _hub("aps/super_glue:record"),
+    ),
+}

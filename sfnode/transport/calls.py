@@ -70,7 +70,7 @@ async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def wait_briefly(tasks: Iterable[asyncio.Task[Any]], deadline: float) -> set[asyncio.Task[Any]]:
-    """Wait, and return those that are still at it. How the others ended, now or later, is nobody's concern."""
+    """Wait, and return those that are still at it. How any of them ends, now or later, concerns nobody."""
     pending = set(tasks)
     for task in pending:
         task.add_done_callback(_look)

@@ -147,7 +147,8 @@ class Switchboard:
     async def hang_up(self) -> None:
         """Close every link, and see the handlers of the inbound ones to their end."""
         await asyncio.gather(*(link.close() for link in self._links))
-        await cancel(await wait_briefly(self._inbound, HANDLER_DEADLINE))
+        others = self._inbound - {asyncio.current_task()}
+        await cancel(await wait_briefly(others, HANDLER_DEADLINE))
 
     async def _serve(self, serving: Coroutine[Any, Any, None], link: StreamLink) -> None:
         task = asyncio.current_task()

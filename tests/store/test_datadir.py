@@ -16,7 +16,15 @@ import pytest
 from store_helpers import RUN_ID, Author
 
 from sfnode.errors import Code, UserError
-from sfnode.store.datadir import MAX_SOCKET_PATH, Layout, control_socket_path, moved, open_data_dir, settle
+from sfnode.store.datadir import (
+    MAX_SOCKET_PATH,
+    Layout,
+    _generation,
+    control_socket_path,
+    moved,
+    open_data_dir,
+    settle,
+)
 from sfnode.store.log import UpdateLog
 
 HOLD = """
@@ -119,14 +127,13 @@ def test_a_copied_folder_is_noticed_until_it_has_settled(node: Path, tmp_path: P
     assert not was_moved(node)
 
 
-def test_a_backup_restored_in_the_old_place_is_noticed(node: Path) -> None:
+def test_a_backup_restored_in_the_old_place_is_noticed_though_inode_numbers_return(node: Path) -> None:
     log, backup = Layout(node).log, node / "backup"
+    if not _generation(log):
+        pytest.skip("this file system tells no inode generations")
     shutil.copy2(log, backup)
-    before = log.stat().st_ino
     log.unlink()
     shutil.copy2(backup, log)
-    if not was_moved(node) and log.stat().st_ino == before:
-        pytest.skip("this file system gives inode numbers again and tells no generation")
     assert was_moved(node)
 
 

@@ -1,0 +1,315 @@
+"""What is special about libp2p: a daemon that crashes or hangs, ports, keys, strangers in the DHT."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import msgpack
+import psutil
+import pytest
+from hivemind.dht.routing import DHTID
+from hivemind.utils.timed_storage import get_dht_time
+from transport_helpers import read_all
+
+from sfnode.errors import Code, UserError
+from sfnode.transport.base import MAX_FRAME, LinkClosed, PeerRecord
+from sfnode.transport.daemon import start_daemon
+from sfnode.transport.hivemind import LINK_PROTOCOL, HivemindTransport
+from sfnode.transport.roster import MAX_ROSTER, roster_key
+from sfnode.transport.settings import HivemindSettings, p2pd_flags, same_ports
+
+TOPIC = b"\x07" * 32
+NODE = """
+import asyncio, sys
+from pathlib import Path
+from sfnode.transport.hivemind import HivemindSettings, HivemindTransport
+
+async def main(key, host):
+    node = HivemindTransport(HivemindSettings(identity_path=Path(key), host_maddrs=(host,)))
+    await node.start()
+    print(node.addresses()[0], flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def kind():
+    return "hivemind"
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def daemons_of(pid):
+    """The p2pd processes that this process has started, running or not yet reaped."""
+    return [
+        child for child in psutil.Process(pid).children() if "p2pd" in child.name() or not child.cmdline()
+    ]
+
+
+async def refusal(settings):
+    """The error with which a node does not start."""
+    before = daemons_of(os.getpid())
+    with pytest.raises(UserError) as error:
+        await HivemindTransport(settings).start()
+    assert daemons_of(os.getpid()) == before
+    return error.value
+
+
+async def test_a_port_that_any_program_has_is_refused(settings):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = f"/ip4/127.0.0.1/tcp/{other.getsockname()[1]}"
+        error = await refusal(settings(host_maddrs=("/ip4/127.0.0.1/tcp/0", taken)))
+    assert error.code is Code.PORT_IN_USE
+    assert taken in error.what
+
+
+async def test_a_port_that_another_node_has_is_refused(settings, nodes):
+    (other,) = await nodes(1)
+    taken = other.addresses()[0].partition("/p2p/")[0]
+    assert (await refusal(settings(1, host_maddrs=(taken,)))).code is Code.PORT_IN_USE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"host_maddrs": ("localhost:31337",)},
+        {"host_maddrs": ("/ip4/203.0.113.7/tcp/0",)},
+        {"host_maddrs": ("/ip4/127.0.0.1/tcp/99999",)},
+        {"announce_maddrs": ("/ip4/203.0.113.7/tcp/0",)},
+        {"announce_maddrs": ("/ip4/203.0.113.700/tcp/1",)},
+        {"bootstrap": ("/ip4/203.0.113.7/tcp/1",)},
+        {"bootstrap": ("/ip4/203.0.113.7/tcp/1/p2p/QmNobody",)},
+    ],
+)
+async def test_an_address_that_cannot_be_used_is_refused(settings, changes):
+    assert (await refusal(settings(**changes))).code is Code.BAD_ADDRESS
+
+
+async def test_bootstrap_peers_that_are_all_away_are_reported(settings, nodes):
+    (other,) = await nodes(1)
+    away = other.addresses()[0]
+    await other.stop()
+    error = await refusal(settings(1, bootstrap=(away,)))
+    assert error.code is Code.PEERS_UNREACHABLE
+    assert away in error.what
+
+
+async def test_a_node_that_is_among_its_own_bootstrap_peers_starts_alone(settings, nodes, free_port):
+    host = f"/ip4/127.0.0.1/tcp/{free_port}"
+    (known,) = await nodes(1)
+    peer = known.peer
+    await known.stop()
+    node = HivemindTransport(settings(host_maddrs=(host,), bootstrap=(f"{host}/p2p/{peer}",)))
+    await node.start()
+    assert node.peer == peer
+    await node.stop()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a key", b"\x08\x00\x12\x04\x30\x82\x00\x00"])
+async def test_a_damaged_key_is_reported_and_left_alone(settings, tmp_path, content):
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    assert (await refusal(settings(identity_path=path))).code is Code.DATA_DIR_UNUSABLE
+    assert path.read_bytes() == content
+
+
+async def test_a_missing_key_is_made_for_its_owner_only_and_gives_the_same_id_again(settings, tmp_path):
+    peers = set()
+    for _ in range(2):
+        node = HivemindTransport(settings(identity_path=tmp_path / "key"))
+        await node.start()
+        peers.add(node.peer)
+        await node.stop()
+    assert len(peers) == 1
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+async def test_a_key_in_a_folder_that_is_missing_is_reported(settings, tmp_path):
+    assert (await refusal(settings(identity_path=tmp_path / "no" / "key"))).code is Code.DATA_DIR_UNUSABLE
+
+
+@pytest.mark.parametrize("program", ["/nonexistent/p2pd", "/bin/false", "/bin/true"])
+async def test_a_daemon_that_does_not_start_is_reported(program):
+    with pytest.raises(UserError) as error:
+        await start_daemon(Path(program), [])
+    assert error.value.code is Code.NETWORK_DAEMON
+
+
+@pytest.mark.parametrize("size", [MAX_FRAME + 1, (1 << 24) - 1])
+async def test_a_peer_that_announces_too_much_loses_its_link(nodes, inbound, size):
+    host, guest = await nodes(2)
+    arriving = inbound(host)
+    dialled = await guest.connect(host.peer, host.addresses())
+    await arriving.get()
+    stranger = guest._session.p2p
+    _, reader, writer = await stranger.call_binary_stream_handler(
+        (await _peer_ids(stranger))[0], LINK_PROTOCOL
+    )
+    link = await arriving.get()
+    writer.write(size.to_bytes(3, "big"))
+    with pytest.raises(LinkClosed, match="was announced"):
+        await link.receive()
+    assert await reader.read() == b""
+    writer.close()
+    await dialled.close()
+
+
+async def _peer_ids(p2p):
+    return [info.peer_id for info in await p2p.list_peers()]
+
+
+async def test_strangers_in_the_dht_cannot_spoil_the_roster(nodes):
+    host, guest, stranger = await nodes(3)
+    record = PeerRecord(host.peer, tuple(host.addresses()), 0, 9)
+    await host.announce(TOPIC, record, ttl=60)
+    dht, key, expiry = stranger._session.dht, roster_key(TOPIC), get_dht_time() + 60
+    for number, value in enumerate((None, "text", [1, 2, 3, 4], {"a": 1}, [host.peer, [], 0, 0])):
+        assert await dht.store(key, value, expiry, subkey=f"stranger{number}")
+    assert await guest.find(TOPIC) == [record]
+
+    dht.protocol.storage.store(DHTID.generate(key), b"\xc1", expiry + 60, subkey=guest.peer)
+    dht.protocol.storage.store(DHTID.generate(key), msgpack.packb(bytes(5_000)), expiry, subkey="large")
+    assert await guest.find(TOPIC) == [record]
+    assert await host.find(TOPIC) == [record]
+
+
+async def test_a_stranger_cannot_fill_the_memory_of_a_node_through_the_dht(nodes):
+    host, stranger = await nodes(2)
+    expiry = get_dht_time() + 60
+    names = [f"name{number}" for number in range(MAX_ROSTER + 40)]
+    keys = [roster_key(TOPIC)] * len(names)
+    await stranger._session.dht.store_many(keys, ["x"] * len(names), expiry, subkeys=names)
+    stored = host._session.dht.protocol.storage.get(DHTID.generate(roster_key(TOPIC)))
+    assert 0 < len(stored.value) <= MAX_ROSTER
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_daemon_that_dies_or_hangs_is_noticed_and_replaced(nodes, inbound, blow):
+    host, guest = await nodes(2)
+    arriving = inbound(host)
+    link = await guest.connect(host.peer, host.addresses())
+    peer, addresses, old = host.peer, host.addresses(), host._session.p2pd.pid
+    assert await host.healthy()
+    os.kill(old, blow)
+    async with asyncio.timeout(3):
+        while await host.healthy():
+            await asyncio.sleep(0.01)
+    await host.restart()
+    assert not psutil.pid_exists(old)
+    assert await host.healthy()
+    assert await read_all(link) == []
+    assert (host.peer, host.addresses()) == (peer, addresses)
+
+    while not arriving.empty():
+        arriving.get_nowait()
+    await (await guest.connect(peer, addresses)).send(b"again")
+    assert await (await arriving.get()).receive() == b"again"
+
+
+@pytest.mark.parametrize("hung", [False, True])
+async def test_a_stop_leaves_neither_process_nor_file_nor_task(nodes, hung):
+    (node,) = await nodes(1)
+    before = asyncio.all_tasks()
+    pid, folder = node._session.p2pd.pid, Path(node._session.p2p.daemon_listen_maddr["unix"]).parent
+    assert folder.exists()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    if hung:
+        os.kill(pid, signal.SIGSTOP)
+    await node.stop()
+    assert not psutil.pid_exists(pid)
+    assert not folder.exists()
+    assert asyncio.all_tasks() <= before
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing_behind(settings):
+    node = HivemindTransport(
+        settings(bootstrap=("/ip4/203.0.113.7/tcp/1/p2p/QmWv4MDNkJnWMTaHJxSwZ8dnkwJPZvLScPZzYD9bCHMgdB",))
+    )
+    starting = asyncio.create_task(node.start())
+    while not (node.addresses() or starting.done()):
+        await asyncio.sleep(0.01)
+    starting.cancel()
+    await node.stop()
+    assert (await asyncio.gather(starting, return_exceptions=True))[0] is not None
+    assert daemons_of(os.getpid()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+async def test_a_node_killed_outright_leaves_no_daemon_and_its_port_can_be_used_at_once(
+    settings, keys, free_port
+):
+    host = f"/ip4/127.0.0.1/tcp/{free_port}"
+    first = subprocess.Popen(
+        [sys.executable, "-c", NODE, str(keys[0]), host],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    address = await asyncio.to_thread(first.stdout.readline)
+    (p2pd,) = daemons_of(first.pid)
+    p2pd.suspend()  # so that it cannot go by itself
+    first.kill()
+    node = HivemindTransport(settings(host_maddrs=(host,)))
+    await node.start()
+    assert node.addresses() == [address.strip()]
+    assert not p2pd.is_running() or p2pd.status() == psutil.STATUS_ZOMBIE
+    await node.stop()
+    assert first.communicate() == ("", "")
+
+
+def test_messages_of_hivemind_reach_nobody_but_a_debugger(capsys, caplog):
+    with caplog.at_level(logging.DEBUG, "sfnode"):
+        logging.getLogger("hivemind.dht.node").warning("noise")
+    assert capsys.readouterr() == ("", "")
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("DEBUG", "hivemind.dht.node: noise")
+    ]
+
+
+def flags_for(**changes):
+    settings = HivemindSettings(identity_path=Path("key"), **changes)
+    return p2pd_flags(settings, settings.host_maddrs, Path("control"))
+
+
+def test_a_node_on_loopback_does_not_touch_the_router():
+    assert "-natPortMap=1" in flags_for()
+    assert "-natPortMap=0" in flags_for(host_maddrs=("/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0"))
+
+
+def test_auto_relay_trusts_the_bootstrap_peers_unless_told_whom():
+    assert not any("trusted" in flag for flag in flags_for(bootstrap=("A",)))
+    assert "-trustedRelays=A,B" in flags_for(use_auto_relay=True, bootstrap=("A", "B"))
+    assert "-trustedRelays=C" in flags_for(use_auto_relay=True, bootstrap=("A",), trusted_relays=("C",))
+
+
+def test_a_client_listens_nowhere():
+    flags = flags_for(client_mode=True)
+    assert "-noListenAddrs" in flags
+    assert not any("hostAddrs" in flag for flag in flags)
+
+
+def test_after_a_start_the_port_is_kept_unless_it_was_announced_otherwise():
+    hosts = ("/ip4/0.0.0.0/tcp/0", "/ip4/127.0.0.1/udp/0/quic", "/ip6/::/tcp/7")
+    ways = ["/ip4/198.51.100.9/tcp/999", "/ip4/10.0.0.2/tcp/41", "/ip4/127.0.0.1/udp/42/quic"]
+    plain = HivemindSettings(identity_path=Path("key"), host_maddrs=hosts)
+    assert same_ports(plain, ways) == ("/ip4/0.0.0.0/tcp/41", "/ip4/127.0.0.1/udp/42/quic", "/ip6/::/tcp/7")
+    announced = HivemindSettings(identity_path=Path("key"), host_maddrs=hosts, announce_maddrs=("/x",))
+    assert same_ports(announced, ways) == hosts
