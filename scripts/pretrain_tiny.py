@@ -41,7 +41,7 @@ def word_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
     )
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=UNKNOWN
     )
 
@@ -70,7 +70,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> Iterato
     encoded = [torch.tensor(ids) for ids in tokenizer([f"{text} {EOS}" for text in documents]).input_ids]
     order = torch.Generator().manual_seed(0)
     while True:
-        for chosen in torch.randperm(len(encoded), generator=order).split(BATCH):
+        for chosen in torch.split(torch.randperm(len(encoded), generator=order), BATCH):
             rows = [encoded[index] for index in chosen.tolist()]
             yield nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
 
@@ -95,7 +95,7 @@ def pretrain(model: OPTForCausalLM, source: Iterator[Tensor], pad: int) -> None:
     for step in range(STEPS):
         loss = language_loss(model, next(source), pad)
         optimiser.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()

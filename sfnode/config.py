@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 import msgpack
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from sfprotocol import PROTOCOL_VERSION
-from sfprotocol.messages import RunParameters
 
 from sfnode.errors import Code, UserError
+from sfprotocol import PROTOCOL_VERSION
+from sfprotocol.messages import RunParameters
 
 MAX_MANIFEST_BYTES = 192 * 1024
 """Fits one frame; the target list of a 7B model takes about 20 KiB."""
@@ -76,8 +76,8 @@ class Model(Section):
 class Task(Section):
     """What a row of data means: `template` is the prompt, and an answer follows it.
 
-    The fields of a row are named in braces, `{field}` or `{field|filter}` (docs/tasks.md lists the filters). The
-    answer is set off by a space unless the prompt ends in white space or the answer begins with some.
+    The fields of a row are named in braces, `{field}` or `{field|filter}` (sfnode/engine/template.py lists
+    the filters). A space sets the answer off unless the prompt ends or the answer begins in white space.
 
     classification: `verbalizer` maps the row's label to the answer;
     choice: the row brings its candidates (`candidates_field`), the answer is `completion` with `{candidate}`

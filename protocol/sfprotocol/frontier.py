@@ -38,6 +38,7 @@ class Frontier:
         self._states: dict[Feed, FeedState] = {}
         self._order: list[Feed] = []
         self._by_key: dict[int, list[Feed]] = {}
+        self._records: dict[Feed, bytes] = {}  # of the digest, which is wanted several times a second
         self._digest: bytes | None = None
 
     def __len__(self) -> int:
@@ -76,6 +77,8 @@ class Frontier:
             self._by_key.setdefault(state.key, []).append(feed)
         self.known += following - state.next
         state.next, state.chain, state.epoch = following, chain, epoch
+        numbers = feed.incarnation.to_bytes(8, "big") + following.to_bytes(8, "big")
+        self._records[feed] = feed.origin + numbers + chain
         self._digest = None
 
     def positions(self) -> list[Position]:
@@ -85,11 +88,8 @@ class Frontier:
     def digest(self) -> bytes:
         """The state digest (SPEC D3): equal digests mean equal sets of updates, hence equal models."""
         if self._digest is None:
-            hasher = hashlib.blake2b(self.run.run_id, digest_size=32, person=b"sfnode-state")
-            for state in self:
-                origin, incarnation = state.feed
-                hasher.update(origin + incarnation.to_bytes(8, "big"))
-                hasher.update(state.next.to_bytes(8, "big") + state.chain)
+            records = b"".join(self._records[feed] for feed in self._order)
+            hasher = hashlib.blake2b(self.run.run_id + records, digest_size=32, person=b"sfnode-state")
             self._digest = hasher.digest()
         return self._digest
 

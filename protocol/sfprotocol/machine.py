@@ -47,7 +47,7 @@ from sfprotocol.sync import Pulls
 
 SYNC_INTERVAL = 1.0
 """Seconds between Summaries, each to the next link in turn: with 6 links every neighbour hears of us every
-6 s and we of it, which costs a quiet node 60 bytes a second."""
+6 s and we of it, which costs a quiet node 50 bytes a second."""
 
 LINK_TIMEOUT = 60.0
 """Seconds without a frame after which a link is dropped. Twelve links hear a Summary every 12 s."""
@@ -57,7 +57,9 @@ ASK_TIMEOUT = 20.0
 list of feeds over a slow line, twice."""
 
 MAX_FEEDS = 65_536
-"""Feeds of one run. Bounds memory to some 30 MB; beyond that, regions must be summed (DESIGN section 8)."""
+"""Feeds of one run, and names of feeds that one link may teach us before we have anything of them. Bounds
+memory to 40 MB for the frontier and 20 MB (32 MB if all names are invented) for each link; beyond that, regions
+must be summed (DESIGN section 8)."""
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
-"""Rows of data: read from files, from the Hugging Face hub or from the package, checked, filtered and selected.
+"""Rows of data from files, from the Hugging Face hub or from the package: checked, filtered and selected.
 
-Every node that names the same source gets the same rows in the same order, because a mini-batch is a list of row
-numbers drawn from a seed. What is wrong with a row is said with the file and the line. This module leaves it to
-`wording` what a row means, and never runs code that comes with data.
+Every node that names the same source gets the same rows in the same order, because a mini-batch is a list of
+row numbers drawn from a seed. What is wrong with a row is said with the file and the line. This module leaves
+it to `wording` what a row means, and never runs code that comes with data.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:NAME[:CONFIG]:SPLIT, or
 
 
 def load_rows(source: str, task: Task, *, limit: int = 0, min_words: int = 0) -> list[Row]:
-    """The rows of a source that serve `task`: a file, `hf:NAME[:CONFIG]:SPLIT` or `builtin:reviews:train|test`.
+    """The rows of a file, of `hf:NAME[:CONFIG]:SPLIT` or of `builtin:reviews:train|test`, fit for `task`.
 
     Rows whose first template field has fewer than `min_words` words are left out; of the rest `limit` rows
-    (0: all) are selected, the same ones on every node. Raises UserError DATA_NOT_FOUND, or DATA_MALFORMED with
-    the place of the first row that cannot serve.
+    (0: all) are selected, the same ones on every node. Raises UserError DATA_NOT_FOUND, or DATA_MALFORMED
+    with the place of the first row that does not fit the task.
     """
     counted = template.fields(task.template)[0]
     rows = []
@@ -49,7 +49,7 @@ def load_rows(source: str, task: Task, *, limit: int = 0, min_words: int = 0) ->
 
 
 def shard(rows: Sequence[Row], index: int, of: int) -> list[Row]:
-    """Part `index` (0-based) of `of` parts of the rows: every of-th row, so that a sorted file splits evenly."""
+    """Part `index` of `of` (0-based): every of-th row, so that a file sorted by label splits evenly."""
     if not 0 <= index < of:
         raise UserError(
             Code.BAD_OPTION,
@@ -100,7 +100,7 @@ def _hub(source: str, rest: str) -> Iterator[_Placed]:
     name, *config, split = rest.split(":") if rest.count(":") in (1, 2) else ("", "")
     if not name or not split:
         raise UserError(Code.DATA_NOT_FOUND, f"{source} is not of the form hf:NAME[:CONFIG]:SPLIT", _FORMS)
-    import datasets  # noqa: PLC0415  (a second to import, and most runs read a file)
+    import datasets  # type: ignore[import-untyped]  # a second to import, and most runs read a file
 
     try:
         rows = datasets.load_dataset(name, *config, split=split)
@@ -114,7 +114,7 @@ def _hub(source: str, rest: str) -> Iterator[_Placed]:
 
 
 def _parquet(path: Path) -> Iterator[_Placed]:
-    import datasets  # noqa: PLC0415
+    import datasets
 
     try:
         files = {"train": str(path)}
@@ -139,7 +139,8 @@ def _csv(path: Path) -> Iterator[_Placed]:
 
 def _table(path: Path, *, delimiter: str, quoting: Any) -> Iterator[_Placed]:
     """The rows below a header line; every value is a string."""
-    reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter=delimiter, quoting=quoting, strict=True)
+    lines = io.StringIO(_text(path), newline="")
+    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     header: list[str] = []
     line = 1
     try:

@@ -1,7 +1,7 @@
-"""Ready-made tasks: the embedded default and the benchmarks of the literature with MeZO's published prompts.
+"""Ready-made tasks: the embedded default, and benchmarks of the literature with MeZO's published prompts.
 
-The prompts are those of princeton-nlp/MeZO (large_models/templates.py and tasks.py), to the character; the data
-are where they are on the Hugging Face hub. This module only describes; it reads nothing.
+The prompts are those of princeton-nlp/MeZO (large_models/templates.py and tasks.py), to the character; the
+data are where they are on the Hugging Face hub. This module only describes; it reads nothing.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ verdict favourable? What decides is the main clause: negation turns a clause rou
 the one after "but", or the one that "although" does not introduce, counts. Counting good and bad words
 therefore does not solve the task.
 
-The words that answer the task ("good", "bad") do occur in the pretraining text, after every kind of review alike
-and mostly "good": a model that has only read that text understands the reviews but not the question, and says
-"good" to nearly everything. This module knows nothing of models, tokenizers or files.
+The words that answer the task ("good", "bad") do occur in the pretraining text, after every kind of review
+alike and mostly "good": a model that has only read that text understands the reviews but not the question,
+and says "good" to nearly everything. This module knows nothing of models, tokenizers or files.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _HELD_OUT_SHARE = 4
 _DRAWS = 96
 """More draws than the longest document needs."""
 
+
 class _Subject(NamedTuple):
     """Things that may be reviewed, with what is said of them in praise (True) and in blame (False)."""
 
@@ -38,39 +39,42 @@ class _Subject(NamedTuple):
 
 _SUBJECTS = (
     _Subject(
-        "soup bread coffee dessert salad breakfast".split(),
+        ("soup", "bread", "coffee", "dessert", "salad", "breakfast"),
         {
-            True: "tasty delicious fresh crisp fragrant wholesome".split(),
-            False: "stale bland sour burnt greasy soggy".split(),
+            True: ("tasty", "delicious", "fresh", "crisp", "fragrant", "wholesome"),
+            False: ("stale", "bland", "sour", "burnt", "greasy", "soggy"),
         },
     ),
     _Subject(
-        "staff cook waiter host guide porter".split(),
+        ("staff", "cook", "waiter", "host", "guide", "porter"),
         {
-            True: "charming polite clever gentle cheerful attentive".split(),
-            False: "rude clumsy grumpy careless arrogant lazy".split(),
+            True: ("charming", "polite", "clever", "gentle", "cheerful", "attentive"),
+            False: ("rude", "clumsy", "grumpy", "careless", "arrogant", "lazy"),
         },
     ),
     _Subject(
-        "room garden pool terrace hall lounge".split(),
+        ("room", "garden", "pool", "terrace", "hall", "lounge"),
         {
-            True: "bright tidy splendid cosy spotless elegant".split(),
-            False: "shabby messy noisy grim filthy cramped".split(),
+            True: ("bright", "tidy", "splendid", "cosy", "spotless", "elegant"),
+            False: ("shabby", "messy", "noisy", "grim", "filthy", "cramped"),
         },
     ),
     _Subject(
-        "film music play plot ending singer".split(),
+        ("film", "music", "play", "plot", "ending", "singer"),
         {
-            True: "gripping graceful superb witty brilliant moving".split(),
-            False: "dull dreadful tedious clueless hollow shallow".split(),
+            True: ("gripping", "graceful", "superb", "witty", "brilliant", "moving"),
+            False: ("dull", "dreadful", "tedious", "clueless", "hollow", "shallow"),
         },
     ),
 )
-_VERBS = {True: "loved enjoyed praised admired".split(), False: "hated regretted disliked mocked".split()}
-_DEGREES = "very quite really rather".split()
+_VERBS = {
+    True: ("loved", "enjoyed", "praised", "admired"),
+    False: ("hated", "regretted", "disliked", "mocked"),
+}
+_DEGREES = ("very", "quite", "really", "rather")
 _DENIALS = ("not", "never", "hardly", "anything but", "not at all")
-_PEOPLE = "we they guests friends neighbours".split()
-_DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
+_PEOPLE = ("we", "they", "guests", "friends", "neighbours")
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _ASIDES = ("sat by the window", "paid in cash", "took the train home", "came with children")
 _CONSEQUENCES = {
     True: (
@@ -112,7 +116,7 @@ class _Draws:
 
 
 def rows(split: Split) -> list[dict[str, str | int]]:
-    """The rows of a split, `{"text": review, "label": 1 if favourable else 0}`; no text occurs twice anywhere."""
+    """The rows of a split: `text`, and `label` (1 if favourable, else 0). No text occurs twice anywhere."""
     left = {0: ROWS[split] // 2, 1: ROWS[split] // 2}
     seen: set[str] = set()
     found: list[dict[str, str | int]] = []
@@ -193,7 +197,7 @@ def _clause(draws: _Draws, favourable: bool) -> str:
 
 
 def _aftermath(draws: _Draws, favourable: bool) -> str:
-    """One to three sentences that follow from the verdict, and often one that calls it good or bad at random."""
+    """One to three sentences that follow from the verdict, and often one that says good or bad at random."""
     sentences = [f"{draws.pick(_CONSEQUENCES[favourable])} ." for _ in range(1 + draws.below(3))]
     if draws.chance(50):
         word = "good" if draws.chance(70) else "bad"

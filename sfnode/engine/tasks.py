@@ -1,8 +1,9 @@
 """From rows to tensors and from logits to losses, scores and metrics.
 
-Scoring and training follow MeZO (Malladi et al. 2023, appendix E; princeton-nlp/MeZO): a candidate's score is
-the mean log-probability of its tokens, and classification is trained on the cross-entropy over the candidates'
-scores. This module knows tokenizers and logits; it knows no model and no update.
+Scoring and training follow MeZO (Malladi et al. 2023; princeton-nlp/MeZO, large_models/utils.py and run.py):
+a candidate's score is the mean log-probability of its tokens, and classification is trained on the
+cross-entropy over the candidates' scores. This module knows tokenizers and logits; it knows no model and no
+update.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ from sfnode.engine.wording import Row, Wording, wording
 from sfnode.errors import Code, UserError
 
 CACHED_TOKENS = 4_000_000
-"""How many tokens each tokenizer keeps of the examples it has seen, at 8 to 24 bytes each: SST-2 fits whole."""
+"""How many tokens of seen examples each tokenizer keeps, at 4 to 20 bytes each. SST-2 fits whole."""
 
-_I64 = NDArray[np.int64]
 _I32 = NDArray[np.int32]
 
 
@@ -97,7 +97,7 @@ class Evaluation(NamedTuple):
     value: float
     loss: float
     """Mean loss of the rows, as trained on."""
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody wants here
     """Number of rows."""
 
 
@@ -107,7 +107,7 @@ class _Example(NamedTuple):
     inputs: tuple[_I32, ...]
     """The sequences that are fed in."""
     targets: _I32
-    """(P, 4): for each target its sequence, the column whose hidden state predicts it, the token, the candidate."""
+    """(P, 4): each target's sequence, the column whose hidden state predicts it, token and candidate."""
     right: tuple[int, ...]
     """The right candidates."""
 
@@ -201,7 +201,8 @@ def _tokenised(tokenizer: Any, words: Wording, max_tokens: int) -> _Example:
         if home == len(inputs):
             inputs.append(fed)
         targets += [(home, column - 1, ids[column], candidate) for column in range(first, len(ids))]
-    return _Example(tuple(np.array(ids, np.int32) for ids in inputs), np.array(targets, np.int32), words.right)
+    fed_in = tuple(np.array(ids, np.int32) for ids in inputs)
+    return _Example(fed_in, np.array(targets, np.int32), words.right)
 
 
 def _sequence(tokenizer: Any, prompt: str, answer: str, max_tokens: int) -> tuple[list[int], int]:
@@ -223,7 +224,7 @@ def _sequence(tokenizer: Any, prompt: str, answer: str, max_tokens: int) -> tupl
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
-    """Without the tokenizer's own special tokens: some add one in front, some add none, some add one behind."""
+    """The tokens of the text alone: some tokenizers add special ones in front, some behind, some none."""
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     return ids
 

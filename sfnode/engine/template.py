@@ -1,7 +1,7 @@
 """Templates: text with the fields of a row in braces, `{field}` or `{field|filter}`; `{{` is a brace.
 
-A template is all a manifest can say about wording, so that every node writes the same prompt from the same row
-and a manifest never carries code. This module knows nothing of tokens, labels or tasks.
+A template is all a manifest can say about wording, so that every node writes the same prompt from the same
+row and a manifest never carries code. This module knows nothing of tokens, labels or tasks.
 """
 
 from __future__ import annotations

@@ -137,7 +137,8 @@ def control_socket_path(path: Path) -> Path:
         return inside
     if not _fits(outside):
         raise unusable(path, "its name, and that of the temporary folder (TMPDIR), is too long for a socket")
-    _refuse_strangers(path, outside.parent)
+    with disk_faults(path):
+        _refuse_strangers(path, outside.parent)
     return outside
 
 
@@ -209,9 +210,9 @@ def _make_socket_folder(path: Path) -> None:
 def _refuse_strangers(path: Path, folder: Path) -> None:
     """The temporary folder is everybody's: what lies under our name there must still be ours alone."""
     try:
-        status = folder.lstat()
+        status, owner = folder.lstat(), path.stat().st_uid
     except FileNotFoundError:
         return
-    ours = status.st_uid in (os.geteuid(), path.stat().st_uid)
+    ours = status.st_uid in (os.geteuid(), owner)
     if not (ours and stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) & 0o077 == 0):
         raise unusable(folder, "it should be a folder that only this node's user can enter")

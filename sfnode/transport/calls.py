@@ -7,6 +7,7 @@ call had open. Imports nothing of it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Iterable
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ _REASON_CHARS = 300
 _sockets: ContextVar[list[asyncio.StreamWriter] | None] = ContextVar("_sockets", default=None)
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 async def within(deadline: float, what: str, call: Awaitable[T]) -> T:
@@ -53,6 +55,20 @@ def remember_sockets(connector: Any) -> None:
         return reader, writer
 
     connector.open_connection = remembering
+
+
+def contain_inbound(control: Any) -> None:
+    """Keep out of the log what hivemind's ControlClient raises over inbound streams that end too early."""
+    serve = control._handler
+
+    async def containing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        except Exception as error:
+            log.debug("inbound stream: %s", one_line(error))
+            writer.close()
+
+    control._handler = containing
 
 
 def one_line(error: BaseException) -> str:

@@ -31,7 +31,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from sfnode.errors import UserError
 from sfnode.transport import base
 from sfnode.transport.base import Link, LinkHandler, PeerRecord, RequestHandler, TransportError
-from sfnode.transport.calls import cancel, one_line, remember_sockets, within
+from sfnode.transport.calls import cancel, contain_inbound, one_line, remember_sockets, within
 from sfnode.transport.daemon import (
     Daemon,
     daemon_error,
@@ -84,6 +84,7 @@ def _silence_hivemind() -> None:
     logger = logging.getLogger("hivemind")
     logger.propagate = False
     logger.addHandler(_Demote())
+    logging.addLevelName(logging.WARNING, "WARNING")  # hivemind calls it WARN, everywhere
 
 
 _silence_hivemind()
@@ -294,6 +295,7 @@ class HivemindTransport:
         p2p = await within(ATTACH_DEADLINE, "attaching", P2P.replicate(control))
         self._stack.push_async_callback(_detach, p2p)
         remember_sockets(p2p._client.control.daemon_connector)
+        contain_inbound(p2p._client.control)
         self.peer = str(p2p.peer_id)
         self._stack.push_async_callback(self._board.hang_up)
         for name, accept in (

@@ -41,7 +41,7 @@ def shard(folder: Path) -> None:
     files = {name: f"model-{1 + n % 2:05}-of-00002.safetensors" for n, name in enumerate(names)}
     for file in set(files.values()):
         save_file({name: tensors[name] for name in names if files[name] == file}, folder / file)
-    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": files}))
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     (folder / WEIGHTS).unlink()
 
 

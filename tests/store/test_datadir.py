@@ -188,7 +188,16 @@ def test_node_and_client_agree_on_the_socket_whatever_way_they_name_the_folder(
     assert list(temporary.iterdir()) == [link], "asking creates nothing"
 
 
-def test_two_deep_folders_have_two_sockets(temporary: Path, deep: Path) -> None:
+@pytest.mark.usefixtures("temporary")
+def test_the_socket_of_a_folder_that_was_removed_can_still_be_named(deep: Path) -> None:
+    with open_data_dir(deep) as data:
+        path = data.control_socket
+    shutil.rmtree(deep)
+    assert control_socket_path(deep) == path
+
+
+@pytest.mark.usefixtures("temporary")
+def test_two_deep_folders_have_two_sockets(deep: Path) -> None:
     assert control_socket_path(deep) != control_socket_path(deep.parent / ("z" * 60))
 
 

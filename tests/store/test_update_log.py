@@ -17,11 +17,10 @@ from store_helpers import RUN_ID, Author, unpacked
 
 from sfnode.errors import Code, UserError
 from sfnode.store.log import LOOSE_ROWS, Record, UpdateLog
-from sfnode.store.recent import MAX_UPDATES, SEGMENTS_PER_FEED, Recent
 from sfnode.store.rows import PACKED_UPDATES
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.errors import LocalProtocolError
-from sfprotocol.messages import EpochScalars, Segment
+from sfprotocol.messages import EpochScalars
 
 
 @pytest.fixture
@@ -391,23 +390,3 @@ def test_packed_rows_stay_far_below_the_largest_segment(log: UpdateLog) -> None:
     counts = [record.segment.count for record in log.records()]
     assert max(counts) <= PACKED_UPDATES < MAX_SEGMENT_UPDATES
     assert len(counts) < 2 * len(author.updates) / PACKED_UPDATES + LOOSE_ROWS
-
-
-def test_the_memory_of_recent_segments_is_bounded_and_forgets_the_silent_feeds() -> None:
-    recent, authors = Recent(), [Author(number) for number in range(1, 41)]
-    size = MAX_UPDATES // 20
-    for author in authors:
-        recent.add(author.feed, Segment(author.key, 0, (EpochScalars(0, (1,) * size),), bytes(64)))
-    kept = [author for author in authors if recent.since(author.feed, 0)]
-    assert kept == authors[-20:]
-    assert all(segment.count == size for author in kept for segment in recent.since(author.feed, 0))
-
-
-def test_of_one_feed_only_the_last_segments_are_remembered() -> None:
-    recent, author = Recent(), Author()
-    for step in range(SEGMENTS_PER_FEED + 3):
-        recent.add(author.feed, author.write([step]).segment)
-    assert recent.since(author.feed, 2) == []
-    assert [segment.first for segment in recent.since(author.feed, 3)] == list(
-        range(3, SEGMENTS_PER_FEED + 3)
-    )

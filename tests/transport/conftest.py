@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 import pytest
 import uvloop
 
-from sfnode.transport.base import Link, Transport
+from sfnode.transport.base import Link, LinkClosed, Transport
 from sfnode.transport.hivemind import HivemindSettings, HivemindTransport
 from sfnode.transport.memory import MemoryTransport, Network
 from sfnode.transport.peerkey import ensure_key
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 KEYS = 3
+Nodes = Callable[[int], Awaitable[list[Transport]]]
 
 
 def pytest_asyncio_loop_factories(
@@ -51,26 +53,45 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="module")
+async def pool(keys: list[Path]) -> AsyncIterator[list[Transport]]:
+    """Real nodes are dear (0.4 s of a core), so the tests of one module share three."""
+    made: list[Transport] = [
+        HivemindTransport(HivemindSettings(identity_path=key, host_maddrs=LOOPBACK)) for key in keys
+    ]
+    yield made
+    await asyncio.gather(*(node.stop() for node in made))
+
+
 @pytest.fixture
-async def nodes(kind: str, settings: Callable[..., HivemindSettings]) -> AsyncIterator[Any]:
+async def nodes(kind: str, request: pytest.FixtureRequest) -> AsyncIterator[Nodes]:
     """`await nodes(3)`: that many running transports of the kind under test, which know each other."""
-    started: list[Transport] = []
-    network = Network(Random(0))
+    if kind == "memory":
+        network = Network(Random(0))
+        made: list[Transport] = [MemoryTransport(network, f"peer{number}") for number in range(KEYS)]
+    else:
+        made = request.getfixturevalue("pool")
 
     async def start(count: int) -> list[Transport]:
-        for number in range(count):
-            started.append(
-                MemoryTransport(network, f"peer{number}")
-                if kind == "memory"
-                else HivemindTransport(settings(number))
-            )
-        await asyncio.gather(*(node.start() for node in started))
-        for node in started[1:]:
-            assert await node.bootstrap(started[0].addresses()) == 1
-        return started
+        await asyncio.gather(*(run_afresh(node) for node in made[:count]))
+        for node in made[1:count]:
+            assert await node.bootstrap(made[0].addresses()) == 1
+        return made[:count]
 
     yield start
-    await asyncio.gather(*(node.stop() for node in started))
+
+
+async def run_afresh(node: Transport) -> None:
+    """Without handlers of an earlier test, and running if that one has stopped it."""
+    node.on_link(refuse)
+    node.on_request(refuse)
+    if not await node.healthy():
+        await node.restart()
+
+
+async def refuse(*question: object) -> bytes:
+    """A handler as good as none."""
+    raise LinkClosed("no handler in this test")
 
 
 @pytest.fixture
@@ -83,6 +104,12 @@ def inbound() -> Callable[[Transport], asyncio.Queue[Link]]:
         return links
 
     return collect
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> bytes:
+    """A roster that no other test has written into."""
+    return hashlib.sha256(request.node.name.encode()).digest()
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from sfnode.transport.base import (
     TransportError,
 )
 
-TOPIC = b"\x07" * 32
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def pair(nodes, inbound):
@@ -114,20 +114,20 @@ async def test_a_question_gets_its_answer(nodes):
     assert answers == [guest.peer.encode() + bytes([n]) for n in range(20)]
 
 
-async def test_a_question_without_an_answer_fails(nodes, caplog):
+async def test_a_handler_that_fails_costs_its_question_and_nothing_else(nodes, caplog):
     host, guest = await nodes(2)
-    address = host.addresses()[0]
-    with pytest.raises(TransportError):
-        await guest.request(address, b"nobody listens")
 
     async def broken(peer, frame):
-        raise KeyError("a mistake in the handler")
+        if frame == b"?":
+            raise KeyError("a mistake in the handler")
+        return bytes(MAX_FRAME + 1) if frame == b"!" else frame
 
     host.on_request(broken)
-    with pytest.raises(TransportError):
-        await guest.request(address, b"?")
-    assert await host.healthy()
-    assert "the handler of a question" in caplog.text
+    for question in (b"?", b"!"):
+        with pytest.raises(TransportError):
+            await guest.request(host.addresses()[0], question)
+    assert caplog.text.count("the handler of a question") == 2
+    assert await guest.request(host.addresses()[0], b".") == b"."
 
 
 async def test_a_handler_that_fails_costs_its_link_and_nothing_else(nodes, inbound, caplog):
@@ -146,9 +146,13 @@ async def test_a_handler_that_fails_costs_its_link_and_nothing_else(nodes, inbou
     assert await (await arriving.get()).receive() == b"still there"
 
 
-async def test_a_link_that_nobody_handles_is_closed(nodes):
+async def test_a_link_and_a_question_that_nobody_handles_are_refused(nodes):
     host, guest = await nodes(2)
+    host.on_link(None)
+    host.on_request(None)
     assert await read_all(await guest.connect(host.peer, host.addresses())) == []
+    with pytest.raises(TransportError):
+        await guest.request(host.addresses()[0], b"anybody?")
 
 
 async def test_a_peer_that_is_gone_is_reported_within_the_deadline(nodes):
@@ -185,28 +189,28 @@ async def test_an_address_that_leads_to_no_peer_is_a_mistake_of_the_user(nodes):
             assert error.value.code is Code.BAD_ADDRESS
 
 
-async def test_three_nodes_find_each_other_in_the_roster(nodes):
+async def test_three_nodes_find_each_other_in_the_roster(topic, nodes):
     everybody = await nodes(3)
     records = [PeerRecord(node.peer, tuple(node.addresses()), 1, 40 + n) for n, node in enumerate(everybody)]
     for node, record in zip(everybody, records, strict=True):
-        await node.announce(TOPIC, record, ttl=60)
+        await node.announce(topic, record, ttl=60)
     for node in everybody:
-        assert await node.find(TOPIC) == sorted(records)
+        assert await node.find(topic) == sorted(records)
         assert await node.find(b"another run") == []
 
 
-async def test_a_later_record_replaces_the_earlier_one(nodes):
+async def test_a_later_record_replaces_the_earlier_one(topic, nodes):
     host, guest = await nodes(2)
     for known in (5, 6):
-        await host.announce(TOPIC, PeerRecord(host.peer, tuple(host.addresses()), 0, known), ttl=60 + known)
-    assert [record.known for record in await guest.find(TOPIC)] == [6]
+        await host.announce(topic, PeerRecord(host.peer, tuple(host.addresses()), 0, known), ttl=60 + known)
+    assert [record.known for record in await guest.find(topic)] == [6]
 
 
-async def test_a_record_from_the_roster_is_enough_to_connect(nodes, inbound):
+async def test_a_record_from_the_roster_is_enough_to_connect(topic, nodes, inbound):
     _, guest, third = await nodes(3)
     arriving = inbound(guest)
-    await guest.announce(TOPIC, PeerRecord(guest.peer, tuple(guest.addresses()), 0, 0), ttl=60)
-    (record,) = await third.find(TOPIC)
+    await guest.announce(topic, PeerRecord(guest.peer, tuple(guest.addresses()), 0, 0), ttl=60)
+    (record,) = await third.find(topic)
     link = await third.connect(record.peer, record.addresses)
     assert (await arriving.get()).peer == third.peer
     assert link.peer == guest.peer

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
 import stat
-import subprocess
 import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import msgpack
@@ -17,16 +16,17 @@ import psutil
 import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.utils.timed_storage import get_dht_time
-from transport_helpers import read_all
+from transport_helpers import eventually, read_all
 
 from sfnode.errors import Code, UserError
+from sfnode.transport import daemon
 from sfnode.transport.base import MAX_FRAME, LinkClosed, PeerRecord
 from sfnode.transport.daemon import start_daemon
 from sfnode.transport.hivemind import LINK_PROTOCOL, HivemindTransport
 from sfnode.transport.roster import MAX_ROSTER, roster_key
-from sfnode.transport.settings import HivemindSettings, p2pd_flags, same_ports
 
-TOPIC = b"\x07" * 32
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 NODE = """
 import asyncio, sys
 from pathlib import Path
@@ -70,7 +70,12 @@ async def refusal(settings):
     return error.value
 
 
-async def test_a_port_that_any_program_has_is_refused(settings):
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(daemon, "PORT_PATIENCE", 0.1)
+
+
+async def test_a_port_that_any_program_has_is_refused(settings, impatient):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -80,7 +85,7 @@ async def test_a_port_that_any_program_has_is_refused(settings):
     assert taken in error.what
 
 
-async def test_a_port_that_another_node_has_is_refused(settings, nodes):
+async def test_a_port_that_another_node_has_is_refused(settings, nodes, impatient):
     (other,) = await nodes(1)
     taken = other.addresses()[0].partition("/p2p/")[0]
     assert (await refusal(settings(1, host_maddrs=(taken,)))).code is Code.PORT_IN_USE
@@ -176,29 +181,33 @@ async def _peer_ids(p2p):
     return [info.peer_id for info in await p2p.list_peers()]
 
 
-async def test_strangers_in_the_dht_cannot_spoil_the_roster(nodes):
+async def test_strangers_in_the_dht_cannot_spoil_the_roster(topic, nodes):
     host, guest, stranger = await nodes(3)
     record = PeerRecord(host.peer, tuple(host.addresses()), 0, 9)
-    await host.announce(TOPIC, record, ttl=60)
-    dht, key, expiry = stranger._session.dht, roster_key(TOPIC), get_dht_time() + 60
+    await host.announce(topic, record, ttl=60)
+    dht, key, expiry = stranger._session.dht, roster_key(topic), get_dht_time() + 60
     for number, value in enumerate((None, "text", [1, 2, 3, 4], {"a": 1}, [host.peer, [], 0, 0])):
         assert await dht.store(key, value, expiry, subkey=f"stranger{number}")
-    assert await guest.find(TOPIC) == [record]
+    assert await guest.find(topic) == [record]
 
     dht.protocol.storage.store(DHTID.generate(key), b"\xc1", expiry + 60, subkey=guest.peer)
     dht.protocol.storage.store(DHTID.generate(key), msgpack.packb(bytes(5_000)), expiry, subkey="large")
-    assert await guest.find(TOPIC) == [record]
-    assert await host.find(TOPIC) == [record]
+    assert await guest.find(topic) == [record]
+    assert await host.find(topic) == [record]
 
 
-async def test_a_stranger_cannot_fill_the_memory_of_a_node_through_the_dht(nodes):
+async def test_a_stranger_cannot_fill_the_memory_of_a_node_through_the_dht(topic, nodes):
     host, stranger = await nodes(2)
     expiry = get_dht_time() + 60
     names = [f"name{number}" for number in range(MAX_ROSTER + 40)]
-    keys = [roster_key(TOPIC)] * len(names)
+    keys = [roster_key(topic)] * len(names)
     await stranger._session.dht.store_many(keys, ["x"] * len(names), expiry, subkeys=names)
-    stored = host._session.dht.protocol.storage.get(DHTID.generate(roster_key(TOPIC)))
+    stored = host._session.dht.protocol.storage.get(DHTID.generate(roster_key(topic)))
     assert 0 < len(stored.value) <= MAX_ROSTER
+
+
+async def unhealthy(node):
+    return not await node.healthy()
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
@@ -209,9 +218,7 @@ async def test_a_daemon_that_dies_or_hangs_is_noticed_and_replaced(nodes, inboun
     peer, addresses, old = host.peer, host.addresses(), host._session.p2pd.pid
     assert await host.healthy()
     os.kill(old, blow)
-    async with asyncio.timeout(3):
-        while await host.healthy():
-            await asyncio.sleep(0.01)
+    await eventually(lambda: unhealthy(host))
     await host.restart()
     assert not psutil.pid_exists(old)
     assert await host.healthy()
@@ -225,11 +232,11 @@ async def test_a_daemon_that_dies_or_hangs_is_noticed_and_replaced(nodes, inboun
 
 
 @pytest.mark.parametrize("hung", [False, True])
-async def test_a_stop_leaves_neither_process_nor_file_nor_task(nodes, hung):
-    (node,) = await nodes(1)
+async def test_a_stop_leaves_neither_process_nor_file_nor_task(settings, hung):
     before = asyncio.all_tasks()
+    node = HivemindTransport(settings())
+    await node.start()
     pid, folder = node._session.p2pd.pid, Path(node._session.p2p.daemon_listen_maddr["unix"]).parent
-    assert folder.exists()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     if hung:
         os.kill(pid, signal.SIGSTOP)
@@ -239,13 +246,16 @@ async def test_a_stop_leaves_neither_process_nor_file_nor_task(nodes, hung):
     assert asyncio.all_tasks() <= before
 
 
+async def serving(node, starting):
+    return node.addresses() or starting.done()
+
+
 async def test_a_start_that_is_cancelled_leaves_nothing_behind(settings):
     node = HivemindTransport(
         settings(bootstrap=("/ip4/203.0.113.7/tcp/1/p2p/QmWv4MDNkJnWMTaHJxSwZ8dnkwJPZvLScPZzYD9bCHMgdB",))
     )
     starting = asyncio.create_task(node.start())
-    while not (node.addresses() or starting.done()):
-        await asyncio.sleep(0.01)
+    await eventually(lambda: serving(node, starting))
     starting.cancel()
     await node.stop()
     assert (await asyncio.gather(starting, return_exceptions=True))[0] is not None
@@ -257,59 +267,29 @@ async def test_a_node_killed_outright_leaves_no_daemon_and_its_port_can_be_used_
     settings, keys, free_port
 ):
     host = f"/ip4/127.0.0.1/tcp/{free_port}"
-    first = subprocess.Popen(
-        [sys.executable, "-c", NODE, str(keys[0]), host],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    first = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", NODE, str(keys[0]), host), stdout=PIPE, stderr=PIPE
     )
-    address = await asyncio.to_thread(first.stdout.readline)
+    address = (await first.stdout.readline()).decode().strip()
     (p2pd,) = daemons_of(first.pid)
     p2pd.suspend()  # so that it cannot go by itself
     first.kill()
     node = HivemindTransport(settings(host_maddrs=(host,)))
     await node.start()
-    assert node.addresses() == [address.strip()]
+    assert node.addresses() == [address]
     assert not p2pd.is_running() or p2pd.status() == psutil.STATUS_ZOMBIE
     await node.stop()
-    assert first.communicate() == ("", "")
+    assert await first.communicate() == (b"", b"")
 
 
-def test_messages_of_hivemind_reach_nobody_but_a_debugger(capsys, caplog):
-    with caplog.at_level(logging.DEBUG, "sfnode"):
-        logging.getLogger("hivemind.dht.node").warning("noise")
-    assert capsys.readouterr() == ("", "")
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("DEBUG", "hivemind.dht.node: noise")
-    ]
-
-
-def flags_for(**changes):
-    settings = HivemindSettings(identity_path=Path("key"), **changes)
-    return p2pd_flags(settings, settings.host_maddrs, Path("control"))
-
-
-def test_a_node_on_loopback_does_not_touch_the_router():
-    assert "-natPortMap=1" in flags_for()
-    assert "-natPortMap=0" in flags_for(host_maddrs=("/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0"))
-
-
-def test_auto_relay_trusts_the_bootstrap_peers_unless_told_whom():
-    assert not any("trusted" in flag for flag in flags_for(bootstrap=("A",)))
-    assert "-trustedRelays=A,B" in flags_for(use_auto_relay=True, bootstrap=("A", "B"))
-    assert "-trustedRelays=C" in flags_for(use_auto_relay=True, bootstrap=("A",), trusted_relays=("C",))
-
-
-def test_a_client_listens_nowhere():
-    flags = flags_for(client_mode=True)
-    assert "-noListenAddrs" in flags
-    assert not any("hostAddrs" in flag for flag in flags)
-
-
-def test_after_a_start_the_port_is_kept_unless_it_was_announced_otherwise():
-    hosts = ("/ip4/0.0.0.0/tcp/0", "/ip4/127.0.0.1/udp/0/quic", "/ip6/::/tcp/7")
-    ways = ["/ip4/198.51.100.9/tcp/999", "/ip4/10.0.0.2/tcp/41", "/ip4/127.0.0.1/udp/42/quic"]
-    plain = HivemindSettings(identity_path=Path("key"), host_maddrs=hosts)
-    assert same_ports(plain, ways) == ("/ip4/0.0.0.0/tcp/41", "/ip4/127.0.0.1/udp/42/quic", "/ip6/::/tcp/7")
-    announced = HivemindSettings(identity_path=Path("key"), host_maddrs=hosts, announce_maddrs=("/x",))
-    assert same_ports(announced, ways) == hosts
+async def test_a_client_takes_part_without_being_reachable(topic, nodes, settings, inbound):
+    (host,) = await nodes(1)
+    arriving = inbound(host)
+    client = HivemindTransport(settings(1, client_mode=True, bootstrap=tuple(host.addresses())))
+    await client.start()
+    assert client.addresses() == []
+    await client.announce(topic, PeerRecord(client.peer, (), 0, 0), ttl=60)
+    assert [record.peer for record in await host.find(topic)] == [client.peer]
+    await client.connect(host.peer)
+    assert (await arriving.get()).peer == client.peer
+    await client.stop()

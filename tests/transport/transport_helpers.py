@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
 from sfnode.transport.base import Link, LinkClosed
 
 
@@ -13,3 +16,11 @@ async def read_all(link: Link) -> list[bytes]:
             frames.append(await link.receive())
     except LinkClosed:
         return frames
+
+
+async def eventually(probe: Callable[[], Awaitable[object]]) -> None:
+    """Wait for something outside this process, which has no event to wait for."""
+    give_up = asyncio.get_running_loop().time() + 5
+    while not await probe():
+        assert asyncio.get_running_loop().time() < give_up
+        await asyncio.sleep(0.01)

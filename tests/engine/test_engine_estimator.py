@@ -1,0 +1,149 @@
+"""The two-point estimate: the hooks do what moved weights would do, and what is measured is the derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_helpers import FAMILIES, ROWS, TASK, data_file, manifest, trainer, weights
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfnode.engine.estimator import quantise, two_point
+from sfnode.engine.model import logits_at, matrix
+from sfnode.engine.tasks import Encoded, encode
+from sfnode.engine.trainer import Trainer
+from sfprotocol.seeds import basis_signs, coordinates, update_seeds
+
+SEEDS = [int(seed) for seed in update_seeds(3, 0, 3)]
+
+
+def batches(run: Trainer) -> list[Encoded]:
+    """Three mini-batches of different sizes and lengths."""
+    return [encode(TASK, run.loaded.tokenizer, rows) for rows in (ROWS[:3], ROWS[3:4], ROWS[1:])]
+
+
+def loss(run: Trainer, batch: Encoded) -> torch.Tensor:
+    """Mean loss at the weights as they are."""
+    logits = logits_at(run.loaded.model, batch.input_ids, batch.attention_mask, batch.positions)
+    return batch.losses(logits).mean()
+
+
+def written_directions(run: Trainer, seed: int, epoch: int) -> list[torch.Tensor]:
+    """`s * u_i v_j^T` of every layer, from the integer rules alone."""
+    targets, rank = run.manifest.model.parsed_targets(), run.manifest.training.rank
+    drawn = coordinates(np.array([seed], np.uint64), len(targets), rank)
+    moves = []
+    for layer, target in enumerate(targets):
+        u = basis_signs(run.manifest.run_id, epoch, layer, "U", target.out_features, rank)
+        v = basis_signs(run.manifest.run_id, epoch, layer, "V", target.in_features, rank)
+        row, column, sign = (int(part[0, layer]) for part in drawn)
+        moves.append(torch.from_numpy(sign * np.outer(u[:, row], v[:, column])).float())
+    return moves
+
+
+@contextmanager
+def hand_moved(run: Trainer, moves: list[torch.Tensor], by: float) -> Iterator[None]:
+    kept = [matrix(layer).clone() for layer in run.loaded.layers]
+    for layer, move in zip(run.loaded.layers, moves, strict=True):
+        matrix(layer).add_(move, alpha=by)
+    yield
+    for layer, weight in zip(run.loaded.layers, kept, strict=True):
+        matrix(layer).copy_(weight)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_pass_over_three_queries_gives_the_losses_of_hand_moved_weights(family: str) -> None:
+    run, epsilon = trainer(manifest(family)), 0.02
+    found = two_point(run.loaded, run.space.directions(SEEDS, 2, epsilon), batches(run), epsilon)
+    for seed, batch, estimate in zip(SEEDS, batches(run), found, strict=True):
+        moves = written_directions(run, seed, epoch=2)
+        with hand_moved(run, moves, epsilon):
+            plus = float(loss(run, batch))
+        with hand_moved(run, moves, -epsilon):
+            minus = float(loss(run, batch))
+        assert estimate.loss + epsilon * estimate.alpha == pytest.approx(plus, rel=1e-5)
+        assert estimate.loss - epsilon * estimate.alpha == pytest.approx(minus, rel=1e-5)
+        assert plus != pytest.approx(minus, rel=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_estimate_is_the_directional_derivative_with_its_sign(family: str) -> None:
+    run, epsilon = trainer(manifest(family)), 1e-3
+    found = two_point(run.loaded, run.space.directions(SEEDS, 0, epsilon), batches(run), epsilon)
+    for seed, batch, estimate in zip(SEEDS, batches(run), found, strict=True):
+        slope = sum(
+            float((gradient * move).sum())
+            for gradient, move in zip(gradients(run, batch), written_directions(run, seed, 0), strict=True)
+        )
+        assert estimate.alpha == pytest.approx(slope, rel=0.02, abs=0.02)
+
+
+def test_averaged_over_seeds_every_coordinate_gets_its_own_derivative() -> None:
+    run, epsilon, count = trainer(manifest("gpt2", rank=2)), 1e-3, 3_000
+    batch = batches(run)[0]
+    seeds = update_seeds(11, 0, count)
+    alphas = np.array(
+        [
+            estimate.alpha
+            for first in range(0, count, 100)
+            for estimate in two_point(
+                run.loaded,
+                run.space.directions(seeds[first : first + 100].tolist(), 0, epsilon),
+                [batch] * 100,
+                epsilon,
+            )
+        ]
+    )
+    drawn = coordinates(seeds, len(run.loaded.layers), 2)
+    for layer, gradient in enumerate(gradients(run, batch)):
+        u, v = (side.float() for side in run.space.basis.matrices(0, layer))
+        wanted = (u.t() @ gradient @ v).numpy()  # (2, 2): the derivative along each u_i v_j^T
+        summed = np.zeros((2, 2))
+        np.add.at(summed, (drawn.row[:, layer], drawn.column[:, layer]), drawn.sign[:, layer] * alphas)
+        noise = 4 * float(alphas.std()) / np.sqrt(count / 4)  # four standard errors of a coordinate's mean
+        np.testing.assert_allclose(summed / (count / 4), wanted, atol=noise)
+
+
+def gradients(run: Trainer, batch: Encoded) -> list[torch.Tensor]:
+    """Of the mean loss with respect to every target matrix, by automatic differentiation."""
+    parameters = [layer.weight.requires_grad_(True) for layer in run.loaded.layers]
+    found = torch.autograd.grad(loss(run, batch), parameters)
+    conv = run.manifest.model.targets[0].startswith("transformer.")
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    return [gradient.t() if conv else gradient for gradient in found]
+
+
+def test_a_step_writes_no_weight_and_leaves_no_hook(tmp_path: Path) -> None:
+    run = trainer(manifest("opt", data_file(tmp_path)))
+    before = weights(run)
+    run.step(SEEDS, 0)
+    assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in run.loaded.model.modules())
+
+
+def test_queries_do_not_feel_each_other(tmp_path: Path) -> None:
+    run = trainer(manifest("llama", data_file(tmp_path), scalar_delta=0.01))
+    together = run.step(SEEDS, 1)
+    alone = [run.step([seed], 1) for seed in SEEDS]
+    assert [abs(a - b.scalars[0]) <= 1 for a, b in zip(together.scalars, alone, strict=True)] == [True] * 3
+    assert together.loss == pytest.approx(sum(step.loss for step in alone) / 3, rel=1e-5)
+    assert len(set(together.scalars)) == 3
+
+
+@given(alpha=st.floats(-1e6, 1e6), limit=st.integers(1, 32_767))
+def test_a_scalar_is_the_nearest_multiple_of_delta_within_the_limit(alpha: float, limit: int) -> None:
+    q = quantise(alpha, 1 / 64, limit)
+    assert abs(q) <= limit
+    assert abs(q) == limit or abs(q / 64 - alpha) <= 1 / 128
+
+
+def test_halves_are_rounded_to_even_and_what_is_not_finite_moves_nothing() -> None:
+    assert [quantise(half, 1.0, 9) for half in (0.5, 1.5, 2.5, -0.5, -1.5)] == [0, 2, 2, 0, -2]
+    assert [quantise(bad, 1.0, 9) for bad in (float("nan"), float("inf"), float("-inf"))] == [0, 0, 0]
+    assert quantise(1e300, 1e-300, 9) == 9

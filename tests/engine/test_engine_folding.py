@@ -1,0 +1,144 @@
+"""Weights follow the core: by small folds in between, exactly by a refold, and never at training's expense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from engine_helpers import FAMILIES, manifest, part, trainer, updates, weights
+
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.folding import REST, LiveWeights
+from sfnode.engine.model import matrix
+from sfnode.engine.trainer import Trainer
+
+EPOCHS = (0, 0, 1, 3, 1)
+"""Late updates of old epochs come between those of new ones."""
+
+
+class Clock:
+    """Stands still but while weights are folded: then `cost` seconds pass for every layer and epoch."""
+
+    def __init__(self, run: Trainer) -> None:
+        self.now = 0.0
+        self.cost = 0.0
+        self._run = run
+
+    def __call__(self) -> float:
+        return self.now
+
+    def scale(self, epoch: int) -> float:
+        """The trainer's scale; a fold asks for it once per layer and epoch."""
+        self.now += self.cost
+        return self._run.scale(epoch)
+
+
+def live_trainer(family: str) -> tuple[Trainer, Clock]:
+    """Its learning rate falls from epoch to epoch, and is large enough to see in fp32."""
+    run = trainer(manifest(family, schedule="linear", learning_rate=1e-3))
+    clock = Clock(run)
+    run.live = LiveWeights(run.loaded.layers, run.space, run.core, clock.scale, clock)
+    return run, clock
+
+
+def feed(run: Trainer, batches: Sequence[UpdateBatch], *, follow: bool) -> None:
+    for batch in batches:
+        run.apply(batch)
+        if follow:
+            run.live.follow()
+
+
+def written_weights(run: Trainer) -> list[torch.Tensor]:
+    """Base minus the sum over epochs of rate * delta * U A V^T, in float64."""
+    fresh = trainer(run.manifest)
+    found = []
+    for layer, module in enumerate(fresh.loaded.layers):
+        weight = matrix(module).double()
+        for epoch in run.core.epochs():
+            u, v = (side.double() for side in run.space.basis.matrices(epoch, layer))
+            a = torch.from_numpy(run.core.of(epoch)[layer].copy()).double()
+            rate = run.manifest.training.rate(epoch) * run.manifest.training.scalar_delta
+            weight = weight - rate * (u @ a @ v.t())
+        found.append(weight.float())
+    return found
+
+
+def live(run: Trainer) -> list[torch.Tensor]:
+    return [matrix(layer) for layer in run.loaded.layers]
+
+
+def assert_close(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_many_small_folds_lead_where_one_refold_leads(family: str) -> None:
+    run, _ = live_trainer(family)
+    before = [weight.clone() for weight in live(run)]
+    batch = updates(100, EPOCHS)
+    feed(run, [part(batch, slice(n, n + 3)) for n in range(0, 100, 3)], follow=True)
+    assert_close(live(run), written_weights(run))
+    assert not torch.allclose(live(run)[0], before[0], atol=1e-3)
+    run.live.refold()
+    assert_close(live(run), written_weights(run))
+
+
+def test_a_late_update_of_an_old_epoch_lands_with_that_epochs_basis_and_rate() -> None:
+    run, _ = live_trainer("opt")
+    feed(run, [updates(20, (4,)), updates(1, (0,), key=99)], follow=True)
+    assert_close(live(run), written_weights(run))
+
+
+def test_refolded_weights_depend_on_the_updates_and_not_on_the_road_to_the_bit() -> None:
+    batch = updates(90, EPOCHS)
+    (one, _), (other, _) = live_trainer("gpt2"), live_trainer("gpt2")
+    feed(one, [part(batch, slice(n, n + 1)) for n in range(90)], follow=True)
+    feed(other, [part(batch, slice(None, None, -1))], follow=False)
+    for run in (one, other):
+        run.live.refold()
+    assert one.core.digest() == other.core.digest()
+    assert all(torch.equal(a, b) for a, b in zip(live(one), live(other), strict=True))
+
+
+def test_an_epoch_that_begins_brings_a_refold_that_undoes_rounding() -> None:
+    run, _ = live_trainer("opt")
+    feed(run, [updates(1, (0,), key=n) for n in range(40)], follow=True)
+    live(run)[0].add_(1.0)  # stands for the rounding errors of a very long epoch
+    feed(run, [updates(1, (1,))], follow=True)
+    assert_close(live(run), written_weights(run))
+
+
+def test_a_fold_rests_twenty_times_as_long_as_it_took() -> None:
+    run, clock = live_trainer("opt")
+    feed(run, [updates(1)], follow=True)  # an epoch begins: a refold
+    clock.cost = 1.0
+    feed(run, [updates(1, key=2)], follow=True)
+    took, folded = clock.now, weights(run)
+    feed(run, [updates(5, key=3)], follow=False)
+    clock.now += REST * took - 0.5
+    run.live.follow()
+    assert took > 0
+    assert all(torch.equal(a, b) for a, b in zip(weights(run), folded, strict=True))
+    clock.now += 0.5
+    run.live.follow()
+    assert_close(live(run), written_weights(run))
+
+
+def test_updates_that_wait_for_a_refold_are_folded_meanwhile() -> None:
+    run, clock = live_trainer("opt")
+    clock.cost = 1.0
+    feed(run, [updates(5, (0,))], follow=True)  # a refold, at some cost
+    clock.cost = 0.0
+    feed(run, [updates(5, (1,), key=2), updates(5, (2,), key=3)], follow=True)  # no refold is due yet
+    assert_close(live(run), written_weights(run))
+
+
+def test_looking_at_the_base_model_leaves_the_live_one_as_it_was() -> None:
+    run, _ = live_trainer("llama")
+    base = [weight.clone() for weight in live(run)]
+    feed(run, [updates(30, EPOCHS)], follow=False)
+    with run.live.at_base():
+        assert all(torch.equal(a, b) for a, b in zip(live(run), base, strict=True))
+    assert_close(live(run), written_weights(run))
