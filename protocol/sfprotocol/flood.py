@@ -67,8 +67,8 @@ class Link:
     names: dict[int, list[Feed]] = field(default_factory=dict)
     """By key, the feeds that this peer taught us when we had nothing of them yet. Kept with the link, so that
     invented names cost the link that brought them and go with it."""
-    disputed: set[Feed] = field(default_factory=set)
-    """Feeds of which this peer sent a segment that did not verify; not asked for again on this link."""
+    disputed: dict[Feed, float] = field(default_factory=dict)
+    """Feeds of which this peer sent something that did not verify, and until when not to ask it for them."""
 
     def position(self, feed: Feed) -> int:
         """The first step of `feed` that the peer has not, or need not be sent unless it asks."""

@@ -57,9 +57,8 @@ ASK_TIMEOUT = 20.0
 list of feeds over a slow line, twice."""
 
 MAX_FEEDS = 65_536
-"""Feeds of one run, and names of feeds that one link may teach us before we have anything of them. Bounds
-memory to 40 MB for the frontier and 20 MB (32 MB if all names are invented) for each link; beyond that, regions
-must be summed (DESIGN section 8)."""
+"""Feeds of one run, and names that one link may teach us of feeds of which we have nothing: 40 MB for the
+frontier, 20 MB (32 MB if all names are invented) for a link. Beyond that, sum regions (DESIGN section 8)."""
 
 
 @dataclass(slots=True)
@@ -375,12 +374,12 @@ class Machine:
         return [*anew, *admitted, *self._flush_all()]
 
     def _on_unverified(self, link: Link, feed: Feed, now: float) -> list[Action]:
-        """Garbage or a fork of the feed: not this peer's word on it, and no more asking (SPEC A7).
+        """Garbage or a fork of the feed: this peer is not asked for it any time soon (SPEC A7).
 
         The link stays: an honest peer that holds the other branch of a fork must not be cut off.
         """
         self.counters.rejected += 1
-        link.disputed.add(feed)
+        link.disputed[feed] = now + sync.DISPUTE_TIME
         if self._pulls.forget(feed, link.id):
             return self._ask_others([feed], now)
         return []

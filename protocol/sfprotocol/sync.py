@@ -20,6 +20,10 @@ WANT_TIMEOUT = 10.0
 """Seconds without progress after which a pull is given to another peer. A full segment of 32 KiB crosses a
 100 kbit/s line in 3 s, a whole burst in 10."""
 
+DISPUTE_TIME = 60.0
+"""Seconds that a peer is not asked for a feed of which it sent something that did not verify. A fork then
+costs a segment a minute and link; not for ever, so that one fault on an only link does not part two nodes."""
+
 MAX_PULLS_PER_LINK = 1024
 """Outstanding pulls on one link: bounds what a peer with invented feeds can make us remember."""
 
@@ -94,7 +98,7 @@ class Pulls:
 
     def ask(self, link: Link, feeds: Iterable[Feed], now: float) -> list[Action]:
         """Pull from `link` whatever of `feeds` it has, we lack, and nobody is being asked for."""
-        askable = sorted(feed for feed in set(feeds) if self._askable(link, feed))
+        askable = sorted(feed for feed in set(feeds) if self._askable(link, feed, now))
         if not askable:
             return []
         room = MAX_PULLS_PER_LINK - sum(1 for pull in self._pulls.values() if pull.link == link.id)
@@ -105,10 +109,10 @@ class Pulls:
             self._pulls[feed] = Pull(link.id, now + WANT_TIMEOUT)
         return [Transmit(link.id, Want(tuple(Position(f, self._frontier.next(f)) for f in wanted)))]
 
-    def _askable(self, link: Link, feed: Feed) -> bool:
+    def _askable(self, link: Link, feed: Feed, now: float) -> bool:
         return (
             feed not in self._pulls
-            and feed not in link.disputed
+            and link.disputed.get(feed, now) <= now
             and link.has.get(feed, 0) > self._frontier.next(feed)
         )
 

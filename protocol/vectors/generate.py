@@ -2,8 +2,8 @@
 
     python protocol/vectors/generate.py
 
-Deterministic: the same code writes the same bytes. Byte strings are written in hexadecimal, 64-bit integers as
-decimal strings. Knows nothing of sfnode; the manifest is encoded here a second time, from the rule.
+Deterministic: the same code writes the same bytes. Byte strings are written in hexadecimal, 64-bit integers
+as decimal strings. Knows nothing of sfnode; the manifest is encoded here a second time, from the rule.
 """
 
 from __future__ import annotations
@@ -16,26 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import conversations
+import examples
 import msgpack
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from plain import plain
 
 from sfprotocol import PROTOCOL_VERSION, codec, seeds
 from sfprotocol.frontier import Frontier
-from sfprotocol.messages import (
-    EpochScalars,
-    Feed,
-    Goodbye,
-    Hello,
-    ManifestReply,
-    ManifestRequest,
-    Message,
-    Position,
-    RunParameters,
-    Segment,
-    Summary,
-    Want,
-)
+from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
 from sfprotocol.signing import extend, genesis, head_message
 
 HERE = Path(__file__).parent
@@ -60,8 +49,12 @@ def seed_vectors() -> dict[str, Any]:
             {"key": str(key), "values": integers(seeds.stream(key, 0, 5))}
             for key in (0, 1, 1234567, 0x9E3779B97F4A7C15, 2**64 - 1)
         ],
-        "feeds": [_feed_seeds(Feed(origin(secret), number)) for secret in SECRETS for number in (0, 2**32 - 1)],
-        "coordinates": [_coordinates(seed, rank) for seed in (0, 1, 2**63, 2**64 - 1) for rank in (4, 32, 1024)],
+        "feeds": [
+            _feed_seeds(Feed(origin(secret), number)) for secret in SECRETS for number in (0, 2**32 - 1)
+        ],
+        "coordinates": [
+            _coordinates(seed, rank) for seed in (0, 1, 2**63, 2**64 - 1) for rank in (4, 32, 1024)
+        ],
         "basis": [
             _basis(epoch, layer, side, rows, rank)
             for epoch, layer, side, rows, rank in ((0, 0, "U", 6, 4), (0, 0, "V", 6, 4), (7, 145, "V", 5, 32))
@@ -85,7 +78,7 @@ def _feed_seeds(feed: Feed) -> dict[str, Any]:
 
 
 def _coordinates(seed: int, rank: int) -> dict[str, Any]:
-    found = seeds.coordinates(seeds.np.array([seed], dtype=seeds.np.uint64), 6, rank)
+    found = seeds.coordinates(np.array([seed], dtype=np.uint64), 6, rank)
     names = ("row", "column", "sign")
     lists = {name: values[0].tolist() for name, values in zip(names, found, strict=True)}
     return {"seed": str(seed), "layers": 6, "rank": rank, **lists}
@@ -124,7 +117,13 @@ MANIFEST: dict[str, Any] = {
         "completion": "",
         "max_tokens": 256,
     },
-    "data": {"train": "hf:glue:sst2:train", "test": "", "train_limit": 1024, "train_min_words": 0, "test_limit": 0},
+    "data": {
+        "train": "hf:glue:sst2:train",
+        "test": "",
+        "train_limit": 1024,
+        "train_min_words": 0,
+        "test_limit": 0,
+    },
     "training": {
         "rank": 32,
         "basis": "random",
@@ -162,7 +161,9 @@ PARTS = (EpochScalars(0, (5, -7, 32767)), EpochScalars(1, (0, -32767)), EpochSca
 def signing_vectors() -> dict[str, Any]:
     return {
         "run_id": RUN_ID.hex(),
-        "feeds": [_signed_feed(secret, number) for secret, number in zip(SECRETS, (0, 2**32 - 1), strict=True)],
+        "feeds": [
+            _signed_feed(secret, number) for secret, number in zip(SECRETS, (0, 2**32 - 1), strict=True)
+        ],
         "state_digests": [_digest(count) for count in (0, 1, 2)],
         "weak_origins": [origin.hex() for origin in _weak_origins()],
     }
@@ -218,7 +219,10 @@ def forgeries(whole: Segment) -> list[tuple[str, Segment]]:
         ("another epoch", replace(whole, parts=other_epoch)),
         ("the last update cut off", replace(whole, parts=whole.parts[:2])),
         ("one bit of the signature", replace(whole, signature=signature)),
-        ("S not below the group order", replace(whole, signature=whole.signature[:32] + big.to_bytes(32, "little"))),
+        (
+            "S not below the group order",
+            replace(whole, signature=whole.signature[:32] + big.to_bytes(32, "little")),
+        ),
     ]
 
 
@@ -245,128 +249,16 @@ def _weak_origins() -> list[bytes]:
 
 def codec_vectors() -> dict[str, Any]:
     valid: list[dict[str, Any]] = []
-    for name, message, scalar_bytes in messages():
+    for name, message, scalar_bytes in examples.messages():
         encoding = codec.encode(message, scalar_bytes).hex()
         valid.append(
             {"name": name, "scalar_bytes": scalar_bytes, "message": plain(message), "encoding": encoding}
         )
     invalid = [
-        {"name": name, "rule": rule, "encoding": encoding.hex()} for name, rule, encoding in bad_encodings()
+        {"name": name, "rule": rule, "encoding": encoding.hex()}
+        for name, rule, encoding in examples.bad_encodings()
     ]
     return {"valid": valid, "invalid": invalid}
-
-
-def messages() -> list[tuple[str, Message, int]]:
-    """Every type, small and at its limits, with the width of scalars."""
-    key, signature = 2**64 - 1, bytes(range(64))
-    feeds = sorted(Feed(origin(secret), number) for secret in SECRETS for number in (0, 300))
-    entries = tuple(Position(feed, 2**32 - 1 - index) for index, feed in enumerate(feeds))
-    return [
-        ("hello of a trainer", Hello(1, RUN_ID, 0, 0), 2),
-        ("hello of a relay that knows much", Hello(2**32 - 1, RUN_ID, 1, 2**64 - 1), 2),
-        ("segment of one update", Segment(0, 0, (EpochScalars(0, (0,)),), signature), 2),
-        ("segment at the limits", Segment(key, 2**32 - 2, (EpochScalars(65535, (-32768,)),), signature, 255), 2),
-        ("segment over three epochs", Segment(key, 127, PARTS, signature, 15), 2),
-        ("segment of 8-bit scalars", Segment(key, 128, (EpochScalars(200, (-128, 0, 127)),), signature), 1),
-        ("empty summary", Summary(False, 0, bytes(32), ()), 2),
-        ("page of a summary", Summary(True, 2**32, RUN_ID, entries), 2),
-        ("summary that teaches a name", Summary(False, 128, RUN_ID, (Position(feeds[0], 0),)), 2),
-        ("want", Want(entries[:2]), 2),
-        ("want of nothing", Want(()), 2),
-        ("manifest request", ManifestRequest(), 2),
-        ("manifest reply", ManifestReply(b"\x80"), 2),
-        ("goodbye", Goodbye("another run"), 2),
-        ("goodbye without a reason", Goodbye(""), 2),
-    ]
-
-
-def _packed(*fields: Any) -> bytes:
-    return bytes(msgpack.packb(fields, use_bin_type=True))
-
-
-def bad_encodings() -> list[tuple[str, str, bytes]]:
-    """Bytes that a node whose run has 16-bit scalars must refuse, and why."""
-    return [*_bad_shapes(), *_bad_forms(), *_bad_fields(), *_bad_segments(), *_bad_entries()]
-
-
-def _bad_shapes() -> list[tuple[str, str, bytes]]:
-    return [
-        ("no bytes", "C2", b""),
-        ("a truncated message", "C2", _packed(6, "bye")[:-1]),
-        ("a byte after the message", "C2", _packed(4) + b"\x00"),
-        ("a map", "C2", b"\x81\x00\x04"),
-        ("an extension type", "C2", b"\x91\xd4\x01\x00"),
-        ("text that is not UTF-8", "C2", b"\x92\x06\xa1\xff"),
-        ("an array that announces more elements than allowed", "C2", b"\xdc\x40\x01"),
-        ("an integer alone", "C3", b"\x04"),
-        ("nil", "C3", b"\xc0"),
-        ("an empty array", "C3", b"\x90"),
-        ("an unknown type", "C3", _packed(7)),
-        ("a boolean as type", "C3", _packed(True, 1, RUN_ID, 0, 0)),
-        ("a float as type", "C3", _packed(4.0)),
-        ("a field too many", "C3", _packed(4, 0)),
-        ("a field too few", "C3", _packed(0, 1, RUN_ID, 0)),
-    ]
-
-
-def _bad_forms() -> list[tuple[str, str, bytes]]:
-    return [
-        ("a type in two bytes", "C4", b"\x91\xcc\x04"),
-        ("an integer in two bytes that fits one", "C4", b"\x95\x00\xcc\x01\xc4\x20" + RUN_ID + b"\x00\x00"),
-        ("an integer in signed form", "C4", b"\x95\x00\xd0\x01\xc4\x20" + RUN_ID + b"\x00\x00"),
-        ("an array header of three bytes", "C4", b"\xdc\x00\x01\x04"),
-        ("a bin header of three bytes", "C4", b"\x95\x00\x01\xc5\x00\x20" + RUN_ID + b"\x00\x00"),
-        ("a str header of two bytes", "C4", b"\x92\x06\xd9\x01a"),
-    ]
-
-
-def _bad_fields() -> list[tuple[str, str, bytes]]:
-    return [
-        ("a version as float", "C5", _packed(0, 1.0, RUN_ID, 0, 0)),
-        ("a version as boolean", "C5", _packed(0, True, RUN_ID, 0, 0)),
-        ("nil as version", "C5", _packed(0, None, RUN_ID, 0, 0)),
-        ("a negative version", "C5", _packed(0, -1, RUN_ID, 0, 0)),
-        ("a version beyond 32 bits", "C5", _packed(0, 2**32, RUN_ID, 0, 0)),
-        ("a run id of 31 bytes", "C5", _packed(0, 1, RUN_ID[1:], 0, 0)),
-        ("a run id as text", "C5", _packed(0, 1, "a" * 32, 0, 0)),
-        ("a role beyond 8 bits", "C5", _packed(0, 1, RUN_ID, 256, 0)),
-        ("an integer as more", "C5", _packed(2, 0, 0, RUN_ID, [])),
-        ("a manifest as text", "C5", _packed(5, "manifest")),
-        ("a reason of 201 bytes", "C5", _packed(6, "é" * 100 + "a")),
-        ("a reason as bytes", "C5", _packed(6, b"bye")),
-    ]
-
-
-def _bad_segments() -> list[tuple[str, str, bytes]]:
-    def segment(parts: Any, signature: bytes = bytes(64), hops: int = 0, first: int = 0) -> bytes:
-        return _packed(1, hops, 0, first, parts, signature)
-
-    return [
-        ("hops beyond 8 bits", "C5", segment([[0, b"ab"]], hops=256)),
-        ("a first step beyond 32 bits", "C5", segment([[0, b"ab"]], first=2**32)),
-        ("a signature of 63 bytes", "C5", segment([[0, b"ab"]], signature=bytes(63))),
-        ("a part of three fields", "C5", segment([[0, b"ab", 0]])),
-        ("an epoch beyond 32 bits", "C5", segment([[2**32, b"ab"]])),
-        ("scalars of odd length", "C6", segment([[0, b"abc"]])),
-        ("scalars as text", "C6", segment([[0, "ab"]])),
-        ("a part without scalars", "C6", segment([[0, b""]])),
-        ("no parts", "C7", segment([])),
-        ("equal epochs", "C7", segment([[3, b"ab"], [3, b"ab"]])),
-        ("descending epochs", "C7", segment([[3, b"ab"], [2, b"ab"]])),
-        ("16,385 updates", "C7", segment([[0, bytes(2 * 16385)]])),
-    ]
-
-
-def _bad_entries() -> list[tuple[str, str, bytes]]:
-    low, high = [bytes(32), 0, 1], [bytes(32), 1, 1]
-    return [
-        ("an entry of two fields", "C5", _packed(3, [[bytes(32), 0]])),
-        ("an origin of 33 bytes", "C5", _packed(3, [[bytes(33), 0, 1]])),
-        ("an incarnation beyond 32 bits", "C5", _packed(3, [[bytes(32), 2**32, 1]])),
-        ("4,097 entries", "C5", _packed(3, [[bytes(32), index, 0] for index in range(4097)])),
-        ("entries that descend", "C8", _packed(3, [high, low])),
-        ("one feed twice", "C8", _packed(2, False, 0, RUN_ID, [low, low])),
-    ]
 
 
 # -- all ---------------------------------------------------------------------------------------------

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import ValidationError
 
-from sfnode.cli.options import data_dir_option, option
+from sfnode.cli.ending import DONE, as_interrupt, leave, show
+from sfnode.cli.options import data_dir_option, device_option, option
 from sfnode.config import NodeSettings
-from sfnode.errors import Code, UserError
+from sfnode.errors import UserError
 from sfnode.observe import set_up_logging
 
 if TYPE_CHECKING:
@@ -31,10 +30,20 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
     return int(index) - 1, int(count)
 
 
-@click.command()
-@option("--peers", multiple=True, metavar="MULTIADDR", help="Address of a node of the run; repeat for more.")
-@option("--run", type=click.Path(path_type=Path), metavar="FILE", help="Run manifest: start a run, or check.")
-@option("--run-id", default="", metavar="HEX", help="Refuse to join any other run than this.")
+@click.command(short_help="Run a node: join a run, or start one.")
+@option(
+    "--peers",
+    multiple=True,
+    metavar="MULTIADDR",
+    help="Address of a node of the run, as that node prints it; repeat for more.",
+)
+@option(
+    "--run",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Run manifest: start this run; together with --peers, refuse to join any other.",
+)
+@option("--run-id", default="", metavar="HEX", help="Refuse to join a run whose id does not begin so.")
 @option(
     "--role",
     type=click.Choice(["trainer", "relay"]),
@@ -56,18 +65,34 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
     help="Train on this private data (.tsv .csv .jsonl .parquet); only scalars leave this machine.",
 )
 @option(
-    "--shard", callback=parse_shard, metavar="K/N", help="Train on every N-th row of the data, from row K."
+    "--shard",
+    callback=parse_shard,
+    metavar="K/N",
+    help="Train on part K of N of the rows: every N-th row, from row K on.",
 )
-@option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1, mps.")
-@option("--threads", type=click.IntRange(0), default=0, help="CPU threads of the engine; 0: torch's choice.")
+@device_option
+@option(
+    "--threads",
+    type=click.IntRange(0),
+    default=0,
+    metavar="COUNT",
+    help="CPU threads of the engine.  [default: as many as there are cores]",
+)
 @option(
     "--queries",
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="Updates evaluated in one batched forward pass.",
+    metavar="COUNT",
+    help="Updates evaluated in one batched forward pass; more fill a GPU better.",
 )
-@option("--steps", type=click.IntRange(0), default=0, help="Make this many updates, then leave. 0: no limit.")
+@option(
+    "--steps",
+    type=click.IntRange(0),
+    default=0,
+    metavar="COUNT",
+    help="Make this many updates, then leave.  [default: no limit]",
+)
 @option("--until-complete", is_flag=True, help="Leave when the run is complete and the neighbours agree.")
 @option(
     "--host-maddrs",
@@ -75,20 +100,28 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
     default=["/ip4/0.0.0.0/tcp/0"],
     show_default=True,
     metavar="MULTIADDR",
-    help="Where to listen.",
+    help="Where to listen; port 0 is any free one. Repeat for more.",
 )
 @option(
     "--announce-maddrs",
     multiple=True,
     metavar="MULTIADDR",
-    help="Tell others these addresses instead (a forwarded port, a public name).",
+    help="Tell others these addresses instead (a forwarded port, a public name). Repeat for more.",
 )
 @option(
-    "--relay/--no-relay", default=True, show_default=True, help="Reach others through relays, and be one."
+    "--relay/--no-relay",
+    default=True,
+    show_default=True,
+    help="Whether to reach others through relays, and to be one for them.",
 )
 @option("--auto-relay", is_flag=True, help="Be reached through a relay (behind NAT or a firewall).")
-@option("--trusted-relays", multiple=True, metavar="MULTIADDR", help="Relays for --auto-relay.")
-@option("--client-mode", is_flag=True, help="Listen nowhere; open links only.")
+@option(
+    "--trusted-relays",
+    multiple=True,
+    metavar="MULTIADDR",
+    help="Relays for --auto-relay.  [default: the peers]",
+)
+@option("--client-mode", is_flag=True, help="Listen nowhere; only open links to others.")
 @option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning"]),
@@ -97,28 +130,28 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
     help="How much the node tells on standard error.",
 )
 def join(log_level: str, **fields: Any) -> None:
-    """Run a node: start a run (--run FILE) or join one (--peers ADDRESS).
+    """Run a node: join a run (--peers ADDRESS) or start one (--run FILE).
 
-    With --peers nothing else is needed: the manifest comes from the peer, is checked, the base model is
-    fetched, the node catches up and trains. Started again in the same folder it goes on where it stopped.
+    With --peers nothing else is needed: the manifest comes from the peer and is checked, the base model is
+    fetched, the node catches up and trains. Ctrl-C or SIGTERM ends it within two seconds and loses nothing;
+    started again in the same folder it goes on where it stopped.
     """
     set_up_logging(log_level)
-    try:
-        settings = NodeSettings(**fields)
-    except ValidationError as error:
-        raise UserError(Code.BAD_OPTION, str(error), "See sfnode join --help.") from error
-    _run(settings)
+    leave(_run(NodeSettings(**fields)))
 
 
-def _run(settings: NodeSettings) -> None:
+def _run(settings: NodeSettings) -> int:
+    """Run the node to its end; returns the exit status."""
+    signal.signal(signal.SIGTERM, as_interrupt)  # until the node listens to signals itself
     import uvloop
 
     from sfnode.runtime.node import run
 
-    uvloop.run(run(settings, _hivemind, _announce))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # a forward pass that was abandoned must not hold up the exit; everything is on disk
+    try:
+        uvloop.run(run(settings, _hivemind, _announce))
+    except UserError as error:
+        return show(error)
+    return DONE
 
 
 def _hivemind(settings: NodeSettings, data_dir: DataDir, bootstrap: tuple[str, ...]) -> Transport:
@@ -146,4 +179,3 @@ def _announce(node: RunningNode) -> None:
     addresses = node.transport.addresses()
     if addresses:
         click.echo(f"others join with:\n  sfnode join --peers {addresses[0]}")
-    sys.stdout.flush()

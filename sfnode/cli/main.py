@@ -6,15 +6,18 @@ Nothing here, nor in a module imported at the top of a command's, loads torch: h
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
 import sfnode
+from sfnode.cli.ending import DONE, INTERRUPTED, show, show_usage
 from sfnode.cli.init import init
 from sfnode.cli.join import join
 from sfnode.cli.offline import evaluate, export, verify
-from sfnode.cli.options import DEFAULT_CONFIG, read_config
+from sfnode.cli.options import DEFAULT_CONFIG, read_config, variable
 from sfnode.cli.status import status, stop
 from sfnode.cli.swarm import swarm
 from sfnode.errors import UserError
@@ -25,7 +28,8 @@ from sfnode.errors import UserError
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
-    envvar="SFNODE_CONFIG",
+    metavar="FILE",
+    envvar=variable("--config"),
     show_envvar=True,
     help=f"Configuration file (TOML) with defaults for options; {DEFAULT_CONFIG} if it exists.",
 )
@@ -33,9 +37,12 @@ from sfnode.errors import UserError
 def cli(context: click.Context, config: Path | None) -> None:
     """Train a language model together with others. Every node ends with the same model, to the bit.
 
-    See it work:  sfnode swarm
+    \b
+    See it work:   sfnode swarm
+    Join a run:    sfnode join --peers ADDRESS
+    Start a run:   sfnode init, then sfnode join --run run.toml
 
-    Join a run:   sfnode join --peers ADDRESS
+    Every option is also an environment variable (its help names it) and a key of the configuration file.
     """
     context.default_map = read_config(config, cli.commands)
 
@@ -44,19 +51,18 @@ for command in (init, join, swarm, status, stop, export, verify, evaluate):
     cli.add_command(command)
 
 
-def main() -> None:
-    """Run the command line; a mistake ends in one clear message and status 1 or 2, never a traceback."""
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit; what a user can act on is one clear message, never a traceback."""
+    sys.exit(_status(arguments))
+
+
+def _status(arguments: Sequence[str] | None) -> int:
     try:
-        sys.exit(cli(standalone_mode=False) or 0)
+        return int(cli(arguments, standalone_mode=False) or DONE)
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        return show_usage(error)
     except UserError as error:
-        click.echo(f"sfnode: {error}", err=True)
-        sys.exit(1)
+        return show(error)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
+        return INTERRUPTED

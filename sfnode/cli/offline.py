@@ -5,15 +5,15 @@ They read the update log as it is on disk; the node may be running or not.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from sfnode.cli.options import data_dir_option, option
+from sfnode.cli.options import data_dir_option, device_option, json_option, option
+from sfnode.cli.results import EvalResult, Measurement, VerifyResult
 from sfnode.config import Manifest
 from sfnode.errors import Code, UserError
 from sfnode.store.datadir import Layout
@@ -26,23 +26,21 @@ model_option = option(
     "--model",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Base model, if not where the manifest says.",
+    help="Base model, if not where the manifest says; its digest must be the manifest's.",
 )
-device_option = option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1, mps.")
-json_option = option("--json", "as_json", is_flag=True, help="As JSON (docs/json.md).")
 
 
-@click.command()
+@click.command(short_help="Replay the log and check every signature.")
 @data_dir_option
 @json_option
 def verify(data_dir: Path, as_json: bool) -> None:
-    """Replay the log from the base: check every signature, print the digests."""
+    """Replay the log of a node's folder from genesis, check every signature, and print the digests."""
     from sfnode.runtime.audit import audit
 
     with _opened(data_dir) as (manifest, update_log):
-        result = audit(manifest, update_log)
+        result = VerifyResult(**audit(manifest, update_log)._asdict())
     if as_json:
-        click.echo(json.dumps(result._asdict()))
+        click.echo(result.model_dump_json(indent=2))
         return
     click.echo(
         f"{result.signatures} signatures and {result.updates} updates of {result.feeds} feeds verified"
@@ -50,7 +48,7 @@ def verify(data_dir: Path, as_json: bool) -> None:
     click.echo(f"digest       {result.digest}\ncore digest  {result.core_digest}")
 
 
-@click.command()
+@click.command(short_help="Write the trained model to a folder.")
 @click.argument("out", type=click.Path(path_type=Path))
 @option(
     "--format",
@@ -64,30 +62,59 @@ def verify(data_dir: Path, as_json: bool) -> None:
 @model_option
 @device_option
 def export(out: Path, form: str, data_dir: Path, model: Path | None, device: str) -> None:
-    """Write the model as of now to the new folder OUT."""
+    """Write the model as of now, with all updates in the log of a node's folder, to the new folder OUT."""
     from sfnode.engine.export import export_lora, export_model
 
-    trainer, digest = _trainer(data_dir, model, device)
-    (export_model if form == "hf" else export_lora)(trainer, out)
-    click.echo(f"wrote {out} (digest {digest})")
+    loaded = _load(data_dir, model, device)
+    (export_model if form == "hf" else export_lora)(loaded.trainer, out)
+    click.echo(f"wrote {out} ({loaded.updates} updates, digest {loaded.digest})")
 
 
-@click.command("eval")
+@click.command("eval", short_help="Measure the base and the trained model.")
 @data_dir_option
 @model_option
 @device_option
-@option("--limit", type=click.IntRange(0), default=0, help="Only so many test rows; 0: all.")
+@option(
+    "--limit",
+    type=click.IntRange(0),
+    default=0,
+    metavar="COUNT",
+    help="Use only so many test rows.  [default: as many as the manifest says]",
+)
 @json_option
 def evaluate(data_dir: Path, model: Path | None, device: str, limit: int, as_json: bool) -> None:
-    """Measure the base model and the model as of now on the run's test rows."""
-    trainer, digest = _trainer(data_dir, model, device)
-    before, after = trainer.evaluate_base(limit), trainer.evaluate(limit)
+    """Measure the base model, and the model as of now, on the run's test rows."""
+    loaded = _load(data_dir, model, device)
+    if not loaded.trainer.manifest.data.test:
+        raise UserError(
+            Code.DATA_NEEDED,
+            "the run's manifest names no test data",
+            "`sfnode export` writes the model, to be measured on data of your own.",
+        )
+    result = EvalResult(
+        run_id=loaded.trainer.manifest.run_id.hex(),
+        updates=loaded.updates,
+        digest=loaded.digest,
+        before=Measurement(**loaded.trainer.evaluate_base(limit)._asdict()),
+        after=Measurement(**loaded.trainer.evaluate(limit)._asdict()),
+    )
     if as_json:
-        click.echo(json.dumps({"digest": digest, "before": before._asdict(), "after": after._asdict()}))
+        click.echo(result.model_dump_json(indent=2))
         return
-    click.echo(f"{before.metric} on {before.count} test rows (digest {digest[:16]})")
+    before, after = result.before, result.after
+    click.echo(
+        f"{before.metric} on {before.count} test rows, {loaded.updates} updates ({loaded.digest[:16]})"
+    )
     click.echo(f"before  {before.value:.4f}  loss {before.loss:.4f}")
     click.echo(f"after   {after.value:.4f}  loss {after.loss:.4f}")
+
+
+class _Loaded(NamedTuple):
+    """A model as of now."""
+
+    trainer: Trainer
+    digest: str
+    updates: int
 
 
 @contextmanager
@@ -95,15 +122,17 @@ def _opened(data_dir: Path) -> Iterator[tuple[Manifest, UpdateLog]]:
     layout = Layout(data_dir)
     if not layout.manifest.exists():
         raise UserError(
-            Code.DATA_DIR_UNUSABLE, f"{data_dir} holds no run", "Name the node's folder with --data-dir."
+            Code.DATA_DIR_UNUSABLE,
+            f"{data_dir} holds no run",
+            "Name a folder in which a node has run with --data-dir.",
         )
     manifest = Manifest.from_toml(layout.manifest)
     with UpdateLog.open(layout.log, manifest.run_id, read_only=True) as update_log:
         yield manifest, update_log
 
 
-def _trainer(data_dir: Path, model: Path | None, device: str) -> tuple[Trainer, str]:
-    """The model with everything in the log applied, and the digest of that state."""
+def _load(data_dir: Path, model: Path | None, device: str) -> _Loaded:
+    """The model with everything in the log applied."""
     from sfnode.engine.trainer import Trainer
     from sfnode.runtime.audit import state_digest
     from sfnode.runtime.replay import batches
@@ -112,4 +141,4 @@ def _trainer(data_dir: Path, model: Path | None, device: str) -> tuple[Trainer, 
         trainer = Trainer.load(manifest, model_override=model, device=device, training=False)
         for batch in batches(update_log, manifest.run_id):
             trainer.apply(batch)
-        return trainer, state_digest(manifest, update_log)
+        return _Loaded(trainer, state_digest(manifest, update_log), update_log.updates())

@@ -1,13 +1,15 @@
 """How options are declared: once, as a flag, an environment variable and a key of the configuration file.
 
 `--data-dir` is also `SFNODE_DATA_DIR` and `data-dir` in the file. The file is flat TOML: a key applies to
-every command that has the option. Order of precedence: flag, environment, file, default.
+every command that has the option. Order of precedence: flag, environment, file, default. This module refuses
+to know what any option means.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,15 +19,22 @@ from sfnode.errors import Code, UserError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+PREFIX = "SFNODE_"
+"""Of every environment variable."""
+
 DEFAULT_CONFIG = Path("~/.config/sfnode/config.toml")
 DEFAULT_DATA_DIR = Path("~/.sfnode")
+
+
+def variable(flag: str) -> str:
+    """The environment variable of a flag: `--data-dir` has SFNODE_DATA_DIR."""
+    return PREFIX + flag.removeprefix("--").replace("-", "_").upper()
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
     """`click.option` with its environment variable."""
     flag = next(name for name in names if name.startswith("--")).partition("/")[0]
-    variable = "SFNODE_" + flag.removeprefix("--").replace("-", "_").upper()
-    return click.option(*names, envvar=variable, show_envvar=True, **settings)
+    return click.option(*names, envvar=variable(flag), show_envvar=True, **settings)
 
 
 def data_dir_option(function: F) -> F:
@@ -33,32 +42,91 @@ def data_dir_option(function: F) -> F:
     return option(
         "--data-dir",
         type=click.Path(path_type=Path),
+        metavar="FOLDER",
         default=DEFAULT_DATA_DIR,
         show_default=True,
         callback=lambda _context, _parameter, value: value.expanduser(),
-        help="The node's folder: keys, update log, control socket. One folder, one node.",
+        help="The node's folder: keys, run manifest, update log, control socket. One folder, one node.",
     )(function)
 
 
-def read_config(path: Path | None, commands: Mapping[str, click.Command]) -> dict[str, dict[str, Any]]:
-    """The configuration file as click's default map. Raises UserError BAD_OPTION for unknown keys."""
-    file = (path or DEFAULT_CONFIG).expanduser()
-    if path is None and not file.exists():
+def device_option(function: F) -> F:
+    """--device, the same everywhere."""
+    return option(
+        "--device",
+        default="cpu",
+        show_default=True,
+        metavar="NAME",
+        help="Where to compute: cpu, cuda, cuda:1, mps.",
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """--json, the same everywhere."""
+    return option("--json", "as_json", is_flag=True, help="Print JSON for programs (docs/json.md).")(function)
+
+
+def config_file(given: Path | None) -> Path:
+    """The configuration file that counts, whether it exists or not."""
+    return (given or DEFAULT_CONFIG).expanduser()
+
+
+def read_config(given: Path | None, commands: Mapping[str, click.Command]) -> dict[str, dict[str, Any]]:
+    """The configuration file as click's default map: by command, then by parameter.
+
+    Raises UserError BAD_OPTION for a file that does not parse (or that was named and is not there), for a key
+    that no command has, and for a value of the wrong shape. Whether a value makes sense, the option says.
+    """
+    file = config_file(given)
+    if given is None and not file.exists():
         return {}
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise _bad_config(file, str(error)) from error
-    values = {key.replace("-", "_"): value for key, value in values.items()}
-    known = {str(parameter.name) for command in commands.values() for parameter in command.params}
-    if unknown := sorted(values.keys() - known):
-        raise _bad_config(file, f"no command has an option {unknown[0].replace('_', '-')!r}")
-    return dict.fromkeys(commands, values)
+    options = {name: _options(command) for name, command in commands.items()}
+    known = {key: option for of_command in options.values() for key, option in of_command.items()}
+    try:
+        texts = {key: _as_text(key, value, known) for key, value in values.items()}
+    except ValueError as error:
+        raise _bad_config(file, str(error)) from error
+    return {
+        name: {str(of_command[key].name): text for key, text in texts.items() if key in of_command}
+        for name, of_command in options.items()
+    }
+
+
+def _options(command: click.Command) -> dict[str, click.Parameter]:
+    """A command's options by their key in the file: the flag without its dashes."""
+    parameters = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    return {long_name(parameter.opts).removeprefix("--"): parameter for parameter in parameters}
+
+
+def long_name(names: Iterable[str]) -> str:
+    """The long one of an option's flags."""
+    return next(name for name in names if name.startswith("--"))
+
+
+def _as_text(key: str, value: Any, known: Mapping[str, click.Parameter]) -> str | list[str]:
+    """The value as one would type it, for click to understand. Raises ValueError."""
+    if key not in known:
+        close = get_close_matches(key, known, 1)
+        raise ValueError(f"no command has an option {key!r}" + (f"; is it {close[0]!r}?" if close else ""))
+    repeated = known[key].multiple
+    if repeated != isinstance(value, list):
+        raise ValueError(f"{key} takes " + ("a list of values" if repeated else "one value, not a list"))
+    return [_typed(key, item) for item in value] if repeated else _typed(key, value)
+
+
+def _typed(key: str, value: Any) -> str:
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{key} takes a string, a number or true or false")
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _bad_config(file: Path, reason: str) -> UserError:
     return UserError(
         Code.BAD_OPTION,
         f"the configuration file {file} is not usable: {reason}",
-        'Its keys are the long options without dashes in front, such as data-dir = "/srv/sfnode".',
+        'Its keys are the long options without the dashes in front, such as data-dir = "/srv/sfnode".',
     )

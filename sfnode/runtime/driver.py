@@ -16,11 +16,13 @@ from dataclasses import dataclass, replace
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.observe import log
+from sfnode.runtime.pump import LinkPump
 from sfnode.runtime.replay import batch_of, join
 from sfnode.store.log import Record, UpdateLog
-from sfnode.transport.base import Link, TransportError
+from sfnode.transport.base import LENGTH_BYTES, Link
 from sfprotocol import codec
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
+from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import (
     Action,
     Admit,
@@ -35,86 +37,14 @@ from sfprotocol.events import (
     Served,
     Transmit,
     Wake,
-    Writable,
 )
 from sfprotocol.machine import Machine
 
 MAX_ROUND = 512
 """Events taken into one commit: bounds how long a frame waits for the disk."""
 
-MAX_UNHANDLED = 32
-"""Frames of one link that may wait for the machine; beyond that the link is not read (backpressure)."""
-
-MAX_QUEUED_FRAMES = 1024
-"""Frames waiting on one link; a peer that does not read that many control messages is dropped."""
-
 DROP_GRACE = 1.0
 """Seconds for a last Goodbye to leave."""
-
-
-class LinkPump:
-    """The two tasks of one link: frames to the machine, frames to the peer."""
-
-    def __init__(self, link_id: LinkId, link: Link, driver: Driver) -> None:
-        self.id = link_id
-        self.link = link
-        self._driver = driver
-        self._outgoing: deque[bytes] = deque()
-        self._filled = asyncio.Event()
-        self._emptied = asyncio.Event()
-        self._unhandled = asyncio.Semaphore(MAX_UNHANDLED)
-        self._owes_writable = False
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
-
-    def send(self, frame: bytes, *, segment: bool = False) -> None:
-        """Queue a frame; after a segment the machine is told when everything has been written."""
-        if len(self._outgoing) >= MAX_QUEUED_FRAMES:
-            self.close()
-            return
-        self._owes_writable |= segment
-        self._outgoing.append(frame)
-        self._emptied.clear()
-        self._filled.set()
-
-    def handled(self) -> None:
-        """The machine has taken in one of this link's frames."""
-        self._unhandled.release()
-
-    def close(self) -> None:
-        """End both tasks; the machine hears LinkDown from the reader's end."""
-        for task in self._tasks:
-            task.cancel()
-
-    async def finished(self) -> None:
-        """Wait until both tasks have ended, then close the stream."""
-        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        self.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.link.close()
-
-    async def _read(self) -> None:
-        with contextlib.suppress(TransportError):
-            while True:
-                await self._unhandled.acquire()
-                self._driver.post(Received(self.id, await self.link.receive()))
-
-    async def _write(self) -> None:
-        with contextlib.suppress(TransportError):
-            while True:
-                await self._filled.wait()
-                while self._outgoing:
-                    await self.link.send(self._outgoing.popleft())
-                self._filled.clear()
-                self._emptied.set()
-                if self._owes_writable:
-                    self._owes_writable = False
-                    self._driver.post(Writable(self.id))
-
-    async def drain(self) -> None:
-        """Wait until what is queued has been written, or cannot be any more."""
-        emptied = asyncio.create_task(self._emptied.wait())
-        await asyncio.wait([emptied, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-        emptied.cancel()
 
 
 @dataclass(slots=True)
@@ -128,7 +58,7 @@ class Traffic:
 
 
 class Driver:
-    """Owns the machine; `run` pumps it until cancelled or until a local fault ends the node."""
+    """Owns the machine; `run` pumps it until `finish` or until a local fault ends the node."""
 
     def __init__(
         self,
@@ -145,15 +75,19 @@ class Driver:
         self.machine = machine
         self.traffic = Traffic()
         self.pumps: dict[LinkId, LinkPump] = {}
+        self.between_rounds = asyncio.Lock()
+        """Who holds it finds that all that the machine has admitted is on disk and has been applied."""
         self._log = update_log
         self._clock = clock
         self._apply = apply
         self._continue_as = continue_as
         self._after_round = after_round
-        self._events: deque[Event] = deque()
+        self._events: deque[Event | None] = deque()
+        """None is the last one that is taken in."""
+        self._finished = False
         self._arrived = asyncio.Event()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
-        self._closing: set[asyncio.Task[None]] = set()
+        self._dropping: set[asyncio.Task[None]] = set()
         self._next_link = 0
 
     def post(self, event: Event) -> None:
@@ -161,41 +95,48 @@ class Driver:
         self._events.append(event)
         self._arrived.set()
 
+    def finish(self) -> None:
+        """Let `run` return when all that was posted until now has been done."""
+        self._events.append(None)
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Pump. Raises UserError (disk full) and LocalProtocolError, which end the node.
+
+        Ended by `finish`. When it is cancelled instead, a commit under way still happens, but nothing that
+        should follow from it: only a node that comes to an end may do that.
+        """
+        try:
+            while not self._finished:
+                await self._wait()
+                async with self.between_rounds:
+                    await self._round()
+        finally:
+            self._disk.shutdown(wait=False)
+
     async def carry(self, link: Link) -> None:
         """Carry the protocol over `link` until it ends."""
         self._next_link += 1
-        pump = self.pumps[self._next_link] = LinkPump(self._next_link, link, self)
+        pump = self.pumps[self._next_link] = LinkPump(self._next_link, link, self.post)
         self.post(LinkUp(pump.id, link.peer))
         try:
             await pump.finished()
         finally:
-            pump.close()
-            self.pumps.pop(pump.id, None)
+            del self.pumps[pump.id]
             self.traffic.sent += link.bytes_sent
             self.traffic.received += link.bytes_received
             self.post(LinkDown(pump.id))
 
-    async def close_links(self) -> None:
-        """Write out what is queued and end all links."""
-        await asyncio.gather(*(pump.drain() for pump in self.pumps.values()))
-        for pump in list(self.pumps.values()):
+    async def close_links(self, grace: float) -> None:
+        """Give what is queued `grace` seconds to leave, then end all links."""
+        pumps = list(self.pumps.values())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await asyncio.gather(*(pump.drain() for pump in pumps))
+        for pump in pumps:
             pump.close()
-
-    async def run(self) -> None:
-        """Pump until cancelled. Raises UserError (disk full) and LocalProtocolError, which end the node."""
-        while True:
-            await self._wait()
-            await self.round()
-
-    async def round(self) -> None:
-        """Take in everything that has arrived and do what follows from it."""
-        actions = self._handle_events()
-        records = [Record(a.feed, a.segment, a.chain) for a in actions if isinstance(a, Admit)]
-        if records:
-            commit = asyncio.get_running_loop().run_in_executor(self._disk, self._log.append, records)
-            await asyncio.shield(commit)  # a cancelled round must not leave memory ahead of the disk
-        self._carry_out(actions)
-        self._after_round()
+        for task in self._dropping:
+            task.cancel()
 
     async def _wait(self) -> None:
         """Until an event arrives or the machine's next deadline."""
@@ -205,13 +146,27 @@ class Driver:
         self._arrived.clear()
         delay = max(0.0, self.machine.next_deadline() - self._clock())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._arrived.wait(), delay)
+            async with asyncio.timeout(delay):
+                await self._arrived.wait()
+
+    async def _round(self) -> None:
+        """Take in what has arrived and do what follows from it."""
+        actions = self._handle_events()
+        records = [Record(a.feed, a.segment, a.chain) for a in actions if isinstance(a, Admit)]
+        if records:
+            commit = asyncio.get_running_loop().run_in_executor(self._disk, self._log.append, records)
+            await asyncio.shield(commit)
+        self._carry_out(actions)
+        self._after_round()
 
     def _handle_events(self) -> list[Action]:
         now = self._clock()
         actions: list[Action] = []
         for _ in range(min(len(self._events), MAX_ROUND)):
             event = self._events.popleft()
+            if event is None:
+                self._finished = True
+                break
             actions += self.machine.handle(event, now)
             if isinstance(event, Received) and event.link in self.pumps:
                 self.pumps[event.link].handled()
@@ -226,7 +181,8 @@ class Driver:
                 case Admit():
                     admitted.append(action)
                 case Transmit(link=link, message=message):
-                    self._send(link, codec.encode(message, self.machine.run.scalar_bytes))
+                    if pump := self.pumps.get(link):
+                        pump.send(codec.encode(message, self.machine.run.scalar_bytes))
                 case Serve():
                     self._serve(action)
                 case Drop():
@@ -237,22 +193,18 @@ class Driver:
             pieces = [batch_of(a.segment.feed_key, a.segment.first, a.segment.parts) for a in admitted]
             self._apply(join(pieces))
 
-    def _send(self, link: LinkId, frame: bytes, *, segment: bool = False) -> None:
-        pump = self.pumps.get(link)
-        if pump:
-            pump.send(frame, segment=segment)
-
     def _serve(self, action: Serve) -> None:
+        pump = self.pumps.get(action.link)
+        if pump is None:
+            return  # LinkDown is on its way to the machine
         segment = self._log.read(action.feed, action.first, MAX_SEGMENT_UPDATES)
         if segment is None:
-            self.post(Writable(action.link))
-            return
+            raise LocalProtocolError(f"the log ends before step {action.first}, which is to be served")
         frame = codec.encode(replace(segment, hops=action.hops), self.machine.run.scalar_bytes)
-        self.traffic.segment_bytes_sent += len(frame) + 3
+        self.traffic.segment_bytes_sent += LENGTH_BYTES + len(frame)
         self.traffic.updates_sent += segment.count
-        self._send(action.link, frame, segment=True)
-        served = Served(action.link, action.feed, segment.stop, action.hops)
-        self.machine.handle(served, self._clock())
+        pump.send(frame, segment=True)
+        self.post(Served(action.link, action.feed, segment.stop, action.hops))
 
     def _drop(self, action: Drop) -> None:
         pump = self.pumps.get(action.link)
@@ -260,12 +212,13 @@ class Driver:
             return
         if action.fault:
             log.warning("dropped the link to %s, which broke rule %s", pump.link.peer, action.fault)
-        self._closing.add(task := asyncio.create_task(_close_drained(pump)))
-        task.add_done_callback(self._closing.discard)
+        self._dropping.add(task := asyncio.create_task(_close_drained(pump)))
+        task.add_done_callback(self._dropping.discard)
 
 
 async def _close_drained(pump: LinkPump) -> None:
     """A Goodbye queued before the drop should still reach the peer."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(pump.drain(), DROP_GRACE)
+        async with asyncio.timeout(DROP_GRACE):
+            await pump.drain()
     pump.close()

@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Iterable
 from contextvars import ContextVar
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 from sfnode.transport.base import TransportError
@@ -71,6 +73,26 @@ def contain_inbound(control: Any) -> None:
     control._handler = containing
 
 
+class AbandonedTasks(logging.Filter):
+    """For asyncio's logger: what fails in tasks that a library has started and forgotten goes to DEBUG.
+
+    hivemind updates its routing table in such tasks, with what strangers send.
+    """
+
+    def __init__(self, library: Path, ours: Path) -> None:
+        super().__init__()
+        self._library, self._ours = f"{library}/", f"{ours}/"
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)] if error else []
+        theirs = any(file.startswith(self._library) for file in files)
+        if error is None or not theirs or any(file.startswith(self._ours) for file in files):
+            return True
+        log.debug("abandoned task: %s", one_line(error))
+        return False
+
+
 def one_line(error: BaseException) -> str:
     """A library's message without its line breaks and its length."""
     text = " ".join(str(error).removeprefix("Connect failed. msg=").split())
@@ -78,7 +100,7 @@ def one_line(error: BaseException) -> str:
 
 
 async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel, and wait a moment for the end."""
+    """Cancel those that still run, and wait a moment for the end of all."""
     pending = set(tasks)
     for task in pending:
         task.cancel()

@@ -131,7 +131,9 @@ def _start_failure(daemon: Daemon) -> UserError:
 def daemon_error(what: str) -> UserError:
     """For when p2pd is not what it should be."""
     return UserError(
-        Code.NETWORK_DAEMON, what, "Run again with --log-level debug; reinstalling hivemind restores p2pd."
+        Code.NETWORK_DAEMON,
+        what,
+        "Reinstalling hivemind restores p2pd; a debug log has all it said.",
     )
 
 

@@ -31,7 +31,15 @@ from hivemind.utils.timed_storage import get_dht_time
 from sfnode.errors import UserError
 from sfnode.transport import base
 from sfnode.transport.base import Link, LinkHandler, PeerRecord, RequestHandler, TransportError
-from sfnode.transport.calls import cancel, contain_inbound, one_line, remember_sockets, within
+from sfnode.transport.calls import (
+    AbandonedTasks,
+    cancel,
+    contain_inbound,
+    one_line,
+    remember_sockets,
+    wait_briefly,
+    within,
+)
 from sfnode.transport.daemon import (
     Daemon,
     daemon_error,
@@ -63,8 +71,14 @@ RPC_DEADLINE = 3.0
 DHT_DEADLINE = 10.0
 """Seconds for one store or search: three rounds that each meet a dead peer."""
 
+BOOTSTRAP_GRACE = 2.0
+"""Seconds for the slower bootstrap peers after the first has answered; one is enough to go on with."""
+
 MAX_TOPICS = 256
 """Keys that this node stores for others; with a full roster in each they would take 200 MiB."""
+
+_P2P_CODE = bytes.fromhex("a503")
+"""The varint that announces an id in the binary form of an address."""
 
 P2PD = Path(hivemind.hivemind_cli.__file__).with_name("p2pd")
 
@@ -85,15 +99,28 @@ def _silence_hivemind() -> None:
     logger.propagate = False
     logger.addHandler(_Demote())
     logging.addLevelName(logging.WARNING, "WARNING")  # hivemind calls it WARN, everywhere
+    library, ours = Path(hivemind.__file__).parent, Path(__file__).parents[1]
+    logging.getLogger("asyncio").addFilter(AbandonedTasks(library, ours))
 
 
 _silence_hivemind()
 
 
 def _parse(address: str) -> Multiaddr:
-    """Raises UserError BAD_ADDRESS."""
+    """Raises UserError BAD_ADDRESS.
+
+    hivemind encodes the id of a relay inside an address as a CID, which libp2p does not read: we put the
+    plain id there.
+    """
+    start, *hops = address.split("/p2p/")
     try:
-        return Multiaddr(address)
+        encoded = Multiaddr(start).to_bytes()
+        for hop in hops:
+            peer, slash, rest = hop.partition("/")
+            plain = PeerID.from_base58(peer).to_bytes()
+            encoded += _P2P_CODE + bytes([len(plain)]) + plain + Multiaddr(slash + rest or "/").to_bytes()
+        str(parsed := Multiaddr(encoded))  # raises for an id that is not one
+        return parsed
     except (ValueError, MultiaddrError) as error:
         raise base.bad_address(address, one_line(error)) from error
 
@@ -101,7 +128,7 @@ def _parse(address: str) -> Multiaddr:
 def _split(address: str) -> tuple[PeerID, Multiaddr]:
     """The peer and the way to it. Raises UserError BAD_ADDRESS."""
     peer = base.peer_of(address)
-    _parse(f"/p2p/{peer}")
+    _parse(address)
     return PeerID.from_base58(peer), _parse(address.removesuffix(f"/p2p/{peer}"))
 
 
@@ -227,13 +254,24 @@ class HivemindTransport:
         return sorted(record for record in records if record is not None)[:MAX_ROSTER]
 
     async def bootstrap(self, addresses: Sequence[str]) -> int:
-        peers = [(target, way) for target, way in map(_split, addresses) if target != self.peer]
+        """Waits for the first answer as long as it takes, and for the others a moment more.
+
+        libp2p does not dial an address again for 5 s after a failure, and for longer after every further one
+        (up to 5 minutes): until then a peer that has come back is met only when it dials.
+        """
         dht = self._running().dht
-        answers = await asyncio.gather(*(self._knock(dht, *peer) for peer in peers))
-        if any(answers):
-            with suppress(TransportError):
-                await within(RPC_DEADLINE, "joining the DHT", dht.find_nearest_nodes([dht.node_id]))
-        return sum(answers)
+        peers = [(target, way) for target, way in map(_split, addresses) if target != self.peer]
+        knocks = [asyncio.create_task(self._knock(dht, *peer)) for peer in peers]
+        try:
+            for knock in asyncio.as_completed(knocks):
+                if await knock:
+                    await wait_briefly(knocks, BOOTSTRAP_GRACE)
+                    with suppress(TransportError):
+                        await within(RPC_DEADLINE, "joining the DHT", dht.find_nearest_nodes([dht.node_id]))
+                    break
+        finally:
+            await cancel(knocks)
+        return sum(knock.done() and not knock.cancelled() and knock.result() for knock in knocks)
 
     async def _knock(self, dht: DHTNode, target: PeerID, way: Multiaddr) -> bool:
         """Dial one peer and make its DHT known to ours and ours to its."""

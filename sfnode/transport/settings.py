@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sfnode.transport.base import best_first
+from sfnode.transport.base import best_first, peer_of
 
 ATTACH_TIMEOUT = 30
 """Seconds after which p2pd gives up on us if we never attach; a start takes half a second."""
@@ -37,14 +37,14 @@ class HivemindSettings:
     use_auto_relay: bool = False
     """Be reached through a relay when behind a firewall; needs use_relay."""
     trusted_relays: tuple[str, ...] = ()
-    """For use_auto_relay; by default the bootstrap peers."""
+    """For use_auto_relay; by default the bootstrap peers, and any peer if there are none."""
     client_mode: bool = False
     """Listen nowhere and only use the DHT: for a node that nobody can dial."""
     force_reachability: Literal["", "public", "private"] = ""
     """What to believe of the firewall instead of asking other peers."""
 
 
-def p2pd_flags(settings: HivemindSettings, hosts: Iterable[str], control: Path) -> list[str]:
+def p2pd_flags(settings: HivemindSettings, hosts: Sequence[str], control: Path) -> list[str]:
     """p2pd's command line for listening on `hosts` and taking orders on the socket `control`.
 
     No bootstrap peers: we dial them ourselves, then and later in the same way, and learn who answered.
@@ -62,14 +62,23 @@ def p2pd_flags(settings: HivemindSettings, hosts: Iterable[str], control: Path) 
         "-tls=1",
     ]
     flags += _reach(settings, hosts)
-    if settings.use_auto_relay and (relays := settings.trusted_relays or settings.bootstrap):
-        flags.append(f"-trustedRelays={','.join(relays)}")
+    if settings.use_auto_relay and (relays := _one_each(settings.trusted_relays or settings.bootstrap)):
+        # With discovery libp2p waits three minutes for more candidates before it asks even a trusted relay.
+        flags += [f"-trustedRelays={','.join(relays)}", "-relayDiscovery=0"]
     if settings.force_reachability:
         flags.append(f"-forceReachability{settings.force_reachability.capitalize()}")
     return flags
 
 
-def _reach(settings: HivemindSettings, hosts: Iterable[str]) -> list[str]:
+def _one_each(addresses: Iterable[str]) -> list[str]:
+    """The first address of every peer: libp2p waits for as many relays as it is given addresses."""
+    first: dict[str, str] = {}
+    for address in addresses:
+        first.setdefault(peer_of(address), address)
+    return list(first.values())
+
+
+def _reach(settings: HivemindSettings, hosts: Sequence[str]) -> list[str]:
     if settings.client_mode:
         return ["-noListenAddrs", "-dhtClient"]
     flags = ["-dhtServer", f"-hostAddrs={','.join(hosts)}"]

@@ -54,6 +54,8 @@ class StreamLink:
         self._writer = writer
         self._sending = asyncio.Lock()
         self.closed = False
+        self._promised: int | None = None
+        """Length of the frame that is being read, kept for the next receive() if this one is cancelled."""
         # drain() then waits until every byte is in the kernel, which is what makes send() push back.
         writer.transport.set_write_buffer_limits(high=0)
 
@@ -74,19 +76,21 @@ class StreamLink:
     async def receive(self) -> bytes:
         self._require_open()
         try:
-            size = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "big")
-            if size > MAX_FRAME:
-                raise self._broken(f"a frame of {size} bytes was announced, the limit is {MAX_FRAME}")
+            if self._promised is None:
+                self._promised = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "big")
+            if self._promised > MAX_FRAME:
+                raise self._broken(f"{self._promised} bytes were announced, the limit is {MAX_FRAME}")
             async with asyncio.timeout(BODY_DEADLINE):
-                frame = await self._reader.readexactly(size)
+                frame = await self._reader.readexactly(self._promised)
         except asyncio.IncompleteReadError as error:
-            inside = " inside a frame" if error.partial else ""
+            inside = " inside a frame" if error.partial or self._promised else ""
             raise self._broken(f"the connection ended{inside}") from None
         except TimeoutError:
             raise self._broken(f"a frame was not complete after {BODY_DEADLINE:g} s") from None
         except OSError as error:
             raise self._broken(f"the connection broke: {error}") from None
-        self.bytes_received += LENGTH_BYTES + size
+        self._promised = None
+        self.bytes_received += LENGTH_BYTES + len(frame)
         return frame
 
     async def close(self) -> None:

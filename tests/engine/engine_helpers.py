@@ -31,7 +31,8 @@ from sfprotocol.seeds import update_seeds
 FAMILIES = ("opt", "gpt2", "llama")
 SHARED = Path(__file__).parents[3] / "shared"
 
-WORDS = "<pad> <s> the a film story was is dull bright slow good bad . It terrible great".split()
+_STARTERS = ["<pad>", "<s>", "the", "a", "film", "story", "was", "is"]
+WORDS = [*_STARTERS, "dull", "bright", "slow", "good", "bad", ".", "It", "terrible", "great"]
 ROWS = [
     {"sentence": "the film was bright .", "label": "1"},
     {"sentence": "a dull story", "label": "0"},
@@ -54,48 +55,48 @@ def model_folder(family: str) -> Path:
     random_model(family).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="the"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>").save_pretrained(
-        folder
-    )
+    build: Any = PreTrainedTokenizerFast
+    build(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>").save_pretrained(folder)
     return folder
 
 
 def random_model(family: str) -> Any:
     """Weights large enough that every layer matters to the output."""
     torch.manual_seed(7)
-    vocabulary = len(WORDS)
-    common = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
-    if family == "opt":
-        sizes = {"hidden_size": 16, "ffn_dim": 40, "num_hidden_layers": 2, "num_attention_heads": 2}
-        return OPTForCausalLM(
-            OPTConfig(
-                vocab_size=vocabulary, word_embed_proj_dim=8, init_std=0.3, max_position_embeddings=64,
-                **sizes, **common,
-            )
-        )  # fmt: skip
-    if family == "gpt2":
-        return GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=vocabulary, n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=0.3,
-                **common,
-            )
-        )  # fmt: skip
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocabulary, hidden_size=16, intermediate_size=40, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3, **common,
-        )
-    )  # fmt: skip
+    return _BUILDERS[family](**_COMMON)
 
 
-def manifest(family: str, train: Path | None = None, **training: Any) -> config.Manifest:
-    """A run on a tiny model; `training` as in the manifest."""
+def _opt(**common: Any) -> Any:
+    sizes: dict[str, Any] = {"hidden_size": 16, "word_embed_proj_dim": 8, "ffn_dim": 40}
+    depth: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    # GELU: without ReLU's kinks derivatives can be compared sharply.
+    return OPTForCausalLM(OPTConfig(**sizes, **depth, init_std=0.3, activation_function="gelu", **common))
+
+
+def _gpt2(**common: Any) -> Any:
+    return GPT2LMHeadModel(
+        GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=0.3, **common)
+    )
+
+
+def _llama(**common: Any) -> Any:
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, initializer_range=0.3, **common))
+
+
+_COMMON = {"vocab_size": len(WORDS), "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+_BUILDERS = {"opt": _opt, "gpt2": _gpt2, "llama": _llama}
+
+
+def manifest(family: str, test: str = "", **training: Any) -> config.Manifest:
+    """A run on a tiny model; `training` as in the manifest. No path enters it, so its run id never varies."""
     numbers = {"rank": 4, "batch_size": 3, "epoch_updates": 50, "update_budget": 500} | training
-    data = config.Data(train=str(train or ""), test=str(train or ""))
+    described = model.describe(str(model_folder(family)), "")
     return config.Manifest(
-        model=model.describe(str(model_folder(family)), ""),
+        model=described.model_copy(update={"source": f"tiny/{family}"}),
         task=TASK,
-        data=data,
+        data=config.Data(test=test),
         training=config.Training(**numbers),
     )
 
@@ -108,8 +109,10 @@ def data_file(folder: Path) -> Path:
     return path
 
 
-def trainer(run: config.Manifest, **options: Any) -> Trainer:
-    return Trainer.load(run, **({"training": bool(run.data.train)} | options))
+def trainer(run: config.Manifest, rows: Path | None = None, **options: Any) -> Trainer:
+    """A trainer of a run on a tiny model; it can make steps if it is given training rows."""
+    folder = model_folder(run.model.source.removeprefix("tiny/"))
+    return Trainer.load(run, model_override=folder, data_override=rows, training=rows is not None, **options)
 
 
 def updates(count: int, epochs: Iterable[int] = (0,), key: int = 1) -> UpdateBatch:

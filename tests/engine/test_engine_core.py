@@ -21,9 +21,7 @@ update = st.tuples(st.integers(0, 3), st.integers(0, MASK), st.integers(-32_767,
 
 def batch_of(rows: list[tuple[int, int, int]]) -> UpdateBatch:
     epochs, seeds, scalars = zip(*rows, strict=True) if rows else ((), (), ())
-    return UpdateBatch(
-        np.array(epochs, np.int64), np.array(seeds, np.uint64), np.array(scalars, np.int64)
-    )
+    return UpdateBatch(np.array(epochs, np.int64), np.array(seeds, np.uint64), np.array(scalars, np.int64))
 
 
 def core_of(*batches: UpdateBatch) -> Core:
@@ -87,9 +85,7 @@ def test_updates_that_cancel_leave_the_digest_of_nothing() -> None:
 
 def test_the_digest_covers_sorted_epochs_and_little_endian_entries() -> None:
     core = core_of(updates(30, epochs=(9, 2)))
-    written = b"".join(
-        epoch.to_bytes(8, "big") + core.of(epoch).astype("<i8").tobytes() for epoch in (2, 9)
-    )
+    written = b"".join(epoch.to_bytes(8, "big") + core.of(epoch).astype("<i8").tobytes() for epoch in (2, 9))
     assert core.digest() == hashlib.blake2b(written, digest_size=32).digest()
 
 

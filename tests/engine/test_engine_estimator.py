@@ -1,10 +1,11 @@
-"""The two-point estimate: the hooks do what moved weights would do, and what is measured is the derivative."""
+"""The two-point estimate: hooks do what moved weights would do, and what is measured is the derivative."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,11 +81,11 @@ def test_an_estimate_is_the_directional_derivative_with_its_sign(family: str) ->
             float((gradient * move).sum())
             for gradient, move in zip(gradients(run, batch), written_directions(run, seed, 0), strict=True)
         )
-        assert estimate.alpha == pytest.approx(slope, rel=0.02, abs=0.02)
+        assert estimate.alpha == pytest.approx(slope, rel=0.01, abs=0.01)
 
 
 def test_averaged_over_seeds_every_coordinate_gets_its_own_derivative() -> None:
-    run, epsilon, count = trainer(manifest("gpt2", rank=2)), 1e-3, 3_000
+    run, epsilon, count = trainer(manifest("gpt2", rank=2)), 1e-3, 1_600
     batch = batches(run)[0]
     seeds = update_seeds(11, 0, count)
     alphas = np.array(
@@ -111,7 +112,7 @@ def test_averaged_over_seeds_every_coordinate_gets_its_own_derivative() -> None:
 
 def gradients(run: Trainer, batch: Encoded) -> list[torch.Tensor]:
     """Of the mean loss with respect to every target matrix, by automatic differentiation."""
-    parameters = [layer.weight.requires_grad_(True) for layer in run.loaded.layers]
+    parameters: list[Any] = [layer.weight.requires_grad_(True) for layer in run.loaded.layers]
     found = torch.autograd.grad(loss(run, batch), parameters)
     conv = run.manifest.model.targets[0].startswith("transformer.")
     for parameter in parameters:
@@ -120,15 +121,16 @@ def gradients(run: Trainer, batch: Encoded) -> list[torch.Tensor]:
 
 
 def test_a_step_writes_no_weight_and_leaves_no_hook(tmp_path: Path) -> None:
-    run = trainer(manifest("opt", data_file(tmp_path)))
+    run = trainer(manifest("opt"), data_file(tmp_path))
     before = weights(run)
     run.step(SEEDS, 0)
     assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in run.loaded.model.modules())
+    modules = list(run.loaded.model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
 def test_queries_do_not_feel_each_other(tmp_path: Path) -> None:
-    run = trainer(manifest("llama", data_file(tmp_path), scalar_delta=0.01))
+    run = trainer(manifest("llama", scalar_delta=0.01), data_file(tmp_path))
     together = run.step(SEEDS, 1)
     alone = [run.step([seed], 1) for seed in SEEDS]
     assert [abs(a - b.scalars[0]) <= 1 for a, b in zip(together.scalars, alone, strict=True)] == [True] * 3

@@ -1,4 +1,4 @@
-"""Weights follow the core: by small folds in between, exactly by a refold, and never at training's expense."""
+"""Weights follow the core: by small folds in between, exactly by a refold, never at training's cost."""
 
 from __future__ import annotations
 

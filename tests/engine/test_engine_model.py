@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from engine_helpers import FAMILIES, manifest, model_folder, random_model
 from safetensors.torch import load_file, save_file
-from transformers.pytorch_utils import Conv1D
 
 from sfnode import config
 from sfnode.engine import model
@@ -114,7 +114,10 @@ def test_a_missing_tensor_is_refused_and_not_made_up(copy: Path) -> None:
 
 def test_a_model_that_needs_code_of_its_own_is_refused(copy: Path) -> None:
     settings = json.loads((copy / "config.json").read_text())
-    settings |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}
+    settings |= {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"},
+    }
     (copy / "config.json").write_text(json.dumps(settings))
     (copy / "own.py").write_text("raise SystemExit('code of a model was run')")
     assert refusal(model.describe, str(copy), "").code is Code.MODEL_UNSUPPORTED
@@ -140,16 +143,17 @@ def described(family: str) -> list[str]:
 def test_a_target_that_the_model_does_not_have_is_refused(targets: tuple[str, ...]) -> None:
     run = manifest("opt")
     wanted = config.Model(source=run.model.source, digest=run.model.digest, targets=targets)
-    error = refusal(model.load, run.model_copy(update={"model": wanted}), override=None, device=CPU)
+    run = run.model_copy(update={"model": wanted})
+    error = refusal(model.load, run, override=model_folder("opt"), device=CPU)
     assert error.code is Code.MODEL_UNSUPPORTED
     assert targets[0] in error.what
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_target_maps_x_to_its_matrix_times_x(family: str) -> None:
-    for layer in model.load(manifest(family), override=None, device=CPU).layers:
+    for layer in model.load(manifest(family), override=model_folder(family), device=CPU).layers:
         x = torch.randn(5, model.matrix(layer).shape[1])
-        bias = layer.bias if isinstance(layer, Conv1D) or layer.bias is not None else 0.0
+        bias: Any = 0.0 if layer.bias is None else layer.bias
         torch.testing.assert_close(layer(x), x @ model.matrix(layer).t() + bias)
 
 

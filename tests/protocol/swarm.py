@@ -7,7 +7,9 @@ comes from one integer. The oracle is the promise itself: the set union of every
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
@@ -53,7 +55,7 @@ def origin_of(name: str) -> bytes:
 
 
 def signed(
-    name: str, incarnation: int, first: int, parts: list[EpochScalars], before: list[EpochScalars] = ()
+    name: str, incarnation: int, first: int, parts: Sequence[EpochScalars], before: Sequence[EpochScalars] = ()
 ) -> Segment:
     """What an origin called `name` says about its steps `first ..`, having said `before` until then."""
     feed = Feed(origin_of(name), incarnation)
@@ -149,6 +151,8 @@ class Node:
         self.updates_sent = 0
         self.faults: list[str] = []
         """Why links were dropped."""
+        self.undone: list[Action] = []
+        """What the machine has decided and the disk has not yet committed."""
         self.machine = self._machine()
 
     def _machine(self) -> Machine:
@@ -163,7 +167,8 @@ class Node:
         )
 
     def restart(self) -> None:
-        """As after kill -9: links and memory are gone, the disk is not."""
+        """As after kill -9: links, memory and what was not yet committed are gone, the disk is not."""
+        self.undone.clear()
         for wire in list(self.wires.values()):
             self.swarm.cut(self, wire.receiver)
         self.machine = self._machine()
@@ -176,20 +181,30 @@ class Node:
         state = self.machine.frontier.state(self.own)
         epoch = max(state.epoch, self.run.epoch_of(self.machine.frontier.known))
         scalars = tuple(self.swarm.random.randint(-1000, 1000) for _ in range(updates))
-        self.swarm.oracle.setdefault(self.own, []).extend((epoch, scalar) for scalar in scalars)
         self.handle(OwnUpdates(self.own, state.next, (EpochScalars(epoch, scalars),)))
         return True
 
-    def handle(self, event: Event) -> list[Action]:
-        actions = self.machine.handle(event, self.swarm.now)
+    def handle(self, event: Event) -> None:
+        """Give the machine an event; what it decides is carried out after the swarm's commit delay."""
+        waiting = bool(self.undone)
+        self.undone += self.machine.handle(event, self.swarm.now)
+        if not self.swarm.commit_delay:
+            self.commit()
+        elif not waiting:
+            self.swarm.later(self.swarm.random.uniform(0, self.swarm.commit_delay), self.commit)
+
+    def commit(self) -> None:
+        """Carry out what has been decided, in order."""
+        actions, self.undone = self.undone, []
         for action in actions:
             self._do(action)
-        return actions
 
     def _do(self, action: Action) -> None:
         match action:
             case Admit():
                 self.log.append(action)
+                if action.feed.origin == origin_of(self.name):
+                    self.swarm.witness(action)
             case Transmit(link=link, message=message):
                 self._send(link, message)
             case Serve(link=link, feed=feed, first=first, hops=hops):
@@ -199,11 +214,14 @@ class Node:
                 self.machine.handle(Served(link, feed, segment.stop, hops), self.swarm.now)
             case Drop(link=link, fault=fault):
                 self.faults.append(fault)
-                self.swarm.hang_up(self.wires[link])
+                if link in self.wires:
+                    self.swarm.hang_up(self.wires[link])
             case ContinueAs(feed=feed):
                 self.own = feed
 
     def _send(self, link: int, message: Message) -> None:
+        if link not in self.wires:
+            return
         frame = codec.encode(message, self.run.scalar_bytes)
         self.sent[type(message).__name__] += 1
         self.sent_bytes[type(message).__name__] += len(frame) + LENGTH_BYTES
@@ -213,14 +231,23 @@ class Node:
 class Swarm:
     """Nodes, wires, the clock and the oracle."""
 
-    def __init__(self, names: str = "", *, seed: int = 0, faults: Faults = Faults()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        names: str = "",
+        *,
+        seed: int = 0,
+        faults: Faults = Faults(),  # noqa: B008 (frozen)
+        commit_delay: float = 0.0,
+    ) -> None:
         self.random = Random(seed)
         self.faults = faults
+        self.commit_delay = commit_delay
+        """Seconds at most between the machine's decision and its execution, as with a disk in between."""
         self.now = 0.0
         self.oracle: dict[Feed, list[Told]] = {}
         self.nodes: dict[str, Node] = {}
         self._numbers = count(1)
-        self._agenda: list[tuple[float, int, Wire, Event]] = []
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         for name in names.split():
             self.add(name)
 
@@ -279,9 +306,17 @@ class Swarm:
             arrival = self.now + self.random.uniform(*self.faults.latency)
             if not self.faults.reorder:
                 arrival = wire.last_arrival = max(arrival, wire.last_arrival)
-            heappush(self._agenda, (arrival, next(self._numbers), wire, Received(wire.far, frame)))
+            self.later(arrival - self.now, partial(self._arrive, wire, frame))
         if segment:
-            heappush(self._agenda, (self.now, next(self._numbers), wire, Writable(wire.link)))
+            self.later(0.0, partial(self._written, wire))
+
+    def _arrive(self, wire: Wire, frame: bytes) -> None:
+        if wire.open:
+            wire.receiver.handle(Received(wire.far, frame))
+
+    def _written(self, wire: Wire) -> None:
+        if wire.open:
+            wire.sender.handle(Writable(wire.link))
 
     def stall(self, wire: Wire) -> None:
         wire.stalled = True
@@ -296,6 +331,9 @@ class Swarm:
 
     # -- time --------------------------------------------------------------------------------------
 
+    def later(self, seconds: float, do: Callable[[], None]) -> None:
+        heappush(self._agenda, (self.now + seconds, next(self._numbers), do))
+
     def run(self, seconds: float) -> None:
         """Let everything happen that is due within `seconds`."""
         end = self.now + seconds
@@ -304,7 +342,7 @@ class Swarm:
         self.now = end
 
     def _step(self, end: float) -> bool:
-        node = min(self.nodes.values(), key=lambda n: n.machine.next_deadline())
+        node = min(self.nodes.values(), key=lambda node: node.machine.next_deadline())
         deadline = node.machine.next_deadline()
         arrival = self._agenda[0][0] if self._agenda else float("inf")
         if min(deadline, arrival) > end:
@@ -314,9 +352,7 @@ class Swarm:
             node.handle(Wake())
             assert node.machine.next_deadline() > self.now, "a deadline that never passes"
             return True
-        _, _, wire, event = heappop(self._agenda)
-        if wire.open:
-            (wire.receiver if isinstance(event, Received) else wire.sender).handle(event)
+        heappop(self._agenda)[2]()
         return True
 
     def run_until_equal(self, limit: float) -> float:
@@ -328,6 +364,14 @@ class Swarm:
         return self.now - start
 
     # -- the oracle --------------------------------------------------------------------------------
+
+    def witness(self, admit: Admit) -> None:
+        """An origin has made these updates, durably; or it has got them back from others."""
+        told = self.oracle.setdefault(admit.feed, [])
+        updates = [(part.epoch, scalar) for part in admit.segment.parts for scalar in part.scalars]
+        first = admit.segment.first
+        assert told[first : first + len(updates)] == updates[: len(told) - first], "an origin forked"
+        told.extend(updates[len(told) - first :])
 
     def digest(self) -> bytes:
         """The digest of the union of everything computed, made update by update."""
@@ -342,7 +386,7 @@ class Swarm:
     @property
     def converged(self) -> bool:
         known = sum(len(told) for told in self.oracle.values())
-        if any(node.machine.frontier.known != known for node in self.nodes.values()):
+        if any(node.machine.frontier.known != known or node.undone for node in self.nodes.values()):
             return False
         digest = self.digest()
         assert all(node.log.updates() == self.oracle for node in self.nodes.values())

@@ -12,7 +12,9 @@ from random import Random
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import uvloop
+from transport_helpers import POOL
 
 from sfnode.transport.base import Link, LinkClosed, Transport
 from sfnode.transport.hivemind import HivemindSettings, HivemindTransport
@@ -20,7 +22,6 @@ from sfnode.transport.memory import MemoryTransport, Network
 from sfnode.transport.peerkey import ensure_key
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
-KEYS = 3
 Nodes = Callable[[int], Awaitable[list[Transport]]]
 
 
@@ -32,9 +33,9 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Keys are dear (0.1 s), so the tests share three."""
+    """Keys are dear (0.1 s), so the tests share them: for the pool, and one for a node of a test's own."""
     folder = tmp_path_factory.mktemp("keys")
-    paths = [folder / f"key{number}" for number in range(KEYS)]
+    paths = [folder / f"key{number}" for number in range(POOL + 1)]
     for path in paths:
         ensure_key(path)
     return paths
@@ -42,8 +43,10 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture
 def settings(keys: list[Path]) -> Callable[..., HivemindSettings]:
-    def make(number: int = 0, **changes: Any) -> HivemindSettings:
-        return HivemindSettings(**{"identity_path": keys[number], "host_maddrs": LOOPBACK, **changes})
+    """Of a node of the test's own, which is no member of the pool."""
+
+    def make(**changes: Any) -> HivemindSettings:
+        return HivemindSettings(**{"identity_path": keys[POOL], "host_maddrs": LOOPBACK, **changes})
 
     return make
 
@@ -53,32 +56,35 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool(keys: list[Path]) -> AsyncIterator[list[Transport]]:
     """Real nodes are dear (0.4 s of a core), so the tests of one module share three."""
     made: list[Transport] = [
-        HivemindTransport(HivemindSettings(identity_path=key, host_maddrs=LOOPBACK)) for key in keys
+        HivemindTransport(HivemindSettings(identity_path=key, host_maddrs=LOOPBACK)) for key in keys[:POOL]
     ]
     yield made
     await asyncio.gather(*(node.stop() for node in made))
 
 
 @pytest.fixture
-async def nodes(kind: str, request: pytest.FixtureRequest) -> AsyncIterator[Nodes]:
+def nodes(kind: str, pool: list[Transport]) -> Nodes:
     """`await nodes(3)`: that many running transports of the kind under test, which know each other."""
-    if kind == "memory":
-        network = Network(Random(0))
-        made: list[Transport] = [MemoryTransport(network, f"peer{number}") for number in range(KEYS)]
-    else:
-        made = request.getfixturevalue("pool")
+    network = Network(Random(0))
+    in_memory = [MemoryTransport(network, f"peer{number}") for number in range(POOL)]
 
     async def start(count: int) -> list[Transport]:
-        await asyncio.gather(*(run_afresh(node) for node in made[:count]))
-        for node in made[1:count]:
-            assert await node.bootstrap(made[0].addresses()) == 1
-        return made[:count]
+        chosen = (in_memory if kind == "memory" else pool)[:count]
+        await asyncio.gather(*(run_afresh(node) for node in chosen))
+        for node in chosen[1:]:
+            # libp2p does not dial for 5 s whom it missed while another test had stopped them: try both ways.
+            assert await meets(node, chosen[0]) or await meets(chosen[0], node)
+        return list(chosen)
 
-    yield start
+    return start
+
+
+async def meets(node: Transport, other: Transport) -> bool:
+    return await node.bootstrap(other.addresses()) == 1
 
 
 async def run_afresh(node: Transport) -> None:

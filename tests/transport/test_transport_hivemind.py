@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
 import stat
 import sys
 from asyncio.subprocess import PIPE
+from contextlib import suppress
 from pathlib import Path
 
 import msgpack
 import psutil
 import pytest
 from hivemind.dht.routing import DHTID
+from hivemind.p2p import P2PHandlerError, PeerID
+from hivemind.proto.dht_pb2 import FindRequest, NodeInfo, PingRequest, StoreRequest
 from hivemind.utils.timed_storage import get_dht_time
-from transport_helpers import eventually, read_all
+from transport_helpers import POOL, eventually, read_all
 
 from sfnode.errors import Code, UserError
 from sfnode.transport import daemon
@@ -88,7 +92,7 @@ async def test_a_port_that_any_program_has_is_refused(settings, impatient):
 async def test_a_port_that_another_node_has_is_refused(settings, nodes, impatient):
     (other,) = await nodes(1)
     taken = other.addresses()[0].partition("/p2p/")[0]
-    assert (await refusal(settings(1, host_maddrs=(taken,)))).code is Code.PORT_IN_USE
+    assert (await refusal(settings(host_maddrs=(taken,)))).code is Code.PORT_IN_USE
 
 
 @pytest.mark.parametrize(
@@ -107,24 +111,25 @@ async def test_an_address_that_cannot_be_used_is_refused(settings, changes):
     assert (await refusal(settings(**changes))).code is Code.BAD_ADDRESS
 
 
-async def test_bootstrap_peers_that_are_all_away_are_reported(settings, nodes):
-    (other,) = await nodes(1)
+async def test_bootstrap_peers_that_are_all_away_are_reported(settings, tmp_path):
+    other = HivemindTransport(settings())
+    await other.start()
     away = other.addresses()[0]
     await other.stop()
-    error = await refusal(settings(1, bootstrap=(away,)))
+    error = await refusal(settings(identity_path=tmp_path / "key", bootstrap=(away,)))
     assert error.code is Code.PEERS_UNREACHABLE
     assert away in error.what
 
 
-async def test_a_node_that_is_among_its_own_bootstrap_peers_starts_alone(settings, nodes, free_port):
+async def test_a_node_that_is_among_its_own_bootstrap_peers_starts_alone(settings, free_port):
     host = f"/ip4/127.0.0.1/tcp/{free_port}"
-    (known,) = await nodes(1)
-    peer = known.peer
-    await known.stop()
-    node = HivemindTransport(settings(host_maddrs=(host,), bootstrap=(f"{host}/p2p/{peer}",)))
-    await node.start()
-    assert node.peer == peer
-    await node.stop()
+    addresses = ()
+    for _ in range(2):
+        node = HivemindTransport(settings(host_maddrs=(host,), bootstrap=addresses))
+        await node.start()
+        addresses = tuple(node.addresses())
+        await node.stop()
+    assert addresses == (f"{host}/p2p/{node.peer}",)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a key", b"\x08\x00\x12\x04\x30\x82\x00\x00"])
@@ -170,7 +175,7 @@ async def test_a_peer_that_announces_too_much_loses_its_link(nodes, inbound, siz
     )
     link = await arriving.get()
     writer.write(size.to_bytes(3, "big"))
-    with pytest.raises(LinkClosed, match="was announced"):
+    with pytest.raises(LinkClosed, match="were announced"):
         await link.receive()
     assert await reader.read() == b""
     writer.close()
@@ -210,6 +215,19 @@ async def unhealthy(node):
     return not await node.healthy()
 
 
+@pytest.mark.parametrize("name", ["rpc_ping", "rpc_store", "rpc_find"])
+async def test_a_malformed_message_in_the_dht_makes_no_noise(nodes, name):
+    """hivemind meets the nonsense in a task that it has forgotten; conftest looks into asyncio's log."""
+    host, stranger = await nodes(2)
+    requests = {"rpc_ping": PingRequest, "rpc_store": StoreRequest, "rpc_find": FindRequest}
+    request = requests[name](peer=NodeInfo(node_id=b"\xff" * 40))
+    stub = stranger._session.dht.protocol.get_stub(PeerID.from_base58(host.peer))
+    with suppress(P2PHandlerError):
+        await getattr(stub, name)(request, timeout=3)
+    gc.collect(1)
+    assert await host.healthy()
+
+
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_daemon_that_dies_or_hangs_is_noticed_and_replaced(nodes, inbound, blow):
     host, guest = await nodes(2)
@@ -227,6 +245,7 @@ async def test_a_daemon_that_dies_or_hangs_is_noticed_and_replaced(nodes, inboun
 
     while not arriving.empty():
         arriving.get_nowait()
+    assert await host.bootstrap(guest.addresses()) == 1
     await (await guest.connect(peer, addresses)).send(b"again")
     assert await (await arriving.get()).receive() == b"again"
 
@@ -251,6 +270,7 @@ async def serving(node, starting):
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing_behind(settings):
+    before = daemons_of(os.getpid())
     node = HivemindTransport(
         settings(bootstrap=("/ip4/203.0.113.7/tcp/1/p2p/QmWv4MDNkJnWMTaHJxSwZ8dnkwJPZvLScPZzYD9bCHMgdB",))
     )
@@ -259,7 +279,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing_behind(settings):
     starting.cancel()
     await node.stop()
     assert (await asyncio.gather(starting, return_exceptions=True))[0] is not None
-    assert daemons_of(os.getpid()) == []
+    assert daemons_of(os.getpid()) == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
@@ -268,7 +288,7 @@ async def test_a_node_killed_outright_leaves_no_daemon_and_its_port_can_be_used_
 ):
     host = f"/ip4/127.0.0.1/tcp/{free_port}"
     first = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", NODE, str(keys[0]), host), stdout=PIPE, stderr=PIPE
+        *(sys.executable, "-c", NODE, str(keys[POOL]), host), stdout=PIPE, stderr=PIPE
     )
     address = (await first.stdout.readline()).decode().strip()
     (p2pd,) = daemons_of(first.pid)
@@ -285,7 +305,7 @@ async def test_a_node_killed_outright_leaves_no_daemon_and_its_port_can_be_used_
 async def test_a_client_takes_part_without_being_reachable(topic, nodes, settings, inbound):
     (host,) = await nodes(1)
     arriving = inbound(host)
-    client = HivemindTransport(settings(1, client_mode=True, bootstrap=tuple(host.addresses())))
+    client = HivemindTransport(settings(client_mode=True, bootstrap=tuple(host.addresses())))
     await client.start()
     assert client.addresses() == []
     await client.announce(topic, PeerRecord(client.peer, (), 0, 0), ttl=60)

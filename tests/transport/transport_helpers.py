@@ -7,6 +7,9 @@ from collections.abc import Awaitable, Callable
 
 from sfnode.transport.base import Link, LinkClosed
 
+POOL = 3
+"""Real nodes that the tests of one module share."""
+
 
 async def read_all(link: Link) -> list[bytes]:
     """What arrives until the link ends."""

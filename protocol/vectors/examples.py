@@ -1,0 +1,140 @@
+"""Messages of every type, small and at their limits, and bytes that are none: the content of codec.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from sfprotocol.messages import (
+    EpochScalars,
+    Feed,
+    Goodbye,
+    Hello,
+    ManifestReply,
+    ManifestRequest,
+    Message,
+    Position,
+    Segment,
+    Summary,
+    Want,
+)
+
+RUN_ID = bytes(range(32))
+ORIGINS = (b"\x01" * 32, b"\xfe" * 32)
+PARTS = (EpochScalars(0, (5, -7, 32767)), EpochScalars(1, (0, -32767)), EpochScalars(9, (1,)))
+
+
+def messages() -> list[tuple[str, Message, int]]:
+    """Every type, small and at its limits, with the width of scalars."""
+    key, signature = 2**64 - 1, bytes(range(64))
+    feeds = sorted(Feed(origin, number) for origin in ORIGINS for number in (0, 300))
+    entries = tuple(Position(feed, 2**32 - 1 - index) for index, feed in enumerate(feeds))
+    return [
+        ("hello of a trainer", Hello(1, RUN_ID, 0, 0), 2),
+        ("hello of a relay that knows much", Hello(2**32 - 1, RUN_ID, 1, 2**64 - 1), 2),
+        ("segment of one update", Segment(0, 0, (EpochScalars(0, (0,)),), signature), 2),
+        (
+            "segment at the limits",
+            Segment(key, 2**32 - 2, (EpochScalars(65535, (-32768,)),), signature, 255),
+            2,
+        ),
+        ("segment over three epochs", Segment(key, 127, PARTS, signature, 15), 2),
+        ("segment of 8-bit scalars", Segment(key, 128, (EpochScalars(200, (-128, 0, 127)),), signature), 1),
+        ("empty summary", Summary(False, 0, bytes(32), ()), 2),
+        ("page of a summary", Summary(True, 2**32, RUN_ID, entries), 2),
+        ("summary that teaches a name", Summary(False, 128, RUN_ID, (Position(feeds[0], 0),)), 2),
+        ("want", Want(entries[:2]), 2),
+        ("want of nothing", Want(()), 2),
+        ("manifest request", ManifestRequest(), 2),
+        ("manifest reply", ManifestReply(b"\x80"), 2),
+        ("goodbye", Goodbye("another run"), 2),
+        ("goodbye without a reason", Goodbye(""), 2),
+    ]
+
+
+def _packed(*fields: Any) -> bytes:
+    return bytes(msgpack.packb(fields, use_bin_type=True))
+
+
+def bad_encodings() -> list[tuple[str, str, bytes]]:
+    """Bytes that a node whose run has 16-bit scalars must refuse, and why."""
+    return [*_bad_shapes(), *_bad_forms(), *_bad_fields(), *_bad_segments(), *_bad_entries()]
+
+
+def _bad_shapes() -> list[tuple[str, str, bytes]]:
+    return [
+        ("no bytes", "C2", b""),
+        ("a truncated message", "C2", _packed(6, "bye")[:-1]),
+        ("a byte after the message", "C2", _packed(4) + b"\x00"),
+        ("a map", "C2", b"\x81\x00\x04"),
+        ("an extension type", "C2", b"\x91\xd4\x01\x00"),
+        ("text that is not UTF-8", "C2", b"\x92\x06\xa1\xff"),
+        ("an array that announces more elements than allowed", "C2", b"\xdc\x40\x01"),
+        ("an integer alone", "C3", b"\x04"),
+        ("nil", "C3", b"\xc0"),
+        ("an empty array", "C3", b"\x90"),
+        ("an unknown type", "C3", _packed(7)),
+        ("a boolean as type", "C3", _packed(True, 1, RUN_ID, 0, 0)),
+        ("a float as type", "C3", _packed(4.0)),
+        ("a field too many", "C3", _packed(4, 0)),
+        ("a field too few", "C3", _packed(0, 1, RUN_ID, 0)),
+    ]
+
+
+def _bad_forms() -> list[tuple[str, str, bytes]]:
+    return [
+        ("a type in two bytes", "C4", b"\x91\xcc\x04"),
+        ("an integer in two bytes that fits one", "C4", b"\x95\x00\xcc\x01\xc4\x20" + RUN_ID + b"\x00\x00"),
+        ("an integer in signed form", "C4", b"\x95\x00\xd0\x01\xc4\x20" + RUN_ID + b"\x00\x00"),
+        ("an array header of three bytes", "C4", b"\xdc\x00\x01\x04"),
+        ("a bin header of three bytes", "C4", b"\x95\x00\x01\xc5\x00\x20" + RUN_ID + b"\x00\x00"),
+        ("a str header of two bytes", "C4", b"\x92\x06\xd9\x01a"),
+    ]
+
+
+def _bad_fields() -> list[tuple[str, str, bytes]]:
+    return [
+        ("a version as float", "C5", _packed(0, 1.0, RUN_ID, 0, 0)),
+        ("a version as boolean", "C5", _packed(0, True, RUN_ID, 0, 0)),
+        ("nil as version", "C5", _packed(0, None, RUN_ID, 0, 0)),
+        ("a negative version", "C5", _packed(0, -1, RUN_ID, 0, 0)),
+        ("a version beyond 32 bits", "C5", _packed(0, 2**32, RUN_ID, 0, 0)),
+        ("a run id of 31 bytes", "C5", _packed(0, 1, RUN_ID[1:], 0, 0)),
+        ("a run id as text", "C5", _packed(0, 1, "a" * 32, 0, 0)),
+        ("a role beyond 8 bits", "C5", _packed(0, 1, RUN_ID, 256, 0)),
+        ("an integer as more", "C5", _packed(2, 0, 0, RUN_ID, [])),
+        ("a manifest as text", "C5", _packed(5, "manifest")),
+        ("a reason of 201 bytes", "C5", _packed(6, "é" * 100 + "a")),
+        ("a reason as bytes", "C5", _packed(6, b"bye")),
+    ]
+
+
+def _bad_segments() -> list[tuple[str, str, bytes]]:
+    def segment(parts: Any, signature: bytes = bytes(64), hops: int = 0, first: int = 0) -> bytes:
+        return _packed(1, hops, 0, first, parts, signature)
+
+    return [
+        ("hops beyond 8 bits", "C5", segment([[0, b"ab"]], hops=256)),
+        ("a first step beyond 32 bits", "C5", segment([[0, b"ab"]], first=2**32)),
+        ("a signature of 63 bytes", "C5", segment([[0, b"ab"]], signature=bytes(63))),
+        ("a part of three fields", "C5", segment([[0, b"ab", 0]])),
+        ("an epoch beyond 32 bits", "C5", segment([[2**32, b"ab"]])),
+        ("scalars of odd length", "C6", segment([[0, b"abc"]])),
+        ("scalars as text", "C6", segment([[0, "ab"]])),
+        ("a part without scalars", "C6", segment([[0, b""]])),
+        ("no parts", "C7", segment([])),
+        ("equal epochs", "C7", segment([[3, b"ab"], [3, b"ab"]])),
+        ("descending epochs", "C7", segment([[3, b"ab"], [2, b"ab"]])),
+    ]
+
+
+def _bad_entries() -> list[tuple[str, str, bytes]]:
+    low, high = [bytes(32), 0, 1], [bytes(32), 1, 1]
+    return [
+        ("an entry of two fields", "C5", _packed(3, [[bytes(32), 0]])),
+        ("an origin of 33 bytes", "C5", _packed(3, [[bytes(33), 0, 1]])),
+        ("an incarnation beyond 32 bits", "C5", _packed(3, [[bytes(32), 2**32, 1]])),
+        ("entries that descend", "C8", _packed(3, [high, low])),
+        ("one feed twice", "C8", _packed(2, False, 0, RUN_ID, [low, low])),
+    ]

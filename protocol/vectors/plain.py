@@ -1,0 +1,36 @@
+"""Values of the protocol as plain JSON: how the vectors write messages, events and actions.
+
+A value with a type is an object with its name under "type"; bytes are hexadecimal; 64-bit fields are decimal
+strings; a feed is spread into "origin" and "incarnation" where it stands alone and is an object elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from sfprotocol.messages import EpochScalars, Feed, Position
+
+WIDE = frozenset({"feed_key", "known"})
+"""Fields of 64 bits."""
+
+
+def plain(value: Any) -> Any:
+    """JSON for a message, event, action, or a part of one."""
+    match value:
+        case bytes():
+            return value.hex()
+        case Position(feed=feed, next=following):
+            return {**plain(feed), "next": following}
+        case Feed() | EpochScalars():
+            return {name: plain(item) for name, item in value._asdict().items()}
+        case tuple():
+            return [plain(item) for item in value]
+        case _ if is_dataclass(value):
+            return {"type": type(value).__name__, **_fields(value)}
+    return value
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    found = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    return {name: str(item) if name in WIDE else item for name, item in found.items()}

@@ -1,0 +1,124 @@
+"""From the options of `sfnode init` to a run manifest; whatever is not given has a default that works.
+
+Loads the engine, and with it torch, to look at the base model and at local data: what can be found wrong here
+is not found by the volunteers later.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sfnode.config import Data, Manifest, Model, Task, Training
+from sfnode.engine import data, folder, model, presets
+from sfnode.errors import Code, UserError
+
+DEFAULT_TASK = "reviews"
+HUB_TASK = "sst2"
+"""The task for a model that is not built in: a small one that every language model can learn."""
+
+TASK_FIELDS = (
+    "kind",
+    "template",
+    "label_field",
+    "verbalizer",
+    "candidates_field",
+    "completion",
+    "max_tokens",
+)
+
+
+def default_manifest() -> Manifest:
+    """The run that `sfnode swarm` and `make demo` train."""
+    return build({})
+
+
+def build(given: dict[str, Any]) -> Manifest:
+    """The manifest that these options of `sfnode init` (by parameter name) describe.
+
+    Raises UserError: BAD_OPTION, MODEL_*, and DATA_* for local data that do not fit the task.
+    """
+    source, revision = given.get("model", presets.DEFAULT_MODEL), given.get("revision", "")
+    source = _absolute(source)
+    name = _preset_name(given, source)
+    preset = presets.preset(name) if name else None
+    described = model.describe(source, revision)
+    try:
+        manifest = Manifest(
+            name=given.get("name", name or "run"),
+            model=described,
+            task=_task(preset, given, _positions(source, revision)),
+            data=_section(preset.data if preset else Data(), given),
+            training=_section(_training(described, name), given),
+        )
+    except ValidationError as error:
+        raise _bad_option(error) from error
+    _try_data(manifest)
+    return manifest
+
+
+def _preset_name(given: dict[str, Any], source: str) -> str:
+    """Which preset to start from; none for a task of one's own."""
+    custom = [field for field in ("kind", "template") if field in given]
+    if "preset" in given and "kind" in given:
+        raise UserError(
+            Code.BAD_OPTION,
+            "--task names a ready-made task and --kind describes one of your own",
+            "Give one of the two; --template and the like may change a ready-made task.",
+        )
+    if custom and "preset" not in given:
+        return ""
+    default = DEFAULT_TASK if source == presets.DEFAULT_MODEL else HUB_TASK
+    return str(given.get("preset", default))
+
+
+def _training(described: Model, preset: str) -> Training:
+    if described.source == presets.DEFAULT_MODEL and preset == DEFAULT_TASK:
+        return presets.default_run().training
+    return Training()
+
+
+def _task(preset: presets.Preset | None, given: dict[str, Any], positions: int) -> Task:
+    fields: dict[str, Any] = preset.task.model_dump() if preset else {}
+    task = Task(**fields | {key: given[key] for key in TASK_FIELDS if key in given})
+    return task.model_copy(update={"max_tokens": min(task.max_tokens, positions)}) if positions else task
+
+
+def _section(base: Any, given: dict[str, Any]) -> Any:
+    """The section `base` with what was given for its fields."""
+    fields = {key: given.get(key, value) for key, value in base.model_dump().items()}
+    return type(base)(
+        **{key: _absolute(value) if isinstance(value, str) else value for key, value in fields.items()}
+    )
+
+
+def _absolute(source: str) -> str:
+    """A path that other nodes on this machine find too; other kinds of source are left as they are."""
+    path = Path(source).expanduser()
+    return str(path.resolve()) if source and path.exists() else source
+
+
+def _positions(source: str, revision: str) -> int:
+    """How many tokens the model takes; 0 if it does not say."""
+    config = json.loads((folder.resolve(source, revision, None) / folder.CONFIG).read_text(encoding="utf-8"))
+    sizes = (config.get(key) for key in ("max_position_embeddings", "n_positions"))
+    return next((size for size in sizes if isinstance(size, int)), 0)
+
+
+def _try_data(manifest: Manifest) -> None:
+    """Read the local files among the data. What is on the hub is left to the nodes, who need it anyway."""
+    for source in (manifest.data.train, manifest.data.test):
+        if source and not source.startswith(("hf:", "builtin:")):
+            data.load_rows(source, manifest.task)
+
+
+def _bad_option(error: ValidationError) -> UserError:
+    first = error.errors(include_url=False)[0]
+    flag = f"--{first['loc'][0]}".replace("_", "-") if first["loc"] else "the options together"
+    reason = first["msg"].removeprefix("Value error, ")
+    return UserError(
+        Code.BAD_OPTION, f"{flag}: {reason}", "`sfnode init --help` says what each option may be."
+    )

@@ -1,0 +1,88 @@
+"""How a local swarm looks: live progress, and the closing table. Fits 80 columns; knows no processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from sfnode.cli.results import Measurement, SwarmResult
+from sfnode.runtime.status import Status
+
+SHORT_DIGEST = 12
+"""Hex digits of a digest that tell nodes apart at a glance."""
+
+
+def progress_line(statuses: Sequence[Status | None]) -> str:
+    """Where the swarm is: what the slowest node has, at which rate all work, their mean loss."""
+    there = [status for status in statuses if status]
+    if len(there) < len(statuses):
+        return f"{len(there)} of {len(statuses)} nodes are up"
+    budget = there[0].update_budget
+    known = min(status.known for status in there)
+    rate = sum(status.updates_per_second for status in there)
+    losses = [status.loss for status in there if status.loss is not None]
+    loss = f", loss {sum(losses) / len(losses):.3f}" if losses else ""
+    return f"{known} of {budget} updates, {rate:.0f}/s{loss}"
+
+
+def progress_table(name: str, statuses: Sequence[Status | None]) -> Table:
+    """One row for each node."""
+    table = Table(title=f"run {name}: {progress_line(statuses)}", title_justify="left")
+    table.add_column("node", justify="right")
+    table.add_column("state")
+    for column in ("known", "own", "per s", "loss", "links"):
+        table.add_column(column, justify="right")
+    table.add_column("digest")
+    for number, status in enumerate(statuses, 1):
+        table.add_row(str(number), *(_cells(status) if status else ("starting",)))
+    return table
+
+
+def _cells(status: Status) -> list[str]:
+    return [
+        status.state,
+        str(status.known),
+        str(status.own_updates),
+        f"{status.updates_per_second:.1f}",
+        "" if status.loss is None else f"{status.loss:.3f}",
+        str(len(status.links)),
+        status.digest[:SHORT_DIGEST],
+    ]
+
+
+def closing_table(result: SwarmResult) -> Table:
+    """What each node did, and what it ended with."""
+    table = Table()
+    table.add_column("node", justify="right")
+    table.add_column("own updates", justify="right")
+    table.add_column("digest")
+    table.add_column("core digest")
+    for node in result.nodes:
+        table.add_row(
+            str(node.node),
+            str(node.own_updates),
+            node.digest[:SHORT_DIGEST],
+            node.core_digest[:SHORT_DIGEST],
+        )
+    return table
+
+
+def measurement_line(when: str, measured: Measurement) -> str:
+    """Such as `base model: accuracy 0.526, loss 0.687 on 872 held-out rows`."""
+    what = f"{measured.metric} {measured.value:.3f}, loss {measured.loss:.3f}"
+    return f"{when}: {what} on {measured.count} held-out rows"
+
+
+def verdict(result: SwarmResult) -> list[str]:
+    """The last lines: what training changed, what it cost, and whether the nodes agree."""
+    lines = []
+    if result.before and result.after:
+        before, after = result.before, result.after
+        lines.append(f"{after.metric} {before.value:.3f} -> {after.value:.3f} on {after.count} held-out rows")
+        lines.append(f"loss {before.loss:.3f} -> {after.loss:.3f}")
+    cost = f"{result.bytes_per_update:.1f} bytes per update on the wire"
+    lines.append(f"{result.updates} updates in {result.seconds:.1f} s, {cost}")
+    if result.equal:
+        return [*lines, f"OK: all {len(result.nodes)} digests are equal ({result.nodes[0].digest[:16]})"]
+    return [*lines, "FAILED: the digests differ"]

@@ -1,0 +1,95 @@
+"""One link in both directions: frames to the machine, frames to the peer, with a bound on what waits either way.
+
+Knows nothing of what a frame means, except that a segment is answered for: once everything has been written
+the machine hears Writable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+
+from sfnode.observe import log
+from sfnode.transport.base import Link, TransportError
+from sfprotocol.events import Event, LinkId, Received, Writable
+
+MAX_UNHANDLED = 32
+"""Frames of one link that may wait for the machine; beyond that the link is not read (backpressure)."""
+
+MAX_QUEUED_FRAMES = 1024
+"""Frames waiting on one link; a peer that does not read that many control messages is dropped."""
+
+
+class LinkPump:
+    """The two tasks of one link."""
+
+    def __init__(self, link_id: LinkId, link: Link, post: Callable[[Event], None]) -> None:
+        """`post` takes what the machine is to hear."""
+        self.id = link_id
+        self.link = link
+        self._post = post
+        self._outgoing: deque[bytes] = deque()
+        self._filled = asyncio.Event()
+        self._emptied = asyncio.Event()
+        self._emptied.set()
+        self._unhandled = asyncio.Semaphore(MAX_UNHANDLED)
+        self._owes_writable = False
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+
+    def send(self, frame: bytes, *, segment: bool = False) -> None:
+        """Queue a frame; after a segment the machine is told when everything has been written."""
+        if len(self._outgoing) >= MAX_QUEUED_FRAMES:
+            self.close()
+            return
+        self._owes_writable |= segment
+        self._outgoing.append(frame)
+        self._emptied.clear()
+        self._filled.set()
+
+    def handled(self) -> None:
+        """The machine has taken in one of this link's frames."""
+        self._unhandled.release()
+
+    def close(self) -> None:
+        """End both tasks; `finished` then returns."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def finished(self) -> None:
+        """Wait until one of the tasks has ended, end the other and close the link."""
+        try:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.close()
+        for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                log.error("the link with %s failed", self.link.peer, exc_info=outcome)
+        await self.link.close()
+
+    async def drain(self) -> None:
+        """Wait until what is queued has been written, or cannot be any more."""
+        emptied = asyncio.create_task(self._emptied.wait())
+        try:
+            await asyncio.wait([emptied, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            emptied.cancel()
+
+    async def _read(self) -> None:
+        with contextlib.suppress(TransportError):
+            while True:
+                await self._unhandled.acquire()
+                self._post(Received(self.id, await self.link.receive()))
+
+    async def _write(self) -> None:
+        with contextlib.suppress(TransportError):
+            while True:
+                await self._filled.wait()
+                while self._outgoing:
+                    await self.link.send(self._outgoing.popleft())
+                self._filled.clear()
+                self._emptied.set()
+                if self._owes_writable:
+                    self._owes_writable = False
+                    self._post(Writable(self.id))

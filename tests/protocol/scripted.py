@@ -1,0 +1,141 @@
+"""One machine whose neighbours are the test itself: for saying to it what no honest peer would."""
+
+from __future__ import annotations
+
+from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol.events import (
+    Action,
+    Admit,
+    ContinueAs,
+    Drop,
+    Event,
+    LinkDown,
+    LinkUp,
+    Received,
+    Serve,
+    Transmit,
+    Wake,
+)
+from sfprotocol.frontier import Frontier
+from sfprotocol.machine import Machine
+from sfprotocol.messages import (
+    EpochScalars,
+    Feed,
+    Hello,
+    Message,
+    Position,
+    RunParameters,
+    Segment,
+    Summary,
+    Want,
+)
+from swarm import RUN, origin_of, signed, signing_key
+
+ANN, BOB, EVE = (Feed(origin_of(name), 1) for name in ("ann", "bob", "eve"))
+NEW_INCARNATION = 77
+
+
+def said(name: str, first: int, stop: int) -> Segment:
+    """Steps `first .. stop - 1` of the first incarnation of `name`, whose scalars are the step numbers."""
+    before = [EpochScalars(0, tuple(range(first)))] if first else []
+    return signed(name, 1, first, [EpochScalars(0, tuple(range(first, stop)))], before)
+
+
+class Scripted:
+    """A machine for ann (or a relay), with the actions of its last event."""
+
+    def __init__(
+        self, own: Feed | None = None, *, run: RunParameters = RUN, proven: bool = True, past: int = 0
+    ) -> None:
+        """`past`: how many updates of ann its log holds at the start."""
+        self.now = 0.0
+        frontier = Frontier(run)
+        self.machine = Machine(
+            run,
+            frontier,
+            own=None,
+            sign=signing_key("ann").sign,
+            draw_incarnation=lambda: NEW_INCARNATION,
+            proven=True,
+            now=0.0,
+        )
+        if past:
+            self.link(99)
+            self.name(99, ANN)
+            self.hear(99, said("ann", 0, past))
+        self.machine = Machine(
+            run,
+            frontier,
+            own=own,
+            sign=signing_key("ann").sign,
+            draw_incarnation=lambda: NEW_INCARNATION,
+            proven=proven,
+            now=0.0,
+        )
+
+    def event(self, event: Event) -> list[Action]:
+        return self.machine.handle(event, self.now)
+
+    def hear(self, link: int, *messages: Message) -> list[Action]:
+        """What the machine does when these messages arrive."""
+        frames = [codec.encode(message, self.machine.run.scalar_bytes) for message in messages]
+        return [action for frame in frames for action in self.event(Received(link, frame))]
+
+    def link(self, number: int, *entries: Position, known: int = 0) -> list[Action]:
+        """A peer comes, greets, and tells that it has `entries`."""
+        self.event(LinkUp(number, f"peer {number}"))
+        hello = Hello(PROTOCOL_VERSION, self.machine.run.run_id, 0, known)
+        return self.hear(number, hello, self.summary(*entries))
+
+    def unlink(self, number: int) -> list[Action]:
+        return self.event(LinkDown(number))
+
+    def summary(self, *entries: Position, more: bool = False) -> Summary:
+        return Summary(more, 0, bytes(32), tuple(sorted(entries)))
+
+    def name(self, link: int, *feeds: Feed) -> list[Action]:
+        """The peer teaches names and claims nothing."""
+        return self.hear(link, self.summary(*(Position(feed, 0) for feed in feeds)))
+
+    def wait(self, seconds: float) -> list[Action]:
+        """Let time pass; the machine is woken whenever it wants to be."""
+        end, actions = self.now + seconds, []
+        while self.machine.next_deadline() <= end:
+            self.now = max(self.now, self.machine.next_deadline())
+            actions += self.event(Wake())
+        self.now = end
+        return actions
+
+
+# -- what was done, briefly --------------------------------------------------------------------------
+
+
+def wants(actions: list[Action]) -> list[tuple[int, tuple[Position, ...]]]:
+    """The Wants among `actions` as (link, entries)."""
+    return [
+        (a.link, a.message.entries) for a in actions if isinstance(a, Transmit) and isinstance(a.message, Want)
+    ]
+
+
+def summaries(actions: list[Action]) -> list[tuple[int, Summary]]:
+    return [
+        (a.link, a.message)
+        for a in actions
+        if isinstance(a, Transmit) and isinstance(a.message, Summary)
+    ]
+
+
+def serves(actions: list[Action]) -> list[Serve]:
+    return [action for action in actions if isinstance(action, Serve)]
+
+
+def admits(actions: list[Action]) -> list[Admit]:
+    return [action for action in actions if isinstance(action, Admit)]
+
+
+def drops(actions: list[Action]) -> list[Drop]:
+    return [action for action in actions if isinstance(action, Drop)]
+
+
+def continued(actions: list[Action]) -> list[Feed]:
+    return [action.feed for action in actions if isinstance(action, ContinueAs)]

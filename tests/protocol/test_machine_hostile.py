@@ -1,0 +1,371 @@
+"""What a peer can do wrong costs the message or the link, and nobody else (SPEC L2-L7, A7, section 15)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scripted import ANN, BOB, EVE, Scripted, admits, drops, said, serves, wants
+from swarm import RUN, Swarm, signed
+
+from sfprotocol import PROTOCOL_VERSION, codec, machine
+from sfprotocol.errors import LocalProtocolError
+from sfprotocol.events import Action, LinkUp, OwnUpdates, Received, Transmit
+from sfprotocol.messages import (
+    EpochScalars,
+    Feed,
+    Goodbye,
+    Hello,
+    ManifestReply,
+    ManifestRequest,
+    Message,
+    Position,
+    Segment,
+    Want,
+)
+from sfprotocol.sync import DISPUTE_TIME, WANT_TIMEOUT
+
+HELLO = Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0)
+
+
+def forged(segment: Segment) -> Segment:
+    return replace(segment, signature=bytes(64))
+
+
+def faults(actions: list[Action]) -> list[str]:
+    return [drop.fault[:2] for drop in drops(actions)]
+
+
+# -- links -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x91\x63", codec.encode(Goodbye("x"))[:-1], bytes(300)])
+def test_a_garbage_frame_drops_its_link_only(frame: bytes) -> None:
+    host = Scripted()
+    host.link(1)
+    host.link(2)
+    assert faults(host.event(Received(1, frame))) in (["C2"], ["C3"])
+    assert list(host.machine.links) == [2]
+    assert host.event(Received(1, frame)) == [], "what was still on its way is ignored"
+
+
+@pytest.mark.parametrize(
+    ("messages", "rule"),
+    [
+        ([Want(())], "L2"),
+        ([said("bob", 0, 1)], "L2"),
+        ([HELLO, HELLO], "L2"),
+        ([HELLO, ManifestRequest()], "L6"),
+        ([HELLO, ManifestReply(b"")], "L6"),
+    ],
+)
+def test_a_message_out_of_place_drops_the_link(messages: list[Message], rule: str) -> None:
+    host = Scripted()
+    host.event(LinkUp(1, "peer"))
+    assert faults(host.hear(1, *messages)) == [rule]
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        (replace(HELLO, run_id=bytes(32)), "another run"),
+        (replace(HELLO, version=2), "protocol 1 here, 2 there"),
+    ],
+)
+def test_another_run_or_version_is_parted_with_politely(hello: Hello, reason: str) -> None:
+    host = Scripted()
+    host.event(LinkUp(1, "peer"))
+    goodbye, drop = host.hear(1, hello)
+    assert goodbye == Transmit(1, Goodbye(reason))
+    assert drops([drop])[0].fault == ""
+    assert not host.machine.links
+
+
+def test_a_goodbye_ends_the_link_and_is_no_fault() -> None:
+    host = Scripted()
+    host.event(LinkUp(1, "peer"))
+    assert faults(host.hear(1, Goodbye("shutting down"))) == [""]
+
+
+def test_a_silent_peer_is_dropped_and_a_quiet_one_is_not() -> None:
+    host = Scripted()
+    host.link(1)
+    host.link(2)
+    dropped: list[Action] = []
+    for _ in range(8):
+        dropped += host.wait(10)
+        host.hear(2, host.summary())
+    assert [(drop.link, drop.fault[:2]) for drop in drops(dropped)] == [(1, "L7")]
+    assert list(host.machine.links) == [2]
+
+
+def test_a_peer_that_never_says_hello_is_dropped_too() -> None:
+    host = Scripted()
+    host.event(LinkUp(1, "peer"))
+    assert faults(host.wait(70)) == ["L7"]
+
+
+def test_a_feed_longer_than_the_run_cannot_be_claimed() -> None:
+    host = Scripted()
+    assert faults(host.link(1, Position(BOB, RUN.update_budget + 1))) == ["U6"]
+
+
+# -- segments that must not count --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [EpochScalars(0, (1001,))],
+        [EpochScalars(0, (0, -1001))],
+        [EpochScalars(RUN.last_epoch + 1, (1,))],
+        [EpochScalars(0, (1,) * (RUN.update_budget + 1))],
+    ],
+    ids=["scalar beyond the limit", "negative scalar", "epoch past the budget", "feed longer than the budget"],
+)
+def test_properly_signed_nonsense_is_refused(parts: list[EpochScalars]) -> None:
+    host = Scripted()
+    host.link(1)
+    host.name(1, BOB)
+    assert host.hear(1, signed("bob", 1, 0, parts)) == []
+    assert (host.machine.frontier.known, host.machine.counters.rejected) == (0, 1)
+    assert list(host.machine.links) == [1]
+
+
+def test_an_epoch_that_goes_back_is_refused() -> None:
+    host = Scripted()
+    host.link(1)
+    host.name(1, BOB)
+    later = [EpochScalars(3, (1,))]
+    assert admits(host.hear(1, signed("bob", 1, 0, later)))
+    assert not admits(host.hear(1, signed("bob", 1, 1, [EpochScalars(2, (1,))], later)))
+    assert admits(host.hear(1, signed("bob", 1, 1, [EpochScalars(3, (1,))], later)))
+
+
+def test_a_forgery_is_refused_and_the_link_stays() -> None:
+    host = Scripted()
+    host.link(1)
+    host.name(1, BOB)
+    assert host.hear(1, forged(said("bob", 0, 2))) == []
+    assert list(host.machine.links) == [1]
+    assert admits(host.hear(1, said("bob", 0, 2))), "the true one is still welcome"
+
+
+def test_a_forger_is_not_asked_for_that_feed_but_others_are() -> None:
+    host = Scripted()
+    asked = host.link(1, Position(BOB, 5))
+    assert wants(asked) == [(1, (Position(BOB, 0),))]
+    host.link(2, Position(BOB, 4))
+    assert wants(host.hear(1, forged(said("bob", 0, 2)))) == [(2, (Position(BOB, 0),))]
+    host.unlink(2)
+    assert wants(host.wait(5)) == []
+
+
+def test_one_fault_on_an_only_link_does_not_part_two_nodes_for_ever() -> None:
+    host = Scripted()
+    host.link(1, Position(BOB, 2))
+    host.hear(1, forged(said("bob", 0, 2)))
+    asked: list[Action] = []
+    for _ in range(8):
+        asked += host.wait(DISPUTE_TIME / 8)
+        host.hear(1, host.summary())
+    assert wants(asked) == [(1, (Position(BOB, 0),))]
+    assert admits(host.hear(1, said("bob", 0, 2)))
+
+
+def test_a_forger_cannot_have_a_pull_from_somebody_else_repeated() -> None:
+    # Each small forgery used to cost an honest neighbour the whole rest of the feed once more.
+    host = Scripted()
+    host.link(1, Position(BOB, 500))
+    host.link(2)
+    host.name(2, BOB)
+    assert wants(host.hear(2, *[forged(said("bob", 0, 2))] * 10)) == []
+    assert host.machine.pulling == 1
+
+
+def test_a_fork_leaves_each_side_with_its_own_branch_and_the_link_up() -> None:
+    swarm = Swarm("ann bob")
+    for node, scalar in zip(swarm.nodes.values(), (1, 2), strict=True):
+        host = Scripted()
+        host.link(1)
+        host.name(1, EVE)
+        [admit] = admits(host.hear(1, signed("eve", 1, 0, [EpochScalars(0, (scalar,))])))
+        node.log.append(admit)
+        node.restart()
+    swarm.connect(swarm["ann"], swarm["bob"])
+    swarm["ann"].compute()
+    swarm["bob"].compute()
+    swarm.run(200)
+    assert [node.machine.frontier.known for node in swarm.nodes.values()] == [3, 3]
+    assert [node.faults for node in swarm.nodes.values()] == [[], []]
+    assert swarm["ann"].machine.frontier.digest() != swarm["bob"].machine.frontier.digest()
+
+
+# -- memory ------------------------------------------------------------------------------------------
+
+
+def invented(count: int, start: int = 0) -> list[Feed]:
+    return [Feed(index.to_bytes(32, "big"), 0) for index in range(start, start + count)]
+
+
+def test_wanting_feeds_that_nobody_has_costs_no_memory() -> None:
+    host = Scripted()
+    host.link(1)
+    for start in range(0, 20_000, 4000):
+        host.hear(1, Want(tuple(Position(feed, 0) for feed in invented(4000, start))))
+    link = host.machine.links[1]
+    assert not (link.sent or link.has or link.named or link.dirty)
+
+
+def test_invented_names_are_bounded_cost_one_link_and_go_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # They used to fill one table for all links, for good: after that, no new origin could be heard.
+    monkeypatch.setattr(machine, "MAX_FEEDS", 100)
+    host = Scripted()
+    host.link(1, *(Position(feed, 9) for feed in invented(300)))
+    hostile = host.machine.links[1]
+    assert len(hostile.names) == len(hostile.has) == len(hostile.named) == 100
+    host.link(2, Position(BOB, 2))
+    assert admits(host.hear(2, said("bob", 0, 2)))
+    host.unlink(1)
+    assert host.machine.pulling == 0
+    assert len(host.machine.frontier) == 1
+
+
+def test_no_more_feeds_are_admitted_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MAX_FEEDS", 1)
+    host = Scripted()
+    host.link(1)
+    host.name(1, BOB)
+    assert admits(host.hear(1, said("bob", 0, 1)))
+    host.name(1, EVE)
+    assert not admits(host.hear(1, said("eve", 0, 1)))
+    assert admits(host.hear(1, said("bob", 1, 2)))
+
+
+def test_questions_on_one_link_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfprotocol.sync.MAX_PULLS_PER_LINK", 10)
+    host = Scripted()
+    [(link, entries)] = wants(host.link(1, *(Position(feed, 9) for feed in invented(50))))
+    assert (link, len(entries)) == (1, 10)
+    assert wants(host.wait(WANT_TIMEOUT - 1)) == []
+    assert host.machine.pulling == 10
+
+
+def test_what_expires_together_is_asked_again_in_one_message() -> None:
+    host = Scripted()
+    everything = [Position(feed, 9) for feed in invented(50)]
+    host.link(1, *everything)
+    host.link(2, *everything)
+    [(link, entries)] = wants(host.wait(WANT_TIMEOUT))
+    assert (link, len(entries)) == (2, 50)
+
+
+# -- promises that are not kept ----------------------------------------------------------------------
+
+
+def test_a_pull_that_is_not_answered_goes_to_another_peer() -> None:
+    host = Scripted()
+    host.link(1, Position(BOB, 5))
+    host.link(2, Position(BOB, 3))
+    assert wants(host.wait(WANT_TIMEOUT - 0.5)) == []
+    assert wants(host.wait(1)) == [(2, (Position(BOB, 0),))]
+    assert host.machine.counters.pulls_expired == 1
+
+
+def test_progress_keeps_a_pull_with_its_peer() -> None:
+    host = Scripted()
+    host.link(1, Position(BOB, 5))
+    host.link(2, Position(BOB, 5))
+    host.wait(WANT_TIMEOUT - 1)
+    host.hear(1, said("bob", 0, 2))
+    assert wants(host.wait(WANT_TIMEOUT - 1)) == []
+    assert wants(host.wait(2)) == [(2, (Position(BOB, 2),))]
+
+
+def test_a_pull_moves_on_when_its_link_goes_down() -> None:
+    host = Scripted()
+    host.link(1, Position(BOB, 5))
+    host.link(2, Position(BOB, 5))
+    assert wants(host.unlink(1)) == [(2, (Position(BOB, 0),))]
+
+
+def test_the_only_peer_is_asked_again() -> None:
+    host = Scripted()
+    host.link(1, Position(BOB, 5))
+    assert wants(host.wait(WANT_TIMEOUT + 1)) == [(1, (Position(BOB, 0),))]
+
+
+def test_a_peer_that_overstates_what_it_has_does_not_keep_us_from_the_rest() -> None:
+    host = Scripted()
+    host.link(1, Position(BOB, RUN.update_budget))
+    host.link(2)
+    host.name(2, BOB)
+    for first in range(3):
+        assert admits(host.hear(2, said("bob", first, first + 1)))
+    host.hear(2, said("bob", 4, 5))
+    assert wants(host.wait(WANT_TIMEOUT + 1)) == [(2, (Position(BOB, 3),))]
+
+
+# -- a segment out of turn ---------------------------------------------------------------------------
+
+
+def test_a_gap_is_pulled_from_whoever_showed_it() -> None:
+    host = Scripted()
+    host.link(1)
+    host.name(1, BOB)
+    assert wants(host.hear(1, said("bob", 2, 3))) == [(1, (Position(BOB, 0),))]
+    assert host.machine.counters.gaps == 1
+    assert wants(host.hear(1, said("bob", 3, 4))) == [], "once is enough"
+    assert len(admits(host.hear(1, said("bob", 0, 4)))) == 1
+    assert host.machine.pulling == 0
+
+
+def test_a_segment_of_an_unknown_name_is_dropped_without_a_fault() -> None:
+    host = Scripted()
+    host.link(1)
+    assert host.hear(1, said("bob", 0, 1)) == []
+    assert host.machine.counters.unnamed == 1
+    host.name(1, BOB)
+    assert admits(host.hear(1, said("bob", 0, 1)))
+
+
+def test_names_are_taught_before_they_are_used_on_every_link() -> None:
+    host = Scripted(ANN)
+    host.link(1)
+    host.name(1, BOB)
+    host.link(2)
+    actions = host.hear(1, said("bob", 0, 1))
+    teach = next(i for i, a in enumerate(actions) if isinstance(a, Transmit) and a.link == 2)
+    serve = next(i for i, a in enumerate(actions) if a in serves(actions) and a.link == 2)
+    assert teach < serve
+    assert [serve.link for serve in serves(actions)] == [2], "and nothing goes back"
+
+
+# -- our own mistakes are loud -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "parts"),
+    [
+        (1, (EpochScalars(0, (1,)),)),
+        (0, ()),
+        (0, (EpochScalars(0, ()),)),
+        (0, (EpochScalars(1, (1,)), EpochScalars(0, (1,)))),
+        (0, (EpochScalars(0, (1001,)),)),
+        (0, (EpochScalars(RUN.last_epoch + 1, (1,)),)),
+        (0, (EpochScalars(0, (1,) * 16_385),)),
+    ],
+    ids=["a gap", "nothing", "an empty part", "epochs", "a scalar", "past the budget", "too many"],
+)
+def test_own_updates_that_break_a_rule_stop_the_node(first: int, parts: tuple[EpochScalars, ...]) -> None:
+    host = Scripted(ANN, run=replace(RUN, update_budget=100_000))
+    with pytest.raises(LocalProtocolError):
+        host.event(OwnUpdates(ANN, first, tuple(p._replace(epoch=p.epoch) for p in parts)))
+    assert host.machine.frontier.known == 0
+
+
+def test_a_link_that_is_up_cannot_come_up() -> None:
+    host = Scripted()
+    host.link(1)
+    with pytest.raises(LocalProtocolError):
+        host.event(LinkUp(1, "peer"))
