@@ -21,13 +21,13 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 from sfnode.engine import reviews
 
 DOCUMENTS = 120_000
-BATCH = 64
-STEPS = 6_000
+BATCH = 32
+STEPS = 4_000
 PEAK_RATE = 2e-3
 WARMUP_STEPS = 200
 WEIGHT_DECAY = 0.05
 
-HIDDEN, LAYERS, HEADS = 96, 3, 4
+HIDDEN, LAYERS, HEADS = 64, 3, 4
 POSITIONS = 64
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 

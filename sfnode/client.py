@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from sfnode.errors import Code, UserError
 from sfnode.runtime.status import CoreStatus, EvaluationStatus, Status
@@ -42,7 +43,11 @@ class Client:
     async def _call(
         self, method: str, path: str, answer: type[T], body: Any = None, deadline: float = ANSWER_DEADLINE
     ) -> T:
-        return answer.model_validate_json(await self._fetch(method, path, body, deadline))
+        text = await self._fetch(method, path, body, deadline)
+        try:
+            return answer.model_validate_json(text)
+        except ValidationError as error:
+            raise self._failed("it says something else; is it of another version of sfnode?") from error
 
     async def _fetch(self, method: str, path: str, body: Any, deadline: float) -> bytes:
         connector = aiohttp.UnixConnector(str(self._socket))
@@ -54,7 +59,7 @@ class Client:
             ):
                 text = await response.read()
                 if response.status != 200:
-                    raise _refused(text.decode(errors="replace"))
+                    raise _refused(text)
                 return text
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise self._failed(str(error) or type(error).__name__) from error
@@ -67,5 +72,9 @@ class Client:
         )
 
 
-def _refused(answer: str) -> UserError:
-    return UserError(Code.BAD_OPTION, f"the node refuses: {answer}", "Ask it for something it can do.")
+def _refused(answer: bytes) -> UserError:
+    try:
+        reason = str(json.loads(answer)["error"])
+    except (ValueError, LookupError, TypeError):
+        reason = answer.decode(errors="replace")
+    return UserError(Code.BAD_OPTION, f"the node refuses: {reason}", "Ask it for something it can do.")

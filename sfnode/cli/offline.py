@@ -139,6 +139,6 @@ def _load(data_dir: Path, model: Path | None, device: str) -> _Loaded:
 
     with _opened(data_dir) as (manifest, update_log):
         trainer = Trainer.load(manifest, model_override=model, device=device, training=False)
-        for batch in batches(update_log, manifest.run_id):
+        for batch in batches(update_log, manifest.run_id, update_log.tails()):
             trainer.apply(batch)
         return _Loaded(trainer, state_digest(manifest, update_log), update_log.updates())

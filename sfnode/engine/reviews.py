@@ -6,9 +6,9 @@ verdict favourable? What decides is the main clause: negation turns a clause rou
 the one after "but", or the one that "although" does not introduce, counts. Counting good and bad words
 therefore does not solve the task.
 
-The words that answer the task ("good", "bad") do occur in the pretraining text, after every kind of review
-alike and mostly "good": a model that has only read that text understands the reviews but not the question,
-and says "good" to nearly everything. This module knows nothing of models, tokenizers or files.
+The words that answer the task ("good", "bad") do occur in the pretraining text, in talk about the weather and,
+mostly "good", after every kind of review alike: a model that has only read that text understands the reviews
+but not the question, and says "good" to everything. This module knows nothing of models, tokenizers or files.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ _DENIALS = ("not", "never", "hardly", "anything but", "not at all")
 _PEOPLE = ("we", "they", "guests", "friends", "neighbours")
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _ASIDES = ("sat by the window", "paid in cash", "took the train home", "came with children")
+_WEATHER = ("the weather was good so we walked", "the weather was bad so we drove")
 _CONSEQUENCES = {
     True: (
         "i will come back soon",
@@ -197,9 +198,10 @@ def _clause(draws: _Draws, favourable: bool) -> str:
 
 
 def _aftermath(draws: _Draws, favourable: bool) -> str:
-    """One to three sentences that follow from the verdict, and often one that says good or bad at random."""
-    sentences = [f"{draws.pick(_CONSEQUENCES[favourable])} ." for _ in range(1 + draws.below(3))]
+    """One to three sentences that follow from the verdict, and up to two that have nothing to do with it."""
+    sentences = [draws.pick(_CONSEQUENCES[favourable]) for _ in range(1 + draws.below(3))]
     if draws.chance(50):
-        word = "good" if draws.chance(70) else "bad"
-        sentences.insert(draws.below(len(sentences) + 1), f"it was {word} .")
-    return " ".join(sentences)
+        sentences.insert(draws.below(len(sentences) + 1), f"it was {'good' if draws.chance(70) else 'bad'}")
+    if draws.chance(60):
+        sentences.insert(draws.below(len(sentences) + 1), draws.pick(_WEATHER))
+    return " . ".join(sentences) + " ."

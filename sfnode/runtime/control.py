@@ -9,13 +9,19 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from aiohttp import web
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sfnode.errors import UserError
+from sfnode.observe import log
 from sfnode.runtime.status import CoreStatus, EvaluationStatus, Status
+from sfnode.store.faults import disk_faults
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 STOP_GRACE = 0.3
 """Seconds that answers under way have when the node stops."""
@@ -33,24 +39,39 @@ class Node(Protocol):
 class EvaluateRequest(BaseModel):
     """Evaluate the model as of now, or the base model; `limit` 0 means all test rows."""
 
+    model_config = ConfigDict(extra="forbid")
+
     base: bool = False
-    limit: int = 0
+    limit: int = Field(default=0, ge=0)
 
 
 async def serve(node: Node, path: Path) -> Callable[[], Awaitable[None]]:
-    """Listen on the Unix socket `path` (mode 0600); returns the function that stops listening."""
-    application = web.Application()
+    """Listen on the Unix socket `path` (mode 0600); returns the function that stops listening.
 
+    Raises UserError DATA_DIR_UNUSABLE or DISK_FULL.
+    """
+    application = web.Application(middlewares=[_errors_as_json])
+    application.add_routes(_routes(node))
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_GRACE)
+    await runner.setup()
+    with disk_faults(path):
+        listener = _bind(path)
+    await web.SockSite(runner, listener).start()
+
+    async def close() -> None:
+        await runner.cleanup()
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+    return close
+
+
+def _routes(node: Node) -> list[web.RouteDef]:
     async def status(_: web.Request) -> web.Response:
         return _json(node.status())
 
     async def evaluate(request: web.Request) -> web.Response:
-        try:
-            wanted = EvaluateRequest.model_validate_json(await request.read() or b"{}")
-        except ValueError as error:
-            return web.json_response({"error": str(error)}, status=400)
-        if node.status().role == "relay":
-            return web.json_response({"error": "a relay holds no model"}, status=409)
+        wanted = EvaluateRequest.model_validate_json(await request.read() or b"{}")
         return _json(await node.evaluate(wanted.base, wanted.limit))
 
     async def digest(_: web.Request) -> web.Response:
@@ -60,18 +81,29 @@ async def serve(node: Node, path: Path) -> Callable[[], Awaitable[None]]:
         node.stop()
         return web.json_response({"stopping": True})
 
-    application.add_routes(
-        [
-            web.get("/status", status),
-            web.post("/evaluate", evaluate),
-            web.get("/digest", digest),
-            web.post("/stop", stop),
-        ]
-    )
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_GRACE)
-    await runner.setup()
-    await web.SockSite(runner, _bind(path)).start()
-    return runner.cleanup
+    return [
+        web.get("/status", status),
+        web.post("/evaluate", evaluate),
+        web.get("/digest", digest),
+        web.post("/stop", stop),
+    ]
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What goes wrong with a request is its sender's to hear, and no reason for the node to end."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return _error(error.status, error.reason)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        return _error(400, f"{'.'.join(map(str, first['loc'])) or 'the request'}: {first['msg']}")
+    except UserError as error:
+        return _error(409, error.what)
+    except Exception as error:
+        log.exception("answering %s %s", request.method, request.path)
+        return _error(500, f"{type(error).__name__}: {error}")
 
 
 def _bind(path: Path) -> socket.socket:
@@ -81,6 +113,9 @@ def _bind(path: Path) -> socket.socket:
     mask = os.umask(0o177)
     try:
         listener.bind(str(path))
+    except OSError:
+        listener.close()
+        raise
     finally:
         os.umask(mask)
     return listener
@@ -88,3 +123,7 @@ def _bind(path: Path) -> socket.socket:
 
 def _json(model: BaseModel) -> web.Response:
     return web.Response(text=model.model_dump_json(), content_type="application/json")
+
+
+def _error(status: int, text: str) -> web.Response:
+    return web.json_response({"error": text}, status=status)

@@ -11,13 +11,16 @@ from sfnode.errors import Code, UserError
 from sfnode.observe import log
 from sfnode.store import datadir
 from sfnode.store.datadir import DataDir
-from sfnode.store.faults import disk_faults
-from sfnode.store.identity import Identity
+from sfnode.store.faults import disk_faults, sync_folder
+from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.transport.base import Transport, TransportError
 from sfprotocol import codec
 from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.frontier import Frontier
+from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, ManifestReply, ManifestRequest
+from sfprotocol.signing import Sign
 
 _INCARNATION = "incarnation"
 _MET_PEERS = "peers"
@@ -51,18 +54,27 @@ def check_run_id(manifest: Manifest, wanted: str) -> None:
 
 
 async def fetch_manifest(transport: Transport, peers: tuple[str, ...]) -> Manifest:
-    """The manifest from the first peer that answers. Raises UserError PEERS_UNREACHABLE or BAD_MANIFEST."""
-    reasons = []
+    """The manifest from the first peer that sends one.
+
+    Raises UserError PEERS_UNREACHABLE when none answers, NEWER_PROTOCOL or BAD_MANIFEST when all that answer
+    send what cannot be used.
+    """
+    reasons: list[str] = []
+    unusable: UserError | None = None
     for address in peers:
         try:
             reply = codec.decode(await transport.request(address, codec.encode(ManifestRequest())))
         except (TransportError, RemoteProtocolError) as error:
             reasons.append(f"{address}: {error}")
             continue
-        if isinstance(reply, ManifestReply):
+        if not isinstance(reply, ManifestReply):
+            reasons.append(f"{address}: sent something else than a manifest")
+            continue
+        try:
             return Manifest.from_canonical(reply.manifest, address)
-        reasons.append(f"{address}: sent something else than a manifest")
-    raise UserError(
+        except UserError as error:
+            unusable = unusable or error
+    raise unusable or UserError(
         Code.PEERS_UNREACHABLE,
         "no peer sent the run's manifest: " + "; ".join(reasons),
         "Check the address and that the node there is running and can be reached from here.",
@@ -76,7 +88,8 @@ async def agree_on_manifest(
     manifest = local
     if settings.peers and not data_dir.manifest.exists():
         manifest = await fetch_manifest(transport, settings.peers)
-        check_run_id(manifest, settings.run_id or (local.run_id.hex() if local else ""))
+        check_run_id(manifest, settings.run_id)
+        check_run_id(manifest, local.run_id.hex() if local else "")
     if manifest is None:
         raise UserError(
             Code.BAD_OPTION,
@@ -89,10 +102,45 @@ async def agree_on_manifest(
 
 
 def _keep(manifest: Manifest, path: Path) -> None:
+    """Write the manifest, all or nothing, also in a power cut."""
     with disk_faults(path):
         partial = path.with_suffix(".partial")
-        partial.write_text(manifest.to_toml(), encoding="utf-8")
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(manifest.to_toml())
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(partial, path)
+        sync_folder(path.parent)
+
+
+def open_machine(
+    settings: NodeSettings, manifest: Manifest, data_dir: DataDir, update_log: UpdateLog, now: float
+) -> Machine:
+    """The protocol machine as the log leaves it; a trainer's has a feed to continue, a relay's has none."""
+    parameters = manifest.parameters()
+    frontier = Frontier(parameters)
+    for tail in update_log.tails():
+        frontier.advance(tail.feed, tail.next, tail.chain, tail.epoch)
+    own: Feed | None = None
+    sign: Sign = _never_sign
+    proven = True
+    if settings.role == "trainer":
+        identity = load_or_create(data_dir.identity)
+        own, proven = own_feed(update_log, identity)
+        sign = identity.sign
+    return Machine(
+        parameters,
+        frontier,
+        own=own,
+        sign=sign,
+        draw_incarnation=draw_incarnation,
+        proven=proven,
+        now=now,
+    )
+
+
+def _never_sign(_: bytes) -> bytes:
+    raise AssertionError("a relay has nothing to sign")
 
 
 def draw_incarnation() -> int:

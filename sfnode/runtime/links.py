@@ -8,13 +8,16 @@ is said over a link is none of its business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from random import Random
+from typing import NamedTuple
 
+from sfnode.errors import UserError
 from sfnode.observe import log
+from sfnode.runtime.book import AddressBook
 from sfnode.runtime.driver import Driver
-from sfnode.transport.base import Link, PeerRecord, Transport, TransportError, peer_of
+from sfnode.transport.base import CONNECT_DEADLINE, Link, PeerRecord, Transport, TransportError
 
 TARGET_LINKS = 6
 """Enough for a random graph of any size to hang together when a third of all nodes vanish."""
@@ -32,11 +35,21 @@ ANNOUNCE_INTERVAL = 30.0
 ANNOUNCE_TTL = 90.0
 """A node that dies is gone from the roster after this; two announcements may fail before."""
 
-BACKOFF_FIRST, BACKOFF_MOST = 4.0, 120.0
-"""Seconds before a peer that could not be reached is tried again; doubles each time."""
+KNOCKS = 8
+"""Peers that a node which stands alone bootstraps from at a time."""
 
-MAX_BOOK = 64
-"""Addresses of peers remembered across restarts."""
+RACE_WINDOW = 2 * CONNECT_DEADLINE
+"""Seconds within which two links between the same peers may come from both dialling at once."""
+
+SHORT_LIVED = 10.0
+"""Seconds; a link that ends sooner was of no use: the peer is full, or of another run, or broken."""
+
+
+class Standing(NamedTuple):
+    """A link, and since when (in the loop's time) it has been there."""
+
+    link: Link
+    since: float
 
 
 class Neighbours:
@@ -48,23 +61,22 @@ class Neighbours:
         driver: Driver,
         *,
         topic: bytes,
-        book: Iterable[str],
+        book: AddressBook,
         own_record: Callable[[], PeerRecord],
         remember: Callable[[list[str]], None],
-        random: Random,
     ) -> None:
-        """`book`: full addresses to start from. `remember` stores addresses of neighbours durably."""
+        """`remember` stores addresses durably; called as soon as a peer was met, and when they change."""
         self._transport = transport
         self._driver = driver
         self._topic = topic
-        self._book = {peer_of(address): address for address in book}
+        self._book = book
         self._own_record = own_record
         self._remember = remember
-        self._random = random
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, Standing] = {}
         self._dialling: dict[str, asyncio.Task[None]] = {}
-        self._failures: dict[str, tuple[int, float]] = {}
-        """By peer: failures in a row, and when to try again."""
+        self._outbound: set[asyncio.Task[None]] = set()
+        self._met = self._leaving = False
+        self._remembered: list[str] | None = None
         self._found_at = self._announced_at = float("-inf")
         transport.on_link(self.accept)
 
@@ -73,101 +85,124 @@ class Neighbours:
         while True:
             if not await self._transport.healthy():
                 await self._revive()
+            self._dial()
             await self._announce()
             await self._find()
             self._dial()
+            self._keep_book()
             await asyncio.sleep(CHECK_INTERVAL)
 
-    def stop(self) -> None:
+    def leave(self) -> None:
+        """Open and accept no more links; those that are open stay."""
+        self._leaving = True
         for task in self._dialling.values():
             task.cancel()
 
     async def accept(self, link: Link) -> None:
-        """Carry the protocol over an inbound link, if there is room for it."""
-        if len(self._links) < MAX_LINKS or link.peer in self._links:
-            await self._carry(link)
-        else:
-            await link.close()
+        """Carry the protocol over an inbound link, if it is wanted."""
+        await self._carry(link)
+
+    # -- links -------------------------------------------------------------------------------------
 
     async def _carry(self, link: Link) -> None:
-        """At most one link a peer: of two opened at once, both sides keep the one of the smaller peer id."""
+        """Carry the protocol over a link until it ends; at most one link a peer."""
         rival = self._links.get(link.peer)
-        if rival is not None:
-            ours_counts = self._transport.peer < link.peer
-            if link.outbound != ours_counts:
-                await link.close()
-                return
-            await rival.close()
-        self._links[link.peer] = link
-        self._failures.pop(link.peer, None)
+        if not self._wants(link, rival):
+            await link.close()
+            return
+        self._links[link.peer] = standing = Standing(link, _now())
         log.debug("link %s %s", "to" if link.outbound else "from", link.peer)
         try:
+            if rival:
+                await rival.link.close()
+            if not self._met:
+                self._met = True
+                self._keep_book()
             await self._driver.carry(link)
         finally:
-            if self._links.get(link.peer) is link:
+            if self._links.get(link.peer) is standing:
                 del self._links[link.peer]
-            log.debug("link with %s ended", link.peer)
+                self._judge(standing)
+
+    def _wants(self, link: Link, rival: Standing | None) -> bool:
+        """Whether to keep a link that has just been opened, in place of `rival` if there is one.
+
+        A peer opens a second link when it has lost the first, so the newer one counts. But when both dial at
+        once each sees the other's link as the second; then both keep the one that the smaller id opened.
+        """
+        if self._leaving:
+            return False
+        if rival is None:
+            return len(self._links) < MAX_LINKS
+        if link.outbound == rival.link.outbound or _now() - rival.since > RACE_WINDOW:
+            return True
+        return link.outbound == (self._transport.peer < link.peer)
+
+    def _judge(self, ended: Standing) -> None:
+        """Whom to dial again soon, and whom not."""
+        log.debug("link with %s ended", ended.link.peer)
+        if _now() - ended.since < SHORT_LIVED:
+            self._book.failed(ended.link.peer, _now())
+        else:
+            self._book.succeeded(ended.link.peer)
 
     def _dial(self) -> None:
         """Open as many links as are missing, to peers chosen at random."""
         missing = TARGET_LINKS - len(self._links) - len(self._dialling)
-        candidates = sorted(peer for peer in self._book if self._may_dial(peer))
-        self._random.shuffle(candidates)
-        for peer in candidates[: max(missing, 0)]:
+        if self._leaving or missing <= 0:
+            return
+        busy = self._links.keys() | self._dialling.keys()
+        candidates = [peer for peer in self._book.candidates(_now()) if peer not in busy]
+        for peer in candidates[:missing]:
             task = asyncio.create_task(self._connect(peer))
             self._dialling[peer] = task
-            task.add_done_callback(partial(self._dialled, peer))
-
-    def _dialled(self, peer: str, task: asyncio.Task[None]) -> None:
-        if self._dialling.get(peer) is task:
-            del self._dialling[peer]
-
-    def _may_dial(self, peer: str) -> bool:
-        if peer == self._transport.peer or peer in self._links or peer in self._dialling:
-            return False
-        _, not_before = self._failures.get(peer, (0, 0.0))
-        return _now() >= not_before
+            self._outbound.add(task)
+            task.add_done_callback(partial(self._ended, peer))
 
     async def _connect(self, peer: str) -> None:
         try:
-            link = await self._transport.connect(peer, [self._book[peer]])
+            link = await self._transport.connect(peer, self._book.ways(peer))
         except TransportError as error:
-            failures = self._failures.get(peer, (0, 0.0))[0] + 1
-            wait = min(BACKOFF_FIRST * 2 ** (failures - 1), BACKOFF_MOST) * self._random.uniform(0.8, 1.2)
-            self._failures[peer] = (failures, _now() + wait)
+            self._book.failed(peer, _now())
             log.debug("cannot reach %s: %s", peer, error.reason)
             return
         # the link lives longer than the dialling, which counts against the target
         self._dialling.pop(peer, None)
         await self._carry(link)
 
+    def _ended(self, peer: str, task: asyncio.Task[None]) -> None:
+        self._outbound.discard(task)
+        if self._dialling.get(peer) is task:
+            del self._dialling[peer]
+        if not task.cancelled() and (error := task.exception()):
+            log.error("the link to %s failed", peer, exc_info=error)
+
+    # -- the road ----------------------------------------------------------------------------------
+
     async def _find(self) -> None:
-        """Look for peers: in the roster, and, when alone, through everybody ever met."""
+        """Look for peers in the roster."""
         enough = len(self._links) >= TARGET_LINKS
         if _now() - self._found_at < (FIND_INTERVAL if enough else CHECK_INTERVAL):
             return
         self._found_at = _now()
         try:
-            if not self._links and self._book:
-                await self._transport.bootstrap(sorted(self._book.values()))
+            if not self._links:
+                await self._rejoin()
             records = await self._transport.find(self._topic)
         except TransportError as error:
             log.debug("searching peers: %s", error.reason)
             return
-        self._note(records)
+        self._book.note(records, self._links)
 
-    def _note(self, records: list[PeerRecord]) -> None:
-        fresh = {r.peer: r.addresses[0] for r in records if r.addresses and r.peer != self._transport.peer}
-        if all(self._book.get(peer) == address for peer, address in fresh.items()):
-            return
-        for peer, address in fresh.items():
-            if self._book.get(peer) != address:
-                self._failures.pop(peer, None)
-            self._book[peer] = address
-        for peer in [peer for peer in self._book if peer not in fresh and peer not in self._links]:
-            if len(self._book) > MAX_BOOK:
-                del self._book[peer]
-        self._remember(sorted(self._book.values())[:MAX_BOOK])
+    async def _rejoin(self) -> None:
+        """Alone: join the roster's network again, through anybody."""
+        await asyncio.gather(*(self._knock(address) for address in self._book.sample(KNOCKS)))
+
+    async def _knock(self, address: str) -> None:
+        with suppress(
+            TransportError, UserError
+        ):  # one by one: what somebody wrote wrongly spoils only itself
+            await self._transport.bootstrap([address])
 
     async def _announce(self) -> None:
         """Tell the roster, and tell it soon again while nobody is there to hear it."""
@@ -180,14 +215,21 @@ class Neighbours:
         except TransportError as error:
             log.debug("announcing: %s", error.reason)
 
+    def _keep_book(self) -> None:
+        """Remember peers for the next start; also that there were any, before they hear of us (SPEC I2)."""
+        addresses = self._book.worth_keeping(self._links)
+        if self._met and addresses != self._remembered:
+            self._remember(addresses)
+            self._remembered = addresses
+
     async def _revive(self) -> None:
         log.warning("the network daemon does not answer; restarting it")
         try:
             await self._transport.restart()
-        except TransportError as error:
-            log.warning("restarting the network daemon failed: %s", error.reason)
+        except (TransportError, UserError) as error:
+            log.warning("restarting the network daemon failed: %s", error)
         self._found_at = self._announced_at = float("-inf")
-        self._failures.clear()
+        self._book.forgive()
 
 
 def _now() -> float:

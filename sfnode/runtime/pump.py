@@ -1,4 +1,4 @@
-"""One link in both directions: frames to the machine, frames to the peer, with a bound on what waits either way.
+"""One link in both directions: frames to the machine, frames to the peer, a bound on what waits either way.
 
 Knows nothing of what a frame means, except that a segment is answered for: once everything has been written
 the machine hears Writable.

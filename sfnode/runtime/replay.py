@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from sfnode.engine.core import UpdateBatch
-from sfnode.store.log import UpdateLog
+from sfnode.store.log import Tail, UpdateLog
 from sfprotocol import seeds
 from sfprotocol.messages import EpochScalars
 
@@ -25,8 +25,15 @@ def join(pieces: list[UpdateBatch]) -> UpdateBatch:
     return UpdateBatch(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
 
 
-def batches(update_log: UpdateLog, run_id: bytes) -> Iterator[UpdateBatch]:
-    """Everything in the log of run `run_id`, feed by feed."""
+def batches(update_log: UpdateLog, run_id: bytes, tails: Iterable[Tail]) -> Iterator[UpdateBatch]:
+    """Everything in the log of run `run_id` up to `tails`, feed by feed.
+
+    Of a log that is being appended to, this is what it held when `tails` were read.
+    """
+    stops = {tail.feed: tail.next for tail in tails}
     for feed, first, parts in update_log.replay():
-        key = seeds.feed_key(run_id, feed.origin, feed.incarnation)
-        yield batch_of(key, first, parts)
+        wanted = stops.get(feed, 0) - first
+        if wanted > 0:
+            key = seeds.feed_key(run_id, feed.origin, feed.incarnation)
+            epochs, update_seeds, scalars = batch_of(key, first, parts)
+            yield UpdateBatch(epochs[:wanted], update_seeds[:wanted], scalars[:wanted])

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict
 
 
 class _Answer(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+    """JSON has no NaN: a loss that is none travels as a string, which floats are read from as well."""
 
 
 class LinkStatus(_Answer):

@@ -2,17 +2,22 @@
 
 Sits between the protocol machine (which says whether and at which step and epoch) and the worker (which
 evaluates). It knows neither links nor files.
+
+Four marks move along our feed: what this process `started` from, what is admitted (the machine's frontier),
+what is posted and what is ordered. Every limit is a distance between two of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from itertools import groupby
 
 from sfnode.runtime.worker import Order, StepResult
 from sfprotocol import seeds
+from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.events import OwnUpdates
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed
@@ -47,7 +52,6 @@ class Training:
         """`queries` updates are evaluated at one point; at most `steps` updates are made (0: no limit)."""
         self.ready = False
         """The engine is loaded and the node has caught up."""
-        self.made = 0
         self.loss: float | None = None
         self._machine = machine
         self._order = order
@@ -56,9 +60,13 @@ class Training:
         self._queries = queries
         self._steps = steps
         self._feed: Feed | None = None
-        self._next_order = self._next_flush = 0
+        self._made_before = 0
+        """Updates made under incarnations that this process has left behind."""
+        self._started = self._posted = self._ordered = 0
+        """Steps of the feed."""
         self._epoch = 0
-        self._outstanding = 0
+        self._at_work = 0
+        """Orders of which the engine still owes the result."""
         self._finished: list[tuple[int, int]] = []
         """(epoch, scalar) of finished steps that are not yet posted."""
         self._flushed_at = float("-inf")
@@ -66,9 +74,17 @@ class Training:
         self._recent: deque[tuple[float, int]] = deque()
 
     @property
+    def made(self) -> int:
+        """Updates of this process that the machine has admitted."""
+        if self._feed is None:
+            return 0
+        # Posted ones are not admitted if the incarnation ended first; others may be if a peer had them.
+        return self._made_before + min(self._posted, self._machine.frontier.next(self._feed)) - self._started
+
+    @property
     def exhausted(self) -> bool:
-        """All the updates that this node was asked for have been made and posted."""
-        return bool(self._steps) and self.made >= self._steps and not self._finished
+        """This node was asked for so many updates, and has made them or come too late for some."""
+        return bool(self._steps) and (self.made >= self._steps or self._machine.complete)
 
     def rate(self) -> float:
         """Own updates per second over RATE_WINDOW."""
@@ -83,21 +99,19 @@ class Training:
     def advance(self) -> None:
         """Hand the engine as many steps as it should have."""
         self._follow_feed()
-        while self.ready and self._machine.may_compute and self._outstanding < ORDERS_AHEAD:
+        while self.ready and self._machine.may_compute and self._at_work < ORDERS_AHEAD:
             count = min(self._queries, self._allowed())
-            if count == 0:
+            if count <= 0:
                 return
             self._order(self._next(count))
 
     def on_result(self, order: Order, result: StepResult) -> None:
         """A step is finished. Results for a feed that has ended meanwhile are dropped."""
-        self._outstanding -= 1
+        self._at_work -= 1
+        self._follow_feed()
         if order.feed == self._feed:
             self._finished += [(order.epoch, scalar) for scalar in result.scalars]
-            self.made += len(result.scalars)
-            self._recent.append((self._clock(), len(result.scalars)))
-            old = result.loss if self.loss is None else self.loss
-            self.loss = LOSS_MEMORY * old + (1 - LOSS_MEMORY) * result.loss
+            self._measure(result)
             self._flush_soon()
         self.advance()
 
@@ -112,8 +126,8 @@ class Training:
             EpochScalars(epoch, tuple(scalar for _, scalar in group))
             for epoch, group in groupby(self._finished, key=lambda item: item[0])
         )
-        self._post(OwnUpdates(self._feed, self._next_flush, parts))
-        self._next_flush += len(self._finished)
+        self._post(OwnUpdates(self._feed, self._posted, parts))
+        self._posted += len(self._finished)
         self._finished.clear()
         self._flushed_at = self._clock()
 
@@ -124,26 +138,44 @@ class Training:
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(due, self.flush)
 
+    def _measure(self, result: StepResult) -> None:
+        self._recent.append((self._clock(), len(result.scalars)))
+        past = self.loss
+        if past is None or not math.isfinite(past):
+            self.loss = result.loss
+        else:
+            self.loss = LOSS_MEMORY * past + (1 - LOSS_MEMORY) * result.loss
+
     def _follow_feed(self) -> None:
         """Start from the machine's position when our feed is new (at the start, or a new incarnation)."""
         if self._machine.own is None or self._machine.own == self._feed:
             return
+        self._made_before = self.made
         self._feed = self._machine.own
-        self._next_order = self._next_flush = self._machine.frontier.next(self._feed)
+        self._started = self._posted = self._ordered = self._machine.frontier.next(self._feed)
         self._epoch = self._machine.frontier.state(self._feed).epoch
         self._finished.clear()
 
     def _allowed(self) -> int:
-        """How many more updates may be ordered."""
-        ordered = self.made + self._outstanding * self._queries
-        return self._machine.run.update_budget if not self._steps else max(self._steps - ordered, 0)
+        """How many more updates may be ordered.
+
+        Counting what is under way keeps our feed within the budget (SPEC U6); what is not yet admitted must
+        fit one segment (SPEC S4), however slow the disk is.
+        """
+        assert self._feed is not None
+        frontier, run = self._machine.frontier, self._machine.run
+        under_way = self._ordered - frontier.next(self._feed)
+        allowed = min(run.update_budget - frontier.known, MAX_SEGMENT_UPDATES) - under_way
+        if not self._steps:
+            return allowed
+        return min(allowed, self._steps - self._made_before - (self._ordered - self._started))
 
     def _next(self, count: int) -> Order:
         assert self._feed is not None
         self._epoch = max(self._epoch, self._machine.run.epoch_of(self._machine.frontier.known))
         key = self._machine.frontier.state(self._feed).key
-        step_seeds = seeds.update_seeds(key, self._next_order, count)
-        order = Order(self._feed, self._next_order, self._epoch, tuple(step_seeds.tolist()))
-        self._next_order += count
-        self._outstanding += 1
+        step_seeds = seeds.update_seeds(key, self._ordered, count)
+        order = Order(self._feed, self._ordered, self._epoch, tuple(step_seeds.tolist()))
+        self._ordered += count
+        self._at_work += 1
         return order

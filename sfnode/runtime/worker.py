@@ -11,16 +11,16 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from sfnode.engine.core import Core, UpdateBatch
 from sfprotocol.messages import Feed
 
 T = TypeVar("T")
-EngineT = TypeVar("EngineT", bound="Engine")
 
 
 class StepResult(Protocol):
-    """What the engine returns for a step; `engine.trainer.StepResult` in the daemon."""
+    """What the engine returns for a step (`engine.trainer.StepResult`)."""
 
     @property
     def scalars(self) -> tuple[int, ...]: ...
@@ -28,11 +28,28 @@ class StepResult(Protocol):
     def loss(self) -> float: ...
 
 
-class Engine(Protocol):
-    """What the worker needs of a trainer (`engine.trainer.Trainer`)."""
+class Evaluation(Protocol):
+    """A measurement of the model (`engine.tasks.Evaluation`)."""
 
-    def apply(self, batch: Any) -> None: ...
+    @property
+    def metric(self) -> str: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def count(self) -> int: ...
+
+
+class Engine(Protocol):
+    """What a node needs of `engine.trainer.Trainer`; that one needs torch, this does not."""
+
+    @property
+    def core(self) -> Core: ...
+    def apply(self, batch: UpdateBatch) -> None: ...
     def step(self, seeds: Sequence[int], epoch: int) -> StepResult: ...
+    def evaluate(self, limit: int) -> Evaluation: ...
+    def evaluate_base(self, limit: int) -> Evaluation: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +62,7 @@ class Order:
     seeds: tuple[int, ...]
 
 
-class Worker(Generic[EngineT]):
+class Worker:
     """Runs an Engine in a daemon thread, from loading it to the end.
 
     Updates that arrive while the engine loads wait in the queue. `on_ready()`, `on_result(order, result)` and
@@ -54,7 +71,7 @@ class Worker(Generic[EngineT]):
 
     def __init__(
         self,
-        load: Callable[[], EngineT],
+        load: Callable[[], Engine],
         on_ready: Callable[[], None],
         on_result: Callable[[Order, StepResult], None],
         on_failure: Callable[[BaseException], None],
@@ -64,12 +81,12 @@ class Worker(Generic[EngineT]):
         self._on_result = on_result
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[Callable[[EngineT], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def apply(self, batch: Any) -> None:
+    def apply(self, batch: UpdateBatch) -> None:
         """Apply updates to the cores, in the order of calls."""
         self._jobs.put(lambda engine: engine.apply(batch))
 
@@ -77,20 +94,20 @@ class Worker(Generic[EngineT]):
         """Evaluate a step; the result comes through `on_result`."""
         self._jobs.put(lambda engine: self._step(engine, order))
 
-    async def call(self, function: Callable[[EngineT], T]) -> T:
-        """Run `function(engine)` between two steps and return its result."""
+    def call(self, function: Callable[[Engine], T]) -> asyncio.Future[T]:
+        """Run `function(engine)` after what was asked before, between two steps; its result or exception."""
         future: asyncio.Future[T] = self._loop.create_future()
 
-        def job(engine: EngineT) -> None:
+        def job(engine: Engine) -> None:
             try:
                 result = function(engine)
             except Exception as error:  # the caller's to handle, not the worker's end
-                self._post(_settle, future, None, error)
+                self._post(_fail, future, error)
             else:
-                self._post(_settle, future, result, None)
+                self._post(_settle, future, result)
 
         self._jobs.put(job)
-        return await future
+        return future
 
     async def stop(self, grace: float) -> bool:
         """Ask the thread to end and give it `grace` seconds. False if a long forward pass was left behind."""
@@ -99,7 +116,7 @@ class Worker(Generic[EngineT]):
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join, grace)
         return not self._thread.is_alive()
 
-    def _step(self, engine: EngineT, order: Order) -> None:
+    def _step(self, engine: Engine, order: Order) -> None:
         result = engine.step(order.seeds, order.epoch)
         self._post(self._on_result, order, result)
 
@@ -113,14 +130,18 @@ class Worker(Generic[EngineT]):
             self._post(self._on_failure, error)
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
-        if not self._loop.is_closed():
+        try:
             self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is None:
+def _settle(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
         future.set_result(result)
-    else:
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
         future.set_exception(error)

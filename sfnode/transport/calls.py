@@ -73,6 +73,13 @@ def contain_inbound(control: Any) -> None:
     control._handler = containing
 
 
+class Demote(logging.Handler):
+    """Passes a library's messages on at level DEBUG: what matters in them reaches the user as our errors."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log.debug("%s: %s", record.name, record.getMessage())
+
+
 class AbandonedTasks(logging.Filter):
     """For asyncio's logger: what fails in tasks that a library has started and forgotten goes to DEBUG.
 

@@ -33,6 +33,7 @@ from sfnode.transport import base
 from sfnode.transport.base import Link, LinkHandler, PeerRecord, RequestHandler, TransportError
 from sfnode.transport.calls import (
     AbandonedTasks,
+    Demote,
     cancel,
     contain_inbound,
     one_line,
@@ -86,18 +87,11 @@ P2PD = Path(hivemind.hivemind_cli.__file__).with_name("p2pd")
 log = logging.getLogger(__name__)
 
 
-class _Demote(logging.Handler):
-    """Passes hivemind's messages on at level DEBUG: what matters in them reaches the user as our errors."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        log.debug("%s: %s", record.name, record.getMessage())
-
-
 def _silence_hivemind() -> None:
     use_hivemind_log_handler("nowhere")
     logger = logging.getLogger("hivemind")
     logger.propagate = False
-    logger.addHandler(_Demote())
+    logger.addHandler(Demote())
     logging.addLevelName(logging.WARNING, "WARNING")  # hivemind calls it WARN, everywhere
     library, ours = Path(hivemind.__file__).parent, Path(__file__).parents[1]
     logging.getLogger("asyncio").addFilter(AbandonedTasks(library, ours))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from feeds import RUN, origin_of, signed, signing_key
+
 from sfprotocol import PROTOCOL_VERSION, codec
 from sfprotocol.events import (
     Action,
@@ -29,7 +31,7 @@ from sfprotocol.messages import (
     Summary,
     Want,
 )
-from swarm import RUN, origin_of, signed, signing_key
+from sfprotocol.signing import extend
 
 ANN, BOB, EVE = (Feed(origin_of(name), 1) for name in ("ann", "bob", "eve"))
 NEW_INCARNATION = 77
@@ -50,19 +52,9 @@ class Scripted:
         """`past`: how many updates of ann its log holds at the start."""
         self.now = 0.0
         frontier = Frontier(run)
-        self.machine = Machine(
-            run,
-            frontier,
-            own=None,
-            sign=signing_key("ann").sign,
-            draw_incarnation=lambda: NEW_INCARNATION,
-            proven=True,
-            now=0.0,
-        )
         if past:
-            self.link(99)
-            self.name(99, ANN)
-            self.hear(99, said("ann", 0, past))
+            parts = [EpochScalars(0, tuple(range(past)))]
+            frontier.advance(ANN, past, extend(frontier.state(ANN).chain, parts), 0)
         self.machine = Machine(
             run,
             frontier,
@@ -81,11 +73,14 @@ class Scripted:
         frames = [codec.encode(message, self.machine.run.scalar_bytes) for message in messages]
         return [action for frame in frames for action in self.event(Received(link, frame))]
 
-    def link(self, number: int, *entries: Position, known: int = 0) -> list[Action]:
-        """A peer comes, greets, and tells that it has `entries`."""
+    def greet(self, number: int) -> list[Action]:
+        """A peer comes and says hello."""
         self.event(LinkUp(number, f"peer {number}"))
-        hello = Hello(PROTOCOL_VERSION, self.machine.run.run_id, 0, known)
-        return self.hear(number, hello, self.summary(*entries))
+        return self.hear(number, Hello(PROTOCOL_VERSION, self.machine.run.run_id, 0, 0))
+
+    def link(self, number: int, *entries: Position) -> list[Action]:
+        """A peer comes, says hello, and tells that it has `entries`."""
+        return [*self.greet(number), *self.hear(number, self.summary(*entries))]
 
     def unlink(self, number: int) -> list[Action]:
         return self.event(LinkDown(number))
@@ -112,17 +107,13 @@ class Scripted:
 
 def wants(actions: list[Action]) -> list[tuple[int, tuple[Position, ...]]]:
     """The Wants among `actions` as (link, entries)."""
-    return [
-        (a.link, a.message.entries) for a in actions if isinstance(a, Transmit) and isinstance(a.message, Want)
-    ]
+    sent = [action for action in actions if isinstance(action, Transmit)]
+    return [(action.link, action.message.entries) for action in sent if isinstance(action.message, Want)]
 
 
 def summaries(actions: list[Action]) -> list[tuple[int, Summary]]:
-    return [
-        (a.link, a.message)
-        for a in actions
-        if isinstance(a, Transmit) and isinstance(a.message, Summary)
-    ]
+    sent = [action for action in actions if isinstance(action, Transmit)]
+    return [(action.link, action.message) for action in sent if isinstance(action.message, Summary)]
 
 
 def serves(actions: list[Action]) -> list[Serve]:

@@ -7,17 +7,16 @@ comes from one integer. The oracle is the promise itself: the set union of every
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from feeds import RUN, Log, Told, origin_of, signing_key
 
 from sfprotocol import codec
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.events import (
     Action,
     Admit,
@@ -34,35 +33,12 @@ from sfprotocol.events import (
     Wake,
     Writable,
 )
-from sfprotocol.frontier import Frontier, drop_updates
+from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed, Message, RunParameters, Segment
-from sfprotocol.signing import extend, head_message
+from sfprotocol.signing import extend
 
-RUN = RunParameters(bytes(range(32)), epoch_updates=50, update_budget=5000, scalar_bytes=2, scalar_limit=1000)
 LENGTH_BYTES = 3
-
-Told = tuple[int, int]
-"""One update of the oracle: (epoch, scalar)."""
-
-
-def signing_key(name: str) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b"."))
-
-
-def origin_of(name: str) -> bytes:
-    return signing_key(name).public_key().public_bytes_raw()
-
-
-def signed(
-    name: str, incarnation: int, first: int, parts: Sequence[EpochScalars], before: Sequence[EpochScalars] = ()
-) -> Segment:
-    """What an origin called `name` says about its steps `first ..`, having said `before` until then."""
-    feed = Feed(origin_of(name), incarnation)
-    state = Frontier(RUN).state(feed)
-    chain = extend(extend(state.chain, before), parts)
-    segment = Segment(state.key, first, tuple(parts), b"")
-    return replace(segment, signature=signing_key(name).sign(head_message(RUN.run_id, feed, segment.stop, chain)))
 
 
 @dataclass(frozen=True)
@@ -73,50 +49,6 @@ class Faults:
     duplication: float = 0.0
     reorder: bool = False
     latency: tuple[float, float] = (0.01, 0.1)
-
-
-@dataclass
-class Log:
-    """One node's disk: for every feed the segments in order, as they were admitted."""
-
-    rows: dict[Feed, list[tuple[Segment, bytes]]] = field(default_factory=dict)
-
-    def append(self, admit: Admit) -> None:
-        rows = self.rows.setdefault(admit.feed, [])
-        assert admit.segment.first == (rows[-1][0].stop if rows else 0), "admitted twice, or with a gap"
-        rows.append((admit.segment, admit.chain))
-
-    def read(self, feed: Feed, first: int) -> Segment:
-        """Everything from `first` on in one segment that ends where a signature is (SPEC S6)."""
-        taken: list[Segment] = []
-        for segment, _ in self.rows[feed]:
-            if segment.stop <= first or (taken and segment.stop - first > MAX_SEGMENT_UPDATES):
-                continue
-            taken.append(segment)
-        merged: list[EpochScalars] = []
-        for part in (part for segment in taken for part in segment.parts):
-            if merged and merged[-1].epoch == part.epoch:
-                merged[-1] = EpochScalars(part.epoch, merged[-1].scalars + part.scalars)
-            else:
-                merged.append(part)
-        parts = drop_updates(tuple(merged), first - taken[0].first)
-        return Segment(taken[0].feed_key, first, parts, taken[-1].signature)
-
-    def frontier(self, run: RunParameters) -> Frontier:
-        frontier = Frontier(run)
-        for feed, rows in self.rows.items():
-            segment, chain = rows[-1]
-            frontier.advance(feed, segment.stop, chain, segment.parts[-1].epoch)
-        return frontier
-
-    def updates(self) -> dict[Feed, list[Told]]:
-        return {
-            feed: [(p.epoch, scalar) for segment, _ in rows for p in segment.parts for scalar in p.scalars]
-            for feed, rows in self.rows.items()
-        }
-
-    def copy(self) -> Log:
-        return Log({feed: list(rows) for feed, rows in self.rows.items()})
 
 
 @dataclass
@@ -236,7 +168,7 @@ class Swarm:
         names: str = "",
         *,
         seed: int = 0,
-        faults: Faults = Faults(),  # noqa: B008 (frozen)
+        faults: Faults = Faults(),
         commit_delay: float = 0.0,
     ) -> None:
         self.random = Random(seed)
@@ -356,7 +288,7 @@ class Swarm:
         return True
 
     def run_until_equal(self, limit: float) -> float:
-        """Run until every node has the union of all updates; how long that took. Fails after `limit` seconds."""
+        """Run until every node has the union of all updates; how many seconds that took, at most `limit`."""
         start = self.now
         while not self.converged:
             assert self.now - start < limit, self.differences()

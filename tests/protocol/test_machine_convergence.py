@@ -1,14 +1,16 @@
-"""The promise: whatever happens on the links, all nodes end with the union of all updates (SPEC section 1)."""
+"""The promise: whatever happens on the links, nodes end with the union of all updates (SPEC, section 1)."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import pytest
+from feeds import RUN, origin_of, signed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Scripted, admits
-from swarm import RUN, Faults, Node, Swarm, origin_of, signed
+from swarm import Faults, Node, Swarm
 
 from sfprotocol import seeds
 from sfprotocol.flood import TTL
@@ -34,7 +36,7 @@ def test_a_line_longer_than_the_ttl_gets_everything() -> None:
     swarm = Swarm(names(20))
     line = list(swarm.nodes.values())
     assert len(line) > TTL + 2
-    for one, other in zip(line, line[1:], strict=False):
+    for one, other in pairwise(line):
         swarm.connect(one, other)
     swarm.run(2)
     line[0].compute()
@@ -129,7 +131,9 @@ class Storm:
 
     def rage(self) -> None:
         for _ in range(150):
-            self.random.choice([self.compute, self.compute, self.connect, self.cut, self.restart, self.stall])()
+            self.random.choice(
+                [self.compute, self.compute, self.connect, self.cut, self.restart, self.stall]
+            )()
             self.swarm.run(self.random.uniform(0, 0.6))
 
     def calm(self) -> None:
@@ -143,7 +147,7 @@ class Storm:
         for one in nodes:
             for other in nodes:
                 self.swarm.cut(one, other)
-        for one, other in zip(nodes, nodes[1:], strict=False):
+        for one, other in pairwise(nodes):
             self.swarm.connect(one, other)
 
     def resume(self) -> None:

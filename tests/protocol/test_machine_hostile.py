@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from feeds import RUN, signed
 from scripted import ANN, BOB, EVE, Scripted, admits, drops, said, serves, wants
-from swarm import RUN, Swarm, signed
+from swarm import Swarm
 
 from sfprotocol import PROTOCOL_VERSION, codec, machine
+from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import Action, LinkUp, OwnUpdates, Received, Transmit
 from sfprotocol.messages import (
@@ -25,6 +27,7 @@ from sfprotocol.messages import (
 )
 from sfprotocol.sync import DISPUTE_TIME, WANT_TIMEOUT
 
+LONG_RUN = replace(RUN, update_budget=100_000)
 HELLO = Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0)
 
 
@@ -121,7 +124,12 @@ def test_a_feed_longer_than_the_run_cannot_be_claimed() -> None:
         [EpochScalars(RUN.last_epoch + 1, (1,))],
         [EpochScalars(0, (1,) * (RUN.update_budget + 1))],
     ],
-    ids=["scalar beyond the limit", "negative scalar", "epoch past the budget", "feed longer than the budget"],
+    ids=[
+        "scalar beyond the limit",
+        "negative scalar",
+        "epoch past the budget",
+        "feed longer than the budget",
+    ],
 )
 def test_properly_signed_nonsense_is_refused(parts: list[EpochScalars]) -> None:
     host = Scripted()
@@ -214,7 +222,7 @@ def test_wanting_feeds_that_nobody_has_costs_no_memory() -> None:
     for start in range(0, 20_000, 4000):
         host.hear(1, Want(tuple(Position(feed, 0) for feed in invented(4000, start))))
     link = host.machine.links[1]
-    assert not (link.sent or link.has or link.named or link.dirty)
+    assert [len(kept) for kept in (link.sent, link.has, link.named, link.dirty)] == [0, 0, 0, 0]
 
 
 def test_invented_names_are_bounded_cost_one_link_and_go_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,15 +360,15 @@ def test_names_are_taught_before_they_are_used_on_every_link() -> None:
         (0, (EpochScalars(0, ()),)),
         (0, (EpochScalars(1, (1,)), EpochScalars(0, (1,)))),
         (0, (EpochScalars(0, (1001,)),)),
-        (0, (EpochScalars(RUN.last_epoch + 1, (1,)),)),
-        (0, (EpochScalars(0, (1,) * 16_385),)),
+        (0, (EpochScalars(LONG_RUN.last_epoch + 1, (1,)),)),
+        (0, (EpochScalars(0, (1,) * (MAX_SEGMENT_UPDATES + 1)),)),
     ],
     ids=["a gap", "nothing", "an empty part", "epochs", "a scalar", "past the budget", "too many"],
 )
 def test_own_updates_that_break_a_rule_stop_the_node(first: int, parts: tuple[EpochScalars, ...]) -> None:
-    host = Scripted(ANN, run=replace(RUN, update_budget=100_000))
+    host = Scripted(ANN, run=LONG_RUN)
     with pytest.raises(LocalProtocolError):
-        host.event(OwnUpdates(ANN, first, tuple(p._replace(epoch=p.epoch) for p in parts)))
+        host.event(OwnUpdates(ANN, first, parts))
     assert host.machine.frontier.known == 0
 
 

@@ -9,7 +9,7 @@ from swarm import Swarm
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import OwnUpdates
 from sfprotocol.machine import ASK_TIMEOUT
-from sfprotocol.messages import EpochScalars, Feed, Position
+from sfprotocol.messages import EpochScalars, Feed, Position, Segment
 
 RENEWED = Feed(ANN.origin, NEW_INCARNATION)
 ONE = (EpochScalars(0, (1,)),)
@@ -40,13 +40,11 @@ def test_a_witness_lets_it_continue_its_feed() -> None:
 
 def test_a_peer_is_heard_out_before_it_counts_as_a_witness() -> None:
     host = Scripted(ANN, proven=False, past=3)
-    host.link(1)
-    host.unlink(1)
-    more = host.summary(Position(ANN, 3), more=True)
-    host.event_up = host.link  # a second peer, in pages
-    host.event(__import__("sfprotocol.events", fromlist=["LinkUp"]).LinkUp(2, "peer"))
-    host.hear(2, more)
+    host.greet(1)
+    host.hear(1, host.summary(Position(ANN, 3), more=True))
     assert not host.machine.may_compute
+    host.hear(1, host.summary(Position(BOB, 1)))
+    assert host.machine.may_compute
 
 
 @pytest.mark.parametrize("theirs", [0, 2])
@@ -86,7 +84,7 @@ def test_being_overtaken_later_means_a_new_incarnation_too() -> None:
 
 
 @pytest.mark.parametrize("segment", [said("ann", 2, 4), said("ann", 3, 4)], ids=["fresh", "behind a gap"])
-def test_a_segment_of_our_own_feed_that_we_never_said_means_a_new_incarnation(segment: object) -> None:
+def test_a_segment_of_our_own_feed_that_we_never_said_means_a_new_incarnation(segment: Segment) -> None:
     host = Scripted(ANN)
     host.event(OwnUpdates(ANN, 0, (EpochScalars(0, (0, 1)),)))
     host.link(1)
@@ -131,7 +129,7 @@ def test_a_restored_backup_does_not_fork_even_if_a_newcomer_is_met_first() -> No
     backup = swarm["ann"].log.copy()
     swarm["ann"].compute(4)
     swarm.run_until_equal(2)
-    swarm["ann"].log = backup
+    swarm["ann"].log = backup  # and the backup's idea of which feed is ours
     swarm["ann"].restart()
     swarm.connect(swarm["ann"], swarm.add("newcomer"))
     for _ in range(60):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from random import Random
 
+from feeds import RUN
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm import RUN
 
 from sfprotocol.frontier import Frontier, drop_updates
 from sfprotocol.messages import EpochScalars, Feed, Position

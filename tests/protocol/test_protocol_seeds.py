@@ -1,4 +1,4 @@
-"""Integer randomness (SPEC R1-R8): the public vector, and that what is drawn looks random where that matters."""
+"""Integer randomness (SPEC R1-R8): the public vector, and that what is drawn looks random where it counts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,12 @@ def test_mix64_is_the_rule_in_plain_integers(value: int) -> None:
 
 
 def test_feeds_of_other_runs_origins_and_incarnations_have_other_keys() -> None:
-    names = [(RUN_ID, b"a" * 32, 0), (RUN_ID, b"a" * 32, 1), (RUN_ID, b"b" * 32, 0), (b"c" * 32, b"a" * 32, 0)]
+    names = [
+        (RUN_ID, b"a" * 32, 0),
+        (RUN_ID, b"a" * 32, 1),
+        (RUN_ID, b"b" * 32, 0),
+        (b"c" * 32, b"a" * 32, 0),
+    ]
     assert len({seeds.feed_key(*name) for name in names}) == 4
 
 
@@ -73,7 +78,8 @@ def test_signs_are_balanced_and_independent_of_each_other() -> None:
 @pytest.mark.parametrize("side", ["U", "V"])
 def test_a_basis_has_entries_plus_and_minus_one_in_balance(side: str) -> None:
     basis = seeds.basis_signs(RUN_ID, epoch=0, layer=3, side=side, rows=4096, rank=32)
-    assert (basis.shape, basis.dtype) == ((4096, 32), np.int8)
+    assert basis.shape == (4096, 32)
+    assert basis.dtype == np.int8
     assert set(np.unique(basis)) == {-1, 1}
     assert np.abs(basis.mean(axis=0)).max() < 6 / 4096**0.5
     gram = basis.T.astype(np.int64) @ basis.astype(np.int64) / 4096
@@ -100,7 +106,9 @@ def test_basis_entries_are_the_bits_of_the_stream_in_order(rows: int, rank: int)
 
 
 @given(U64, st.integers(1, 64), st.integers(1, 10**9))
-def test_a_batch_draws_rows_that_exist_and_longer_batches_begin_alike(seed: int, size: int, rows: int) -> None:
+def test_a_batch_draws_rows_that_exist_and_longer_batches_begin_alike(
+    seed: int, size: int, rows: int
+) -> None:
     chosen = seeds.batch_rows(seed, size, rows)
     assert chosen.shape == (size,)
     assert 0 <= chosen.min() <= chosen.max() < rows

@@ -1,4 +1,4 @@
-"""Chains and signatures (SPEC S1-S6): what an origin has signed verifies in any cut, and nothing else does."""
+"""Chains and signatures (SPEC S1-S6): what an origin signed verifies in any cut, and nothing else does."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from feeds import RUN, origin_of, signed
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm import RUN, origin_of, signed
 
 from sfprotocol import admission, signing
 from sfprotocol.frontier import FeedState, Frontier, drop_updates

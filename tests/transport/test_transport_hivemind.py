@@ -24,7 +24,7 @@ from transport_helpers import POOL, eventually, read_all
 
 from sfnode.errors import Code, UserError
 from sfnode.transport import daemon
-from sfnode.transport.base import MAX_FRAME, LinkClosed, PeerRecord
+from sfnode.transport.base import MAX_FRAME, LinkClosed, PeerRecord, TransportError
 from sfnode.transport.daemon import start_daemon
 from sfnode.transport.hivemind import LINK_PROTOCOL, HivemindTransport
 from sfnode.transport.roster import MAX_ROSTER, roster_key
@@ -313,3 +313,24 @@ async def test_a_client_takes_part_without_being_reachable(topic, nodes, setting
     await client.connect(host.peer)
     assert (await arriving.get()).peer == client.peer
     await client.stop()
+
+
+async def test_two_nodes_that_nobody_can_dial_meet_through_a_relay(nodes, settings, tmp_path, inbound):
+    (relay,) = await nodes(1)
+    unreachable = {"client_mode": True, "bootstrap": tuple(relay.addresses())}
+    here = HivemindTransport(settings(use_auto_relay=True, force_reachability="private", **unreachable))
+    there = HivemindTransport(settings(identity_path=tmp_path / "key", **unreachable))
+    await asyncio.gather(here.start(), there.start())
+    arriving = inbound(here)
+    relayed = f"{relay.addresses()[0]}/p2p-circuit/p2p/{here.peer}"
+    links = []
+
+    async def connected():
+        with suppress(TransportError):  # until `here` has its place at the relay
+            links.append(await there.connect(here.peer, [relayed]))
+        return links
+
+    await eventually(connected)
+    await links[0].send(b"through")
+    assert await (await arriving.get()).receive() == b"through"
+    await asyncio.gather(here.stop(), there.stop())

@@ -14,7 +14,7 @@ def test_messages_of_hivemind_reach_nobody_but_a_debugger(monkeypatch):
     seen = logging.handlers.BufferingHandler(capacity=10)
     monkeypatch.setattr(logging.getLogger(), "handlers", [seen])
     noisy = logging.getLogger("hivemind.dht.node")
-    ours = logging.getLogger("sfnode.transport.hivemind")
+    ours = logging.getLogger("sfnode.transport.calls")
     for level, expected in ((logging.INFO, []), (logging.DEBUG, [("DEBUG", "hivemind.dht.node: noise")])):
         monkeypatch.setattr(ours, "level", level)
         logging.getLogger().manager._clear_cache()
@@ -36,10 +36,13 @@ def test_a_node_on_loopback_does_not_touch_the_router():
     assert "-natPortMap=0" in flags_for(host_maddrs=("/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0"))
 
 
-def test_auto_relay_trusts_the_bootstrap_peers_unless_told_whom():
-    assert not any("trusted" in flag for flag in flags_for(bootstrap=("A",)))
-    assert "-trustedRelays=A,B" in flags_for(use_auto_relay=True, bootstrap=("A", "B"))
-    assert "-trustedRelays=C" in flags_for(use_auto_relay=True, bootstrap=("A",), trusted_relays=("C",))
+def test_auto_relay_trusts_each_bootstrap_peer_once_unless_told_whom():
+    a, again, b, c = (f"/ip4/198.51.100.{n}/tcp/1/p2p/Qm{peer}" for n, peer in enumerate("AABC"))
+    assert not any("trusted" in flag for flag in flags_for(bootstrap=(a,)))
+    assert f"-trustedRelays={a},{b}" in flags_for(use_auto_relay=True, bootstrap=(a, again, b))
+    assert f"-trustedRelays={c}" in flags_for(use_auto_relay=True, bootstrap=(a,), trusted_relays=(c,))
+    assert "-relayDiscovery=0" in flags_for(use_auto_relay=True, bootstrap=(a,))
+    assert "-relayDiscovery=0" not in flags_for(use_auto_relay=True)
 
 
 def test_a_client_listens_nowhere():

@@ -23,7 +23,7 @@ async def read_all(link: Link) -> list[bytes]:
 
 async def eventually(probe: Callable[[], Awaitable[object]]) -> None:
     """Wait for something outside this process, which has no event to wait for."""
-    give_up = asyncio.get_running_loop().time() + 5
+    give_up = asyncio.get_running_loop().time() + 20
     while not await probe():
         assert asyncio.get_running_loop().time() < give_up
         await asyncio.sleep(0.01)

@@ -1,0 +1,83 @@
+"""What a node says about itself: fills in the shape that `status` fixes from the node's parts."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import sfnode
+from sfnode.runtime.status import FeedStatus, LinkStatus, Status
+
+if TYPE_CHECKING:
+    from sfnode.runtime.node import RunningNode
+
+
+def describe(node: RunningNode) -> Status:
+    """The node's status as of now."""
+    machine, training, traffic = node.machine, node.training, node.driver.traffic
+    open_links = [pump.link for pump in node.driver.pumps.values()]
+    return Status(
+        version=sfnode.__version__,
+        run_id=node.manifest.run_id.hex(),
+        run_name=node.manifest.name,
+        role=node.settings.role,
+        state=_state(node),
+        pid=os.getpid(),
+        peer=node.transport.peer,
+        addresses=node.transport.addresses(),
+        known=machine.frontier.known,
+        update_budget=machine.run.update_budget,
+        epoch=machine.run.epoch_of(machine.frontier.known),
+        epochs=machine.run.last_epoch + 1,
+        digest=machine.frontier.digest().hex(),
+        origin=machine.own.origin.hex() if machine.own else "",
+        incarnation=machine.own.incarnation if machine.own else 0,
+        own_updates=training.made if training else 0,
+        updates_per_second=training.rate() if training else 0.0,
+        loss=training.loss if training else None,
+        pulling=machine.pulling,
+        links=_links(node),
+        feeds=[
+            FeedStatus(origin=s.feed.origin.hex(), incarnation=s.feed.incarnation, updates=s.next)
+            for s in machine.frontier
+        ],
+        bytes_sent=traffic.sent + sum(link.bytes_sent for link in open_links),
+        bytes_received=traffic.received + sum(link.bytes_received for link in open_links),
+        segment_bytes_sent=traffic.segment_bytes_sent,
+        updates_sent=traffic.updates_sent,
+        log_bytes=node.log.size_bytes(),
+        uptime=node.clock() - node.started_at,
+    )
+
+
+def _links(node: RunningNode) -> list[LinkStatus]:
+    """The links on which the peer has introduced itself."""
+    pairs = ((node.machine.links.get(key), pump.link) for key, pump in node.driver.pumps.items())
+    return [
+        LinkStatus(
+            peer=link.peer,
+            outbound=link.outbound,
+            role="relay" if state.role else "trainer",
+            known=state.known,
+            agrees=state.agreed,
+            bytes_sent=link.bytes_sent,
+            bytes_received=link.bytes_received,
+        )
+        for state, link in pairs
+        if state is not None and state.greeted
+    ]
+
+
+def _state(node: RunningNode) -> str:
+    """One of the words of `Status.state`."""
+    if node.machine.complete:
+        return "complete"
+    if node.training is None:
+        return "idle"
+    if not node.engine_loaded:
+        return "starting"
+    if not node.training.ready:
+        return "catching-up"
+    if not node.machine.may_compute:
+        return "asking"
+    return "idle" if node.training.exhausted else "training"

@@ -1,0 +1,84 @@
+"""Origins with known keys, what they sign, and a disk in memory to keep it on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sfprotocol.codec import MAX_SEGMENT_UPDATES
+from sfprotocol.events import Admit
+from sfprotocol.frontier import Frontier, drop_updates
+from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
+from sfprotocol.signing import extend, head_message
+
+RUN = RunParameters(bytes(range(32)), epoch_updates=50, update_budget=5000, scalar_bytes=2, scalar_limit=1000)
+
+
+def signing_key(name: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b"."))
+
+
+def origin_of(name: str) -> bytes:
+    return signing_key(name).public_key().public_bytes_raw()
+
+
+Told = tuple[int, int]
+"""One update: (epoch, scalar)."""
+
+Parts = Sequence[EpochScalars]
+
+
+def signed(name: str, incarnation: int, first: int, parts: Parts, before: Parts = ()) -> Segment:
+    """What an origin called `name` says about its steps `first ..`, having said `before` until then."""
+    feed = Feed(origin_of(name), incarnation)
+    state = Frontier(RUN).state(feed)
+    chain = extend(extend(state.chain, before), parts)
+    segment = Segment(state.key, first, tuple(parts), b"")
+    head = head_message(RUN.run_id, feed, segment.stop, chain)
+    return replace(segment, signature=signing_key(name).sign(head))
+
+
+@dataclass
+class Log:
+    """One node's disk: for every feed the segments in order, as they were admitted."""
+
+    rows: dict[Feed, list[tuple[Segment, bytes]]] = field(default_factory=dict)
+
+    def append(self, admit: Admit) -> None:
+        rows = self.rows.setdefault(admit.feed, [])
+        assert admit.segment.first == (rows[-1][0].stop if rows else 0), "admitted twice, or with a gap"
+        rows.append((admit.segment, admit.chain))
+
+    def read(self, feed: Feed, first: int) -> Segment:
+        """Everything from `first` on in one segment that ends where a signature is (SPEC S6)."""
+        taken: list[Segment] = []
+        for segment, _ in self.rows[feed]:
+            if segment.stop <= first or (taken and segment.stop - first > MAX_SEGMENT_UPDATES):
+                continue
+            taken.append(segment)
+        merged: list[EpochScalars] = []
+        for part in (part for segment in taken for part in segment.parts):
+            if merged and merged[-1].epoch == part.epoch:
+                merged[-1] = EpochScalars(part.epoch, merged[-1].scalars + part.scalars)
+            else:
+                merged.append(part)
+        parts = drop_updates(tuple(merged), first - taken[0].first)
+        return Segment(taken[0].feed_key, first, parts, taken[-1].signature)
+
+    def frontier(self, run: RunParameters) -> Frontier:
+        frontier = Frontier(run)
+        for feed, rows in self.rows.items():
+            segment, chain = rows[-1]
+            frontier.advance(feed, segment.stop, chain, segment.parts[-1].epoch)
+        return frontier
+
+    def updates(self) -> dict[Feed, list[Told]]:
+        return {
+            feed: [(p.epoch, scalar) for segment, _ in rows for p in segment.parts for scalar in p.scalars]
+            for feed, rows in self.rows.items()
+        }
+
+    def copy(self) -> Log:
+        return Log({feed: list(rows) for feed, rows in self.rows.items()})

@@ -1,0 +1,102 @@
+"""SPEC.md and the code point at each other: every rule that is cited exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sfprotocol import codec, flood, machine, sync
+
+ROOT = Path(__file__).parents[2]
+SPEC = (ROOT / "protocol" / "SPEC.md").read_text(encoding="utf-8")
+RULES = re.findall(r"^\*\*([A-Z]{1,2}\d+)\.\*\*", SPEC, re.MULTILINE)
+
+RULE = r"[A-Z]{1,2}\d+"
+CITATION = re.compile(rf"SPEC ({RULE}(?:(?:-|, | and ){RULE})*)")
+FAULT = re.compile(rf'"({RULE})(?:"|: )')
+"""The rule that an error names: a string of its own, or the beginning of one."""
+
+
+def sources() -> list[Path]:
+    folders = (ROOT / "protocol", ROOT / "sfnode", ROOT / "tests")
+    return sorted(path for folder in folders for path in folder.rglob("*.py"))
+
+
+def numbered(rule: str) -> tuple[str, int]:
+    letters = rule.rstrip("0123456789")
+    return letters, int(rule[len(letters) :])
+
+
+def cited(text: str) -> set[str]:
+    """The rules that a source names, ranges included."""
+    found: set[str] = set()
+    for citation in CITATION.findall(re.sub(r"\s+(?:# )?", " ", text)):
+        found.update(re.findall(RULE, citation))
+        for first, last in re.findall(rf"({RULE})-({RULE})", citation):
+            (letters, low), (_, high) = numbered(first), numbered(last)
+            found.update(f"{letters}{number}" for number in range(low, high + 1))
+    return found
+
+
+def test_rules_are_numbered_without_gaps_and_once() -> None:
+    assert len(RULES) == len(set(RULES))
+    by_letter: dict[str, list[int]] = {}
+    for rule in RULES:
+        letters, number = numbered(rule)
+        by_letter.setdefault(letters, []).append(number)
+    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in by_letter.values())
+    assert set(by_letter) == {"V", "M", "R", "U", "S", "D", "C", "F", "L", "FL", "A", "I"}
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_cited_rule_exists(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert cited(text) <= set(RULES)
+    if "sfprotocol" in path.parts:
+        assert set(FAULT.findall(text)) <= set(RULES)
+
+
+def test_the_rules_refer_to_rules_that_exist() -> None:
+    prose = re.sub(r"`[^`]*`", "", SPEC)
+    assert set(re.findall(rf"\b{RULE}\b", prose)) == set(RULES)
+
+
+def test_the_search_finds_what_it_should() -> None:
+    text = '(SPEC A3, S4-S6), see SPEC\n    FL2 and F1; RemoteProtocolError("L2", 1)'
+    assert cited(text) == {"A3", "S4", "S5", "S6", "FL2", "F1"}
+    assert FAULT.findall(text) == ["L2"]
+    assert FAULT.findall('return "U6: a feed"\n_require(len(x) == 3, "C3", "y")') == ["U6", "C3"]
+
+
+def test_protocol_sources_cite_the_rules() -> None:
+    everything = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "protocol").rglob("*.py"))
+    letters = {numbered(rule)[0] for rule in cited(everything)}
+    assert letters >= {"V", "R", "U", "S", "D", "C", "L", "FL", "A", "I"}
+
+
+@pytest.mark.parametrize(
+    ("row", "value"),
+    [
+        ("message", f"{codec.MAX_FRAME:,} bytes"),
+        ("entries of a Summary or Want", f"{codec.MAX_ENTRIES:,}"),
+        ("updates of a Segment", f"{codec.MAX_SEGMENT_UPDATES:,}"),
+        ("reason of a Goodbye", f"{codec.MAX_REASON} bytes"),
+        ("feeds of a run, and unproven names taught by one link", f"{machine.MAX_FEEDS:,}"),
+        ("hops of eager forwarding", f"{flood.TTL}"),
+        ("burst on a link", f"{flood.MAX_BURST} segments, {flood.MAX_BURST_UPDATES:,} updates"),
+        ("Summary interval", f"{machine.SYNC_INTERVAL:g} s, one link in turn"),
+        ("questions outstanding on a link", f"{sync.MAX_PULLS_PER_LINK:,}"),
+        ("time for an answer", f"{sync.WANT_TIMEOUT:g} s"),
+        ("time without asking after a forgery (A7)", f"{sync.DISPUTE_TIME:g} s"),
+        ("silence before a link is dropped", f"{machine.LINK_TIMEOUT:g} s"),
+        ("waiting for a witness", f"{machine.ASK_TIMEOUT:g} s"),
+        (
+            "full Summary while digests differ",
+            f"every {sync.FULL_SUMMARY_BASE:g} s + {sync.FULL_SUMMARY_PER_FEED:g} s per feed",
+        ),
+    ],
+)
+def test_the_table_of_limits_is_what_the_code_does(row: str, value: str) -> None:
+    assert f"| {row} | {value} |" in SPEC
