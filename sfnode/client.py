@@ -62,12 +62,13 @@ class Client:
                     raise _refused(text)
                 return text
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise self._failed(str(error) or type(error).__name__) from error
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise self._failed(reason) from error
 
     def _failed(self, reason: str) -> UserError:
         return UserError(
             Code.NODE_NOT_RUNNING,
-            f"no answer from the node at {self._socket.parent}: {reason}",
+            f"no node answers at {self._socket}: {reason}",
             "Is it running there? Name its folder with --data-dir.",
         )
 

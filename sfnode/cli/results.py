@@ -5,10 +5,15 @@ Pydantic models and nothing else. What a running node says of itself is in `sfno
 
 from __future__ import annotations
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
-class Measurement(BaseModel):
+class _Result(BaseModel):
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+    """JSON has no NaN: a loss that is none is a string, as in `sfnode.runtime.status`."""
+
+
+class Measurement(_Result):
     """A model on the run's test rows."""
 
     metric: str
@@ -18,7 +23,7 @@ class Measurement(BaseModel):
     count: int
 
 
-class EvalResult(BaseModel):
+class EvalResult(_Result):
     """`sfnode eval --json`."""
 
     run_id: str
@@ -28,7 +33,7 @@ class EvalResult(BaseModel):
     after: Measurement
 
 
-class VerifyResult(BaseModel):
+class VerifyResult(_Result):
     """`sfnode verify --json`."""
 
     run_id: str
@@ -39,7 +44,7 @@ class VerifyResult(BaseModel):
     core_digest: str
 
 
-class NodeResult(BaseModel):
+class NodeResult(_Result):
     """One node of a local swarm."""
 
     node: int
@@ -48,7 +53,7 @@ class NodeResult(BaseModel):
     core_digest: str
 
 
-class SwarmResult(BaseModel):
+class SwarmResult(_Result):
     """`sfnode swarm --json`."""
 
     version: str

@@ -40,6 +40,9 @@ TOKENIZER_FILES = (
 DOWNLOAD = ("model*.safetensors", INDEX, CONFIG, "generation_config.json", *TOKENIZER_FILES)
 """All that is ever fetched from the hub: no pickle and no code among it."""
 
+ADAPTER = "adapter_config.json"
+"""transformers would silently load such an adapter on top of the weights that the digest covers."""
+
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
 MAX_HEADER = 100 << 20
@@ -66,12 +69,18 @@ def resolve(source: str, revision: str, override: Path | None) -> Path:
     if override is not None:
         folder = override
     elif source.startswith(BUILTIN):
-        folder = EMBEDDED / source.removeprefix(BUILTIN)
+        folder = EMBEDDED / Path(source.removeprefix(BUILTIN)).name
     elif Path(source).is_dir():
         folder = Path(source)
     else:
         folder = _download(source, revision)
     weight_files(folder)
+    if (folder / ADAPTER).exists():
+        raise UserError(
+            Code.MODEL_UNSAFE,
+            f"{folder} holds an adapter ({ADAPTER}) besides the base model",
+            "Give a folder with the base model alone; merge the adapter first if you want it in.",
+        )
     return folder
 
 

@@ -131,12 +131,17 @@ def _skeleton(folder: Path) -> Network:
 def _weights(folder: Path) -> Network:
     _library_log.disable_progress_bar()
     model, report = _AutoModel.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+        folder,
+        dtype=torch.float32,  # not config.json's, which may be narrower than what the files hold
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
     )
     absent = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if absent:  # transformers would fill them with random numbers, other ones on every node
         raise ValueError(f"its files lack {absent[0]}")
-    return model.float().eval().requires_grad_(False)
+    return model.eval().requires_grad_(False)
 
 
 def _understood(folder: Path, action: Callable[[], T]) -> T:

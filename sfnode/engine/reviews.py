@@ -6,9 +6,9 @@ verdict favourable? What decides is the main clause: negation turns a clause rou
 the one after "but", or the one that "although" does not introduce, counts. Counting good and bad words
 therefore does not solve the task.
 
-The words that answer the task ("good", "bad") do occur in the pretraining text, in talk about the weather and,
-mostly "good", after every kind of review alike: a model that has only read that text understands the reviews
-but not the question, and says "good" to everything. This module knows nothing of models, tokenizers or files.
+The words that answer the task ("good", "bad") do occur in the pretraining text: in talk about the weather
+and, mostly "good", after every kind of review alike. A model that has only read that text understands the
+reviews but not the question, and says "good" to all. This module knows nothing of models or files.
 """
 
 from __future__ import annotations

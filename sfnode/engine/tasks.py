@@ -145,6 +145,7 @@ def evaluate(
     batch_size: int,
 ) -> Evaluation:
     """Score every row; `forward` maps an Encoded to logits (P, vocab)."""
+    rows = sorted(rows, key=lambda row: _length(wording(task, row)))  # like lengths together, little padding
     hits = losses = surprise = tokens = 0.0
     for start in range(0, len(rows), batch_size):
         encoded = encode(task, tokenizer, rows[start : start + batch_size], every_candidate=True)
@@ -161,6 +162,10 @@ def evaluate(
         return Evaluation("perplexity", math.exp(min(surprise / tokens, 700.0)), losses / count, count)
     metric = "exact_match" if task.kind == "completion" else "accuracy"
     return Evaluation(metric, hits / count, losses / count, count)
+
+
+def _length(words: Wording) -> int:
+    return len(words.prompt) + max(map(len, words.answers))
 
 
 def _hits(task: Task, encoded: Encoded, logits: Tensor) -> Tensor:

@@ -69,9 +69,10 @@ class Trainer:
     ) -> Trainer:
         """Load model and training data.
 
-        `model_override` and `data_override` replace the manifest's sources; `shard` (k, n) keeps every n-th
-        training row from row k on; without `training` no training rows are read and `step` must not be
-        called. Raises UserError MODEL_*, DATA_* or DEVICE.
+        `model_override` and `data_override` replace the manifest's sources (the manifest's limit on rows is
+        not for a node's own data); `shard` (k, n) keeps every n-th training row from row k on; without
+        `training` no training rows are read and `step` must not be called. Raises UserError MODEL_*, DATA_*
+        or DEVICE.
         """
         where = _device(device)
         rows = _training_rows(manifest, data_override, shard) if training else []
@@ -114,15 +115,12 @@ class Trainer:
         return tasks.encode(self.manifest.task, self.loaded.tokenizer, [self._rows[row] for row in chosen])
 
     def _evaluate(self, limit: int) -> tasks.Evaluation:
-        source = self.manifest.data
-        wanted = limit or source.test_limit
+        wanted = limit or self.manifest.data.test_limit
         if wanted not in self._tests:
-            self._tests[wanted] = data.load_rows(source.test, self.manifest.task, limit=wanted)
-        rows = self._tests[wanted]
+            self._tests[wanted] = _test_rows(self.manifest, wanted)
+        task, tokenizer = self.manifest.task, self.loaded.tokenizer
         with torch.inference_mode():
-            return tasks.evaluate(
-                self.manifest.task, self.loaded.tokenizer, rows, self._forward, EVALUATION_BATCH
-            )
+            return tasks.evaluate(task, tokenizer, self._tests[wanted], self._forward, EVALUATION_BATCH)
 
     def _forward(self, encoded: tasks.Encoded) -> Tensor:
         """Logits (P, vocab) at the positions of `encoded`."""
@@ -134,16 +132,28 @@ def _training_rows(
     manifest: Manifest, override: Path | None, shard: tuple[int, int] | None
 ) -> list[data.Row]:
     """The rows that this node draws its mini-batches from."""
-    wanted = manifest.data
-    source = wanted.train if override is None else str(override)
+    public = manifest.data
+    source, limit = (public.train, public.train_limit) if override is None else (str(override), 0)
     if not source:
         raise UserError(
             Code.DATA_NEEDED,
             "the run has no public training data: every trainer brings its own",
             "Give yours with --data FILE.",
         )
-    rows = data.load_rows(source, manifest.task, limit=wanted.train_limit, min_words=wanted.train_min_words)
+    rows = data.load_rows(source, manifest.task, limit=limit, min_words=public.train_min_words)
     return data.shard(rows, *shard) if shard else rows
+
+
+def _test_rows(manifest: Manifest, limit: int) -> list[data.Row]:
+    """The rows that every node measures the model on."""
+    source = manifest.data.test
+    if not source:
+        raise UserError(
+            Code.DATA_NEEDED,
+            "the run names no test data, so the model cannot be evaluated",
+            "Export the model with `sfnode export` and evaluate it on data of your own.",
+        )
+    return data.load_rows(source, manifest.task, limit=limit)
 
 
 def _device(name: str) -> torch.device:

@@ -70,14 +70,15 @@ def _links(node: RunningNode) -> list[LinkStatus]:
 
 def _state(node: RunningNode) -> str:
     """One of the words of `Status.state`."""
-    if node.machine.complete:
+    training = node.training
+    if node.machine.complete and not (training and training.busy):
         return "complete"
-    if node.training is None:
+    if training is None:
         return "idle"
     if not node.engine_loaded:
         return "starting"
-    if not node.training.ready:
+    if not training.ready:
         return "catching-up"
-    if not node.machine.may_compute:
+    if not (node.machine.may_compute or training.busy):
         return "asking"
-    return "idle" if node.training.exhausted else "training"
+    return "idle" if training.exhausted and not training.busy else "training"

@@ -43,7 +43,10 @@ class Status(_Answer):
     run_name: str
     role: str
     state: str
-    """starting | asking | catching-up | training | idle | complete."""
+    """starting | catching-up | asking | training | idle | complete.
+
+    complete: the budget is used up and nothing more will come from this node. When all nodes of a run say so
+    and their digests are equal, they stay equal."""
     pid: int
     peer: str
     addresses: list[str]

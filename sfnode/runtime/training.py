@@ -86,6 +86,11 @@ class Training:
         """This node was asked for so many updates, and has made them or come too late for some."""
         return bool(self._steps) and (self.made >= self._steps or self._machine.complete)
 
+    @property
+    def busy(self) -> bool:
+        """Steps are under way, or finished ones not yet admitted."""
+        return self._at_work > 0 or bool(self._feed and self._under_way(self._feed))
+
     def rate(self) -> float:
         """Own updates per second over RATE_WINDOW."""
         now = self._clock()
@@ -163,12 +168,15 @@ class Training:
         fit one segment (SPEC S4), however slow the disk is.
         """
         assert self._feed is not None
-        frontier, run = self._machine.frontier, self._machine.run
-        under_way = self._ordered - frontier.next(self._feed)
-        allowed = min(run.update_budget - frontier.known, MAX_SEGMENT_UPDATES) - under_way
+        left = self._machine.run.update_budget - self._machine.frontier.known
+        allowed = min(left, MAX_SEGMENT_UPDATES) - self._under_way(self._feed)
         if not self._steps:
             return allowed
         return min(allowed, self._steps - self._made_before - (self._ordered - self._started))
+
+    def _under_way(self, feed: Feed) -> int:
+        """Updates that are ordered and not yet admitted."""
+        return self._ordered - self._machine.frontier.next(feed)
 
     def _next(self, count: int) -> Order:
         assert self._feed is not None

@@ -4,9 +4,10 @@
 
 All three work on the same model, the same encoded mini-batch and the same output positions, one after the
 other in turns, so that a busy machine slows all of them alike; medians are printed. `mini` is the workplace's
-opt-mini-sst with SST-2 sentences, `opt-125m` a random model of that shape with sentences of 32 tokens. MeZO is
-timed both ways: perturbing the matrices that sfnode trains, and perturbing all parameters as its authors do.
-Exit status 1 when a step takes more than 1.25 times the two forward passes.
+opt-mini-sst with SST-2 sentences, `opt-125m` a random model of that shape with sentences of 32 tokens. MeZO
+is timed both ways: perturbing the matrices that sfnode trains, and perturbing all parameters as its authors
+do. OMP_NUM_THREADS sets the number of threads. Exit status 1 when a step takes more than 1.25 times the two
+forward passes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def mini(size: int) -> Case:
 def opt_125m(size: int) -> Case:
     torch.manual_seed(0)
     settings = OPTConfig(vocab_size=50_272, hidden_size=768, num_hidden_layers=12, ffn_dim=3_072)
-    loaded = _loaded(OPTForCausalLM(settings).float().eval().requires_grad_(False), None)
+    network: model.Network = OPTForCausalLM(settings)
+    loaded = _loaded(network.float().eval().requires_grad_(False), None)
     ids = torch.randint(3, 50_272, (size, TOKENS))
     positions = torch.arange(1, size + 1) * TOKENS - 1
     batch = Encoded(
@@ -90,9 +92,7 @@ def _loaded(network: model.Network, tokenizer: object) -> LoadedModel:
 
 def _space(loaded: LoadedModel) -> Subspace:
     shapes = [tuple(model.matrix(layer).shape) for layer in loaded.layers]
-    targets = [
-        Target(name=str(n), out_features=out, in_features=into) for n, (out, into) in enumerate(shapes)
-    ]
+    targets = [Target.parse(f"{n}:{out}x{into}") for n, (out, into) in enumerate(shapes)]
     return Subspace(RandomBasis(bytes(32), targets, RANK, CPU), targets, RANK, CPU)
 
 
@@ -131,9 +131,8 @@ def report(name: str, size: int, found: dict[str, float]) -> float:
     forwards, step = found["two forward passes"], found["two-point step"]
     print(f"{name}, batch {size}, {torch.get_num_threads()} threads")
     for what, seconds in found.items():
-        print(
-            f"  {what:22}{seconds * 1e3:9.1f} ms{seconds / forwards:8.2f} x forwards{seconds / step:8.2f} x step"
-        )
+        ratios = f"{seconds / forwards:8.2f} x forwards{seconds / step:8.2f} x step"
+        print(f"  {what:22}{seconds * 1e3:9.1f} ms{ratios}")
     return step / forwards
 
 

@@ -112,6 +112,21 @@ def test_a_missing_tensor_is_refused_and_not_made_up(copy: Path) -> None:
     assert lost in error.what
 
 
+def test_weights_are_read_as_precisely_as_they_are_stored(copy: Path) -> None:
+    settings = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(settings | {"dtype": "float16"}))
+    run = manifest("opt").model_copy(update={"model": model.describe(str(copy), "")})
+    loaded = model.load(run, override=None, device=CPU)
+    stored = load_file(copy / WEIGHTS)
+    for target, layer in zip(run.model.parsed_targets(), loaded.layers, strict=True):
+        assert torch.equal(model.matrix(layer), stored[f"{target.name}.weight"])
+
+
+def test_an_adapter_in_the_folder_is_refused_as_no_digest_covers_it(copy: Path) -> None:
+    (copy / "adapter_config.json").write_text("{}")
+    assert refusal(model.load, manifest("opt"), override=copy, device=CPU).code is Code.MODEL_UNSAFE
+
+
 def test_a_model_that_needs_code_of_its_own_is_refused(copy: Path) -> None:
     settings = json.loads((copy / "config.json").read_text())
     settings |= {

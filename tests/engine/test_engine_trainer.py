@@ -80,6 +80,12 @@ def test_a_run_on_private_data_asks_for_it() -> None:
     assert caught.value.code is Code.DATA_NEEDED
 
 
+def test_a_run_without_test_data_cannot_be_evaluated_and_says_so() -> None:
+    with pytest.raises(UserError) as caught:
+        trainer(manifest("opt")).evaluate()
+    assert caught.value.code is Code.DATA_NEEDED
+
+
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the workplace's shared models and data")
 def test_the_reference_model_scores_as_its_notes_say() -> None:
     folder, data = SHARED / "models/opt-mini-sst", SHARED / "data/sst2"

@@ -72,7 +72,10 @@ def decodes_only_to_itself(data: bytes, scalar_bytes: int) -> None:
 
 
 @given(st.binary(max_size=200), st.sampled_from([1, 2]))
-@example(b"\x91\x04", 2)
+@example(b"\x91\xcc\x04", 2)  # an integer in two bytes that fits one
+@example(b"\xdc\x00\x01\x04", 2)  # an array header in three
+@example(b"\x92\x06\xd9\x01a", 2)  # a string header in two
+@example(b"\x92\x05\xc5\x00\x01a", 2)  # a bin header in three
 @example(b"\x91\xd6\xff\x00\x00\x00\x00", 2)  # a timestamp
 @example(b"\x91" * 2000, 2)
 @example(b"\x92\x06\xa3\xed\xa0\x80", 2)  # half of a surrogate pair

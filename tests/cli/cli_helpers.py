@@ -1,0 +1,13 @@
+"""What the tests of the command line talk about."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Ended(NamedTuple):
+    """A command that has ended."""
+
+    status: int
+    out: str
+    err: str

@@ -1,0 +1,54 @@
+"""The command line as a user has it: no configuration of the developer's, whatever ends it is looked at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import Ended
+
+from sfnode.cli.main import cli, main
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own, no variables of ours, and a current folder that may be written to."""
+    for name in [name for name in os.environ if name.startswith("SFNODE_")]:
+        monkeypatch.delenv(name)
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+@pytest.fixture
+def sfnode(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Run a command line in this process (not `join`, which ends the process it runs in)."""
+
+    def run(*arguments: object) -> Ended:
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        assert isinstance(end.value.code, int)
+        return Ended(end.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """What a command is given as its parameters, without running it."""
+
+    def parse(command: str, *arguments: object) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        monkeypatch.setattr(cli.commands[command], "callback", lambda **given: seen.update(given))
+        with pytest.raises(SystemExit) as end:
+            main([command, *(str(argument) for argument in arguments)])
+        assert end.value.code == 0
+        return seen
+
+    return parse

@@ -1,0 +1,50 @@
+"""What the documentation lists is what there is: every error, every field of every JSON output."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from sfnode.cli.results import EvalResult, Measurement, NodeResult, SwarmResult, VerifyResult
+from sfnode.errors import Code
+from sfnode.runtime.audit import Audit
+from sfnode.runtime.status import FeedStatus, LinkStatus, Status
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+SECTIONS = {
+    "status --json": (Status, LinkStatus, FeedStatus),
+    "verify --json": (VerifyResult,),
+    "eval --json": (EvalResult, Measurement),
+    "swarm --json": (SwarmResult, NodeResult),
+}
+
+
+def sections(name: str) -> dict[str, str]:
+    """The text under each second-level heading of a page, by the heading."""
+    _, *parts = re.split(r"^## ", (DOCS / name).read_text(), flags=re.MULTILINE)
+    return {heading: text for heading, _, text in (part.partition("\n") for part in parts)}
+
+
+def test_every_error_has_an_entry_and_every_entry_is_an_error() -> None:
+    assert list(sections("errors.md")) == [f"SF{code:03d} {code.name}" for code in Code]
+
+
+@pytest.mark.parametrize("code", Code, ids=lambda code: code.name)
+def test_an_entry_says_something(code: Code) -> None:
+    assert len(sections("errors.md")[f"SF{code:03d} {code.name}"].split()) >= 15
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_every_field_of_a_json_output_is_documented_in_its_order(heading: str) -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", sections("json.md")[heading], flags=re.MULTILINE)
+    documented = [re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) for table in tables]
+    models: tuple[type[BaseModel], ...] = SECTIONS[heading]
+    assert documented == [list(model.model_fields) for model in models]
+
+
+def test_verify_prints_all_that_the_audit_finds() -> None:
+    assert tuple(VerifyResult.model_fields) == Audit._fields

@@ -1,0 +1,149 @@
+"""Node processes as a user runs them: the command `sfnode`, signals, files, and what it prints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sfnode.client import Client
+from sfnode.errors import UserError
+from sfnode.runtime.status import Status
+from sfnode.store.datadir import Layout
+
+T = TypeVar("T")
+
+SFNODE = (sys.executable, "-m", "sfnode")
+
+PATIENCE = 120.0
+"""Seconds after which something that should happen counts as not happening, on a machine that is busy."""
+
+LOOPBACK = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
+
+
+def environment(home: Path) -> dict[str, str]:
+    """A user without configuration, on a machine without the hub, whose nodes share the cores."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SFNODE_")}
+    return {**kept, "HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def sfnode(home: Path, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    command = [*SFNODE, *(str(argument) for argument in arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment(home), timeout=PATIENCE, cwd=home, **options
+    )
+
+
+def printed_json(ended: subprocess.CompletedProcess[str]) -> Any:
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def until(what: str, condition: Callable[[], T | None], patience: float = PATIENCE) -> T:
+    """What `condition` returns as soon as it is something."""
+    give_up = time.monotonic() + patience
+    while not (result := condition()):
+        assert time.monotonic() < give_up, f"waited {patience:g} s in vain: {what}"
+        time.sleep(0.05)
+    return result
+
+
+class Node:
+    """One `sfnode join` in a folder of its own, started with the same command each time."""
+
+    def __init__(self, home: Path, name: str, *arguments: object) -> None:
+        self.folder = home / name
+        self.arguments = ("join", "--data-dir", self.folder, *arguments)
+        self._home = home
+        self._output = home / f"{name}.out"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Node:
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(
+                [*SFNODE, *(str(argument) for argument in self.arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment(self._home),
+                cwd=self._home,
+            )
+        return self
+
+    def status(self) -> Status | None:
+        """What it says of itself, or None while it does not."""
+        assert self._process is not None
+        assert self._process.poll() is None, f"{self.folder.name} has ended: {self.output()}"
+        try:
+            return asyncio.run(Client(Layout(self.folder).control_socket).status())
+        except UserError:
+            return None
+
+    def until(self, what: str, condition: Callable[[Status], object]) -> Status:
+        """Its first status of which `condition` is true."""
+
+        def met() -> Status | None:
+            status = self.status()
+            return status if status and condition(status) else None
+
+        return until(f"{self.folder.name}: {what}; it said {self.output()}", met)
+
+    def address(self) -> str:
+        """Where others reach it, as it tells the user."""
+        lines = until("an address", lambda: self.output().partition("sfnode join --peers ")[2].splitlines())
+        return lines[0]
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self, patience: float = PATIENCE) -> int:
+        """Its exit status."""
+        assert self._process is not None
+        return self._process.wait(patience)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
+        """Send a signal and wait; its exit status and how many seconds it took."""
+        asked = time.monotonic()
+        self.send(number)
+        return self.wait(), time.monotonic() - asked
+
+    def output(self) -> str:
+        """All that it has printed, over all its starts."""
+        return self._output.read_text(errors="replace") if self._output.exists() else ""
+
+    def abandon(self) -> None:
+        """Leave nothing behind, whatever the test did."""
+        if self._process and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+
+@contextmanager
+def nodes(home: Path) -> Iterator[Callable[..., Node]]:
+    """Makes nodes by name and arguments; none of them outlives the block."""
+    made: list[Node] = []
+
+    def make(name: str, *arguments: object) -> Node:
+        made.append(Node(home, name, *arguments))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for node in made:
+            node.abandon()

@@ -1,0 +1,412 @@
+"""Which neighbours a node keeps, and how it finds new ones when they go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+from runtime_helpers import eventually, machine, manifest
+
+from sfnode.errors import Code, UserError
+from sfnode.runtime import book, links
+from sfnode.runtime.book import AddressBook
+from sfnode.runtime.driver import Driver
+from sfnode.runtime.links import MAX_LINKS, TARGET_LINKS, Neighbours
+from sfnode.store.log import UpdateLog
+from sfnode.transport.base import Link, PeerRecord, TransportError
+from sfnode.transport.memory import MemoryTransport, Network
+
+RUN = manifest()
+TOPIC = RUN.run_id
+
+
+def address(name: str) -> str:
+    return f"/memory/{name}/p2p/{name}"
+
+
+class FragileTransport(MemoryTransport):
+    """One whose daemon can be shot."""
+
+    def __init__(self, network: Network, peer: str) -> None:
+        super().__init__(network, peer)
+        self.knocks: list[str] = []
+        self.dials = 0
+        self.restarts_to_fail = 0
+
+    async def die(self) -> None:
+        await super().stop()
+
+    async def restart(self) -> None:
+        if self.restarts_to_fail:
+            self.restarts_to_fail -= 1
+            raise TransportError("no daemon")
+        await super().restart()
+
+    async def connect(self, peer: str, addresses: object = ()) -> Link:
+        self.dials += 1
+        return await super().connect(peer)
+
+    async def bootstrap(self, addresses: object) -> int:
+        assert isinstance(addresses, list)
+        self.knocks += addresses
+        return await super().bootstrap(addresses)
+
+
+class Relay:
+    """Links, driver and transport of one node without an engine."""
+
+    def __init__(self, network: Network, name: str, folder: Path, known: tuple[str, ...]) -> None:
+        self.transport = FragileTransport(network, name)
+        self.log = UpdateLog.open(folder / f"{name}.sqlite", RUN.run_id)
+        clock = asyncio.get_running_loop().time
+        self.driver = Driver(
+            machine(RUN, self.log, now=clock()),
+            self.log,
+            clock=clock,
+            apply=lambda _: None,
+            continue_as=lambda _: None,
+            after_round=lambda: None,
+        )
+        self.book = AddressBook(name, map(address, known), (), Random(name))
+        self.remembered: list[str] | None = None
+        self.neighbours = Neighbours(
+            self.transport,
+            self.driver,
+            topic=TOPIC,
+            book=self.book,
+            own_record=lambda: PeerRecord(name, tuple(self.transport.addresses()), 1, 0),
+            remember=self._remember,
+        )
+        self.tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def name(self) -> str:
+        return self.transport.peer
+
+    @property
+    def peers(self) -> list[str]:
+        """With whom the machine has links; one entry for each link."""
+        return sorted(link.peer for link in self.driver.machine.links.values() if link.greeted)
+
+    def begin(self) -> None:
+        jobs = (self.driver.run, self.neighbours.run)
+        self.tasks = [asyncio.create_task(job()) for job in jobs]
+
+    async def end(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        for task in self.tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        await self.driver.close_links(0.1)
+        await self.transport.stop()
+        self.log.close()
+
+    def _remember(self, addresses: list[str]) -> None:
+        self.remembered = addresses
+
+
+class Town:
+    """Relays in one network."""
+
+    def __init__(self, folder: Path) -> None:
+        self.network = Network(Random(3))
+        self.folder = folder
+        self.relays: dict[str, Relay] = {}
+
+    async def add(self, name: str, *known: str, begin: bool = True) -> Relay:
+        relay = self.relays[name] = Relay(self.network, name, self.folder, known)
+        await relay.transport.start()
+        if begin:
+            relay.begin()
+        return relay
+
+    async def dial(self, one: str, other: str) -> Link:
+        """A link that nobody looks after."""
+        return await self.relays[one].transport.connect(other)
+
+    def write(self, *names: str) -> None:
+        """Put peers into the roster that are not there."""
+        for name in names:
+            self.network.write(TOPIC, name, 1e9, [name, [address(name)], 0, 0])
+
+
+@pytest.fixture
+async def town(tmp_path: Path) -> AsyncIterator[Town]:
+    made = Town(tmp_path)
+    yield made
+    for relay in made.relays.values():
+        await relay.end()
+
+
+Settled = Callable[[], Awaitable[None]]
+
+
+async def rounds(relay: Relay, count: int = 3) -> None:
+    """Let it look after its links a few more times."""
+    for _ in range(count):
+        looked = asyncio.Event()
+        find = relay.neighbours._find
+
+        async def observed(find: Settled = find, looked: asyncio.Event = looked) -> None:
+            await find()
+            looked.set()
+
+        relay.neighbours._find = observed  # type: ignore[method-assign]
+        await looked.wait()
+        relay.neighbours._find = find  # type: ignore[method-assign]
+
+
+# -- one link a peer ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+async def test_two_nodes_that_dial_each_other_at_once_end_with_one_link(town: Town, first: str) -> None:
+    order = [first, "b" if first == "a" else "a"]
+    for name, other in zip(order, reversed(order), strict=True):
+        await town.add(name, other, begin=False)
+    for name in order:
+        town.relays[name].begin()
+    a, b = town.relays["a"], town.relays["b"]
+    await eventually(lambda: a.peers == ["b"] and b.peers == ["a"])
+    await rounds(a)
+    assert (a.peers, b.peers) == (["b"], ["a"])
+    (link,) = a.neighbours._links.values()
+    (mirror,) = b.neighbours._links.values()
+    assert link.link.outbound != mirror.link.outbound
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+@pytest.mark.parametrize("names", ["ab", "ba"])
+async def test_of_two_links_opened_at_once_both_sides_keep_the_one_of_the_smaller_id(
+    town: Town, names: str, ours_first: bool
+) -> None:
+    """Driven by hand: `names[0]` is the node that is looked at, in both orders of arrival."""
+    here, there = await town.add(names[0], begin=False), await town.add(names[1], begin=False)
+    here.tasks = [asyncio.create_task(here.driver.run())]
+    from_there: asyncio.Queue[Link] = asyncio.Queue()
+    here.transport.on_link(from_there.put)
+    there.transport.on_link(asyncio.Queue[Link]().put)
+    ours, theirs = await town.dial(here.name, there.name), await town.dial(there.name, here.name)
+    arrived = await from_there.get()
+    assert theirs.outbound
+    for link in (ours, arrived) if ours_first else (arrived, ours):
+        here.tasks.append(asyncio.create_task(here.neighbours.accept(link)))
+    keeps_ours = here.name < there.name
+    await eventually(lambda: (arrived if keeps_ours else ours).closed)  # type: ignore[attr-defined]
+    kept = ours if keeps_ours else arrived
+    assert here.neighbours._links[there.name].link is kept
+    assert not kept.closed  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+async def test_a_peer_that_comes_back_replaces_the_link_that_its_death_left(town: Town, names: str) -> None:
+    """It was killed, its machine vanished, and our side of the old link still looks alive."""
+    here = await town.add(names[0])
+    await town.add(names[1], begin=False)
+    swallowed: list[Link] = []
+
+    async def swallow(link: Link) -> None:
+        swallowed.append(link)
+
+    town.relays[names[1]].transport.on_link(swallow)
+    for _ in range(2):
+        await town.dial(names[1], names[0])
+        await eventually(lambda: names[1] in here.neighbours._links)
+    old = here.neighbours._links[names[1]]
+    await town.dial(names[1], names[0])
+    await eventually(lambda: here.neighbours._links[names[1]] is not old)
+    assert len(here.driver.pumps) <= 2
+    await eventually(lambda: len(here.driver.pumps) == 1)
+
+
+async def test_an_old_link_of_our_own_gives_way_to_a_peer_that_comes_back(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = await town.add("a", "b"), await town.add("b", begin=False)
+    b.transport.on_link(asyncio.Queue[Link]().put)
+    await eventually(lambda: "b" in a.neighbours._links)
+    old = a.neighbours._links["b"]
+    assert old.link.outbound
+    await town.dial("b", "a")
+    await rounds(a)
+    assert a.neighbours._links["b"] is old  # might be a race, which the smaller id wins
+    monkeypatch.setattr(links, "RACE_WINDOW", 0.0)
+    await town.dial("b", "a")
+    await eventually(lambda: not a.neighbours._links["b"].link.outbound)
+
+
+async def test_more_than_the_most_links_are_refused(town: Town) -> None:
+    a = await town.add("a")
+    for number in range(MAX_LINKS + 3):
+        name = f"p{number:02}"
+        await town.add(name, begin=False)
+        link = await town.dial(name, "a")
+        if number >= MAX_LINKS:
+            with pytest.raises(TransportError):
+                await asyncio.wait_for(link.receive(), 5)
+    assert len(a.neighbours._links) == MAX_LINKS
+    again = await town.dial("p00", "a")
+    assert await again.receive()  # a Hello: it replaces its own link, for which there is room
+
+
+async def test_a_node_that_leaves_takes_no_more_links_and_opens_none(town: Town) -> None:
+    a = await town.add("a")
+    await town.add("b", begin=False)
+    a.neighbours.leave()
+    link = await town.dial("b", "a")
+    with pytest.raises(TransportError):
+        await asyncio.wait_for(link.receive(), 5)
+    town.write("b")
+    await rounds(a)
+    assert a.transport.dials == 0
+
+
+# -- finding them ------------------------------------------------------------------------------------
+
+
+async def test_twenty_nodes_form_one_graph_with_four_to_twelve_links_each(town: Town) -> None:
+    names = [f"n{number:02}" for number in range(20)]
+    await town.add(names[0])
+    for name in names[1:]:
+        await town.add(name, names[0])
+    relays = list(town.relays.values())
+    await eventually(lambda: all(len(relay.peers) >= TARGET_LINKS for relay in relays))
+    await rounds(relays[-1])
+    for relay in relays:
+        assert 4 <= len(relay.peers) <= MAX_LINKS
+        assert len(set(relay.peers)) == len(relay.peers)
+    assert len(reachable(town, names[0])) == 20
+
+
+def reachable(town: Town, start: str) -> set[str]:
+    found, fresh = {start}, [start]
+    while fresh:
+        fresh = [peer for name in fresh for peer in town.relays[name].peers if peer not in found]
+        found |= set(fresh)
+    return found
+
+
+async def test_four_nodes_link_with_all_others(town: Town) -> None:
+    await town.add("a")
+    for name in "bcd":
+        await town.add(name, "a")
+    await eventually(lambda: all(len(relay.peers) == 3 for relay in town.relays.values()))
+
+
+async def test_neighbours_that_vanish_are_replaced(town: Town) -> None:
+    for name in "abcdefghij":
+        await town.add(name, *([] if name == "a" else ["a"]))
+    j = town.relays["j"]
+    await eventually(lambda: len(j.peers) >= TARGET_LINKS)
+    gone = j.peers[:3]
+    for name in gone:
+        await town.relays.pop(name).end()
+    await eventually(lambda: not set(gone) & set(j.peers) and len(j.peers) >= TARGET_LINKS)
+
+
+async def test_a_node_that_is_cut_off_comes_back_by_itself(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(book, "BACKOFF_FIRST", 0.05)
+    monkeypatch.setattr(book, "BACKOFF_MOST", 0.2)
+    a, b = await town.add("a"), await town.add("b", "a")
+    await eventually(lambda: b.peers == ["a"] and a.peers == ["b"])
+    town.network.partition("a", "b")
+    for link in [standing.link for standing in b.neighbours._links.values()]:
+        await link.close()
+    await eventually(lambda: not a.neighbours._links and not b.neighbours._links)
+    knocked = len(b.transport.knocks)
+    await eventually(lambda: len(b.transport.knocks) > knocked)
+    assert b.peers == []
+    town.network.heal()
+    await eventually(lambda: b.peers == ["a"] and a.peers == ["b"])
+
+
+async def test_a_peer_that_hangs_up_at_once_is_not_dialled_again_and_again(town: Town) -> None:
+    a = await town.add("a", "b")
+    full = FragileTransport(town.network, "b")
+    await full.start()
+
+    async def refuse(link: Link) -> None:
+        await link.close()
+
+    full.on_link(refuse)
+    await eventually(lambda: a.transport.dials)
+    await rounds(a, 5)
+    assert a.transport.dials == 1
+    assert a.book.candidates(asyncio.get_running_loop().time()) == []
+
+
+# -- a hostile roster ----------------------------------------------------------------------------------
+
+
+async def test_a_roster_full_of_garbage_does_no_harm(town: Town) -> None:
+    await town.add("a")
+    await town.add("b", "a")
+    for number in range(600):
+        name = f"x{number:03}"
+        ways = [f"/nowhere/{number} /p2p/{name}", f"/p2p/{name}", f"/dead/p2p/{name}"]
+        town.network.write(TOPIC, name, 1e9, [name, ways, 0, 0])
+    town.network.write(TOPIC, "odd", 1e9, {"not": "a record"})
+    late = await town.add("z", "b")
+    await eventually(lambda: "b" in late.peers)
+    await rounds(late, 5)
+    assert len(late.book) <= book.MAX_BOOK + 8
+    assert late.remembered is not None
+    AddressBook("z", late.remembered, (), Random(0))  # all of it can be read again
+    for relay in town.relays.values():
+        assert not any(task.done() for task in relay.tasks)
+
+
+async def test_an_address_that_only_looks_like_one_does_not_end_a_lonely_node(town: Town) -> None:
+    """The transport refuses it as a user's mistake, which a record in the roster is not."""
+    a = await town.add("a", begin=False)
+    town.write("dead")
+
+    async def refuse(addresses: object) -> int:
+        raise UserError(Code.BAD_ADDRESS, "not an address", "")
+
+    a.transport.bootstrap = refuse  # type: ignore[method-assign]
+    a.begin()
+    await rounds(a, 4)
+    assert not any(task.done() for task in a.tasks)
+
+
+# -- the road ----------------------------------------------------------------------------------------
+
+
+async def test_a_dead_transport_is_restarted_until_it_lives_and_links_come_back(town: Town) -> None:
+    a, b = await town.add("a"), await town.add("b", "a")
+    await eventually(lambda: a.peers == ["b"])
+    a.transport.restarts_to_fail = 2
+    await a.transport.die()
+    await eventually(lambda: a.transport.restarts_to_fail == 0 and a.transport._running)
+    await eventually(lambda: a.peers == ["b"] and b.peers == ["a"])
+
+
+async def test_a_node_that_has_met_a_peer_remembers_it_before_the_first_frame(town: Town) -> None:
+    a, b = await town.add("a"), await town.add("b", "a")
+    met: list[bool] = []
+    carry = b.driver.carry
+
+    async def observed(link: Link) -> None:
+        met.append(b.remembered == [address("a")])
+        await carry(link)
+
+    b.driver.carry = observed  # type: ignore[method-assign]
+    await eventually(lambda: b.peers == ["a"])
+    assert met == [True]
+    await eventually(lambda: a.remembered == [address("b")])  # found in the roster since
+
+
+async def test_a_node_that_others_found_remembers_at_least_that(town: Town) -> None:
+    a = await town.add("a", begin=False)
+    a.tasks = [asyncio.create_task(a.driver.run())]
+    await town.add("b", begin=False)
+    await town.dial("b", "a")
+    await eventually(lambda: a.remembered == [])

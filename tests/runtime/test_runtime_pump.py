@@ -1,0 +1,117 @@
+"""One link's two tasks: what waits is bounded in both directions, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+
+import pytest
+from runtime_helpers import eventually
+
+from sfnode.runtime import pump as pump_module
+from sfnode.runtime.pump import MAX_UNHANDLED, LinkPump
+from sfnode.transport import memory
+from sfnode.transport.base import Link, LinkClosed
+from sfnode.transport.memory import MemoryTransport, Network
+from sfprotocol.events import Event, Received, Writable
+
+
+class Ends:
+    """A pumped link and its bare other end."""
+
+    def __init__(self, link: Link, other: Link) -> None:
+        self.events: list[Event] = []
+        self.link, self.other = link, other
+        self.pump = LinkPump(5, link, self.events.append)
+        self.life = asyncio.create_task(self.pump.finished())
+
+    def received(self) -> list[bytes]:
+        return [event.frame for event in self.events if isinstance(event, Received)]
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[Ends]:
+    network = Network(Random(0))
+    a, b = MemoryTransport(network, "a"), MemoryTransport(network, "b")
+    arrived: asyncio.Queue[Link] = asyncio.Queue()
+    b.on_link(arrived.put)
+    await a.start()
+    await b.start()
+    made = Ends(await a.connect("b"), await arrived.get())
+    yield made
+    made.pump.close()
+    await made.life
+    await a.stop()
+    await b.stop()
+
+
+async def test_a_flooding_peer_is_read_only_as_fast_as_the_machine_follows(ends: Ends) -> None:
+    flood = asyncio.create_task(send_all(ends.other, MAX_UNHANDLED * 3))
+    await eventually(lambda: len(ends.events) == MAX_UNHANDLED)
+    ends.pump.handled()
+    await eventually(lambda: len(ends.events) == MAX_UNHANDLED + 1)
+    assert not flood.done()
+    while not flood.done():
+        ends.pump.handled()
+        await asyncio.sleep(0)
+    await eventually(lambda: len(ends.events) == MAX_UNHANDLED * 3)
+    assert ends.received() == [b"%d" % number for number in range(MAX_UNHANDLED * 3)]
+
+
+async def send_all(link: Link, count: int) -> None:
+    for number in range(count):
+        await link.send(b"%d" % number)
+
+
+async def test_writable_comes_once_after_all_segments_have_been_written(ends: Ends) -> None:
+    ends.pump.send(b"control")
+    await ends.pump.drain()
+    assert ends.events == []
+    for number in range(memory.CAPACITY + 10):
+        ends.pump.send(b"%d" % number, segment=True)
+    ends.pump.send(b"control")
+    await asyncio.sleep(0.02)
+    assert ends.events == []  # the pipe is full
+    for _ in range(memory.CAPACITY + 12):
+        await ends.other.receive()
+    await eventually(lambda: ends.events == [Writable(5)])
+
+
+async def test_a_peer_that_never_reads_is_dropped(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "SEND_DEADLINE", 0.05)
+    for _ in range(memory.CAPACITY + 1):
+        ends.pump.send(b"x", segment=True)
+    await asyncio.wait_for(ends.life, 5)
+    assert ends.events == []
+    with pytest.raises(LinkClosed):
+        await ends.link.receive()
+
+
+async def test_a_peer_that_does_not_read_that_many_frames_is_dropped(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pump_module, "MAX_QUEUED_FRAMES", 100)
+    for _ in range(memory.CAPACITY + 200):
+        ends.pump.send(b"x")
+        assert len(ends.pump._outgoing) <= 100
+    await asyncio.wait_for(ends.life, 5)
+
+
+async def test_when_the_peer_hangs_up_while_we_write_both_tasks_end(ends: Ends) -> None:
+    for _ in range(memory.CAPACITY + 5):
+        ends.pump.send(b"x", segment=True)
+    await asyncio.sleep(0)
+    await ends.other.close()
+    await asyncio.wait_for(ends.life, 5)
+    await asyncio.wait_for(ends.pump.drain(), 5)
+
+
+async def test_a_link_on_which_nothing_was_sent_is_drained_at_once(ends: Ends) -> None:
+    await asyncio.wait_for(ends.pump.drain(), 5)
+
+
+async def test_a_fault_of_ours_on_a_link_is_loud(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
+    ends.pump.send(bytes(300 * 1024))
+    await asyncio.wait_for(ends.life, 5)
+    assert "the link with b failed" in caplog.text
