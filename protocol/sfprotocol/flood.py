@@ -75,14 +75,15 @@ class Link:
         return max(self.has.get(feed, 0), self.sent.get(feed, 0))
 
 
-def mark(links: dict[LinkId, Link], feed: Feed, segment: Segment, hops: int, source: LinkId | None) -> None:
+def mark(links: dict[LinkId, Link], feed: Feed, segment: Segment, hops: int) -> None:
     """`feed` has advanced by `segment`: note it for every link, and for eager forwarding where allowed.
 
     `hops` is the hop count that the forwarded segment will carry (0 for our own updates). Links without a
-    Hello are left out: at their Hello they are told everything.
+    Hello are left out, as they are told everything at their Hello; so is the link that brought the segment,
+    as its peer has it.
     """
     for link in links.values():
-        if not link.greeted or link.id == source or link.has.get(feed, 0) >= segment.stop:
+        if not link.greeted or link.has.get(feed, 0) >= segment.stop:
             continue
         link.changed[feed] = None
         if hops < TTL:

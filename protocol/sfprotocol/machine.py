@@ -338,7 +338,7 @@ class Machine:
         chain = extend(state.chain, event.parts)
         signature = self._sign(head_message(self.run.run_id, event.feed, segment.stop, chain))
         signed = replace(segment, signature=signature)
-        return [*self._admit(event.feed, signed, chain, 0, None, now), *self._flush_all()]
+        return [*self._admit(event.feed, signed, chain, 0, now), *self._flush_all()]
 
     # -- segments ----------------------------------------------------------------------------------
 
@@ -370,7 +370,7 @@ class Machine:
     def _on_fresh(self, link: Link, feed: Feed, segment: Segment, chain: bytes, now: float) -> list[Action]:
         self._heard_of(link, feed, segment.stop)
         anew = self._check_own(link)
-        admitted = self._admit(feed, segment, chain, segment.hops + 1, link.id, now)
+        admitted = self._admit(feed, segment, chain, segment.hops + 1, now)
         return [*anew, *admitted, *self._flush_all()]
 
     def _on_unverified(self, link: Link, feed: Feed, now: float) -> list[Action]:
@@ -384,10 +384,8 @@ class Machine:
             return self._ask_others([feed], now)
         return []
 
-    def _admit(
-        self, feed: Feed, segment: Segment, chain: bytes, hops: int, source: LinkId | None, now: float
-    ) -> list[Action]:
-        """The only place where the frontier moves."""
+    def _admit(self, feed: Feed, segment: Segment, chain: bytes, hops: int, now: float) -> list[Action]:
+        """The only place where the frontier moves; `hops` is for those to whom we pass the segment on."""
         if segment.first != self.frontier.next(feed):
             raise LocalProtocolError(
                 f"admitting step {segment.first} of a feed at {self.frontier.next(feed)}"
@@ -395,5 +393,5 @@ class Machine:
         self.frontier.advance(feed, segment.stop, chain, segment.parts[-1].epoch)
         self.counters.admitted += segment.count
         self._pulls.progressed(feed, self.links, now)
-        flood.mark(self.links, feed, segment, hops, source)
+        flood.mark(self.links, feed, segment, hops)
         return [Admit(feed, segment, chain)]

@@ -66,7 +66,7 @@ def load(manifest: config.Manifest, *, override: Path | None, device: torch.devi
     wanted = manifest.model
     folder = resolve(wanted.source, wanted.revision, override)
     _check_digest(folder, wanted.digest)
-    model = _understood(folder, lambda: _weights(folder)).to(device)
+    model = _understood(folder, lambda: _weights(folder).to(device))
     tokenizer = _understood(
         folder, lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     )

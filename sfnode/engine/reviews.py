@@ -201,7 +201,7 @@ def _aftermath(draws: _Draws, favourable: bool) -> str:
     """One to three sentences that follow from the verdict, and up to two that have nothing to do with it."""
     sentences = [draws.pick(_CONSEQUENCES[favourable]) for _ in range(1 + draws.below(3))]
     if draws.chance(50):
-        sentences.insert(draws.below(len(sentences) + 1), f"it was {'good' if draws.chance(70) else 'bad'}")
+        sentences.insert(draws.below(len(sentences) + 1), f"it was {'good' if draws.chance(65) else 'bad'}")
     if draws.chance(60):
         sentences.insert(draws.below(len(sentences) + 1), draws.pick(_WEATHER))
     return " . ".join(sentences) + " ."

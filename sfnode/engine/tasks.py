@@ -196,11 +196,11 @@ def _example(tokenizer: Any, words: Wording, max_tokens: int) -> _Example:
 
 
 def _tokenised(tokenizer: Any, words: Wording, max_tokens: int) -> _Example:
-    whole = [_sequence(tokenizer, words.prompt, answer, max_tokens) for answer in words.answers]
     inputs: list[list[int]] = []
     targets = []
+    whole = enumerate(_sequences(tokenizer, words, max_tokens))
     # The longest first, so that a sequence that another one begins with finds that other one.
-    for candidate, (ids, first) in sorted(enumerate(whole), key=lambda item: -len(item[1][0])):
+    for candidate, (ids, first) in sorted(whole, key=lambda item: -len(item[1][0])):
         fed = ids[:-1]  # the last token predicts nothing
         home = next((n for n, other in enumerate(inputs) if other[: len(fed)] == fed), len(inputs))
         if home == len(inputs):
@@ -210,22 +210,27 @@ def _tokenised(tokenizer: Any, words: Wording, max_tokens: int) -> _Example:
     return _Example(fed_in, np.array(targets, np.int32), words.right)
 
 
-def _sequence(tokenizer: Any, prompt: str, answer: str, max_tokens: int) -> tuple[list[int], int]:
-    """Token ids of prompt and answer, at most max_tokens, and the index of the answer's first token.
+def _sequences(tokenizer: Any, words: Wording, max_tokens: int) -> list[tuple[list[int], int]]:
+    """Per answer the token ids of prompt and answer, at most max_tokens, and the index of the answer's first.
 
-    A prompt that is too long loses its beginning, an answer without a prompt (a text) its end. Both are
-    tokenised as one piece, and the answer begins where that departs from the prompt's own tokens.
+    A prompt that is too long loses its beginning, the same for all answers; an answer without a prompt (a
+    text) loses its end. Prompt and answer are tokenised as one piece, and the answer begins where that
+    departs from the prompt's own tokens.
     """
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    ids = _ids(tokenizer, join(prompt, answer))
     room = max_tokens - len(start)
-    cut = max(0, len(ids) - room) if prompt else 0
+    pieces = [_ids(tokenizer, join(words.prompt, answer)) for answer in words.answers]
+    alone = _ids(tokenizer, words.prompt.rstrip(" ")) if words.prompt else []
+    cut = max(0, max(map(len, pieces)) - room) if words.prompt else 0
     earliest = max(len(start), 1)  # the very first token of a sequence is predicted by nothing
-    first = len(start) + _common(ids, _ids(tokenizer, prompt.rstrip(" "))) - cut if prompt else earliest
-    ids = start + ids[cut:][:room]
-    if not earliest <= first < len(ids):
-        raise _unfit(answer, max_tokens)
-    return ids, first
+    sequences = []
+    for piece, answer in zip(pieces, words.answers, strict=True):
+        ids = start + piece[cut:][:room]
+        first = len(start) + _common(piece, alone) - cut if words.prompt else earliest
+        if not earliest <= first < len(ids):
+            raise _unfit(answer, max_tokens)
+        sequences.append((ids, first))
+    return sequences
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

@@ -56,7 +56,7 @@ class AddressBook:
         self._own = own
         self._random = random
         self._entries: dict[str, _Entry] = {}
-        for address in remembered:
+        for address in reversed(list(remembered)):  # the newest are added last
             self._add(address.rpartition("/")[2], [address], stays=True)
         for address in given:
             peer = peer_of(address)

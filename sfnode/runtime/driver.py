@@ -86,6 +86,7 @@ class Driver:
         """None is the last one that is taken in."""
         self._finished = False
         self._arrived = asyncio.Event()
+        self._round_done = asyncio.Event()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
         self._dropping: set[asyncio.Task[None]] = set()
         self._next_link = 0
@@ -112,6 +113,8 @@ class Driver:
                 async with self.between_rounds:
                     await self._round()
         finally:
+            self._finished = True
+            self._round_done.set()
             self._disk.shutdown(wait=False)
 
     async def carry(self, link: Link) -> None:
@@ -126,6 +129,19 @@ class Driver:
             self.traffic.sent += link.bytes_sent
             self.traffic.received += link.bytes_received
             self.post(LinkDown(pump.id))
+
+    async def hand_over(self, grace: float) -> None:
+        """Wait until all that was posted is done and every link has been given everything, `grace` seconds
+        at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                while not self._finished and not self._handed_over():
+                    self._round_done.clear()
+                    await self._round_done.wait()
+
+    def _handed_over(self) -> bool:
+        links = self.machine.links.values()
+        return not self._events and not any(link.synced and (link.dirty or not link.writable) for link in links)
 
     async def close_links(self, grace: float) -> None:
         """Give what is queued `grace` seconds to leave, then end all links."""
@@ -158,6 +174,7 @@ class Driver:
             await asyncio.shield(commit)
         self._carry_out(actions)
         self._after_round()
+        self._round_done.set()
 
     def _handle_events(self) -> list[Action]:
         now = self._clock()

@@ -43,8 +43,8 @@ REPORT_INTERVAL = 10.0
 ENGINE_GRACE = 0.5
 """Seconds that a step in progress has when the node stops; then it is abandoned."""
 
-LINK_GRACE = 0.5
-"""Seconds that the last frames have to leave when the node stops."""
+LINK_GRACE = 0.4
+"""Seconds that neighbours have to take our last updates when the node stops, and then the last frames."""
 
 MakeTransport = Callable[[NodeSettings, DataDir, tuple[str, ...]], Transport]
 """Builds the transport for these settings, this folder and these bootstrap addresses."""
@@ -225,6 +225,7 @@ class RunningNode:
             log.debug("a step in progress was abandoned")
         if self.training:
             self.training.flush()
+        await self.driver.hand_over(LINK_GRACE)
         self.driver.finish()
         await driving
         await self.driver.close_links(LINK_GRACE)

@@ -12,10 +12,8 @@ from sfnode.baselines.mezo import MezoStep, mezo_step
 def setting() -> tuple[list[Tensor], list[Tensor]]:
     """Parameters, and the gradient of a linear loss in them."""
     made = torch.Generator().manual_seed(1)
-    return [torch.randn(5, 3, generator=made), torch.randn(7, generator=made)], [
-        torch.ones(5, 3),
-        torch.arange(7.0),
-    ]
+    parameters = [torch.randn(5, 3, generator=made), torch.randn(7, generator=made)]
+    return parameters, [torch.ones(5, 3), torch.arange(7.0)]
 
 
 def step(parameters: list[Tensor], slope: list[Tensor], learning_rate: float) -> MezoStep:

@@ -135,10 +135,21 @@ def test_updates_that_wait_for_a_refold_are_folded_meanwhile() -> None:
     assert_close(live(run), written_weights(run))
 
 
+def test_a_refold_on_demand_takes_in_what_waited_for_a_fold_and_only_once() -> None:
+    run, _ = live_trainer("opt")
+    feed(run, [updates(5, (0,))], follow=True)
+    feed(run, [updates(5, (0,), key=2)], follow=False)
+    run.live.refold()
+    run.live.follow()
+    assert_close(live(run), written_weights(run))
+
+
 def test_looking_at_the_base_model_leaves_the_live_one_as_it_was() -> None:
     run, _ = live_trainer("llama")
     base = [weight.clone() for weight in live(run)]
     feed(run, [updates(30, EPOCHS)], follow=False)
-    with run.live.at_base():
-        assert all(torch.equal(a, b) for a, b in zip(live(run), base, strict=True))
-    assert_close(live(run), written_weights(run))
+    run.live.refold()
+    for _ in range(2):
+        with run.live.at_base():
+            assert all(torch.equal(a, b) for a, b in zip(live(run), base, strict=True))
+        assert_close(live(run), written_weights(run))

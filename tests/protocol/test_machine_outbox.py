@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from feeds import RUN
 from scripted import ANN, BOB, Scripted, said, serves, summaries
 from swarm import Faults, Swarm
 
+from sfprotocol import PROTOCOL_VERSION
 from sfprotocol.codec import MAX_ENTRIES, MAX_SEGMENT_UPDATES
-from sfprotocol.events import Action, OwnUpdates, Served, Writable
+from sfprotocol.events import Action, LinkUp, OwnUpdates, Serve, Served, Writable
 from sfprotocol.flood import MAX_BURST, MAX_BURST_UPDATES, TTL
 from sfprotocol.machine import SYNC_INTERVAL
-from sfprotocol.messages import EpochScalars, Feed, Position, RunParameters, Want
+from sfprotocol.messages import EpochScalars, Feed, Hello, Position, RunParameters, Want
 
 BIG_RUN = RunParameters(bytes(range(32)), 1 << 20, 1 << 20, 2, 1000)
 
@@ -35,6 +37,40 @@ def test_at_a_hello_everything_is_told_and_nothing_is_pushed() -> None:
     assert [(link, told.entries) for link, told in summaries(actions)] == [(1, (Position(ANN, 5),))]
     assert serves(actions) == []
     assert [(serve.first, serve.hops) for serve in serves(own(host, 5))] == [(5, 0)]
+
+
+def test_what_came_before_the_hello_is_told_with_the_rest_and_not_flooded_as_well() -> None:
+    host = Scripted(ANN)
+    host.event(LinkUp(1, "peer"))
+    own(host, 0, 5)
+    hello = Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0)
+    actions = host.hear(1, hello, host.summary())
+    assert [told.entries for _, told in summaries(actions)] == [(Position(ANN, 5),)]
+    assert serves(actions) == []
+
+
+def test_a_long_answer_goes_in_several_segments_one_after_the_other() -> None:
+    host = Scripted()
+    host.machine.frontier.advance(BOB, 20, bytes(32), 0)
+    host.link(1)
+    host.hear(1, Want((Position(BOB, 0),)))
+    assert host.event(Served(1, BOB, 12, 0)) == []
+    assert serves(host.event(Writable(1))) == [Serve(1, BOB, 12, 0)]
+
+
+def test_segments_that_are_merged_go_with_the_smallest_hop_count() -> None:
+    host = Scripted()
+    host.link(1)
+    host.name(1, BOB)
+    host.link(2)
+    hops = [9, 3, 7]
+    served = [
+        serve
+        for step in range(3)
+        for serve in serves(host.hear(1, replace(said("bob", step, step + 1), hops=hops[step])))
+    ]
+    host.event(Served(2, BOB, 1, 10))
+    assert [*served, *serves(host.event(Writable(2)))] == [Serve(2, BOB, 0, 10), Serve(2, BOB, 1, 4)]
 
 
 def test_a_full_frontier_is_told_in_pages() -> None:

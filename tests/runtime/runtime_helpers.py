@@ -22,7 +22,7 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.runtime.driver import Driver
 from sfnode.runtime.node import RunningNode, run
 from sfnode.store.datadir import Layout
-from sfnode.store.log import UpdateLog
+from sfnode.store.log import Tail, UpdateLog
 from sfnode.transport.base import TransportError
 from sfnode.transport.memory import Faults, MemoryTransport, Network
 from sfprotocol.frontier import Frontier
@@ -278,10 +278,10 @@ def signing_key(name: str) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b"."))
 
 
-def machine(run: Manifest, log: UpdateLog, name: str = "", now: float = 0.0) -> Machine:
-    """The machine of the trainer called `name`, or of a relay."""
+def machine(run: Manifest, tails: Iterable[Tail], name: str = "", now: float = 0.0) -> Machine:
+    """The machine of the trainer called `name`, or of a relay, with a log that ends in `tails`."""
     frontier = Frontier(run.parameters())
-    for tail in log.tails():
+    for tail in tails:
         frontier.advance(tail.feed, tail.next, tail.chain, tail.epoch)
     key = signing_key(name or "relay")
     return Machine(

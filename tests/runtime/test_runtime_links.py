@@ -64,7 +64,7 @@ class Relay:
         self.log = UpdateLog.open(folder / f"{name}.sqlite", RUN.run_id)
         clock = asyncio.get_running_loop().time
         self.driver = Driver(
-            machine(RUN, self.log, now=clock()),
+            machine(RUN, self.log.tails(), now=clock()),
             self.log,
             clock=clock,
             apply=lambda _: None,

@@ -1,0 +1,76 @@
+"""The presets word rows as MeZO does, to the character, and the default is a whole run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sfnode.config import Manifest
+from sfnode.engine import model
+from sfnode.engine.presets import DEFAULT_MODEL, PRESETS, default_run, preset
+from sfnode.engine.template import join
+from sfnode.engine.wording import complaint, wording
+from sfnode.errors import Code, UserError
+
+PASSAGE = {
+    "premise": "It rains.",
+    "hypothesis": "It is wet.",
+    "paragraph": "It rains.",
+    "passage": "It rains.",
+}
+SENTENCES = {"word": "bank", "sentence1": "A bank.", "sentence2": "The bank.", "sentence": "a fine film "}
+LABELLED = {
+    **PASSAGE,
+    **SENTENCES,
+    "question": "is it wet",
+    "answer": "Yes, wet",
+    "label": 1,
+    "text": "fine .",
+}
+
+SAME = 'Does the word "bank" have the same meaning in these two sentences? Yes, No?\nA bank.\nThe bank.\n'
+WORDED = {
+    "reviews": ["fine . it was bad", "fine . it was good"],
+    "sst2": ["a fine film It was terrible", "a fine film It was great"],
+    "rte": [
+        'It rains.\nDoes this mean that "It is wet." is true? Yes or No?\nYes',
+        'It rains.\nDoes this mean that "It is wet." is true? Yes or No?\nNo',
+    ],
+    "boolq": ["It rains. Is it wet?\nNo", "It rains. Is it wet?\nYes"],
+    "wic": [f"{SAME}No", f"{SAME}Yes"],
+    "multirc": [
+        'It rains.\nQuestion: is it wet\nI found this answer "Yes, wet". Is that correct? Yes or No?\nNo',
+        'It rains.\nQuestion: is it wet\nI found this answer "Yes, wet". Is that correct? Yes or No?\nYes',
+    ],
+    "record": ["Ann ran.\n- Bo slept\n- Ann won", "Ann ran.\n- Bo slept\n- Bo won"],
+}
+CLOZE = {
+    "passage": "Ann ran.\n@highlight\nBo slept",
+    "query": "@placeholder won",
+    "entities": ["Ann", "Bo"],
+    "answers": ["Bo"],
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_words_a_row_as_published(name: str) -> None:
+    task = preset(name).task
+    row: dict[str, Any] = CLOZE if name == "record" else LABELLED
+    assert complaint(task, row) == ""
+    words = wording(task, row)
+    assert [join(words.prompt, answer) for answer in words.answers] == WORDED[name]
+    assert words.right == (1,)
+
+
+def test_a_preset_is_found_whatever_the_case_and_missed_with_a_list() -> None:
+    assert preset("SST2") == preset("sst2")
+    with pytest.raises(UserError, match="reviews, sst2, rte, boolq, wic, multirc, record") as caught:
+        preset("imdb")
+    assert caught.value.code == Code.BAD_OPTION
+
+
+def test_the_default_is_a_whole_run_on_the_embedded_model() -> None:
+    task, data, training = default_run()
+    run = Manifest(model=model.describe(DEFAULT_MODEL, ""), task=task, data=data, training=training)
+    assert Manifest.from_canonical(run.canonical(), "itself") == run

@@ -1,0 +1,101 @@
+"""The embedded default: what its text is like, what its model knows, and that a run teaches it the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from hashlib import blake2b
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sfnode.config import Manifest
+from sfnode.engine import model, presets, reviews, tasks
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.data import load_rows
+from sfnode.engine.trainer import Trainer
+from sfprotocol.seeds import update_seeds
+
+TRAIN, TEST = (reviews.rows(split) for split in ("train", "test"))
+
+
+@pytest.fixture(scope="module")
+def run() -> Trainer:
+    task, data, training = presets.default_run()
+    described = model.describe(presets.DEFAULT_MODEL, "")
+    return Trainer.load(Manifest(model=described, task=task, data=data, training=training))
+
+
+def bag(rows: list[dict[str, str | int]], words: list[str]) -> np.ndarray:
+    """How often each word occurs in each review, and a constant: (rows, words + 1)."""
+    counts = [[str(row["text"]).split().count(word) for word in words] + [1] for row in rows]
+    return np.array(counts, float)
+
+
+def logits_of(run: Trainer) -> Callable[[tasks.Encoded], Tensor]:
+    def forward(encoded: tasks.Encoded) -> Tensor:
+        parts = (encoded.input_ids, encoded.attention_mask, encoded.positions)
+        with torch.inference_mode():
+            return model.logits_at(run.loaded.model, *parts)
+
+    return forward
+
+
+def test_the_rows_are_pinned_because_every_node_must_write_the_same() -> None:
+    written = json.dumps([TRAIN, TEST]).encode()
+    assert blake2b(written, digest_size=8).hexdigest() == "?"
+
+
+def test_the_splits_are_balanced_and_no_review_occurs_twice() -> None:
+    assert (len(TRAIN), len(TEST)) == (2048, 1000)
+    for rows in (TRAIN, TEST):
+        assert sum(int(row["label"]) for row in rows) == len(rows) // 2
+    texts = [row["text"] for row in TRAIN + TEST]
+    assert len(set(texts)) == len(texts)
+
+
+def test_pretraining_never_shows_a_test_review() -> None:
+    documents = list(reviews.pretraining_text(20_000))
+    held_out = {str(row["text"]) for row in TEST}
+    shown = {" ".join(d.split()[:n]) for d in documents for n in range(len(d.split()) + 1)}
+    assert not held_out & shown
+    assert {str(row["text"]) for row in TRAIN} & shown  # the comparison would notice
+
+
+def test_counting_words_does_not_solve_the_task() -> None:
+    words = sorted({word for row in TRAIN for word in str(row["text"]).split()})
+    counts, labels = bag(TRAIN, words), np.array([2 * int(row["label"]) - 1 for row in TRAIN])
+    weights = np.linalg.solve(counts.T @ counts + np.eye(len(words) + 1), counts.T @ labels)
+    answers = bag(TEST, words) @ weights > 0
+    assert np.mean(answers == [row["label"] == 1 for row in TEST]) < 0.65
+
+
+def test_the_model_is_small_and_knows_every_word(run: Trainer) -> None:
+    assert sum(part.numel() for part in run.loaded.model.parameters()) <= 1_000_000
+    assert sum(file.stat().st_size for file in run.loaded.folder.iterdir()) <= 4_000_000
+    tokenizer = run.loaded.tokenizer
+    texts = [f"{row['text']} it was good bad" for row in TRAIN + TEST]
+    assert not any(tokenizer.unk_token_id in ids for ids in tokenizer(texts).input_ids)
+
+
+def test_the_model_understands_the_reviews_but_not_the_question(run: Trainer) -> None:
+    assert run.evaluate_base().value <= 0.65
+    asked = run.manifest.task
+    knows = asked.model_copy(update={"verbalizer": {"0": "awful", "1": "wonderful"}})
+    rows = load_rows("builtin:reviews:test", asked)
+    assert tasks.evaluate(knows, run.loaded.tokenizer, rows, logits_of(run), 32).value >= 0.95
+
+
+def test_half_of_the_default_run_teaches_it_the_question(run: Trainer) -> None:
+    training = run.manifest.training
+    steps = training.update_budget // 2
+    seeds = update_seeds(2602, 0, steps)
+    for n in range(steps):
+        epoch = n // training.epoch_updates
+        scalars = np.array(run.step([int(seeds[n])], epoch).scalars)
+        run.apply(UpdateBatch(np.array([epoch]), seeds[n : n + 1], scalars))
+    measured = run.evaluate()
+    assert measured.count == 1000
+    assert measured.value >= 0.9

@@ -1,0 +1,360 @@
+"""The order of things: durable, then sent, then applied; whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from runtime_helpers import batch, eventually, machine, manifest, scalar_of
+
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.errors import Code, UserError
+from sfnode.runtime import driver as driver_module
+from sfnode.runtime.driver import Driver
+from sfnode.store.log import Record, UpdateLog
+from sfnode.transport import memory
+from sfnode.transport.base import Link, LinkClosed
+from sfnode.transport.memory import MemoryTransport, Network
+from sfprotocol import codec
+from sfprotocol.errors import LocalProtocolError
+from sfprotocol.events import OwnUpdates, Serve
+from sfprotocol.messages import EpochScalars, Feed, Goodbye, Hello, Message, Position, Segment, Summary, Want
+
+RUN = manifest()
+
+
+class GatedLog(UpdateLog):
+    """A real log whose appends wait at a gate, on their own thread."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waiting = threading.Event()
+        self.failure: Exception | None = None
+
+    def append(self, records: Sequence[Record]) -> None:
+        self.waiting.set()
+        self.gate.wait()
+        if self.failure:
+            raise self.failure
+        super().append(records)
+
+
+class Pumped:
+    """A driver with a real machine and a real log, and what it does."""
+
+    def __init__(self, network: Network, name: str, folder: Path) -> None:
+        self.transport = MemoryTransport(network, name)
+        self.log = GatedLog.open(folder / f"{name}.sqlite", RUN.run_id)
+        assert isinstance(self.log, GatedLog)
+        self.machine = machine(RUN, self.log.tails(), name, asyncio.get_running_loop().time())
+        self.applied: list[UpdateBatch] = []
+        self.driver = Driver(
+            self.machine,
+            self.log,
+            clock=asyncio.get_running_loop().time,
+            apply=self._apply,
+            continue_as=lambda _: None,
+            after_round=lambda: None,
+        )
+        self.transport.on_link(self.driver.carry)
+        self.task = asyncio.create_task(self.driver.run())
+        self.carrying: list[asyncio.Task[None]] = []
+
+    @property
+    def feed(self) -> Feed:
+        assert self.machine.own is not None
+        return self.machine.own
+
+    def _apply(self, updates: UpdateBatch) -> None:
+        assert self.log.updates() >= len(updates.seeds) + self.count(), "applied before durable"
+        self.applied.append(updates)
+
+    def count(self) -> int:
+        return sum(len(updates.seeds) for updates in self.applied)
+
+    def say(self, *scalars: int) -> None:
+        """Make own updates."""
+        first = self.machine.frontier.next(self.feed) + sum(
+            len(event.parts[0].scalars) for event in self.driver._events if isinstance(event, OwnUpdates)
+        )
+        self.driver.post(OwnUpdates(self.feed, first, (EpochScalars(0, scalars),)))
+
+    async def link_to(self, other: Pumped) -> Link:
+        link = await self.transport.connect(other.transport.peer)
+        self.carrying.append(asyncio.create_task(self.driver.carry(link)))
+        return link
+
+
+@pytest.fixture
+async def pumped(tmp_path: Path) -> AsyncIterator[dict[str, Pumped]]:
+    """Three of them: a, b and c, not linked."""
+    network = Network(Random(0))
+    made = {name: Pumped(network, name, tmp_path) for name in "abc"}
+    for one in made.values():
+        await one.transport.start()
+    yield made
+    for one in made.values():
+        one.log.gate.set()
+        one.driver.finish()
+        with suppress(UserError, LocalProtocolError, asyncio.CancelledError):
+            await one.task
+        await one.driver.close_links(0.1)
+        await asyncio.gather(*one.carrying, return_exceptions=True)
+        await one.transport.stop()
+        one.log.close()
+
+
+async def stranger(pumped: dict[str, Pumped], name: str = "s") -> tuple[Link, MemoryTransport]:
+    """A bare link to a, on which a test says what it likes."""
+    transport = MemoryTransport(pumped["a"].transport._network, name)
+    await transport.start()
+    return await transport.connect("a"), transport
+
+
+async def hear(link: Link, kind: type[Message]) -> Any:
+    """The next message of this kind."""
+    async with asyncio.timeout(10):
+        while True:
+            message = codec.decode(await link.receive())
+            if isinstance(message, kind):
+                return message
+
+
+async def greet(link: Link) -> None:
+    """As a node that has nothing."""
+    hello: Hello = await hear(link, Hello)
+    await link.send(codec.encode(Hello(hello.version, RUN.run_id, 1, 0)))
+    summary: Summary = await hear(link, Summary)
+    await link.send(codec.encode(Summary(False, 0, bytes(32), ())))
+    assert not summary.more
+
+
+# -- durable, sent, applied ----------------------------------------------------------------------------
+
+
+async def test_what_one_says_all_apply(pumped: dict[str, Pumped]) -> None:
+    a, b, c = pumped.values()
+    await a.link_to(b)
+    await b.link_to(c)
+    a.say(1, 2, 3)
+    c.say(4)
+    a.say(5)
+    await eventually(lambda: all(one.count() == 5 for one in pumped.values()))
+    cores = [Core(2, 4) for _ in pumped]
+    for core, one in zip(cores, pumped.values(), strict=True):
+        for updates in one.applied:
+            core.add(updates)
+    assert len({core.digest() for core in cores}) == 1
+    assert len({one.machine.frontier.digest() for one in pumped.values()}) == 1
+
+
+async def test_nothing_is_sent_or_applied_before_it_is_on_disk(pumped: dict[str, Pumped]) -> None:
+    a = pumped["a"]
+    link, transport = await stranger(pumped)
+    await greet(link)
+    await eventually(lambda: any(peer.synced for peer in a.machine.links.values()))
+    a.log.gate.clear()
+    a.say(7)
+    await eventually(a.log.waiting.is_set)
+    assert a.machine.frontier.known == 1  # decided, and nobody knows
+    assert a.count() == a.log.updates() == 0
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(link.receive(), 0.1)
+    a.log.gate.set()
+    segment: Segment = await hear(link, Segment)
+    assert a.log.updates() == 1
+    assert segment.parts == (EpochScalars(0, (7,)),)
+    await eventually(lambda: a.count() == 1)
+    await transport.stop()
+
+
+async def test_who_holds_the_lock_sees_nothing_half_done(pumped: dict[str, Pumped]) -> None:
+    a = pumped["a"]
+    a.log.gate.clear()
+    a.say(1)
+    await eventually(a.log.waiting.is_set)
+    waiting = asyncio.create_task(a.driver.between_rounds.acquire())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    a.log.gate.set()
+    await waiting
+    assert a.machine.frontier.known == a.log.updates() == a.count() == 1
+    a.driver.between_rounds.release()
+
+
+async def test_a_full_disk_ends_the_driver_before_anything_is_sent_or_applied(pumped: dict[str, Pumped]) -> None:
+    a = pumped["a"]
+    link, transport = await stranger(pumped)
+    await greet(link)
+    a.log.failure = UserError(Code.DISK_FULL, "full", "")
+    a.say(1)
+    with pytest.raises(UserError) as fault:
+        await a.task
+    assert fault.value.code == Code.DISK_FULL
+    assert a.count() == a.log.updates() == 0
+    await a.driver.close_links(0.1)
+    with pytest.raises(LinkClosed):
+        await hear(link, Segment)
+    await transport.stop()
+
+
+async def test_everything_posted_before_the_end_is_done(pumped: dict[str, Pumped]) -> None:
+    a = pumped["a"]
+    for number in range(driver_module.MAX_ROUND * 2):
+        a.driver.post(OwnUpdates(a.feed, number, (EpochScalars(0, (number % 100,)),)))
+    a.driver.finish()
+    a.driver.post(OwnUpdates(a.feed, 10**6, (EpochScalars(0, (1,)),)))  # too late to be looked at
+    await a.task
+    assert a.log.updates() == a.count() == driver_module.MAX_ROUND * 2
+
+
+async def test_a_round_that_is_cancelled_while_it_writes_leaves_a_whole_log(
+    pumped: dict[str, Pumped], tmp_path: Path
+) -> None:
+    a = pumped["a"]
+    a.say(1, 2)
+    await eventually(lambda: a.count() == 2)
+    a.log.waiting.clear()
+    a.log.gate.clear()
+    a.say(3)
+    await eventually(a.log.waiting.is_set)
+    a.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await a.task
+    a.log.gate.set()
+    await eventually(lambda: a.log.updates() == 3)
+    assert a.count() == 2  # not applied: this process is at its end, the next one replays the log
+    with UpdateLog.open(tmp_path / "a.sqlite", RUN.run_id, read_only=True) as log:
+        assert machine(RUN, log.tails(), "a").frontier.digest() == a.machine.frontier.digest()
+
+
+# -- links that misbehave ------------------------------------------------------------------------------
+
+
+async def test_garbage_costs_its_sender_the_link_and_nobody_else_anything(pumped: dict[str, Pumped]) -> None:
+    a, b = pumped["a"], pumped["b"]
+    await a.link_to(b)
+    link, transport = await stranger(pumped)
+    await link.send(b"\x00garbage")
+    with pytest.raises(LinkClosed):
+        await hear(link, Want)
+    a.say(1)
+    await eventually(lambda: b.count() == 1)
+    assert len(a.driver.pumps) == 1
+    await transport.stop()
+
+
+async def test_a_parting_word_reaches_the_peer(pumped: dict[str, Pumped]) -> None:
+    link, transport = await stranger(pumped)
+    hello: Hello = await hear(link, Hello)
+    await link.send(codec.encode(Hello(hello.version, bytes(32), 0, 0)))
+    goodbye: Goodbye = await hear(link, Goodbye)
+    assert goodbye.reason == "another run"
+    with pytest.raises(LinkClosed):
+        await link.receive()
+    await transport.stop()
+
+
+async def test_a_peer_that_never_reads_holds_nobody_up_and_is_dropped_in_the_end(
+    pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pumped["a"], pumped["b"]
+    await a.link_to(b)
+    link, transport = await stranger(pumped)
+    await greet(link)
+    (deaf,) = [pump for pump in a.driver.pumps.values() if pump.link.peer == "s"]
+    monkeypatch.setattr(memory, "CAPACITY", 4)
+    monkeypatch.setattr(memory, "SEND_DEADLINE", 0.3)
+    for number in range(60):
+        a.say(number)
+        await eventually(lambda number=number: b.count() == number + 1)  # type: ignore[misc]
+        assert len(deaf._outgoing) < 20
+    await eventually(lambda: deaf.id not in a.driver.pumps)
+    assert deaf.id not in a.machine.links
+    await transport.stop()
+
+
+async def test_a_link_that_dies_while_it_is_served_leaves_nothing_behind(
+    pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = pumped["a"]
+    for start in range(0, 100_000, 10_000):
+        a.say(*[1] * 10_000)
+        await eventually(lambda start=start: a.count() == start + 10_000)  # type: ignore[misc]
+    monkeypatch.setattr(memory, "CAPACITY", 1)
+    link, transport = await stranger(pumped)
+    await greet(link)
+    await link.send(codec.encode(Want((Position(a.feed, 0),))))
+    await hear(link, Segment)
+    await link.close()
+    await eventually(lambda: not a.driver.pumps and not a.machine.links)
+    late, again = await stranger(pumped, "t")
+    await greet(late)
+    await late.send(codec.encode(Want((Position(a.feed, 0),))))
+    segment: Segment = await hear(late, Segment)
+    assert segment.first == 0
+    await transport.stop()
+    await again.stop()
+
+
+async def test_a_whole_history_is_served_in_segments_that_join(pumped: dict[str, Pumped]) -> None:
+    a, b = pumped["a"], pumped["b"]
+    scalars = [scalar_of(number) for number in range(40_000)]
+    for start in range(0, 40_000, 10_000):
+        a.say(*scalars[start : start + 10_000])
+        await eventually(lambda start=start: a.count() == start + 10_000)  # type: ignore[misc]
+    await b.link_to(a)
+    await eventually(lambda: b.count() == 40_000)
+    expected, core = Core(2, 4), Core(2, 4)
+    key = a.machine.frontier.state(a.feed).key
+    expected.add(batch(key, 0, [EpochScalars(0, tuple(scalars))]))
+    for updates in b.applied:
+        core.add(updates)
+    assert core.digest() == expected.digest()
+    assert a.driver.traffic.updates_sent == 40_000
+    assert a.driver.traffic.segment_bytes_sent / 40_000 < 2.1
+
+
+async def test_serving_what_the_log_does_not_have_is_our_own_fault_and_loud(pumped: dict[str, Pumped]) -> None:
+    a = pumped["a"]
+    _, transport = await stranger(pumped)
+    await eventually(lambda: a.driver.pumps)
+    (link,) = a.driver.pumps
+    a.driver._serve(Serve(99, a.feed, 0, 0))  # a link that is gone: nothing to do
+    with pytest.raises(LocalProtocolError):
+        a.driver._serve(Serve(link, a.feed, 0, 0))
+    await transport.stop()
+
+
+async def test_the_bytes_of_links_that_are_gone_are_still_counted(pumped: dict[str, Pumped]) -> None:
+    a, b = pumped["a"], pumped["b"]
+    link = await a.link_to(b)
+    a.say(1)
+    await eventually(lambda: b.count() == 1)
+    await link.close()
+    await eventually(lambda: not a.driver.pumps)
+    assert a.driver.traffic.sent == link.bytes_sent > 200
+    assert a.driver.traffic.received == link.bytes_received > 0
+
+
+@pytest.mark.parametrize("ticks", range(4))
+async def test_a_cancelled_driver_ends_although_an_event_arrives_as_well(
+    pumped: dict[str, Pumped], ticks: int
+) -> None:
+    """Python 3.11's wait_for loses a cancellation that comes together with what it waits for."""
+    a = pumped["a"]
+    await eventually(lambda: a.driver._arrived._waiters)
+    a.driver._arrived.set()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    a.task.cancel()
+    await asyncio.wait([a.task], timeout=5)
+    assert a.task.cancelled()
