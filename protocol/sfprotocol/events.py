@@ -121,3 +121,21 @@ class ContinueAs:
 
 
 Action = Admit | Transmit | Serve | Drop | ContinueAs
+
+
+# -- what happened ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened so far; only ever increased."""
+
+    admitted: int = 0
+    segments: int = 0
+    duplicates: int = 0
+    gaps: int = 0
+    unnamed: int = 0
+    """Segments whose key names no feed that we know, or several."""
+    rejected: int = 0
+    pulls_expired: int = 0
+    incarnations: int = 0

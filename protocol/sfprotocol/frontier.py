@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sfprotocol import seeds
@@ -84,6 +84,10 @@ class Frontier:
     def positions(self) -> list[Position]:
         """Every feed with its next step, in the order of feeds."""
         return [Position(feed, self._states[feed].next) for feed in self._order]
+
+    def within(self, has: Mapping[Feed, int], *, but: Feed) -> bool:
+        """Whether somebody who has `has` (next steps) lacks nothing that we have, `but` left aside."""
+        return all(has.get(state.feed, 0) >= state.next for state in self if state.feed != but)
 
     def digest(self) -> bytes:
         """The state digest (SPEC D3): equal digests mean equal sets of updates, hence equal models."""

@@ -18,7 +18,7 @@ exactness argument: whatever happens on the links, an update enters once, in ord
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sfprotocol import PROTOCOL_VERSION, admission, codec, flood, seeds, sync
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
@@ -26,6 +26,7 @@ from sfprotocol.events import (
     Action,
     Admit,
     ContinueAs,
+    Counters,
     Drop,
     Event,
     LinkDown,
@@ -59,21 +60,6 @@ list of feeds over a slow line, twice."""
 MAX_FEEDS = 65_536
 """Feeds of one run, and names that one link may teach us of feeds of which we have nothing: 40 MB for the
 frontier, 20 MB (32 MB if all names are invented) for a link. Beyond that, sum regions (DESIGN section 8)."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened so far; only ever increased."""
-
-    admitted: int = 0
-    segments: int = 0
-    duplicates: int = 0
-    gaps: int = 0
-    unnamed: int = 0
-    """Segments whose key names no feed that we know, or several."""
-    rejected: int = 0
-    pulls_expired: int = 0
-    incarnations: int = 0
 
 
 class Machine:
@@ -232,8 +218,7 @@ class Machine:
         self._compare(link, summary.digest, now)
         if not summary.more and not link.synced:
             link.synced = True
-            if self.own:
-                self._own.hear(ours=self.frontier.next(self.own), theirs=link.has.get(self.own, 0))
+            self._hear_out(link)
         return actions + flood.flush(link, self.frontier)
 
     def _heard_of(self, link: Link, feed: Feed, following: int) -> None:
@@ -319,6 +304,12 @@ class Machine:
         if self.own and link.has.get(self.own, 0) > self.frontier.next(self.own):
             return self._continue_anew()
         return []
+
+    def _hear_out(self, link: Link) -> None:
+        """The peer has just told everything it has: is it a witness of our feed?"""
+        if self.own and not self._own.proven:
+            ours, theirs = self.frontier.next(self.own), link.has.get(self.own, 0)
+            self._own.hear(ours, theirs, informed=self.frontier.within(link.has, but=self.own))
 
     def _continue_anew(self) -> list[Action]:
         self.counters.incarnations += 1

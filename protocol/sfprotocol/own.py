@@ -27,12 +27,13 @@ class OwnFeed:
         """When to stop asking; infinity when there is nothing to ask."""
         return float("inf") if self.proven or self.feed is None else self._ask_until
 
-    def hear(self, ours: int, theirs: int) -> None:
+    def hear(self, ours: int, theirs: int, *, informed: bool) -> None:
         """A peer that has told us everything has our feed up to step `theirs`, our log up to `ours`.
 
-        It is a witness unless it knows less, or nothing: it may have joined a minute ago.
+        `informed`: of all other feeds it has at least as much as our log. Then what it lacks of ours is most
+        likely a tail that we never sent. A peer that knows nothing of us may have joined a minute ago.
         """
-        self.proven = self.proven or theirs >= max(ours, 1)
+        self.proven = self.proven or (theirs > 0 and (informed or theirs >= ours))
 
     def renew(self) -> Feed:
         """A new incarnation, of which nobody can know yet."""

@@ -6,16 +6,20 @@ sense; 130 interrupted. It knows nothing of what was being done.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
-from typing import NoReturn
+from collections.abc import Coroutine
+from typing import Any, NoReturn, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from sfnode.cli.options import config_file
 from sfnode.errors import UserError
+
+T = TypeVar("T")
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -43,6 +47,14 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def as_interrupt(*_: object) -> None:
-    """A signal handler that makes of another signal what Ctrl-C would be."""
-    signal.raise_signal(signal.SIGINT)
+async def interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`; SIGTERM and SIGHUP cancel it, as Ctrl-C does, until `work` handles them itself.
+
+    A signal that whoever started us had ignored (as nohup does) stays ignored. Ctrl-C is asyncio's own.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, task.cancel)
+    return await work

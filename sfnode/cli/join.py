@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sfnode.cli.ending import DONE, as_interrupt, leave, show
+from sfnode.cli.ending import DONE, interruptible, leave, show
 from sfnode.cli.options import data_dir_option, device_option, option
 from sfnode.config import NodeSettings
 from sfnode.errors import UserError
 from sfnode.observe import set_up_logging
+from sfnode.transport.base import peer_of
 
 if TYPE_CHECKING:
     from sfnode.runtime.node import RunningNode
@@ -137,18 +137,20 @@ def join(log_level: str, **fields: Any) -> None:
     started again in the same folder it goes on where it stopped.
     """
     set_up_logging(log_level)
-    leave(_run(NodeSettings(**fields)))
+    settings = NodeSettings(**fields)
+    for address in settings.peers:
+        peer_of(address)  # before anything slow is loaded
+    leave(_run(settings))
 
 
 def _run(settings: NodeSettings) -> int:
     """Run the node to its end; returns the exit status."""
-    signal.signal(signal.SIGTERM, as_interrupt)  # until the node listens to signals itself
     import uvloop
 
     from sfnode.runtime.node import run
 
     try:
-        uvloop.run(run(settings, _hivemind, _announce))
+        uvloop.run(interruptible(run(settings, _hivemind, _announce)))
     except UserError as error:
         return show(error)
     return DONE

@@ -5,6 +5,7 @@ Nothing here, nor in a module imported at the top of a command's, loads torch: h
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,6 +64,6 @@ def _status(arguments: Sequence[str] | None) -> int:
         return show_usage(error)
     except UserError as error:
         return show(error)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt, asyncio.CancelledError):
         click.echo("interrupted", err=True)
         return INTERRUPTED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import tempfile
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from sfnode.cli.ending import as_interrupt
+from sfnode.cli.ending import interruptible
 from sfnode.cli.localswarm import Plan
 from sfnode.cli.options import device_option, json_option, option
 from sfnode.cli.results import SwarmResult
@@ -72,8 +71,6 @@ def swarm(
     Without options: four nodes train the model and the task that come with sfnode. Exit status 1 when a node
     fails or when the nodes do not end with the same digest. Ctrl-C ends all of them.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, as_interrupt)
     started = time.monotonic()
     manifest = Manifest.from_toml(run) if run else _built_in()
     place = folder or Path(tempfile.mkdtemp(prefix="sfnode-swarm-"))
@@ -101,7 +98,7 @@ def _told(story: Story, scratch: Path | None) -> SwarmResult:
     """Run the story; the scratch folder stays only if there is something in it to look into."""
     keep = False
     try:
-        result = asyncio.run(story.tell())
+        result = asyncio.run(interruptible(story.tell()))
         keep = not result.equal
         return result
     except UserError:

@@ -81,8 +81,9 @@ def verdict(result: SwarmResult) -> list[str]:
         before, after = result.before, result.after
         lines.append(f"{after.metric} {before.value:.3f} -> {after.value:.3f} on {after.count} held-out rows")
         lines.append(f"loss {before.loss:.3f} -> {after.loss:.3f}")
-    cost = f"{result.bytes_per_update:.1f} bytes per update on the wire"
-    lines.append(f"{result.updates} updates in {result.seconds:.1f} s, {cost}")
+    lines.append(f"{result.updates} updates in {result.seconds:.1f} s")
+    if result.bytes_per_update:
+        lines[-1] += f", {result.bytes_per_update:.1f} bytes per update on the wire"
     if result.equal:
         return [*lines, f"OK: all digests are equal ({result.nodes[0].digest[:16]})"]
     return [*lines, "FAILED: the digests differ"]

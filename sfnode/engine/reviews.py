@@ -123,7 +123,7 @@ def rows(split: Split) -> list[dict[str, str | int]]:
     found: list[dict[str, str | int]] = []
     documents = _documents(f"task {split}")
     while any(left.values()):
-        text, favourable = _review(next(documents))
+        text, favourable = _review(next(documents), plain=False)
         label = int(favourable)
         if text in seen or left[label] == 0 or _held_out(text) != (split == "test"):
             continue
@@ -138,7 +138,8 @@ def pretraining_text(count: int) -> Iterator[str]:
     documents = _documents("pretraining")
     while count:
         draws = next(documents)
-        text, favourable = _review(draws)
+        # Like a primer, with many plain sentences: without them the model takes very long to get to the rest.
+        text, favourable = _review(draws, plain=draws.chance(50))
         if not _held_out(text):
             count -= 1
             yield f"{text} {_aftermath(draws, favourable)}"
@@ -156,10 +157,10 @@ def _held_out(text: str) -> bool:
     return derive_key(b"sfnode held out", text.encode()) % _HELD_OUT_SHARE == 0
 
 
-def _review(draws: _Draws) -> tuple[str, bool]:
-    """A review, and whether its verdict is favourable."""
+def _review(draws: _Draws, plain: bool) -> tuple[str, bool]:
+    """A review, with one clause only if it is to be plain, and whether its verdict is favourable."""
     favourable = draws.chance(50)
-    sentences = [f"{_verdict(draws, favourable)} ."]
+    sentences = [f"{(_clause if plain else _verdict)(draws, favourable)} ."]
     if draws.chance(40):
         sentences.insert(0, f"{draws.pick(_PEOPLE)} came on {draws.pick(_DAYS)} .")
     if draws.chance(30):

@@ -20,7 +20,7 @@ MAX_BOOK = 64
 MAX_WAYS = 6
 """Addresses of one peer, the newest first; as many as a record in the roster has."""
 
-BACKOFF_FIRST, BACKOFF_MOST = 4.0, 120.0
+BACKOFF_FIRST, BACKOFF_MOST = 2.0, 120.0
 """Seconds before a peer that could not be reached is tried again; doubles each time."""
 
 _MOST_DOUBLINGS = 10

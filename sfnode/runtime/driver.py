@@ -135,13 +135,9 @@ class Driver:
         at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
-                while not self._finished and not self._handed_over():
+                while not self._finished and (self._events or not handed_over(self.machine)):
                     self._round_done.clear()
                     await self._round_done.wait()
-
-    def _handed_over(self) -> bool:
-        links = self.machine.links.values()
-        return not self._events and not any(link.synced and (link.dirty or not link.writable) for link in links)
 
     async def close_links(self, grace: float) -> None:
         """Give what is queued `grace` seconds to leave, then end all links."""
@@ -231,6 +227,11 @@ class Driver:
             log.warning("dropped the link to %s, which broke rule %s", pump.link.peer, action.fault)
         self._dropping.add(task := asyncio.create_task(_close_drained(pump)))
         task.add_done_callback(self._dropping.discard)
+
+
+def handed_over(machine: Machine) -> bool:
+    """Whether all neighbours that have told us what they have were given the rest."""
+    return not any(link.synced and (link.dirty or not link.writable) for link in machine.links.values())
 
 
 async def _close_drained(pump: LinkPump) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sfnode.runtime.driver import handed_over
 from sfprotocol.machine import Machine
 
 SETTLE_TIME = 3.0
@@ -48,5 +49,4 @@ class Departure:
 
     def _handed_over(self) -> bool:
         """Some neighbour is there, and everything we had to say has been written to all that are."""
-        links = [link for link in self._machine.links.values() if link.synced]
-        return bool(links) and not any(link.dirty or not link.writable for link in links)
+        return any(link.synced for link in self._machine.links.values()) and handed_over(self._machine)

@@ -21,6 +21,9 @@ MAX_UNHANDLED = 32
 MAX_QUEUED_FRAMES = 1024
 """Frames waiting on one link; a peer that does not read that many control messages is dropped."""
 
+LAST_WORDS = 1.0
+"""Seconds to read what a peer said before it closed the link; it lies in our own buffers."""
+
 
 class LinkPump:
     """The two tasks of one link."""
@@ -36,7 +39,8 @@ class LinkPump:
         self._emptied.set()
         self._unhandled = asyncio.Semaphore(MAX_UNHANDLED)
         self._owes_writable = False
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+        self._reader = asyncio.create_task(self._read())
+        self._writer = asyncio.create_task(self._write())
 
     def send(self, frame: bytes, *, segment: bool = False) -> None:
         """Queue a frame; after a segment the machine is told when everything has been written."""
@@ -54,16 +58,22 @@ class LinkPump:
 
     def close(self) -> None:
         """End both tasks; `finished` then returns."""
-        for task in self._tasks:
-            task.cancel()
+        self._reader.cancel()
+        self._writer.cancel()
 
     async def finished(self) -> None:
-        """Wait until one of the tasks has ended, end the other and close the link."""
+        """Wait until the link has ended in one direction, end the other and close it.
+
+        A peer that leaves closes the link after its last frames: when we cannot write any more, these may
+        still be there to be read.
+        """
+        tasks = (self._reader, self._writer)
         try:
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([self._reader], timeout=LAST_WORDS)
         finally:
             self.close()
-        for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Exception):
                 log.error("the link with %s failed", self.link.peer, exc_info=outcome)
         await self.link.close()
@@ -72,7 +82,7 @@ class LinkPump:
         """Wait until what is queued has been written, or cannot be any more."""
         emptied = asyncio.create_task(self._emptied.wait())
         try:
-            await asyncio.wait([emptied, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([emptied, self._reader, self._writer], return_when=asyncio.FIRST_COMPLETED)
         finally:
             emptied.cancel()
 

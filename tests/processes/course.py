@@ -23,11 +23,11 @@ from sfnode.config import Manifest
 from sfnode.runtime.status import CoreStatus, FeedStatus, Status
 from sfnode.store.datadir import Layout
 
-UPDATES = 1200
-"""The wave of three restarts takes about 450 of them."""
+UPDATES = 800
+"""The wave of restarts takes about 250 of them."""
 
 BATCH = 64
-"""Rows of an update: makes one cost 0.03 s, a 150th of the start of a node."""
+"""Rows of an update: makes one cost 0.03 s, a hundredth of the start of a node."""
 
 STEPS = 40
 

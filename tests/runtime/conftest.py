@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from runtime_helpers import Swarm
 
-from sfnode.runtime import leaving, links, node
+from sfnode.runtime import book, leaving, links, node
 from sfprotocol import machine, sync
 
 
@@ -26,6 +26,7 @@ def pytest_asyncio_loop_factories(
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(book, "BACKOFF_FIRST", 0.1)
     monkeypatch.setattr(machine, "SYNC_INTERVAL", 0.1)
     monkeypatch.setattr(sync, "WANT_TIMEOUT", 1.0)
     monkeypatch.setattr(sync, "FULL_SUMMARY_BASE", 0.2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -22,12 +22,12 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.runtime.driver import Driver
 from sfnode.runtime.node import RunningNode, run
 from sfnode.store.datadir import Layout
-from sfnode.store.log import Tail, UpdateLog
-from sfnode.transport.base import TransportError
+from sfnode.store.log import Record, Tail, UpdateLog
 from sfnode.transport.memory import Faults, MemoryTransport, Network
+from sfprotocol import seeds, signing
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
-from sfprotocol.messages import EpochScalars, Feed
+from sfprotocol.messages import EpochScalars, Feed, Segment
 
 PATIENCE = 20.0
 """Seconds after which a test gives up waiting; on an idle machine nothing takes two."""
@@ -44,6 +44,8 @@ def manifest(name: str = "test", **training: Any) -> Manifest:
         training=Training(**numbers),
     )
 
+
+PERFECT = Faults()
 
 PACE = 0.001
 """Seconds of a step: a node then sends a few segments of many updates, as fast ones do."""
@@ -218,7 +220,7 @@ class Node:
 class Swarm:
     """Nodes of one run in one network."""
 
-    def __init__(self, folder: Path, run: Manifest | None = None, faults: Faults = Faults()) -> None:
+    def __init__(self, folder: Path, run: Manifest | None = None, faults: Faults = PERFECT) -> None:
         self.run = run or manifest()
         self.folder = folder
         self.network = Network(Random(7), faults)
@@ -264,14 +266,28 @@ class Swarm:
 
 def batch(key: int, first: int, parts: Iterable[EpochScalars]) -> UpdateBatch:
     """Updates as columns, one by one and slowly: the reference for what the runtime does."""
-    from sfprotocol import seeds
-
     rows = [(epoch, scalar) for epoch, scalars in parts for scalar in scalars]
     epochs, scalars = np.array(rows, np.int64).T
     return UpdateBatch(epochs, seeds.update_seeds(key, first, len(rows)), scalars)
 
 
-# -- drivers without a node ----------------------------------------------------------------------------
+# -- parts of a node ----------------------------------------------------------------------------
+
+
+def feed_of(name: str) -> Feed:
+    return Feed(signing_key(name).public_key().public_bytes_raw(), 0)
+
+
+def record(run: Manifest, name: str, scalars: Sequence[int], before: Sequence[int] = ()) -> Record:
+    """The signed segment in which `name` says `scalars`, having said `before` until then; all of epoch 0."""
+    feed, parts = feed_of(name), (EpochScalars(0, tuple(scalars)),)
+    chain = signing.genesis(run.run_id, feed)
+    for piece in (before, scalars):
+        chain = signing.extend(chain, [EpochScalars(0, tuple(piece))])
+    stop = len(before) + len(scalars)
+    signature = signing_key(name).sign(signing.head_message(run.run_id, feed, stop, chain))
+    key = seeds.feed_key(run.run_id, *feed)
+    return Record(feed, Segment(key, len(before), parts, signature), chain)
 
 
 def signing_key(name: str) -> Ed25519PrivateKey:
@@ -298,14 +314,5 @@ def machine(run: Manifest, tails: Iterable[Tail], name: str = "", now: float = 0
 async def eventually(probe: Callable[[], object]) -> None:
     """Wait for something that no event tells of."""
     async with asyncio.timeout(PATIENCE):
-        while not probe():
+        while not probe():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-
-
-async def fails(call: Awaitable[object]) -> bool:
-    """Whether the road is blocked."""
-    try:
-        await call
-    except TransportError:
-        return True
-    return False

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfnode.errors import Code, UserError
+from sfnode.runtime import book as book_module
 from sfnode.runtime.book import BACKOFF_MOST, MAX_BOOK, MAX_WAYS, AddressBook
 from sfnode.transport.base import PeerRecord
 
@@ -66,12 +67,16 @@ def test_peers_that_could_not_be_reached_make_room_first() -> None:
 
 def test_a_peer_that_fails_is_left_alone_for_longer_and_longer_but_never_for_good() -> None:
     made, now, waits = book("a"), 0.0, []
+    longest = [
+        min(1.2 * book_module.BACKOFF_FIRST * 2.0**doubled, 1.2 * BACKOFF_MOST) for doubled in range(12)
+    ]
     for _ in range(2000):
         made.failed("a", now)
         assert made.candidates(now) == []
-        waits.append(next(w for w in (4.8, 9.6, 19.2, 38.4, 76.8, 1.2 * BACKOFF_MOST) if made.candidates(now + w)))
+        waits.append(next(wait for wait in longest if made.candidates(now + wait)))
         now += waits[-1]
-    assert waits[:6] == sorted(set(waits))
+    assert waits[:10] == sorted(set(waits[:10]))
+    assert 0.8 * BACKOFF_MOST <= waits[-1] <= 1.2 * BACKOFF_MOST
     made.succeeded("a")
     assert made.candidates(now) == ["a"]
 
@@ -95,7 +100,9 @@ def test_the_users_peers_are_asked_first_for_the_way_back() -> None:
 
 def test_neighbours_are_remembered_first_and_a_bounded_number_in_all() -> None:
     made = book()
-    made.note([record(f"p{number:02}", *(way(f"p{number:02}", n) for n in range(6))) for number in range(64)], ())
+    made.note(
+        [record(f"p{number:02}", *(way(f"p{number:02}", n) for n in range(6))) for number in range(64)], ()
+    )
     made.note([record("z")], {"z"})
     kept = made.worth_keeping({"z"})
     assert way("z") in kept

@@ -52,8 +52,9 @@ class Pumped:
 
     def __init__(self, network: Network, name: str, folder: Path) -> None:
         self.transport = MemoryTransport(network, name)
-        self.log = GatedLog.open(folder / f"{name}.sqlite", RUN.run_id)
-        assert isinstance(self.log, GatedLog)
+        log = GatedLog.open(folder / f"{name}.sqlite", RUN.run_id)
+        assert isinstance(log, GatedLog)
+        self.log = log
         self.machine = machine(RUN, self.log.tails(), name, asyncio.get_running_loop().time())
         self.applied: list[UpdateBatch] = []
         self.driver = Driver(
@@ -190,7 +191,9 @@ async def test_who_holds_the_lock_sees_nothing_half_done(pumped: dict[str, Pumpe
     a.driver.between_rounds.release()
 
 
-async def test_a_full_disk_ends_the_driver_before_anything_is_sent_or_applied(pumped: dict[str, Pumped]) -> None:
+async def test_a_full_disk_ends_the_driver_before_anything_is_sent_or_applied(
+    pumped: dict[str, Pumped],
+) -> None:
     a = pumped["a"]
     link, transport = await stranger(pumped)
     await greet(link)
@@ -323,7 +326,9 @@ async def test_a_whole_history_is_served_in_segments_that_join(pumped: dict[str,
     assert a.driver.traffic.segment_bytes_sent / 40_000 < 2.1
 
 
-async def test_serving_what_the_log_does_not_have_is_our_own_fault_and_loud(pumped: dict[str, Pumped]) -> None:
+async def test_serving_what_the_log_does_not_have_is_our_own_fault_and_loud(
+    pumped: dict[str, Pumped],
+) -> None:
     a = pumped["a"]
     _, transport = await stranger(pumped)
     await eventually(lambda: a.driver.pumps)

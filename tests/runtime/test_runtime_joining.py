@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgpack
 import pytest
@@ -17,6 +18,7 @@ from sfnode.runtime import joining
 from sfnode.store.datadir import DataDir, open_data_dir
 from sfnode.store.identity import load_or_create
 from sfnode.store.log import UpdateLog
+from sfnode.transport.base import RequestHandler
 from sfnode.transport.memory import MemoryTransport, Network
 from sfprotocol import PROTOCOL_VERSION, codec
 from sfprotocol.messages import Feed, Goodbye, ManifestReply, ManifestRequest
@@ -25,7 +27,7 @@ RUN = manifest()
 
 
 @pytest.fixture
-def data_dir(tmp_path: Path) -> DataDir:
+def data_dir(tmp_path: Path) -> Iterator[DataDir]:
     with open_data_dir(tmp_path / "node") as folder:
         yield folder
 
@@ -35,7 +37,7 @@ def write(path: Path, run: Manifest) -> Path:
     return path
 
 
-def settings(data_dir: DataDir, **fields: object) -> NodeSettings:
+def settings(data_dir: DataDir, **fields: Any) -> NodeSettings:
     return NodeSettings(data_dir=data_dir.path, **fields)
 
 
@@ -95,7 +97,7 @@ class Inn:
         return tuple(f"/memory/{name}/p2p/{name}" for name in replies)
 
 
-def _answering(reply: Reply) -> Callable[[str, bytes], object]:
+def _answering(reply: Reply) -> RequestHandler:
     async def answer(_: str, question: bytes) -> bytes:
         assert codec.decode(question) == ManifestRequest()
         assert reply is not None
@@ -122,7 +124,10 @@ def inn() -> Inn:
 
 async def test_the_first_peer_that_answers_well_is_enough(inn: Inn) -> None:
     peers = await inn.open(
-        garbage=b"\xc1", other=codec.encode(Goodbye("no")), broken=codec.encode(ManifestReply(b"x")), good=serving(RUN)
+        garbage=b"\xc1",
+        other=codec.encode(Goodbye("no")),
+        broken=codec.encode(ManifestReply(b"x")),
+        good=serving(RUN),
     )
     assert await joining.fetch_manifest(inn.asker, ("/memory/gone/p2p/gone", *peers)) == RUN
 
@@ -196,7 +201,9 @@ async def test_peers_of_another_run_than_the_given_one_are_refused(
 async def test_peers_of_another_run_than_the_wanted_id_are_refused(inn: Inn, data_dir: DataDir) -> None:
     peers = await inn.open(a=serving(RUN))
     with pytest.raises(UserError) as refusal:
-        await joining.agree_on_manifest(settings(data_dir, peers=peers, run_id="00"), None, inn.asker, data_dir)
+        await joining.agree_on_manifest(
+            settings(data_dir, peers=peers, run_id="00"), None, inn.asker, data_dir
+        )
     assert refusal.value.code == Code.WRONG_RUN
 
 
@@ -262,11 +269,12 @@ async def test_a_copied_folder_joins_beside_its_original(swarm: Swarm) -> None:
     await swarm.join("b")
     c = await swarm.join("c")
     await c.until(lambda: c.node.training and c.node.training.made > 20)
-    assert b.machine.own is not None
-    assert c.machine.own is not None
-    assert b.machine.own.origin == c.machine.own.origin
-    assert b.machine.own.incarnation != c.machine.own.incarnation
-    await a.until(lambda: c.machine.own in a.machine.frontier and a.machine.frontier.next(b.machine.own) > 20)
+    ours, theirs = b.machine.own, c.machine.own
+    assert ours is not None
+    assert theirs is not None
+    assert ours.origin == theirs.origin
+    assert ours.incarnation != theirs.incarnation
+    await a.until(lambda: theirs in a.machine.frontier and a.machine.frontier.next(ours) > 20)
     assert not any(machine.machine.counters.rejected for machine in (a, b, c))
 
 

@@ -327,7 +327,10 @@ async def test_a_node_that_is_cut_off_comes_back_by_itself(
     await eventually(lambda: b.peers == ["a"] and a.peers == ["b"])
 
 
-async def test_a_peer_that_hangs_up_at_once_is_not_dialled_again_and_again(town: Town) -> None:
+async def test_a_peer_that_hangs_up_at_once_is_not_dialled_again_and_again(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(book, "BACKOFF_FIRST", 60.0)
     a = await town.add("a", "b")
     full = FragileTransport(town.network, "b")
     await full.start()

@@ -16,6 +16,7 @@ from sfnode.config import Manifest
 from sfnode.errors import Code, UserError
 from sfnode.runtime.audit import audit
 from sfnode.transport.memory import Faults
+from sfprotocol.messages import Feed
 
 SwarmOf = Callable[..., Swarm]
 
@@ -131,15 +132,10 @@ async def test_what_was_computed_before_the_stop_is_in_the_log_and_with_the_neig
 async def test_stopping_at_any_moment_of_a_start_is_clean(swarm: Swarm) -> None:
     await swarm.first()
     for ticks in range(0, 60, 7):
-        b = swarm.node("b")
-        starting = asyncio.create_task(swarm.join("b"))
+        b = await swarm.join("b")
         for _ in range(ticks):
             await asyncio.sleep(0)
-        while b._node is None:
-            await asyncio.sleep(0)
-        b.node.stop()
-        await starting
-        await b.ended()
+        await b.stop()
     with swarm.log("b") as log:
         audit(swarm.run, log)
 
@@ -191,14 +187,13 @@ async def test_a_disk_that_fills_up_ends_the_node_and_leaves_the_log_whole(swarm
         proof = audit(swarm.run, log)
     assert proof.updates > 10
     await a.until(lambda: not a.machine.links)
-    own = b.machine.own
-    assert own is not None
+    own = own_feed(b)
     with swarm.log("b") as log:
         written = {tail.feed: tail.next for tail in log.tails()}
     assert a.machine.frontier.next(own) <= written[own]  # nothing was sent that is not on disk
     await swarm.join("b")
     await b.until(lambda: made(b) > 10)
-    assert b.machine.own == own
+    assert own_feed(b) == own
 
 
 async def test_a_second_node_in_one_folder_is_refused(swarm: Swarm) -> None:
@@ -216,18 +211,20 @@ async def test_a_second_node_in_one_folder_is_refused(swarm: Swarm) -> None:
 
 async def test_a_node_that_is_started_again_goes_on_with_its_feed(swarm: Swarm) -> None:
     a, b = await swarm.first(), await swarm.join("b")
+    await b.until(lambda: made(b) > 20)
+    feed = own_feed(b)
     for _ in range(3):
-        await b.until(lambda: made(b) > 20)
-        feed = b.machine.own
         await b.stop()
-        with swarm.log("b") as log:
-            before = log.updates()
+        await heard_all_of(a, b, feed)  # it leaves nothing unsaid
         await swarm.join("b")
-        await b.until(lambda: made(b) > 5)
-        assert b.machine.own == feed
-        assert b.known > before
-    await a.until(lambda: a.machine.frontier.next(feed) > 60)
+        await b.until(lambda: made(b) > 20)
+        assert own_feed(b) == feed
     assert a.machine.counters.rejected == 0
+
+
+async def heard_all_of(listener: Node, speaker: Node, feed: Feed) -> None:
+    said = speaker.machine.frontier.next(feed)
+    await listener.until(lambda: listener.machine.frontier.next(feed) == said)
 
 
 async def test_a_node_started_again_alone_has_the_same_digests_and_needs_nobody(swarm_of: SwarmOf) -> None:
@@ -269,8 +266,7 @@ async def test_a_node_goes_on_with_its_feed_when_its_peers_missed_the_end_of_it(
     b = await swarm.join("b")
     await b.until(lambda: made(b) > 20)
     await a.until(lambda: b.machine.own in a.machine.frontier)
-    feed = b.machine.own
-    assert feed is not None
+    feed = own_feed(b)
     swarm.network.partition("a", "b")
     missed = b.machine.frontier.next(feed)
     await b.until(lambda: b.machine.frontier.next(feed) > missed + 50)
@@ -281,7 +277,7 @@ async def test_a_node_goes_on_with_its_feed_when_its_peers_missed_the_end_of_it(
     said = b.machine.frontier.next(feed)
     assert heard < said
     await b.until(lambda: made(b) > 0)
-    assert b.machine.own == feed
+    assert own_feed(b) == feed
     await a.until(lambda: a.machine.frontier.next(feed) > said)
 
 
@@ -294,20 +290,23 @@ async def test_a_node_whose_peers_know_more_of_its_feed_starts_another(swarm: Sw
     backup = b.layout.log.read_bytes()
     await swarm.join("b")
     await b.until(lambda: made(b) > 20)
-    feed = b.machine.own
-    assert feed is not None
+    feed = own_feed(b)
     await b.stop()
     said = b.machine.frontier.next(feed)
     await a.until(lambda: a.machine.frontier.next(feed) == said)
     b.layout.log.write_bytes(backup)
     await swarm.join("b")
     await b.until(lambda: made(b) > 20)
-    assert b.machine.own not in (None, feed)
+    assert own_feed(b) != feed
     assert b.machine.frontier.next(feed) == a.machine.frontier.next(feed) == said
     with sqlite3.connect(b.layout.log) as db:
         kept = db.execute("SELECT value FROM meta WHERE key = 'incarnation'").fetchone()[0]
-    assert b.machine.own is not None
-    assert int.from_bytes(kept, "big") == b.machine.own.incarnation
+    assert int.from_bytes(kept, "big") == own_feed(b).incarnation
+
+
+def own_feed(node: Node) -> Feed:
+    assert node.machine.own is not None
+    return node.machine.own
 
 
 def made(node: Node) -> int:

@@ -16,7 +16,6 @@ from sfnode.transport.base import Link, LinkClosed
 from sfnode.transport.memory import MemoryTransport, Network
 from sfprotocol.events import Event, Received, Writable
 
-
 FLOOD = MAX_UNHANDLED + memory.CAPACITY + 30
 """Frames: more than may wait for the machine and on the road together."""
 
@@ -108,6 +107,15 @@ async def test_when_the_peer_hangs_up_while_we_write_both_tasks_end(ends: Ends) 
     await ends.other.close()
     await asyncio.wait_for(ends.life, 5)
     await asyncio.wait_for(ends.pump.drain(), 5)
+
+
+async def test_the_last_words_of_a_peer_that_leaves_are_heard_although_it_listens_no_more(ends: Ends) -> None:
+    for number in range(10):
+        await ends.other.send(b"%d" % number)
+    await ends.other.close()
+    ends.pump.send(b"nobody reads this", segment=True)
+    await asyncio.wait_for(ends.life, 5)
+    assert ends.received() == [b"%d" % number for number in range(10)]
 
 
 async def test_a_link_on_which_nothing_was_sent_is_drained_at_once(ends: Ends) -> None:

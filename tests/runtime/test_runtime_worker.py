@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_helpers import Result, SmallEngine, batch, eventually, manifest, scalar_of, signing_key
+from runtime_helpers import Result, SmallEngine, batch, eventually, manifest, record, scalar_of
 
 from sfnode.runtime.replay import batches
 from sfnode.runtime.worker import Order, StepResult, Worker
-from sfnode.store.log import Record, UpdateLog
-from sfprotocol import seeds, signing
-from sfprotocol.messages import EpochScalars, Feed, Segment
+from sfnode.store.log import UpdateLog
+from sfprotocol.messages import EpochScalars, Feed
 
 RUN = manifest()
 FEED = Feed(bytes(32), 0)
@@ -82,7 +81,7 @@ async def test_an_engine_that_cannot_be_loaded_is_reported() -> None:
 
 async def test_an_engine_that_fails_in_a_step_is_reported_and_does_nothing_more() -> None:
     engine = SmallEngine(RUN)
-    engine.step = lambda seeds, epoch: 1 / 0  # type: ignore[method-assign]
+    engine.step = lambda seeds, epoch: Result((1 // 0,))  # type: ignore[method-assign]
     boss = Boss(lambda: engine)
     boss.worker.order(Order(FEED, 0, 0, (1,)))
     boss.worker.apply(batch(1, 0, [EpochScalars(0, (5,))]))
@@ -116,30 +115,18 @@ async def test_a_step_that_takes_a_minute_is_left_behind() -> None:
 # -- from the log to the engine --------------------------------------------------------------------------
 
 
-def record(name: str, first: int, scalars: list[int], before: list[int]) -> Record:
-    """A signed segment of the feed of `name`."""
-    key = signing_key(name)
-    feed = Feed(key.public_key().public_bytes_raw(), 0)
-    parts = (EpochScalars(0, tuple(scalars)),)
-    chain = signing.genesis(RUN.run_id, feed)
-    for piece in (before, scalars):
-        chain = signing.extend(chain, [EpochScalars(0, tuple(piece))])
-    signature = key.sign(signing.head_message(RUN.run_id, feed, first + len(scalars), chain))
-    return Record(feed, Segment(seeds.feed_key(RUN.run_id, *feed), first, parts, signature), chain)
-
-
 def test_a_replay_stops_where_the_log_ended_when_it_was_asked_for(tmp_path: Path) -> None:
     """What is appended afterwards reaches the engine by another way, and must not be counted twice."""
     with UpdateLog.open(tmp_path / "updates.sqlite", RUN.run_id) as log:
-        log.append([record("a", 0, [1, 2, 3], []), record("b", 0, [4], [])])
+        log.append([record(RUN, "a", [1, 2, 3]), record(RUN, "b", [4])])
         tails = log.tails()
-        log.append([record("a", 3, [5, 6], [1, 2, 3]), record("c", 0, [7], [])])
+        late = [record(RUN, "a", [5, 6], before=[1, 2, 3]), record(RUN, "c", [7])]
+        log.append(late)
         engine = SmallEngine(RUN)
         for piece in batches(log, RUN.run_id, tails):
             engine.apply(piece)
         assert len(engine.applied) == 4
-        for late in (record("a", 3, [5, 6], [1, 2, 3]), record("c", 0, [7], [])):
-            segment = late.segment
+        for _, segment, _ in late:
             engine.apply(batch(segment.feed_key, segment.first, segment.parts))
         whole = SmallEngine(RUN)
         for piece in batches(log, RUN.run_id, log.tails()):

@@ -1,0 +1,155 @@
+"""Whatever happens to the nodes of a run, those that are left end with the same model, to the bit."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import course
+import pytest
+import torch
+from course import STEPS, SURVIVORS, UPDATES, Course
+from process_helpers import nodes, printed_json, sfnode
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sfnode.runtime.status import Status
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+COMPLETE = (*SURVIVORS, "steady", "newcomer", "relay")
+"""The nodes that have all updates."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def seen(home: Path) -> Course:
+    """What happened."""
+    with nodes(home) as make:
+        return course.run(home, make)
+
+
+@pytest.fixture(scope="module")
+def audits(home: Path, seen: Course) -> dict[str, Any]:
+    """What `sfnode verify --json` says of every node's log, the relay's and the dead ones' too."""
+    commands = [("verify", "--json", "--data-dir", folder) for folder in seen.folders.values()]
+    with ThreadPoolExecutor(2) as pool:
+        ended = pool.map(lambda command: sfnode(home, *command), commands)
+        return dict(zip(seen.folders, map(printed_json, ended), strict=True))
+
+
+@pytest.fixture(scope="module")
+def models(home: Path, seen: Course) -> dict[str, Path]:
+    """What `sfnode export` writes for a node that lived through it all and for one that replayed it."""
+    outs = {name: home / f"{name}-model" for name in ("revenant", "newcomer")}
+
+    def export(name: str) -> None:
+        ended = sfnode(home, "export", outs[name], "--data-dir", seen.folders[name])
+        assert ended.returncode == 0, ended.stderr
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(export, outs))
+    return outs
+
+
+def length(status: Status, origin: str, incarnation: int) -> int:
+    """How many updates of a feed the node knows."""
+    feeds = {(feed.origin, feed.incarnation): feed.updates for feed in status.feeds}
+    return feeds.get((origin, incarnation), 0)
+
+
+def test_all_who_are_left_have_the_same_digest_and_the_same_core(seen: Course) -> None:
+    assert {status.known for status in seen.final.values()} == {seen.final["relay"].known}
+    assert seen.final["relay"].known >= UPDATES
+    assert len({status.digest for status in seen.final.values()}) == 1
+    assert len({core.core_digest for core in seen.cores.values()}) == 1
+    assert {core.digest for core in seen.cores.values()} == {seen.final["relay"].digest}
+
+
+def test_every_update_belongs_to_exactly_one_feed(seen: Course) -> None:
+    for status in seen.final.values():
+        assert sum(feed.updates for feed in status.feeds) == status.known
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_verifying_a_log_from_genesis_gives_the_digests_that_the_nodes_had(
+    name: str, seen: Course, audits: dict[str, Any]
+) -> None:
+    assert audits[name]["digest"] == seen.final["relay"].digest
+    assert audits[name]["core_digest"] == seen.cores["late"].core_digest
+    assert audits[name]["updates"] == seen.final["relay"].known
+    assert audits[name]["run_id"] == seen.manifest.run_id.hex()
+
+
+def test_the_logs_of_those_who_left_early_verify_too(seen: Course, audits: dict[str, Any]) -> None:
+    for name in ("leaver", "counted"):
+        assert 0 < audits[name]["updates"] < seen.final["relay"].known
+
+
+def test_a_killed_node_goes_on_with_its_feed_and_has_lost_nothing(seen: Course) -> None:
+    before, after = seen.killed, seen.back
+    assert (after.origin, after.incarnation) == (before.origin, before.incarnation)
+    said = length(before, before.origin, before.incarnation)
+    assert 0 < said <= length(after, before.origin, before.incarnation)
+    final = seen.final["late"]
+    assert length(final, before.origin, before.incarnation) >= said + seen.final["revenant"].own_updates
+
+
+def test_a_copied_folder_beside_its_original_is_a_feed_of_its_own(seen: Course) -> None:
+    original, copy = seen.final["revenant"], seen.final["copy"]
+    assert copy.origin == original.origin
+    assert copy.incarnation != original.incarnation
+    assert length(original, copy.origin, copy.incarnation) == copy.own_updates > 0
+
+
+def test_a_latecomer_needs_nothing_but_an_address(seen: Course) -> None:
+    late = seen.final["late"]
+    assert late.run_id == seen.manifest.run_id.hex()
+    assert length(seen.final["relay"], late.origin, late.incarnation) == late.own_updates > 0
+
+
+def test_a_node_that_is_to_make_some_updates_makes_exactly_those_and_leaves(seen: Course) -> None:
+    assert seen.counted.updates == STEPS
+    assert seen.endings["counted"].status == 0
+
+
+def test_a_node_that_is_to_stay_until_the_run_is_complete_leaves_then(seen: Course) -> None:
+    assert seen.endings["steady"].status == 0
+
+
+def test_a_relay_serves_a_newcomer_when_all_trainers_have_gone(seen: Course, audits: dict[str, Any]) -> None:
+    assert seen.endings["newcomer"].status == 0
+    assert audits["newcomer"]["digest"] == seen.final["relay"].digest
+    assert seen.final["relay"].role == "relay"
+    assert seen.final["relay"].own_updates == 0
+
+
+@pytest.mark.parametrize("name", ["leaver", "revenant", "copy", "relay"])
+def test_a_signal_ends_a_node_soon_and_with_status_0(name: str, seen: Course) -> None:
+    assert seen.endings[name].status == 0
+    assert seen.endings[name].seconds < 5.0
+
+
+def test_the_stop_command_ends_a_node_with_status_0(seen: Course) -> None:
+    assert seen.endings["late"].status == 0
+
+
+def test_exported_weights_are_equal_and_transformers_loads_them(models: dict[str, Path]) -> None:
+    first, second = (AutoModelForCausalLM.from_pretrained(folder) for folder in models.values())
+    theirs = second.state_dict()
+    for name, tensor in first.state_dict().items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-6)
+    ids = AutoTokenizer.from_pretrained(models["newcomer"])("the film was", return_tensors="pt").input_ids
+    assert torch.isfinite(first(input_ids=ids).logits).all()
+
+
+def test_training_has_changed_the_exported_model(home: Path, seen: Course) -> None:
+    ended = sfnode(home, "eval", "--json", "--limit", "100", "--data-dir", seen.folders["steady"])
+    result = printed_json(ended)
+    assert result["digest"] == seen.final["relay"].digest
+    assert result["before"]["count"] == result["after"]["count"] == 100
+    assert result["before"]["loss"] != result["after"]["loss"]

@@ -1,0 +1,77 @@
+"""When a node that is done may go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime_helpers import machine, manifest
+
+from sfnode.runtime import leaving
+from sfnode.runtime.leaving import LEAVE_GRACE, Departure
+from sfprotocol.flood import Link
+from sfprotocol.messages import Feed
+
+OTHER = Feed(bytes(31) + b"\x09", 0)
+
+
+class Door:
+    """A node's machine, a clock, and whether it is done."""
+
+    def __init__(self, known: int) -> None:
+        self.now = 50.0
+        self.done = True
+        self.machine = machine(manifest(update_budget=100), ())
+        self.learn(known)
+        self.departure = Departure(self.machine, done=lambda: self.done, clock=lambda: self.now)
+
+    def learn(self, updates: int) -> None:
+        frontier = self.machine.frontier
+        frontier.advance(OTHER, frontier.next(OTHER) + updates, bytes(32), 0)
+
+    def link(self, **state: Any) -> Link:
+        link = self.machine.links[1] = Link(1, "peer", heard=0, **state)
+        return link
+
+    def due_after(self, seconds: float) -> bool:
+        self.now += seconds
+        return self.departure.due()
+
+
+def test_a_node_that_is_not_done_never_leaves() -> None:
+    door = Door(known=100)
+    door.done = False
+    assert not door.due_after(1000)
+
+
+def test_from_a_complete_run_one_leaves_when_nothing_has_come_for_a_while_and_all_agree() -> None:
+    door = Door(known=99)
+    link = door.link(greeted=True, synced=True, agreed=False)
+    door.learn(1)
+    assert not door.due_after(0)
+    assert not door.due_after(leaving.SETTLE_TIME + 1)
+    link.agreed = True
+    assert door.due_after(0)
+    door.learn(1)
+    assert not door.due_after(0)
+    assert door.due_after(leaving.SETTLE_TIME + 1)
+
+
+def test_with_its_steps_made_one_leaves_when_they_are_handed_over() -> None:
+    door = Door(known=10)
+    assert not door.due_after(5)  # nobody is there to take them
+    link = door.link(greeted=True)
+    assert not door.due_after(0)
+    link.synced, link.writable = True, False
+    assert not door.due_after(0)
+    link.writable, link.dirty[OTHER] = True, 0
+    assert not door.due_after(0)
+    link.dirty.clear()
+    assert door.due_after(0)
+
+
+def test_nobody_waits_for_ever() -> None:
+    for door in (Door(known=10), Door(known=100)):
+        door.link(greeted=True, synced=True, agreed=False, writable=False)
+        assert not door.due_after(0)
+        assert not door.due_after(LEAVE_GRACE / 2)
+        assert door.due_after(LEAVE_GRACE)
