@@ -113,7 +113,6 @@ class Training:
     def on_result(self, order: Order, result: StepResult) -> None:
         """A step is finished. Results for a feed that has ended meanwhile are dropped."""
         self._at_work -= 1
-        self._follow_feed()
         if order.feed == self._feed:
             self._finished += [(order.epoch, scalar) for scalar in result.scalars]
             self._measure(result)

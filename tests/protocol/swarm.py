@@ -85,16 +85,16 @@ class Node:
         """Why links were dropped."""
         self.undone: list[Action] = []
         """What the machine has decided and the disk has not yet committed."""
-        self.machine = self._machine()
+        self.machine = self._machine(proven=True)
 
-    def _machine(self) -> Machine:
+    def _machine(self, *, proven: bool) -> Machine:
         return Machine(
             self.run,
             self.log.frontier(self.run),
             own=self.own,
             sign=signing_key(self.name).sign,
             draw_incarnation=lambda: self.swarm.random.getrandbits(32),
-            proven=self.own not in self.log.rows,
+            proven=proven,
             now=self.swarm.now,
         )
 
@@ -103,7 +103,7 @@ class Node:
         self.undone.clear()
         for wire in list(self.wires.values()):
             self.swarm.cut(self, wire.receiver)
-        self.machine = self._machine()
+        self.machine = self._machine(proven=False)
 
     def compute(self, updates: int = 1) -> bool:
         """Make own updates, if the machine allows it, of the epoch that it says."""

@@ -16,12 +16,12 @@ from runtime_helpers import batch, eventually, machine, manifest, scalar_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.runtime import driver as driver_module
-from sfnode.runtime.driver import Driver
+from sfnode.runtime.driver import Driver, handed_over
 from sfnode.store.log import Record, UpdateLog
 from sfnode.transport import memory
 from sfnode.transport.base import Link, LinkClosed
 from sfnode.transport.memory import MemoryTransport, Network
-from sfprotocol import codec
+from sfprotocol import PROTOCOL_VERSION, codec
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import OwnUpdates, Serve
 from sfprotocol.messages import EpochScalars, Feed, Goodbye, Hello, Message, Position, Segment, Summary, Want
@@ -217,6 +217,30 @@ async def test_everything_posted_before_the_end_is_done(pumped: dict[str, Pumped
     a.driver.post(OwnUpdates(a.feed, 10**6, (EpochScalars(0, (1,)),)))  # too late to be looked at
     await a.task
     assert a.log.updates() == a.count() == driver_module.MAX_ROUND * 2
+    await eventually(lambda: not any(thread.name.startswith("disk") for thread in threading.enumerate()))
+
+
+async def test_before_the_end_every_neighbour_is_given_what_it_can_take(
+    pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = pumped["a"]
+    link, transport = await stranger(pumped)
+    await greet(link)
+    await eventually(lambda: any(peer.synced for peer in a.machine.links.values()))
+    monkeypatch.setattr(memory, "CAPACITY", 0)  # the road is blocked
+    for number in range(3):
+        a.say(number)
+        await eventually(lambda number=number: a.count() == number + 1)  # type: ignore[misc]
+    await asyncio.wait_for(a.driver.hand_over(0.05), 5)  # it is not waited for without end
+    handing = asyncio.create_task(a.driver.hand_over(10))
+    monkeypatch.setattr(memory, "CAPACITY", 64)
+    heard = 0
+    while heard < 3:
+        segment: Segment = await hear(link, Segment)
+        heard = segment.stop
+    await handing
+    assert handed_over(a.machine)
+    await transport.stop()
 
 
 async def test_a_round_that_is_cancelled_while_it_writes_leaves_a_whole_log(
@@ -255,10 +279,14 @@ async def test_garbage_costs_its_sender_the_link_and_nobody_else_anything(pumped
     await transport.stop()
 
 
-async def test_a_parting_word_reaches_the_peer(pumped: dict[str, Pumped]) -> None:
+async def test_a_parting_word_waits_until_the_peer_reads(
+    pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "CAPACITY", 1)
     link, transport = await stranger(pumped)
-    hello: Hello = await hear(link, Hello)
-    await link.send(codec.encode(Hello(hello.version, bytes(32), 0, 0)))
+    await link.send(codec.encode(Hello(PROTOCOL_VERSION, bytes(32), 0, 0)))
+    await eventually(lambda: pumped["a"].driver._dropping)
+    await hear(link, Hello)
     goodbye: Goodbye = await hear(link, Goodbye)
     assert goodbye.reason == "another run"
     with pytest.raises(LinkClosed):
@@ -323,6 +351,8 @@ async def test_a_whole_history_is_served_in_segments_that_join(pumped: dict[str,
         core.add(updates)
     assert core.digest() == expected.digest()
     assert a.driver.traffic.updates_sent == 40_000
+    (link,) = a.machine.links.values()
+    await eventually(lambda: not link.serving and link.sent[a.feed] == 40_000)
     assert a.driver.traffic.segment_bytes_sent / 40_000 < 2.1
 
 

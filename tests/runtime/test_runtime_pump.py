@@ -78,6 +78,9 @@ async def test_writable_comes_once_after_all_segments_have_been_written(ends: En
     for _ in range(memory.CAPACITY + 12):
         await ends.other.receive()
     await eventually(lambda: ends.events == [Writable(5)])
+    ends.pump.send(b"control")
+    await ends.pump.drain()
+    assert ends.events == [Writable(5)]
 
 
 async def test_a_peer_that_never_reads_is_dropped(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,12 +113,15 @@ async def test_when_the_peer_hangs_up_while_we_write_both_tasks_end(ends: Ends) 
 
 
 async def test_the_last_words_of_a_peer_that_leaves_are_heard_although_it_listens_no_more(ends: Ends) -> None:
-    for number in range(10):
-        await ends.other.send(b"%d" % number)
+    count = MAX_UNHANDLED + 10
+    await send_all(ends.other, count)
     await ends.other.close()
     ends.pump.send(b"nobody reads this", segment=True)
+    await eventually(ends.pump._writer.done)
+    for _ in range(count):
+        ends.pump.handled()
     await asyncio.wait_for(ends.life, 5)
-    assert ends.received() == [b"%d" % number for number in range(10)]
+    assert ends.received() == [b"%d" % number for number in range(count)]
 
 
 async def test_a_link_on_which_nothing_was_sent_is_drained_at_once(ends: Ends) -> None:
