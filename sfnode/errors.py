@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class Code(IntEnum):
-    """The numbers of the errors. Tens: 1x command line and manifest, 2x model, 3x data, 4x disk, 5x network."""
+    """The numbers of the errors: 1x command line, 2x model, 3x data, 4x disk, 5x network, 6x others."""
 
     BAD_OPTION = 10
     BAD_MANIFEST = 11

@@ -107,8 +107,8 @@ class Position(NamedTuple):
 class Summary:
     """What the sender has, as far as it has changed since its last Summary on this link (SPEC A2).
 
-    With `more` unset, the Summaries sent on this link up to here name everything the sender has. An entry
-    with `next` 0 claims nothing and only teaches the feed's name (SPEC A3).
+    With `more` unset, the Summaries and Segments sent on this link up to here show everything the sender has.
+    An entry with `next` 0 claims nothing and only teaches the feed's name (SPEC A3).
     """
 
     more: bool

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -195,14 +194,22 @@ class Neighbours:
         self._book.note(records, self._links)
 
     async def _rejoin(self) -> None:
-        """Alone: join the roster's network again, through anybody."""
-        await asyncio.gather(*(self._knock(address) for address in self._book.sample(KNOCKS)))
+        """Alone: join the roster's network again, through whoever answers first."""
+        knocks = [asyncio.create_task(self._knock(address)) for address in self._book.sample(KNOCKS)]
+        try:
+            for knock in asyncio.as_completed(knocks):
+                if await knock:
+                    return
+        finally:
+            for knocking in knocks:
+                knocking.cancel()
 
-    async def _knock(self, address: str) -> None:
-        with suppress(
-            TransportError, UserError
-        ):  # one by one: what somebody wrote wrongly spoils only itself
-            await self._transport.bootstrap([address])
+    async def _knock(self, address: str) -> bool:
+        """One at a time, so that what somebody wrote wrongly into the roster spoils only itself."""
+        try:
+            return await self._transport.bootstrap([address]) > 0
+        except (TransportError, UserError):
+            return False
 
     async def _announce(self) -> None:
         """Tell the roster, and tell it soon again while nobody is there to hear it."""

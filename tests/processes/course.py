@@ -26,8 +26,8 @@ from sfnode.store.datadir import Layout
 from sfnode.store.log import UpdateLog
 from sfprotocol.messages import Feed
 
-UPDATES = 800
-"""The wave of restarts takes about 250 of them."""
+UPDATES = 640
+"""What happens takes about 330 of them."""
 
 BATCH = 64
 """Rows of an update: makes one cost 0.03 s, a hundredth of the start of a node."""
@@ -91,7 +91,6 @@ def run(home: Path, make: Callable[..., Node]) -> Course:
     for node in (copy, late):
         node.until("it trains", lambda status: status.own_updates > 0)
     leaver.until("the run is still going on", lambda status: status.state == "training")
-    print("KNOWN", relay.status().known)
     endings["leaver"] = _end(leaver, SIGTERM)
     endings["counted"] = Ending(counted.wait())
     endings["steady"] = Ending(steady.wait())

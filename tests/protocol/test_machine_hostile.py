@@ -201,6 +201,7 @@ def test_a_fork_leaves_each_side_with_its_own_branch_and_the_link_up() -> None:
         node.log.append(admit)
         node.restart()
     swarm.connect(swarm["ann"], swarm["bob"])
+    swarm.run(1)
     swarm["ann"].compute()
     swarm["bob"].compute()
     swarm.run(200)

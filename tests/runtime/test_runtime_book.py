@@ -81,6 +81,11 @@ def test_a_peer_that_fails_is_left_alone_for_longer_and_longer_but_never_for_goo
     assert made.candidates(now) == ["a"]
 
 
+def test_nobody_is_everybodys_first_choice() -> None:
+    made = book("a", "b", "c")
+    assert len({tuple(made.candidates(0)) for _ in range(50)}) == 6
+
+
 def test_those_that_failed_least_are_dialled_first() -> None:
     made = book("a", "b", "c")
     made.failed("a", 0)

@@ -227,13 +227,13 @@ async def test_before_the_end_every_neighbour_is_given_what_it_can_take(
     link, transport = await stranger(pumped)
     await greet(link)
     await eventually(lambda: any(peer.synced for peer in a.machine.links.values()))
-    monkeypatch.setattr(memory, "CAPACITY", 0)  # the road is blocked
+    monkeypatch.setattr(memory, "CAPACITY", 1)
     for number in range(3):
         a.say(number)
         await eventually(lambda number=number: a.count() == number + 1)  # type: ignore[misc]
     await asyncio.wait_for(a.driver.hand_over(0.05), 5)  # it is not waited for without end
+    assert not handed_over(a.machine)
     handing = asyncio.create_task(a.driver.hand_over(10))
-    monkeypatch.setattr(memory, "CAPACITY", 64)
     heard = 0
     while heard < 3:
         segment: Segment = await hear(link, Segment)

@@ -280,6 +280,8 @@ async def test_twenty_nodes_form_one_graph_with_four_to_twelve_links_each(town: 
     for relay in relays:
         assert 4 <= len(relay.peers) <= MAX_LINKS
         assert len(set(relay.peers)) == len(relay.peers)
+        outbound = [standing for standing in relay.neighbours._links.values() if standing.link.outbound]
+        assert len(outbound) <= TARGET_LINKS
     assert len(reachable(town, names[0])) == 20
 
 
