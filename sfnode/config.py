@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -43,9 +44,10 @@ class Target(Section):
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        name, _, shape = text.rpartition(":")
-        out, _, into = shape.partition("x")
-        return cls(name=name, out_features=int(out), in_features=int(into))
+        form = re.fullmatch(r"(.+):([0-9]+)x([0-9]+)", text, re.ASCII)
+        if form is None:
+            raise ValueError(f"{text!r} is not of the form NAME:OUTxIN")
+        return cls(name=form[1], out_features=int(form[2]), in_features=int(form[3]))
 
     def __str__(self) -> str:
         return f"{self.name}:{self.out_features}x{self.in_features}"
@@ -131,7 +133,7 @@ class Training(Section):
     epoch_updates: int = Field(default=1024, ge=1, le=1 << 32)
     update_budget: int = Field(default=4096, ge=1, le=(1 << 32) - 1)
     scalar_bits: Literal[8, 16] = 16
-    scalar_delta: float = Field(default=1 / 64, gt=0)
+    scalar_delta: float = Field(default=1 / 64, gt=0, allow_inf_nan=False)
     scalar_limit: int = Field(default=32_767, ge=1, le=32_767)
 
     @field_validator("rank")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from sfnode.cli.options import option
+from sfnode.cli.options import F, option
+from sfnode.config import Training
 from sfnode.engine.presets import DEFAULT_MODEL, PRESETS
 from sfnode.errors import Code, UserError
 
@@ -27,6 +29,14 @@ def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[
     if not all(label and equals and word for label, equals, word in pairs):
         raise click.BadParameter("give it as LABEL=WORD,LABEL=WORD, for example 0=terrible,1=great")
     return {label.strip(): word.strip() for label, _, word in pairs}
+
+
+def number_option(flag: str, text: str) -> Callable[[F], F]:
+    """The option for a number of the manifest's training section; the help names the section's default."""
+    default = getattr(Training(), flag.removeprefix("--").replace("-", "_"))
+    kind = type(default)
+    what = "COUNT" if kind is int else "NUMBER"
+    return option(flag, type=kind, metavar=what, help=f"{text}  [default: {default:g}]")
 
 
 @click.command(short_help="Write the manifest of a new run.")
@@ -57,23 +67,23 @@ def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[
 @option("--train-limit", type=int, metavar="COUNT", help="Use so many of the training rows.")
 @option("--train-min-words", type=int, metavar="COUNT", help="Use only training rows with so many words.")
 @option("--test-limit", type=int, metavar="COUNT", help="Use so many of the test rows.")
-@option("--rank", type=int, metavar="COUNT", help="Dimensions of a layer's subspace; a power of two.")
-@option("--epsilon", type=float, metavar="NUMBER", help="How far the two points lie from the middle.")
-@option("--learning-rate", type=float, metavar="NUMBER", help="Per update, not per round.")
+@number_option("--rank", "Dimensions of a layer's subspace; a power of two.")
+@number_option("--epsilon", "How far the two points lie from the middle.")
+@number_option("--learning-rate", "Per update, not per round.")
 @option(
     "--schedule",
     type=click.Choice(["constant", "linear", "cosine"]),
-    help="Of the learning rate, over the epochs.",
+    help="Of the learning rate, over the epochs.  [default: constant]",
 )
-@option("--batch-size", type=int, metavar="COUNT", help="Rows of one update's mini-batch.")
-@option("--epoch-updates", type=int, metavar="COUNT", help="Updates for which one subspace serves.")
-@option("--update-budget", type=int, metavar="COUNT", help="Updates after which the run is complete.")
+@number_option("--batch-size", "Rows of one update's mini-batch.")
+@number_option("--epoch-updates", "Updates for which one subspace serves.")
+@number_option("--update-budget", "Updates after which the run is complete.")
 @option("--force", is_flag=True, help="Overwrite OUT.")
 def init(out: Path, force: bool, **given: Any) -> None:
     """Write a run manifest to OUT (default run.toml): model, task, data and the numbers of the rule.
 
-    Asks when there are no options, or, without a terminal, describes the built-in run. The manifest never
-    changes: its hash is the identity of the run.
+    Asks when there are no options, or, without a terminal, describes the built-in run (whose numbers are not
+    the defaults below, but its own). The manifest never changes: its hash is the identity of the run.
     """
     if out.exists() and not force:
         raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file, or add --force.")

@@ -24,7 +24,7 @@ ROWS: dict[Split, int] = {"train": 2048, "test": 1000}
 """How many rows each split has; half of them are favourable."""
 
 _HELD_OUT_SHARE = 4
-"""One review in this many, picked by the hash of its text, is only ever used in the test split."""
+"""One verdict in this many, picked by the hash of its words, occurs in the test split and nowhere else."""
 
 _DRAWS = 96
 """More draws than the longest document needs."""
@@ -99,6 +99,15 @@ _CONSEQUENCES = {
 }
 
 
+class _Review(NamedTuple):
+    """What a document is about."""
+
+    text: str
+    verdict: str
+    """The sentence of the text that matters."""
+    favourable: bool
+
+
 class _Draws:
     """The random choices of one document."""
 
@@ -117,32 +126,35 @@ class _Draws:
 
 
 def rows(split: Split) -> list[dict[str, str | int]]:
-    """The rows of a split: `text`, and `label` (1 if favourable, else 0). No text occurs twice anywhere."""
+    """The rows of a split: `text`, and `label` (1 if favourable, else 0).
+
+    No text occurs twice, and no verdict of the test split occurs in the other one or in the pretraining text.
+    """
     left = {0: ROWS[split] // 2, 1: ROWS[split] // 2}
     seen: set[str] = set()
     found: list[dict[str, str | int]] = []
     documents = _documents(f"task {split}")
     while any(left.values()):
-        text, favourable = _review(next(documents), plain=False)
-        label = int(favourable)
-        if text in seen or left[label] == 0 or _held_out(text) != (split == "test"):
+        review = _review(next(documents), plain=False)
+        label = int(review.favourable)
+        if review.text in seen or left[label] == 0 or _held_out(review) != (split == "test"):
             continue
-        seen.add(text)
+        seen.add(review.text)
         left[label] -= 1
-        found.append({"text": text, "label": label})
+        found.append({"text": review.text, "label": label})
     return found
 
 
 def pretraining_text(count: int) -> Iterator[str]:
-    """`count` documents: a review and what came of it. No review of the test split is among them."""
+    """`count` documents: a review and what came of it."""
     documents = _documents("pretraining")
     while count:
         draws = next(documents)
         # Like a primer, with many plain sentences: without them the model takes very long to get to the rest.
-        text, favourable = _review(draws, plain=draws.chance(50))
-        if not _held_out(text):
+        review = _review(draws, plain=draws.chance(50))
+        if not _held_out(review):
             count -= 1
-            yield f"{text} {_aftermath(draws, favourable)}"
+            yield f"{review.text} {_aftermath(draws, review.favourable)}"
 
 
 def _documents(purpose: str) -> Iterator[_Draws]:
@@ -153,19 +165,20 @@ def _documents(purpose: str) -> Iterator[_Draws]:
         number += 1
 
 
-def _held_out(text: str) -> bool:
-    return derive_key(b"sfnode held out", text.encode()) % _HELD_OUT_SHARE == 0
+def _held_out(review: _Review) -> bool:
+    return derive_key(b"sfnode held out", review.verdict.encode()) % _HELD_OUT_SHARE == 0
 
 
-def _review(draws: _Draws, plain: bool) -> tuple[str, bool]:
-    """A review, with one clause only if it is to be plain, and whether its verdict is favourable."""
+def _review(draws: _Draws, plain: bool) -> _Review:
+    """A review; its verdict has one clause if it is to be plain, else one or two."""
     favourable = draws.chance(50)
-    sentences = [f"{(_clause if plain else _verdict)(draws, favourable)} ."]
+    verdict = (_clause if plain else _verdict)(draws, favourable)
+    sentences = [f"{verdict} ."]
     if draws.chance(40):
         sentences.insert(0, f"{draws.pick(_PEOPLE)} came on {draws.pick(_DAYS)} .")
     if draws.chance(30):
         sentences.append(f"{draws.pick(_PEOPLE)} {draws.pick(_ASIDES)} .")
-    return " ".join(sentences), favourable
+    return _Review(" ".join(sentences), verdict, favourable)
 
 
 def _verdict(draws: _Draws, favourable: bool) -> str:

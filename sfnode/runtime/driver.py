@@ -230,8 +230,12 @@ class Driver:
 
 
 def handed_over(machine: Machine) -> bool:
-    """Whether all neighbours that have told us what they have were given the rest."""
-    return not any(link.synced and (link.dirty or not link.writable) for link in machine.links.values())
+    """Whether all neighbours that have told us what they have were given the rest, our own feed above all."""
+    own, stop = machine.own, machine.frontier.next(machine.own) if machine.own else 0
+    return not any(
+        link.synced and (link.dirty or not link.writable or (own and link.position(own) < stop))
+        for link in machine.links.values()
+    )
 
 
 async def _close_drained(pump: LinkPump) -> None:

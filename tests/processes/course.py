@@ -1,9 +1,9 @@
 """One course of a swarm with everything that happens to swarms, and what was seen of it.
 
-A relay and four trainers; one trainer leaves after forty updates, one is killed and comes back beside a copy
-of itself, one joins late, one is stopped for good; the others complete the run. When all trainers have gone,
-a newcomer gets everything from the relay. What happens when follows from events, never from a clock: a start
-and a step both cost computing, so the run is long enough on any machine.
+A relay and four trainers; one trainer leaves after forty updates, one loses its network daemon, one is killed
+and comes back beside a copy of itself, one joins late, one is stopped for good; the others complete the run.
+When all trainers have gone, a newcomer gets everything from the relay. What happens when follows from events,
+never from a clock: a start and a step both cost computing, so the run is long enough on any machine.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import asyncio
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM, Signals
+from typing import NamedTuple
 
-from process_helpers import LOOPBACK, Node, sfnode, until
+from process_helpers import LOOPBACK, Node, p2pd_of, sfnode, until
 
 from sfnode.cli.draft import build
 from sfnode.client import Client
-from sfnode.config import Manifest
-from sfnode.runtime.status import CoreStatus, FeedStatus, Status
+from sfnode.runtime.status import Status
 from sfnode.store.datadir import Layout
 from sfnode.store.log import UpdateLog
 from sfprotocol.messages import Feed
@@ -33,104 +32,114 @@ BATCH = 64
 """Rows of an update: makes one cost 0.03 s, a hundredth of the start of a node."""
 
 STEPS = 40
+"""Updates of the trainer that leaves after so many."""
 
 SURVIVORS = ("revenant", "copy", "late")
+"""The trainers that are there at the end."""
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How a node ended, and how long that took."""
+class Ending(NamedTuple):
+    """How a node ended, and how many seconds after it was told to."""
 
     status: int
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
 class Course:
-    """What was seen."""
+    """Makes it all happen in the folder `home`, in the order of its methods, and keeps what was seen."""
 
-    manifest: Manifest
-    folders: dict[str, Path]
-    killed: Status
-    """The last that the victim said before it was killed."""
-    logged: int
-    """How many updates of its feed its log held then."""
-    back: Status
-    """The first that it said of its training after it came back."""
-    final: dict[str, Status]
-    """What the survivors and the relay said when the run was complete."""
-    cores: dict[str, CoreStatus]
-    endings: dict[str, Ending]
-    counted: FeedStatus
-    """The feed of the node that was to make STEPS updates, as the relay has it."""
+    def __init__(self, home: Path, make: Callable[..., Node]) -> None:
+        self.home = home
+        self.manifest = build({"batch_size": BATCH, "update_budget": UPDATES})
+        self.nodes: dict[str, Node] = {}
+        self.endings: dict[str, Ending] = {}
+        self._make = make
+        self._join: tuple[str, ...] = ()
+
+    def start(self) -> None:
+        """A relay, and four trainers through it."""
+        (self.home / "run.toml").write_text(self.manifest.to_toml())
+        relay = self._start("relay", "--run", "run.toml", "--role", "relay", *LOOPBACK)
+        self._join = ("--peers", relay.address())
+        self._start("steady", *self._join, *LOOPBACK, "--until-complete")
+        self._start("revenant", *self._join, *LOOPBACK)
+        self._start("leaver", *self._join, *LOOPBACK)
+        counted = self._start("counted", *self._join, *LOOPBACK, "--steps", STEPS)
+        self.counted_origin = counted.until("it has a key", lambda status: status.origin).origin
+
+    def strike(self) -> None:
+        """Kill one and copy its folder; start both, and a latecomer that is told nothing but an address."""
+        victim = self.nodes["revenant"]
+        self.killed = victim.until("it trains", lambda status: status.own_updates > 5)
+        victim.end(SIGKILL)
+        shutil.copytree(victim.folder, self.home / "copy", ignore=shutil.ignore_patterns("*.sock"))
+        self.logged = own_length(self.home / "copy", self.killed)
+        until("a network daemon", lambda: p2pd_of(self.nodes["steady"])).kill()
+        victim.start()
+        self._start("copy", *self._join, *LOOPBACK)
+        self._start("late", *self._join)
+
+    def recover(self) -> None:
+        """Wait until those three train; stop another one for good while the run is still going on."""
+        survivors = [self.nodes[name] for name in SURVIVORS]
+        self.back, *_ = (node.until("it trains", lambda status: status.own_updates > 0) for node in survivors)
+        leaver = self.nodes["leaver"]
+        leaver.until("the run is still going on", lambda status: status.state == "training")
+        self._end("leaver", SIGTERM)
+
+    def complete(self) -> None:
+        """Wait for the end of the run, and ask those who are left what they have."""
+        self.endings["counted"] = Ending(self.nodes["counted"].wait())
+        self.endings["steady"] = Ending(self.nodes["steady"].wait())
+        self.final = until("all agree", self._agreement)
+        clients = {name: Client(Layout(self.nodes[name].folder).control_socket) for name in SURVIVORS}
+        self.cores = {name: asyncio.run(client.digest()) for name, client in clients.items()}
+        relay = self.nodes["relay"].folder
+        self.relay_says = sfnode(self.home, "status", "--data-dir", relay, python=("-X", "importtime"))
+
+    def leave(self) -> None:
+        """All trainers go, in the three ways there are."""
+        self._end("revenant", SIGINT)
+        self._end("copy", SIGTERM)
+        self.stopped = sfnode(self.home, "stop", "--data-dir", self.nodes["late"].folder)
+        self.endings["late"] = Ending(self.nodes["late"].wait())
+
+    def outlive(self) -> None:
+        """A newcomer finds nobody but the relay; then the relay goes as well."""
+        newcomer = self._start("newcomer", *self._join, "--until-complete")
+        self.endings["newcomer"] = Ending(newcomer.wait())
+        self._end("relay", SIGTERM)
+
+    def _start(self, name: str, *arguments: object) -> Node:
+        self.nodes[name] = self._make(name, *arguments)
+        return self.nodes[name].start()
+
+    def _end(self, name: str, number: Signals) -> None:
+        asked = time.monotonic()
+        self.endings[name] = Ending(self.nodes[name].end(number), time.monotonic() - asked)
+
+    def _agreement(self) -> dict[str, Status] | None:
+        """What all who are left say, once they say that the run is complete and have the same digest."""
+        statuses = {name: self.nodes[name].status() for name in (*SURVIVORS, "relay")}
+        said = {name: status for name, status in statuses.items() if status and status.state == "complete"}
+        agree = len({status.digest for status in said.values()}) == 1
+        return said if agree and len(said) == len(statuses) else None
 
 
 def run(home: Path, make: Callable[..., Node]) -> Course:
-    """Let it all happen in the folder `home`."""
-    manifest = build({"batch_size": BATCH, "update_budget": UPDATES})
-    (home / "run.toml").write_text(manifest.to_toml())
-    relay = make("relay", "--run", "run.toml", "--role", "relay", *LOOPBACK).start()
-    join = ("--peers", relay.address())
-    steady = make("steady", *join, *LOOPBACK, "--until-complete").start()
-    victim = make("revenant", *join, *LOOPBACK).start()
-    leaver = make("leaver", *join, *LOOPBACK).start()
-    counted = make("counted", *join, *LOOPBACK, "--steps", STEPS).start()
-    endings: dict[str, Ending] = {}
-
-    origin = counted.until("it has an origin", lambda status: status.origin).origin
-    killed = victim.until("it trains", lambda status: status.own_updates > 5)
-    victim.send(SIGKILL)
-    victim.wait()
-    copy = make("copy", *join, *LOOPBACK)
-    shutil.copytree(victim.folder, copy.folder, ignore=shutil.ignore_patterns("*.sock"))
-    logged = _own_length(copy.folder, killed)
-    late = make("late", *join)
-    for node in (victim, copy, late):
-        node.start()
-    back = victim.until("it trains again", lambda status: status.own_updates > 0)
-    for node in (copy, late):
-        node.until("it trains", lambda status: status.own_updates > 0)
-    leaver.until("the run is still going on", lambda status: status.state == "training")
-    endings["leaver"] = _end(leaver, SIGTERM)
-    endings["counted"] = Ending(counted.wait())
-    endings["steady"] = Ending(steady.wait())
-
-    living = {node.folder.name: node for node in (victim, copy, late, relay)}
-    final = until("all agree", lambda: _agreement(living))
-    cores = {name: _core(living[name]) for name in SURVIVORS}
-    feeds = {feed.origin: feed for feed in final["relay"].feeds}
-    endings["revenant"] = _end(victim, SIGINT)
-    endings["copy"] = _end(copy, SIGTERM)
-    assert sfnode(home, "stop", "--data-dir", late.folder).returncode == 0
-    endings["late"] = Ending(late.wait())
-
-    newcomer = make("newcomer", *join, "--until-complete").start()
-    endings["newcomer"] = Ending(newcomer.wait())
-    endings["relay"] = _end(relay, SIGTERM)
-    everybody = (relay, steady, victim, copy, leaver, late, newcomer, counted)
-    folders = {node.folder.name: node.folder for node in everybody}
-    return Course(manifest, folders, killed, logged, back, final, cores, endings, feeds[origin])
+    """Let it all happen."""
+    course = Course(home, make)
+    course.start()
+    course.strike()
+    course.recover()
+    course.complete()
+    course.leave()
+    course.outlive()
+    return course
 
 
-def _agreement(living: dict[str, Node]) -> dict[str, Status] | None:
-    """What all say, once they say that the run is complete and have the same digest."""
-    statuses = {name: node.status() for name, node in living.items()}
-    said = {name: status for name, status in statuses.items() if status}
-    complete = len(said) == len(living) and all(status.state == "complete" for status in said.values())
-    return said if complete and len({status.digest for status in said.values()}) == 1 else None
-
-
-def _own_length(folder: Path, status: Status) -> int:
-    """How many updates of a node's feed are in the log that it left."""
+def own_length(folder: Path, status: Status) -> int:
+    """How many updates of a node's own feed are in the log in this folder."""
     with UpdateLog.open(Layout(folder).log, bytes.fromhex(status.run_id), read_only=True) as log:
         feed = Feed(bytes.fromhex(status.origin), status.incarnation)
         return next(tail.next for tail in log.tails() if tail.feed == feed)
-
-
-def _end(node: Node, number: Signals) -> Ending:
-    asked = time.monotonic()
-    return Ending(node.end(number), time.monotonic() - asked)
-
-
-def _core(node: Node) -> CoreStatus:
-    return asyncio.run(Client(Layout(node.folder).control_socket).digest())

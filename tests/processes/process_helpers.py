@@ -15,6 +15,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
 from sfnode.cli.main import main
@@ -39,9 +40,11 @@ def environment(home: Path) -> dict[str, str]:
     return {**kept, "HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def sfnode(home: Path, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    command = [*SFNODE, *(str(argument) for argument in arguments)]
+def sfnode(
+    home: Path, *arguments: object, python: tuple[str, ...] = (), **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; `python` are options for the interpreter."""
+    command = [SFNODE[0], *python, *SFNODE[1:], *(str(argument) for argument in arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, env=environment(home), timeout=PATIENCE, cwd=home, **options
     )
@@ -69,11 +72,18 @@ def until(what: str, condition: Callable[[], T | None], patience: float = PATIEN
     return result
 
 
+def p2pd_of(node: Node) -> psutil.Process | None:
+    """The network daemon of a running node, once it has one."""
+    children = psutil.Process(node.pid).children()
+    return next((child for child in children if "p2pd" in child.name()), None)
+
+
 class Node:
     """One `sfnode join` in a folder of its own, started with the same command each time."""
 
-    def __init__(self, home: Path, name: str, *arguments: object) -> None:
+    def __init__(self, home: Path, name: str, *arguments: object, **variables: str) -> None:
         self.folder = home / name
+        self._environment = environment(home) | variables
         self.arguments = ("join", "--data-dir", self.folder, *arguments)
         self._home = home
         self._output = home / f"{name}.out"
@@ -86,7 +96,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=environment(self._home),
+                env=self._environment,
                 cwd=self._home,
             )
         return self

@@ -37,8 +37,8 @@ def seen(home: Path) -> Course:
 def audits(seen: Course) -> dict[str, Any]:
     """What `sfnode verify --json` says of every node's log, the relay's and the dead ones' too."""
     return {
-        name: json.loads(here("verify", "--json", "--data-dir", folder))
-        for name, folder in seen.folders.items()
+        name: json.loads(here("verify", "--json", "--data-dir", node.folder))
+        for name, node in seen.nodes.items()
     }
 
 
@@ -47,7 +47,7 @@ def models(home: Path, seen: Course) -> dict[str, Path]:
     """What `sfnode export` writes for a node that lived through it all and for one that replayed it."""
     outs = {name: home / f"{name}-model" for name in ("revenant", "newcomer")}
     for name, out in outs.items():
-        here("export", out, "--data-dir", seen.folders[name])
+        here("export", out, "--data-dir", seen.nodes[name].folder)
     return outs
 
 
@@ -107,12 +107,30 @@ def test_a_latecomer_needs_nothing_but_an_address(seen: Course) -> None:
 
 
 def test_a_node_that_is_to_make_some_updates_makes_exactly_those_and_leaves(seen: Course) -> None:
-    assert seen.counted.updates == STEPS
+    feeds = [feed for feed in seen.final["relay"].feeds if feed.origin == seen.counted_origin]
+    assert [feed.updates for feed in feeds] == [STEPS]
     assert seen.endings["counted"].status == 0
 
 
 def test_a_node_that_is_to_stay_until_the_run_is_complete_leaves_then(seen: Course) -> None:
     assert seen.endings["steady"].status == 0
+
+
+def test_a_node_survives_the_death_of_its_network_daemon(seen: Course, audits: dict[str, Any]) -> None:
+    assert "the network daemon does not answer; restarting it" in seen.nodes["steady"].output()
+    assert audits["steady"]["digest"] == seen.final["relay"].digest
+
+
+def test_a_running_node_says_what_it_does_and_asking_it_loads_no_heavy_library(seen: Course) -> None:
+    said = dict(line.split(maxsplit=1) for line in seen.relay_says.stdout.splitlines())
+    assert said["run"] == f"reviews ({seen.manifest.run_id.hex()[:16]})"
+    assert said["state"].startswith("complete as relay")
+    assert said["updates"].startswith(f"{seen.final['relay'].known} of {UPDATES}")
+    assert said["digest"] == seen.final["relay"].digest
+    assert said["address"] == seen.nodes["relay"].address()
+    loaded = {line.rpartition("|")[2].strip() for line in seen.relay_says.stderr.splitlines()}
+    assert "aiohttp" in loaded
+    assert not {"torch", "transformers", "hivemind", "datasets"} & loaded
 
 
 def test_a_relay_serves_a_newcomer_when_all_trainers_have_gone(seen: Course, audits: dict[str, Any]) -> None:
@@ -128,7 +146,8 @@ def test_a_signal_ends_a_node_soon_and_with_status_0(name: str, seen: Course) ->
     assert seen.endings[name].seconds < 5.0
 
 
-def test_the_stop_command_ends_a_node_with_status_0(seen: Course) -> None:
+def test_the_stop_command_waits_until_the_node_has_ended_with_status_0(seen: Course) -> None:
+    assert (seen.stopped.returncode, seen.stopped.stdout) == (0, "stopped\n")
     assert seen.endings["late"].status == 0
 
 
@@ -142,7 +161,7 @@ def test_exported_weights_are_equal_and_transformers_loads_them(models: dict[str
 
 
 def test_training_has_changed_the_model(seen: Course) -> None:
-    result = json.loads(here("eval", "--json", "--limit", 100, "--data-dir", seen.folders["steady"]))
+    result = json.loads(here("eval", "--json", "--limit", 100, "--data-dir", seen.nodes["steady"].folder))
     assert result["digest"] == seen.final["relay"].digest
     assert result["before"]["count"] == result["after"]["count"] == 100
     assert result["before"]["loss"] != result["after"]["loss"]

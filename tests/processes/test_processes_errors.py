@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import resource
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any, NamedTuple
 
 import pytest
-from process_helpers import LOOPBACK, Node, nodes, printed_json, sfnode
+from process_helpers import LOOPBACK, Node, nodes, p2pd_of, printed_json, sfnode, until
 
 from sfnode.cli.draft import build
 from sfnode.config import Manifest
@@ -159,6 +161,20 @@ def audit(world: World, node: Node) -> dict[str, Any]:
     """What is in the node's log."""
     found: dict[str, Any] = printed_json(sfnode(world.home, "verify", "--json", "--data-dir", node.folder))
     return found
+
+
+def test_a_node_that_is_told_to_end_while_it_starts_leaves_nothing_behind(world: World) -> None:
+    scratch = world.home / "tmp"
+    scratch.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = NOBODY.replace("/tcp/1/", f"/tcp/{mute.getsockname()[1]}/")
+        node = Node(world.home, "hasty", "--peers", address, *LOOPBACK, TMPDIR=str(scratch))
+        with closing(node.start()):
+            p2pd = until("it has a network daemon", lambda: p2pd_of(node))
+            assert node.end(SIGTERM) == 130
+    assert node.output() == "interrupted\n"
+    assert not p2pd.is_running()
+    assert not any(scratch.iterdir())
 
 
 def limit_files() -> None:

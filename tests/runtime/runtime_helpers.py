@@ -29,7 +29,7 @@ from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed, Segment
 
-PATIENCE = 20.0
+PATIENCE = 15.0
 """Seconds after which a test gives up waiting; on an idle machine nothing takes two."""
 
 

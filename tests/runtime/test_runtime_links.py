@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from runtime_helpers import eventually, machine, manifest
+from runtime_helpers import PATIENCE, eventually, machine, manifest
 
 from sfnode.errors import Code, UserError
 from sfnode.runtime import book, links
@@ -157,7 +157,8 @@ async def rounds(relay: Relay, count: int = 3) -> None:
             looked.set()
 
         relay.neighbours._find = observed  # type: ignore[method-assign]
-        await looked.wait()
+        async with asyncio.timeout(PATIENCE):
+            await looked.wait()
         relay.neighbours._find = find  # type: ignore[method-assign]
 
 
