@@ -49,11 +49,17 @@ def preset(name: str) -> Preset:
 def default_run() -> DefaultRun:
     """The embedded default: the tiny model learns to answer good or bad about made-up reviews.
 
-    Learning rates from 3e-4 to 8e-4 all end above 0.99 held-out accuracy; 2e-4 learns too little within the
-    budget and 1.2e-3 destroys the model.
+    The limit of 96, an alpha of 1.5, clips about one scalar in ten. It keeps a run from being carried away by
+    its own noise: with it learning rates from 2.5e-4 to 1e-3 end above 0.98 held-out accuracy, without it
+    8e-4 destroys the model.
     """
     training = Training(
-        learning_rate=5e-4, schedule="cosine", batch_size=8, epoch_updates=250, update_budget=3000
+        learning_rate=5e-4,
+        schedule="cosine",
+        batch_size=8,
+        epoch_updates=250,
+        update_budget=3000,
+        scalar_limit=96,
     )
     return DefaultRun(*PRESETS["reviews"], training)
 

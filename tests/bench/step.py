@@ -3,7 +3,7 @@
     python tests/bench/step.py [--model mini] [--model opt-125m] [--batch 4] [--batch 16] [--repetitions 15]
 
 All three work on the same model, the same encoded mini-batch and the same output positions, one after the
-other in turns, so that a busy machine slows all of them alike; medians are printed. `mini` is the workplace's
+other in turns, so that a busy machine slows all of them alike; medians are printed. `mini` is ../shared's
 opt-mini-sst with SST-2 sentences, `opt-125m` a random model of that shape with sentences of 32 tokens. MeZO
 is timed both ways: perturbing the matrices that sfnode trains, and perturbing all parameters as its authors
 do. OMP_NUM_THREADS sets the number of threads. Exit status 1 when a step takes more than 1.25 times the two

@@ -15,6 +15,7 @@ from runtime_helpers import Node, Result, SmallEngine, Swarm, manifest
 from sfnode.config import Manifest
 from sfnode.errors import Code, UserError
 from sfnode.runtime.audit import audit
+from sfnode.transport import memory
 from sfnode.transport.memory import Faults
 from sfprotocol.messages import Feed
 
@@ -33,10 +34,10 @@ async def completed(nodes: list[Node]) -> None:
 
 
 async def test_a_node_alone_makes_exactly_the_updates_of_the_budget(swarm_of: SwarmOf) -> None:
-    swarm = swarm_of(manifest(update_budget=333, epoch_updates=100))
+    swarm = swarm_of(manifest(update_budget=1001, epoch_updates=300))
     node = await swarm.first(queries=4)
     await completed([node])
-    assert node.known == node.node.training.made == 333  # type: ignore[union-attr]
+    assert node.known == node.node.training.made == 1001  # type: ignore[union-attr]
     assert node.engine.epochs == sorted(node.engine.epochs)
     assert 0 < node.engine.epochs[-1] <= 3
 
@@ -117,16 +118,20 @@ async def test_a_node_stops_within_two_seconds_although_a_step_takes_a_minute(sw
     a.engine.steps.release()
 
 
-async def test_what_was_computed_before_the_stop_is_in_the_log_and_with_the_neighbours(swarm: Swarm) -> None:
-    """Also what is finished and waits for the flush interval to be over."""
+async def test_what_was_computed_before_the_stop_is_in_the_log_and_with_the_neighbours(
+    swarm_of: SwarmOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what is finished and waits for the flush interval to be over, and over a slow line."""
+    monkeypatch.setattr(memory, "CAPACITY", 2)
+    swarm = swarm_of(None, Faults(delay=(0.02, 0.02)))
     a = await swarm.first(role="relay")
-    b = swarm.node("b", make_engine=lambda run: SmallEngine(run).go(21))
+    b = swarm.node("b", make_engine=lambda run: SmallEngine(run).go(121))
     await swarm.join("b")
-    await b.until(lambda: b.engine and len(b.engine.epochs) == 21)
+    await b.until(lambda: b.engine and len(b.engine.epochs) == 121)
     await b.stop()
     with swarm.log("b") as log:
-        assert log.updates() == 21
-    await a.until(lambda: a.known == 21)
+        assert log.updates() == 121
+    await a.until(lambda: a.known == 121)
 
 
 async def test_stopping_at_any_moment_of_a_start_is_clean(swarm: Swarm) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ ROWS = [
 ]
 ANSWERS = {"0": "terrible", "1": "great"}
 
+loading = Lock()
+"""transformers cannot load two models at once in one process; nodes are processes."""
+
 
 def make_model(folder: Path) -> None:
     """A random OPT with a word-level tokenizer, in Hugging Face format."""
@@ -31,20 +35,15 @@ def make_model(folder: Path) -> None:
     from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(1)
-    sizes: dict[str, Any] = {
-        "hidden_size": 16,
-        "word_embed_proj_dim": 16,
-        "ffn_dim": 32,
+    sizes: dict[str, Any] = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 32}
+    depth: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32}
+    words: dict[str, Any] = {
         "vocab_size": len(WORDS),
-    }
-    depth: dict[str, Any] = {"max_position_embeddings": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    marks: dict[str, Any] = {
-        "max_position_embeddings": 32,
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": 1,
     }
-    OPTForCausalLM(OPTConfig(**sizes, **depth, **marks, init_std=0.3)).save_pretrained(folder)
+    OPTForCausalLM(OPTConfig(**sizes, **depth, **words, init_std=0.3)).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="the"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     build: Any = PreTrainedTokenizerFast
@@ -97,7 +96,8 @@ async def test_two_nodes_train_a_real_model_and_end_with_the_same_weights(
 
 
 def trainer(run: Manifest) -> Any:
-    return load_trainer(NodeSettings(data_dir=Path("unused"), threads=1), run)
+    with loading:
+        return load_trainer(NodeSettings(data_dir=Path("unused"), threads=1), run)
 
 
 def fingerprint(engine: Any) -> str:

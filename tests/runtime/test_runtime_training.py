@@ -273,9 +273,11 @@ async def test_the_last_results_are_posted_although_no_more_come() -> None:
         desk.finish(0.001)
     desk.round()
     assert desk.own == 1
+    assert desk.training.busy
     await eventually(lambda: desk.posted)
     desk.round()
     assert desk.own == 3
+    assert not desk.training.busy
 
 
 async def test_results_for_an_incarnation_that_has_ended_are_dropped() -> None:
