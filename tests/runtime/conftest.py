@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from runtime_helpers import Swarm
 
-from sfnode.runtime import book, leaving, links, node
+from sfnode.runtime import book, leaving, links, node, pump
 from sfprotocol import machine, sync
 
 
@@ -27,6 +27,7 @@ def pytest_asyncio_loop_factories(
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "CHECK_INTERVAL", 0.05)
     monkeypatch.setattr(book, "BACKOFF_FIRST", 0.1)
+    monkeypatch.setattr(pump, "LAST_WORDS", 0.2)
     monkeypatch.setattr(machine, "SYNC_INTERVAL", 0.1)
     monkeypatch.setattr(sync, "WANT_TIMEOUT", 1.0)
     monkeypatch.setattr(sync, "FULL_SUMMARY_BASE", 0.2)
