@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfnode.cli.ending import DONE, interruptible, leave, show
-from sfnode.cli.options import data_dir_option, device_option, option
+from sfnode.cli.options import data_dir_option, device_option, model_option, option
 from sfnode.config import NodeSettings
 from sfnode.errors import UserError
 from sfnode.observe import set_up_logging
@@ -52,12 +52,7 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
     help="A relay holds no model and no data; it floods, serves the log and keeps the DHT alive.",
 )
 @data_dir_option
-@option(
-    "--model",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Base model, if not where the manifest says; its digest must be the manifest's.",
-)
+@model_option
 @option(
     "--data",
     type=click.Path(path_type=Path),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from sfnode.cli.options import data_dir_option, device_option, json_option, option
+from sfnode.cli.options import data_dir_option, device_option, json_option, model_option, option
 from sfnode.cli.results import EvalResult, Measurement, VerifyResult
 from sfnode.config import Manifest
 from sfnode.errors import Code, UserError
@@ -21,13 +21,6 @@ from sfnode.store.log import UpdateLog
 
 if TYPE_CHECKING:
     from sfnode.engine.trainer import Trainer
-
-model_option = option(
-    "--model",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Base model, if not where the manifest says; its digest must be the manifest's.",
-)
 
 
 @click.command(short_help="Replay the log and check every signature.")

@@ -50,6 +50,16 @@ def data_dir_option(function: F) -> F:
     )(function)
 
 
+def model_option(function: F) -> F:
+    """--model for a run that has its manifest already."""
+    return option(
+        "--model",
+        type=click.Path(path_type=Path),
+        metavar="FOLDER",
+        help="Base model, if not where the manifest says; its digest must be the manifest's.",
+    )(function)
+
+
 def device_option(function: F) -> F:
     """--device, the same everywhere."""
     return option(

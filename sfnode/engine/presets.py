@@ -49,12 +49,11 @@ def preset(name: str) -> Preset:
 def default_run() -> DefaultRun:
     """The embedded default: the tiny model learns to answer good or bad about made-up reviews.
 
-    The limit of 96, an alpha of 1.5, clips about one scalar in ten. It keeps a run from being carried away by
-    its own noise: with it learning rates from 2.5e-4 to 1e-3 end above 0.98 held-out accuracy, without it
-    8e-4 destroys the model.
+    The limit of 96, an alpha of 1.5, clips about one scalar in ten and keeps a run from being carried away by
+    its own noise: learning rates from 5e-4 to 2e-3 all end above 0.96 held-out accuracy.
     """
     training = Training(
-        learning_rate=5e-4,
+        learning_rate=1e-3,
         schedule="cosine",
         batch_size=8,
         epoch_updates=250,

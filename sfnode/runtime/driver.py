@@ -43,6 +43,10 @@ from sfprotocol.machine import Machine
 MAX_ROUND = 512
 """Events taken into one commit: bounds how long a frame waits for the disk."""
 
+ROUND_TIME = 0.05
+"""Seconds after which no more are taken in: to hash the chains of long segments takes a while, and the event
+loop has other things to do."""
+
 DROP_GRACE = 1.0
 """Seconds for a last Goodbye to leave."""
 
@@ -183,6 +187,8 @@ class Driver:
             actions += self.machine.handle(event, now)
             if isinstance(event, Received) and event.link in self.pumps:
                 self.pumps[event.link].handled()
+            if self._clock() - now > ROUND_TIME:
+                break
         if now >= self.machine.next_deadline():
             actions += self.machine.handle(Wake(), now)
         return actions

@@ -126,6 +126,10 @@ def open_machine(
     proven = True
     if settings.role == "trainer":
         identity = load_or_create(data_dir.identity)
+        if identity.exposed:
+            log.warning(
+                "others could read %s until now, and may be able to sign as this node", data_dir.identity
+            )
         own, proven = own_feed(update_log, identity)
         sign = identity.sign
     return Machine(
@@ -155,10 +159,9 @@ def own_feed(update_log: UpdateLog, identity: Identity) -> tuple[Feed, bool]:
     met a peer has nobody who could know more.
     """
     kept = update_log.get_meta(_INCARNATION)
-    copied = datadir.moved(update_log)
-    if kept is not None and not copied:
-        return Feed(identity.public, int.from_bytes(kept, "big")), update_log.get_meta(_MET_PEERS) is None
-    if copied:
+    if kept is not None:
+        if not datadir.moved(update_log):
+            return Feed(identity.public, int.from_bytes(kept, "big")), update_log.get_meta(_MET_PEERS) is None
         log.warning("this data folder was copied or restored; continuing under a new incarnation")
     feed = Feed(identity.public, draw_incarnation())
     remember_feed(update_log, feed)

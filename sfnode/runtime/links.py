@@ -77,7 +77,7 @@ class Neighbours:
         self._met = self._leaving = False
         self._remembered: list[str] | None = None
         self._found_at = self._announced_at = float("-inf")
-        transport.on_link(self.accept)
+        transport.on_link(self.carry)
 
     async def run(self) -> None:
         """Look after links and road every CHECK_INTERVAL."""
@@ -97,14 +97,10 @@ class Neighbours:
         for task in self._dialling.values():
             task.cancel()
 
-    async def accept(self, link: Link) -> None:
-        """Carry the protocol over an inbound link, if it is wanted."""
-        await self._carry(link)
-
     # -- links -------------------------------------------------------------------------------------
 
-    async def _carry(self, link: Link) -> None:
-        """Carry the protocol over a link until it ends; at most one link a peer."""
+    async def carry(self, link: Link) -> None:
+        """Carry the protocol over a link, whoever opened it, until it ends; if it is wanted."""
         rival = self._links.get(link.peer)
         if not self._wants(link, rival):
             await link.close()
@@ -167,7 +163,7 @@ class Neighbours:
             return
         # the link lives longer than the dialling, which counts against the target
         self._dialling.pop(peer, None)
-        await self._carry(link)
+        await self.carry(link)
 
     def _ended(self, peer: str, task: asyncio.Task[None]) -> None:
         self._outbound.discard(task)

@@ -144,10 +144,11 @@ class RunningNode:
         """We have all that our first neighbours had; or there is nobody to learn from."""
         if any(link.synced for link in self.machine.links.values()):
             return self.machine.pulling == 0
-        if self.settings.peers:
-            return False
-        waited = self.clock() - self.started_at > ASK_TIMEOUT
-        return waited or not joining.remembered_peers(self.log)
+        if self.settings.peers and not self.machine.frontier.known:
+            return False  # a newcomer: what it would train is not the model of the run
+        if not (self.settings.peers or joining.remembered_peers(self.log)):
+            return True
+        return self.clock() - self.started_at > ASK_TIMEOUT
 
     def _done(self) -> bool:
         complete = self.settings.until_complete and self.machine.complete

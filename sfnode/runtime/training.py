@@ -3,8 +3,8 @@
 Sits between the protocol machine (which says whether and at which step and epoch) and the worker (which
 evaluates). It knows neither links nor files.
 
-Four marks move along our feed: what this process `started` from, what is admitted (the machine's frontier),
-what is posted and what is ordered. Every limit is a distance between two of them.
+Marks move along our feed: where this process started, what is admitted (the machine's frontier), posted,
+computed and ordered. Every limit is a distance between two of them.
 """
 
 from __future__ import annotations
@@ -88,8 +88,16 @@ class Training:
 
     @property
     def busy(self) -> bool:
-        """Steps are under way, or finished ones not yet admitted."""
-        return self._at_work > 0 or bool(self._feed and self._under_way(self._feed))
+        """More updates of ours are on their way."""
+        if self._feed is None:
+            return False
+        at_work = self._at_work > 0 and not self._machine.complete
+        return at_work or self._computed > self._machine.frontier.next(self._feed)
+
+    @property
+    def _computed(self) -> int:
+        """The first step that is not finished."""
+        return self._posted + len(self._finished)
 
     def rate(self) -> float:
         """Own updates per second over RATE_WINDOW."""
@@ -111,12 +119,15 @@ class Training:
             self._order(self._next(count))
 
     def on_result(self, order: Order, result: StepResult) -> None:
-        """A step is finished. Results for a feed that has ended meanwhile are dropped."""
+        """A step is finished. It is dropped when its feed has ended meanwhile, and when the run has: what a
+        long step adds to a complete run could come after others have left (SPEC U6)."""
         self._at_work -= 1
-        if order.feed == self._feed:
+        if not self._machine.complete and (order.feed, order.first) == (self._feed, self._computed):
             self._finished += [(order.epoch, scalar) for scalar in result.scalars]
             self._measure(result)
             self._flush_soon()
+        if self._at_work == 0:
+            self._ordered = self._computed  # what was dropped is ordered again, should it be wanted
         self.advance()
 
     def flush(self) -> None:
@@ -167,15 +178,12 @@ class Training:
         fit one segment (SPEC S4), however slow the disk is.
         """
         assert self._feed is not None
-        left = self._machine.run.update_budget - self._machine.frontier.known
-        allowed = min(left, MAX_SEGMENT_UPDATES) - self._under_way(self._feed)
+        frontier, run = self._machine.frontier, self._machine.run
+        under_way = self._ordered - frontier.next(self._feed)
+        allowed = min(run.update_budget - frontier.known, MAX_SEGMENT_UPDATES) - under_way
         if not self._steps:
             return allowed
         return min(allowed, self._steps - self._made_before - (self._ordered - self._started))
-
-    def _under_way(self, feed: Feed) -> int:
-        """Updates that are ordered and not yet admitted."""
-        return self._ordered - self._machine.frontier.next(feed)
 
     def _next(self, count: int) -> Order:
         assert self._feed is not None

@@ -66,7 +66,8 @@ class Worker:
     """Runs an Engine in a daemon thread, from loading it to the end.
 
     Updates that arrive while the engine loads wait in the queue. `on_ready()`, `on_result(order, result)` and
-    `on_failure(error)` are called on the event loop that created the worker.
+    `on_failure(error)` are called on the event loop that created the worker; `on_failure` also with what the
+    other two raise.
     """
 
     def __init__(
@@ -131,10 +132,16 @@ class Worker:
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
         try:
-            self._loop.call_soon_threadsafe(callback, *args)
+            self._loop.call_soon_threadsafe(self._call_back, callback, *args)
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
+
+    def _call_back(self, callback: Callable[..., None], *args: Any) -> None:
+        try:
+            callback(*args)
+        except Exception as error:  # the event loop would only log it
+            self._on_failure(error)
 
 
 def _settle(future: asyncio.Future[T], result: T) -> None:

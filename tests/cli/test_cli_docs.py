@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from sfnode.cli.init import KINDS
 from sfnode.cli.results import EvalResult, Measurement, NodeResult, SwarmResult, VerifyResult
+from sfnode.engine.presets import PRESETS
+from sfnode.engine.template import FILTERS
 from sfnode.errors import Code
 from sfnode.runtime.audit import Audit
 from sfnode.runtime.status import FeedStatus, LinkStatus, Status
@@ -44,6 +47,12 @@ def test_every_field_of_a_json_output_is_documented_in_its_order(heading: str) -
     documented = [re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) for table in tables]
     models: tuple[type[BaseModel], ...] = SECTIONS[heading]
     assert documented == [list(model.model_fields) for model in models]
+
+
+def test_every_ready_made_task_every_kind_and_every_filter_is_documented() -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", (DOCS / "tasks.md").read_text(), flags=re.MULTILINE)
+    documented = [re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) for table in tables]
+    assert documented == [list(PRESETS), list(KINDS), list(FILTERS)]
 
 
 def test_verify_prints_all_that_the_audit_finds() -> None:

@@ -40,13 +40,11 @@ def environment(home: Path) -> dict[str, str]:
     return {**kept, "HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def sfnode(
-    home: Path, *arguments: object, python: tuple[str, ...] = (), **options: Any
-) -> subprocess.CompletedProcess[str]:
+def sfnode(home: Path, *arguments: object, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; `python` are options for the interpreter."""
     command = [SFNODE[0], *python, *SFNODE[1:], *(str(argument) for argument in arguments)]
     return subprocess.run(
-        command, capture_output=True, text=True, env=environment(home), timeout=PATIENCE, cwd=home, **options
+        command, capture_output=True, text=True, env=environment(home), timeout=PATIENCE, cwd=home
     )
 
 

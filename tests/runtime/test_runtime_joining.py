@@ -10,7 +10,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from runtime_helpers import Swarm, manifest
+from runtime_helpers import Swarm, manifest, record
 
 from sfnode.config import Manifest, NodeSettings
 from sfnode.errors import Code, UserError
@@ -248,6 +248,27 @@ def test_a_copied_folder_starts_another_feed_and_so_does_a_copy_of_that(
         source = copy
     assert len(seen) == 4
     assert "copied or restored" in caplog.text
+
+
+def test_a_relay_that_becomes_a_trainer_is_not_taken_for_a_copy(
+    data_dir: DataDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    with UpdateLog.open(data_dir.log, RUN.run_id) as log:
+        relaying = settings(data_dir, role="relay")
+        assert joining.open_machine(relaying, RUN, data_dir, log, 0.0).own is None
+        log.append([record(RUN, "other", [1, 2])])
+        assert joining.open_machine(settings(data_dir), RUN, data_dir, log, 0.0).may_compute
+    assert caplog.text == ""
+
+
+def test_a_key_that_others_could_read_is_a_warning(
+    data_dir: DataDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_or_create(data_dir.identity)
+    data_dir.identity.chmod(0o644)
+    with UpdateLog.open(data_dir.log, RUN.run_id) as log:
+        joining.open_machine(settings(data_dir), RUN, data_dir, log, 0.0)
+    assert "may be able to sign as this node" in caplog.text
 
 
 def test_addresses_are_remembered_as_they_were(data_dir: DataDir) -> None:

@@ -14,6 +14,7 @@ from runtime_helpers import Node, Result, SmallEngine, Swarm, manifest
 
 from sfnode.config import Manifest
 from sfnode.errors import Code, UserError
+from sfnode.runtime import node as node_module
 from sfnode.runtime.audit import audit
 from sfnode.transport import memory
 from sfnode.transport.memory import Faults
@@ -241,6 +242,27 @@ async def test_a_node_started_again_alone_has_the_same_digests_and_needs_nobody(
     await swarm.first()
     await a.until(lambda: a.node.engine_loaded)
     assert await a.client.digest() == before
+
+
+async def test_a_newcomer_whose_peers_do_not_answer_waits_and_one_with_a_past_goes_on(
+    swarm_of: SwarmOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "ASK_TIMEOUT", 0.3)
+    swarm = swarm_of()
+    a, b = await swarm.first(), await swarm.join("b")
+    await b.until(lambda: made(b) > 5)
+    await a.stop()
+    await b.stop()
+    swarm.network.partition("b", "c")
+    c = swarm.node("c")
+    await c.start(swarm.run_file)
+    c.node.stop()  # before it has made anything
+    await c.ended()
+    await c.start(peers=(a.address,))
+    await swarm.join("b")
+    await b.until(lambda: made(b) > 5)
+    assert c.known == 0
+    assert c.node.status().state == "catching-up"
 
 
 async def test_updates_that_arrive_while_the_model_loads_are_counted_once(swarm: Swarm) -> None:

@@ -91,6 +91,15 @@ async def test_an_engine_that_fails_in_a_step_is_reported_and_does_nothing_more(
     assert not engine.applied
 
 
+async def test_a_result_that_cannot_be_taken_in_is_reported_like_an_engine_that_fails() -> None:
+    boss = Boss(lambda: SmallEngine(RUN).go())
+    boss.results = None  # type: ignore[assignment]
+    boss.worker.order(Order(FEED, 0, 0, (1,)))
+    await eventually(lambda: boss.failures)
+    assert isinstance(boss.failures[0], AttributeError)
+    assert await boss.worker.stop(5)
+
+
 async def test_a_question_that_fails_is_its_askers_business() -> None:
     boss = Boss(lambda: SmallEngine(RUN))
     with pytest.raises(ZeroDivisionError):

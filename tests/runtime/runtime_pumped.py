@@ -1,0 +1,112 @@
+"""Drivers with real machines and logs but without engines, and strangers who talk to them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runtime_helpers import machine, manifest
+
+from sfnode.engine.core import UpdateBatch
+from sfnode.runtime.driver import Driver
+from sfnode.store.log import Record, UpdateLog
+from sfnode.transport.base import Link
+from sfnode.transport.memory import MemoryTransport, Network
+from sfprotocol import codec
+from sfprotocol.events import OwnUpdates
+from sfprotocol.messages import EpochScalars, Feed, Hello, Message, Summary
+
+RUN = manifest()
+
+
+class GatedLog(UpdateLog):
+    """A real log whose appends wait at a gate, on their own thread."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waiting = threading.Event()
+        self.failure: Exception | None = None
+
+    def append(self, records: Sequence[Record]) -> None:
+        self.waiting.set()
+        self.gate.wait()
+        if self.failure:
+            raise self.failure
+        super().append(records)
+
+
+class Pumped:
+    """A driver with a real machine and a real log, and what it does."""
+
+    def __init__(self, network: Network, name: str, folder: Path) -> None:
+        self.transport = MemoryTransport(network, name)
+        log = GatedLog.open(folder / f"{name}.sqlite", RUN.run_id)
+        assert isinstance(log, GatedLog)
+        self.log = log
+        self.machine = machine(RUN, self.log.tails(), name, asyncio.get_running_loop().time())
+        self.applied: list[UpdateBatch] = []
+        self.driver = Driver(
+            self.machine,
+            self.log,
+            clock=asyncio.get_running_loop().time,
+            apply=self._apply,
+            continue_as=lambda _: None,
+            after_round=lambda: None,
+        )
+        self.transport.on_link(self.driver.carry)
+        self.task = asyncio.create_task(self.driver.run())
+        self.carrying: list[asyncio.Task[None]] = []
+
+    @property
+    def feed(self) -> Feed:
+        assert self.machine.own is not None
+        return self.machine.own
+
+    def _apply(self, updates: UpdateBatch) -> None:
+        assert self.log.updates() >= len(updates.seeds) + self.count(), "applied before durable"
+        self.applied.append(updates)
+
+    def count(self) -> int:
+        return sum(len(updates.seeds) for updates in self.applied)
+
+    def say(self, *scalars: int) -> None:
+        """Make own updates."""
+        first = self.machine.frontier.next(self.feed) + sum(
+            len(event.parts[0].scalars) for event in self.driver._events if isinstance(event, OwnUpdates)
+        )
+        self.driver.post(OwnUpdates(self.feed, first, (EpochScalars(0, scalars),)))
+
+    async def link_to(self, other: Pumped) -> Link:
+        link = await self.transport.connect(other.transport.peer)
+        self.carrying.append(asyncio.create_task(self.driver.carry(link)))
+        return link
+
+
+async def stranger(pumped: dict[str, Pumped], name: str = "s") -> tuple[Link, MemoryTransport]:
+    """A bare link to a, on which a test says what it likes."""
+    transport = MemoryTransport(pumped["a"].transport._network, name)
+    await transport.start()
+    return await transport.connect("a"), transport
+
+
+async def hear(link: Link, kind: type[Message]) -> Any:
+    """The next message of this kind."""
+    async with asyncio.timeout(10):
+        while True:
+            message = codec.decode(await link.receive())
+            if isinstance(message, kind):
+                return message
+
+
+async def greet(link: Link) -> None:
+    """As a node that has nothing."""
+    hello: Hello = await hear(link, Hello)
+    await link.send(codec.encode(Hello(hello.version, RUN.run_id, 1, 0)))
+    summary: Summary = await hear(link, Summary)
+    await link.send(codec.encode(Summary(False, 0, bytes(32), ())))
+    assert not summary.more
