@@ -200,7 +200,9 @@ class Manifest(Section):
         )
 
     def to_toml(self) -> str:
-        return tomli_w.dumps(self.model_dump(mode="json"), multiline_strings=True)
+        fields = self.model_dump(mode="json")
+        # a multi-line string would turn \r\n into \n, and the file would name another run
+        return tomli_w.dumps(fields, multiline_strings=b"\r" not in self.canonical())
 
     @classmethod
     def from_toml(cls, path: Path) -> Manifest:

@@ -21,8 +21,9 @@ def changed(section: str, **fields: Any) -> dict[str, Any]:
     return {**FIELDS, section: {**FIELDS.get(section, {}), **fields}}
 
 
-def test_both_forms_of_a_manifest_name_the_same_run(tmp_path: Path) -> None:
-    manifest = Manifest.model_validate(FIELDS)
+@pytest.mark.parametrize("template", ["{text}", "{text}\nIt was", "{text}\r\nIt was"])
+def test_both_forms_of_a_manifest_name_the_same_run(tmp_path: Path, template: str) -> None:
+    manifest = Manifest.model_validate(changed("task", template=template))
     (tmp_path / "run.toml").write_text(manifest.to_toml())
     assert Manifest.from_toml(tmp_path / "run.toml").run_id == manifest.run_id
     assert Manifest.from_canonical(manifest.canonical(), "a peer") == manifest

@@ -53,6 +53,18 @@ def check_run_id(manifest: Manifest, wanted: str) -> None:
         )
 
 
+def leave_copied_name(manifest: Manifest | None, data_dir: DataDir) -> None:
+    """Give the copy of a trainer's folder a libp2p identity of its own, before the network starts.
+
+    Two nodes of one name take each other's links away: every neighbour keeps the newer one only.
+    """
+    if manifest is None or not data_dir.log.exists():
+        return
+    with UpdateLog.open(data_dir.log, manifest.run_id, read_only=True) as update_log:
+        if update_log.get_meta(_INCARNATION) is not None and datadir.moved(update_log):
+            data_dir.libp2p_identity.unlink(missing_ok=True)
+
+
 async def fetch_manifest(transport: Transport, peers: tuple[str, ...]) -> Manifest:
     """The manifest from the first peer that sends one.
 
@@ -86,8 +98,9 @@ async def agree_on_manifest(
 ) -> Manifest:
     """The run's manifest: ours, the peers', or both if they are the same; kept in the data folder."""
     manifest = local
-    if settings.peers and not data_dir.manifest.exists():
-        manifest = await fetch_manifest(transport, settings.peers)
+    if settings.peers:
+        manifest = await _peers_manifest(settings, transport, data_dir) or local
+    if manifest:
         check_run_id(manifest, settings.run_id)
         check_run_id(manifest, local.run_id.hex() if local else "")
     if manifest is None:
@@ -99,6 +112,19 @@ async def agree_on_manifest(
     if not data_dir.manifest.exists():
         _keep(manifest, data_dir.manifest)
     return manifest
+
+
+async def _peers_manifest(settings: NodeSettings, transport: Transport, data_dir: DataDir) -> Manifest | None:
+    """What the peers that were named say; None if they say nothing and this node can do without.
+
+    Asked also on later starts: a folder that served another run must not quietly go on with that.
+    """
+    try:
+        return await fetch_manifest(transport, settings.peers)
+    except UserError:
+        if data_dir.manifest.exists():
+            return None
+        raise
 
 
 def _keep(manifest: Manifest, path: Path) -> None:

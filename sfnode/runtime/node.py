@@ -293,6 +293,7 @@ async def run(
         data_dir = stack.enter_context(open_data_dir(settings.data_dir))
         local = joining.local_manifest(settings, data_dir)
         known_before = data_dir.manifest.exists()
+        joining.leave_copied_name(local, data_dir)
         transport = make_transport(settings, data_dir, () if known_before else settings.peers)
         stack.push_async_callback(transport.stop)
         await transport.start()
