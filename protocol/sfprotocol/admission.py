@@ -1,17 +1,31 @@
-"""Which updates may enter the frontier: the rules on their content, then the signature (SPEC U3-U6, S4, S5).
+"""Which updates may enter the frontier: rules on their content, then the signature (SPEC U3-U6, S4, S5, E4).
 
-Whether a segment is admitted depends only on the run, on what is already admitted of its feed, and on the
+Whether a segment is admitted depends only on the run, on what is already known of its feed, and on the
 segment: never on the link, the time, or other feeds. So all nodes judge alike. Cheap checks come first.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
-from sfprotocol.frontier import FeedState, drop_updates
+from sfprotocol.frontier import FeedState, drop_updates, first_updates
 from sfprotocol.messages import RunParameters, Segment
-from sfprotocol.signing import extend, verifies
+from sfprotocol.signing import Verify, extend
+
+
+class Verified(NamedTuple):
+    """What of a segment is new, signed by its origin."""
+
+    segment: Segment
+    """From the first new update to the end, as the signature needs it."""
+    chain: bytes
+    """The chain head after it."""
+    counted: int
+    """How many of its updates count: all but those behind a cut."""
+    counted_chain: bytes
+    """The chain head after those."""
 
 
 def fault(run: RunParameters, state: FeedState, segment: Segment) -> str:
@@ -31,17 +45,33 @@ def fault(run: RunParameters, state: FeedState, segment: Segment) -> str:
     return ""
 
 
-def verify(run: RunParameters, state: FeedState, segment: Segment) -> tuple[Segment, bytes] | None:
-    """The part of `segment` that is new to `state`, with the chain head after it (32 bytes).
+def due(state: FeedState, segment: Segment) -> bool:
+    """Whether some of `segment` comes next in the feed, and may count (SPEC FL4)."""
+    return segment.first <= state.next < segment.stop and state.open
 
-    None when nothing of it comes next in the feed, or when it breaks a rule, or when the signature is not the
-    origin's over this history.
+
+def without_front(segment: Segment, step: int) -> Segment:
+    """`segment` from `step` on (SPEC S6)."""
+    parts = drop_updates(segment.parts, step - segment.first)
+    return Segment(segment.feed_key, step, parts, segment.signature, segment.hops)
+
+
+def verify(run: RunParameters, state: FeedState, segment: Segment, signed: Verify) -> Verified | None:
+    """The part of `segment` that is new to `state`.
+
+    None when nothing of it is due, or when it breaks a rule, or when the signature is not the origin's over
+    this history, or when this history is not the one that a cut has left.
     """
-    if not segment.first <= state.next < segment.stop:
+    if not due(state, segment):
         return None
-    parts = drop_updates(segment.parts, state.next - segment.first)
-    fresh = Segment(segment.feed_key, state.next, parts, segment.signature, segment.hops)
+    fresh = without_front(segment, state.next)
     if fault(run, state, fresh):
         return None
-    chain = extend(state.chain, parts)
-    return (fresh, chain) if verifies(run.run_id, state.feed, fresh.stop, chain, segment.signature) else None
+    counted = min(fresh.count, state.cut - state.next)
+    counted_chain = extend(state.chain, first_updates(fresh.parts, counted))
+    if state.next + counted == state.cut and counted_chain != state.cut_chain:
+        return None
+    chain = extend(counted_chain, drop_updates(fresh.parts, counted))
+    if not signed(run.run_id, state.feed, fresh.stop, chain, segment.signature):
+        return None
+    return Verified(fresh, chain, counted, counted_chain)

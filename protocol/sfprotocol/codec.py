@@ -9,20 +9,27 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, cast
+from operator import attrgetter
+from typing import Any, TypeVar, cast
 
 import msgpack
 
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.messages import (
+    Ahead,
+    Branch,
+    Claim,
     EpochScalars,
     Feed,
     Goodbye,
+    Have,
     Hello,
     ManifestReply,
     ManifestRequest,
     Message,
     Position,
+    Proof,
+    Prune,
     Segment,
     Summary,
     Want,
@@ -33,14 +40,16 @@ MAX_FRAME = 256 * 1024
 small enough that a node with 12 links buffers at most a few MiB."""
 
 MAX_ENTRIES = 4096
-"""Positions in one Summary or Want: at most 45 bytes each, so a full page stays below MAX_FRAME."""
+"""Entries of one message: at most 50 bytes each, so a full page stays below MAX_FRAME."""
 
-MAX_SEGMENT_UPDATES = 16_384
-"""Updates in one Segment (SPEC S4): 32 KiB of scalars. Even with an epoch of its own for each, 10 bytes with
-the scalar, the segment stays below MAX_FRAME: whatever a node admits it can pass on."""
+MAX_SEGMENT_UPDATES = 4096
+"""Updates in one Segment (SPEC S4): 8 KiB of scalars. Even with an epoch of its own for each, 10 bytes with
+the scalar, two segments stay below MAX_FRAME: what a node admits it can pass on, and prove a fork with."""
 
 MAX_REASON = 200
 """Bytes of a Goodbye's reason: a sentence."""
+
+E = TypeVar("E")
 
 _U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
@@ -107,23 +116,30 @@ def unpack_scalars(data: bytes, scalar_bytes: int) -> tuple[int, ...]:
 # -- encoding: message -> positional fields ----------------------------------------------------------
 
 
-def _positions(entries: tuple[Position, ...]) -> list[list[Any]]:
-    return [[e.feed.origin, e.feed.incarnation, e.next] for e in entries]
+def _parts_fields(parts: tuple[EpochScalars, ...], scalar_bytes: int) -> list[list[Any]]:
+    return [[part.epoch, pack_scalars(part.scalars, scalar_bytes)] for part in parts]
 
 
 def _segment_fields(m: Segment, scalar_bytes: int) -> list[Any]:
-    parts = [[part.epoch, pack_scalars(part.scalars, scalar_bytes)] for part in m.parts]
-    return [1, m.hops, m.feed_key, m.first, parts, m.signature]
+    return [1, m.hops, m.feed_key, m.first, _parts_fields(m.parts, scalar_bytes), m.signature]
+
+
+def _proof_fields(m: Proof, scalar_bytes: int) -> list[Any]:
+    branches = [[_parts_fields(branch.parts, scalar_bytes), branch.signature] for branch in m.branches]
+    return [9, *m.feed, m.at, *m.chains, branches]
 
 
 _ENCODERS: dict[type, Callable[[Any, int], list[Any]]] = {
     Hello: lambda m, _: [0, m.version, m.run_id, m.role, m.known],
     Segment: _segment_fields,
-    Summary: lambda m, _: [2, m.more, m.known, m.digest, _positions(m.entries)],
-    Want: lambda m, _: [3, _positions(m.entries)],
+    Summary: lambda m, _: [2, m.more, m.known, m.digest, [[*e.feed, e.next, e.tag] for e in m.entries]],
+    Want: lambda m, _: [3, [[*e.feed, e.next] for e in m.entries]],
     ManifestRequest: lambda m, _: [4],
     ManifestReply: lambda m, _: [5, m.manifest],
     Goodbye: lambda m, _: [6, m.reason],
+    Have: lambda m, _: [7, [list(entry) for entry in m.entries]],
+    Prune: lambda m, _: [8, list(m.feed_keys)],
+    Proof: _proof_fields,
 }
 
 
@@ -150,18 +166,36 @@ def _list(value: Any, bound: int, what: str) -> list[Any]:
     return cast("list[Any]", value)
 
 
-def _entries(value: Any) -> tuple[Position, ...]:
-    entries = []
-    for item in _list(value, MAX_ENTRIES, "entries"):
-        origin, incarnation, following = _fields(item, 3, "entry")
-        feed = Feed(_binary(origin, 32, "origin"), _unsigned(incarnation, _U32, "incarnation"))
-        entries.append(Position(feed, _unsigned(following, _U32, "next")))
-    _require(
-        all(a.feed < b.feed for a, b in pairwise(entries)),
-        "C8",
-        "entries are not in strictly ascending order of feed",
-    )
-    return tuple(entries)
+def _feed(origin: Any, incarnation: Any) -> Feed:
+    return Feed(_binary(origin, 32, "origin"), _unsigned(incarnation, _U32, "incarnation"))
+
+
+def _position(value: Any) -> Position:
+    origin, incarnation, following = _fields(value, 3, "entry")
+    return Position(_feed(origin, incarnation), _unsigned(following, _U32, "next"))
+
+
+def _claim(value: Any) -> Claim:
+    origin, incarnation, following, tag = _fields(value, 4, "entry")
+    feed = _feed(origin, incarnation)
+    return Claim(feed, _unsigned(following, _U32, "next"), _binary(tag, 4, "tag"))
+
+
+def _ahead(value: Any) -> Ahead:
+    key, following = _fields(value, 2, "entry")
+    return Ahead(_key(key), _unsigned(following, _U32, "next"))
+
+
+def _key(value: Any) -> int:
+    return _unsigned(value, _U64, "feed key")
+
+
+def _entries(value: Any, read: Callable[[Any], E], name: Callable[[E], Any]) -> tuple[E, ...]:
+    """Entries in strictly ascending order of what they are about (SPEC C8)."""
+    entries = tuple(read(item) for item in _list(value, MAX_ENTRIES, "entries"))
+    ascending = all(name(a) < name(b) for a, b in pairwise(entries))
+    _require(ascending, "C8", "entries are not in strictly ascending order")
+    return entries
 
 
 def _fields(value: Any, count: int, what: str) -> list[Any]:
@@ -187,7 +221,7 @@ def _parts(value: Any, scalar_bytes: int) -> tuple[EpochScalars, ...]:
 def _decode_segment(f: list[Any], scalar_bytes: int) -> Segment:
     return Segment(
         hops=_unsigned(f[1], 255, "hops"),
-        feed_key=_unsigned(f[2], _U64, "feed key"),
+        feed_key=_key(f[2]),
         first=_unsigned(f[3], _U32, "first step"),
         parts=_parts(f[4], scalar_bytes),
         signature=_binary(f[5], 64, "signature"),
@@ -205,7 +239,19 @@ def _decode_hello(f: list[Any], _: int) -> Hello:
 
 def _decode_summary(f: list[Any], _: int) -> Summary:
     _require(isinstance(f[1], bool), "C5", "more is not a boolean")
-    return Summary(f[1], _unsigned(f[2], _U64, "known"), _binary(f[3], 32, "digest"), _entries(f[4]))
+    claims = _entries(f[4], _claim, attrgetter("feed"))
+    return Summary(f[1], _unsigned(f[2], _U64, "known"), _binary(f[3], 32, "digest"), claims)
+
+
+def _decode_proof(f: list[Any], scalar_bytes: int) -> Proof:
+    at, chains = _unsigned(f[3], _U32, "step"), (_binary(f[4], 32, "chain"), _binary(f[5], 32, "chain"))
+    one, other = (_branch(item, scalar_bytes) for item in _fields(f[6], 2, "proof"))
+    return Proof(_feed(f[1], f[2]), at, chains, (one, other))
+
+
+def _branch(value: Any, scalar_bytes: int) -> Branch:
+    parts, signature = _fields(value, 2, "branch")
+    return Branch(_parts(parts, scalar_bytes) if parts else (), _binary(signature, 64, "signature"))
 
 
 def _decode_manifest(f: list[Any], _: int) -> ManifestReply:
@@ -222,8 +268,11 @@ _DECODERS: dict[int, tuple[int, Callable[[list[Any], int], Message]]] = {
     0: (5, _decode_hello),
     1: (6, _decode_segment),
     2: (5, _decode_summary),
-    3: (2, lambda f, _: Want(_entries(f[1]))),
+    3: (2, lambda f, _: Want(_entries(f[1], _position, attrgetter("feed")))),
     4: (1, lambda f, _: ManifestRequest()),
     5: (2, _decode_manifest),
     6: (2, _decode_goodbye),
+    7: (2, lambda f, _: Have(_entries(f[1], _ahead, attrgetter("feed_key")))),
+    8: (2, lambda f, _: Prune(_entries(f[1], _key, int))),
+    9: (7, _decode_proof),
 }

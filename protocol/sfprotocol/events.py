@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sfprotocol.messages import EpochScalars, Feed, Message, Segment
+from sfprotocol.messages import EpochScalars, Feed, Message, Proof, Segment
 
 LinkId = int
 """Chosen by the runtime, never reused within one process."""
@@ -68,11 +68,26 @@ class OwnUpdates:
 
 
 @dataclass(frozen=True, slots=True)
+class Examined:
+    """An Examine action was carried out: what our log has of the same feed from the same step on."""
+
+    link: LinkId
+    feed: Feed
+    against: Segment | Proof
+    chain: bytes
+    """Our chain head before that step."""
+    ours: Segment
+    """Our updates from that step on, none where our log ends, and the origin's signature after them."""
+    kept: Proof | None
+    """The proof of the lowest Cut of the feed so far."""
+
+
+@dataclass(frozen=True, slots=True)
 class Wake:
     """`next_deadline()` has come."""
 
 
-Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Wake
+Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Examined | Wake
 
 
 # -- actions -----------------------------------------------------------------------------------------
@@ -80,11 +95,16 @@ Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Wake
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Append to the log durably, then apply to the cores. `chain` is the head after the last update."""
+    """Append the whole segment to the log durably, then apply its first `counted` updates to the cores.
+
+    `chain` is the head after the segment. Only of a feed that is cut (SPEC E4) does less than all count; what
+    is behind the cut is kept because the signature vouches for the whole.
+    """
 
     feed: Feed
     segment: Segment
     chain: bytes
+    counted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +126,35 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """Keep the proof durably; then take the updates from step `proof.cut` on, which counted up to step
+    `stop`, out of the cores again (SPEC E4). Every Cut of a feed is lower than those before."""
+
+    proof: Proof
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShowProof:
+    """Send the proof that the feed is cut, as kept with the lowest Cut."""
+
+    link: LinkId
+    feed: Feed
+
+
+@dataclass(frozen=True, slots=True)
+class Examine:
+    """Look up what our log has of the feed from step `against.first` (of a Proof: `at`) on; report Examined.
+
+    Our log reaches at least that far, and has something of the feed.
+    """
+
+    link: LinkId
+    feed: Feed
+    against: Segment | Proof
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Close the link. `fault` is the broken SPEC rule with its reason, or empty for an ordinary parting."""
 
@@ -120,7 +169,7 @@ class ContinueAs:
     feed: Feed
 
 
-Action = Admit | Transmit | Serve | Drop | ContinueAs
+Action = Admit | Transmit | Serve | Cut | ShowProof | Examine | Drop | ContinueAs
 
 
 # -- what happened ------------------------------------------------------------------------------------
@@ -137,5 +186,13 @@ class Counters:
     unnamed: int = 0
     """Segments whose key names no feed that we know, or several."""
     rejected: int = 0
-    pulls_expired: int = 0
+    pruned: int = 0
+    """Feeds that we have asked a link not to push any more."""
+    cuts: int = 0
+    """Proofs that have cut a feed, or cut it shorter."""
     incarnations: int = 0
+
+    @property
+    def news(self) -> int:
+        """Increases whenever something that others have made changes our state."""
+        return self.admitted + self.cuts

@@ -1,8 +1,12 @@
-"""Flooding: what each link still has to be sent, and in which order (SPEC FL1-FL7).
+"""Flooding: what each link still has to be sent, and in which order (SPEC FL1-FL10).
 
 A link's outbox holds *dirty feeds*, never messages: when the link can take more, whatever its peer lacks of a
 dirty feed is read from the log at that moment. A slow link therefore needs no more memory than a fast one,
 loses nothing, and gets its backlog in few large segments instead of many small ones.
+
+New updates spread along a tree for each feed, made of the links that were first to bring it (Plumtree, by
+Leitao, Pereira and Rodrigues, 2007): a link that brings what is known already is asked to announce instead of
+to push. An announcement that nothing has followed shows where the tree is broken, and mends it.
 
 Flooding carries what is new. What a peer lacked when the link came up it pulls (sync), from one neighbour and
 not from all of them.
@@ -12,14 +16,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
+from sfprotocol.budget import Bucket
+from sfprotocol.codec import MAX_ENTRIES, MAX_SEGMENT_UPDATES
 from sfprotocol.events import Action, LinkId, Serve, Served, Transmit
-from sfprotocol.frontier import Frontier
-from sfprotocol.messages import Feed, Position, Segment, Summary
+from sfprotocol.frontier import FeedState, Frontier
+from sfprotocol.inquiry import Inquiry
+from sfprotocol.messages import Ahead, Claim, Feed, Have, Prune, Segment, Summary
 
 TTL = 16
-"""Hops that a segment is forwarded eagerly. With 6 links a million nodes lie within 8 hops; beyond 16 the
-topology is a chain and anti-entropy takes over. Never a bound on acceptance."""
+"""Hops that a segment is pushed. With 6 links a million nodes lie within 8 hops; beyond 16 the topology is a
+chain, and announcements do the rest. Never a bound on acceptance."""
+
+HAVE_DELAY = 0.2
+"""Seconds for which announcements on a link are collected: several updates of a fast feed cost one entry, and
+a tree that works has usually delivered everywhere by the time it is announced."""
+
+PRUNE_AGAIN = 10.0
+"""Seconds after which a link that still pushes is asked again not to: the first Prune was lost."""
+
+PRUNE_CROSSING = 2.0
+"""Seconds within which a link may bring something that it had pushed before it was asked not to."""
+
+PUSH_RATE, PUSH_BURST = 20.0, 64.0
+"""Segments of one feed that are pushed on, a second and at once. A trainer signs at most 10 a second; what an
+origin makes in excess of this is announced, and pulled in larger pieces."""
+
+NO_TAG = bytes(4)
+"""The tag of an entry that claims nothing."""
 
 MAX_BURST = 64
 """Segments handed to a link before it must report Writable: keeps one link from starving the others."""
@@ -67,28 +90,111 @@ class Link:
     names: dict[int, list[Feed]] = field(default_factory=dict)
     """By key, the feeds that this peer taught us when we had nothing of them yet. Kept with the link, so that
     invented names cost the link that brought them and go with it."""
-    disputed: dict[Feed, float] = field(default_factory=dict)
-    """Feeds of which this peer sent something that did not verify, and until when not to ask it for them."""
+    lazy: set[Feed] = field(default_factory=set)
+    """Feeds that the peer has asked us not to push."""
+    pruned: dict[Feed, float] = field(default_factory=dict)
+    """Feeds that we have asked the peer not to push, and when."""
+    have_at: float = float("inf")
+    """When to announce what has changed and is not pushed."""
+    asked: dict[Feed, None] = field(default_factory=dict)
+    """Pulls outstanding on this link."""
+    brought_at: float = float("-inf")
+    """When the peer last brought something that we lacked."""
+    useful: int = 0
+    """Updates that this link was the first to bring."""
+    broken: int = 0
+    """Pulls in a row in which the peer did not give what it said it has."""
+    let_down: int = 0
+    """Pulls that came to nothing for WANT_TIMEOUT, since the peer last brought something."""
+    inquiries: dict[Feed, Inquiry] = field(default_factory=dict)
+    """Feeds of which this peer sent something that does not continue ours."""
+    shown: dict[Feed, tuple[int, float]] = field(default_factory=dict)
+    """Feeds of which this peer was sent a proof: the cut that it proved, and when."""
+    reshow: dict[Feed, None] = field(default_factory=dict)
+    """Feeds of which the peer was sent a proof and there is a lower one, to be sent at the next tick."""
+    patience: float = 1.0
+    """How much longer than at first to wait before everything is told again."""
+    budget: Bucket = field(default_factory=lambda: Bucket(float("inf"), 0.0))
+    """What this link may still waste of our time."""
+
+    def heard_of(self, feed: Feed, following: int) -> None:
+        """By its own word the peer has everything of `feed` before step `following`."""
+        if following > self.has.get(feed, 0):
+            self.has[feed] = following
 
     def position(self, feed: Feed) -> int:
         """The first step of `feed` that the peer has not, or need not be sent unless it asks."""
         return max(self.has.get(feed, 0), self.sent.get(feed, 0))
 
 
-def mark(links: dict[LinkId, Link], feed: Feed, segment: Segment, hops: int) -> None:
-    """`feed` has advanced by `segment`: note it for every link, and for eager forwarding where allowed.
+def mark(links: dict[LinkId, Link], state: FeedState, segment: Segment, hops: int, now: float) -> None:
+    """A feed has advanced by `segment`, to `state`: note it for every link, to be pushed or announced.
 
-    `hops` is the hop count that the forwarded segment will carry (0 for our own updates). Links without a
-    Hello are left out, as they are told everything at their Hello; so is the link that brought the segment,
-    as its peer has it.
+    `hops` is the hop count that the forwarded segment will carry: 0 for our own updates, which go to all
+    links; beyond the TTL nothing is pushed. Links without a Hello are left out, as they are told everything
+    at their Hello; so is the link that brought the segment, as its peer has it.
     """
+    feed = state.feed
     for link in links.values():
-        if not link.greeted or link.has.get(feed, 0) >= segment.stop:
+        if not link.greeted or link.has.get(feed, 0) >= state.next:
             continue
         link.changed[feed] = None
-        if hops < TTL:
+        if not hops or (hops < TTL and feed not in link.lazy):
             link.sent.setdefault(feed, segment.first)
             link.dirty[feed] = min(hops, link.dirty.get(feed, hops))
+        else:
+            link.have_at = min(link.have_at, now + HAVE_DELAY)
+
+
+def announce(link: Link, frontier: Frontier) -> list[Action]:
+    """Tell what has changed and is not being pushed (SPEC FL9), in the order of keys."""
+    link.have_at = float("inf")
+    feeds = [feed for feed in link.changed if link.position(feed) < frontier.next(feed)]
+    feeds = [feed for feed in feeds if feed not in link.dirty and feed not in link.serving]
+    link.changed.clear()
+    unnamed = [feed for feed in feeds if feed not in link.named]
+    link.named.update(unnamed)
+    # Feeds that share a key cannot be told apart here; full Summaries tell of both.
+    unique = {state.key: state.next for state in map(frontier.state, feeds)}
+    entries = [Ahead(key, unique[key]) for key in sorted(unique)]
+    cuts = range(0, len(entries), MAX_ENTRIES)
+    haves = [Transmit(link.id, Have(tuple(entries[cut : cut + MAX_ENTRIES]))) for cut in cuts]
+    return [*introduce(link, unnamed, frontier), *haves]
+
+
+class Tree:
+    """Which links bring which feeds: the part of every feed's tree that this node sees."""
+
+    def __init__(self) -> None:
+        self._first: dict[Feed, LinkId] = {}
+        """Who was the first to bring the newest updates of a feed."""
+        self._pushes: dict[Feed, Bucket] = {}
+
+    def brought(self, link: Link, feed: Feed, now: float) -> None:
+        """`link` was the first to bring something of `feed`."""
+        self._first[feed] = link.id
+        if now - link.pruned.get(feed, now) > PRUNE_CROSSING:
+            del link.pruned[feed]  # it pushes all the same, and well
+
+    def prune(self, links: dict[LinkId, Link], link: Link, state: FeedState, now: float) -> list[Action]:
+        """`link` has pushed what we had: ask it to announce `state.feed` instead (SPEC FL8).
+
+        Only if another link is left that has just brought the feed and was not asked the same: crossing
+        messages must not cut off a feed altogether.
+        """
+        feed = state.feed
+        first = links.get(self._first.get(feed, -1))
+        if first is None or first is link or feed in first.pruned:
+            return []
+        if now - link.pruned.get(feed, float("-inf")) < PRUNE_AGAIN:
+            return []
+        link.pruned[feed] = now
+        return [Transmit(link.id, Prune((state.key,)))]
+
+    def may_push(self, feed: Feed, now: float) -> bool:
+        """Whether a segment of somebody's `feed` may be pushed on now, or is one too many (SPEC FL10)."""
+        bucket = self._pushes.setdefault(feed, Bucket(PUSH_BURST, now))
+        return bucket.take(1.0, now, rate=PUSH_RATE, burst=PUSH_BURST)
 
 
 def flush(link: Link, frontier: Frontier) -> list[Action]:
@@ -114,18 +220,22 @@ def flush(link: Link, frontier: Frontier) -> list[Action]:
     return [*introduce(link, unnamed, frontier), *serves]
 
 
-def served(link: Link, event: Served, frontier: Frontier) -> None:
+def served(link: Link, event: Served, frontier: Frontier, now: float) -> None:
     """Note how far a Serve went; the rest of the feed, if any, waits for its next turn."""
     first = link.serving.pop(event.feed, 0)
     if first <= link.position(event.feed):  # else a Want has meanwhile gone back behind what was served
         link.sent[event.feed] = max(event.stop, link.sent.get(event.feed, 0))
-    if link.position(event.feed) < frontier.next(event.feed):
+    if link.position(event.feed) >= frontier.next(event.feed):
+        return
+    if event.hops and event.feed in link.lazy:
+        link.have_at = min(link.have_at, now + HAVE_DELAY)
+    else:
         link.dirty.setdefault(event.feed, event.hops)
 
 
 def introduce(link: Link, feeds: list[Feed], frontier: Frontier) -> list[Action]:
-    """A Summary that claims nothing and teaches the names of `feeds` (SPEC A3)."""
-    if not feeds:
-        return []
-    entries = tuple(Position(feed, 0) for feed in sorted(feeds))
-    return [Transmit(link.id, Summary(False, frontier.known, frontier.digest(), entries))]
+    """Summaries that claim nothing and teach the names of `feeds` (SPEC A3)."""
+    entries = tuple(Claim(feed, 0, NO_TAG) for feed in sorted(feeds))
+    cuts = range(0, len(entries), MAX_ENTRIES)
+    pages = [entries[cut : cut + MAX_ENTRIES] for cut in cuts]
+    return [Transmit(link.id, Summary(False, frontier.known, frontier.digest(), page)) for page in pages]

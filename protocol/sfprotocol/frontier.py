@@ -1,7 +1,8 @@
-"""The frontier: for every feed, how much of it we have (SPEC D1-D3).
+"""The frontier: for every feed, how much of it counts (SPEC D1-D4, E4).
 
 The exact state of a run is the set of admitted updates; because feeds are contiguous, one number and one
-chain hash per feed describe that set completely. Nothing here knows links or time.
+chain hash per feed describe that set completely. A feed whose origin was caught with two histories has a cut
+besides: nothing from there on counts. Nothing here knows links or time.
 """
 
 from __future__ import annotations
@@ -12,8 +13,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sfprotocol import seeds
-from sfprotocol.messages import EpochScalars, Feed, Position, RunParameters
+from sfprotocol.messages import Claim, EpochScalars, Feed, Position, RunParameters
 from sfprotocol.signing import genesis
+
+TAG_BYTES = 4
+"""Of a feed's record: two histories that look alike by chance, once in 2^32, are told apart one update on."""
+
+UNCUT = 1 << 32
+"""The cut of a feed that has none: no step reaches it."""
 
 
 @dataclass(slots=True)
@@ -27,10 +34,30 @@ class FeedState:
     chain: bytes
     epoch: int
     """Epoch of the last update; 0 for an empty feed."""
+    cut: int = UNCUT
+    """The first step that never counts."""
+    cut_chain: bytes = b""
+    """The chain head there."""
+
+    @property
+    def open(self) -> bool:
+        """Whether anything more of it can be admitted."""
+        return self.next < self.cut
+
+    def record(self) -> bytes:
+        """What the state digest is made of (SPEC D3)."""
+        numbers = self.feed.incarnation.to_bytes(8, "big") + self.next.to_bytes(8, "big")
+        mark = b"" if self.cut == UNCUT else b"cut" + self.cut.to_bytes(8, "big") + self.cut_chain
+        return self.feed.origin + numbers + self.chain + mark
+
+    def claim(self) -> Claim:
+        """What a Summary says of it (SPEC D4)."""
+        tag = hashlib.blake2b(self.record(), digest_size=TAG_BYTES).digest()
+        return Claim(self.feed, self.next, tag)
 
 
 class Frontier:
-    """All feeds of one run with at least one admitted update."""
+    """All feeds of one run of which something is admitted, or that are cut."""
 
     def __init__(self, run: RunParameters) -> None:
         self.run = run
@@ -60,6 +87,16 @@ class Frontier:
         state = self._states.get(feed)
         return state.next if state else 0
 
+    def lacks(self, feed: Feed, following: int) -> bool:
+        """Whether who has everything of `feed` before step `following` has what counts and we lack."""
+        state = self._states.get(feed)
+        return following > state.next and state.open if state else following > 0
+
+    def is_cut(self, feed: Feed) -> bool:
+        """Whether an origin was caught contradicting itself in this feed (SPEC E4)."""
+        state = self._states.get(feed)
+        return state is not None and state.cut != UNCUT
+
     def state(self, feed: Feed) -> FeedState:
         """The state of `feed`; a fresh empty one if we have nothing of it (not yet counted)."""
         known = self._states.get(feed)
@@ -70,20 +107,33 @@ class Frontier:
 
     def advance(self, feed: Feed, following: int, chain: bytes, epoch: int) -> None:
         """Record that everything before step `following` is admitted; `chain` is the head there."""
-        state = self.state(feed)
-        if feed not in self._states:
-            self._states[feed] = state
-            insort(self._order, feed)
-            self._by_key.setdefault(state.key, []).append(feed)
+        state = self._kept(feed)
         self.known += following - state.next
         state.next, state.chain, state.epoch = following, chain, epoch
-        numbers = feed.incarnation.to_bytes(8, "big") + following.to_bytes(8, "big")
-        self._records[feed] = feed.origin + numbers + chain
-        self._digest = None
+        self._changed(state)
+
+    def cut(self, feed: Feed, at: int, chain: bytes) -> None:
+        """From step `at` on nothing of `feed` counts any more; `chain` is the head there (SPEC E4).
+
+        A later cut changes nothing. Of a feed that goes further, the caller knows that its head at `at` is
+        `chain`.
+        """
+        state = self._kept(feed)
+        if at >= state.cut:
+            return
+        state.cut, state.cut_chain = at, chain
+        if state.next > at:
+            self.known -= state.next - at
+            state.next, state.chain = at, chain
+        self._changed(state)
 
     def positions(self) -> list[Position]:
         """Every feed with its next step, in the order of feeds."""
         return [Position(feed, self._states[feed].next) for feed in self._order]
+
+    def claims(self) -> list[Claim]:
+        """Every feed as a Summary tells it, in the order of feeds."""
+        return [state.claim() for state in self]
 
     def within(self, has: Mapping[Feed, int], *, but: Feed) -> bool:
         """Whether somebody who has `has` (next steps) lacks nothing that we have, `but` left aside."""
@@ -97,6 +147,18 @@ class Frontier:
             self._digest = hasher.digest()
         return self._digest
 
+    def _kept(self, feed: Feed) -> FeedState:
+        state = self.state(feed)
+        if feed not in self._states:
+            self._states[feed] = state
+            insort(self._order, feed)
+            self._by_key.setdefault(state.key, []).append(feed)
+        return state
+
+    def _changed(self, state: FeedState) -> None:
+        self._records[state.feed] = state.record()
+        self._digest = None
+
 
 def drop_updates(parts: tuple[EpochScalars, ...], count: int) -> tuple[EpochScalars, ...]:
     """`parts` without their first `count` updates."""
@@ -107,4 +169,15 @@ def drop_updates(parts: tuple[EpochScalars, ...], count: int) -> tuple[EpochScal
             continue
         kept.append(EpochScalars(epoch, scalars[count:]))
         count = 0
+    return tuple(kept)
+
+
+def first_updates(parts: tuple[EpochScalars, ...], count: int) -> tuple[EpochScalars, ...]:
+    """The first `count` updates of `parts`."""
+    kept = []
+    for epoch, scalars in parts:
+        if count <= 0:
+            break
+        kept.append(EpochScalars(epoch, scalars[:count]))
+        count -= len(scalars)
     return tuple(kept)

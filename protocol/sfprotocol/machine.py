@@ -11,8 +11,10 @@ and the node itself through
 
     asking (peers may know more of our own feed than we do: no computing) -> proven (may compute)
 
-The frontier moves in exactly one place, `_admit`, and always together with an Admit action; that is the whole
-exactness argument: whatever happens on the links, an update enters once, in order, verified, or not at all.
+The frontier moves forward in exactly one place, `_admit`, and always together with an Admit action; that is
+the whole exactness argument: whatever happens on the links, an update enters once, in order, verified, or not
+at all. It moves back in one place, `_cut`, together with a Cut action, when an origin is proven to have
+signed two histories of one feed.
 """
 
 from __future__ import annotations
@@ -20,30 +22,49 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sfprotocol import PROTOCOL_VERSION, admission, codec, flood, seeds, sync
+from sfprotocol import PROTOCOL_VERSION, admission, codec, flood, forks, inquiry, seeds, sync
+from sfprotocol.admission import Verified
+from sfprotocol.budget import Bucket
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import (
     Action,
     Admit,
     ContinueAs,
     Counters,
+    Cut,
     Drop,
     Event,
+    Examine,
+    Examined,
     LinkDown,
     LinkId,
     LinkUp,
     OwnUpdates,
     Received,
     Served,
+    ShowProof,
     Transmit,
     Wake,
     Writable,
 )
-from sfprotocol.flood import Link
-from sfprotocol.frontier import FeedState, Frontier
-from sfprotocol.messages import Feed, Goodbye, Hello, Message, RunParameters, Segment, Summary, Want
+from sfprotocol.flood import Link, Tree
+from sfprotocol.frontier import UNCUT, FeedState, Frontier
+from sfprotocol.messages import (
+    Claim,
+    Feed,
+    Goodbye,
+    Have,
+    Hello,
+    Message,
+    Proof,
+    Prune,
+    RunParameters,
+    Segment,
+    Summary,
+    Want,
+)
 from sfprotocol.own import OwnFeed
-from sfprotocol.signing import Sign, extend, head_message
+from sfprotocol.signing import Sign, Verify, extend, genesis, head_message, sound, verifies
 from sfprotocol.sync import Pulls
 
 SYNC_INTERVAL = 1.0
@@ -61,6 +82,24 @@ MAX_FEEDS = 65_536
 """Feeds of one run, and names that one link may teach us of feeds of which we have nothing: 40 MB for the
 frontier, 20 MB (32 MB if all names are invented) for a link. Beyond that, sum regions (DESIGN section 8)."""
 
+MAX_LET_DOWN = 8
+"""Pulls that may come to nothing on a link that brings nothing else either, before it is dropped."""
+
+SHOW_AGAIN = 10.0
+"""Seconds after which a peer that does not seem to know a proof is sent it again."""
+
+FRAME_COST = 256
+"""What a frame without news costs besides its bytes: to decode one takes as long as to hash some hundred."""
+
+FORGERY_COST = 4096
+"""What a signature that does not verify costs besides: the most expensive thing a stranger can make us do."""
+
+WASTE_RATE, WASTE_RATE_PER_FEED = 131_072.0, 256.0
+WASTE_BURST, WASTE_BURST_PER_FEED = 1_048_576.0, 1024.0
+"""Bytes that a link may waste in a second and at once (SPEC L8). An honest peer announces and repeats a feed
+a few times a second and tells all feeds now and then; a peer that talks nonsense as fast as it may takes 1 %
+of a core for as long as its bucket lasts, and is then gone."""
+
 
 class Machine:
     """One node's protocol state for one run. Not thread-safe; never blocks; owns no resources."""
@@ -75,6 +114,7 @@ class Machine:
         draw_incarnation: Callable[[], int],
         proven: bool,
         now: float,
+        verify: Verify = verifies,
     ) -> None:
         """`own` is None for a relay. `proven`: nobody can know more of `own` than `frontier` (SPEC I2)."""
         self.run = run
@@ -82,11 +122,15 @@ class Machine:
         self.links: dict[LinkId, Link] = {}
         self.counters = Counters()
         self._sign = sign
+        self._verify = verify
         patience = ASK_TIMEOUT if own in frontier else 0.0  # an empty feed is not worth waiting for
         self._own = OwnFeed(own, draw_incarnation, proven=proven, ask_until=now + patience)
         self._next_tick = now + SYNC_INTERVAL
         self._turn = 0
-        self._pulls = Pulls(frontier)
+        self._pulls = Pulls(frontier, self.links)
+        self._tree = Tree()
+        if own is not None and frontier.is_cut(own):
+            raise LocalProtocolError("the own feed is cut: it takes a new incarnation")
 
     # -- what the runtime asks ---------------------------------------------------------------------
 
@@ -106,13 +150,14 @@ class Machine:
         return self.frontier.known >= self.run.update_budget
 
     @property
-    def pulling(self) -> int:
-        """Feeds that peers are known to have more of, and that we are asking for."""
-        return len(self._pulls)
+    def lacking(self) -> int:
+        """Updates that peers claim to have and that have not come yet, of every feed by the lowest claim."""
+        return self._pulls.lacking()
 
     def next_deadline(self) -> float:
         """When to send Wake at the latest."""
-        return min(self._next_tick, self._own.deadline, self._pulls.deadline())
+        announcing = min((link.have_at for link in self.links.values()), default=float("inf"))
+        return min(self._next_tick, self._own.deadline, self._pulls.deadline(), announcing)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in one event; return what to do, in order. Raises LocalProtocolError on misuse only."""
@@ -125,8 +170,10 @@ class Machine:
                 return self._on_writable(link_id)
             case Served(link=link_id):
                 if link := self.links.get(link_id):
-                    flood.served(link, event, self.frontier)
+                    flood.served(link, event, self.frontier, now)
                 return []
+            case Examined():
+                return self._on_examined(event, now)
             case LinkUp(link=link_id, peer=peer):
                 return self._on_up(link_id, peer, now)
             case LinkDown(link=link_id):
@@ -139,15 +186,17 @@ class Machine:
     def _on_up(self, link_id: LinkId, peer: str, now: float) -> list[Action]:
         if link_id in self.links:
             raise LocalProtocolError(f"link {link_id} is up already")
-        self.links[link_id] = Link(link_id, peer, heard=now)
+        self.links[link_id] = Link(link_id, peer, heard=now, budget=Bucket(float("inf"), now))
         role = 0 if self.own else 1
         hello = Hello(PROTOCOL_VERSION, self.run.run_id, role, self.frontier.known)
         return [Transmit(link_id, hello)]
 
     def _on_down(self, link_id: LinkId, now: float) -> list[Action]:
-        if self.links.pop(link_id, None) is None:
+        link = self.links.pop(link_id, None)
+        if link is None:
             return []
-        return self._ask_others(self._pulls.release(link_id), now)
+        self._pulls.release(link, now)
+        return self._pulls.wake(now)
 
     def _drop(self, link: Link, fault: str, now: float) -> list[Action]:
         return [Drop(link.id, fault), *self._on_down(link.id, now)]
@@ -169,10 +218,22 @@ class Machine:
         if link is None:
             return []
         link.heard = now
+        before = self.counters.news
         try:
-            return self._on_message(link, codec.decode(frame, self.run.scalar_bytes), now)
+            actions = self._on_message(link, codec.decode(frame, self.run.scalar_bytes), now)
+            if self.counters.news == before:
+                self._charge(link, len(frame) + FRAME_COST, now)
         except RemoteProtocolError as error:
             return self._drop(link, str(error), now)
+        return actions
+
+    def _charge(self, link: Link, cost: float, now: float) -> None:
+        """Count what this peer has wasted of our time; RemoteProtocolError when it is too much (SPEC L8)."""
+        feeds = len(self.frontier)
+        rate = WASTE_RATE + WASTE_RATE_PER_FEED * feeds
+        burst = WASTE_BURST + WASTE_BURST_PER_FEED * feeds
+        if not link.budget.take(cost, now, rate=rate, burst=burst):
+            raise RemoteProtocolError("L8", "more than its share of frames without news")
 
     def _on_message(self, link: Link, message: Message, now: float) -> list[Action]:
         match message:
@@ -186,8 +247,14 @@ class Machine:
                 return self._on_segment(link, message, now)
             case Summary():
                 return self._on_summary(link, message, now)
+            case Have():
+                return self._on_have(link, message, now)
             case Want():
-                return self._on_want(link, message)
+                return self._on_want(link, message, now)
+            case Prune():
+                return self._on_prune(link, message)
+            case Proof():
+                return self._on_proof(link, message, now)
             case _:
                 raise RemoteProtocolError("L6", "a manifest message on a flood link")
 
@@ -208,30 +275,42 @@ class Machine:
 
     def _on_summary(self, link: Link, summary: Summary, now: float) -> list[Action]:
         link.known = summary.known
-        for feed, following in summary.entries:
-            if following > self.run.update_budget:
+        actions: list[Action] = []
+        for claim in summary.entries:
+            if claim.next > self.run.update_budget:
                 raise RemoteProtocolError("U6", "a feed longer than the run")
-            if self._learn(link, feed):
-                self._heard_of(link, feed, following)
-        actions = self._check_own(link)
-        actions += self._pulls.ask(link, (entry.feed for entry in summary.entries), now)
+            if self._learn(link, claim.feed):
+                self._heard_of(link, claim.feed, claim.next, now)
+                actions += self._check_tag(link, claim, now)
+        actions += self._check_own(link)
+        if not link.synced:  # what was there before us; what is new now is most likely on its way
+            actions += self._pulls.ask(link, (claim.feed for claim in summary.entries), now)
         self._compare(link, summary.digest, now)
         if not summary.more and not link.synced:
             link.synced = True
             self._hear_out(link)
         return actions + flood.flush(link, self.frontier)
 
-    def _heard_of(self, link: Link, feed: Feed, following: int) -> None:
-        """The peer has everything of `feed` before step `following`."""
-        if following > link.has.get(feed, 0):
-            link.has[feed] = following
-        if following > self.frontier.next(feed):
+    def _on_have(self, link: Link, have: Have, now: float) -> list[Action]:
+        for entry in have.entries:
+            if entry.next > self.run.update_budget:
+                raise RemoteProtocolError("U6", "a feed longer than the run")
+            feeds = self._feeds_of(link, entry.feed_key)
+            if len(feeds) == 1:
+                self._heard_of(link, feeds[0], entry.next, now)
+        return []
+
+    def _heard_of(self, link: Link, feed: Feed, following: int, now: float) -> None:
+        """The peer has everything of `feed` before step `following`: ask for it unless it comes by itself."""
+        link.heard_of(feed, following)
+        if self.frontier.lacks(feed, following):
             link.ahead[feed] = None
+            self._pulls.expect(feed, now + sync.GRAFT_DELAY)
 
     def _compare(self, link: Link, digest: bytes, now: float) -> None:
         link.agreed = digest == self.frontier.digest()
         if link.agreed:
-            link.mismatch_since = None
+            link.mismatch_since, link.patience = None, 1.0
         elif link.mismatch_since is None:
             link.mismatch_since = now
 
@@ -244,24 +323,38 @@ class Machine:
         link.named.add(feed)
         return True
 
-    def _on_want(self, link: Link, want: Want) -> list[Action]:
+    def _feeds_of(self, link: Link, key: int) -> list[Feed]:
+        """The feeds that a key on this link may mean."""
+        return list(dict.fromkeys([*self.frontier.keyed(key), *link.names.get(key, ())]))
+
+    def _on_want(self, link: Link, want: Want, now: float) -> list[Action]:
         """Whatever we believed of the peer, what it asks for it has not."""
+        actions: list[Action] = []
         for feed, following in want.entries:
             if feed not in self.frontier:
                 continue
+            self._charge(link, 2 * max(0, link.sent.get(feed, 0) - following), now)  # sent before
+            actions += self._show(link, feed, now)
             link.named.add(feed)
+            link.lazy.discard(feed)
             link.has[feed] = link.sent[feed] = following
             if following < self.frontier.next(feed):
                 link.dirty[feed] = 0
-        return flood.flush(link, self.frontier)
+        return actions + flood.flush(link, self.frontier)
+
+    def _on_prune(self, link: Link, prune: Prune) -> list[Action]:
+        for key in prune.feed_keys:
+            link.lazy.update(self.frontier.keyed(key))
+        return []
 
     def _on_wake(self, now: float) -> list[Action]:
         actions: list[Action] = []
         if now >= self._own.deadline:
             actions += self._continue_anew()
-        for link_id, feeds in self._pulls.expire(now).items():
-            self.counters.pulls_expired += len(feeds)
-            actions += self._ask_others(feeds, now, last=link_id)
+        actions += self._pulls.wake(now)
+        for link in self.links.values():
+            if now >= link.have_at:
+                actions += flood.announce(link, self.frontier)
         if now >= self._next_tick:
             self._next_tick = now + SYNC_INTERVAL
             actions += self._tick(now)
@@ -272,8 +365,11 @@ class Machine:
         for link in list(self.links.values()):
             if now - link.heard > LINK_TIMEOUT:
                 actions += self._drop(link, "L7: silent for too long", now)
+            elif link.let_down >= MAX_LET_DOWN:
+                actions += self._drop(link, "A9: promises and does not deliver", now)
             else:
-                actions += self._ask_ahead(link, now)
+                self._expect_ahead(link, now)
+                actions += self._show_again(link, now)
         ready = [link for link in self.links.values() if link.greeted]
         if ready:
             self._turn += 1
@@ -281,27 +377,24 @@ class Machine:
         return actions
 
     def _tell(self, link: Link, now: float) -> list[Action]:
-        if sync.wants_full_summary(link, self.frontier, now):
-            return sync.tell_all(link, self.frontier, now)
-        return sync.tell_changes(link, self.frontier)
+        if not sync.wants_full_summary(link, self.frontier, now):
+            return sync.tell_changes(link, self.frontier)
+        link.patience = min(2 * link.patience, sync.MOST_PATIENCE)
+        return sync.tell_all(link, self.frontier, now)
 
-    def _ask_ahead(self, link: Link, now: float) -> list[Action]:
+    def _expect_ahead(self, link: Link, now: float) -> None:
         """Ask for what this peer has and we still lack; most of it has arrived by flooding meanwhile."""
         for feed in list(link.ahead):
-            if link.has[feed] <= self.frontier.next(feed):
+            if self.frontier.lacks(feed, link.has[feed]):
+                self._pulls.expect(feed, now + sync.GRAFT_DELAY)
+            else:
                 del link.ahead[feed]
-        return self._pulls.ask(link, link.ahead, now)
-
-    def _ask_others(self, feeds: list[Feed], now: float, last: LinkId | None = None) -> list[Action]:
-        """Ask any link for `feeds`; `last` (which did not deliver) only if nobody else has them."""
-        order = sorted(self.links.values(), key=lambda link: link.id == last)
-        return [action for link in order for action in self._pulls.ask(link, feeds, now)]
 
     # -- our own feed ------------------------------------------------------------------------------
 
     def _check_own(self, link: Link) -> list[Action]:
-        """A peer that knows more of our feed than we do: this is not its continuation (SPEC I2)."""
-        if self.own and link.has.get(self.own, 0) > self.frontier.next(self.own):
+        """While we ask: a peer that knows more of our feed than we do, so this is not its end (SPEC I2)."""
+        if self.own and not self._own.proven and link.has.get(self.own, 0) > self.frontier.next(self.own):
             return self._continue_anew()
         return []
 
@@ -328,20 +421,18 @@ class Machine:
             raise LocalProtocolError(fault)
         chain = extend(state.chain, event.parts)
         signature = self._sign(head_message(self.run.run_id, event.feed, segment.stop, chain))
-        signed = replace(segment, signature=signature)
-        return [*self._admit(event.feed, signed, chain, 0, now), *self._flush_all()]
+        signed = Verified(replace(segment, signature=signature), chain, segment.count, chain)
+        return [*self._admit(event.feed, signed, None, 0, now), *self._flush_all()]
 
     # -- segments ----------------------------------------------------------------------------------
 
     def _on_segment(self, link: Link, segment: Segment, now: float) -> list[Action]:
         """Fresh, or else duplicate, gap or unverified. Feeds may share a key: only a signature decides."""
         self.counters.segments += 1
-        key = segment.feed_key
-        feeds = dict.fromkeys([*self.frontier.keyed(key), *link.names.get(key, ())])
-        states = [self.frontier.state(feed) for feed in feeds]
+        states = [self.frontier.state(feed) for feed in self._feeds_of(link, segment.feed_key)]
         for state in states:
-            if verified := admission.verify(self.run, state, segment):
-                return self._on_fresh(link, state.feed, *verified, now)
+            if verified := admission.verify(self.run, state, segment, self._verify):
+                return self._on_fresh(link, state, verified, now)
         if len(states) != 1:
             self.counters.unnamed += 1  # no name or several; Summaries carry full names and repair this
             return []
@@ -349,40 +440,159 @@ class Machine:
 
     def _on_stale(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
         """A segment of this feed that does not extend it."""
-        if segment.first <= state.next < segment.stop:
-            return self._on_unverified(link, state.feed, now)
-        self._heard_of(link, state.feed, segment.stop)
+        feed = state.feed
+        if segment.first < state.next and inquiry.under_way(link, state, now):
+            return [Examine(link.id, feed, segment)]
+        if admission.due(state, segment):
+            return self._on_unverified(link, state, segment, now)
+        self._heard_of(link, feed, segment.stop, now)
+        if segment.stop > state.cut:
+            return self._show(link, feed, now)
         if segment.stop <= state.next:
             self.counters.duplicates += 1
-            return []
+            return self._on_duplicate(link, state, segment, now)
         self.counters.gaps += 1
-        return [*self._check_own(link), *self._pulls.ask(link, [state.feed], now)]
+        return self._pulls.ask(link, [feed], now)
 
-    def _on_fresh(self, link: Link, feed: Feed, segment: Segment, chain: bytes, now: float) -> list[Action]:
-        self._heard_of(link, feed, segment.stop)
-        anew = self._check_own(link)
-        admitted = self._admit(feed, segment, chain, segment.hops + 1, now)
-        return [*anew, *admitted, *self._flush_all()]
+    def _on_duplicate(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
+        if not segment.hops:  # from its origin, or asked for
+            return []
+        actions = self._tree.prune(self.links, link, state, now)
+        self.counters.pruned += len(actions)
+        return actions
 
-    def _on_unverified(self, link: Link, feed: Feed, now: float) -> list[Action]:
-        """Garbage or a fork of the feed: this peer is not asked for it any time soon (SPEC A7).
+    def _on_fresh(self, link: Link, state: FeedState, fresh: Verified, now: float) -> list[Action]:
+        feed = state.feed
+        link.heard_of(feed, fresh.segment.stop)
+        self._tree.brought(link, feed, now)
+        link.brought_at, link.let_down = now, 0
+        link.useful += fresh.counted
+        hops = fresh.segment.hops + 1
+        if not self._tree.may_push(feed, now):
+            hops = flood.TTL
+        admitted = self._admit(feed, fresh, link, hops, now)
+        anew = self._continue_anew() if feed == self.own else []
+        return [*admitted, *anew, *self._flush_all()]
 
-        The link stays: an honest peer that holds the other branch of a fork must not be cut off.
-        """
-        self.counters.rejected += 1
-        link.disputed[feed] = now + sync.DISPUTE_TIME
-        if self._pulls.forget(feed, link.id):
-            return self._ask_others([feed], now)
-        return []
-
-    def _admit(self, feed: Feed, segment: Segment, chain: bytes, hops: int, now: float) -> list[Action]:
-        """The only place where the frontier moves; `hops` is for those to whom we pass the segment on."""
+    def _admit(
+        self, feed: Feed, verified: Verified, link: Link | None, hops: int, now: float
+    ) -> list[Action]:
+        """The only place where the frontier moves on; `hops` is for those to whom we pass the segment on."""
+        segment, chain, counted, counted_chain = verified
         if segment.first != self.frontier.next(feed):
             raise LocalProtocolError(
                 f"admitting step {segment.first} of a feed at {self.frontier.next(feed)}"
             )
-        self.frontier.advance(feed, segment.stop, chain, segment.parts[-1].epoch)
-        self.counters.admitted += segment.count
-        self._pulls.progressed(feed, self.links, now)
-        flood.mark(self.links, feed, segment, hops)
-        return [Admit(feed, segment, chain)]
+        self.frontier.advance(feed, segment.first + counted, counted_chain, segment.parts[-1].epoch)
+        self.counters.admitted += counted
+        self._pulls.progressed(feed, link, now)
+        flood.mark(self.links, self.frontier.state(feed), segment, hops, now)
+        return [Admit(feed, segment, chain, counted)]
+
+    # -- forks -------------------------------------------------------------------------------------
+
+    def _on_unverified(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
+        """Garbage, or another history of the feed: this peer is asked where its history joins ours (A7).
+
+        The link stays, within its budget: an honest peer that holds the other branch of a fork must not be
+        cut off.
+        """
+        self.counters.rejected += 1
+        self._charge(link, FORGERY_COST, now)
+        self._pulls.forget(state.feed, link, now)
+        if not state.next:
+            inquiry.avoid(link, state, now)
+            return self._pulls.wake(now)
+        if state.cut == UNCUT:
+            return [*inquiry.begin(link, state, now), *self._pulls.wake(now)]
+        rest = admission.without_front(segment, state.next)
+        return [Examine(link.id, state.feed, rest), *self._pulls.wake(now)]
+
+    def _check_tag(self, link: Link, claim: Claim, now: float) -> list[Action]:
+        """At equal positions, other tags mean other histories, or a cut that one side does not know (A8)."""
+        state = self.frontier.state(claim.feed)
+        if state.cut <= claim.next and claim.tag != state.claim().tag:
+            return self._show(link, claim.feed, now)
+        if claim.next != state.next or claim.tag in (flood.NO_TAG, state.claim().tag):
+            return []
+        return inquiry.begin(link, state, now)
+
+    def _on_proof(self, link: Link, proof: Proof, now: float) -> list[Action]:
+        """Two histories of one feed, signed by its origin (SPEC E1-E4). The cheap checks come first."""
+        state = self.frontier.state(proof.feed)
+        if not self._learn(link, proof.feed) or proof.cut > state.cut or not state.cut:
+            return self._show(link, proof.feed, now)
+        if proof.cut == state.cut and proof.chains[0] == state.cut_chain:
+            link.shown[proof.feed] = proof.cut, now
+            return []
+        if not sound(proof.feed.origin) or not forks.holds(self.run, proof, self._verify):
+            raise RemoteProtocolError("E1", "a proof that proves nothing")
+        ours = state.next > proof.at or (state.next == proof.at and state.next > 0)
+        if proof.cut and (ours or proof.cut == state.cut):
+            return [Examine(link.id, proof.feed, proof)]
+        return self._cut(proof, now)
+
+    def _on_examined(self, event: Examined, now: float) -> list[Action]:
+        state = self.frontier.state(event.feed)
+        finding = forks.judge(self.run, state, event, self._verify)
+        if finding.proof:
+            return self._cut(finding.proof, now)
+        link = self.links.get(event.link)
+        if link is None or isinstance(event.against, Proof):
+            return []
+        if finding.same_until is None:
+            return self._on_strange(link, state, now)
+        return self._on_same(link, state, event, finding.same_until, now)
+
+    def _on_strange(self, link: Link, state: FeedState, now: float) -> list[Action]:
+        """What the peer has shown does not follow from our past."""
+        try:
+            self._charge(link, FORGERY_COST, now)
+        except RemoteProtocolError as error:
+            return self._drop(link, str(error), now)
+        return inquiry.look_further_back(link, state, now)
+
+    def _on_same(self, link: Link, state: FeedState, event: Examined, until: int, now: float) -> list[Action]:
+        """Up to step `until` the peer's history is ours; look at the rest of what it has shown."""
+        assert isinstance(event.against, Segment)
+        if until < min(event.against.stop, state.next):
+            return [Examine(link.id, event.feed, admission.without_front(event.against, until))]
+        if until >= state.next:
+            link.inquiries.pop(event.feed, None)
+            self._heard_of(link, event.feed, event.against.stop, now)
+        return []
+
+    def _cut(self, proof: Proof, now: float) -> list[Action]:
+        """The only place where the frontier moves back; tell everybody first (SPEC E3, E4)."""
+        feed, at = proof.feed, proof.cut
+        state = self.frontier.state(feed)
+        if at >= state.cut:
+            return []
+        stop = max(at, state.next)
+        for link in self.links.values():
+            link.inquiries.pop(feed, None)
+        self.frontier.cut(feed, at, proof.chains[0] if at else genesis(self.run.run_id, feed))
+        self.counters.cuts += 1
+        self._pulls.finish(feed)
+        shown = [action for link in self.links.values() for action in self._show(link, feed, now)]
+        anew = self._continue_anew() if feed == self.own else []
+        return [Cut(proof, stop), *shown, *anew]
+
+    def _show(self, link: Link, feed: Feed, now: float) -> list[Action]:
+        """Send the proof that `feed` is cut; nothing if it is not cut or the peer has it (SPEC E3)."""
+        state = self.frontier.state(feed)
+        if not link.greeted or state.cut == UNCUT:
+            return []
+        cut, since = link.shown.get(feed, (UNCUT, float("-inf")))
+        if cut == state.cut and now - since < SHOW_AGAIN:
+            return []
+        if now - since < SYNC_INTERVAL:
+            link.reshow[feed] = None
+            return []
+        link.shown[feed] = state.cut, now
+        return [ShowProof(link.id, feed)]
+
+    def _show_again(self, link: Link, now: float) -> list[Action]:
+        """What was put off, as an origin with a thousand forks must not spend its neighbours' budget."""
+        feeds, link.reshow = list(link.reshow), {}
+        return [action for feed in feeds for action in self._show(link, feed, now)]

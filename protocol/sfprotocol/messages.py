@@ -103,6 +103,31 @@ class Position(NamedTuple):
     next: int
 
 
+class Claim(NamedTuple):
+    """A position, and a tag of what stands before it: equal positions with different tags are a fork, or a
+    cut that one side has not heard of (SPEC A8)."""
+
+    feed: Feed
+    next: int
+    tag: bytes
+    """4 bytes, see SPEC D4."""
+
+
+class Ahead(NamedTuple):
+    """A position in a feed whose name the receiver knows (SPEC FL9)."""
+
+    feed_key: int
+    next: int
+
+
+class Branch(NamedTuple):
+    """One of two histories of a feed: updates from some step on, possibly none, and the origin's signature
+    after them."""
+
+    parts: tuple[EpochScalars, ...]
+    signature: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """What the sender has, as far as it has changed since its last Summary on this link (SPEC A2).
@@ -114,7 +139,7 @@ class Summary:
     more: bool
     known: int
     digest: bytes
-    entries: tuple[Position, ...]
+    entries: tuple[Claim, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +147,39 @@ class Want:
     """Ask for everything from these positions on (SPEC A4)."""
 
     entries: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    """What the sender has and does not push, because the receiver has said that others do (SPEC FL9)."""
+
+    entries: tuple[Ahead, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """The sender of this gets these feeds from elsewhere: announce them, do not push them (SPEC FL8)."""
+
+    feed_keys: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """An origin has signed two histories of one feed (SPEC E1). Anybody can check it, whatever they know.
+
+    Both branches begin at step `at`. With equal chain heads there they part in their first update; with
+    different ones they have parted somewhere before, and nobody has shown where.
+    """
+
+    feed: Feed
+    at: int
+    chains: tuple[bytes, bytes]
+    branches: tuple[Branch, Branch]
+
+    @property
+    def cut(self) -> int:
+        """The first step that does not count: `at`, or 0 where nobody can say what the two have in common."""
+        return self.at if self.chains[0] == self.chains[1] else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +201,4 @@ class Goodbye:
     reason: str
 
 
-Message = Hello | Segment | Summary | Want | ManifestRequest | ManifestReply | Goodbye
+Message = Hello | Segment | Summary | Want | Have | Prune | Proof | ManifestRequest | ManifestReply | Goodbye

@@ -19,6 +19,9 @@ from sfprotocol.messages import EpochScalars, Feed
 Sign = Callable[[bytes], bytes]
 """Signs a message with the node's own Ed25519 key; returns 64 bytes."""
 
+Verify = Callable[[bytes, Feed, int, bytes, bytes], bool]
+"""`verifies` below, or the same function with a memory: a simulated swarm checks a signature once."""
+
 _PRIME = 2**255 - 19
 _ORDER_EIGHT = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
 _WEAK = {0, 1, _PRIME - 1, _ORDER_EIGHT, _PRIME - _ORDER_EIGHT}

@@ -19,22 +19,28 @@ from sfprotocol import codec
 from sfprotocol.events import (
     Action,
     Admit,
+    Cut,
     Drop,
     Event,
+    Examine,
+    Examined,
     LinkDown,
     LinkUp,
     OwnUpdates,
     Received,
     Serve,
     Served,
+    ShowProof,
     Transmit,
     Wake,
     Writable,
 )
-from sfprotocol.frontier import Frontier, drop_updates
+from sfprotocol.flood import HAVE_DELAY
+from sfprotocol.frontier import Frontier, drop_updates, first_updates
+from sfprotocol.inquiry import INQUIRY_TIME
 from sfprotocol.machine import ASK_TIMEOUT, SYNC_INTERVAL, Machine
-from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
-from sfprotocol.sync import DISPUTE_TIME
+from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
+from sfprotocol.signing import extend, genesis
 
 RUN = RunParameters(bytes(range(32)), epoch_updates=4, update_budget=40, scalar_bytes=2, scalar_limit=1000)
 NEW_INCARNATION = 4_000_000_000
@@ -50,6 +56,7 @@ class Host:
         self.own = None if relay else Feed(key.public_key().public_bytes_raw(), 1)
         self.proven = not past
         self.log: dict[Feed, list[Segment]] = {}
+        self.proofs: dict[Feed, Proof] = {}
         frontier = Frontier(run)
         for admit in past:
             frontier.advance(admit.feed, admit.segment.stop, admit.chain, admit.segment.parts[-1].epoch)
@@ -78,6 +85,12 @@ class Host:
                 merged[epoch] = merged.get(epoch, ()) + scalars
         parts = tuple(EpochScalars(epoch, scalars) for epoch, scalars in merged.items())
         return Segment(last.feed_key, first, drop_updates(parts, first), last.signature, hops)
+
+    def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
+        """The chain head before `step`, and everything from there on."""
+        whole = self.read(feed, 0, 0)
+        chain = extend(genesis(self.machine.run.run_id, feed), first_updates(whole.parts, step))
+        return chain, self.read(feed, step, 0)
 
 
 class Conversation:
@@ -155,6 +168,14 @@ class Conversation:
                 if meddled is not None:
                     self._carry(host, link, meddled)
                 self._post(host, Writable(link))
+            case Cut(proof=proof):
+                host.proofs[proof.feed] = proof
+            case ShowProof(link=link, feed=feed):
+                self._carry(host, link, codec.encode(host.proofs[feed]))
+            case Examine(link=link, feed=feed, against=against):
+                step = against.at if isinstance(against, Proof) else against.first
+                kept = host.proofs.get(feed)
+                self._handle(host, Examined(link, feed, against, *host.past(feed, step), kept))
             case Drop(link=link):
                 other, far = host.links[link]
                 self._post(other, LinkDown(far))
@@ -232,8 +253,8 @@ def a_forgery() -> Conversation:
     talk.falsify_next_segment()
     talk.compute(alice, 0, 1)
     talk.compute(alice, 0, 2)
-    talk.wake(DISPUTE_TIME / 2)
-    talk.wake(DISPUTE_TIME / 2)
+    talk.wake(INQUIRY_TIME / 2)
+    talk.wake(INQUIRY_TIME / 2)
     return talk
 
 
@@ -243,11 +264,11 @@ def another_run() -> Conversation:
     return talk
 
 
-def _past(updates: int) -> list[Admit]:
-    """What alice's log holds after so many updates."""
+def _past(updates: int, *others: int) -> list[Admit]:
+    """What alice's log holds after so many updates, and then some with these scalars."""
     talk = Conversation("")
     alice = talk.host("alice")
-    for scalar in range(updates):
+    for scalar in (*range(updates), *others):
         talk.compute(alice, 0, scalar)
     return alice.admitted
 
@@ -277,10 +298,30 @@ def no_witness() -> Conversation:
     return talk
 
 
+def the_tree() -> Conversation:
+    talk = Conversation("a triangle: who brings what is known is pruned, and announces from then on")
+    alice, bob, carol = talk.host("alice"), talk.host("bob"), talk.host("carol")
+    talk.connect(bob, carol)
+    talk.connect(alice, bob)
+    talk.connect(alice, carol)
+    talk.compute(alice, 0, 1)
+    talk.compute(alice, 0, 2)
+    talk.wake(HAVE_DELAY)
+    return talk
+
+
+def a_fork() -> Conversation:
+    talk = Conversation("two histories of one feed: found, proven, and cut where they part")
+    bob, carol = talk.host("bob", past=_past(3)), talk.host("carol", past=_past(2, 77))
+    talk.connect(bob, carol)
+    return talk
+
+
 def conversations() -> dict[str, Any]:
     """All of flood.json."""
     scripts = (
-        two_nodes, a_line, a_gap, a_lost_tail, a_forgery, another_run, a_witness, an_old_backup, no_witness
+        two_nodes, a_line, a_gap, a_lost_tail, a_forgery, another_run, a_witness, an_old_backup, no_witness,
+        the_tree, a_fork,
     )  # fmt: skip
     run = plain(RUN)
     del run["type"], run["run_id"]

@@ -7,14 +7,20 @@ from typing import Any
 import msgpack
 
 from sfprotocol.messages import (
+    Ahead,
+    Branch,
+    Claim,
     EpochScalars,
     Feed,
     Goodbye,
+    Have,
     Hello,
     ManifestReply,
     ManifestRequest,
     Message,
     Position,
+    Proof,
+    Prune,
     Segment,
     Summary,
     Want,
@@ -30,6 +36,8 @@ def messages() -> list[tuple[str, Message, int]]:
     key, signature = 2**64 - 1, bytes(range(64))
     feeds = sorted(Feed(origin, number) for origin in ORIGINS for number in (0, 300))
     entries = tuple(Position(feed, 2**32 - 1 - index) for index, feed in enumerate(feeds))
+    claims = tuple(Claim(*entry, bytes([index] * 4)) for index, entry in enumerate(entries))
+    branches = (Branch(PARTS, signature), Branch(PARTS[1:], signature[::-1]))
     return [
         ("hello of a trainer", Hello(1, RUN_ID, 0, 0), 2),
         ("hello of a relay that knows much", Hello(2**32 - 1, RUN_ID, 1, 2**64 - 1), 2),
@@ -42,10 +50,18 @@ def messages() -> list[tuple[str, Message, int]]:
         ("segment over three epochs", Segment(key, 127, PARTS, signature, 15), 2),
         ("segment of 8-bit scalars", Segment(key, 128, (EpochScalars(200, (-128, 0, 127)),), signature), 1),
         ("empty summary", Summary(False, 0, bytes(32), ()), 2),
-        ("page of a summary", Summary(True, 2**32, RUN_ID, entries), 2),
-        ("summary that teaches a name", Summary(False, 128, RUN_ID, (Position(feeds[0], 0),)), 2),
+        ("page of a summary", Summary(True, 2**32, RUN_ID, claims), 2),
+        ("summary that teaches a name", Summary(False, 128, RUN_ID, (Claim(feeds[0], 0, bytes(4)),)), 2),
         ("want", Want(entries[:2]), 2),
         ("want of nothing", Want(()), 2),
+        ("have", Have((Ahead(0, 1), Ahead(300, 2**32 - 1), Ahead(key, 128))), 2),
+        ("prune", Prune((0, 2**32, key)), 2),
+        ("proof of a fork", Proof(feeds[1], 3, (RUN_ID, RUN_ID), branches), 2),
+        (
+            "proof of two histories with nothing in common",
+            Proof(feeds[2], 2**32 - 1, (RUN_ID, bytes(32)), (branches[0], Branch((), signature))),
+            2,
+        ),
         ("manifest request", ManifestRequest(), 2),
         ("manifest reply", ManifestReply(b"\x80"), 2),
         ("goodbye", Goodbye("another run"), 2),
@@ -70,11 +86,11 @@ def _bad_shapes() -> list[tuple[str, str, bytes]]:
         ("a map", "C2", b"\x81\x00\x04"),
         ("an extension type", "C2", b"\x91\xd4\x01\x00"),
         ("text that is not UTF-8", "C2", b"\x92\x06\xa1\xff"),
-        ("an array that announces more elements than allowed", "C2", b"\xdc\x40\x01"),
+        ("an array that announces more elements than allowed", "C2", b"\xdc\x10\x01"),
         ("an integer alone", "C3", b"\x04"),
         ("nil", "C3", b"\xc0"),
         ("an empty array", "C3", b"\x90"),
-        ("an unknown type", "C3", _packed(7)),
+        ("an unknown type", "C3", _packed(10)),
         ("a boolean as type", "C3", _packed(True, 1, RUN_ID, 0, 0)),
         ("a float as type", "C3", _packed(4.0)),
         ("a field too many", "C3", _packed(4, 0)),
@@ -136,5 +152,11 @@ def _bad_entries() -> list[tuple[str, str, bytes]]:
         ("an origin of 33 bytes", "C5", _packed(3, [[bytes(33), 0, 1]])),
         ("an incarnation beyond 32 bits", "C5", _packed(3, [[bytes(32), 2**32, 1]])),
         ("entries that descend", "C8", _packed(3, [high, low])),
-        ("one feed twice", "C8", _packed(2, False, 0, RUN_ID, [low, low])),
+        ("one feed twice", "C8", _packed(2, False, 0, RUN_ID, [[*low, bytes(4)], [*low, bytes(4)]])),
+        ("a tag of three bytes", "C5", _packed(2, False, 0, RUN_ID, [[*low, bytes(3)]])),
+        ("a claim without a tag", "C5", _packed(2, False, 0, RUN_ID, [low])),
+        ("announcements that descend", "C8", _packed(7, [[2, 1], [1, 1]])),
+        ("an announcement with a negative key", "C5", _packed(7, [[-1, 1]])),
+        ("one feed pruned twice", "C8", _packed(8, [5, 5])),
+        ("a proof with one branch", "C5", _packed(9, bytes(32), 0, 0, RUN_ID, RUN_ID, [[[], bytes(64)]])),
     ]

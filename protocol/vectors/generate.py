@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from plain import plain
 
 from sfprotocol import PROTOCOL_VERSION, codec, seeds
-from sfprotocol.frontier import Frontier
+from sfprotocol.frontier import Frontier, first_updates
 from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
 from sfprotocol.signing import extend, genesis, head_message
 
@@ -164,7 +164,7 @@ def signing_vectors() -> dict[str, Any]:
         "feeds": [
             _signed_feed(secret, number) for secret, number in zip(SECRETS, (0, 2**32 - 1), strict=True)
         ],
-        "state_digests": [_digest(count) for count in (0, 1, 2)],
+        "state_digests": [*(_digest(count) for count in (0, 1, 2)), _cut_digest()],
         "weak_origins": [origin.hex() for origin in _weak_origins()],
     }
 
@@ -232,7 +232,33 @@ def _digest(count: int) -> dict[str, Any]:
         feed = Feed(origin(secret), 3)
         updates = sum(len(part.scalars) for part in parts)
         frontier.advance(feed, updates, extend(genesis(RUN_ID, feed), parts), parts[-1].epoch)
-    entries = [{**plain(s.feed), "next": s.next, "chain": s.chain.hex()} for s in frontier]
+    return _written(frontier)
+
+
+def _cut_digest() -> dict[str, Any]:
+    """A feed that is cut at step 2, and one of which nothing counts."""
+    frontier = Frontier(RUN)
+    for secret, parts, at in zip(SECRETS, (PARTS, ()), (2, 0), strict=True):
+        feed = Feed(origin(secret), 3)
+        updates = sum(len(part.scalars) for part in parts)
+        start = genesis(RUN_ID, feed)
+        if updates:
+            frontier.advance(feed, updates, extend(start, parts), parts[-1].epoch)
+        frontier.cut(feed, at, extend(start, first_updates(PARTS, at)))
+    return _written(frontier)
+
+
+def _written(frontier: Frontier) -> dict[str, Any]:
+    entries = [
+        {
+            **plain(s.feed),
+            "next": s.next,
+            "chain": s.chain.hex(),
+            "cut": s.cut if s.cut_chain else None,
+            "tag": s.claim().tag.hex(),
+        }
+        for s in frontier
+    ]
     return {"frontier": entries, "digest": frontier.digest().hex()}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from sfprotocol.messages import EpochScalars, Feed, Position
+from sfprotocol.messages import Ahead, Branch, Claim, EpochScalars, Feed, Position
 
 WIDE = frozenset({"feed_key", "known"})
 """Fields of 64 bits."""
@@ -22,7 +22,11 @@ def plain(value: Any) -> Any:
             return value.hex()
         case Position(feed=feed, next=following):
             return {**plain(feed), "next": following}
-        case Feed() | EpochScalars():
+        case Claim(feed=feed, next=following, tag=tag):
+            return {**plain(feed), "next": following, "tag": tag.hex()}
+        case Ahead(feed_key=key, next=following):
+            return {"feed_key": str(key), "next": following}
+        case Feed() | EpochScalars() | Branch():
             return {name: plain(item) for name, item in value._asdict().items()}
         case tuple():
             return [plain(item) for item in value]
@@ -33,4 +37,5 @@ def plain(value: Any) -> Any:
 
 def _fields(value: Any) -> dict[str, Any]:
     found = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    return {name: str(item) if name in WIDE else item for name, item in found.items()}
+    found = {name: str(item) if name in WIDE else item for name, item in found.items()}
+    return {name: [str(key) for key in item] if name == "feed_keys" else item for name, item in found.items()}

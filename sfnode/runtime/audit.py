@@ -7,11 +7,15 @@ from typing import NamedTuple
 from sfnode.config import Manifest
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
-from sfnode.runtime.replay import batch_of
-from sfnode.store.log import Record, UpdateLog
-from sfprotocol.admission import fault, verify
-from sfprotocol.frontier import Frontier
-from sfprotocol.messages import RunParameters
+from sfnode.runtime.replay import batch_of, frontier_of
+from sfnode.store.log import CutRecord, Record, UpdateLog
+from sfprotocol import codec
+from sfprotocol.admission import Verified, fault, verify
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.forks import holds
+from sfprotocol.frontier import Frontier, first_updates
+from sfprotocol.messages import Feed, Proof, RunParameters
+from sfprotocol.signing import verifies
 
 
 class Audit(NamedTuple):
@@ -29,13 +33,17 @@ def audit(manifest: Manifest, update_log: UpdateLog) -> Audit:
     """Replay everything from genesis. Raises UserError LOG_CORRUPT where it does not verify."""
     run = manifest.parameters()
     frontier = Frontier(run)
+    for cut in update_log.cuts():
+        _check_cut(run, cut)
+        frontier.cut(cut.feed, cut.at, cut.chain)
     core = Core(len(manifest.model.targets), manifest.training.rank)
     signatures = 0
     for record in update_log.records():
-        chain = _checked(run, frontier, record)
-        segment = record.segment
-        frontier.advance(record.feed, segment.stop, chain, segment.parts[-1].epoch)
-        core.add(batch_of(segment.feed_key, segment.first, segment.parts))
+        if not frontier.state(record.feed).open:
+            continue  # behind a cut
+        segment, _, counted, chain = _checked(run, frontier, record)
+        frontier.advance(record.feed, segment.first + counted, chain, segment.parts[-1].epoch)
+        core.add(batch_of(segment.feed_key, segment.first, first_updates(segment.parts, counted)))
         signatures += 1
     return Audit(
         run_id=run.run_id.hex(),
@@ -49,21 +57,33 @@ def audit(manifest: Manifest, update_log: UpdateLog) -> Audit:
 
 def state_digest(manifest: Manifest, update_log: UpdateLog) -> str:
     """The state digest of what is in the log, without checking it."""
-    frontier = Frontier(manifest.parameters())
-    for tail in update_log.tails():
-        frontier.advance(tail.feed, tail.next, tail.chain, tail.epoch)
-    return frontier.digest().hex()
+    return frontier_of(manifest.parameters(), update_log).digest().hex()
 
 
-def _checked(run: RunParameters, frontier: Frontier, record: Record) -> bytes:
-    """The chain head after this record, recomputed and verified."""
+def _checked(run: RunParameters, frontier: Frontier, record: Record) -> Verified:
+    """What counts of this record, recomputed and verified."""
     state, segment = frontier.state(record.feed), record.segment
-    admitted = verify(run, state, segment)
+    admitted = verify(run, state, segment, verifies)
     if admitted is None or segment.first != state.next:
         problem = fault(run, state, segment) or "its signature does not verify here"
-        raise UserError(
-            Code.LOG_CORRUPT,
-            f"step {segment.first} of the feed of {record.feed.origin.hex()[:16]}: {problem}",
-            "This log was damaged or tampered with. Remove the folder's updates.sqlite and join again.",
-        )
-    return admitted[1]
+        raise _damaged(record.feed, segment.first, problem)
+    return admitted
+
+
+def _check_cut(run: RunParameters, cut: CutRecord) -> None:
+    """That the proof proves the cut."""
+    try:
+        proof = codec.decode(cut.proof, run.scalar_bytes)
+    except RemoteProtocolError as error:
+        raise _damaged(cut.feed, cut.at, f"its proof of a fork cannot be read: {error}") from error
+    proven = isinstance(proof, Proof) and (proof.feed, proof.cut) == (cut.feed, cut.at)
+    if not (proven and isinstance(proof, Proof) and holds(run, proof, verifies)):
+        raise _damaged(cut.feed, cut.at, "its proof of a fork proves nothing")
+
+
+def _damaged(feed: Feed, step: int, problem: str) -> UserError:
+    return UserError(
+        Code.LOG_CORRUPT,
+        f"step {step} of the feed of {feed.origin.hex()[:16]}: {problem}",
+        "This log was damaged or tampered with. Remove the folder's updates.sqlite and join again.",
+    )

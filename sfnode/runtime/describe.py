@@ -35,7 +35,7 @@ def describe(node: RunningNode) -> Status:
         own_updates=training.made if training else 0,
         updates_per_second=training.rate() if training else 0.0,
         loss=training.loss if training else None,
-        pulling=machine.pulling,
+        lacking=machine.lacking,
         links=_links(node),
         feeds=[
             FeedStatus(origin=s.feed.origin.hex(), incarnation=s.feed.incarnation, updates=s.next)

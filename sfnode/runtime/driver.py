@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from sfnode.engine.core import UpdateBatch
 from sfnode.observe import log
 from sfnode.runtime.pump import LinkPump
-from sfnode.runtime.replay import batch_of, join
-from sfnode.store.log import Record, UpdateLog
+from sfnode.runtime.replay import batch_of, join, taken_back
+from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.transport.base import LENGTH_BYTES, Link
 from sfprotocol import codec
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
@@ -27,18 +27,24 @@ from sfprotocol.events import (
     Action,
     Admit,
     ContinueAs,
+    Cut,
     Drop,
     Event,
+    Examine,
+    Examined,
     LinkDown,
     LinkId,
     LinkUp,
     Received,
     Serve,
     Served,
+    ShowProof,
     Transmit,
     Wake,
 )
+from sfprotocol.frontier import first_updates
 from sfprotocol.machine import Machine
+from sfprotocol.messages import Proof
 
 MAX_ROUND = 512
 """Events taken into one commit: bounds how long a frame waits for the disk."""
@@ -81,6 +87,8 @@ class Driver:
         self.pumps: dict[LinkId, LinkPump] = {}
         self.between_rounds = asyncio.Lock()
         """Who holds it finds that all that the machine has admitted is on disk and has been applied."""
+        self.on_fault: Callable[[str], None] = lambda peer: None
+        """Called with a peer that broke a rule, before its link is dropped."""
         self._log = update_log
         self._clock = clock
         self._apply = apply
@@ -169,8 +177,9 @@ class Driver:
         """Take in what has arrived and do what follows from it."""
         actions = self._handle_events()
         records = [Record(a.feed, a.segment, a.chain) for a in actions if isinstance(a, Admit)]
-        if records:
-            commit = asyncio.get_running_loop().run_in_executor(self._disk, self._log.append, records)
+        cuts = [self._cut_record(a) for a in actions if isinstance(a, Cut)]
+        if records or cuts:
+            commit = asyncio.get_running_loop().run_in_executor(self._disk, self._log.append, records, cuts)
             await asyncio.shield(commit)
         self._carry_out(actions)
         self._after_round()
@@ -194,22 +203,28 @@ class Driver:
         return actions
 
     def _carry_out(self, actions: list[Action]) -> None:
-        admitted: list[Admit] = []
+        pieces: list[UpdateBatch] = []
         for action in actions:
             match action:
-                case Admit():
-                    admitted.append(action)
+                case Admit(segment=segment, counted=counted):
+                    parts = first_updates(segment.parts, counted)
+                    pieces.append(batch_of(segment.feed_key, segment.first, parts))
+                case Cut():
+                    pieces += self._taken_back(action)
                 case Transmit(link=link, message=message):
                     if pump := self.pumps.get(link):
                         pump.send(codec.encode(message, self.machine.run.scalar_bytes))
                 case Serve():
                     self._serve(action)
+                case ShowProof():
+                    self._show(action)
+                case Examine():
+                    self._examine(action)
                 case Drop():
                     self._drop(action)
                 case ContinueAs():
                     self._continue_as(action)
-        if admitted:
-            pieces = [batch_of(a.segment.feed_key, a.segment.first, a.segment.parts) for a in admitted]
+        if pieces:
             self._apply(join(pieces))
 
     def _serve(self, action: Serve) -> None:
@@ -225,12 +240,45 @@ class Driver:
         pump.send(frame, segment=True)
         self.post(Served(action.link, action.feed, segment.stop, action.hops))
 
+    # -- forks -------------------------------------------------------------------------------------
+
+    def _cut_record(self, action: Cut) -> CutRecord:
+        state = self.machine.frontier.state(action.proof.feed)
+        proof = codec.encode(action.proof, self.machine.run.scalar_bytes)
+        return CutRecord(state.feed, action.proof.cut, state.cut_chain, proof)
+
+    def _taken_back(self, action: Cut) -> list[UpdateBatch]:
+        feed, start = action.proof.feed, action.proof.cut
+        log.warning(
+            "origin %s has signed two histories: %d of its updates do not count any more",
+            feed.origin.hex()[:16], action.stop - start,
+        )  # fmt: skip
+        key = self.machine.frontier.state(feed).key
+        return [taken_back(self._log, key, feed, start, action.stop)] if start < action.stop else []
+
+    def _show(self, action: ShowProof) -> None:
+        proof = self._log.proof(action.feed)
+        if proof is None:
+            raise LocalProtocolError("a proof that is to be shown is not in the log")
+        if pump := self.pumps.get(action.link):
+            pump.send(proof)
+
+    def _examine(self, action: Examine) -> None:
+        against = action.against
+        step = against.at if isinstance(against, Proof) else against.first
+        chain, ours = self._log.past(action.feed, step)
+        frame = self._log.proof(action.feed)
+        kept = codec.decode(frame, self.machine.run.scalar_bytes) if frame else None
+        assert kept is None or isinstance(kept, Proof)
+        self.post(Examined(action.link, action.feed, against, chain, ours, kept))
+
     def _drop(self, action: Drop) -> None:
         pump = self.pumps.get(action.link)
         if pump is None:
             return
         if action.fault:
             log.warning("dropped the link to %s, which broke rule %s", pump.link.peer, action.fault)
+            self.on_fault(pump.link.peer)
         self._dropping.add(task := asyncio.create_task(_close_drained(pump)))
         task.add_done_callback(self._dropping.discard)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from sfnode.config import Manifest, NodeSettings
 from sfnode.errors import Code, UserError
 from sfnode.observe import log
+from sfnode.runtime.replay import frontier_of
 from sfnode.store import datadir
 from sfnode.store.datadir import DataDir
 from sfnode.store.faults import disk_faults, sync_folder
@@ -17,7 +18,6 @@ from sfnode.store.log import UpdateLog
 from sfnode.transport.base import Transport, TransportError
 from sfprotocol import codec
 from sfprotocol.errors import RemoteProtocolError
-from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, ManifestReply, ManifestRequest
 from sfprotocol.signing import Sign
@@ -144,9 +144,7 @@ def open_machine(
 ) -> Machine:
     """The protocol machine as the log leaves it; a trainer's has a feed to continue, a relay's has none."""
     parameters = manifest.parameters()
-    frontier = Frontier(parameters)
-    for tail in update_log.tails():
-        frontier.advance(tail.feed, tail.next, tail.chain, tail.epoch)
+    frontier = frontier_of(parameters, update_log)
     own: Feed | None = None
     sign: Sign = _never_sign
     proven = True
@@ -186,8 +184,9 @@ def own_feed(update_log: UpdateLog, identity: Identity) -> tuple[Feed, bool]:
     """
     kept = update_log.get_meta(_INCARNATION)
     if kept is not None:
-        if not datadir.moved(update_log):
-            return Feed(identity.public, int.from_bytes(kept, "big")), update_log.get_meta(_MET_PEERS) is None
+        feed = Feed(identity.public, int.from_bytes(kept, "big"))
+        if not datadir.moved(update_log) and update_log.proof(feed) is None:
+            return feed, update_log.get_meta(_MET_PEERS) is None
         log.warning("this data folder was copied or restored; continuing under a new incarnation")
     feed = Feed(identity.public, draw_incarnation())
     remember_feed(update_log, feed)

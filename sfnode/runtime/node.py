@@ -25,6 +25,7 @@ from sfnode.runtime.leaving import Departure
 from sfnode.runtime.links import Neighbours
 from sfnode.runtime.loading import load_trainer
 from sfnode.runtime.replay import batches
+from sfnode.runtime.road import Road
 from sfnode.runtime.status import CoreStatus, EvaluationStatus, Status
 from sfnode.runtime.training import Training
 from sfnode.runtime.worker import Engine, Order, StepResult, Worker
@@ -45,6 +46,9 @@ ENGINE_GRACE = 0.5
 
 LINK_GRACE = 0.4
 """Seconds that neighbours have to take our last updates when the node stops, and then the last frames."""
+
+UNDER_WAY = 64
+"""Updates that a node may lack and train: what others have made in the last moments is always on its way."""
 
 MakeTransport = Callable[[NodeSettings, DataDir, tuple[str, ...]], Transport]
 """Builds the transport for these settings, this folder and these bootstrap addresses."""
@@ -92,24 +96,33 @@ class RunningNode:
             continue_as=self._continue_as,
             after_round=self._after_round,
         )
-        self.neighbours = self._neighbours()
+        self._look_for_others()
         self._departure = Departure(self.machine, done=self._done, clock=self.clock)
         transport.on_request(self._answer)
         self._load_engine = load_engine
+        self._progress = 0, self.started_at
+        """How many updates we knew, and since when not more."""
         self.training: Training | None = None
         self.worker: Worker | None = None
         self.engine_loaded = False
 
-    def _neighbours(self) -> Neighbours:
+    def _look_for_others(self) -> None:
         given, remembered = self.settings.peers, joining.remembered_peers(self.log)
         random = SystemRandom()
-        return Neighbours(
+        book = AddressBook(self.transport.peer, given, remembered, random)
+        self.neighbours = Neighbours(
             self.transport,
             self.driver,
-            topic=self.manifest.run_id,
-            book=AddressBook(self.transport.peer, given, remembered, random),
-            own_record=self._record,
+            book=book,
             remember=lambda addresses: joining.remember_peers(self.log, addresses),
+        )
+        self.road = Road(
+            self.transport,
+            self.neighbours,
+            topic=self.manifest.run_id,
+            book=book,
+            own_record=self._record,
+            random=random,
         )
 
     # -- callbacks ---------------------------------------------------------------------------------
@@ -143,12 +156,20 @@ class RunningNode:
     def _caught_up(self) -> bool:
         """We have all that our first neighbours had; or there is nobody to learn from."""
         if any(link.synced for link in self.machine.links.values()):
-            return self.machine.pulling == 0
+            return self._is_abreast()
         if self.settings.peers and not self.machine.frontier.known:
             return False  # a newcomer: what it would train is not the model of the run
         if not (self.settings.peers or joining.remembered_peers(self.log)):
             return True
         return self.clock() - self.started_at > ASK_TIMEOUT
+
+    def _is_abreast(self) -> bool:
+        """We lack no more than what is always under way; or nobody gives us what they say they have."""
+        known = self.machine.frontier.known
+        if known != self._progress[0]:
+            self._progress = known, self.clock()
+        little = self.machine.lacking <= UNDER_WAY + known // 64
+        return little or self.clock() - self._progress[1] > ASK_TIMEOUT
 
     def _done(self) -> bool:
         complete = self.settings.until_complete and self.machine.complete
@@ -175,7 +196,8 @@ class RunningNode:
         if self.settings.role == "trainer":
             self._start_engine()
         driving = asyncio.create_task(self._guard(self.driver.run))
-        looking = [asyncio.create_task(self._guard(job)) for job in (self.neighbours.run, self._report)]
+        jobs = (self.road.run, self.neighbours.run, self._report)
+        looking = [asyncio.create_task(self._guard(job)) for job in jobs]
         try:
             await self.stopping.wait()
         finally:

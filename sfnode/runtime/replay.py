@@ -9,7 +9,8 @@ import numpy as np
 from sfnode.engine.core import UpdateBatch
 from sfnode.store.log import Tail, UpdateLog
 from sfprotocol import seeds
-from sfprotocol.messages import EpochScalars
+from sfprotocol.frontier import Frontier
+from sfprotocol.messages import EpochScalars, Feed, RunParameters
 
 
 def batch_of(feed_key: int, first: int, parts: Iterable[EpochScalars]) -> UpdateBatch:
@@ -23,6 +24,29 @@ def batch_of(feed_key: int, first: int, parts: Iterable[EpochScalars]) -> Update
 def join(pieces: list[UpdateBatch]) -> UpdateBatch:
     """Several batches as one."""
     return UpdateBatch(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
+
+
+def frontier_of(run: RunParameters, update_log: UpdateLog) -> Frontier:
+    """Where the log stands."""
+    frontier = Frontier(run)
+    for tail in update_log.tails():
+        frontier.advance(tail.feed, tail.next, tail.chain, tail.epoch)
+    for cut in update_log.cuts():
+        frontier.cut(cut.feed, cut.at, cut.chain)
+    return frontier
+
+
+def taken_back(update_log: UpdateLog, feed_key: int, feed: Feed, start: int, stop: int) -> UpdateBatch:
+    """What takes steps `start .. stop - 1` of a feed out of the cores again, now that it is cut."""
+    pieces = []
+    while start < stop:
+        _, segment = update_log.past(feed, start)
+        end = min(stop, segment.stop)
+        epochs, update_seeds, scalars = batch_of(feed_key, start, segment.parts)
+        count = end - start
+        pieces.append(UpdateBatch(epochs[:count], update_seeds[:count], -scalars[:count]))
+        start = end
+    return join(pieces)
 
 
 def batches(update_log: UpdateLog, run_id: bytes, tails: Iterable[Tail]) -> Iterator[UpdateBatch]:

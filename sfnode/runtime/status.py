@@ -64,7 +64,7 @@ class Status(_Answer):
     """Own updates, over the last ten seconds."""
     loss: float | None
     """Training loss at the points evaluated lately (moving average)."""
-    pulling: int
+    lacking: int
     """Feeds being pulled from peers."""
     links: list[LinkStatus]
     feeds: list[FeedStatus]

@@ -27,12 +27,14 @@ from typing import NamedTuple
 from sfnode.store import rows, schema
 from sfnode.store.faults import BrokenRowError, disk_faults, unusable
 from sfnode.store.recent import Recent
-from sfnode.store.rows import Record
+from sfnode.store.rows import CutRecord, Record
 from sfprotocol import seeds
 from sfprotocol.errors import LocalProtocolError
+from sfprotocol.frontier import drop_updates, first_updates
 from sfprotocol.messages import EpochScalars, Feed, Segment
+from sfprotocol.signing import extend, genesis
 
-__all__ = ["Record", "Tail", "UpdateLog"]
+__all__ = ["CutRecord", "Record", "Tail", "UpdateLog"]
 
 LOOSE_ROWS = 64
 """Pack a feed after this many small rows: 64 rows of one update take 8 KB, and packing more often would write
@@ -41,6 +43,9 @@ every update more often."""
 _INSERT = "INSERT INTO segment (feed, first, body) VALUES (?, ?, ?)"
 _SINCE = """SELECT first, body FROM segment WHERE feed = ?1
     AND first >= (SELECT max(first) FROM segment WHERE feed = ?1 AND first <= ?2) ORDER BY first"""
+_AROUND = "SELECT first, body FROM segment WHERE feed = ? AND first <= ? ORDER BY first DESC LIMIT 2"
+_CUTS = """SELECT f.id, f.origin, f.incarnation, c.step, c.chain, c.proof
+    FROM cut c JOIN feed f ON f.id = c.feed"""
 _LAST = """SELECT f.id, f.origin, f.incarnation, s.first, s.body FROM feed f CROSS JOIN segment s
     ON s.feed = f.id AND s.first = (SELECT max(first) FROM segment WHERE feed = f.id)"""
 _ALL = """SELECT f.origin, f.incarnation, s.first, s.body FROM feed f CROSS JOIN segment s ON s.feed = f.id
@@ -49,7 +54,7 @@ _ALL = """SELECT f.origin, f.incarnation, s.first, s.body FROM feed f CROSS JOIN
 
 
 class Tail(NamedTuple):
-    """Where a feed stands."""
+    """Where a feed stands; of a feed that is cut, as far as it counts."""
 
     feed: Feed
     next: int
@@ -82,6 +87,7 @@ class UpdateLog:
         self._memory = Lock()
         """Guards the two below; never held during input or output."""
         self._standings: dict[Feed, _Standing] = {}
+        self._cuts: dict[Feed, CutRecord] = {}
         self._recent = Recent()
 
     @classmethod
@@ -110,11 +116,18 @@ class UpdateLog:
             schema.create(self._writer, self._run_id)
         schema.check(self._writer, self.path, self._run_id)
         if not read_only:
+            schema.upgrade(self._writer)
             self._reader = schema.connect(self.path, read_only=True)
         for number, origin, incarnation, first, body in self._reader.execute(_LAST):
             standing = self._fresh(Feed(origin, incarnation), number)
             record = rows.decode(standing.tail.feed, standing.key, first, body)
             self._standings[record.feed] = standing._replace(tail=_tail_after(record))
+        if schema.version(self._reader) < schema.SINCE_CUTS:
+            return
+        for number, origin, incarnation, *cut in self._reader.execute(_CUTS):
+            feed = Feed(origin, incarnation)
+            self._standings.setdefault(feed, self._fresh(feed, number))
+            self._cuts[feed] = CutRecord(feed, *cut)
 
     def close(self) -> None:
         """Wait for an append in progress and close the files."""
@@ -130,43 +143,46 @@ class UpdateLog:
 
     # -- writing -------------------------------------------------------------------------------------
 
-    def append(self, records: Sequence[Record]) -> None:
-        """Add these segments in one transaction, durably; nothing of them on any error.
+    def append(self, records: Sequence[Record], cuts: Sequence[CutRecord] = ()) -> None:
+        """Add these segments and cuts in one transaction, durably; nothing of them on any error.
 
-        Raises LocalProtocolError when a record does not continue its feed, UserError DISK_FULL when there is
-        no room. After either the log stands where it stood and may be used further.
+        A cut takes the place of an earlier one of the same feed. Raises LocalProtocolError when a record does
+        not continue its feed, UserError DISK_FULL when there is no room. After either the log stands where it
+        stood and may be used further.
         """
-        if not records:
+        if not (records or cuts):
             return
         with self._writing:
-            moved = self._advance(records)
+            moved = self._advance(records, cuts)
             with self._transaction() as db:
                 self._insert(db, records, moved)
                 for standing in moved.values():
                     if standing.loose >= LOOSE_ROWS:
                         _pack(db, standing)
-            self._adopt(records, moved)
+                rows_of_cuts = [(moved[cut.feed].number, cut.at, cut.chain, cut.proof) for cut in cuts]
+                db.executemany("INSERT OR REPLACE INTO cut VALUES (?, ?, ?, ?)", rows_of_cuts)
+            self._adopt(records, cuts, moved)
 
     def set_meta(self, key: str, value: bytes) -> None:
         """Keep `value` under `key`, durably. Waits for an append in progress."""
         with self._writing, self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def _advance(self, records: Sequence[Record]) -> dict[Feed, _Standing]:
-        """Where the feeds of `records` will stand; changes nothing."""
+    def _advance(self, records: Sequence[Record], cuts: Sequence[CutRecord]) -> dict[Feed, _Standing]:
+        """Where the feeds of `records` and `cuts` will stand; changes nothing."""
         moved: dict[Feed, _Standing] = {}
         following = len(self._standings) + 1
+        for feed in [*(record.feed for record in records), *(cut.feed for cut in cuts)]:
+            if feed not in moved:
+                moved[feed] = self._standings.get(feed) or self._fresh(feed, following)
+                following += moved[feed].number == following
         for record in records:
-            before = moved.get(record.feed) or self._standings.get(record.feed)
-            if before is None:
-                before = self._fresh(record.feed, following)
-                following += 1
-            moved[record.feed] = _continued(before, record)
+            moved[record.feed] = _continued(moved[record.feed], record)
         return moved
 
     def _fresh(self, feed: Feed, number: int) -> _Standing:
         key = seeds.feed_key(self._run_id, feed.origin, feed.incarnation)
-        return _Standing(number, key, Tail(feed, 0, b"", 0), 0)
+        return _Standing(number, key, Tail(feed, 0, genesis(self._run_id, feed), 0), 0)
 
     def _insert(
         self, db: sqlite3.Connection, records: Sequence[Record], moved: dict[Feed, _Standing]
@@ -181,13 +197,16 @@ class UpdateLog:
             ],
         )
 
-    def _adopt(self, records: Sequence[Record], moved: dict[Feed, _Standing]) -> None:
+    def _adopt(
+        self, records: Sequence[Record], cuts: Sequence[CutRecord], moved: dict[Feed, _Standing]
+    ) -> None:
         with self._memory:
             for feed, standing in moved.items():
                 packed = standing.loose >= LOOSE_ROWS
                 self._standings[feed] = standing._replace(loose=0) if packed else standing
             for record in records:
                 self._recent.add(record.feed, record.segment)
+            self._cuts.update((cut.feed, cut) for cut in cuts)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -206,14 +225,29 @@ class UpdateLog:
     # -- reading -------------------------------------------------------------------------------------
 
     def tails(self) -> list[Tail]:
-        """Where every feed stands, in the order of feeds."""
+        """Where every feed stands of which something counts, in the order of feeds."""
         with self._memory:
-            return sorted(standing.tail for standing in self._standings.values())
+            standing = (self._counting(standing.tail) for standing in self._standings.values())
+            return sorted(tail for tail in standing if tail.next)
+
+    def cuts(self) -> list[CutRecord]:
+        """The feeds that are cut, in the order of feeds."""
+        with self._memory:
+            return sorted(self._cuts.values())
+
+    def proof(self, feed: Feed) -> bytes | None:
+        """The encoded proof that `feed` is cut where it is, if it is."""
+        with self._memory:
+            cut = self._cuts.get(feed)
+        return cut.proof if cut else None
+
+    def _counting(self, tail: Tail) -> Tail:
+        cut = self._cuts.get(tail.feed)
+        return tail if cut is None or cut.at >= tail.next else tail._replace(next=cut.at, chain=cut.chain)
 
     def updates(self) -> int:
-        """How many updates the log holds."""
-        with self._memory:
-            return sum(standing.tail.next for standing in self._standings.values())
+        """How many updates in the log count."""
+        return sum(tail.next for tail in self.tails())
 
     def size_bytes(self) -> int:
         """What the log takes on disk."""
@@ -242,6 +276,30 @@ class UpdateLog:
             return rows.join(recent, first, max_updates)
         with self._reading, disk_faults(self.path), self._stored(standing, first) as stored:
             return rows.join(stored, first, max_updates)
+
+    def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
+        """Our chain head before `step` of `feed`, and what we have from there to the next signature.
+
+        Also what is behind a cut. Where the log ends the segment has no updates and carries the last
+        signature; where it has not come that far the chain head is empty, too.
+        """
+        with self._memory:
+            standing = self._standings.get(feed) or self._fresh(feed, 0)
+        nothing = Segment(standing.key, step, (), bytes(64))
+        if step > standing.tail.next or not standing.tail.next:
+            return (b"" if step else genesis(self._run_id, feed)), nothing
+        with self._reading, disk_faults(self.path), closing(self._around(standing, step)) as cursor:
+            stored = [rows.decode(feed, standing.key, *row) for row in cursor]
+        chain = stored[1].chain if len(stored) > 1 else genesis(self._run_id, feed)
+        segment = stored[0].segment
+        chain = extend(chain, first_updates(segment.parts, step - segment.first))
+        return chain, Segment(
+            standing.key, step, drop_updates(segment.parts, step - segment.first), segment.signature
+        )
+
+    def _around(self, standing: _Standing, step: int) -> sqlite3.Cursor:
+        """The stored segment with `step`, or the last one, and the one before."""
+        return self._reader.execute(_AROUND, (standing.number, step))
 
     @contextmanager
     def _stored(self, standing: _Standing, first: int) -> Iterator[Iterable[Segment]]:

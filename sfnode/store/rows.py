@@ -44,6 +44,17 @@ class Record(NamedTuple):
     """Chain head (32 bytes) after the segment's last update (SPEC S2)."""
 
 
+class CutRecord(NamedTuple):
+    """From step `at` on nothing of a feed counts (SPEC E4)."""
+
+    feed: Feed
+    at: int
+    chain: bytes
+    """Chain head (32 bytes) of what counts."""
+    proof: bytes
+    """The encoded Proof."""
+
+
 def encode(segment: Segment, chain_head: bytes) -> bytes:
     """The body of the row that stores `segment`. Raises LocalProtocolError for what does not fit."""
     scalars = tuple(chain.from_iterable(part.scalars for part in segment.parts))

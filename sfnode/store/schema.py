@@ -17,8 +17,15 @@ from sfnode.store.faults import corrupt
 APPLICATION_ID = int.from_bytes(b"sfup", "big")
 """Marks the file as ours in its SQLite header."""
 
-VERSION = 1
+VERSION = 2
 """Of the tables below. A log with a higher one was written by a newer sfnode."""
+
+SINCE_CUTS = 2
+"""The first version with the table of cuts."""
+
+_CUT = """CREATE TABLE cut (
+        feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, proof BLOB NOT NULL)"""
+"""Feeds of which nothing counts from some step on (SPEC E4), and why."""
 
 _TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
@@ -28,6 +35,7 @@ _TABLES = (
     """CREATE TABLE segment (
         id INTEGER PRIMARY KEY, feed INTEGER NOT NULL, first INTEGER NOT NULL, body BLOB NOT NULL,
         UNIQUE (feed, first))""",
+    _CUT,
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {VERSION}",
 )
@@ -70,15 +78,24 @@ def create(db: sqlite3.Connection, run_id: bytes) -> None:
     db.execute("COMMIT")
 
 
+def upgrade(db: sqlite3.Connection) -> None:
+    """Bring the tables of a log that an older sfnode wrote up to date, all or nothing."""
+    if version(db) >= SINCE_CUTS:
+        return
+    db.execute("BEGIN IMMEDIATE")
+    for statement in (_CUT, f"PRAGMA user_version = {VERSION}"):
+        db.execute(statement)
+    db.execute("COMMIT")
+
+
 def check(db: sqlite3.Connection, path: Path, run_id: bytes) -> None:
     """Raise UserError unless this is the log of run `run_id` in a version that we read."""
     if _pragma(db, "application_id") != APPLICATION_ID:
         raise corrupt(path, "it is not an update log of sfnode")
-    version = _pragma(db, "user_version")
-    if version > VERSION:
+    if version(db) > VERSION:
         raise UserError(
             Code.DATA_DIR_UNUSABLE,
-            f"{path} was written by a newer sfnode (log version {version}; this one reads {VERSION})",
+            f"{path} was written by a newer sfnode (log version {version(db)}; this one reads {VERSION})",
             "Upgrade with `pip install --upgrade sfnode`, or use another --data-dir.",
         )
     (theirs,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
@@ -88,6 +105,11 @@ def check(db: sqlite3.Connection, path: Path, run_id: bytes) -> None:
             f"{path} belongs to run {theirs.hex()}, not to run {run_id.hex()}",
             "Use one --data-dir per run.",
         )
+
+
+def version(db: sqlite3.Connection) -> int:
+    """Of the tables in the file."""
+    return _pragma(db, "user_version")
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:

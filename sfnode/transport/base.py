@@ -55,6 +55,8 @@ class Link(Protocol):
     """Whom the transport has authenticated at the other end."""
     outbound: bool
     """Whether this side opened it."""
+    address: str
+    """Where the other end is seen to be, with or without /p2p/ID; "" if that is unknown."""
     bytes_sent: int
     bytes_received: int
     """Frames with their length prefixes."""
@@ -99,8 +101,12 @@ class Transport(Protocol):
     async def healthy(self) -> bool:
         """Whether everything underneath answers; takes at most 2 s."""
 
+    async def broken(self) -> str:
+        """Returns once what is underneath has died (at once) or hangs (within 2 s), or does not run: why."""
+
     async def restart(self) -> None:
-        """Everything underneath anew under the same id, on the same ports if free. Links are lost."""
+        """Everything underneath anew under the same id, on the same ports if free. Links are lost, and calls
+        under way fail at once. Raises UserError as `start` does; nobody is bootstrapped from."""
 
     def addresses(self) -> list[str]:
         """Full addresses (with /p2p/ID) under which others reach this node, best first: see `best_first`."""
@@ -124,7 +130,8 @@ class Transport(Protocol):
         """The roster of `topic`, sorted by peer, a bounded number of records, each checked."""
 
     async def bootstrap(self, addresses: Sequence[str]) -> int:
-        """Dial these peers and join the roster's network through them; how many answered."""
+        """Dial these peers and join the roster's network through them; how many answered. Addresses that
+        are malformed are passed over."""
 
 
 def bad_address(address: str, why: str) -> UserError:

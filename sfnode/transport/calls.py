@@ -1,14 +1,14 @@
 """Calls into hivemind: each has a deadline, fails with our error, and leaves no socket and no task behind.
 
-hivemind waits for ever for a p2pd that hangs, raises what it likes, and forgets what a failed or cancelled
-call had open. Imports nothing of it.
+hivemind waits for ever for a p2pd that hangs or is gone, raises what it likes, and forgets what a failed or
+cancelled call had open. Imports nothing of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
+from collections.abc import Coroutine, Iterable
 from contextvars import ContextVar
 from pathlib import Path
 from traceback import walk_tb
@@ -20,29 +20,54 @@ CANCEL_DEADLINE = 0.2
 """Seconds for cancelled tasks to end; one that does not is left to the end of the loop."""
 
 _REASON_CHARS = 300
+_STOPPED = "the network is stopped"
+_DESTROYED = "Task was destroyed but it is pending"
 _sockets: ContextVar[list[asyncio.StreamWriter] | None] = ContextVar("_sockets", default=None)
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-async def within(deadline: float, what: str, call: Awaitable[T]) -> T:
-    """Await `call` for at most `deadline` seconds. Raises TransportError, which begins with `what`."""
-    opened: list[asyncio.StreamWriter] = []
-    token = _sockets.set(opened)
-    try:
-        async with asyncio.timeout(deadline):
-            return await call
-    except BaseException as error:
-        for writer in opened:
-            writer.close()
-        if isinstance(error, TimeoutError):
-            raise TransportError(f"{what}: no answer within {deadline:g} s") from None
-        if isinstance(error, Exception):
-            raise TransportError(f"{what}: {one_line(error)}") from error
-        raise
-    finally:
-        _sockets.reset(token)
+class Calls:
+    """The calls to one p2pd; `fail` ends all of them, now and in future."""
+
+    def __init__(self) -> None:
+        self._failed = False
+        self._running: set[asyncio.Timeout] = set()
+
+    async def within(self, deadline: float, what: str, call: Coroutine[Any, Any, T]) -> T:
+        """Await `call` for at most `deadline` seconds. Raises TransportError, which begins with `what`."""
+        if self._failed:
+            call.close()
+            raise TransportError(f"{what}: {_STOPPED}")
+        opened: list[asyncio.StreamWriter] = []
+        token = _sockets.set(opened)
+        try:
+            async with asyncio.timeout(deadline) as timeout:
+                self._running.add(timeout)
+                try:
+                    return await call
+                finally:
+                    self._running.discard(timeout)
+        except BaseException as error:
+            for writer in opened:
+                writer.close()
+            if isinstance(error, TimeoutError):
+                why = _STOPPED if self._failed else f"no answer within {deadline:g} s"
+                raise TransportError(f"{what}: {why}") from None
+            if isinstance(error, Exception):
+                raise TransportError(f"{what}: {one_line(error)}") from error
+            raise
+        finally:
+            _sockets.reset(token)
+
+    def fail(self) -> None:
+        """This p2pd will not answer any more."""
+        self._failed = True
+        now = asyncio.get_running_loop().time()
+        for timeout in self._running:
+            if not timeout.expired():
+                timeout.reschedule(now)
 
 
 def remember_sockets(connector: Any) -> None:
@@ -83,7 +108,8 @@ class Demote(logging.Handler):
 class AbandonedTasks(logging.Filter):
     """For asyncio's logger: what fails in tasks that a library has started and forgotten goes to DEBUG.
 
-    hivemind updates its routing table in such tasks, with what strangers send.
+    hivemind updates its routing table in such tasks, with what strangers send; and it leaves the workers of a
+    search that was cancelled to the garbage collector.
     """
 
     def __init__(self, library: Path, ours: Path) -> None:
@@ -93,10 +119,13 @@ class AbandonedTasks(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)] if error else []
-        theirs = any(file.startswith(self._library) for file in files)
-        if error is None or not theirs or any(file.startswith(self._ours) for file in files):
+        text = record.getMessage()
+        if error is None and not text.startswith(_DESTROYED):
             return True
-        log.debug("abandoned task: %s", one_line(error))
+        seen = files or [text]
+        if not any(self._library in file for file in seen) or any(self._ours in file for file in seen):
+            return True
+        log.debug("abandoned task: %s", one_line(error) if error else text)
         return False
 
 

@@ -53,6 +53,16 @@ class Daemon:
     def alive(self) -> bool:
         return self._process.returncode is None
 
+    async def ended(self) -> None:
+        """Returns when the process has ended."""
+        await self._process.wait()
+
+    def kill(self) -> None:
+        """End it at once, whatever it is doing; `stop` still has to be called."""
+        if self.alive:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
     async def wait_until_ready(self) -> bool:
         """True once it has said its peer id, False if it ended or was silent for too long."""
         with suppress(TimeoutError):

@@ -21,7 +21,7 @@ import hivemind.hivemind_cli
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
-from hivemind.p2p import P2P, P2PDaemonError, PeerID
+from hivemind.p2p import P2P, PeerID
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
@@ -33,13 +33,13 @@ from sfnode.transport import base
 from sfnode.transport.base import Link, LinkHandler, PeerRecord, RequestHandler, TransportError
 from sfnode.transport.calls import (
     AbandonedTasks,
+    Calls,
     Demote,
     cancel,
     contain_inbound,
     one_line,
     remember_sockets,
     wait_briefly,
-    within,
 )
 from sfnode.transport.daemon import (
     Daemon,
@@ -50,18 +50,17 @@ from sfnode.transport.daemon import (
     wait_for_ports,
 )
 from sfnode.transport.peerkey import ensure_key
+from sfnode.transport.pulse import Pulse, detach
+from sfnode.transport.reach import listening
 from sfnode.transport.roster import MAX_ROSTER, MAX_TTL, Bounds, pack_record, read_record, roster_key
-from sfnode.transport.settings import HivemindSettings, p2pd_flags, same_ports
-from sfnode.transport.streams import StreamLink, Switchboard, ask
+from sfnode.transport.settings import HivemindSettings, p2pd_flags, relays_of, same_ports
+from sfnode.transport.streams import StreamLink, Switchboard, ask, seen_at
 
 __all__ = ["HivemindSettings", "HivemindTransport"]
 
 LINK_PROTOCOL = "/sfnode/link/1"
 REQUEST_PROTOCOL = "/sfnode/request/1"
 """libp2p's names of our two kinds of stream; the number counts incompatible framings."""
-
-HEALTH_DEADLINE = 2.0
-"""Seconds for p2pd to say its id over a local socket; a busy one needs milliseconds."""
 
 ATTACH_DEADLINE = 5.0
 """Seconds for each local step of a start, as above but on a machine that is busy starting."""
@@ -165,8 +164,8 @@ class _Session:
     p2pd: Daemon
     p2p: P2P
     dht: DHTNode
-    ways: list[str]
-    """Where p2pd says that this node is reached, without /p2p/ID."""
+    calls: Calls
+    pulse: Pulse
 
 
 class HivemindTransport:
@@ -203,25 +202,21 @@ class HivemindTransport:
             await self._end()
 
     async def restart(self) -> None:
-        """Raises UserError as `start` does, but not PEERS_UNREACHABLE: peers that are away may come back."""
+        """As `Transport.restart`. Kills p2pd first: who waits for one that hangs then waits no longer."""
         async with self._changing:
+            if self._session is not None:
+                self._session.p2pd.kill()
             await self._end()
             await self._begin()
-        await self.bootstrap(self._settings.bootstrap)
 
     async def healthy(self) -> bool:
-        session = self._session
-        if session is None or not session.p2pd.alive or not _attached(session.p2p):
-            return False
-        try:
-            session.ways = await _where(session.p2p, HEALTH_DEADLINE)
-        except TransportError:
-            return False
-        _forget_finished(session.p2p)
-        return True
+        return self._session is not None and await self._session.pulse.beats()
+
+    async def broken(self) -> str:
+        return await self._session.pulse.stops() if self._session else "does not run"
 
     def addresses(self) -> list[str]:
-        ways = self._session.ways if self._session else []
+        ways = self._session.pulse.ways if self._session else []
         return [f"{way}/p2p/{self.peer}" for way in base.best_first(ways)]
 
     async def connect(self, peer: str, addresses: Sequence[str] = ()) -> Link:
@@ -233,52 +228,69 @@ class HivemindTransport:
         return await ask(await self._open(target.to_base58(), [way], REQUEST_PROTOCOL), frame)
 
     async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
-        dht = self._running().dht
+        session = self._running()
         expiry = get_dht_time() + min(ttl, MAX_TTL)
-        call = dht.store(roster_key(topic), pack_record(record), expiry, subkey=self.peer)
-        if not await within(DHT_DEADLINE, "announcing this node", call):
+        call = session.dht.store(roster_key(topic), pack_record(record), expiry, subkey=self.peer)
+        if not await session.calls.within(DHT_DEADLINE, "announcing this node", call):
             raise TransportError("announcing this node: no peer took the record; is this clock right?")
 
     async def find(self, topic: bytes) -> list[PeerRecord]:
-        call = self._running().dht.get(roster_key(topic), latest=True)
-        found = await within(DHT_DEADLINE, "searching the roster", call)
+        session = self._running()
+        call = session.dht.get(roster_key(topic), latest=True)
+        found = await session.calls.within(DHT_DEADLINE, "searching the roster", call)
         if found is None or not isinstance(found.value, dict):
             return []
         records = [read_record(peer, entry.value) for peer, entry in found.value.items()]
         return sorted(record for record in records if record is not None)[:MAX_ROSTER]
 
     async def bootstrap(self, addresses: Sequence[str]) -> int:
-        """Waits for the first answer as long as it takes, and for the others a moment more.
-
-        libp2p does not dial an address again for 5 s after a failure, and for longer after every further one
-        (up to 5 minutes): until then a peer that has come back is met only when it dials.
-        """
-        dht = self._running().dht
-        peers = [(target, way) for target, way in map(_split, addresses) if target != self.peer]
-        knocks = [asyncio.create_task(self._knock(dht, *peer)) for peer in peers]
+        """Waits for the first answer as long as it takes, and for the others a moment more."""
+        session = self._running()
+        dht = session.dht
+        knocks = [asyncio.create_task(self._knock(session, *peer)) for peer in self._others(addresses)]
         try:
             for knock in asyncio.as_completed(knocks):
                 if await knock:
                     await wait_briefly(knocks, BOOTSTRAP_GRACE)
                     with suppress(TransportError):
-                        await within(RPC_DEADLINE, "joining the DHT", dht.find_nearest_nodes([dht.node_id]))
+                        call = dht.find_nearest_nodes([dht.node_id])
+                        await session.calls.within(RPC_DEADLINE, "joining the DHT", call)
                     break
         finally:
             await cancel(knocks)
         return sum(knock.done() and not knock.cancelled() and knock.result() for knock in knocks)
 
-    async def _knock(self, dht: DHTNode, target: PeerID, way: Multiaddr) -> bool:
+    def _others(self, addresses: Iterable[str]) -> list[tuple[PeerID, Multiaddr]]:
+        """What is an address, and not of this node."""
+        others = []
+        for address in addresses:
+            with suppress(UserError):
+                target, way = _split(address)
+                if target != self.peer:
+                    others.append((target, way))
+        return others
+
+    async def _knock(self, session: _Session, target: PeerID, way: Multiaddr) -> bool:
         """Dial one peer and make its DHT known to ours and ours to its."""
         try:
             await self._dial(target, [way])
-            return await within(RPC_DEADLINE + 1, "ping", dht.protocol.call_ping(target)) is not None
+            call = session.dht.protocol.call_ping(target)
+            return await session.calls.within(RPC_DEADLINE + 1, "ping", call) is not None
         except TransportError as error:
             log.debug("bootstrap: %s", error.reason)
             return False
 
     async def _dial(self, target: PeerID, ways: Sequence[Multiaddr]) -> None:
-        client = self._running().p2p._client  # P2P itself has no way to say where a peer is
-        await within(base.CONNECT_DEADLINE, f"dialling {target}", client.connect(target, ways))
+        """Have p2pd connect to a peer, in a way that seems to lead there."""
+        session = self._running()
+        client = session.p2p._client  # P2P itself has no way to say where a peer is
+        if str(target) not in await session.pulse.connected():
+            texts = {str(way): way for way in ways}
+            ways = [texts[text] for text in await listening(list(texts))]
+            if not ways:
+                raise TransportError(f"dialling {target}: nobody listens there")
+        call = client.connect(target, ways)
+        await session.calls.within(base.CONNECT_DEADLINE, f"dialling {target}", call)
 
     async def _open(self, peer: str, ways: Sequence[Multiaddr], protocol: str) -> StreamLink:
         if peer == self.peer:
@@ -289,9 +301,11 @@ class HivemindTransport:
             raise TransportError(f"{peer!r} is not a peer id") from None
         if ways:
             await self._dial(target, ways)
-        call = self._running().p2p.call_binary_stream_handler(target, protocol)
-        _, reader, writer = await within(base.CONNECT_DEADLINE, f"opening a stream to {peer}", call)
-        return StreamLink(peer, True, reader, writer)
+        session = self._running()
+        call = session.p2p.call_binary_stream_handler(target, protocol)
+        what = f"opening a stream to {peer}"
+        other, reader, writer = await session.calls.within(base.CONNECT_DEADLINE, what, call)
+        return StreamLink(peer, True, reader, writer, seen_at(other))
 
     def _running(self) -> _Session:
         if self._session is None:
@@ -303,12 +317,12 @@ class HivemindTransport:
             raise RuntimeError("the transport is running already")
         try:
             await asyncio.to_thread(ensure_key, self._settings.identity_path)
-            folder = Path(tempfile.mkdtemp(prefix="sfnode-"))  # mode 0700: who reaches the socket is us
+            folder = _private_folder()
             self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
             p2pd = await self._start_p2pd(folder / "p2pd.sock")
             self._stack.push_async_callback(p2pd.stop)
             self._session = await self._attach(p2pd, Multiaddr(f"/unix{folder}/p2pd.sock"))
-            self._hosts = same_ports(self._settings, self._session.ways)
+            self._hosts = same_ports(self._settings, self._session.pulse.ways)
         except TransportError as error:
             await self._end()
             raise daemon_error(f"the network daemon does not answer: {error.reason}") from error
@@ -324,8 +338,9 @@ class HivemindTransport:
         return await start_daemon(P2PD, p2pd_flags(self._settings, self._hosts, control))
 
     async def _attach(self, p2pd: Daemon, control: Multiaddr) -> _Session:
-        p2p = await within(ATTACH_DEADLINE, "attaching", P2P.replicate(control))
-        self._stack.push_async_callback(_detach, p2p)
+        calls = Calls()
+        p2p = await calls.within(ATTACH_DEADLINE, "attaching", P2P.replicate(control))
+        self._stack.push_async_callback(detach, p2p)
         remember_sockets(p2p._client.control.daemon_connector)
         contain_inbound(p2p._client.control)
         self.peer = str(p2p.peer_id)
@@ -334,13 +349,25 @@ class HivemindTransport:
             (LINK_PROTOCOL, self._board.accept_link),
             (REQUEST_PROTOCOL, self._board.accept_request),
         ):
-            await within(ATTACH_DEADLINE, "listening", p2p.add_binary_stream_handler(name, accept))
-        dht = await within(ATTACH_DEADLINE, "DHT", _create_dht(p2p, self._settings.client_mode))
-        return _Session(p2pd, p2p, dht, await _where(p2p, ATTACH_DEADLINE))
+            await calls.within(ATTACH_DEADLINE, "listening", p2p.add_binary_stream_handler(name, accept))
+        dht = await calls.within(ATTACH_DEADLINE, "DHT", _create_dht(p2p, self._settings.client_mode))
+        pulse = Pulse(p2pd, p2p, calls, relays_of(self._settings))
+        await pulse.ask(ATTACH_DEADLINE)
+        return _Session(p2pd, p2p, dht, calls, pulse)
 
     async def _end(self) -> None:
+        if self._session is not None:
+            self._session.calls.fail()
         self._session = None
         await self._stack.aclose()
+
+
+def _private_folder() -> Path:
+    """For p2pd's control socket: mode 0700, as whoever reaches it is us."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="sfnode-"))
+    except OSError as error:
+        raise daemon_error(f"there is no folder for its socket: {error}") from error
 
 
 async def _create_dht(p2p: P2P, client_mode: bool) -> DHTNode:
@@ -360,40 +387,3 @@ async def _create_dht(p2p: P2P, client_mode: bool) -> DHTNode:
     )
     dht.protocol.storage, dht.protocol.cache = _Storage(MAX_TOPICS), _Storage(MAX_TOPICS)
     return dht
-
-
-async def _where(p2p: P2P, deadline: float) -> list[str]:
-    _, ways = await within(deadline, "asking p2pd for its addresses", p2p._client.identify())
-    texts = []
-    for way in ways:
-        with suppress(MultiaddrError):  # libp2p knows more kinds of addresses than hivemind
-            texts.append(str(way))
-    return texts
-
-
-def _background(p2p: P2P) -> list[asyncio.Task[Any]]:
-    """The tasks in which hivemind talks to p2pd. When one has ended, calls hang."""
-    control = p2p._client.control
-    tasks = (control._read_task, control._write_task, p2p._listen_task)
-    return [task for task in tasks if task is not None]
-
-
-def _attached(p2p: P2P) -> bool:
-    return not any(task.done() for task in _background(p2p))
-
-
-def _forget_finished(p2p: P2P) -> None:
-    """hivemind keeps the task of every DHT question that the asker has cancelled; drop them."""
-    tasks = p2p._client.control._handler_tasks
-    for call_id in [call_id for call_id, task in tasks.items() if task.done()]:
-        del tasks[call_id]
-
-
-async def _detach(p2p: P2P) -> None:
-    """End hivemind's tasks and let calls that wait for p2pd fail instead of hang."""
-    control = p2p._client.control
-    for call in list(control._pending_calls.values()):
-        if not call.done():
-            call.set_exception(P2PDaemonError("the network is stopped"))
-    await p2p.shutdown()
-    await cancel([*_background(p2p), *control._handler_tasks.values()])

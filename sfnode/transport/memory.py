@@ -162,6 +162,7 @@ class MemoryLink:
     def __init__(self, peer: str, outbound: bool, out: _Pipe, into: _Pipe) -> None:
         self.peer = peer
         self.outbound = outbound
+        self.address = f"/memory/{peer}"
         self.bytes_sent = 0
         self.bytes_received = 0
         self._out = out
@@ -203,6 +204,7 @@ class MemoryTransport:
         self.peer = peer
         self._network = network
         self._running = False
+        self._stopped = asyncio.Event()
         self._links: list[MemoryLink] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._link_handler: LinkHandler | None = None
@@ -211,9 +213,11 @@ class MemoryTransport:
     async def start(self) -> None:
         self._network.join(self)
         self._running = True
+        self._stopped.clear()
 
     async def stop(self) -> None:
         self._running = False
+        self._stopped.set()
         self._network.leave(self)
         for link in self._links:
             await link.close()
@@ -224,6 +228,11 @@ class MemoryTransport:
 
     async def healthy(self) -> bool:
         return self._running
+
+    async def broken(self) -> str:
+        if self._running:
+            await self._stopped.wait()
+        return "it has been stopped"
 
     async def restart(self) -> None:
         await self.stop()
@@ -266,7 +275,7 @@ class MemoryTransport:
         return [record for record in records if record is not None][:MAX_ROSTER]
 
     async def bootstrap(self, addresses: Sequence[str]) -> int:
-        peers = {peer_of(address) for address in addresses} - {self.peer}
+        peers = {address.rpartition("/p2p/")[2] for address in addresses} - {self.peer}
         return sum(self._network.reaches(self.peer, peer) for peer in peers)
 
     def _accept(self, link: MemoryLink) -> None:

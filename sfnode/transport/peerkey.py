@@ -5,6 +5,7 @@ RSA because that is what every release of hivemind can read. Knows nothing of th
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -19,19 +20,26 @@ from cryptography.hazmat.primitives.serialization import (
 
 from sfnode.errors import Code, UserError
 
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _BITS = 2048
 _HEAD = b"\x08\x00\x12"
 """Protocol buffer of libp2p's PrivateKey: field 1 (type) is 0 (RSA), field 2 (data) is what follows."""
 
 
 def ensure_key(path: Path) -> None:
-    """Make the key if it is missing, otherwise check it. Raises UserError DATA_DIR_UNUSABLE."""
+    """Make the key if it is missing, otherwise check it. Raises UserError DATA_DIR_UNUSABLE or DISK_FULL."""
     try:
         if path.exists():
             _check(path.read_bytes())
         else:
             _write(path, _encode(generate_private_key(public_exponent=65_537, key_size=_BITS)))
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise UserError(
+                Code.DISK_FULL,
+                f"no space left for {path}",
+                "Free some space, or choose a folder on another disk with --data-dir.",
+            ) from error
         raise UserError(
             Code.DATA_DIR_UNUSABLE,
             f"the network key {path} cannot be used: {error}",

@@ -35,13 +35,13 @@ class HivemindSettings:
     use_relay: bool = True
     """Reach others through relays, and be one for them."""
     use_auto_relay: bool = False
-    """Be reached through a relay when behind a firewall; needs use_relay."""
+    """Be reached through a relay, for a node behind a firewall or NAT; needs use_relay."""
     trusted_relays: tuple[str, ...] = ()
     """For use_auto_relay; by default the bootstrap peers, and any peer if there are none."""
     client_mode: bool = False
     """Listen nowhere and only use the DHT: for a node that nobody can dial."""
     force_reachability: Literal["", "public", "private"] = ""
-    """What to believe of the firewall instead of asking other peers."""
+    """What to believe of the firewall instead of asking other peers; "private" with use_auto_relay."""
 
 
 def p2pd_flags(settings: HivemindSettings, hosts: Sequence[str], control: Path) -> list[str]:
@@ -62,12 +62,20 @@ def p2pd_flags(settings: HivemindSettings, hosts: Sequence[str], control: Path) 
         "-tls=1",
     ]
     flags += _reach(settings, hosts)
-    if settings.use_auto_relay and (relays := _one_each(settings.trusted_relays or settings.bootstrap)):
+    if relays := relays_of(settings):
         # With discovery libp2p waits three minutes for more candidates before it asks even a trusted relay.
         flags += [f"-trustedRelays={','.join(relays)}", "-relayDiscovery=0"]
-    if settings.force_reachability:
-        flags.append(f"-forceReachability{settings.force_reachability.capitalize()}")
+    # Who asks for a relay need not wait a minute or more until other peers have found out that he needs one.
+    if reach := settings.force_reachability or ("private" if settings.use_auto_relay else ""):
+        flags.append(f"-forceReachability{reach.capitalize()}")
     return flags
+
+
+def relays_of(settings: HivemindSettings) -> list[str]:
+    """Full addresses of the relays through which this node asks to be reached."""
+    if not settings.use_auto_relay:
+        return []
+    return _one_each(settings.trusted_relays or settings.bootstrap)
 
 
 def _one_each(addresses: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
@@ -37,6 +38,9 @@ HANDLER_DEADLINE = 0.2
 MAX_INBOUND = 256
 """Streams that others have open here. p2pd has no limit of its own, and each costs us a task and buffers."""
 
+MAX_INBOUND_OF_PEER = 4
+"""The same for one peer: a link, the one that replaces it, and two questions."""
+
 log = logging.getLogger(__name__)
 
 
@@ -44,16 +48,25 @@ class StreamLink:
     """A `Link` over an asyncio reader and writer, which it owns from now on."""
 
     def __init__(
-        self, peer: str, outbound: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        peer: str,
+        outbound: bool,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        address: str = "",
     ) -> None:
         self.peer = peer
         self.outbound = outbound
+        self.address = address
         self.bytes_sent = 0
         self.bytes_received = 0
         self._reader = reader
         self._writer = writer
         self._sending = asyncio.Lock()
         self.closed = False
+        """Nothing more can be sent."""
+        self._deaf = False
+        """Nor received. When only sending has failed, what a leaving peer said may still lie here."""
         self._promised: int | None = None
         """Length of the frame that is being read, kept for the next receive() if this one is cancelled."""
         # drain() then waits until every byte is in the kernel, which is what makes send() push back.
@@ -64,17 +77,20 @@ class StreamLink:
             raise ValueError(f"a frame of {len(frame)} bytes is above the limit of {MAX_FRAME}")
         try:
             async with asyncio.timeout(SEND_DEADLINE), self._sending:
-                self._require_open()
+                if self.closed:
+                    raise LinkClosed("the link is closed")
                 self._writer.write(len(frame).to_bytes(LENGTH_BYTES, "big") + frame)
                 await self._writer.drain()
         except TimeoutError:
-            raise self._broken(f"a frame was not taken within {SEND_DEADLINE:g} s") from None
+            raise self._cannot_send(f"a frame was not taken within {SEND_DEADLINE:g} s") from None
         except OSError as error:
-            raise self._broken(f"the connection broke: {error}") from None
+            raise self._cannot_send(f"the connection broke: {error}") from None
         self.bytes_sent += LENGTH_BYTES + len(frame)
 
     async def receive(self) -> bytes:
-        self._require_open()
+        if self._deaf:
+            raise LinkClosed("the link is closed")
+        self._hear_last_words()
         try:
             if self._promised is None:
                 self._promised = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "big")
@@ -93,23 +109,34 @@ class StreamLink:
         self.bytes_received += LENGTH_BYTES + len(frame)
         return frame
 
+    def abort(self) -> None:
+        """Close without another word, and without waiting."""
+        self.closed = self._deaf = True
+        self._writer.transport.abort()
+
     async def close(self) -> None:
-        self.closed = True
+        self.closed = self._deaf = True
         self._writer.close()
         # Not wait_for: cancelling wait_closed() would make every later one raise CancelledError.
         flushed = asyncio.create_task(self._writer.wait_closed())
         if await wait_briefly([flushed], CLOSE_DEADLINE):
             self._writer.transport.abort()
 
-    def _require_open(self) -> None:
-        if self.closed:
-            raise LinkClosed("the link is closed")
+    def _hear_last_words(self) -> None:
+        """asyncio refuses what has arrived before a connection broke: make it an ordinary end."""
+        if self._reader.exception() is not None:
+            self._reader.set_exception(None)  # type: ignore[arg-type]
+            self._reader.feed_eof()
 
-    def _broken(self, reason: str) -> LinkClosed:
-        """Half of a frame may be on its way: nothing sensible can follow, so the link goes."""
+    def _cannot_send(self, reason: str) -> LinkClosed:
+        """Half of a frame may be on its way: nothing sensible can follow."""
         self.closed = True
         self._writer.transport.abort()
         return LinkClosed(reason)
+
+    def _broken(self, reason: str) -> LinkClosed:
+        self._deaf = True
+        return self._cannot_send(reason)
 
 
 class Caller(Protocol):
@@ -117,6 +144,16 @@ class Caller(Protocol):
 
     peer_id: object
     """Prints as the id of the peer that opened it."""
+    addr: object
+    """Prints as where that peer is seen to be."""
+
+
+def seen_at(caller: Caller) -> str:
+    """The address of the other end of a stream; "" if it is of a kind that hivemind cannot print."""
+    try:
+        return str(caller.addr)
+    except Exception:  # hivemind's multiaddr raises what it likes
+        return ""
 
 
 class Switchboard:
@@ -127,6 +164,7 @@ class Switchboard:
         self.request_handler: RequestHandler | None = None
         self._links: set[StreamLink] = set()
         self._inbound: set[asyncio.Task[Any]] = set()
+        self._inbound_of: Counter[str] = Counter()
 
     def keep(self, link: StreamLink) -> StreamLink:
         """Have `hang_up` close this link too."""
@@ -138,14 +176,14 @@ class Switchboard:
         self, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Serve an inbound link in the current task; returns when its handler does."""
-        link = self.keep(StreamLink(str(caller.peer_id), False, reader, writer))
+        link = StreamLink(str(caller.peer_id), False, reader, writer, seen_at(caller))
         await self._serve(serve_link(self.link_handler, link), link)
 
     async def accept_request(
         self, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Answer the one question on an inbound stream in the current task."""
-        link = self.keep(StreamLink(str(caller.peer_id), False, reader, writer))
+        link = StreamLink(str(caller.peer_id), False, reader, writer, seen_at(caller))
         await self._serve(self._answer(link), link)
 
     async def hang_up(self) -> None:
@@ -156,13 +194,21 @@ class Switchboard:
 
     async def _serve(self, serving: Coroutine[Any, Any, None], link: StreamLink) -> None:
         task = asyncio.current_task()
-        if task is None or len(self._inbound) >= MAX_INBOUND:
+        if task is None or not self._has_room(link.peer):
             serving.close()
-            await link.close()
+            link.abort()
             return
+        self.keep(link)
         self._inbound.add(task)
-        task.add_done_callback(self._inbound.discard)
-        await serving
+        self._inbound_of[link.peer] += 1
+        try:
+            await serving
+        finally:
+            self._inbound.discard(task)
+            self._inbound_of -= Counter([link.peer])  # keeps no zeros
+
+    def _has_room(self, peer: str) -> bool:
+        return len(self._inbound) < MAX_INBOUND and self._inbound_of[peer] < MAX_INBOUND_OF_PEER
 
     async def _answer(self, link: StreamLink) -> None:
         try:

@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.events import Admit
-from sfprotocol.frontier import Frontier, drop_updates
-from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
+from sfprotocol.frontier import UNCUT, Frontier, drop_updates, first_updates
+from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.signing import extend, head_message
 
 RUN = RunParameters(bytes(range(32)), epoch_updates=50, update_budget=5000, scalar_bytes=2, scalar_limit=1000)
@@ -45,6 +45,8 @@ class Log:
     """One node's disk: for every feed the segments in order, as they were admitted."""
 
     rows: dict[Feed, list[tuple[Segment, bytes]]] = field(default_factory=dict)
+    cuts: dict[Feed, tuple[Proof, bytes]] = field(default_factory=dict)
+    """With the chain head of what counts."""
 
     def append(self, admit: Admit) -> None:
         rows = self.rows.setdefault(admit.feed, [])
@@ -67,18 +69,42 @@ class Log:
         parts = drop_updates(tuple(merged), first - taken[0].first)
         return Segment(taken[0].feed_key, first, parts, taken[-1].signature)
 
+    def cut(self, proof: Proof, chain: bytes) -> None:
+        assert proof.cut < self.cut_of(proof.feed), "cut again, and not lower"
+        self.cuts[proof.feed] = proof, chain
+
+    def cut_of(self, feed: Feed) -> int:
+        return self.cuts[feed][0].cut if feed in self.cuts else UNCUT
+
+    def past(self, run: RunParameters, feed: Feed, step: int) -> tuple[bytes, Segment]:
+        """The chain head before `step`, and what there is from there to the next signature."""
+        state = Frontier(run).state(feed)
+        chain, signature = state.chain, bytes(64)
+        for segment, head in self.rows.get(feed, []):
+            if segment.stop > step:
+                chain = extend(chain, first_updates(segment.parts, step - segment.first))
+                parts = drop_updates(segment.parts, step - segment.first)
+                return chain, Segment(state.key, step, parts, segment.signature)
+            chain, signature = head, segment.signature
+        return chain, Segment(state.key, step, (), signature)
+
     def frontier(self, run: RunParameters) -> Frontier:
         frontier = Frontier(run)
         for feed, rows in self.rows.items():
             segment, chain = rows[-1]
             frontier.advance(feed, segment.stop, chain, segment.parts[-1].epoch)
+        for feed, (proof, chain) in self.cuts.items():
+            frontier.cut(feed, proof.cut, chain)
         return frontier
 
     def updates(self) -> dict[Feed, list[Told]]:
-        return {
+        """What counts."""
+        told = {
             feed: [(p.epoch, scalar) for segment, _ in rows for p in segment.parts for scalar in p.scalars]
             for feed, rows in self.rows.items()
         }
+        counting = {feed: updates[: self.cut_of(feed)] for feed, updates in told.items()}
+        return {feed: updates for feed, updates in counting.items() if updates}
 
     def copy(self) -> Log:
-        return Log({feed: list(rows) for feed, rows in self.rows.items()})
+        return Log({feed: list(rows) for feed, rows in self.rows.items()}, dict(self.cuts))

@@ -18,14 +18,19 @@ from sfprotocol.events import (
     Transmit,
     Wake,
 )
+from sfprotocol.flood import NO_TAG
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
+    Ahead,
+    Claim,
     EpochScalars,
     Feed,
+    Have,
     Hello,
     Message,
     Position,
+    Prune,
     RunParameters,
     Segment,
     Summary,
@@ -86,7 +91,13 @@ class Scripted:
         return self.event(LinkDown(number))
 
     def summary(self, *entries: Position, more: bool = False) -> Summary:
-        return Summary(more, 0, bytes(32), tuple(sorted(entries)))
+        """What a peer without forks says that has these positions."""
+        claims = tuple(self.claim(*entry) for entry in sorted(entries))
+        return Summary(more, 0, bytes(32), claims)
+
+    def claim(self, feed: Feed, following: int) -> Claim:
+        ours = self.machine.frontier.state(feed).claim()
+        return ours if following and ours.next == following else Claim(feed, following, NO_TAG)
 
     def name(self, link: int, *feeds: Feed) -> list[Action]:
         """The peer teaches names and claims nothing."""
@@ -114,6 +125,17 @@ def wants(actions: list[Action]) -> list[tuple[int, tuple[Position, ...]]]:
 def summaries(actions: list[Action]) -> list[tuple[int, Summary]]:
     sent = [action for action in actions if isinstance(action, Transmit)]
     return [(action.link, action.message) for action in sent if isinstance(action.message, Summary)]
+
+
+def haves(actions: list[Action]) -> list[tuple[int, tuple[Ahead, ...]]]:
+    """The announcements among `actions` as (link, entries)."""
+    sent = [action for action in actions if isinstance(action, Transmit)]
+    return [(action.link, action.message.entries) for action in sent if isinstance(action.message, Have)]
+
+
+def prunes(actions: list[Action]) -> list[tuple[int, tuple[int, ...]]]:
+    sent = [action for action in actions if isinstance(action, Transmit)]
+    return [(action.link, action.message.feed_keys) for action in sent if isinstance(action.message, Prune)]
 
 
 def serves(actions: list[Action]) -> list[Serve]:

@@ -21,21 +21,25 @@ from sfprotocol.events import (
     Action,
     Admit,
     ContinueAs,
+    Cut,
     Drop,
     Event,
+    Examine,
+    Examined,
     LinkDown,
     LinkUp,
     OwnUpdates,
     Received,
     Serve,
     Served,
+    ShowProof,
     Transmit,
     Wake,
     Writable,
 )
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
-from sfprotocol.messages import EpochScalars, Feed, Message, RunParameters, Segment
+from sfprotocol.messages import EpochScalars, Feed, Message, Proof, RunParameters, Segment
 from sfprotocol.signing import extend
 
 LENGTH_BYTES = 3
@@ -144,6 +148,15 @@ class Node:
                 self.updates_sent += segment.count
                 self._send(link, segment)
                 self.machine.handle(Served(link, feed, segment.stop, hops), self.swarm.now)
+            case Cut(proof=proof):
+                self.log.cut(proof, self.machine.frontier.state(proof.feed).cut_chain)
+            case ShowProof(link=link, feed=feed):
+                self._send(link, self.log.cuts[feed][0])
+            case Examine(link=link, feed=feed, against=against):
+                step = against.at if isinstance(against, Proof) else against.first
+                chain, ours = self.log.past(self.run, feed, step)
+                kept = self.log.cuts[feed][0] if feed in self.log.cuts else None
+                self.handle(Examined(link, feed, against, chain, ours, kept))
             case Drop(link=link, fault=fault):
                 self.faults.append(fault)
                 if link in self.wires:

@@ -40,9 +40,10 @@ def test_a_line_longer_than_the_ttl_gets_everything() -> None:
         swarm.connect(one, other)
     swarm.run(2)
     line[0].compute()
-    swarm.run(2)
-    reached = sum(node.machine.frontier.known for node in line)
-    assert reached == TTL + 1, "eager forwarding ends where the hop count says"
+    swarm.run(3)
+    assert all(node.machine.frontier.known == 1 for node in line)
+    asked = [node.name for node in line if node.sent["Want"]]
+    assert asked == [line[TTL + 1].name], "what is pushed ends where the hop count says, and begins anew"
     swarm.run_until_equal(30)
 
 
@@ -263,7 +264,7 @@ def test_a_segment_that_fits_several_feeds_tells_nothing_about_any(monkeypatch: 
     host.hear(1, signed("cid", 1, 5, [EpochScalars(0, (1,))]))
     link = host.machine.links[1]
     assert link.has == {FEEDS["ann"]: 3}
-    assert not link.disputed
+    assert not link.inquiries
 
 
 def test_a_peer_is_believed_when_it_says_that_it_lacks_something() -> None:

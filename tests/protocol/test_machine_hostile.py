@@ -7,16 +7,19 @@ from dataclasses import replace
 import pytest
 from feeds import RUN, signed
 from scripted import ANN, BOB, EVE, Scripted, admits, drops, said, serves, wants
-from swarm import Swarm
 
 from sfprotocol import PROTOCOL_VERSION, codec, machine
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import Action, LinkUp, OwnUpdates, Received, Transmit
+from sfprotocol.inquiry import INQUIRY_TIME
+from sfprotocol.machine import MAX_LET_DOWN
 from sfprotocol.messages import (
+    Ahead,
     EpochScalars,
     Feed,
     Goodbye,
+    Have,
     Hello,
     ManifestReply,
     ManifestRequest,
@@ -25,7 +28,7 @@ from sfprotocol.messages import (
     Segment,
     Want,
 )
-from sfprotocol.sync import DISPUTE_TIME, WANT_TIMEOUT
+from sfprotocol.sync import GRAFT_DELAY, HEDGE_DELAY, WANT_TIMEOUT
 
 LONG_RUN = replace(RUN, update_budget=100_000)
 HELLO = Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0)
@@ -122,14 +125,8 @@ def test_a_feed_longer_than_the_run_cannot_be_claimed() -> None:
         [EpochScalars(0, (1001,))],
         [EpochScalars(0, (0, -1001))],
         [EpochScalars(RUN.last_epoch + 1, (1,))],
-        [EpochScalars(0, (1,) * (RUN.update_budget + 1))],
     ],
-    ids=[
-        "scalar beyond the limit",
-        "negative scalar",
-        "epoch past the budget",
-        "feed longer than the budget",
-    ],
+    ids=["scalar beyond the limit", "negative scalar", "epoch past the budget"],
 )
 def test_properly_signed_nonsense_is_refused(parts: list[EpochScalars]) -> None:
     host = Scripted()
@@ -138,6 +135,19 @@ def test_properly_signed_nonsense_is_refused(parts: list[EpochScalars]) -> None:
     assert host.hear(1, signed("bob", 1, 0, parts)) == []
     assert (host.machine.frontier.known, host.machine.counters.rejected) == (0, 1)
     assert list(host.machine.links) == [1]
+
+
+def test_a_feed_longer_than_the_budget_is_refused() -> None:
+    host = Scripted()
+    host.link(1)
+    host.name(1, BOB)
+    said_until_then: list[EpochScalars] = []
+    for first in (0, 2500):
+        parts = [EpochScalars(0, (1,) * 2500)]
+        assert admits(host.hear(1, signed("bob", 1, first, parts, said_until_then)))
+        said_until_then += parts
+    host.hear(1, signed("bob", 1, RUN.update_budget, [EpochScalars(0, (1,))], said_until_then))
+    assert host.machine.frontier.known == RUN.update_budget
 
 
 def test_an_epoch_that_goes_back_is_refused() -> None:
@@ -175,9 +185,9 @@ def test_one_fault_on_an_only_link_does_not_part_two_nodes_for_ever() -> None:
     host.hear(1, forged(said("bob", 0, 2)))
     asked: list[Action] = []
     for _ in range(8):
-        asked += host.wait(DISPUTE_TIME / 8)
+        asked += host.wait(INQUIRY_TIME / 8)
         host.hear(1, host.summary())
-    assert wants(asked) == [(1, (Position(BOB, 0),))]
+    assert wants(asked + host.wait(2)) == [(1, (Position(BOB, 0),))]
     assert admits(host.hear(1, said("bob", 0, 2)))
 
 
@@ -188,26 +198,7 @@ def test_a_forger_cannot_have_a_pull_from_somebody_else_repeated() -> None:
     host.link(2)
     host.name(2, BOB)
     assert wants(host.hear(2, *[forged(said("bob", 0, 2))] * 10)) == []
-    assert host.machine.pulling == 1
-
-
-def test_a_fork_leaves_each_side_with_its_own_branch_and_the_link_up() -> None:
-    swarm = Swarm("ann bob")
-    for node, scalar in zip(swarm.nodes.values(), (1, 2), strict=True):
-        host = Scripted()
-        host.link(1)
-        host.name(1, EVE)
-        [admit] = admits(host.hear(1, signed("eve", 1, 0, [EpochScalars(0, (scalar,))])))
-        node.log.append(admit)
-        node.restart()
-    swarm.connect(swarm["ann"], swarm["bob"])
-    swarm.run(1)
-    swarm["ann"].compute()
-    swarm["bob"].compute()
-    swarm.run(200)
-    assert [node.machine.frontier.known for node in swarm.nodes.values()] == [3, 3]
-    assert [node.faults for node in swarm.nodes.values()] == [[], []]
-    assert swarm["ann"].machine.frontier.digest() != swarm["bob"].machine.frontier.digest()
+    assert host.machine.lacking == 500
 
 
 # -- memory ------------------------------------------------------------------------------------------
@@ -236,7 +227,7 @@ def test_invented_names_are_bounded_cost_one_link_and_go_with_it(monkeypatch: py
     host.link(2, Position(BOB, 2))
     assert admits(host.hear(2, said("bob", 0, 2)))
     host.unlink(1)
-    assert host.machine.pulling == 0
+    assert host.machine.lacking == 0
     assert len(host.machine.frontier) == 1
 
 
@@ -257,7 +248,7 @@ def test_questions_on_one_link_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     [(link, entries)] = wants(host.link(1, *(Position(feed, 9) for feed in invented(50))))
     assert (link, len(entries)) == (1, 10)
     assert wants(host.wait(WANT_TIMEOUT - 1)) == []
-    assert host.machine.pulling == 10
+    assert host.machine.lacking == 50 * 9, "those that were not asked for yet are not forgotten"
 
 
 def test_what_expires_together_is_asked_again_in_one_message() -> None:
@@ -265,7 +256,7 @@ def test_what_expires_together_is_asked_again_in_one_message() -> None:
     everything = [Position(feed, 9) for feed in invented(50)]
     host.link(1, *everything)
     host.link(2, *everything)
-    [(link, entries)] = wants(host.wait(WANT_TIMEOUT))
+    [(link, entries)] = wants(host.wait(1.5 * HEDGE_DELAY))
     assert (link, len(entries)) == (2, 50)
 
 
@@ -276,19 +267,45 @@ def test_a_pull_that_is_not_answered_goes_to_another_peer() -> None:
     host = Scripted()
     host.link(1, Position(BOB, 5))
     host.link(2, Position(BOB, 3))
-    assert wants(host.wait(WANT_TIMEOUT - 0.5)) == []
-    assert wants(host.wait(1)) == [(2, (Position(BOB, 0),))]
-    assert host.machine.counters.pulls_expired == 1
+    assert wants(host.wait(HEDGE_DELAY / 2)) == []
+    assert wants(host.wait(HEDGE_DELAY)) == [(2, (Position(BOB, 0),))]
 
 
-def test_progress_keeps_a_pull_with_its_peer() -> None:
+def test_a_pull_without_an_answer_reaches_every_peer_in_little_more_than_a_second() -> None:
+    host = Scripted()
+    for number in range(1, 9):
+        host.link(number, Position(BOB, 5))
+    asked = wants(host.wait(3.5 * HEDGE_DELAY))
+    assert [link for link, _ in asked] == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_peer_that_failed_us_is_asked_last() -> None:
     host = Scripted()
     host.link(1, Position(BOB, 5))
     host.link(2, Position(BOB, 5))
-    host.wait(WANT_TIMEOUT - 1)
-    host.hear(1, said("bob", 0, 2))
-    assert wants(host.wait(WANT_TIMEOUT - 1)) == []
-    assert wants(host.wait(2)) == [(2, (Position(BOB, 2),))]
+    host.wait(1.5 * HEDGE_DELAY)
+    host.hear(2, said("bob", 0, 5))
+    host.hear(1, Have((Ahead(host.machine.frontier.state(BOB).key, 9),)))
+    host.hear(2, Have((Ahead(host.machine.frontier.state(BOB).key, 9),)))
+    assert wants(host.wait(2 * GRAFT_DELAY)) == [(2, (Position(BOB, 5),))]
+
+
+def test_a_large_pull_stays_with_a_peer_that_is_delivering() -> None:
+    host = Scripted()
+    host.link(1, Position(BOB, 500))
+    host.link(2, Position(BOB, 500))
+    for first in range(0, 100, 10):
+        host.hear(1, said("bob", first, first + 10))
+        assert wants(host.wait(HEDGE_DELAY / 2)) == []
+    assert wants(host.wait(3 * HEDGE_DELAY)) == [(2, (Position(BOB, 100),))]
+
+
+def test_a_peer_that_promises_and_brings_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Scripted()
+    host.link(1, *(Position(feed, 9) for feed in invented(MAX_LET_DOWN)))
+    dropped = [*host.wait(WANT_TIMEOUT - 1), *host.hear(1, host.summary())]
+    assert drops(dropped) == []
+    assert [drop.fault[:2] for drop in drops(host.wait(3))] == ["A9"]
 
 
 def test_a_pull_moves_on_when_its_link_goes_down() -> None:
@@ -312,7 +329,7 @@ def test_a_peer_that_overstates_what_it_has_does_not_keep_us_from_the_rest() -> 
     for first in range(3):
         assert admits(host.hear(2, said("bob", first, first + 1)))
     host.hear(2, said("bob", 4, 5))
-    assert wants(host.wait(WANT_TIMEOUT + 1)) == [(2, (Position(BOB, 3),))]
+    assert wants(host.wait(2 * HEDGE_DELAY)) == [(2, (Position(BOB, 3),))]
 
 
 # -- a segment out of turn ---------------------------------------------------------------------------
@@ -326,7 +343,7 @@ def test_a_gap_is_pulled_from_whoever_showed_it() -> None:
     assert host.machine.counters.gaps == 1
     assert wants(host.hear(1, said("bob", 3, 4))) == [], "once is enough"
     assert len(admits(host.hear(1, said("bob", 0, 4)))) == 1
-    assert host.machine.pulling == 0
+    assert host.machine.lacking == 0
 
 
 def test_a_segment_of_an_unknown_name_is_dropped_without_a_fault() -> None:

@@ -6,15 +6,25 @@ from dataclasses import replace
 
 import pytest
 from feeds import RUN
-from scripted import ANN, BOB, Scripted, said, serves, summaries
+from scripted import ANN, BOB, Scripted, haves, prunes, said, serves, summaries, wants
 from swarm import Faults, Swarm
 
 from sfprotocol import PROTOCOL_VERSION
 from sfprotocol.codec import MAX_ENTRIES, MAX_SEGMENT_UPDATES
 from sfprotocol.events import Action, LinkUp, OwnUpdates, Serve, Served, Writable
-from sfprotocol.flood import MAX_BURST, MAX_BURST_UPDATES, TTL
-from sfprotocol.machine import SYNC_INTERVAL
-from sfprotocol.messages import EpochScalars, Feed, Hello, Position, RunParameters, Want
+from sfprotocol.flood import HAVE_DELAY, MAX_BURST, MAX_BURST_UPDATES, PUSH_BURST, TTL
+from sfprotocol.messages import (
+    Ahead,
+    EpochScalars,
+    Feed,
+    Have,
+    Hello,
+    Position,
+    Prune,
+    RunParameters,
+    Segment,
+    Want,
+)
 
 BIG_RUN = RunParameters(bytes(range(32)), 1 << 20, 1 << 20, 2, 1000)
 
@@ -34,7 +44,7 @@ def test_at_a_hello_everything_is_told_and_nothing_is_pushed() -> None:
     host = Scripted(ANN)
     own(host, 0, 5)
     actions = host.link(1)
-    assert [(link, told.entries) for link, told in summaries(actions)] == [(1, (Position(ANN, 5),))]
+    assert [(link, told.entries) for link, told in summaries(actions)] == [(1, (host.claim(ANN, 5),))]
     assert serves(actions) == []
     assert [(serve.first, serve.hops) for serve in serves(own(host, 5))] == [(5, 0)]
 
@@ -45,7 +55,7 @@ def test_what_came_before_the_hello_is_told_with_the_rest_and_not_flooded_as_wel
     own(host, 0, 5)
     hello = Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0)
     actions = host.hear(1, hello, host.summary())
-    assert [told.entries for _, told in summaries(actions)] == [(Position(ANN, 5),)]
+    assert [told.entries for _, told in summaries(actions)] == [(host.claim(ANN, 5),)]
     assert serves(actions) == []
 
 
@@ -130,7 +140,7 @@ def test_a_burst_is_bounded_by_segments() -> None:
 def test_a_burst_is_bounded_by_updates() -> None:
     # 64 large segments took minutes on a slow line; meanwhile the peer asked for all of them again.
     host = Scripted(run=BIG_RUN)
-    feeds = [Feed(index.to_bytes(32, "big"), 0) for index in range(20)]
+    feeds = [Feed(index.to_bytes(32, "big"), 0) for index in range(40)]
     for feed in feeds:
         host.machine.frontier.advance(feed, 1 << 16, bytes(32), 0)
     host.link(1)
@@ -184,8 +194,8 @@ def test_beyond_the_ttl_a_segment_is_admitted_and_announced_only() -> None:
     actions = host.hear(1, replace(segment, hops=TTL - 1))
     assert host.machine.frontier.known == 1
     assert serves(actions) == []
-    told = [s for link, s in summaries(host.wait(2 * SYNC_INTERVAL)) if link == 2]
-    assert Position(BOB, 1) in [entry for summary in told for entry in summary.entries]
+    key = host.machine.frontier.state(BOB).key
+    assert (2, (Ahead(key, 1),)) in haves(host.wait(2 * HAVE_DELAY))
 
 
 def test_an_answer_starts_with_no_hops_again() -> None:
@@ -265,3 +275,114 @@ def test_a_lost_last_segment_is_found_by_comparing_digests() -> None:
     swarm.run(0.3)
     swarm.faults = Faults()
     assert swarm.run_until_equal(10) > 1
+
+
+# -- the tree ----------------------------------------------------------------------------------------
+
+
+def tree(*links: int) -> tuple[Scripted, int]:
+    """A relay that has heard of bob on these links; with the key of bob's feed."""
+    host = Scripted()
+    for link in links:
+        host.link(link)
+        host.name(link, BOB)
+    return host, host.machine.frontier.state(BOB).key
+
+
+def pushed(segment: Segment) -> Segment:
+    return replace(segment, hops=3)
+
+
+def test_a_link_that_pushes_what_we_have_is_asked_to_announce_it() -> None:
+    host, key = tree(1, 2)
+    host.hear(1, pushed(said("bob", 0, 1)))
+    assert prunes(host.hear(2, pushed(said("bob", 0, 1)))) == [(2, (key,))]
+    assert prunes(host.hear(2, pushed(said("bob", 0, 1)))) == [], "once"
+
+
+def test_what_the_origin_itself_sends_and_what_was_asked_for_is_not_pruned() -> None:
+    host, _ = tree(1, 2)
+    host.hear(1, pushed(said("bob", 0, 1)))
+    assert prunes(host.hear(2, said("bob", 0, 1))) == []
+
+
+def test_crossing_messages_do_not_cut_off_a_feed() -> None:
+    host, key = tree(1, 2)
+    host.hear(1, pushed(said("bob", 0, 1)))
+    assert prunes(host.hear(2, pushed(said("bob", 0, 1)))) == [(2, (key,))]
+    host.hear(2, pushed(said("bob", 1, 2)))  # on its way before the Prune
+    assert prunes(host.hear(1, pushed(said("bob", 1, 2)))) == []
+
+
+def test_a_pruned_feed_is_announced_and_not_pushed() -> None:
+    host, key = tree(1, 2, 3)
+    host.hear(2, Prune((key,)))
+    assert [serve.link for serve in serves(host.hear(1, pushed(said("bob", 0, 1))))] == [2, 3], (
+        "not known yet"
+    )
+    host.hear(2, Prune((key,)))
+    assert [serve.link for serve in serves(host.hear(1, pushed(said("bob", 1, 2))))] == []
+    for link in (2, 3):
+        host.event(Served(link, BOB, 1, 4))
+        host.event(Writable(link))
+    assert haves(host.wait(HAVE_DELAY)) == [(2, (Ahead(key, 2),))]
+
+
+def test_what_the_peer_has_announced_itself_is_not_announced_to_it() -> None:
+    host, key = tree(1, 2)
+    host.hear(1, pushed(said("bob", 0, 1)))
+    host.event(Served(2, BOB, 1, 4))
+    host.event(Writable(2))
+    host.hear(2, Prune((key,)))
+    host.hear(1, pushed(said("bob", 1, 2)))
+    host.hear(2, Have((Ahead(key, 2),)))
+    assert haves(host.wait(HAVE_DELAY)) == []
+
+
+def test_an_announcement_that_nothing_follows_mends_the_tree() -> None:
+    host, key = tree(1, 2)
+    host.hear(1, pushed(said("bob", 0, 1)))
+    host.hear(2, Have((Ahead(key, 2),)))
+    assert wants(host.wait(HAVE_DELAY)) == [(2, (Position(BOB, 1),))]
+    host.hear(2, said("bob", 1, 2))
+    assert prunes(host.hear(1, pushed(said("bob", 1, 2)))) == [(1, (key,))], "the faster link is kept"
+
+
+def test_an_announcement_that_is_followed_costs_nothing() -> None:
+    host, key = tree(1, 2)
+    host.hear(2, Have((Ahead(key, 1),)))
+    host.hear(1, pushed(said("bob", 0, 1)))
+    assert wants(host.wait(1)) == []
+
+
+def test_who_asks_is_pushed_to_again() -> None:
+    host, key = tree(1, 2)
+    host.hear(1, pushed(said("bob", 0, 1)))
+    host.hear(2, Prune((key,)), Want((Position(BOB, 0),)))
+    host.event(Served(2, BOB, 1, 0))
+    host.event(Writable(2))
+    assert [serve.link for serve in serves(host.hear(1, pushed(said("bob", 1, 2))))] == [2]
+
+
+def test_our_own_updates_go_to_all_links_whatever_they_ask() -> None:
+    host = Scripted(ANN)
+    host.link(1)
+    host.link(2)
+    own(host, 0)
+    for link in (1, 2):
+        host.event(Served(link, ANN, 1, 0))
+        host.event(Writable(link))
+        host.hear(link, Prune((host.machine.frontier.state(ANN).key,)))
+    assert [serve.link for serve in serves(own(host, 1))] == [1, 2]
+
+
+def test_an_origin_that_talks_too_fast_is_announced_instead_of_pushed() -> None:
+    host, key = tree(1, 2)
+    served: list[Serve] = []
+    for step in range(int(PUSH_BURST) + 20):
+        for serve in serves(host.hear(1, pushed(said("bob", step, step + 1)))):
+            served.append(serve)
+            host.event(Served(2, BOB, step + 1, 4))
+            host.event(Writable(2))
+    assert len(served) == PUSH_BURST
+    assert haves(host.wait(HAVE_DELAY)) == [(2, (Ahead(key, int(PUSH_BURST) + 20),))]

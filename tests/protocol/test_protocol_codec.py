@@ -14,14 +14,20 @@ from sfprotocol import codec
 from sfprotocol.codec import MAX_ENTRIES, MAX_FRAME, MAX_SEGMENT_UPDATES
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.messages import (
+    Ahead,
+    Branch,
+    Claim,
     EpochScalars,
     Feed,
     Goodbye,
+    Have,
     Hello,
     ManifestReply,
     ManifestRequest,
     Message,
     Position,
+    Proof,
+    Prune,
     Segment,
     Summary,
     Want,
@@ -33,6 +39,13 @@ B32 = st.binary(min_size=32, max_size=32)
 POSITIONS = st.dictionaries(st.builds(Feed, B32, U32), U32, max_size=6).map(
     lambda found: tuple(Position(feed, found[feed]) for feed in sorted(found))
 )
+CLAIMS = st.tuples(POSITIONS, st.binary(min_size=4, max_size=4)).map(
+    lambda found: tuple(Claim(*position, found[1]) for position in found[0])
+)
+AHEAD = st.dictionaries(U64, U32, max_size=6).map(
+    lambda found: tuple(Ahead(key, found[key]) for key in sorted(found))
+)
+KEYS = st.sets(U64, max_size=6).map(lambda found: tuple(sorted(found)))
 
 
 def parts(scalar: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[EpochScalars, ...]]:
@@ -46,11 +59,15 @@ def messages(scalar_bytes: int) -> st.SearchStrategy[Message]:
     bound = 1 << (8 * scalar_bytes - 1)
     signature = st.binary(min_size=64, max_size=64)
     octet = st.integers(0, 255)
+    branch = st.builds(Branch, st.just(()) | parts(st.integers(-bound, bound - 1)), signature)
     return st.one_of(
         st.builds(Hello, U32, B32, octet, U64),
         st.builds(Segment, U64, U32, parts(st.integers(-bound, bound - 1)), signature, octet),
-        st.builds(Summary, st.booleans(), U64, B32, POSITIONS),
+        st.builds(Summary, st.booleans(), U64, B32, CLAIMS),
         st.builds(Want, POSITIONS),
+        st.builds(Have, AHEAD),
+        st.builds(Prune, KEYS),
+        st.builds(Proof, st.builds(Feed, B32, U32), U32, st.tuples(B32, B32), st.tuples(branch, branch)),
         st.just(ManifestRequest()),
         st.builds(ManifestReply, st.binary(max_size=300)),
         st.builds(Goodbye, st.text(max_size=50)),
@@ -136,10 +153,11 @@ def entries(count: int) -> tuple[Position, ...]:
 
 
 def test_the_fullest_lists_fit_a_frame_and_longer_ones_are_refused() -> None:
-    page = Summary(True, 2**64 - 1, bytes(32), entries(MAX_ENTRIES))
+    claims = tuple(Claim(*entry, bytes(4)) for entry in entries(MAX_ENTRIES))
+    page = Summary(True, 2**64 - 1, bytes(32), claims)
     assert codec.decode(codec.encode(page)) == page
     fields = [[*entry.feed, entry.next] for entry in entries(MAX_ENTRIES + 1)]
-    with pytest.raises(RemoteProtocolError, match="C5"):
+    with pytest.raises(RemoteProtocolError, match=r"C[25]"):
         codec.decode(msgpack.packb([3, fields]))
 
 
@@ -150,6 +168,9 @@ def test_the_largest_segment_fits_a_frame_even_with_an_epoch_for_every_update() 
     )
     segment = Segment(2**64 - 1, 2**32 - 1, worst, bytes(64), 255)
     assert codec.decode(codec.encode(segment)) == segment
+    branch = Branch(worst, bytes(64))
+    proof = Proof(Feed(bytes(32), 2**32 - 1), 2**32 - 1, (bytes(32), bytes(32)), (branch, branch))
+    assert codec.decode(codec.encode(proof)) == proof
     too_many = [[0, bytes(2 * (MAX_SEGMENT_UPDATES + 1))]]
     with pytest.raises(RemoteProtocolError, match="C7"):
         codec.decode(msgpack.packb([1, 0, 0, 0, too_many, bytes(64)]))

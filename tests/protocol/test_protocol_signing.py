@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sfprotocol import admission, signing
 from sfprotocol.frontier import FeedState, Frontier, drop_updates
 from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
-from sfprotocol.signing import extend
+from sfprotocol.signing import extend, verifies
 
 FEED = Feed(origin_of("ann"), 7)
 PARTS = (EpochScalars(0, (5, -7, 1000)), EpochScalars(2, (0, -1000)))
@@ -25,7 +25,7 @@ def empty(feed: Feed = FEED, run: RunParameters = RUN) -> FeedState:
 
 
 def accepted(segment: Segment, state: FeedState | None = None, run: RunParameters = RUN) -> bool:
-    return admission.verify(run, state or empty(run=run), segment) is not None
+    return admission.verify(run, state or empty(run=run), segment, verifies) is not None
 
 
 def after(parts: tuple[EpochScalars, ...], feed: Feed = FEED) -> FeedState:
@@ -37,7 +37,7 @@ def after(parts: tuple[EpochScalars, ...], feed: Feed = FEED) -> FeedState:
 
 
 def test_what_the_origin_signed_is_accepted() -> None:
-    fresh, chain = admission.verify(RUN, empty(), SEGMENT) or pytest.fail("refused")
+    fresh, chain, *_ = admission.verify(RUN, empty(), SEGMENT, verifies) or pytest.fail("refused")
     assert fresh == SEGMENT
     assert chain == extend(empty().chain, PARTS)
 
@@ -86,7 +86,7 @@ def test_a_fork_does_not_continue_the_other_history() -> None:
 
 def test_a_segment_that_overlaps_what_is_known_gives_the_rest() -> None:
     known = (EpochScalars(0, (5, -7)),)
-    fresh, chain = admission.verify(RUN, after(known), SEGMENT) or pytest.fail("refused")
+    fresh, chain, *_ = admission.verify(RUN, after(known), SEGMENT, verifies) or pytest.fail("refused")
     assert (fresh.first, fresh.parts) == (2, (EpochScalars(0, (1000,)), PARTS[1]))
     assert chain == extend(empty().chain, PARTS)
 
@@ -103,7 +103,7 @@ def test_segments_verify_however_they_are_joined_and_shortened_in_front(
     signature = signed("ann", 7, 0, list(upto)).signature
     joined = Segment(empty().key, first, drop_updates(upto, first), signature)
     state = after((EpochScalars(0, tuple(scalars[:known])),)) if known else empty()
-    fresh, chain = admission.verify(RUN, state, joined) or pytest.fail("refused")
+    fresh, chain, *_ = admission.verify(RUN, state, joined, verifies) or pytest.fail("refused")
     assert (fresh.first, fresh.count) == (known, stop - known)
     if stop == len(scalars):
         assert chain == extend(empty().chain, everything)
@@ -115,7 +115,7 @@ def test_segments_verify_however_they_are_joined_and_shortened_in_front(
         ([EpochScalars(0, (1001,))], "U3"),
         ([EpochScalars(0, (-1001,))], "U3"),
         ([EpochScalars(100, (1,))], "U5"),
-        ([EpochScalars(0, (1,) * 5001)], "U6"),
+        ([EpochScalars(0, (1,) * 4097)], "S4"),
         ([EpochScalars(3, (1,)), EpochScalars(2, (1,))], "S4"),
         ([EpochScalars(3, (1,)), EpochScalars(3, (1,))], "S4"),
         ([EpochScalars(0, ())], "S4"),
@@ -135,7 +135,8 @@ def test_an_epoch_cannot_go_back_within_a_feed() -> None:
 
 
 def test_a_feed_may_fill_the_whole_budget_and_the_last_epoch() -> None:
-    assert accepted(signed("ann", 7, 0, [EpochScalars(99, (1,) * 5000)]))
+    run = replace(RUN, epoch_updates=64, update_budget=4096)
+    assert accepted(signed("ann", 7, 0, [EpochScalars(63, (1,) * 4096)]), run=run)
 
 
 # -- keys --------------------------------------------------------------------------------------------

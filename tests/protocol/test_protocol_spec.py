@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sfprotocol import codec, flood, machine, sync
+from sfprotocol import codec, flood, inquiry, machine, sync
 
 ROOT = Path(__file__).parents[2]
 SPEC = (ROOT / "protocol" / "SPEC.md").read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def test_rules_are_numbered_without_gaps_and_once() -> None:
         letters, number = numbered(rule)
         by_letter.setdefault(letters, []).append(number)
     assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in by_letter.values())
-    assert set(by_letter) == {"V", "M", "R", "U", "S", "D", "C", "F", "L", "FL", "A", "I"}
+    assert set(by_letter) == {"V", "M", "R", "U", "S", "D", "C", "F", "L", "FL", "A", "E", "I"}
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -73,23 +73,34 @@ def test_the_search_finds_what_it_should() -> None:
 def test_protocol_sources_cite_the_rules() -> None:
     everything = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "protocol").rglob("*.py"))
     letters = {numbered(rule)[0] for rule in cited(everything)}
-    assert letters >= {"V", "R", "U", "S", "D", "C", "L", "FL", "A", "I"}
+    assert letters >= {"V", "R", "U", "S", "D", "C", "L", "FL", "A", "E", "I"}
 
 
 @pytest.mark.parametrize(
     ("row", "value"),
     [
         ("message", f"{codec.MAX_FRAME:,} bytes"),
-        ("entries of a Summary or Want", f"{codec.MAX_ENTRIES:,}"),
+        ("entries of a message", f"{codec.MAX_ENTRIES:,}"),
         ("updates of a Segment", f"{codec.MAX_SEGMENT_UPDATES:,}"),
         ("reason of a Goodbye", f"{codec.MAX_REASON} bytes"),
         ("feeds of a run, and unproven names taught by one link", f"{machine.MAX_FEEDS:,}"),
-        ("hops of eager forwarding", f"{flood.TTL}"),
+        ("hops of pushing", f"{flood.TTL}"),
+        ("delay of announcements", f"{flood.HAVE_DELAY:g} s"),
+        ("pushed segments of one feed", f"{flood.PUSH_BURST:g} at once, {flood.PUSH_RATE:g} a second"),
+        ("waiting for what was announced", f"{sync.GRAFT_DELAY:g} s"),
+        ("waiting before others are asked, too", f"{sync.HEDGE_DELAY:g} s"),
+        ("pulls that come to nothing on a link", f"{machine.MAX_LET_DOWN}"),
+        (
+            "waste of a link",
+            f"{machine.WASTE_BURST:,.0f} bytes + {machine.WASTE_BURST_PER_FEED:,.0f} a feed; "
+            f"{machine.WASTE_RATE:,.0f} + {machine.WASTE_RATE_PER_FEED:g} a feed come back every second",
+        ),
+        ("feeds under inquiry on a link", f"{inquiry.MAX_INQUIRIES}"),
         ("burst on a link", f"{flood.MAX_BURST} segments, {flood.MAX_BURST_UPDATES:,} updates"),
         ("Summary interval", f"{machine.SYNC_INTERVAL:g} s, one link in turn"),
         ("questions outstanding on a link", f"{sync.MAX_PULLS_PER_LINK:,}"),
         ("time for an answer", f"{sync.WANT_TIMEOUT:g} s"),
-        ("time without asking after a forgery (A7)", f"{sync.DISPUTE_TIME:g} s"),
+        ("time without asking after a forgery (A7)", f"{inquiry.INQUIRY_TIME:g} s"),
         ("silence before a link is dropped", f"{machine.LINK_TIMEOUT:g} s"),
         ("waiting for a witness", f"{machine.ASK_TIMEOUT:g} s"),
         (

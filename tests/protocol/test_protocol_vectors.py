@@ -19,7 +19,17 @@ from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Action, Event, OwnUpdates
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
-from sfprotocol.messages import EpochScalars, Feed, Message, Position, RunParameters, Segment
+from sfprotocol.messages import (
+    Ahead,
+    Branch,
+    Claim,
+    EpochScalars,
+    Feed,
+    Message,
+    Position,
+    RunParameters,
+    Segment,
+)
 
 VECTORS = Path(__file__).parents[2] / "protocol" / "vectors"
 HEX_FIELDS = {"origin", "run_id", "signature", "digest", "manifest", "frame", "chain"}
@@ -56,13 +66,27 @@ def read_field(name: str, value: Any) -> Any:
         return int(value)
     if name == "feed":
         return feed_of(value)
-    if name == "segment":
-        return read(messages, value)
+    if name in ("segment", "against", "ours", "kept", "proof"):
+        return value and read(messages, value)
     if name == "entries":
-        return tuple(Position(feed_of(entry), entry["next"]) for entry in value)
+        return tuple(entry_of(entry) for entry in value)
+    if name == "feed_keys":
+        return tuple(int(key) for key in value)
+    if name == "chains":
+        return tuple(bytes.fromhex(chain) for chain in value)
     if name == "parts":
         return tuple(EpochScalars(part["epoch"], tuple(part["scalars"])) for part in value)
+    if name == "branches":
+        pairs = ((read_field("parts", fields["parts"]), fields["signature"]) for fields in value)
+        return tuple(Branch(said, bytes.fromhex(signature)) for said, signature in pairs)
     return value
+
+
+def entry_of(fields: dict[str, Any]) -> Position | Claim | Ahead:
+    if "feed_key" in fields:
+        return Ahead(int(fields["feed_key"]), fields["next"])
+    position = Position(feed_of(fields), fields["next"])
+    return Claim(*position, bytes.fromhex(fields["tag"])) if "tag" in fields else position
 
 
 def read(module: Any, fields: dict[str, Any]) -> Any:
@@ -158,14 +182,17 @@ def test_signatures(vector: dict[str, Any]) -> None:
 def test_segments_in_any_cut_are_admitted_and_forgeries_are_not(vector: dict[str, Any]) -> None:
     frontier, feed = Frontier(RUN), feed_of(vector)
     for forgery in vector["forgeries"]:
-        assert admission.verify(RUN, frontier.state(feed), read(messages, forgery["segment"])) is None
+        segment = read(messages, forgery["segment"])
+        assert admission.verify(RUN, frontier.state(feed), segment, signing.verifies) is None
     pieces = [read(messages, fields) for fields in vector["segments"]]
-    assert admission.verify(RUN, frontier.state(feed), pieces[-1])
+    assert admission.verify(RUN, frontier.state(feed), pieces[-1], signing.verifies)
     for segment in pieces[:2]:
-        fresh, chain = admission.verify(RUN, frontier.state(feed), segment) or pytest.fail("refused")
+        found = admission.verify(RUN, frontier.state(feed), segment, signing.verifies)
+        fresh, chain, *_ = found or pytest.fail("refused")
         frontier.advance(feed, fresh.stop, chain, fresh.parts[-1].epoch)
     for segment in pieces[2:]:
-        fresh, chain = admission.verify(RUN, frontier.state(feed), segment) or pytest.fail("refused")
+        found = admission.verify(RUN, frontier.state(feed), segment, signing.verifies)
+        fresh, chain, *_ = found or pytest.fail("refused")
         assert (fresh.first, chain.hex()) == (5, vector["updates"][-1]["chain"])
 
 
@@ -173,8 +200,13 @@ def test_segments_in_any_cut_are_admitted_and_forgeries_are_not(vector: dict[str
 def test_state_digests(vector: dict[str, Any]) -> None:
     frontier = Frontier(RUN)
     for entry in reversed(vector["frontier"]):
-        frontier.advance(feed_of(entry), entry["next"], bytes.fromhex(entry["chain"]), 0)
+        feed, following, chain = feed_of(entry), entry["next"], bytes.fromhex(entry["chain"])
+        if following:
+            frontier.advance(feed, following, chain, 0)
+        if entry["cut"] is not None:
+            frontier.cut(feed, entry["cut"], chain)
     assert frontier.digest().hex() == vector["digest"]
+    assert [claim.tag.hex() for claim in frontier.claims()] == [entry["tag"] for entry in vector["frontier"]]
 
 
 @pytest.mark.parametrize("origin", SIGNING["weak_origins"])
@@ -238,4 +270,5 @@ def test_conversations(vector: dict[str, Any]) -> None:
 
 def test_conversations_compute_something() -> None:
     kinds = {step["event"]["type"] for vector in FLOOD["conversations"] for step in vector["steps"]}
-    assert {OwnUpdates.__name__, "Received", "Wake", "Served", "Writable", "LinkUp", "LinkDown"} == kinds
+    silent = {"Received", "Wake", "Served", "Writable", "LinkUp", "LinkDown", "Examined"}
+    assert kinds == {OwnUpdates.__name__, *silent}

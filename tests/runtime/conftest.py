@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from runtime_helpers import Swarm
 
-from sfnode.runtime import book, leaving, links, node, pump
+from sfnode.runtime import book, leaving, links, node, pump, road
 from sfprotocol import machine, sync
 
 
@@ -26,6 +26,9 @@ def pytest_asyncio_loop_factories(
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(road, "LONELY_INTERVAL", 0.05)
+    monkeypatch.setattr(road, "RESTART_SPACING", 0.05)
+    monkeypatch.setattr(road, "RESTART_PAUSE", 0.05)
     monkeypatch.setattr(book, "BACKOFF_FIRST", 0.1)
     monkeypatch.setattr(pump, "LAST_WORDS", 0.2)
     monkeypatch.setattr(machine, "SYNC_INTERVAL", 0.1)

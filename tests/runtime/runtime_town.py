@@ -6,14 +6,16 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Generic, TypeVar
 
 from runtime_helpers import machine, manifest
 
 from sfnode.runtime.book import AddressBook
 from sfnode.runtime.driver import Driver
 from sfnode.runtime.links import Neighbours
+from sfnode.runtime.road import Road
 from sfnode.store.log import UpdateLog
-from sfnode.transport.base import Link, PeerRecord, TransportError
+from sfnode.transport.base import Link, PeerRecord, Transport, TransportError
 from sfnode.transport.memory import MemoryTransport, Network
 
 RUN = manifest()
@@ -52,11 +54,15 @@ class FragileTransport(MemoryTransport):
         return await super().bootstrap(addresses)
 
 
-class Relay:
-    """Links, driver and transport of one node without an engine."""
+T = TypeVar("T", bound=Transport)
 
-    def __init__(self, network: Network, name: str, folder: Path, known: tuple[str, ...]) -> None:
-        self.transport = FragileTransport(network, name)
+
+class Relay(Generic[T]):
+    """Links, driver and transport of one node without an engine; the transport has been started."""
+
+    def __init__(self, transport: T, folder: Path, known: tuple[str, ...] = ()) -> None:
+        name = transport.peer
+        self.transport = transport
         self.log = UpdateLog.open(folder / f"{name}.sqlite", RUN.run_id)
         clock = asyncio.get_running_loop().time
         self.driver = Driver(
@@ -67,15 +73,21 @@ class Relay:
             continue_as=lambda _: None,
             after_round=lambda: None,
         )
-        self.book = AddressBook(name, map(address, known), (), Random(name))
+        self.book = AddressBook(name, known, (), Random(name))
         self.remembered: list[str] | None = None
         self.neighbours = Neighbours(
             self.transport,
             self.driver,
+            book=self.book,
+            remember=self._remember,
+        )
+        self.road = Road(
+            self.transport,
+            self.neighbours,
             topic=TOPIC,
             book=self.book,
             own_record=lambda: PeerRecord(name, tuple(self.transport.addresses()), 1, 0),
-            remember=self._remember,
+            random=Random(name),
         )
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -89,7 +101,7 @@ class Relay:
         return sorted(link.peer for link in self.driver.machine.links.values() if link.greeted)
 
     def begin(self) -> None:
-        jobs = (self.driver.run, self.neighbours.run)
+        jobs = (self.driver.run, self.road.run, self.neighbours.run)
         self.tasks = [asyncio.create_task(job()) for job in jobs]
 
     async def end(self) -> None:
@@ -112,11 +124,12 @@ class Town:
     def __init__(self, folder: Path) -> None:
         self.network = Network(Random(3))
         self.folder = folder
-        self.relays: dict[str, Relay] = {}
+        self.relays: dict[str, Relay[FragileTransport]] = {}
 
-    async def add(self, name: str, *known: str, begin: bool = True) -> Relay:
-        relay = self.relays[name] = Relay(self.network, name, self.folder, known)
-        await relay.transport.start()
+    async def add(self, name: str, *known: str, begin: bool = True) -> Relay[FragileTransport]:
+        transport = FragileTransport(self.network, name)
+        await transport.start()
+        relay = self.relays[name] = Relay(transport, self.folder, tuple(map(address, known)))
         if begin:
             relay.begin()
         return relay
@@ -129,3 +142,12 @@ class Town:
         """Put peers into the roster that are not there."""
         for name in names:
             self.network.write(TOPIC, name, 1e9, [name, [address(name)], 0, 0])
+
+
+def reachable(town: Town, start: str) -> set[str]:
+    """The nodes to which there is a chain of links."""
+    found, fresh = {start}, [start]
+    while fresh:
+        fresh = [peer for name in fresh for peer in town.relays[name].peers if peer not in found]
+        found |= set(fresh)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -10,7 +11,18 @@ from hypothesis import strategies as st
 
 from sfnode.errors import Code, UserError
 from sfnode.runtime import book as book_module
-from sfnode.runtime.book import BACKOFF_MOST, MAX_BOOK, MAX_WAYS, AddressBook
+from sfnode.runtime.book import (
+    BACKOFF_MOST,
+    FAULT_FIRST,
+    FAULT_MOST,
+    KNOCK_FIRST,
+    KNOCK_MOST,
+    MAX_BOOK,
+    MAX_FAULTS,
+    MAX_MET,
+    MAX_WAYS,
+    AddressBook,
+)
 from sfnode.transport.base import PeerRecord
 
 
@@ -131,3 +143,100 @@ def test_nothing_in_the_roster_or_on_the_disk_makes_a_book_that_cannot_be_kept(
     assert words == made.worth_keeping(())
     again = AddressBook("me", (), words, Random(0))
     assert set(again.ways("a")) == set(made.ways("a")[:MAX_WAYS])
+
+
+# -- knocking for ever -------------------------------------------------------------------------------
+
+
+def test_given_and_remembered_peers_are_knocked_at_for_ever_less_and_less_often() -> None:
+    made, now, knocks = book("given", remembered=(way("old"),)), 0.0, []
+    made.note([record("stranger")], ())
+    assert made.due(0, (), 9) == [way("given"), way("old")]
+    assert made.due(0, {"given"}, 9) == [way("old")]
+    assert made.due(0, (), 1) == [way("given")]
+    while now < 3600:
+        if made.due(now, {"old"}, 9):
+            assert not made.knocked("given", False, now)
+            knocks.append(now)
+        now += 0.5
+    waits = [after - before for before, after in pairwise(knocks)]
+    assert 0.8 * KNOCK_FIRST <= waits[0] <= 1.2 * KNOCK_FIRST + 0.5
+    assert all(0.8 * KNOCK_MOST <= wait <= 1.2 * KNOCK_MOST + 0.5 for wait in waits[8:])
+    assert len(knocks) > 3600 / (1.2 * KNOCK_MOST)
+
+
+def test_a_peer_that_answers_after_a_silence_is_back_once_and_may_be_dialled_at_once() -> None:
+    made = book("given")
+    assert not made.knocked("given", True, 0)
+    assert not made.knocked("given", False, 100)
+    made.failed("given", 100)
+    assert made.candidates(100) == []
+    assert made.knocked("given", True, 101)
+    assert made.candidates(101) == ["given"]
+    assert not made.knocked("given", True, 200)
+    assert not made.knocked("unheard of", True, 0)
+
+
+def test_after_a_break_of_our_own_road_everybody_is_tried_at_once() -> None:
+    made = book("given")
+    made.knocked("given", False, 0)
+    made.failed("given", 0)
+    assert made.due(0.1, (), 9) == made.candidates(0.1) == []
+    made.forgive()
+    assert made.due(0.1, (), 9) == [way("given")]
+    assert made.candidates(0.1) == ["given"]
+
+
+def test_looking_beyond_the_neighbours_spares_nobody_because_they_failed() -> None:
+    made = book("a", "b", "c")
+    for _ in range(20):
+        made.failed("c", 0)
+    seen = {address for _ in range(60) for address in made.strangers({"a"}, 1)}
+    assert seen == {way("b"), way("c")}
+    assert len(made.strangers((), 2)) == 2
+
+
+# -- friends and foes --------------------------------------------------------------------------------
+
+
+def test_a_flood_in_the_roster_does_not_displace_the_latest_peers_whose_links_were_of_use() -> None:
+    made = book()
+    friends = [f"f{number:02}" for number in range(MAX_MET + 8)]
+    for friend in friends:
+        made.note([record(friend)], {friend})
+        made.succeeded(friend)
+    for flood in range(3):
+        made.note([record(f"x{flood}-{number}") for number in range(500)], ())
+    assert all(made.trusted(friend) and made.ways(friend) for friend in friends[8:])
+    assert not any(made.trusted(friend) for friend in friends[:8])
+    assert len(made) == MAX_BOOK + MAX_MET
+
+
+def test_a_peer_that_broke_a_rule_is_refused_for_longer_each_time_but_never_for_good() -> None:
+    made, now, waits = book("bad"), 0.0, []
+    for _ in range(10):
+        made.misbehaved("bad", now)
+        assert made.refused("bad", now)
+        assert made.candidates(now) == []
+        wait = FAULT_FIRST
+        while made.refused("bad", now + wait):
+            wait *= 2
+        waits.append(wait)
+        now += wait
+        assert made.candidates(now) == ["bad"]
+    assert waits[:3] == [FAULT_FIRST, 2 * FAULT_FIRST, 4 * FAULT_FIRST]
+    assert FAULT_MOST <= waits[-1] <= 2 * FAULT_MOST
+
+
+def test_faults_of_peers_that_nobody_has_heard_of_take_a_bounded_room() -> None:
+    made = book()
+    for number in range(MAX_FAULTS + 100):
+        made.misbehaved(f"p{number}", float(number))
+    assert len(made._faults) == MAX_FAULTS
+    assert not made.refused("p0", 0.0)
+    assert made.refused(f"p{MAX_FAULTS + 99}", 400.0 - 50)
+
+
+def test_a_malformed_address_that_was_remembered_is_skipped() -> None:
+    made = AddressBook("me", (), ["nonsense", "/p2p/", "/ip4/x", way("a")], Random(0))
+    assert made.candidates(0) == ["a"]

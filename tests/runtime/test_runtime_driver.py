@@ -10,12 +10,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from runtime_helpers import batch, eventually, machine, scalar_of
+from runtime_helpers import batch, eventually, feed_of, machine, record, scalar_of
 from runtime_pumped import RUN, Pumped, greet, hear, stranger
 
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.runtime import driver as driver_module
+from sfnode.runtime.audit import audit
 from sfnode.runtime.driver import handed_over
 from sfnode.store.log import UpdateLog
 from sfnode.transport import memory
@@ -24,7 +25,7 @@ from sfnode.transport.memory import Network
 from sfprotocol import PROTOCOL_VERSION, codec
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import OwnUpdates, Serve
-from sfprotocol.messages import EpochScalars, Goodbye, Hello, Position, Segment, Want
+from sfprotocol.messages import Claim, EpochScalars, Goodbye, Hello, Position, Segment, Summary, Want
 
 
 @pytest.fixture
@@ -236,9 +237,9 @@ async def test_a_link_that_dies_while_it_is_served_leaves_nothing_behind(
     pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = pumped["a"]
-    for start in range(0, 100_000, 10_000):
-        a.say(*[1] * 10_000)
-        await eventually(lambda start=start: a.count() == start + 10_000)  # type: ignore[misc]
+    for start in range(0, 100_000, 4_000):
+        a.say(*[1] * 4_000)
+        await eventually(lambda start=start: a.count() == start + 4_000)  # type: ignore[misc]
     monkeypatch.setattr(memory, "CAPACITY", 1)
     link, transport = await stranger(pumped)
     await greet(link)
@@ -258,9 +259,9 @@ async def test_a_link_that_dies_while_it_is_served_leaves_nothing_behind(
 async def test_a_whole_history_is_served_in_segments_that_join(pumped: dict[str, Pumped]) -> None:
     a, b = pumped["a"], pumped["b"]
     scalars = [scalar_of(number) for number in range(40_000)]
-    for start in range(0, 40_000, 10_000):
-        a.say(*scalars[start : start + 10_000])
-        await eventually(lambda start=start: a.count() == start + 10_000)  # type: ignore[misc]
+    for start in range(0, 40_000, 4_000):
+        a.say(*scalars[start : start + 4_000])
+        await eventually(lambda start=start: a.count() == start + 4_000)  # type: ignore[misc]
     await b.link_to(a)
     await eventually(lambda: b.count() == 40_000)
     expected, core = Core(2, 4), Core(2, 4)
@@ -273,6 +274,38 @@ async def test_a_whole_history_is_served_in_segments_that_join(pumped: dict[str,
     (link,) = a.machine.links.values()
     await eventually(lambda: not link.serving and link.sent[a.feed] == 40_000)
     assert a.driver.traffic.segment_bytes_sent / 40_000 < 2.1
+
+
+async def test_an_origin_with_two_histories_is_cut_everywhere_and_its_updates_are_taken_back(
+    pumped: dict[str, Pumped],
+) -> None:
+    a, b = pumped["a"], pumped["b"]
+    common, ours, theirs = [5, 6], [7, 8, 9], [70]
+    for one, rest in ((a, ours), (b, theirs)):
+        link, transport = await stranger({"a": one}, f"liar to {one.transport.peer}")
+        await greet(link)
+        feed = feed_of("liar")
+        await link.send(codec.encode(Summary(False, 0, bytes(32), (Claim(feed, 0, bytes(4)),))))
+        await link.send(codec.encode(record(RUN, "liar", common).segment))
+        await link.send(codec.encode(record(RUN, "liar", rest, before=common).segment))
+        await eventually(lambda one=one, rest=rest: one.count() == 2 + len(rest))  # type: ignore[misc]
+        await transport.stop()
+    await a.link_to(b)
+    await eventually(lambda: all(one.machine.frontier.is_cut(feed) for one in (a, b)))
+    await eventually(lambda: a.machine.frontier.digest() == b.machine.frontier.digest())
+    expected = Core(2, 4)
+    expected.add(batch(a.machine.frontier.state(feed).key, 0, [EpochScalars(0, tuple(common))]))
+
+    def core_of(one: Pumped) -> bytes:
+        core = Core(2, 4)
+        for updates in one.applied:
+            core.add(updates)
+        return core.digest()
+
+    for one in (a, b):  # to the bit as if the rest had never been said
+        await eventually(lambda one=one: core_of(one) == expected.digest())  # type: ignore[misc]
+        assert audit(RUN, one.log).digest == one.machine.frontier.digest().hex()
+        assert audit(RUN, one.log).core_digest == expected.digest().hex()
 
 
 async def test_serving_what_the_log_does_not_have_is_our_own_fault_and_loud(

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 
 import pytest
 from runtime_helpers import PATIENCE, eventually
-from runtime_town import TOPIC, FragileTransport, Relay, Town, address
+from runtime_town import TOPIC, FragileTransport, Relay, Town, address, reachable
 
 from sfnode.errors import Code, UserError
 from sfnode.runtime import book, links
 from sfnode.runtime.book import AddressBook
-from sfnode.runtime.links import MAX_LINKS, TARGET_LINKS
+from sfnode.runtime.selection import MAX_INBOUND, MAX_LINKS, TARGET_LINKS, WANTED_OUTBOUND
 from sfnode.transport.base import Link, TransportError
 
 
@@ -26,23 +26,20 @@ async def town(tmp_path: Path) -> AsyncIterator[Town]:
         await relay.end()
 
 
-Settled = Callable[[], Awaitable[None]]
-
-
-async def rounds(relay: Relay, count: int = 3) -> None:
+async def rounds(relay: Relay[FragileTransport], count: int = 5) -> None:
     """Let it look after its links a few more times."""
-    for _ in range(count):
-        looked = asyncio.Event()
-        find = relay.neighbours._find
+    keep_book = relay.neighbours._keep_book
+    looks = asyncio.Semaphore(0)
 
-        async def observed(find: Settled = find, looked: asyncio.Event = looked) -> None:
-            await find()
-            looked.set()
+    def observed() -> None:
+        keep_book()
+        looks.release()
 
-        relay.neighbours._find = observed  # type: ignore[method-assign]
-        async with asyncio.timeout(PATIENCE):
-            await looked.wait()
-        relay.neighbours._find = find  # type: ignore[method-assign]
+    relay.neighbours._keep_book = observed  # type: ignore[method-assign]
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(count):
+            await looks.acquire()
+    relay.neighbours._keep_book = keep_book  # type: ignore[method-assign]
 
 
 # -- one link a peer ---------------------------------------------------------------------------------
@@ -70,7 +67,7 @@ async def test_of_two_links_opened_at_once_both_sides_keep_the_one_of_the_smalle
     town: Town, names: str, ours_first: bool
 ) -> None:
     """Driven by hand: `names[0]` is the node that is looked at, in both orders of arrival."""
-    here, there = await town.add(names[0], begin=False), await town.add(names[1], begin=False)
+    here, there = await town.add(*names, begin=False), await town.add(names[1], begin=False)
     here.tasks = [asyncio.create_task(here.driver.run())]
     from_there: asyncio.Queue[Link] = asyncio.Queue()
     here.transport.on_link(from_there.put)
@@ -85,6 +82,8 @@ async def test_of_two_links_opened_at_once_both_sides_keep_the_one_of_the_smalle
     kept = ours if keeps_ours else arrived
     assert here.neighbours._links[there.name].link is kept
     assert not kept.closed  # type: ignore[attr-defined]
+    assert here.neighbours.standings()[0].outbound  # we chose this peer all the same
+    assert here.book.candidates(asyncio.get_running_loop().time()) == [there.name]  # and it did nothing wrong
 
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
@@ -122,18 +121,19 @@ async def test_an_old_link_of_our_own_gives_way_to_a_peer_that_comes_back(
     monkeypatch.setattr(links, "RACE_WINDOW", 0.0)
     await town.dial("b", "a")
     await eventually(lambda: not a.neighbours._links["b"].link.outbound)
+    assert a.neighbours.standings()[0].outbound  # we chose this peer, whoever opened the present link
 
 
-async def test_more_than_the_most_links_are_refused(town: Town) -> None:
+async def test_more_than_the_most_inbound_links_are_refused(town: Town) -> None:
     a = await town.add("a")
-    for number in range(MAX_LINKS + 3):
+    for number in range(MAX_INBOUND + 3):
         name = f"p{number:02}"
         await town.add(name, begin=False)
         link = await town.dial(name, "a")
-        if number >= MAX_LINKS:
+        if number >= MAX_INBOUND:
             with pytest.raises(TransportError):
                 await asyncio.wait_for(link.receive(), 5)
-    assert len(a.neighbours._links) == MAX_LINKS
+    assert len(a.neighbours._links) == MAX_INBOUND
     again = await town.dial("p00", "a")
     assert await again.receive()  # a Hello: it replaces its own link, for which there is room
 
@@ -160,21 +160,18 @@ async def test_twenty_nodes_form_one_graph_with_four_to_twelve_links_each(town: 
         await town.add(name, names[0])
     relays = list(town.relays.values())
     await eventually(lambda: all(len(relay.peers) >= TARGET_LINKS for relay in relays))
+    await eventually(lambda: all(outbound(relay) >= WANTED_OUTBOUND for relay in relays))
     await rounds(relays[-1])
     for relay in relays:
         assert 4 <= len(relay.peers) <= MAX_LINKS
         assert len(set(relay.peers)) == len(relay.peers)
-        outbound = [standing for standing in relay.neighbours._links.values() if standing.link.outbound]
-        assert len(outbound) <= TARGET_LINKS
+        assert outbound(relay) <= TARGET_LINKS
     assert len(reachable(town, names[0])) == 20
 
 
-def reachable(town: Town, start: str) -> set[str]:
-    found, fresh = {start}, [start]
-    while fresh:
-        fresh = [peer for name in fresh for peer in town.relays[name].peers if peer not in found]
-        found |= set(fresh)
-    return found
+def outbound(relay: Relay[FragileTransport]) -> int:
+    """Links that the node has chosen itself."""
+    return sum(standing.outbound for standing in relay.neighbours.standings())
 
 
 async def test_four_nodes_link_with_all_others(town: Town) -> None:
@@ -266,16 +263,7 @@ async def test_an_address_that_only_looks_like_one_does_not_end_a_lonely_node(to
     assert not any(task.done() for task in a.tasks)
 
 
-# -- the road ----------------------------------------------------------------------------------------
-
-
-async def test_a_dead_transport_is_restarted_until_it_lives_and_links_come_back(town: Town) -> None:
-    a, b = await town.add("a"), await town.add("b", "a")
-    await eventually(lambda: a.peers == ["b"])
-    a.transport.restarts_to_fail = 2
-    await a.transport.die()
-    await eventually(lambda: a.transport.restarts_to_fail == 0 and a.transport._running)
-    await eventually(lambda: a.peers == ["b"] and b.peers == ["a"])
+# -- remembering -------------------------------------------------------------------------------------
 
 
 async def test_a_node_that_has_met_a_peer_remembers_it_before_the_first_frame(town: Town) -> None:

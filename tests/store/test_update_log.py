@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from store_helpers import RUN_ID, Author, unpacked
 
 from sfnode.errors import Code, UserError
-from sfnode.store.log import LOOSE_ROWS, Record, UpdateLog
+from sfnode.store import schema
+from sfnode.store.log import LOOSE_ROWS, CutRecord, Record, UpdateLog
 from sfnode.store.rows import PACKED_UPDATES
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.messages import EpochScalars
+from sfprotocol.signing import extend, genesis
 
 
 @pytest.fixture
@@ -247,7 +249,7 @@ def test_another_runs_log_is_refused(path: Path) -> None:
 def test_the_log_of_a_newer_sfnode_is_refused(path: Path) -> None:
     UpdateLog.open(path, RUN_ID).close()
     with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA user_version = 2")
+        db.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
     with pytest.raises(UserError, match="newer sfnode") as caught:
         UpdateLog.open(path, RUN_ID)
     assert caught.value.code is Code.DATA_DIR_UNUSABLE
@@ -390,3 +392,91 @@ def test_packed_rows_stay_far_below_the_largest_segment(log: UpdateLog) -> None:
     counts = [record.segment.count for record in log.records()]
     assert max(counts) <= PACKED_UPDATES < MAX_SEGMENT_UPDATES
     assert len(counts) < 2 * len(author.updates) / PACKED_UPDATES + LOOSE_ROWS
+
+
+# -- feeds that are cut --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forked(path: Path) -> Iterator[tuple[UpdateLog, Author]]:
+    """Twenty updates in segments of five, of which the first twelve count."""
+    author = Author(1)
+    with UpdateLog.open(path, RUN_ID) as log:
+        for _ in range(4):
+            log.append([author.write(range(5))])
+        head, _ = log.past(author.feed, 12)
+        log.append([], [CutRecord(author.feed, 12, head, b"the proof")])
+        yield log, author
+
+
+def test_behind_a_cut_nothing_counts(forked: tuple[UpdateLog, Author], path: Path) -> None:
+    log, author = forked
+    with UpdateLog.open(path, RUN_ID, read_only=True) as reopened:
+        for seen in (log, reopened):
+            (tail,) = seen.tails()
+            assert (tail.next, tail.chain) == (12, seen.past(author.feed, 12)[0])
+            assert seen.updates() == 12
+            assert seen.proof(author.feed) == b"the proof"
+            assert [cut.at for cut in seen.cuts()] == [12]
+
+
+def test_what_is_behind_a_cut_is_kept_as_the_signature_vouches_for_the_whole(
+    forked: tuple[UpdateLog, Author],
+) -> None:
+    log, author = forked
+    segment = log.read(author.feed, 10, 5)
+    assert segment
+    assert (segment.first, segment.stop) == (10, 15)
+    _, rest = log.past(author.feed, 13)
+    assert (rest.first, rest.stop, rest.signature) == (13, 15, segment.signature)
+
+
+def test_a_lower_cut_takes_the_place_of_a_higher_one(forked: tuple[UpdateLog, Author], path: Path) -> None:
+    log, author = forked
+    log.append([], [CutRecord(author.feed, 3, log.past(author.feed, 3)[0], b"another")])
+    with UpdateLog.open(path, RUN_ID, read_only=True) as reopened:
+        assert [(tail.next, reopened.proof(author.feed)) for tail in reopened.tails()] == [(3, b"another")]
+
+
+def test_a_feed_may_be_cut_before_anything_of_it_is_known(path: Path) -> None:
+    unknown, author = Author(1), Author(2)
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([], [CutRecord(unknown.feed, 7, bytes(32), b"proof")])
+        log.append([author.write(range(2))])
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([unknown.write(range(3))])
+        assert {tail.feed: tail.next for tail in log.tails()} == {unknown.feed: 3, author.feed: 2}
+
+
+def test_the_past_of_a_feed_at_every_step(path: Path) -> None:
+    author = Author(1)
+    records = [author.write(range(3)), author.write(range(4))]
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append(records)
+        for step in range(7):
+            chain, ours = log.past(author.feed, step)
+            end = records[0] if step < 3 else records[1]
+            assert (ours.first, ours.signature) == (step, end.segment.signature)
+            assert extend(chain, ours.parts) == end.chain
+        chain, nothing = log.past(author.feed, 7)
+        assert (chain, nothing.parts, nothing.signature) == (
+            records[1].chain,
+            (),
+            records[1].segment.signature,
+        )
+        assert log.past(author.feed, 8)[0] == b""
+        assert log.past(Author(9).feed, 0)[0] == genesis(RUN_ID, Author(9).feed)
+
+
+def test_a_log_of_the_version_before_cuts_is_read_and_brought_up_to_date(path: Path) -> None:
+    author = Author(1)
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([author.write(range(3))])
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("DROP TABLE cut")
+        db.execute("PRAGMA user_version = 1")
+    with UpdateLog.open(path, RUN_ID, read_only=True) as log:
+        assert (log.updates(), log.cuts()) == (3, [])
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([], [CutRecord(author.feed, 1, log.past(author.feed, 1)[0], b"proof")])
+        assert log.updates() == 1

@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import sys
+import time
 from asyncio.subprocess import PIPE
 from contextlib import suppress
 from pathlib import Path
@@ -23,13 +24,17 @@ from hivemind.utils.timed_storage import get_dht_time
 from transport_helpers import POOL, eventually, read_all
 
 from sfnode.errors import Code, UserError
-from sfnode.transport import daemon
+from sfnode.transport import daemon, streams
 from sfnode.transport.base import MAX_FRAME, LinkClosed, PeerRecord, TransportError
+from sfnode.transport.calls import cancel
 from sfnode.transport.daemon import start_daemon
-from sfnode.transport.hivemind import LINK_PROTOCOL, HivemindTransport
+from sfnode.transport.hivemind import LINK_PROTOCOL, REQUEST_PROTOCOL, HivemindTransport
+from sfnode.transport.pulse import HANG_TICK, HANG_TICKS
 from sfnode.transport.roster import MAX_ROSTER, roster_key
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MIB = 2**20
 
 NODE = """
 import asyncio, sys
@@ -156,6 +161,27 @@ async def test_a_key_in_a_folder_that_is_missing_is_reported(settings, tmp_path)
     assert (await refusal(settings(identity_path=tmp_path / "no" / "key"))).code is Code.DATA_DIR_UNUSABLE
 
 
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from sfnode.errors import UserError
+from sfnode.transport.peerkey import ensure_key
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+    ensure_key(Path(sys.argv[1]))
+except UserError as error:
+    sys.exit(error.code)
+"""
+
+
+async def test_a_key_for_which_there_is_no_room_is_a_full_disk(tmp_path):
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", FULL_DISK, str(tmp_path / "key"))
+    assert await process.wait() == Code.DISK_FULL
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("program", ["/nonexistent/p2pd", "/bin/false", "/bin/true"])
 async def test_a_daemon_that_does_not_start_is_reported(program):
     with pytest.raises(UserError) as error:
@@ -211,10 +237,6 @@ async def test_a_stranger_cannot_fill_the_memory_of_a_node_through_the_dht(topic
     assert 0 < len(stored.value) <= MAX_ROSTER
 
 
-async def unhealthy(node):
-    return not await node.healthy()
-
-
 @pytest.mark.parametrize("name", ["rpc_ping", "rpc_store", "rpc_find"])
 async def test_a_malformed_message_in_the_dht_makes_no_noise(nodes, name):
     """hivemind meets the nonsense in a task that it has forgotten; conftest looks into asyncio's log."""
@@ -228,6 +250,122 @@ async def test_a_malformed_message_in_the_dht_makes_no_noise(nodes, name):
     assert await host.healthy()
 
 
+@pytest.mark.parametrize("name", ["DHTProtocol.rpc_ping", "DHTProtocol.rpc_find"])
+async def test_a_promise_of_a_terabyte_to_the_dht_is_refused_and_takes_no_memory(nodes, name):
+    """hivemind's handlers of single messages are read by p2pd, which takes 4 MiB; those of streams, which are
+    read in this process and take any length, are not to be had."""
+    host, stranger = await nodes(2)
+    assert set(host._session.p2p._client.control.handlers) == {LINK_PROTOCOL, REQUEST_PROTOCOL}
+    processes = [psutil.Process(pid) for pid in (os.getpid(), host._session.p2pd.pid)]
+    before = [process.memory_info().rss for process in processes]
+    target = PeerID.from_base58(host.peer)
+    _, _, writer = await stranger._session.p2p.call_binary_stream_handler(target, name)
+    writer.write(b"\x80\x80\x80\x80\x80\x20")  # 2**40 as a varint
+    with pytest.raises(OSError):  # noqa: PT011 (a reset or a broken pipe)
+        await pour(writer, 64 * MIB)
+    writer.close()
+    after = [process.memory_info().rss for process in processes]
+    assert all(now - then < 20 * MIB for now, then in zip(after, before, strict=True))
+    assert await host.healthy()
+
+
+async def pour(writer, size):
+    for _ in range(size // 65_536):
+        writer.write(bytes(65_536))
+        await writer.drain()
+
+
+async def test_streams_that_are_opened_and_cancelled_leave_neither_task_nor_memory(nodes):
+    host, stranger = await nodes(2)
+    host.on_link(read_all)
+    target, p2p = PeerID.from_base58(host.peer), stranger._session.p2p
+    board, most = host._board, 0
+    tasks = len(asyncio.all_tasks())
+
+    async def open_and_cancel():
+        nonlocal most
+        _, _, writer = await p2p.call_binary_stream_handler(target, LINK_PROTOCOL)
+        most = max(most, len(board._inbound))
+        writer.close()
+
+    for _ in range(20):
+        await asyncio.gather(*(open_and_cancel() for _ in range(20)))
+    assert 0 < most <= streams.MAX_INBOUND_OF_PEER
+
+    async def forgotten():
+        return not board._inbound and not board._inbound_of and len(asyncio.all_tasks()) <= tasks
+
+    await eventually(forgotten)
+
+
+async def test_questions_that_are_cancelled_are_forgotten(nodes):
+    host, stranger = await nodes(2)
+    stub = stranger._session.dht.protocol.get_stub(PeerID.from_base58(host.peer))
+    handlers = host._session.p2p._client.control._handler_tasks
+    for _ in range(5):
+        questions = [asyncio.create_task(stub.rpc_ping(PingRequest())) for _ in range(50)]
+        await asyncio.sleep(0)  # they are sent
+        await cancel(questions)
+
+    async def forgotten():
+        return await host.healthy() and not handlers
+
+    await eventually(forgotten)
+
+
+async def test_a_pause_of_this_process_itself_is_not_taken_for_one_of_the_daemon(nodes):
+    (host,) = await nodes(1)
+    noticing = asyncio.create_task(host.broken())
+    for pause in (0.0, 1.5 * HANG_TICK * HANG_TICKS, 0.0):
+        await asyncio.wait([noticing], timeout=0.3)
+        time.sleep(pause)  # noqa: ASYNC251 (the event loop stands still, in the midst of whatever it was doing)
+    assert not noticing.done()
+    await cancel([noticing])
+
+
+async def test_calls_under_way_fail_at_once_when_a_restart_begins(nodes, topic):
+    host, guest = await nodes(2)
+    os.kill(host._session.p2pd.pid, signal.SIGSTOP)
+    calls = [
+        asyncio.create_task(call)
+        for call in (host.find(topic), host.connect(guest.peer, guest.addresses()), host.healthy())
+    ]
+    await asyncio.wait(calls, timeout=0.1)
+    assert not any(call.done() for call in calls)
+    restarting = asyncio.create_task(host.restart())
+    async with asyncio.timeout(1):
+        found, link, healthy = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(found, TransportError)
+    assert isinstance(link, TransportError)
+    assert healthy is False
+    await restarting
+
+
+async def test_a_peer_that_was_away_for_long_is_met_as_soon_as_it_is_back(settings, nodes, free_port):
+    """libp2p itself would not dial it again for 5 s and more."""
+    (host,) = await nodes(1)
+    other = HivemindTransport(settings(host_maddrs=(f"/ip4/127.0.0.1/tcp/{free_port}",)))
+    await other.start()
+    addresses = other.addresses()
+    await other.stop()
+    for _ in range(5):
+        assert await host.bootstrap(addresses) == 0
+        with pytest.raises(TransportError):
+            await host.connect(other.peer, addresses)
+    await other.restart()
+    assert await host.bootstrap(addresses) == 1
+    await other.stop()
+
+
+async def test_a_link_knows_where_its_other_end_is_seen(nodes, inbound):
+    host, guest = await nodes(2)
+    arriving = inbound(host)
+    link = await guest.connect(host.peer, host.addresses())
+    assert link.address == host.addresses()[0].partition("/p2p/")[0]
+    assert (await arriving.get()).address.startswith("/ip4/127.0.0.1/tcp/")
+    await link.close()
+
+
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_daemon_that_dies_or_hangs_is_noticed_and_replaced(nodes, inbound, blow):
     host, guest = await nodes(2)
@@ -235,9 +373,15 @@ async def test_a_daemon_that_dies_or_hangs_is_noticed_and_replaced(nodes, inboun
     link = await guest.connect(host.peer, host.addresses())
     peer, addresses, old = host.peer, host.addresses(), host._session.p2pd.pid
     assert await host.healthy()
+    noticing = asyncio.create_task(host.broken())
+    await asyncio.wait([noticing], timeout=0.6)
+    assert not noticing.done()
     os.kill(old, blow)
-    await eventually(lambda: unhealthy(host))
-    await host.restart()
+    async with asyncio.timeout(2):
+        assert await noticing == ("has died" if blow == signal.SIGKILL else "hangs")
+    assert not await host.healthy()
+    async with asyncio.timeout(10):
+        await host.restart()
     assert not psutil.pid_exists(old)
     assert await host.healthy()
     assert await read_all(link) == []
@@ -318,19 +462,27 @@ async def test_a_client_takes_part_without_being_reachable(topic, nodes, setting
 async def test_two_nodes_that_nobody_can_dial_meet_through_a_relay(nodes, settings, tmp_path, inbound):
     (relay,) = await nodes(1)
     unreachable = {"client_mode": True, "bootstrap": tuple(relay.addresses())}
-    here = HivemindTransport(settings(use_auto_relay=True, force_reachability="private", **unreachable))
+    here = HivemindTransport(settings(use_auto_relay=True, **unreachable))
     there = HivemindTransport(settings(identity_path=tmp_path / "key", **unreachable))
     await asyncio.gather(here.start(), there.start())
+    assert there.addresses() == []
     arriving = inbound(here)
-    relayed = f"{relay.addresses()[0]}/p2p-circuit/p2p/{here.peer}"
+
+    async def reachable():
+        return await here.healthy() and here.addresses()
+
+    await eventually(reachable)
+    assert here.addresses() == [f"{relay.addresses()[0]}/p2p-circuit/p2p/{here.peer}"]
     links = []
 
     async def connected():
         with suppress(TransportError):  # until `here` has its place at the relay
-            links.append(await there.connect(here.peer, [relayed]))
+            links.append(await there.connect(here.peer, here.addresses()))
         return links
 
     await eventually(connected)
     await links[0].send(b"through")
-    assert await (await arriving.get()).receive() == b"through"
+    link = await arriving.get()
+    assert await link.receive() == b"through"
+    assert "/p2p-circuit" in link.address
     await asyncio.gather(here.stop(), there.stop())

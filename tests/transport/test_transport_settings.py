@@ -45,6 +45,12 @@ def test_auto_relay_trusts_each_bootstrap_peer_once_unless_told_whom():
     assert "-relayDiscovery=0" not in flags_for(use_auto_relay=True)
 
 
+def test_who_asks_to_be_relayed_is_taken_to_need_it_unless_he_says_otherwise():
+    assert "-forceReachabilityPrivate" in flags_for(use_auto_relay=True)
+    assert "-forceReachabilityPublic" in flags_for(use_auto_relay=True, force_reachability="public")
+    assert not any("forceReachability" in flag for flag in flags_for())
+
+
 def test_a_client_listens_nowhere():
     flags = flags_for(client_mode=True)
     assert "-noListenAddrs" in flags

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from sfnode.transport import streams
 from sfnode.transport.base import MAX_FRAME, LinkClosed
 from sfnode.transport.streams import StreamLink, Switchboard
 
-CALLER = SimpleNamespace(peer_id="somebody")
+CALLER = SimpleNamespace(peer_id="somebody", addr="/ip4/192.0.2.7/tcp/4001")
 
 
 @pytest.fixture
@@ -125,12 +126,56 @@ async def test_inbound_streams_beyond_the_limit_are_closed_at_once(wire, monkeyp
     board.link_handler = hold
     first = asyncio.create_task(board.accept_link(CALLER, *await streams_of(wire[1])))
     await served.wait()
-    near, far = socket.socketpair()
-    await board.accept_link(CALLER, *await asyncio.open_connection(sock=near))
-    assert far.recv(1) == b""
-    far.close()
+    await refused(board, CALLER)
     await board.hang_up()
     await first
+
+
+async def refused(board, caller):
+    """That a stream is closed without a word, and no handler sees it."""
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    await board.accept_link(caller, *await asyncio.open_connection(sock=near))
+    async with asyncio.timeout(5):
+        assert await read(far, 1) == b""
+    far.close()
+
+
+async def test_one_peer_has_a_few_streams_at_most_and_leaves_room_for_others(wire, monkeypatch):
+    monkeypatch.setattr(streams, "MAX_INBOUND_OF_PEER", 1)
+    board, served = Switchboard(), asyncio.Queue()
+
+    async def hold(link):
+        served.put_nowait((link.peer, link.address))
+        with suppress(LinkClosed):
+            await link.receive()
+        await link.close()
+
+    board.link_handler = hold
+    first = asyncio.create_task(board.accept_link(CALLER, *await streams_of(wire[1])))
+    assert await served.get() == ("somebody", CALLER.addr)
+    await refused(board, CALLER)
+    near, far = socket.socketpair()
+    other = SimpleNamespace(peer_id="another", addr="")
+    second = asyncio.create_task(board.accept_link(other, *await asyncio.open_connection(sock=near)))
+    assert await served.get() == ("another", "")
+    far.close()
+    await second
+    await board.hang_up()
+    await first
+    assert not board._inbound_of
+
+
+async def test_what_a_peer_said_before_it_left_is_heard_though_nothing_can_be_sent_any_more(wire):
+    link, far = wire
+    await write(far, b"\x00\x00\x03abc\x00\x00\x03def\x00\x00")
+    assert await link.receive() == b"abc"
+    far.close()
+    with pytest.raises(LinkClosed):
+        await send_much(link)
+    assert await link.receive() == b"def"
+    with pytest.raises(LinkClosed):
+        await link.receive()
 
 
 async def test_hanging_up_does_not_wait_for_a_handler_that_ignores_its_link(wire):
