@@ -251,7 +251,8 @@ def _decode_proof(f: list[Any], scalar_bytes: int) -> Proof:
 
 def _branch(value: Any, scalar_bytes: int) -> Branch:
     parts, signature = _fields(value, 2, "branch")
-    return Branch(_parts(parts, scalar_bytes) if parts else (), _binary(signature, 64, "signature"))
+    said = () if parts == [] else _parts(parts, scalar_bytes)
+    return Branch(said, _binary(signature, 64, "signature"))
 
 
 def _decode_manifest(f: list[Any], _: int) -> ManifestReply:

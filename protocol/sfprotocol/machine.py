@@ -534,6 +534,10 @@ class Machine:
 
     def _on_examined(self, event: Examined, now: float) -> list[Action]:
         state = self.frontier.state(event.feed)
+        if isinstance(event.against, Proof) and not event.against.cut <= state.cut:
+            return []
+        if state.cut != (event.kept.cut if event.kept else UNCUT):  # the log was read before it was cut
+            return [Examine(event.link, event.feed, event.against)]
         finding = forks.judge(self.run, state, event, self._verify)
         if finding.proof:
             return self._cut(finding.proof, now)

@@ -158,5 +158,10 @@ def _bad_entries() -> list[tuple[str, str, bytes]]:
         ("announcements that descend", "C8", _packed(7, [[2, 1], [1, 1]])),
         ("an announcement with a negative key", "C5", _packed(7, [[-1, 1]])),
         ("one feed pruned twice", "C8", _packed(8, [5, 5])),
+        (
+            "a proof with nil for parts",
+            "C5",
+            _packed(9, bytes(32), 0, 0, RUN_ID, RUN_ID, [[None, bytes(64)], [[], bytes(64)]]),
+        ),
         ("a proof with one branch", "C5", _packed(9, bytes(32), 0, 0, RUN_ID, RUN_ID, [[[], bytes(64)]])),
     ]

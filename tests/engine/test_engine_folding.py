@@ -153,3 +153,16 @@ def test_looking_at_the_base_model_leaves_the_live_one_as_it_was() -> None:
         with run.live.at_base():
             assert all(torch.equal(a, b) for a, b in zip(live(run), base, strict=True))
         assert_close(live(run), written_weights(run))
+
+
+def test_updates_that_are_taken_back_leave_no_trace_in_the_refolded_weights() -> None:
+    run, _ = live_trainer("opt")
+    kept, taken_back = updates(40, EPOCHS), updates(30, (0, 1, 1), key=2)
+    feed(run, [kept, taken_back], follow=True)
+    feed(run, [taken_back._replace(scalars=-taken_back.scalars)], follow=True)
+    run.live.refold()
+    other, _ = live_trainer("opt")
+    feed(other, [kept], follow=False)
+    other.live.refold()
+    assert run.core.digest() == other.core.digest()
+    assert all(torch.equal(*pair) for pair in zip(weights(run), weights(other), strict=True))

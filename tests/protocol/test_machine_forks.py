@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from feeds import RUN, Log, Parts, signed
+from feeds import RUN, Log, Parts, signed, signing_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import ANN, EVE, NEW_INCARNATION, Scripted, admits, continued, drops
@@ -16,7 +16,7 @@ from sfprotocol import codec, forks
 from sfprotocol.events import Admit, Cut, Examine, Examined, OwnUpdates, Received, ShowProof
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Branch, EpochScalars, Feed, Proof, Segment
-from sfprotocol.signing import extend, verifies
+from sfprotocol.signing import extend, head_message, verifies
 
 
 def parts(*scalars: int) -> list[EpochScalars]:
@@ -191,33 +191,63 @@ def test_the_cut_survives_a_restart() -> None:
     assert swarm["ann"].machine.frontier.digest() == digest
 
 
+def made_up(at: int, hidden: bytes) -> Proof:
+    """Eve signs two heads over a past that she shows to nobody."""
+    return Proof(EVE, at, (hidden, hidden), (head(at, hidden, 1), head(at, hidden, 2)))
+
+
+def head(at: int, before: bytes, scalar: int) -> Branch:
+    said_then = tuple(parts(scalar))
+    message = head_message(RUN.run_id, EVE, at + 1, extend(before, said_then))
+    return Branch(said_then, signing_key("eve").sign(message))
+
+
 def test_histories_with_nothing_known_in_common_leave_nothing() -> None:
-    # Eve signs two heads over a past that she shows to nobody.
-    hidden = bytes(range(32))
-    at = 5
-
-    def head(scalar: int) -> Branch:
-        from feeds import signing_key
-
-        from sfprotocol.signing import head_message
-
-        said_then = tuple(parts(scalar))
-        message = head_message(RUN.run_id, EVE, at + 1, extend(hidden, said_then))
-        return Branch(said_then, signing_key("eve").sign(message))
-
-    made_up = Proof(EVE, at, (hidden, hidden), (head(1), head(2)))
-    assert forks.holds(RUN, made_up, verifies)
+    proof_of_nothing = made_up(5, bytes(range(32)))
+    assert forks.holds(RUN, proof_of_nothing, verifies)
     swarm = Swarm("ann bob cid")
     past(swarm["ann"], parts(*[0] * 9))
     past(swarm["bob"], parts(*[0] * 3))
     for one, other in combinations(swarm.nodes.values(), 2):
         swarm.connect(one, other)
-    swarm["cid"].handle(Received(next(iter(swarm["cid"].wires)), codec.encode(made_up)))
-    swarm.run(0.5)
-    swarm["cid"].handle(Received(next(iter(swarm["cid"].wires)), codec.encode(made_up)))
-    swarm.run(20)
+    for _ in range(2):
+        link = next(iter(swarm["cid"].wires))
+        swarm["cid"].handle(Received(link, codec.encode(proof_of_nothing)))
+        swarm.run(10)
     assert len(states(swarm)) == 1
     assert all(node.machine.frontier.is_cut(EVE) for node in swarm.nodes.values())
+
+
+def test_a_proof_that_is_judged_when_a_lower_one_has_come_is_of_no_interest() -> None:
+    # It used to be put together with a chain head that our log does not have, and ended the node.
+    host = Scripted()
+    host.link(1)
+    low, *higher = made_up(3, bytes(32)), made_up(5, b"1" * 32), made_up(5, b"2" * 32)
+    actions = host.hear(1, *higher, low)
+    [examine] = [action for action in actions if isinstance(action, Examine)]
+    nothing = Segment(host.machine.frontier.state(EVE).key, 5, (), bytes(64))
+    assert host.event(Examined(1, EVE, examine.against, b"", nothing, low)) == []
+
+
+def test_what_the_log_said_before_a_lower_cut_is_looked_up_again() -> None:
+    # A proof made of the old cut and the new chain head held nowhere; neighbours dropped the node for it.
+    host = Scripted()
+    host.link(1)
+    host.name(1, EVE)
+    host.hear(1, signed("eve", 1, 0, parts(0, 0, 0)))
+    first = made_up(10, b"1" * 32)
+    host.hear(1, first)
+    actions = host.hear(1, signed("eve", 1, 3, parts(*[0] * 7), parts(0, 0, 0)))
+    [examine] = [action for action in actions if isinstance(action, Examine)]
+    second = made_up(6, b"2" * 32)
+    host.hear(1, second)
+    chain = host.machine.frontier.state(EVE).chain
+    ours = Segment(host.machine.frontier.state(EVE).key, 3, (), bytes(64))
+    assert host.event(Examined(1, EVE, examine.against, chain, ours, first)) == [examine]
+    [cut, *_] = host.event(Examined(1, EVE, examine.against, chain, ours, second))
+    assert isinstance(cut, Cut)
+    assert forks.holds(RUN, cut.proof, verifies)
+    assert host.machine.frontier.next(EVE) == 0
 
 
 # -- all honest nodes cut alike ----------------------------------------------------------------------
