@@ -28,6 +28,10 @@ one tells the truth, it is found within 1.6 s. Most round trips take less, and w
 SMALL_PULL = 64
 """Updates; asking twice for so few costs 200 bytes. A larger pull waits for a peer that is delivering."""
 
+BUSY_TIME = 2.0
+"""Seconds that a small pull waits for a peer that is delivering more than SMALL_PULL feeds: who is late asks
+for hundreds at once, and a slow line must not carry all of them twice."""
+
 WANT_TIMEOUT = 10.0
 """Seconds without progress after which a pull is put to all peers anew. A whole burst (FL7) crosses a
 100 kbit/s line in that time."""
@@ -239,13 +243,14 @@ class Pulls:
 
     def _is_coming(self, feed: Feed, pull: Pull, now: float) -> bool:
         """Whether a peer that was asked is delivering, and the rest is too much to ask for twice."""
-        if self._gap(feed) <= SMALL_PULL:
-            return False
-        asked = ((self._links.get(link_id), since) for link_id, since in pull.asked.items())
-        return any(
-            link and now - since < WANT_TIMEOUT and now - link.brought_at < 2 * HEDGE_DELAY
-            for link, since in asked
-        )
+        large = self._gap(feed) > SMALL_PULL
+        for link_id, since in pull.asked.items():
+            link = self._links.get(link_id)
+            if link is None or now - link.brought_at > 2 * HEDGE_DELAY:
+                continue
+            if now - since < (WANT_TIMEOUT if large else BUSY_TIME if len(link.asked) > SMALL_PULL else 0.0):
+                return True
+        return False
 
     def _postpone(self, feed: Feed, pull: Pull, now: float) -> None:
         pull.deadline = now + HEDGE_DELAY

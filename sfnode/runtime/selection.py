@@ -82,7 +82,8 @@ def whom_to_dial(
     links: Sequence[Standing], dialling: Collection[str], book: AddressBook, now: float
 ) -> list[str]:
     """Peers to open links to now, besides those that are being dialled (whose links do not stand yet)."""
-    return _choose(links, dialling, book, now, missing(links) - len(dialling))
+    peers = _in_turn(links, book, book.candidates(now))
+    return _choose(links, dialling, book, peers, missing(links) - len(dialling))
 
 
 def missing(links: Sequence[Standing]) -> int:
@@ -94,8 +95,9 @@ def missing(links: Sequence[Standing]) -> int:
 def whom_to_probe(
     links: Sequence[Standing], dialling: Collection[str], book: AddressBook, now: float
 ) -> list[str]:
-    """One peer that is not a neighbour, to open a link to beyond the target; nobody if there is no room."""
-    return _choose(links, dialling, book, now, min(1, MAX_LINKS - len(links) - len(dialling)))
+    """One peer of any kind that is no neighbour, to open a link to beyond the target; nobody without room."""
+    count = min(1, MAX_LINKS - len(links) - len(dialling))
+    return _choose(links, dialling, book, book.candidates(now), count)
 
 
 def whom_to_let_in(newcomer: Standing, links: Sequence[Standing], book: AddressBook, now: float) -> Verdict:
@@ -159,16 +161,18 @@ def address_range(address: str) -> str:
 
 
 def _choose(
-    links: Sequence[Standing], dialling: Collection[str], book: AddressBook, now: float, count: int
+    links: Sequence[Standing], dialling: Collection[str], book: AddressBook, peers: Iterable[str], count: int
 ) -> list[str]:
-    """Peers that are not neighbours, of ranges that are not crowded; known ones and strangers in turn."""
+    """The first `count` of `peers` that are not neighbours, of ranges that are not crowded."""
     if count <= 0:
         return []
     busy = {link.peer for link in links} | set(dialling)
     ranges = [link.range for link in links if link.outbound]
     ranges += [range_of(book.ways(peer)) for peer in dialling]
     chosen: list[str] = []
-    for peer in _in_turn(book, (peer for peer in book.candidates(now) if peer not in busy)):
+    for peer in peers:
+        if peer in busy:
+            continue
         where = range_of(book.ways(peer))
         if where and ranges.count(where) >= MAX_OUTBOUND_OF_RANGE:
             continue
@@ -184,14 +188,19 @@ def range_of(ways: Iterable[str]) -> str:
     return next(filter(None, map(address_range, ways)), "")
 
 
-def _in_turn(book: AddressBook, peers: Iterable[str]) -> list[str]:
-    """However many strangers fill the roster, every other peer that is dialled is one we know otherwise."""
+def _in_turn(links: Sequence[Standing], book: AddressBook, peers: Iterable[str]) -> list[str]:
+    """However many strangers fill the roster, half of the peers that we choose are known to us otherwise; and
+    however many we know, half are strangers."""
+    busy = {link.peer for link in links}
     known: list[str] = []
     strangers: list[str] = []
     for peer in peers:
-        (known if book.trusted(peer) else strangers).append(peer)
-    pairs = [peer for pair in zip(known, strangers, strict=False) for peer in pair]
-    return pairs + known[len(strangers) :] + strangers[len(known) :]
+        if peer not in busy:
+            (known if book.trusted(peer) else strangers).append(peer)
+    chosen = [book.trusted(link.peer) for link in links if link.outbound]
+    first, second = (known, strangers) if 2 * sum(chosen) <= len(chosen) else (strangers, known)
+    pairs = [peer for pair in zip(first, second, strict=False) for peer in pair]
+    return pairs + first[len(second) :] + second[len(first) :]
 
 
 def _replaceable(links: Sequence[Standing], now: float) -> Verdict:

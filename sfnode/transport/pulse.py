@@ -73,8 +73,8 @@ class Pulse:
     async def stops(self) -> str:
         """Returns when p2pd has died or hangs, and which."""
         ends = {
-            asyncio.create_task(self._p2pd.ended()): "has died",
-            asyncio.create_task(_hung_up(self._p2p)): "has hung up",
+            asyncio.create_task(self._p2pd.ended()): "is gone",
+            asyncio.create_task(_hung_up(self._p2p)): "is gone",  # heard of sooner at times
             asyncio.create_task(self._hung()): "hangs",
         }
         try:

@@ -2,8 +2,8 @@
 
 libp2p does not dial an address again for 5 s after a failure, and for longer after every further one (up to
 5 minutes): a peer that comes back would be met long after that. So it gets to know only addresses at which a
-TCP connection can be opened, and hardly ever learns that a peer was away: the DHT asks a peer that has just gone
-once more, which costs those 5 s if it comes back at once. Knows no libp2p beyond that.
+TCP connection can be opened, and hardly ever learns that a peer was away: the DHT asks a peer that has just
+gone once more, which costs those 5 s if it comes back at once. Knows no libp2p beyond that.
 """
 
 from __future__ import annotations

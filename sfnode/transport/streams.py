@@ -38,6 +38,13 @@ HANDLER_DEADLINE = 0.2
 MAX_INBOUND = 256
 """Streams that others have open here. p2pd has no limit of its own, and each costs us a task and buffers."""
 
+MAX_QUESTIONS = 128
+"""Questions among them: many ids that ask slowly leave half of the room to links, which the node's link
+policy keeps or lets go at once."""
+
+QUESTION_DEADLINE = 5.0
+"""Seconds for a question to arrive once its stream is open; it has a few bytes."""
+
 MAX_INBOUND_OF_PEER = 4
 """The same for one peer: a link, the one that replaces it, and two questions."""
 
@@ -165,6 +172,7 @@ class Switchboard:
         self._links: set[StreamLink] = set()
         self._inbound: set[asyncio.Task[Any]] = set()
         self._inbound_of: Counter[str] = Counter()
+        self._questions = 0
 
     def keep(self, link: StreamLink) -> StreamLink:
         """Have `hang_up` close this link too."""
@@ -184,7 +192,14 @@ class Switchboard:
     ) -> None:
         """Answer the one question on an inbound stream in the current task."""
         link = StreamLink(str(caller.peer_id), False, reader, writer, seen_at(caller))
-        await self._serve(self._answer(link), link)
+        if self._questions >= MAX_QUESTIONS:
+            link.abort()
+            return
+        self._questions += 1
+        try:
+            await self._serve(self._answer(link), link)
+        finally:
+            self._questions -= 1
 
     async def hang_up(self) -> None:
         """Close every link, and see the handlers of the inbound ones to their end."""
@@ -212,8 +227,10 @@ class Switchboard:
 
     async def _answer(self, link: StreamLink) -> None:
         try:
+            async with asyncio.timeout(QUESTION_DEADLINE):
+                question = await link.receive()
             async with asyncio.timeout(REQUEST_DEADLINE):
-                reply = await answer(self.request_handler, link.peer, await link.receive())
+                reply = await answer(self.request_handler, link.peer, question)
                 if reply is not None:
                     await link.send(reply)
         except (TransportError, TimeoutError) as error:

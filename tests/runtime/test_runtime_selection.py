@@ -105,6 +105,16 @@ def test_however_many_strangers_the_roster_names_every_other_peer_is_one_known_o
     assert sum(peer.startswith("given") for peer in chosen) == TARGET_LINKS / 2
 
 
+def test_a_single_missing_link_goes_to_a_friend_or_a_stranger_whoever_are_fewer() -> None:
+    known = book(*names(9), given=("friend0", "friend1", "friend2"))
+    links = [*inbound(5), Standing("p00", True, 0), Standing("p01", True, 0)]
+    (chosen,) = whom_to_dial(links, [], known, NOW)
+    assert chosen.startswith("friend")
+    links = [*inbound(5), Standing("friend0", True, 0), Standing("friend1", True, 0)]
+    (chosen,) = whom_to_dial(links, [], known, NOW)
+    assert chosen.startswith("p")
+
+
 def test_a_range_of_public_addresses_gets_a_few_of_our_links_and_the_rest_go_elsewhere() -> None:
     hosts = {peer: f"5.6.{n}.1" for n, peer in enumerate(names(30))} | {
         peer: f"7.{n}.0.1" for n, peer in enumerate(names(4, "q"))
@@ -245,6 +255,9 @@ def test_a_probe_goes_beyond_the_target_to_somebody_new_but_not_beyond_the_most(
     (probed,) = whom_to_probe(outbound(TARGET_LINKS), [], known, NOW)
     assert probed in names(3)
     assert whom_to_probe(outbound(MAX_LINKS), [], known, NOW) == []
+    mixed = book(*names(3), given=("friend0", "friend1", "friend2"))
+    probed_ones = {whom_to_probe(outbound(TARGET_LINKS), [], mixed, NOW)[0] for _ in range(60)}
+    assert len(probed_ones) == 6  # friends and strangers
     assert whom_to_probe(outbound(TARGET_LINKS), [], book("o00"), NOW) == []
 
 

@@ -378,7 +378,7 @@ async def test_a_daemon_that_dies_or_hangs_is_noticed_and_replaced(nodes, inboun
     assert not noticing.done()
     os.kill(old, blow)
     async with asyncio.timeout(2):
-        assert await noticing == ("has died" if blow == signal.SIGKILL else "hangs")
+        assert await noticing == ("is gone" if blow == signal.SIGKILL else "hangs")
     assert not await host.healthy()
     async with asyncio.timeout(10):
         await host.restart()

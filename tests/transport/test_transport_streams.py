@@ -166,6 +166,32 @@ async def test_one_peer_has_a_few_streams_at_most_and_leaves_room_for_others(wir
     assert not board._inbound_of
 
 
+async def test_slow_questions_of_many_peers_leave_room_for_links(wire, monkeypatch):
+    monkeypatch.setattr(streams, "MAX_QUESTIONS", 1)
+    monkeypatch.setattr(streams, "QUESTION_DEADLINE", 0.2)
+    board, served = Switchboard(), asyncio.Event()
+
+    async def hold(link):
+        served.set()
+        await link.close()
+
+    board.link_handler = hold
+    slow = asyncio.create_task(board.accept_request(CALLER, *await streams_of(wire[1])))
+    await asyncio.sleep(0)
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    await board.accept_request(CALLER, *await asyncio.open_connection(sock=near))
+    async with asyncio.timeout(5):
+        assert await read(far, 1) == b""
+    near, another = socket.socketpair()
+    await board.accept_link(CALLER, *await asyncio.open_connection(sock=near))
+    assert served.is_set()
+    async with asyncio.timeout(5):
+        await slow  # it is given up
+    far.close()
+    another.close()
+
+
 async def test_what_a_peer_said_before_it_left_is_heard_though_nothing_can_be_sent_any_more(wire):
     link, far = wire
     await write(far, b"\x00\x00\x03abc\x00\x00\x03def\x00\x00")
