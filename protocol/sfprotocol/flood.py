@@ -199,7 +199,7 @@ class Tree:
 
 def flush(link: Link, frontier: Frontier) -> list[Action]:
     """Serve as many dirty feeds as the link takes now; before that, teach it the names it lacks."""
-    if not (link.writable and link.synced):
+    if not (link.dirty and link.writable and link.synced):
         return []
     serves: list[Action] = []
     unnamed: list[Feed] = []

@@ -73,10 +73,13 @@ def decode(feed: Feed, feed_key: int, first: int, body: bytes) -> Record:
         raise BrokenRowError(f"the checksum of a row of {len(body)} bytes (step {first}) does not match")
     _, signature, chain_head, width, count = _HEAD.unpack_from(body)
     start = _HEAD.size + count * _PART.size
+    table = list(_PART.iter_unpack(body[_HEAD.size : start])) if start <= len(body) else []
+    if width not in (1, 2) or sum(updates for _, updates in table) * width != len(body) - start:
+        raise BrokenRowError(f"a row (step {first}) has a sound checksum and lengths that do not fit")
     scalars = unpack_scalars(body[start:], width)
     parts = []
     offset = 0
-    for epoch, updates in _PART.iter_unpack(body[_HEAD.size : start]):
+    for epoch, updates in table:
         parts.append(EpochScalars(epoch, scalars[offset : offset + updates]))
         offset += updates
     return Record(feed, Segment(feed_key, first, tuple(parts), signature), chain_head)

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 from store_helpers import RUN_ID, Author, scalar_of
 
 from sfnode.errors import Code, UserError
+from sfnode.store import rows
+from sfnode.store.faults import BrokenRowError
 from sfnode.store.log import Record, UpdateLog
 
 HERE = Path(__file__).parent
@@ -202,3 +205,18 @@ def test_a_missing_row_is_noticed_wherever_it_is_read(path: Path, author: Author
         for first, most in [(700, 1_000), (1_000, 1_000), (1_000, 1)]:
             with pytest.raises(UserError, match="missing"):
                 log.read(author.feed, first, most)
+
+
+@pytest.mark.parametrize(
+    ("offset", "value"),
+    [(100, 0), (100, 3), (101, 2), (104, 255), (109, 9)],
+    ids=["no width", "a wide width", "a part too many", "parts beyond the end", "more updates than scalars"],
+)
+def test_a_row_with_a_sound_checksum_and_nonsense_in_it_is_broken_too(offset: int, value: int) -> None:
+    author = Author(1)
+    record = author.write(range(3))
+    body = bytearray(rows.encode(record.segment, record.chain))
+    body[offset] = value
+    body[:4] = zlib.crc32(body[4:]).to_bytes(4, "little")
+    with pytest.raises(BrokenRowError):
+        rows.decode(author.feed, author.key, 0, bytes(body))
