@@ -3,14 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SECONDS ?= 600
 
-.PHONY: demo test check bench vectors clean help
+.PHONY: demo test check bench soak vectors clean help
 
 help:
 	@echo "make demo    four nodes train a small model here and end with the same bits"
 	@echo "make test    lint, types, layers, and all tests"
 	@echo "make check   lint, types and layers only"
 	@echo "make bench   the benchmarks of docs/benchmarks.md"
+	@echo "make soak    simulated networks under random faults and attacks, for SECONDS=600"
 
 # torch first and pinned: whatever else is installed must not choose another build of it (constraints/README.md)
 $(READY): pyproject.toml constraints/torch.txt constraints/ci.txt
@@ -34,6 +36,10 @@ test: check
 bench: $(READY)
 	$(BIN)/python tests/bench/apply.py
 	$(BIN)/python tests/bench/step.py
+	$(BIN)/python tests/bench/network.py
+
+soak: $(READY)
+	$(BIN)/python -m sfnode.sim.soak --seconds $(SECONDS)
 
 vectors: $(READY)
 	$(BIN)/python protocol/vectors/generate.py

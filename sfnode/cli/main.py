@@ -19,6 +19,7 @@ from sfnode.cli.init import init
 from sfnode.cli.join import join
 from sfnode.cli.offline import evaluate, export, verify
 from sfnode.cli.options import DEFAULT_CONFIG, read_config, variable
+from sfnode.cli.simulate import simulate
 from sfnode.cli.status import status, stop
 from sfnode.cli.swarm import swarm
 from sfnode.errors import UserError
@@ -48,7 +49,7 @@ def cli(context: click.Context, config: Path | None) -> None:
     context.default_map = read_config(config, cli.commands)
 
 
-for command in (init, join, swarm, status, stop, export, verify, evaluate):
+for command in (init, join, swarm, status, stop, export, verify, evaluate, simulate):
     cli.add_command(command)
 
 

@@ -17,7 +17,7 @@ from sfnode.cli.main import cli
 Run = Callable[..., Ended]
 
 HEAVY = ("torch", "transformers", "hivemind", "datasets", "huggingface_hub", "uvloop")
-COMMANDS = ("init", "join", "swarm", "status", "stop", "export", "verify", "eval")
+COMMANDS = ("init", "join", "swarm", "status", "stop", "export", "verify", "eval", "simulate")
 
 
 def heavy_after(*arguments: str) -> list[str]:
@@ -44,7 +44,7 @@ def test_the_help_lists_every_command_in_one_line_each(sfnode: Run) -> None:
     assert ended.status == 0
     assert set(cli.commands) == set(COMMANDS)
     for name, command in cli.commands.items():
-        assert f"  {name:<7} {command.short_help}\n" in ended.out
+        assert f"  {name:<9} {command.short_help}\n" in ended.out
     assert "..." not in ended.out.partition("Commands:")[2]
 
 

@@ -1,0 +1,121 @@
+"""Everything of one simulated run: the clock, the network, the nodes, the oracle. All chance from one
+seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import TextIO
+
+from sfnode.sim.agenda import Agenda
+from sfnode.sim.disk import Disk
+from sfnode.sim.faults import CALM, ORDINARY, Hardware, Weather
+from sfnode.sim.keepers import Keeper
+from sfnode.sim.keys import origin_of, remembering, signing_key
+from sfnode.sim.managed import Managed
+from sfnode.sim.network import Endpoint, Network
+from sfnode.sim.node import Node
+from sfnode.sim.oracle import Oracle
+from sfnode.sim.trace import Trace
+from sfprotocol.events import Admit
+from sfprotocol.machine import Machine
+from sfprotocol.messages import RunParameters
+
+RUN = RunParameters(
+    bytes(range(32)), epoch_updates=256, update_budget=1 << 20, scalar_bytes=2, scalar_limit=1000
+)
+
+
+class World:
+    """One run."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        weather: Weather = CALM,
+        hardware: Hardware = ORDINARY,
+        run: RunParameters = RUN,
+        trace_file: TextIO | None = None,
+        managed: bool = False,
+        machine: Callable[..., Machine] = Machine,
+    ) -> None:
+        """`managed`: nodes find their neighbours themselves. `machine` makes the machines: the real ones, or
+        in a test of the checkers broken ones."""
+        self.seed = seed
+        self.run = run
+        self.hardware = hardware
+        self.make_machine = machine
+        self.agenda = Agenda()
+        self.trace = Trace(trace_file)
+        self.network = Network(self.agenda, Random(f"{seed}/network"), self.trace, weather)
+        self.keeper = Managed(self.network, seed) if managed else Keeper(self.network)
+        self.oracle = Oracle(run)
+        self.verify = remembering()
+        self.random = Random(f"{seed}/troubles")
+        self.nodes: dict[str, Node] = {}
+        """All honest nodes, those that are away or have left included."""
+        self.left: set[str] = set()
+        """Nodes that will not come back."""
+        self.half_time = float("inf")
+        self.peace = float("inf")
+        """When the troubles are half over, and when they are over and nobody makes updates any more."""
+        self.others: dict[str, Endpoint] = {}
+        """Those who only look like nodes."""
+
+    def __getitem__(self, name: str) -> Node:
+        return self.nodes[name]
+
+    @property
+    def now(self) -> float:
+        return self.agenda.now
+
+    # -- who is there ------------------------------------------------------------------------------
+
+    def add(self, name: str, *, disk: Disk | None = None, key_of: str = "", told: bool = False) -> Node:
+        """A node that is not up yet; with a copied disk and the key of another, a twin."""
+        node = Node(self, name, signing_key(self.seed, key_of or name), self.hardware)
+        if disk:
+            node.disk, node.met, node.copied = disk, True, told
+        else:
+            self.oracle.honest.add(origin_of(node.key))
+        self.nodes[name] = node
+        return node
+
+    def living(self) -> Iterator[Node]:
+        """The nodes that are up, in the order in which they came."""
+        return (node for node in self.nodes.values() if node.up)
+
+    def staying(self) -> Iterator[Node]:
+        """All but those that have left for good."""
+        return (node for node in self.nodes.values() if node.name not in self.left)
+
+    def pick(self) -> Node | None:
+        """A living node at random."""
+        living = list(self.living())
+        return self.random.choice(living) if living else None
+
+    def endpoint(self, name: str) -> Endpoint:
+        return self.nodes[name] if name in self.nodes else self.others[name]
+
+    # -- what the oracle sees ----------------------------------------------------------------------
+
+    def became_durable(self, node: Node, admit: Admit, since: float | None) -> None:
+        """`node` has this on disk: its own updates, begun at `since`, or somebody's. Raises Violation."""
+        feed, segment = admit.feed, admit.segment
+        if since is not None:
+            self.oracle.made(feed, node.disk.head(feed, segment.first), segment, since, node.name)
+            return
+        if not self.oracle.knows(feed, segment.stop, admit.chain):
+            self.oracle.admitted(feed, segment, node.disk.head(feed, segment.first), self.now, node.name)
+        if not node.hostile:
+            self._delivered(node, admit)
+
+    def _delivered(self, node: Node, admit: Admit) -> None:
+        traffic, now, there = self.network.traffic, self.now, node.up_since
+        traffic.deliveries += admit.counted
+        made_at = self.oracle.story(admit.feed).made_at
+        first = admit.segment.first
+        for since in made_at[first : first + admit.counted]:
+            if since >= there:
+                traffic.latencies.append(now - since)
