@@ -136,6 +136,8 @@ class Driver:
         self.post(LinkUp(pump.id, link.peer))
         try:
             await pump.finished()
+            if pump.fault:
+                self._blame(link.peer, pump.fault)
         finally:
             del self.pumps[pump.id]
             self.traffic.sent += link.bytes_sent
@@ -272,13 +274,16 @@ class Driver:
         assert kept is None or isinstance(kept, Proof)
         self.post(Examined(action.link, action.feed, against, chain, ours, kept))
 
+    def _blame(self, peer: str, fault: str) -> None:
+        log.warning("dropped the link to %s, which broke rule %s", peer, fault)
+        self.on_fault(peer)
+
     def _drop(self, action: Drop) -> None:
         pump = self.pumps.get(action.link)
         if pump is None:
             return
         if action.fault:
-            log.warning("dropped the link to %s, which broke rule %s", pump.link.peer, action.fault)
-            self.on_fault(pump.link.peer)
+            self._blame(pump.link.peer, action.fault)
         self._dropping.add(task := asyncio.create_task(_close_drained(pump)))
         task.add_done_callback(self._dropping.discard)
 

@@ -43,6 +43,8 @@ class _Carried:
     """In the loop's time."""
     chosen: bool
     """We wanted this peer, though it may have opened the present link itself: counts as outbound."""
+    blank: bool = True
+    """The peer has shown nothing so far."""
     useful: float = 0.0
     counted: int = 0
     """What the machine had counted for this link when `useful` was last brought up to date..."""
@@ -89,6 +91,8 @@ class Neighbours:
         """Open links that are missing, at every `stir` and every CHECK_INTERVAL."""
         while True:
             self._stirred.clear()
+            for peer in selection.whom_to_let_go(self.standings(), _now()):
+                self._give_up(peer)
             self._open(selection.whom_to_dial(self.standings(), self._dialling, self._book, _now()))
             self._keep_book()
             with suppress(TimeoutError):
@@ -180,7 +184,10 @@ class Neighbours:
     def _give_up(self, peer: str) -> None:
         if carried := self._links.pop(peer, None):
             log.debug("giving up the link with %s", peer)
-            self._book.succeeded(peer)
+            if carried.blank:
+                self._book.misbehaved(peer, _now())
+            else:
+                self._book.succeeded(peer)
             self._start(carried.link.close())
 
     def _judge(self, ended: _Carried) -> None:
@@ -240,6 +247,8 @@ class Neighbours:
             carried = self._links.get(pump.link.peer)
             if carried is None or carried.link is not pump.link:
                 continue
+            if link_id in machine.links:
+                carried.blank = machine.links[link_id].blank
             count = machine.links[link_id].useful if link_id in machine.links else carried.counted
             elapsed = now - (carried.counted_at or now)
             carried.useful = selection.decayed(carried.useful, elapsed) + count - carried.counted
@@ -263,7 +272,8 @@ async def _expect_word(link: Link) -> None:
 
 def _standing(carried: _Carried) -> Standing:
     link = carried.link
-    return Standing(link.peer, carried.chosen, carried.since, address_range(link.address), carried.useful)
+    where = address_range(link.address)
+    return Standing(link.peer, carried.chosen, carried.since, where, carried.useful, carried.blank)
 
 
 def _now() -> float:

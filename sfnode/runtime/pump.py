@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from sfnode.observe import log
-from sfnode.transport.base import Link, TransportError
+from sfnode.transport.base import FramingFault, Link, TransportError
 from sfprotocol.events import Event, LinkId, Received, Writable
 
 MAX_UNHANDLED = 32
@@ -32,6 +32,8 @@ class LinkPump:
         """`post` takes what the machine is to hear."""
         self.id = link_id
         self.link = link
+        self.fault = ""
+        """The rule of framing that the peer broke, with its reason, if that is how the link ended."""
         self._post = post
         self._outgoing: deque[bytes] = deque()
         self._filled = asyncio.Event()
@@ -87,10 +89,14 @@ class LinkPump:
             emptied.cancel()
 
     async def _read(self) -> None:
-        with contextlib.suppress(TransportError):
+        try:
             while True:
                 await self._unhandled.acquire()
                 self._post(Received(self.id, await self.link.receive()))
+        except FramingFault as fault:
+            self.fault = fault.reason
+        except TransportError:
+            pass
 
     async def _write(self) -> None:
         with contextlib.suppress(TransportError):

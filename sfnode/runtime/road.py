@@ -129,7 +129,8 @@ class Road:
         record = self._own_record()
         try:
             await self._transport.announce(self._topic, record, ANNOUNCE_TTL)
-            self._announced = record.addresses
+            # Told while alone it may have reached nobody but ourselves: then it is told again.
+            self._announced = record.addresses if self._neighbours.linked else ()
         except TransportError as error:
             log.debug("announcing: %s", error.reason)
 

@@ -47,6 +47,11 @@ SETTLE_TIME = 30.0
 """Seconds in which a new link may show its use before it can be given up. It also bounds how fast a flood of
 newcomers can replace one another."""
 
+BLANK_TIME = 5.0
+"""Seconds after which a peer that has shown nothing at all need not be kept: a full Summary has arrived by
+then, and whoever takes part has something to say. Given up it is not let in again for a while. So mute peers
+may take every place at once, but not hold it, and each honest one that gets in stays."""
+
 OLDEST_KEPT = 3
 MOST_USEFUL_KEPT = 3
 """Links that no newcomer replaces: those that have stood longest, and those that brought most news."""
@@ -66,6 +71,8 @@ class Standing(NamedTuple):
     """Of the peer's address: see `address_range`."""
     useful: float = 0.0
     """Updates that it was the first to bring; older ones count less: see `decayed`."""
+    blank: bool = False
+    """Whether the peer has shown nothing so far."""
 
 
 class Verdict(NamedTuple):
@@ -126,6 +133,11 @@ def whom_to_give_up(links: Sequence[Standing], now: float) -> str:
     kept = _oldest(links)
     spare = [link for link in links if link.outbound and link.peer not in kept and _settled(link, now)]
     return min(spare, key=lambda link: (link.useful, -link.since, link.peer)).peer if spare else ""
+
+
+def whom_to_let_go(links: Sequence[Standing], now: float) -> list[str]:
+    """Links that we have opened to peers that turn out to have nothing to say."""
+    return [link.peer for link in links if link.outbound and _stale(link, now)]
 
 
 def decayed(useful: float, elapsed: float) -> float:
@@ -204,7 +216,11 @@ def _in_turn(links: Sequence[Standing], book: AddressBook, peers: Iterable[str])
 
 
 def _replaceable(links: Sequence[Standing], now: float) -> Verdict:
-    """Room for a newcomer at the cost of the least useful inbound link that nothing protects."""
+    """Room for a newcomer at the cost of the least useful inbound link that nothing protects, or of one with
+    a peer that has nothing to say."""
+    blank = [link.peer for link in links if not link.outbound and _stale(link, now)]
+    if blank:
+        return Verdict(True, blank[0])
     best = sorted(links, key=lambda link: (-link.useful, link.since, link.peer))
     kept = _oldest(links) | {link.peer for link in best[:MOST_USEFUL_KEPT] if link.useful > 0}
     spare = [link for link in links if not link.outbound and link.peer not in kept and _settled(link, now)]
@@ -216,6 +232,10 @@ def _replaceable(links: Sequence[Standing], now: float) -> Verdict:
 def _oldest(links: Sequence[Standing]) -> set[str]:
     order = sorted(links, key=lambda link: (link.since, link.peer))
     return {link.peer for link in order[:OLDEST_KEPT]}
+
+
+def _stale(link: Standing, now: float) -> bool:
+    return link.blank and now - link.since >= BLANK_TIME
 
 
 def _settled(link: Standing, now: float) -> bool:

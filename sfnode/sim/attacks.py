@@ -73,8 +73,10 @@ ATTACKS: tuple[Scenario, ...] = (
     ),
     _attack(
         "cold-boot",
-        "Mute peers come at the same moment as the honest nodes.",
-        Attack("mute", actors=SYBILS, start=-1),
+        "Ten mute peers for every honest one come at the same moment.",
+        Attack("mute", actors=10 * HONEST, start=-1),
+        limits=Limits(),  # at first honest nodes have no road to each other
+        settle=180.0,
     ),
     _attack(
         "covert-flash",

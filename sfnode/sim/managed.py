@@ -100,6 +100,8 @@ class Managed(Keeper):
         one, other, now = end.owner, end.far.owner, self._network.agenda.now
         circle = self._circle(one)
         circle.useful.pop(end.number, None)
+        if circle.started is None:
+            return
         if now - end.since < SHORT_LIVED or not end.heard:
             circle.book.failed(other.name, now)
         else:
@@ -107,7 +109,7 @@ class Managed(Keeper):
         self._network.agenda.later(0.0, self._look, one, circle.turn)
 
     def blame(self, one: Endpoint, other: Endpoint) -> None:
-        self._circle(one).book.misbehaved(other.name, self._network.agenda.now)
+        self._blame(one, other.name)
 
     def knock(self, stranger: Endpoint, one: Endpoint) -> End | None:
         """Somebody dials `one`, who lets it in or not."""
@@ -131,9 +133,15 @@ class Managed(Keeper):
     def _tick(self, one: Endpoint, turn: int) -> None:
         circle = self._circle(one)
         if one.up and turn == circle.turn:
+            self._let_go(one)
             self._find(one, circle)
             self._look(one, turn)
             self._network.agenda.later(CHECK_INTERVAL, self._tick, one, turn)
+
+    def _let_go(self, one: Endpoint) -> None:
+        """Give up peers that have nothing to say."""
+        for peer in selection.whom_to_let_go(self._standings(one), self._network.agenda.now):
+            self._give_up(one, peer)
 
     def _find(self, one: Endpoint, circle: Circle) -> None:
         """Search the roster: often while links are missing."""
@@ -190,9 +198,17 @@ class Managed(Keeper):
         return end is not None
 
     def _give_up(self, one: Endpoint, peer: str) -> None:
-        if peer and isinstance(one, Node):
-            for end in [end for end in one.ends.values() if end.far.owner.name == peer]:
-                one.hang_up(end)
+        if not peer or not isinstance(one, Node):
+            return
+        for end in [end for end in one.ends.values() if end.far.owner.name == peer]:
+            if self._blank(one, end):
+                self._blame(one, peer)
+            one.hang_up(end)
+
+    def _blame(self, one: Endpoint, peer: str) -> None:
+        """Hold something against a peer, if this is a node that chooses its links."""
+        if book := self._circle(one).started:
+            book.misbehaved(peer, self._network.agenda.now)
 
     def _expect_word(self, end: End) -> None:
         if end.open and not end.heard and isinstance(end.owner, Node):
@@ -207,9 +223,14 @@ class Managed(Keeper):
                 end.since,
                 self._range(end.far.owner),
                 self._useful(one, end, now),
+                self._blank(one, end),
             )
             for end in one.ends.values()
         ]
+
+    def _blank(self, one: Endpoint, end: End) -> bool:
+        link = one.machine.links.get(end.number) if isinstance(one, Node) else None
+        return link is not None and link.blank
 
     def _useful(self, one: Endpoint, end: End, now: float) -> float:
         """What the link has brought, the older the less."""

@@ -48,6 +48,10 @@ class LinkClosed(TransportError):  # noqa: N818 (it is how every link ends, not 
     """The link has ended: closed here, closed there, broken, or stuck for longer than a deadline."""
 
 
+class FramingFault(LinkClosed):
+    """The link has ended because the peer broke a rule of framing (SPEC F2)."""
+
+
 class Link(Protocol):
     """A connection to one neighbour that carries frames in both directions."""
 

@@ -17,6 +17,7 @@ from sfnode.transport.base import (
     MAX_FRAME,
     REQUEST_DEADLINE,
     SEND_DEADLINE,
+    FramingFault,
     LinkClosed,
     LinkHandler,
     RequestHandler,
@@ -102,7 +103,8 @@ class StreamLink:
             if self._promised is None:
                 self._promised = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "big")
             if self._promised > MAX_FRAME:
-                raise self._broken(f"{self._promised} bytes were announced, the limit is {MAX_FRAME}")
+                self._broken("the peer announced too much")
+                raise FramingFault(f"F2: {self._promised} bytes were announced, the limit is {MAX_FRAME}")
             async with asyncio.timeout(BODY_DEADLINE):
                 frame = await self._reader.readexactly(self._promised)
         except asyncio.IncompleteReadError as error:

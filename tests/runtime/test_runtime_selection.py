@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sfnode.runtime import selection
 from sfnode.runtime.book import FAULT_FIRST, AddressBook
 from sfnode.runtime.selection import (
+    BLANK_TIME,
     HALF_LIFE,
     MAX_INBOUND,
     MAX_INBOUND_OF_RANGE,
@@ -26,6 +27,7 @@ from sfnode.runtime.selection import (
     address_range,
     whom_to_dial,
     whom_to_give_up,
+    whom_to_let_go,
     whom_to_let_in,
     whom_to_probe,
 )
@@ -177,6 +179,16 @@ def test_when_full_the_least_useful_link_gives_way_and_a_young_one_never() -> No
     assert whom_to_let_in(newcomer, [*links[:-1], young], book(), NOW) == Verdict(True, links[-2].peer)
 
 
+def test_peers_that_have_nothing_to_say_make_room_however_long_and_whoever_they_are() -> None:
+    mute = [Standing(f"m{index}", False, NOW - BLANK_TIME, blank=True) for index in range(MAX_INBOUND)]
+    assert whom_to_let_in(Standing("n", False, NOW), mute, book(), NOW) == (True, "m0")
+    young = [link._replace(since=NOW - BLANK_TIME / 2) for link in mute]
+    assert not whom_to_let_in(Standing("n", False, NOW), young, book(), NOW).accept
+    chosen = [*outbound(2), Standing("m", True, NOW - BLANK_TIME, blank=True)]
+    assert whom_to_let_go(chosen, NOW) == ["m"]
+    assert whom_to_let_go([link._replace(outbound=False) for link in chosen], NOW) == []
+
+
 def test_a_peer_that_broke_a_rule_is_not_let_in_before_its_time() -> None:
     known = book("bad")
     known.misbehaved("bad", NOW)
@@ -196,6 +208,9 @@ def test_a_newcomer_takes_no_place_that_is_protected(links: list[Standing], newc
     if verdict.instead_of:
         (victim,) = set(links) - set(after)
         assert not victim.outbound
+        if victim.blank:
+            assert NOW - victim.since >= BLANK_TIME
+            return
         assert NOW - victim.since >= SETTLE_TIME
         assert sum(link.since <= victim.since for link in links) > OLDEST_KEPT
         assert all(

@@ -13,20 +13,8 @@ from sfnode.sim import report
 from sfnode.sim.runner import simulate
 from sfnode.sim.scenarios import SCENARIOS
 
-OPEN = {
-    "cold-boot": "nodes that dialled only hostile peers in their first second find no honest ones afterwards",
-}
-"""Scenarios that nodes do not survive yet, and why. Whoever changes that takes them out here."""
 
-
-def cases() -> list[object]:
-    return [
-        pytest.param(name, marks=[pytest.mark.xfail(reason=OPEN[name], strict=True)] if name in OPEN else [])
-        for name in SCENARIOS
-    ]
-
-
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", list(SCENARIOS))
 def test_nodes_survive_and_become_equal(name: str, seed: int, seconds: float | None) -> None:
     outcome = simulate(SCENARIOS[name], seed, seconds=seconds)
     assert outcome.failure is None, "\n".join(report.lines(outcome))
