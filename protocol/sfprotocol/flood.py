@@ -68,6 +68,8 @@ class Link:
     role: int = 0
     known: int = 0
     """Updates the peer knew, by its last word."""
+    informed: bool = False
+    """By its own word the peer knows more than half as many updates as we, or more than before."""
     agreed: bool = False
     """The peer's last Summary carried our digest of that moment."""
     mismatch_since: float | None = None
@@ -116,6 +118,11 @@ class Link:
     """How much longer than at first to wait before everything is told again."""
     budget: Bucket = field(default_factory=lambda: Bucket(float("inf"), 0.0))
     """What this link may still waste of our time."""
+
+    @property
+    def blank(self) -> bool:
+        """Whether the peer has shown nothing: no update by its own word, nor that it takes in ours."""
+        return not self.has and not self.agreed and not self.informed
 
     def heard_of(self, feed: Feed, following: int) -> None:
         """By its own word the peer has everything of `feed` before step `following`."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 
 from sfprotocol import PROTOCOL_VERSION, admission, codec, flood, forks, inquiry, seeds, sync
 from sfprotocol.admission import Verified
@@ -274,6 +275,7 @@ class Machine:
     # -- anti-entropy ------------------------------------------------------------------------------
 
     def _on_summary(self, link: Link, summary: Summary, now: float) -> list[Action]:
+        link.informed = link.informed or summary.known > link.known or 2 * summary.known > self.frontier.known
         link.known = summary.known
         actions: list[Action] = []
         for claim in summary.entries:
@@ -383,8 +385,12 @@ class Machine:
         return sync.tell_all(link, self.frontier, now)
 
     def _expect_ahead(self, link: Link, now: float) -> None:
-        """Ask for what this peer has and we still lack; most of it has arrived by flooding meanwhile."""
-        for feed in list(link.ahead):
+        """Ask for what this peer has and we still lack; most of it has arrived by flooding meanwhile.
+
+        Of the first so many only: the rest has its turn when they are done, and if they never are, the peer
+        has promised too much (A9).
+        """
+        for feed in list(islice(link.ahead, sync.MAX_PULLS_PER_LINK)):
             if self.frontier.lacks(feed, link.has[feed]):
                 self._pulls.expect(feed, now + sync.GRAFT_DELAY)
             else:

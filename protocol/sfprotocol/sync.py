@@ -39,6 +39,9 @@ WANT_TIMEOUT = 10.0
 MAX_PULLS_PER_LINK = 1024
 """Outstanding pulls on one link: bounds what a peer with invented feeds can make us remember."""
 
+MAX_PULLS = 16_384
+"""Pulls outstanding or planned: a dozen links' worth. More is only claimed by peers that invent feeds."""
+
 FULL_SUMMARY_BASE = 2.0
 FULL_SUMMARY_PER_FEED = 0.02
 """Seconds between full Summaries on a link whose digest differs: keeps their cost below 3 kB/s a link,
@@ -129,8 +132,11 @@ class Pulls:
         return float("inf")
 
     def expect(self, feed: Feed, due: float) -> None:
-        """Somebody has more of `feed`: ask for it at `due` if it has not come by then."""
-        if feed not in self._pulls:
+        """Somebody has more of `feed`: ask for it at `due` if it has not come by then.
+
+        Beyond MAX_PULLS nothing is noted: the machine comes back to what a peer is ahead in.
+        """
+        if feed not in self._pulls and len(self._pulls) < MAX_PULLS:
             self._put(feed, Pull(due))
 
     def ask(self, link: Link, feeds: Iterable[Feed], now: float) -> list[Action]:

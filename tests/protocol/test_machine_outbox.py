@@ -277,6 +277,19 @@ def test_a_lost_last_segment_is_found_by_comparing_digests() -> None:
     assert swarm.run_until_equal(10) > 1
 
 
+def test_a_peer_is_blank_until_it_shows_that_it_takes_part() -> None:
+    # A relay says nothing of its own; taken for a mute peer it lost its link with an only trainer.
+    host = Scripted(ANN)
+    own(host, 0, 8)
+    for link in (1, 2, 3):
+        host.link(link)
+    assert all(host.machine.links[link].blank for link in (1, 2, 3))
+    host.name(1, BOB)
+    host.hear(1, said("bob", 0, 1))
+    host.hear(2, replace(host.summary(), known=6))
+    assert [host.machine.links[link].blank for link in (1, 2, 3)] == [False, False, True]
+
+
 # -- the tree ----------------------------------------------------------------------------------------
 
 
