@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SECONDS ?= 600
+# a file at a time on each of two processes: much of the time tests wait for processes of their own
+PARALLEL ?= -n 2 --dist loadfile
 
-.PHONY: demo test check bench soak vectors clean help
+.PHONY: demo test check bench soak fuzz vectors clean help
 
 help:
 	@echo "make demo    four nodes train a small model here and end with the same bits"
@@ -13,6 +15,8 @@ help:
 	@echo "make check   lint, types and layers only"
 	@echo "make bench   the benchmarks of docs/benchmarks.md"
 	@echo "make soak    simulated networks under random faults and attacks, for SECONDS=600"
+	@echo "make fuzz    decoders and the machine fed with anything, for SECONDS=600 each"
+	@echo "make fuzz    hostile bytes for the decoders and the machine, for SECONDS=600 each"
 
 # torch first and pinned: whatever else is installed must not choose another build of it (constraints/README.md)
 $(READY): pyproject.toml constraints/torch.txt constraints/ci.txt
@@ -31,7 +35,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest $(PARALLEL)
 
 bench: $(READY)
 	$(BIN)/python tests/bench/apply.py
@@ -40,6 +44,10 @@ bench: $(READY)
 
 soak: $(READY)
 	$(BIN)/python -m sfnode.sim.soak --seconds $(SECONDS)
+
+# with coverage as its guide where atheris is installed: .venv/bin/pip install -e '.[fuzz]'
+fuzz: $(READY)
+	for target in codec frames machine; do $(BIN)/python tests/fuzz/target.py $$target --seconds $(SECONDS) || exit 1; done
 
 vectors: $(READY)
 	$(BIN)/python protocol/vectors/generate.py

@@ -42,8 +42,11 @@ def under_way(link: Link, state: FeedState, now: float) -> bool:
     return inquiry is not None and inquiry.until > now and inquiry.stage < len(LOOK_BACK)
 
 
-def begin(link: Link, state: FeedState, now: float) -> list[Action]:
-    """Ask, unless we have done so lately or ask this peer for too much already."""
+def begin(link: Link, state: FeedState, now: float, *, whole: bool = False) -> list[Action]:
+    """Ask, unless we have done so lately or ask this peer for too much already.
+
+    For the `whole` history where feeds share a key: what does not follow from our past may then be another's.
+    """
     known = link.inquiries.get(state.feed)
     if known and known.until > now:
         return []
@@ -52,7 +55,7 @@ def begin(link: Link, state: FeedState, now: float) -> list[Action]:
             del link.inquiries[feed]
     if len(link.inquiries) >= MAX_INQUIRIES:
         return []
-    link.inquiries[state.feed] = Inquiry(now + INQUIRY_TIME)
+    link.inquiries[state.feed] = Inquiry(now + INQUIRY_TIME, len(LOOK_BACK) - 1 if whole else 0)
     return _ask(link, state)
 
 

@@ -441,8 +441,21 @@ class Machine:
                 return self._on_fresh(link, state, verified, now)
         if len(states) != 1:
             self.counters.unnamed += 1  # no name or several; Summaries carry full names and repair this
-            return []
+            return self._on_ambiguous(link, states, segment, now)
         return self._on_stale(link, states[0], segment, now)
+
+    def _on_ambiguous(
+        self, link: Link, states: list[FeedState], segment: Segment, now: float
+    ) -> list[Action]:
+        """Several feeds have this key, and the segment continues none of them: is one of them forked?"""
+        actions: list[Action] = []
+        for state in states:
+            if segment.first < state.next and inquiry.under_way(link, state, now):
+                self._charge(link, FORGERY_COST, now)
+                actions.append(Examine(link.id, state.feed, segment))
+            elif admission.due(state, segment) and state.next and state.cut == UNCUT:
+                actions += inquiry.begin(link, state, now, whole=True)
+        return actions
 
     def _on_stale(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
         """A segment of this feed that does not extend it."""
@@ -521,7 +534,8 @@ class Machine:
             return self._show(link, claim.feed, now)
         if claim.next != state.next or claim.tag in (flood.NO_TAG, state.claim().tag):
             return []
-        return inquiry.begin(link, state, now)
+        ambiguous = len(self._feeds_of(link, state.key)) > 1
+        return inquiry.begin(link, state, now, whole=ambiguous)
 
     def _on_proof(self, link: Link, proof: Proof, now: float) -> list[Action]:
         """Two histories of one feed, signed by its origin (SPEC E1-E4). The cheap checks come first."""
@@ -550,6 +564,8 @@ class Machine:
         link = self.links.get(event.link)
         if link is None or isinstance(event.against, Proof):
             return []
+        if finding.same_until is None and len(self._feeds_of(link, state.key)) > 1:
+            return []  # it was another feed's
         if finding.same_until is None:
             return self._on_strange(link, state, now)
         return self._on_same(link, state, event, finding.same_until, now)

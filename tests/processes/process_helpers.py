@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +30,9 @@ SFNODE = (sys.executable, "-m", "sfnode")
 
 PATIENCE = 120.0
 """Seconds after which something that should happen counts as not happening, on a machine that is busy."""
+
+ENDING = 5.0
+"""Seconds for a node to end that was told to; it promises two."""
 
 LOOPBACK = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
 
@@ -79,8 +82,12 @@ def p2pd_of(node: Node) -> psutil.Process | None:
 class Node:
     """One `sfnode join` in a folder of its own, started with the same command each time."""
 
-    def __init__(self, home: Path, name: str, *arguments: object, **variables: str) -> None:
+    def __init__(
+        self, home: Path, name: str, *arguments: object, inside: tuple[str, ...] = (), **variables: str
+    ) -> None:
+        """`inside` is a command that runs the node's command somewhere else, such as in a namespace."""
         self.folder = home / name
+        self._inside = inside
         self._environment = environment(home) | variables
         self.arguments = ("join", "--data-dir", self.folder, *arguments)
         self._home = home
@@ -90,7 +97,7 @@ class Node:
     def start(self) -> Node:
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
-                [*SFNODE, *(str(argument) for argument in self.arguments)],
+                [*self._inside, *SFNODE, *(str(argument) for argument in self.arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -115,7 +122,10 @@ class Node:
             status = self.status()
             return status if status and condition(status) else None
 
-        return until(f"{self.folder.name}: {what}; it said {self.output()}", met)
+        try:
+            return until(f"{self.folder.name}: {what}", met)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it is {self.status()} and said {self.output()}") from None
 
     def address(self) -> str:
         """Where others reach it, as it tells the user."""
@@ -140,11 +150,17 @@ class Node:
         """All that it has printed, over all its starts."""
         return self._output.read_text(errors="replace") if self._output.exists() else ""
 
-    def close(self) -> None:
-        """Leave nothing behind, whatever the test did."""
+    def close(self, grace: float = 0.0) -> None:
+        """Leave nothing behind, whatever the test did; a node that is ending has `grace` seconds for it."""
         if self._process and self._process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace)
             self._process.kill()
             self._process.wait()
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
@@ -157,12 +173,15 @@ def nodes(home: Path) -> Iterator[Callable[..., Node]]:
     """Makes nodes by name and arguments; none of them outlives the block."""
     made: list[Node] = []
 
-    def make(name: str, *arguments: object) -> Node:
-        made.append(Node(home, name, *arguments))
+    def make(name: str, *arguments: object, inside: tuple[str, ...] = ()) -> Node:
+        made.append(Node(home, name, *arguments, inside=inside))
         return made[-1]
 
     try:
         yield make
     finally:
         for node in made:
-            node.close()
+            if node.running:
+                node.send(signal.SIGTERM)  # a killed one leaves its sockets in /tmp
+        for node in made:
+            node.close(ENDING)

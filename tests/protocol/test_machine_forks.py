@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scripted import ANN, EVE, NEW_INCARNATION, Scripted, admits, continued, drops
 from swarm import Faults, Node, Swarm
 
-from sfprotocol import codec, forks
+from sfprotocol import codec, forks, seeds
 from sfprotocol.events import Admit, Cut, Examine, Examined, OwnUpdates, Received, ShowProof
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Branch, EpochScalars, Feed, Proof, Segment
@@ -283,3 +283,22 @@ def test_whatever_the_order_of_arrival_all_end_with_the_same_cut(
     if not forked:
         assert swarm["n0"].machine.frontier.known == len(longest)
     assert rough or not any(node.faults for node in swarm.nodes.values())
+
+
+def test_a_fork_is_found_also_in_a_feed_that_shares_its_key_with_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # An answer that fits none of several feeds used to be dropped unseen, and digests differed for ever.
+    monkeypatch.setattr(seeds, "feed_key", lambda *name: 1)
+    swarm = Swarm("ann bob")
+    other = Feed(EVE.origin, 2)
+    for name, story in (("ann", (parts(0, 0), parts(1, 1))), ("bob", (parts(0, 0), parts(2, 2, 2)))):
+        past(swarm[name], *story)
+        whole = signed("eve", 2, 0, parts(5, 6, 7))
+        chain = extend(Frontier(RUN).state(other).chain, whole.parts)
+        swarm[name].log.append(Admit(other, whole, chain, 3))
+        swarm[name].restart()
+    swarm.connect(swarm["ann"], swarm["bob"])
+    swarm.run(150)
+    assert [node.machine.frontier.known for node in swarm.nodes.values()] == [5, 5]
+    assert len(states(swarm)) == 1

@@ -1,0 +1,200 @@
+"""A small internet of network namespaces: places with an address each, on one bridge, cut or slowed down.
+
+Everything is in namespaces of its own, bridges and routers too, so nothing here touches the network of the
+machine, and all of it goes when the namespaces go. Needs Linux, root, and the programs `ip` and `tc`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+PREFIX = "sfnet"
+"""Of the names of all our namespaces; what else there is on the machine is left alone."""
+
+RULES = (sys.executable, "-I", "-S", str(Path(__file__).with_name("network_rules.py")))
+DELAY = (sys.executable, "-I", "-S", str(Path(__file__).with_name("network_delay.py")))
+
+NEW_NETWORK = 0x40000000
+"""CLONE_NEWNET of <linux/sched.h>."""
+
+BURST = "16kbit"
+PATIENCE_OF_QUEUE = "400ms"
+"""Of the token bucket: what would wait longer is dropped, as a cheap router does."""
+
+
+def sh(command: str, *more: str) -> None:
+    """Run a command that must work."""
+    done = subprocess.run([*command.split(), *more], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, f"{command} {' '.join(more)}: {done.stderr}"
+
+
+def lacking() -> str:
+    """Why there can be no namespaces here; empty if there can."""
+    if sys.platform != "linux":
+        return "network namespaces are a feature of Linux"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if missing := [program for program in ("ip", "tc") if not shutil.which(program)]:
+        return f"network namespaces need the programs {' and '.join(missing)} (Debian: iproute2)"
+    try:
+        with world() as tried:
+            tried.place("try", "5.1.0.1").rule("none")
+    except (AssertionError, OSError) as error:
+        return f"network namespaces are not permitted here: {error}"
+    return ""
+
+
+def sweep() -> None:
+    """Remove namespaces of ours whose maker has died."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    for name in (line.split()[0] for line in listed.splitlines() if line.startswith(f"{PREFIX}-")):
+        maker = name.split("-")[1]
+        if not (maker.isdecimal() and Path(f"/proc/{maker}").exists()):
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def enter(namespace: int) -> None:
+    """Move this thread into the network namespace behind an open file."""
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, NEW_NETWORK):
+        raise OSError(ctypes.get_errno(), "cannot enter a network namespace")
+
+
+class Place:
+    """A namespace in which nodes run."""
+
+    def __init__(self, name: str, address: str = "") -> None:
+        self.name = name
+        self.address = address
+        self.inside = ("ip", "netns", "exec", name)
+        """A command that runs another one here."""
+        self._ends: list[tuple[str, str]] = []
+        """(namespace, device) of both ends of the cable to the bridge."""
+
+    def sh(self, command: str) -> None:
+        sh(" ".join([*self.inside, command]))
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Sockets that this thread opens in the block, and processes that it starts, are here."""
+        paths = ("/proc/thread-self/ns/net", f"/run/netns/{self.name}")
+        home, there = (os.open(path, os.O_RDONLY) for path in paths)
+        enter(there)
+        try:
+            yield
+        finally:
+            enter(home)
+            os.close(home)
+            os.close(there)
+
+    def cable(self, other: Place, here: str, there: str) -> None:
+        """Join a device `here` with a device `there` in another place."""
+        sh(f"ip link add {here} netns {self.name} type veth peer name {there} netns {other.name}")
+        self.sh(f"ip link set {here} up")
+        other.sh(f"ip link set {there} up")
+        self._ends = [(self.name, here), (other.name, there)]
+
+    def unplug(self) -> None:
+        """Take the cable to the bridge out: nothing gets through, and nobody is told."""
+        namespace, device = self._ends[1]
+        sh(f"ip -n {namespace} link set {device} down")
+
+    def plug(self) -> None:
+        namespace, device = self._ends[1]
+        sh(f"ip -n {namespace} link set {device} up")
+
+    def rule(self, *what: object) -> None:
+        """Put a rule of network_rules.py in the place of the one before."""
+        self.sh(" ".join([*RULES, *map(str, what)]))
+
+    def throttle(self, rate: str) -> None:
+        """A line that carries `rate` in each direction."""
+        for namespace, device in self._ends:
+            bucket = f"tbf rate {rate} burst {BURST} latency {PATIENCE_OF_QUEUE}"
+            sh(f"tc -n {namespace} qdisc replace dev {device} root {bucket}")
+
+
+class World:
+    """Makes places; use `world()`."""
+
+    def __init__(self, stack: ExitStack, tag: str) -> None:
+        self._stack = stack
+        self._tag = tag
+        self._internet: Place | None = None
+
+    @property
+    def internet(self) -> Place:
+        """The bridge between all places that are not behind something."""
+        if self._internet is None:
+            self._internet = self._switch("bridge")
+        return self._internet
+
+    def place(self, name: str, address: str) -> Place:
+        """A place on the internet, whose addresses are 5.x.x.x: to libp2p they look public. Neighbours in one
+        5.x count as of one range of addresses."""
+        place = self._namespace(name, address)
+        self._join(place, self.internet, address)
+        return place
+
+    def behind_nat(self, name: str, address: str) -> Place:
+        """A place at home, behind a router with this address that masquerades."""
+        router = self.place(f"{name}-router", address)
+        place = self._namespace(name, "192.168.1.2")
+        place.cable(router, "net0", "home0")
+        router.sh("ip address add 192.168.1.1/24 dev home0")
+        router.sh("sysctl -q -w net.ipv4.ip_forward=1")
+        router.rule("masquerade", "net0")
+        place.sh("ip address add 192.168.1.2/24 dev net0")
+        place.sh("ip route add default via 192.168.1.1")
+        return place
+
+    def far_away(self, name: str, neighbour: Place, port: int, seconds: float) -> Place:
+        """A place that reaches nothing but `neighbour`, at its own address, `seconds` away each way."""
+        ferry = self.place(f"{name}-ferry", "5.200.0.1")
+        place = self._namespace(name, "9.9.0.2")
+        place.cable(ferry, "net0", "far0")
+        ferry.sh("ip address add 9.9.0.1/24 dev far0")
+        place.sh("ip address add 9.9.0.2/24 dev net0")
+        arguments = ["9.9.0.1", str(port), neighbour.address, str(port), str(seconds)]
+        process = subprocess.Popen([*ferry.inside, *DELAY, *arguments], stdout=subprocess.PIPE)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        assert process.stdout is not None
+        assert process.stdout.readline(), "the ferry did not start"
+        self._stack.callback(process.stdout.close)
+        return place
+
+    def _namespace(self, name: str, address: str = "") -> Place:
+        place = Place(f"{self._tag}-{name}", address)
+        sh(f"ip netns add {place.name}")
+        self._stack.callback(sh, f"ip netns del {place.name}")
+        place.sh("ip link set lo up")
+        return place
+
+    def _switch(self, name: str) -> Place:
+        switch = self._namespace(name)
+        switch.sh("ip link add bridge0 type bridge")
+        switch.sh("ip link set bridge0 up")
+        return switch
+
+    def _join(self, place: Place, switch: Place, address: str) -> None:
+        port = "p" + address.replace(".", "-")
+        place.cable(switch, "net0", port)
+        switch.sh(f"ip link set {port} master bridge0")
+        place.sh(f"ip address add {address}/8 dev net0")
+
+
+_worlds = iter(range(1000))
+
+
+@contextmanager
+def world() -> Iterator[World]:
+    """An internet of its own; it is gone after the block, however that ends."""
+    with ExitStack() as stack:
+        yield World(stack, f"{PREFIX}-{os.getpid()}-{next(_worlds)}")
