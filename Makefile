@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SECONDS ?= 600
 # a file at a time on each of two processes: much of the time tests wait for processes of their own
-PARALLEL ?= -n 2 --dist loadfile
+PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test check bench soak fuzz vectors clean help
 
