@@ -4,8 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SECONDS ?= 600
-# a file at a time on each of two processes: much of the time tests wait for processes of their own
-PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test check bench soak fuzz vectors clean help
 
@@ -16,7 +14,6 @@ help:
 	@echo "make bench   the benchmarks of docs/benchmarks.md"
 	@echo "make soak    simulated networks under random faults and attacks, for SECONDS=600"
 	@echo "make fuzz    decoders and the machine fed with anything, for SECONDS=600 each"
-	@echo "make fuzz    hostile bytes for the decoders and the machine, for SECONDS=600 each"
 
 # torch first and pinned: whatever else is installed must not choose another build of it (constraints/README.md)
 $(READY): pyproject.toml constraints/torch.txt constraints/ci.txt
@@ -34,8 +31,10 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# those that start processes one after the other: two at a time they take each other's time
 test: check
-	$(BIN)/pytest $(PARALLEL)
+	$(BIN)/pytest -m "not processes" -n 2 --dist loadfile
+	$(BIN)/pytest -m processes
 
 bench: $(READY)
 	$(BIN)/python tests/bench/apply.py
