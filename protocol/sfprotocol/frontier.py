@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sfprotocol import seeds
-from sfprotocol.messages import Claim, EpochScalars, Feed, Position, RunParameters
+from sfprotocol.messages import Claim, EpochScalars, Feed, RunParameters
 from sfprotocol.signing import genesis
 
 TAG_BYTES = 4
@@ -126,10 +126,6 @@ class Frontier:
             self.known -= state.next - at
             state.next, state.chain = at, chain
         self._changed(state)
-
-    def positions(self) -> list[Position]:
-        """Every feed with its next step, in the order of feeds."""
-        return [Position(feed, self._states[feed].next) for feed in self._order]
 
     def claims(self) -> list[Claim]:
         """Every feed as a Summary tells it, in the order of feeds."""

@@ -91,7 +91,7 @@ def wants_full_summary(link: Link, frontier: Frontier, now: float) -> bool:
 class Pull:
     """One feed of which somebody has more than we."""
 
-    deadline: float
+    deadline: float = 0.0
     """When to put it to (further) peers."""
     asked: dict[LinkId, float] = field(default_factory=dict)
     """Who was asked for it, and when."""
@@ -137,7 +137,7 @@ class Pulls:
         Beyond MAX_PULLS nothing is noted: the machine comes back to what a peer is ahead in.
         """
         if feed not in self._pulls and len(self._pulls) < MAX_PULLS:
-            self._put(feed, Pull(due))
+            self._put(feed, Pull(), due)
 
     def ask(self, link: Link, feeds: Iterable[Feed], now: float) -> list[Action]:
         """Pull from `link` at once whatever of `feeds` it has, we lack, and nobody was asked for."""
@@ -148,7 +148,7 @@ class Pulls:
                 continue
             if len(link.asked) >= MAX_PULLS_PER_LINK:
                 break
-            self._put(feed, pull or Pull(now))
+            self._pulls.setdefault(feed, Pull())
             self._note(link, feed, now)
             wanted.append(feed)
         return self._want(link, wanted)
@@ -175,8 +175,7 @@ class Pulls:
             self.finish(feed)
         elif pull.asked:
             pull.wait = HEDGE_DELAY
-            pull.deadline = now + pull.wait
-            heappush(self._agenda, (pull.deadline, feed))
+            self._put(feed, pull, now + pull.wait)
 
     def finish(self, feed: Feed) -> None:
         """Nothing of `feed` is wanted any more, for the time being."""
@@ -187,12 +186,8 @@ class Pulls:
 
     def release(self, link: Link, now: float) -> None:
         """The link is gone, or is not to be asked any more for what it was asked: ask others, at once."""
-        for feed in link.asked:
-            pull = self._pulls[feed]
-            del pull.asked[link.id]
-            pull.deadline = now
-            heappush(self._agenda, (now, feed))
-        link.asked.clear()
+        for feed in list(link.asked):
+            self.forget(feed, link, now)
 
     def forget(self, feed: Feed, link: Link, now: float) -> None:
         """`link` is not to be asked for `feed`; if it was, ask others at once."""
@@ -200,23 +195,21 @@ class Pulls:
             del link.asked[feed]
             pull = self._pulls[feed]
             del pull.asked[link.id]
-            pull.deadline = now
-            heappush(self._agenda, (now, feed))
+            self._put(feed, pull, now)
 
     def _askable(self, link: Link, feed: Feed, now: float) -> bool:
         inquiry = link.inquiries.get(feed)
         return (inquiry is None or inquiry.until <= now) and self._frontier.lacks(feed, link.has.get(feed, 0))
 
-    def _put(self, feed: Feed, pull: Pull) -> None:
-        self._pulls[feed] = pull
-        heappush(self._agenda, (pull.deadline, feed))
+    def _put(self, feed: Feed, pull: Pull, deadline: float) -> None:
+        self._pulls[feed], pull.deadline = pull, deadline
+        heappush(self._agenda, (deadline, feed))
 
     def _note(self, link: Link, feed: Feed, now: float) -> None:
         """`link` is being asked for `feed`."""
         pull = self._pulls[feed]
         pull.asked[link.id] = now
-        pull.deadline = now + pull.wait
-        heappush(self._agenda, (pull.deadline, feed))
+        self._put(feed, pull, now + pull.wait)
         link.asked[feed] = None
         link.pruned.pop(feed, None)  # who is asked pushes again (SPEC A4)
 
@@ -232,7 +225,7 @@ class Pulls:
             self.finish(feed)
             return []
         if self._is_coming(feed, pull, now):
-            self._postpone(feed, pull, now)
+            self._put(feed, pull, now + HEDGE_DELAY)
             return []
         for link_id in pull.asked:
             if link := self._links.get(link_id):
@@ -258,10 +251,6 @@ class Pulls:
                 return True
         return False
 
-    def _postpone(self, feed: Feed, pull: Pull, now: float) -> None:
-        pull.deadline = now + HEDGE_DELAY
-        heappush(self._agenda, (pull.deadline, feed))
-
     def _start_over(self, pull: Pull, feed: Feed, now: float) -> None:
         """All were asked, or have enough to do: wait, and after WANT_TIMEOUT ask all again."""
         pull.wait = min(2 * pull.wait, WANT_TIMEOUT)
@@ -271,5 +260,4 @@ class Pulls:
                 link.asked.pop(feed, None)
                 link.let_down += 1
         again = min(pull.asked.values(), default=now - WANT_TIMEOUT + HEDGE_DELAY) + WANT_TIMEOUT
-        pull.deadline = min(now + pull.wait, again)
-        heappush(self._agenda, (pull.deadline, feed))
+        self._put(feed, pull, min(now + pull.wait, again))

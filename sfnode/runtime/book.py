@@ -148,7 +148,7 @@ class AddressBook:
     # -- peers that broke a rule -------------------------------------------------------------------
 
     def misbehaved(self, peer: str, now: float) -> None:
-        """The peer broke a rule of the protocol: no link with it for a while, whoever opens it."""
+        """The peer broke a rule, or had nothing to say: no link with it for a while, whoever opens it."""
         before = self._faults.pop(peer, None)
         times = before.times + 1 if before else 1
         wait = min(FAULT_FIRST * 2.0 ** min(times - 1, _MOST_DOUBLINGS), FAULT_MOST)

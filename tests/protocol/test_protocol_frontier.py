@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfprotocol.frontier import Frontier, drop_updates
-from sfprotocol.messages import EpochScalars, Feed, Position
+from sfprotocol.messages import EpochScalars, Feed
 
 FEEDS = [Feed(bytes([origin]) * 32, incarnation) for origin in (1, 2, 3) for incarnation in (0, 9)]
 POSITIONS = st.dictionaries(st.sampled_from(FEEDS), st.integers(1, 20), min_size=1)
@@ -40,7 +40,7 @@ def test_digest_and_count_do_not_depend_on_the_way(positions: dict[Feed, int], o
     direct, stepwise = reached(positions), reached(positions, order)
     assert direct.digest() == stepwise.digest()
     assert direct.known == stepwise.known == sum(positions.values())
-    assert direct.positions() == stepwise.positions() == sorted(direct.positions())
+    assert direct.claims() == stepwise.claims() == sorted(direct.claims())
 
 
 @given(POSITIONS, POSITIONS)
@@ -73,7 +73,7 @@ def test_looking_at_a_feed_does_not_add_it() -> None:
 def test_admitted_feeds_are_found_by_their_key() -> None:
     frontier = reached(dict.fromkeys(FEEDS, 3))
     assert all(frontier.keyed(state.key) == [state.feed] for state in frontier)
-    assert frontier.positions() == [Position(feed, 3) for feed in sorted(FEEDS)]
+    assert [claim[:2] for claim in frontier.claims()] == [(feed, 3) for feed in sorted(FEEDS)]
 
 
 @given(

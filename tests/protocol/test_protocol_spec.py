@@ -98,6 +98,7 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("feeds under inquiry on a link", f"{inquiry.MAX_INQUIRIES}"),
         ("burst on a link", f"{flood.MAX_BURST} segments, {flood.MAX_BURST_UPDATES:,} updates"),
         ("Summary interval", f"{machine.SYNC_INTERVAL:g} s, one link in turn"),
+        ("questions outstanding or planned", f"{sync.MAX_PULLS:,}"),
         ("questions outstanding on a link", f"{sync.MAX_PULLS_PER_LINK:,}"),
         ("time for an answer", f"{sync.WANT_TIMEOUT:g} s"),
         ("time without asking after a forgery (A7)", f"{inquiry.INQUIRY_TIME:g} s"),
