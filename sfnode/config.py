@@ -82,28 +82,45 @@ class Task(Section):
     the filters). A space sets the answer off unless the prompt ends or the answer begins in white space.
 
     classification: `verbalizer` maps the row's label to the answer;
+    sequence-classification: `template` is all the text, which `{separator}` may part in two, and `verbalizer`
+    maps the row's label to the name of a class; a model with a classification head gives the classes scores,
+    in the verbalizer's order;
     choice: the row brings its candidates (`candidates_field`), the answer is `completion` with `{candidate}`
     filled in, and `label_field` has the right one (its text, its index, or a list of texts);
-    completion: the answer is `completion`; text: there is no answer, the loss is on the whole of `template`.
+    completion: the answer is `completion`; text: there is no answer, the loss is on the whole of `template`;
+    chat: `messages_field` holds a conversation, the loss is on what the assistant says in it.
+
+    `metric`: accuracy, f1 (macro-averaged, of a classification), or, if empty, what is usual for the kind.
     """
 
-    kind: Literal["classification", "choice", "completion", "text"]
-    template: str = Field(min_length=1)
+    kind: Literal["classification", "sequence-classification", "choice", "completion", "text", "chat"]
+    template: str = ""
     label_field: str = "label"
     verbalizer: dict[str, str] = Field(default_factory=dict)
     candidates_field: str = ""
     completion: str = ""
+    messages_field: str = Field(default="messages", min_length=1)
+    metric: Literal["", "accuracy", "f1"] = ""
     max_tokens: int = Field(default=256, ge=8, le=65_536)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether each row has one of the verbalizer's labels."""
+        return self.kind in ("classification", "sequence-classification")
 
     @model_validator(mode="after")
     def _complete(self) -> Task:
         words = [word.strip() for word in self.verbalizer.values()]
-        if self.kind == "classification" and (len(set(words)) < max(2, len(words)) or "" in words):
+        if not self.template and self.kind != "chat":
+            raise ValueError(f"the task kind {self.kind} needs a template")
+        if self.labelled and (len(set(words)) < max(2, len(words)) or "" in words):
             raise ValueError("a classification needs a verbalizer with two or more different words")
         if self.kind in ("choice", "completion") and not self.completion:
             raise ValueError(f"the task kind {self.kind} needs a completion")
         if self.kind == "choice" and not self.candidates_field:
             raise ValueError("the task kind choice needs a candidates_field")
+        if self.metric and not self.labelled and (self.kind, self.metric) != ("choice", "accuracy"):
+            raise ValueError(f"the task kind {self.kind} cannot be measured by {self.metric}")
         return self
 
 
@@ -283,6 +300,7 @@ class NodeSettings(Section):
     data: Path | None = None
     shard: tuple[int, int] | None = None
     device: str = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4"] = "auto"
     threads: int = Field(default=0, ge=0)
     queries: int = Field(default=1, ge=1, le=64)
     steps: int = Field(default=0, ge=0)

@@ -115,6 +115,8 @@ MANIFEST: dict[str, Any] = {
         "verbalizer": {"1": "great", "0": "terrible", "é": "so-so", "z": "?"},
         "candidates_field": "",
         "completion": "",
+        "messages_field": "messages",
+        "metric": "",
         "max_tokens": 256,
     },
     "data": {

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from transformers import AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from sfnode.config import Data, Manifest, Model, Task, Training
-from sfnode.engine import data, folder, model, presets
+from sfnode.engine import chat, data, folder, model, presets
+from sfnode.engine.targets import DEFAULT, Selection
 from sfnode.errors import Code, UserError
 
 DEFAULT_TASK = "reviews"
@@ -27,8 +30,16 @@ TASK_FIELDS = (
     "verbalizer",
     "candidates_field",
     "completion",
+    "messages_field",
+    "metric",
     "max_tokens",
 )
+
+ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
+"""What the name of an architecture ends in that is, or can become, a model with a classification head."""
+
+BODIES = ("Model", "ForPreTraining")
+"""What names end in that say nothing of the head; whether the model is an encoder, its type says."""
 
 
 def default_manifest() -> Manifest:
@@ -45,12 +56,13 @@ def build(given: dict[str, Any]) -> Manifest:
     source = _absolute(source)
     name = _preset_name(given, source)
     preset = presets.preset(name) if name else None
-    described = model.describe(source, revision)
     try:
+        task = _task(preset, given, folder.resolve(source, revision, None))
+        described = model.describe(source, revision, _selection(given), _classes(task))
         manifest = Manifest(
             name=given.get("name", name or "run"),
             model=described,
-            task=_task(preset, given, _positions(source, revision)),
+            task=task,
             data=_section(preset.data if preset else Data(), given),
             training=_section(_training(described, name), given),
         )
@@ -75,15 +87,29 @@ def _preset_name(given: dict[str, Any], source: str) -> str:
     return str(given.get("preset", default))
 
 
+def _selection(given: dict[str, Any]) -> Selection:
+    kinds = {kind: bool(given.get(f"train_{kind}")) for kind in ("embeddings", "biases", "norms")}
+    return Selection(given.get("target_modules", DEFAULT.modules), **kinds)
+
+
+def _classes(task: Task) -> int:
+    """How many the model's classification head tells apart; 0 for a language model."""
+    return len(task.verbalizer) if task.kind == "sequence-classification" else 0
+
+
 def _training(described: Model, preset: str) -> Training:
     if described.source == presets.DEFAULT_MODEL and preset == DEFAULT_TASK:
         return presets.default_run().training
     return Training()
 
 
-def _task(preset: presets.Preset | None, given: dict[str, Any], positions: int) -> Task:
-    fields: dict[str, Any] = preset.task.model_dump() if preset else {}
+def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> Task:
+    """The preset's task, as suits the model in this folder, with what was given for its fields."""
+    fields: dict[str, Any] = {}
+    if preset:
+        fields = presets.task_of(preset, headed=_is_encoder(_json(home / folder.CONFIG))).model_dump()
     task = Task(**fields | {key: given[key] for key in TASK_FIELDS if key in given})
+    positions = _positions(home)
     return task.model_copy(update={"max_tokens": min(task.max_tokens, positions)}) if positions else task
 
 
@@ -101,18 +127,47 @@ def _absolute(source: str) -> str:
     return str(path.resolve()) if source and path.exists() else source
 
 
-def _positions(source: str, revision: str) -> int:
-    """How many tokens the model takes; 0 if it does not say."""
-    config = json.loads((folder.resolve(source, revision, None) / folder.CONFIG).read_text(encoding="utf-8"))
-    sizes = (config.get(key) for key in ("max_position_embeddings", "n_positions"))
-    return next((size for size in sizes if isinstance(size, int)), 0)
+def _is_encoder(config: dict[str, Any]) -> bool:
+    """Whether a model classifies whole texts rather than predicting the next token."""
+    names = config.get("architectures") or []
+    if any(name.endswith(ENCODER_HEADS) for name in names):
+        return True
+    masked = config.get("model_type") in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    one_sided = not config.get("is_decoder") and not config.get("is_encoder_decoder")
+    return masked and one_sided and any(name.endswith(BODIES) for name in names)
+
+
+def _positions(home: Path) -> int:
+    """How many tokens the model takes; 0 if it does not say.
+
+    The tokenizer knows better where a table of positions does not begin at 0 (RoBERTa's).
+    """
+    config, tokenizer = _json(home / folder.CONFIG), _json(home / "tokenizer_config.json")
+    sizes = (
+        config.get("max_position_embeddings"),
+        config.get("n_positions"),
+        tokenizer.get("model_max_length"),
+    )
+    return min((size for size in sizes if isinstance(size, int)), default=0)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """The object in a file that a model may come with."""
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found
 
 
 def _try_data(manifest: Manifest) -> None:
-    """Read the local files among the data. What is on the hub is left to the nodes, who need it anyway."""
+    """Read the local files among the data, and see whether the model can word what they say.
+
+    What is on the hub is left to the nodes, who need it anyway.
+    """
     for source in (manifest.data.train, manifest.data.test):
         if source and not source.startswith(("hf:", "builtin:")):
             data.load_rows(source, manifest.task)
+    if manifest.task.kind == "chat":
+        home = folder.resolve(manifest.model.source, manifest.model.revision, None)
+        chat.require_template(AutoTokenizer.from_pretrained(home, local_files_only=True))
 
 
 def _bad_option(error: ValidationError) -> UserError:

@@ -15,10 +15,13 @@ from sfnode.config import Training
 from sfnode.engine.presets import DEFAULT_MODEL, PRESETS
 from sfnode.errors import Code, UserError
 
-KINDS = ("classification", "choice", "completion", "text")
+KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat")
 
 CUSTOM = "custom"
 """What one answers, when asked for the task, to describe one's own."""
+
+NO_MODULES = "none"
+"""In place of patterns: train no linear layer, but other parameters alone."""
 
 
 def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[str, str] | None:
@@ -29,6 +32,16 @@ def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[
     if not all(label and equals and word for label, equals, word in pairs):
         raise click.BadParameter("give it as LABEL=WORD,LABEL=WORD, for example 0=terrible,1=great")
     return {label.strip(): word.strip() for label, _, word in pairs}
+
+
+def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[str, ...] | None:
+    """`q_proj,v_proj` as a tuple; `none` as an empty one."""
+    if value is None or value.strip().lower() == NO_MODULES:
+        return None if value is None else ()
+    patterns = tuple(item.strip() for item in value.split(","))
+    if not all(patterns):
+        raise click.BadParameter("give it as PATTERN,PATTERN, for example q_proj,v_proj")
+    return patterns
 
 
 def number_option(flag: str, text: str) -> Callable[[F], F]:
@@ -44,6 +57,15 @@ def number_option(flag: str, text: str) -> Callable[[F], F]:
 @option("--name", metavar="NAME", help="Name of the run.  [default: the task]")
 @option("--model", metavar="SOURCE", help=f"Base model: a folder, a Hugging Face id, or {DEFAULT_MODEL}.")
 @option("--revision", metavar="COMMIT", help="Revision of a hub model.  [default: the newest, pinned]")
+@option(
+    "--target-modules",
+    callback=parse_patterns,
+    metavar="PATTERN,...",
+    help="Linear layers to train (docs/configuration.md).  [default: all-linear]",
+)
+@option("--train-embeddings", is_flag=True, default=None, help="Train token and position embeddings too.")
+@option("--train-biases", is_flag=True, default=None, help="Train the biases of linear layers too.")
+@option("--train-norms", is_flag=True, default=None, help="Train the normalisation layers too.")
 @option("--task", "preset", metavar="PRESET", help=f"A ready-made task: {', '.join(PRESETS)}.")
 @option("--kind", type=click.Choice(KINDS), help="A task of your own, with --template and --train.")
 @option("--template", metavar="TEXT", help="Its prompt, with the {fields} of a row (docs/tasks.md).")
@@ -51,11 +73,17 @@ def number_option(flag: str, text: str) -> Callable[[F], F]:
     "--verbalizer",
     callback=parse_verbalizer,
     metavar="LABEL=WORD,...",
-    help="classification: the answer to each label.",
+    help="classification: the answer to each label (the name of its class).",
 )
 @option("--label-field", metavar="FIELD", help="The field that holds the label.  [default: label]")
 @option("--candidates-field", metavar="FIELD", help="choice: the field that holds a row's candidates.")
 @option("--completion", metavar="TEXT", help="completion, choice: the text that the loss is on.")
+@option("--messages-field", metavar="FIELD", help="chat: the field with the messages.  [default: messages]")
+@option(
+    "--metric",
+    type=click.Choice(["accuracy", "f1"]),
+    help="classification: what the model is measured by.  [default: accuracy]",
+)
 @option("--max-tokens", type=int, metavar="COUNT", help="Longer prompts lose their beginning.")
 @option(
     "--train",
@@ -115,10 +143,13 @@ def ask() -> dict[str, Any]:
 def _ask_task() -> dict[str, Any]:
     """A task of one's own."""
     kind = click.prompt("Kind of task", type=click.Choice(KINDS), default="classification")
-    given: dict[str, Any] = {"kind": kind, "template": _text("Prompt, with the {fields} of a row")}
-    if kind in ("classification", "choice"):
+    given: dict[str, Any] = {"kind": kind}
+    if kind == "chat":
+        return given | {"messages_field": _text("Field that holds the messages", "messages")}
+    given["template"] = _text("Prompt, with the {fields} of a row")
+    if kind in ("classification", "sequence-classification", "choice"):
         given["label_field"] = _text("Field that holds the label", "label")
-    if kind == "classification":
+    if kind in ("classification", "sequence-classification"):
         given["verbalizer"] = click.prompt(
             "Answer to each label (such as 0=terrible,1=great)",
             value_proc=lambda answer: parse_verbalizer(None, None, answer),

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from sfnode.cli.options import data_dir_option, device_option, json_option, model_option, option
+from sfnode.cli.options import data_dir_option, device_option, dtype_option, json_option, model_option, option
 from sfnode.cli.results import EvalResult, Measurement, VerifyResult
+from sfnode.cli.swarmview import figure
 from sfnode.config import Manifest
 from sfnode.errors import Code, UserError
 from sfnode.store.datadir import Layout
@@ -54,11 +55,18 @@ def verify(data_dir: Path, as_json: bool) -> None:
 @data_dir_option
 @model_option
 @device_option
-def export(out: Path, form: str, data_dir: Path, model: Path | None, device: str) -> None:
+@option(
+    "--dtype",
+    type=click.Choice(["stored", "float32", "bfloat16", "float16"]),
+    default="stored",
+    show_default=True,
+    help="What the weights are written in; stored: as in the base model's files.",
+)
+def export(out: Path, form: str, data_dir: Path, model: Path | None, device: str, dtype: str) -> None:
     """Write the model as of now, with all updates in the log of a node's folder, to the new folder OUT."""
     from sfnode.engine.export import export_lora, export_model
 
-    loaded = _load(data_dir, model, device)
+    loaded = _load(data_dir, model, device, dtype)
     (export_model if form == "hf" else export_lora)(loaded.trainer, out)
     click.echo(f"wrote {out} ({loaded.updates} updates, digest {loaded.digest})")
 
@@ -67,6 +75,7 @@ def export(out: Path, form: str, data_dir: Path, model: Path | None, device: str
 @data_dir_option
 @model_option
 @device_option
+@dtype_option
 @option(
     "--limit",
     type=click.IntRange(0),
@@ -75,9 +84,9 @@ def export(out: Path, form: str, data_dir: Path, model: Path | None, device: str
     help="Use only so many test rows.  [default: as many as the manifest says]",
 )
 @json_option
-def evaluate(data_dir: Path, model: Path | None, device: str, limit: int, as_json: bool) -> None:
+def evaluate(data_dir: Path, model: Path | None, device: str, dtype: str, limit: int, as_json: bool) -> None:
     """Measure the base model, and the model as of now, on the run's test rows."""
-    loaded = _load(data_dir, model, device)
+    loaded = _load(data_dir, model, device, dtype)
     if not loaded.trainer.manifest.data.test:
         raise UserError(
             Code.DATA_NEEDED,
@@ -96,10 +105,11 @@ def evaluate(data_dir: Path, model: Path | None, device: str, limit: int, as_jso
         return
     before, after = result.before, result.after
     click.echo(
-        f"{before.metric} on {before.count} test rows, {loaded.updates} updates ({loaded.digest[:16]})"
+        f"{before.metric} (95 % interval) on {before.count} test rows, "
+        f"{loaded.updates} updates ({loaded.digest[:16]})"
     )
-    click.echo(f"before  {before.value:.4f}  loss {before.loss:.4f}")
-    click.echo(f"after   {after.value:.4f}  loss {after.loss:.4f}")
+    click.echo(f"before  {figure(before)}  loss {before.loss:.4f}")
+    click.echo(f"after   {figure(after)}  loss {after.loss:.4f}")
 
 
 class _Loaded(NamedTuple):
@@ -124,14 +134,14 @@ def _opened(data_dir: Path) -> Iterator[tuple[Manifest, UpdateLog]]:
         yield manifest, update_log
 
 
-def _load(data_dir: Path, model: Path | None, device: str) -> _Loaded:
+def _load(data_dir: Path, model: Path | None, device: str, dtype: str) -> _Loaded:
     """The model with everything in the log applied."""
     from sfnode.engine.trainer import Trainer
     from sfnode.runtime.audit import state_digest
     from sfnode.runtime.replay import batches
 
     with _opened(data_dir) as (manifest, update_log):
-        trainer = Trainer.load(manifest, model_override=model, device=device, training=False)
+        trainer = Trainer.load(manifest, model_override=model, device=device, dtype=dtype, training=False)
         for batch in batches(update_log, manifest.run_id, update_log.tails()):
             trainer.apply(batch)
         return _Loaded(trainer, state_digest(manifest, update_log), update_log.updates())

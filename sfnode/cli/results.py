@@ -17,8 +17,11 @@ class Measurement(_Result):
     """A model on the run's test rows."""
 
     metric: str
-    """accuracy, exact_match or perplexity."""
+    """accuracy, f1, exact_match or perplexity."""
     value: float
+    low: float
+    """Lower end of the value's 95 % confidence interval."""
+    high: float
     loss: float
     count: int
 
@@ -73,3 +76,77 @@ class SwarmResult(_Result):
     """From the first update that was seen until all nodes had all of them."""
     seconds_in_all: float
     """From the start of the command."""
+
+
+class BatchResult(_Result):
+    """One size of a mini-batch in `sfnode bench`."""
+
+    batch: int
+    """Rows of each query's mini-batch."""
+    tokens: int
+    """Real ones in a step's mini-batches, counted once."""
+    forwards_seconds: float
+    """Two plain forward passes."""
+    step_seconds: float
+    step_ratio: float
+    """The step's time by that of two forward passes."""
+    tokens_per_second: float
+    """Through the step, at both points."""
+    updates_per_hour: float
+    inference_peak_bytes: int | None
+    """A plain forward pass with the batch doubled; None where it is unknown."""
+    training_peak_bytes: int | None
+    memory_ratio: float | None
+    mezo_matrices_seconds: float | None
+    """MeZO's step on the same matrices; None unless asked for, or where it cannot work."""
+    mezo_matrices_ratio: float | None
+    """By our step."""
+    mezo_all_seconds: float | None
+    """MeZO's step on all parameters."""
+    mezo_all_ratio: float | None
+
+
+class IncomingResult(_Result):
+    """What taking in others' updates costs, in `sfnode bench`."""
+
+    updates: int
+    """That arrive during a step."""
+    add_seconds: float
+    """For the exact core to take them in."""
+    fold_seconds: float
+    """For the weights to follow, once, whatever has come since they last did."""
+    share: float
+    """Of a step's time, in the long run."""
+
+
+class FitResult(_Result):
+    """The largest model that fits, in one number format, in `sfnode bench`."""
+
+    dtype: str
+    bytes_per_parameter: float
+    parameters: int
+
+
+class BenchResult(_Result):
+    """`sfnode bench --json`."""
+
+    version: str
+    model: str
+    parameters: int
+    trained_parameters: int
+    matrices: int
+    device: str
+    device_name: str
+    dtype: str
+    threads: int
+    rank: int
+    queries: int
+    repetitions: int
+    batches: list[BatchResult]
+    incoming: list[IncomingResult]
+    weight_bytes: int
+    overhead_bytes: int | None
+    """The largest training peak without the weights."""
+    free_bytes: int | None
+    """On the device, before the model was loaded."""
+    fits: list[FitResult]

@@ -68,9 +68,14 @@ def closing_table(result: SwarmResult) -> Table:
     return table
 
 
+def figure(measured: Measurement) -> str:
+    """The value with its 95 % confidence interval, such as `0.526 (0.493-0.559)`."""
+    return f"{measured.value:.3f} ({measured.low:.3f}-{measured.high:.3f})"
+
+
 def measurement_line(when: str, measured: Measurement) -> str:
-    """Such as `base model: accuracy 0.526, loss 0.687 on 872 held-out rows`."""
-    what = f"{measured.metric} {measured.value:.3f}, loss {measured.loss:.3f}"
+    """Such as `base model: accuracy 0.526 (0.493-0.559), loss 0.687 on 872 held-out rows`."""
+    what = f"{measured.metric} {figure(measured)}, loss {measured.loss:.3f}"
     return f"{when}: {what} on {measured.count} held-out rows"
 
 
@@ -79,7 +84,7 @@ def verdict(result: SwarmResult) -> list[str]:
     lines = []
     if result.before and result.after:
         before, after = result.before, result.after
-        lines.append(f"{after.metric} {before.value:.3f} -> {after.value:.3f} on {after.count} held-out rows")
+        lines.append(f"{after.metric} {figure(before)} -> {figure(after)} on {after.count} held-out rows")
         lines.append(f"loss {before.loss:.3f} -> {after.loss:.3f}")
     lines.append(f"{result.updates} updates in {result.seconds:.1f} s")
     if result.bytes_per_update:

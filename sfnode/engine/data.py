@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sfnode.config import Task
-from sfnode.engine import reviews, template, wording
+from sfnode.engine import reviews, wording
 from sfnode.errors import Code, UserError
 from sfprotocol.seeds import derive_key, stream
 
@@ -31,17 +31,16 @@ _FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:NAME[:CONFIG]:SPLIT, or
 def load_rows(source: str, task: Task, *, limit: int = 0, min_words: int = 0) -> list[Row]:
     """The rows of a file, of `hf:NAME[:CONFIG]:SPLIT` or of `builtin:reviews:train|test`, fit for `task`.
 
-    Rows whose first template field has fewer than `min_words` words are left out; of the rest `limit` rows
+    Rows that have fewer than `min_words` words (`wording.counted`) are left out; of the rest `limit` rows
     (0: all) are selected, the same ones on every node. Raises UserError DATA_NOT_FOUND, or DATA_MALFORMED
     with the place of the first row that does not fit the task.
     """
-    counted = template.fields(task.template)[0]
     rows = []
     for place, row in _read(source):
         wrong = wording.complaint(task, row)
         if wrong:
             raise _malformed(f"{place}: {wrong}")
-        if not min_words or len(str(row[counted]).split()) >= min_words:
+        if not min_words or wording.counted(task, row) >= min_words:
             rows.append(row)
     if not rows:
         raise _malformed(f"{source} has no rows" + (f" of at least {min_words} words" if min_words else ""))

@@ -1,7 +1,8 @@
 """Ready-made tasks: the embedded default, and benchmarks of the literature with MeZO's published prompts.
 
-The prompts are those of princeton-nlp/MeZO (large_models/templates.py and tasks.py), to the character; the
-data are where they are on the Hugging Face hub. This module only describes; it reads nothing.
+The prompts are those of princeton-nlp/MeZO (large_models/templates.py and tasks.py), to the character; a
+model with a classification head reads the bare texts instead. The data are where they are on the Hugging Face
+hub. This module only describes; it reads nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class Preset(NamedTuple):
 
     task: Task
     data: Data
+    texts: str = ""
+    """The template for a model with a classification head; empty if the task is none for such a model."""
 
 
 class DefaultRun(NamedTuple):
@@ -46,6 +49,23 @@ def preset(name: str) -> Preset:
     return found
 
 
+def task_of(found: Preset, *, headed: bool) -> Task:
+    """The preset's task for a language model, or for a model `headed` by a classifier.
+
+    Raises UserError BAD_OPTION where the task is none for the latter.
+    """
+    if not headed:
+        return found.task
+    if not found.texts:
+        raise UserError(
+            Code.BAD_OPTION,
+            "an encoder with a classification head cannot do this task, whose rows bring their own answers",
+            f"Take a language model, or one of {', '.join(n for n, p in PRESETS.items() if p.texts)}.",
+        )
+    changed = {"kind": "sequence-classification", "template": found.texts}
+    return Task(**found.task.model_dump() | changed)
+
+
 def default_run() -> DefaultRun:
     """The embedded default: the tiny model learns to answer good or bad about made-up reviews.
 
@@ -60,7 +80,8 @@ def default_run() -> DefaultRun:
         update_budget=3000,
         scalar_limit=96,
     )
-    return DefaultRun(*PRESETS["reviews"], training)
+    reviews = PRESETS["reviews"]
+    return DefaultRun(reviews.task, reviews.data, training)
 
 
 def _hub(name: str) -> Data:
@@ -87,18 +108,22 @@ PRESETS: dict[str, Preset] = {
             max_tokens=48,
         ),
         Data(train="builtin:reviews:train", test="builtin:reviews:test"),
+        texts="{text}",
     ),
     "sst2": Preset(
         _labelled("{sentence|strip} It was", "terrible", "great"),
         _hub("nyu-mll/glue:sst2"),
+        texts="{sentence|strip}",
     ),
     "rte": Preset(
         _labelled('{premise}\nDoes this mean that "{hypothesis}" is true? Yes or No?\n', "Yes", "No"),
         _hub("aps/super_glue:rte"),
+        texts="{premise}{separator}{hypothesis}",
     ),
     "boolq": Preset(
         _labelled("{passage} {question|question}\n", "No", "Yes"),
         _hub("aps/super_glue:boolq"),
+        texts="{question|question}{separator}{passage}",
     ),
     "wic": Preset(
         _labelled(
@@ -108,6 +133,7 @@ PRESETS: dict[str, Preset] = {
             "Yes",
         ),
         _hub("aps/super_glue:wic"),
+        texts="{word}: {sentence1}{separator}{sentence2}",
     ),
     "multirc": Preset(
         _labelled(
@@ -117,6 +143,7 @@ PRESETS: dict[str, Preset] = {
             "Yes",
         ),
         _hub("aps/super_glue:multirc"),
+        texts="{question} {answer}{separator}{paragraph}",
     ),
     "record": Preset(
         Task(

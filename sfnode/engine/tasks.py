@@ -1,34 +1,26 @@
-"""From rows to tensors and from logits to losses, scores and metrics.
+"""From rows to tensors, and from log-probabilities to losses, scores and metrics.
 
 Scoring and training follow MeZO (Malladi et al. 2023; princeton-nlp/MeZO, large_models/utils.py and run.py):
 a candidate's score is the mean log-probability of its tokens, and classification is trained on the
-cross-entropy over the candidates' scores. This module knows tokenizers and logits; it knows no model and no
-update.
+cross-entropy over the candidates' scores. This module knows tokenizers and log-probabilities; it knows no
+model and no update.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.config import Task
-from sfnode.engine.template import join
-from sfnode.engine.wording import Row, Wording, wording
-from sfnode.errors import Code, UserError
-
-CACHED_TOKENS = 4_000_000
-"""How many tokens of seen examples each tokenizer keeps, at 4 to 20 bytes each. SST-2 fits whole."""
-
-_I32 = NDArray[np.int32]
+from sfnode.engine import metrics
+from sfnode.engine.tokens import Example, example
+from sfnode.engine.wording import Row, Wording, Words, length, wording
 
 
 @dataclass(frozen=True)
@@ -43,10 +35,12 @@ class Encoded:
     """(S, T) int64."""
     attention_mask: Tensor
     """(S, T) int64, 0 on padding."""
-    positions: Tensor
-    """(P,) int64, flat indices into (S * T): the hidden state there predicts a target."""
+    sequences: Tensor
+    """(P,) int64, the sequence whose output predicts each target."""
+    columns: Tensor
+    """(P,) int64, the column of it that predicts the target; 0 where a model has one output a sequence."""
     targets: Tensor
-    """(P,) int64, the token predicted at each position."""
+    """(P,) int64, the token (or class) predicted at each position."""
     slots: Tensor
     """(P,) int64, flat indices into (B, K): the candidate that each target belongs to."""
     tokens: Tensor
@@ -61,218 +55,158 @@ class Encoded:
         """B."""
         return self.right.shape[0]
 
-    def scores(self, logits: Tensor) -> Tensor:
+    def scores(self, log_probs: Tensor) -> Tensor:
         """Mean log-probability of each candidate's tokens, (B, K) float32; -inf where there is no candidate.
 
-        `logits`: (P, vocab) of any floating dtype, at `positions`.
+        `log_probs`: (P,) float32, that of each target.
         """
-        chosen = logits.float().log_softmax(-1).gather(1, self._like(self.targets, logits)[:, None])  # (P, 1)
-        tokens = self._like(self.tokens, logits)
-        sums = torch.zeros(tokens.numel(), device=logits.device)
-        sums.index_add_(0, self._like(self.slots, logits), chosen.flatten())
+        tokens = self.tokens.to(log_probs.device)  # (B, K)
+        sums = torch.zeros(tokens.numel(), device=log_probs.device)
+        sums.index_add_(0, self.slots.to(log_probs.device), log_probs)
         return torch.where(tokens > 0, sums.view_as(tokens) / tokens, -math.inf)
 
-    def losses(self, logits: Tensor) -> Tensor:
-        """The loss of each example, (B,) float32, from logits (P, vocab).
+    def losses(self, log_probs: Tensor) -> Tensor:
+        """The loss of each example, (B,) float32, from the log-probability of each target, (P,).
 
         Contrastive: cross-entropy over the candidates' scores; else minus the mean log-probability of the
         tokens of the first right answer.
         """
-        scores = self.scores(logits)  # (B, K)
-        first = self._like(self.right, logits).int().argmax(1, keepdim=True)  # (B, 1)
+        scores = self.scores(log_probs)  # (B, K)
+        first = self.right.to(log_probs.device).int().argmax(1, keepdim=True)  # (B, 1)
         if self.contrastive:
             scores = scores.log_softmax(1)
         return -scores.gather(1, first).flatten()
 
-    @staticmethod
-    def _like(part: Tensor, logits: Tensor) -> Tensor:
-        return part.to(logits.device)
+
+class Scored(NamedTuple):
+    """What a forward pass says about an `Encoded`."""
+
+    log_probs: Tensor
+    """(P,) float32, the log-probability of each target at its position."""
+    greedy: Tensor
+    """(P,) bool, whether the target is the likeliest there."""
 
 
 class Evaluation(NamedTuple):
     """A measurement of a model on some rows."""
 
     metric: str
-    """accuracy (classification, choice), exact_match (completion, greedily decoded) or perplexity (text)."""
+    """accuracy or f1, exact_match (completion, greedily decoded) or perplexity (text, chat)."""
     value: float
+    low: float
+    """Lower end of its 95 % confidence interval."""
+    high: float
+    """Upper end."""
     loss: float
     """Mean loss of the rows, as trained on."""
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody wants here
     """Number of rows."""
 
 
-class _Example(NamedTuple):
-    """One row as token ids."""
+class _Answers(NamedTuple):
+    """What a model said to some rows, all (B,) on the CPU."""
 
-    inputs: tuple[_I32, ...]
-    """The sequences that are fed in."""
-    targets: _I32
-    """(P, 4): each target's sequence, the column whose hidden state predicts it, token and candidate."""
-    right: tuple[int, ...]
-    """The right candidates."""
-
-
-class _Cache:
-    """The examples that one tokenizer has encoded."""
-
-    def __init__(self) -> None:
-        self.examples: dict[tuple[Wording, int], _Example] = {}
-        self.tokens = 0
-
-
-_caches: WeakKeyDictionary[Any, _Cache] = WeakKeyDictionary()
+    losses: Tensor
+    """float64."""
+    tokens: Tensor
+    """float64, the targets of the first right answer."""
+    chosen: Tensor
+    """int64, the candidate with the highest score."""
+    right: Tensor
+    """int64, the first right candidate."""
+    hit: Tensor
+    """bool, whether the row is answered rightly."""
 
 
 def encode(task: Task, tokenizer: Any, rows: Sequence[Row], *, every_candidate: bool = False) -> Encoded:
-    """The rows as tensors. Raises UserError DATA_MALFORMED when an answer alone is longer than max_tokens.
+    """The rows as tensors. Raises UserError DATA_MALFORMED when what must be predicted exceeds max_tokens.
 
     For a `choice` task, as in MeZO, training needs the first right candidate only; `every_candidate` encodes
     all, to score them.
     """
-    contrastive = task.kind == "classification"
     worded = [wording(task, row) for row in rows]
-    if not contrastive and not every_candidate:
-        worded = [Wording(w.prompt, (w.answers[w.right[0]],), (0,)) for w in worded]
+    if task.kind == "choice" and not every_candidate:
+        worded = [_first_right(words) for words in worded]
     pad = tokenizer.pad_token_id
-    return _collate([_example(tokenizer, w, task.max_tokens) for w in worded], pad or 0, contrastive)
+    return _collate([example(tokenizer, words, task.max_tokens) for words in worded], pad or 0, task.labelled)
 
 
 def evaluate(
     task: Task,
     tokenizer: Any,
     rows: Sequence[Row],
-    forward: Callable[[Encoded], Tensor],
+    forward: Callable[[Encoded], Scored],
     batch_size: int,
 ) -> Evaluation:
-    """Score every row; `forward` maps an Encoded to logits (P, vocab)."""
-    rows = sorted(rows, key=lambda row: _length(wording(task, row)))  # like lengths together, little padding
-    hits = losses = surprise = tokens = 0.0
+    """Score every row with what `forward` says about it."""
+    rows = sorted(rows, key=lambda row: length(wording(task, row)))  # like lengths together, little padding
+    batches = []
     for start in range(0, len(rows), batch_size):
         encoded = encode(task, tokenizer, rows[start : start + batch_size], every_candidate=True)
-        logits = forward(encoded)
-        loss = encoded.losses(logits).double().cpu()  # (B,)
-        losses += float(loss.sum())
-        if task.kind == "text":
-            surprise += float((loss * encoded.tokens[:, 0]).sum())
-            tokens += float(encoded.tokens.sum())
-        else:
-            hits += float(_hits(task, encoded, logits).sum())
-    count = len(rows)
-    if task.kind == "text":
-        return Evaluation("perplexity", math.exp(min(surprise / tokens, 700.0)), losses / count, count)
-    metric = "exact_match" if task.kind == "completion" else "accuracy"
-    return Evaluation(metric, hits / count, losses / count, count)
+        batches.append(_answers(task, encoded, forward(encoded)))
+    answers = _Answers(*map(torch.cat, zip(*batches, strict=True)))
+    metric, measured = _measured(task, answers)
+    return Evaluation(metric, *measured, float(answers.losses.mean()), len(rows))
 
 
-def _length(words: Wording) -> int:
-    return len(words.prompt) + max(map(len, words.answers))
+def _first_right(words: Words) -> Words:
+    assert isinstance(words, Wording)
+    return Wording(words.prompt, (words.answers[words.right[0]],), (0,))
 
 
-def _hits(task: Task, encoded: Encoded, logits: Tensor) -> Tensor:
-    """Which examples are answered rightly, (B,) bool on the CPU.
-
-    A completion is right when every token of it is the likeliest after those before it, which is when greedy
-    decoding would write it.
-    """
-    if task.kind == "completion":
-        wrong = (logits.argmax(-1).cpu() != encoded.targets).float()  # (P,)
-        return torch.zeros(encoded.examples).index_add_(0, encoded.slots, wrong) == 0
-    best = encoded.scores(logits).argmax(1, keepdim=True).cpu()  # (B, 1)
-    return encoded.right.gather(1, best).flatten()
-
-
-def _example(tokenizer: Any, words: Wording, max_tokens: int) -> _Example:
-    """The tokens of an example; each distinct one is tokenised once per tokenizer."""
-    cache = _caches.setdefault(tokenizer, _Cache())
-    key = (words, max_tokens)
-    example = cache.examples.get(key)
-    if example is None:
-        if cache.tokens > CACHED_TOKENS:
-            cache.examples.clear()
-            cache.tokens = 0
-        example = cache.examples[key] = _tokenised(tokenizer, words, max_tokens)
-        cache.tokens += sum(len(ids) for ids in example.inputs)
-    return example
+def _answers(task: Task, encoded: Encoded, scored: Scored) -> _Answers:
+    scores = encoded.scores(scored.log_probs).cpu()  # (B, K)
+    chosen, right = scores.argmax(1), encoded.right.int().argmax(1)  # (B,)
+    return _Answers(
+        losses=encoded.losses(scored.log_probs).double().cpu(),
+        tokens=encoded.tokens.gather(1, right[:, None]).flatten().double(),
+        chosen=chosen,
+        right=right,
+        hit=_written(encoded, scored)
+        if task.kind == "completion"
+        else encoded.right.gather(1, chosen[:, None]).flatten(),
+    )
 
 
-def _tokenised(tokenizer: Any, words: Wording, max_tokens: int) -> _Example:
-    inputs: list[list[int]] = []
-    targets = []
-    whole = enumerate(_sequences(tokenizer, words, max_tokens))
-    # The longest first, so that a sequence that another one begins with finds that other one.
-    for candidate, (ids, first) in sorted(whole, key=lambda item: -len(item[1][0])):
-        fed = ids[:-1]  # the last token predicts nothing
-        home = next((n for n, other in enumerate(inputs) if other[: len(fed)] == fed), len(inputs))
-        if home == len(inputs):
-            inputs.append(fed)
-        targets += [(home, column - 1, ids[column], candidate) for column in range(first, len(ids))]
-    fed_in = tuple(np.array(ids, np.int32) for ids in inputs)
-    return _Example(fed_in, np.array(targets, np.int32), words.right)
+def _written(encoded: Encoded, scored: Scored) -> Tensor:
+    """Which completions greedy decoding would write, (B,) bool: each token is the likeliest in its place."""
+    wrong = (~scored.greedy.cpu()).float()  # (P,)
+    return torch.zeros(encoded.examples).index_add_(0, encoded.slots, wrong) == 0
 
 
-def _sequences(tokenizer: Any, words: Wording, max_tokens: int) -> list[tuple[list[int], int]]:
-    """Per answer the token ids of prompt and answer, at most max_tokens, and the index of the answer's first.
-
-    A prompt that is too long loses its beginning, the same for all answers; an answer without a prompt (a
-    text) loses its end. Prompt and answer are tokenised as one piece, and the answer begins where that
-    departs from the prompt's own tokens.
-    """
-    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    room = max_tokens - len(start)
-    pieces = [_ids(tokenizer, join(words.prompt, answer)) for answer in words.answers]
-    alone = _ids(tokenizer, words.prompt.rstrip(" ")) if words.prompt else []
-    cut = max(0, max(map(len, pieces)) - room) if words.prompt else 0
-    earliest = max(len(start), 1)  # the very first token of a sequence is predicted by nothing
-    sequences = []
-    for piece, answer in zip(pieces, words.answers, strict=True):
-        ids = start + piece[cut:][:room]
-        first = len(start) + _common(piece, alone) - cut if words.prompt else earliest
-        if not earliest <= first < len(ids):
-            raise _unfit(answer, max_tokens)
-        sequences.append((ids, first))
-    return sequences
+def _measured(task: Task, answers: _Answers) -> tuple[str, metrics.Measured]:
+    """The name of the task's metric and its value."""
+    if task.kind in ("text", "chat"):
+        surprises = answers.losses * answers.tokens  # (rows,), in nats
+        return "perplexity", metrics.perplexity(surprises.numpy(), answers.tokens.numpy())
+    if task.metric == "f1":
+        classes = len(task.verbalizer)
+        return "f1", metrics.macro_f1(answers.chosen.numpy(), answers.right.numpy(), classes)
+    name = "exact_match" if task.kind == "completion" else "accuracy"
+    return name, metrics.share(int(answers.hit.sum()), len(answers.hit))
 
 
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of the text alone: some tokenizers add special ones in front, some behind, some none."""
-    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-    return ids
-
-
-def _common(left: list[int], right: list[int]) -> int:
-    """Length of the longest common beginning."""
-    pairs = zip(left, right, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _collate(examples: Sequence[_Example], pad: int, contrastive: bool) -> Encoded:
-    inputs = [ids for example in examples for ids in example.inputs]
+def _collate(examples: Sequence[Example], pad: int, contrastive: bool) -> Encoded:
+    inputs = [ids for one in examples for ids in one.inputs]
     lengths = np.array([len(ids) for ids in inputs])
     width = int(lengths.max())  # T
     input_ids = np.full((len(inputs), width), pad, np.int64)
     for row, ids in zip(input_ids, inputs, strict=True):
         row[: len(ids)] = ids
-    sequence, column, token, candidate = np.concatenate([e.targets for e in examples]).astype(np.int64).T
-    counts = [len(example.targets) for example in examples]
-    firsts = np.cumsum([0] + [len(example.inputs) for example in examples[:-1]])
+    sequence, column, token, candidate = np.concatenate([one.targets for one in examples]).astype(np.int64).T
+    counts = [len(one.targets) for one in examples]
+    firsts = np.cumsum([0] + [len(one.inputs) for one in examples[:-1]])
     options = int(candidate.max()) + 1  # K
     slots = np.repeat(np.arange(len(examples)), counts) * options + candidate
     tokens = np.bincount(slots, minlength=len(examples) * options).astype(np.float32)
     return Encoded(
         input_ids=torch.from_numpy(input_ids),
         attention_mask=torch.from_numpy((np.arange(width) < lengths[:, None]).astype(np.int64)),
-        positions=torch.from_numpy((np.repeat(firsts, counts) + sequence) * width + column),
-        targets=torch.from_numpy(token),
+        sequences=torch.from_numpy(np.repeat(firsts, counts) + sequence),
+        columns=torch.from_numpy(np.ascontiguousarray(column)),
+        targets=torch.from_numpy(np.ascontiguousarray(token)),
         slots=torch.from_numpy(slots),
         tokens=torch.from_numpy(tokens.reshape(len(examples), options)),
-        right=torch.tensor([[slot in example.right for slot in range(options)] for example in examples]),
+        right=torch.tensor([[slot in one.right for slot in range(options)] for one in examples]),
         contrastive=contrastive,
-    )
-
-
-def _unfit(answer: str, max_tokens: int) -> UserError:
-    return UserError(
-        Code.DATA_MALFORMED,
-        f"the answer {answer[:60]!r} cannot be predicted within max_tokens = {max_tokens}",
-        "Raise max_tokens in the run's task, or leave such rows out of the data.",
     )

@@ -6,7 +6,8 @@ row and a manifest never carries code. This module knows nothing of tokens, labe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from string import Formatter
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ from sfnode.errors import Code, UserError
 
 CANDIDATE = "candidate"
 """The field that a `choice` task adds to a row: the candidate being written."""
+
+SEPARATOR = "separator"
+"""What stands in braces between the two texts of a `sequence-classification`; no field of a row there."""
 
 Row = Mapping[str, Any]
 
@@ -69,14 +73,41 @@ def fields(template: str) -> tuple[str, ...]:
 
 
 def render(template: str, row: Row) -> str:
-    """The text of a row. The row has every field of the template (`tasks.complaint` saw to that)."""
-    text = []
-    for literal, field, filter_name in parse(template):
-        text.append(literal)
-        if field:
-            value = str(row[field])
-            text.append(FILTERS[filter_name](value, row) if filter_name else value)
-    return "".join(text)
+    """The text of a row. The row has every field of the template (`wording.complaint` saw to that)."""
+    return "".join(literal + _value(field, name, row) for literal, field, name in parse(template))
+
+
+def texts(template: str, row: Row) -> tuple[str, ...]:
+    """The text of a row, or the two texts that `{separator}` parts.
+
+    Raises UserError BAD_MANIFEST where it parts more than two, which no tokenizer takes.
+    """
+    written = [""]
+    for literal, field, name in parse(template):
+        written[-1] += literal
+        if field == SEPARATOR:
+            written.append("")
+        else:
+            written[-1] += _value(field, name, row)
+    if len(written) > 2:
+        raise _bad(template, f"{{{SEPARATOR}}} may stand in it once")
+    return tuple(written)
+
+
+def agreeing(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """Length of the longest common beginning of two texts, or of their tokens."""
+    if left == right[: len(left)]:  # mostly, and much faster
+        return len(left)
+    pairs = zip(left, right, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _value(field: str, filter_name: str, row: Row) -> str:
+    """What stands for a field; nothing for the missing one at a template's end."""
+    if not field:
+        return ""
+    value = str(row[field])
+    return FILTERS[filter_name](value, row) if filter_name else value
 
 
 def join(prompt: str, answer: str) -> str:

@@ -279,7 +279,13 @@ class RunningNode:
         )
         digest = "" if base else moment.digest
         return EvaluationStatus(
-            metric=result.metric, value=result.value, loss=result.loss, count=result.count, digest=digest
+            metric=result.metric,
+            value=result.value,
+            low=result.low,
+            high=result.high,
+            loss=result.loss,
+            count=result.count,
+            digest=digest,
         )
 
     async def core_status(self) -> CoreStatus:

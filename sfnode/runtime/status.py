@@ -82,6 +82,9 @@ class EvaluationStatus(_Answer):
 
     metric: str
     value: float
+    low: float
+    """Lower end of the value's 95 % confidence interval."""
+    high: float
     loss: float
     count: int
     digest: str

@@ -8,9 +8,9 @@ import pytest
 
 from sfnode.config import Manifest
 from sfnode.engine import model
-from sfnode.engine.presets import DEFAULT_MODEL, PRESETS, default_run, preset
+from sfnode.engine.presets import DEFAULT_MODEL, PRESETS, default_run, preset, task_of
 from sfnode.engine.template import join
-from sfnode.engine.wording import complaint, wording
+from sfnode.engine.wording import Labelled, Wording, complaint, wording
 from sfnode.errors import Code, UserError
 
 PASSAGE = {
@@ -59,8 +59,35 @@ def test_a_preset_words_a_row_as_published(name: str) -> None:
     row: dict[str, Any] = CLOZE if name == "record" else LABELLED
     assert complaint(task, row) == ""
     words = wording(task, row)
+    assert isinstance(words, Wording)
     assert [join(words.prompt, answer) for answer in words.answers] == WORDED[name]
     assert words.right == (1,)
+
+
+BARE = {
+    "reviews": ("fine .",),
+    "sst2": ("a fine film",),
+    "rte": ("It rains.", "It is wet."),
+    "boolq": ("Is it wet?", "It rains."),
+    "wic": ("bank: A bank.", "The bank."),
+    "multirc": ("is it wet Yes, wet", "It rains."),
+}
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_a_model_with_a_classification_head_reads_the_bare_texts(name: str) -> None:
+    found = preset(name)
+    task = task_of(found, headed=True)
+    assert complaint(task, LABELLED) == ""
+    assert wording(task, LABELLED) == Labelled(BARE[name], 2, 1)
+    assert (task.verbalizer, task.max_tokens) == (found.task.verbalizer, found.task.max_tokens)
+    assert task_of(found, headed=False) == found.task
+
+
+def test_a_task_whose_rows_bring_their_answers_is_none_for_such_a_model() -> None:
+    with pytest.raises(UserError, match="rows bring their own answers") as caught:
+        task_of(preset("record"), headed=True)
+    assert caught.value.fix.endswith(f"one of {', '.join(BARE)}.")
 
 
 def test_a_preset_is_found_whatever_the_case_and_missed_with_a_list() -> None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from sfnode.config import Task
 from sfnode.engine import template
-from sfnode.engine.wording import Wording, complaint, fields, wording
+from sfnode.engine.wording import Conversation, Labelled, Message, Wording, complaint, fields, wording
 from sfnode.errors import Code, UserError
 
 LABELLED = Task(kind="classification", template="{a} or {b}?", verbalizer={"0": "no", "true": "yes"})
@@ -25,6 +25,13 @@ CLOZE = Task(
 CLOZE_ROW = {"text": "A story.", "query": "@placeholder won", "who": ["Ann", "Bo"], "answers": ["Bo", "Ann"]}
 STORY = Task(kind="completion", template="Q: {q}\nA:", completion="{a}")
 TEXT = Task(kind="text", template="{text}")
+PAIR = Task(
+    kind="sequence-classification",
+    template="{a}: {{{separator}{b}",
+    verbalizer={"no": "apart", "yes": "alike"},
+)
+CHAT = Task(kind="chat", messages_field="talk")
+TALK = [{"role": "user", "content": "why", "name": "Ann"}, {"role": "assistant", "content": "so"}]
 
 
 @given(st.text())
@@ -67,11 +74,16 @@ def test_each_kind_of_task_words_its_answers() -> None:
     assert wording(CLOZE, CLOZE_ROW) == Wording("A story.\n-", ("Ann won", "Bo won"), (1, 0))
     assert wording(STORY, {"q": "why", "a": "so"}) == Wording("Q: why\nA:", ("so",), (0,))
     assert wording(TEXT, {"text": "once"}) == Wording("", ("once",), (0,))
+    assert wording(PAIR, {"a": "x", "b": "y", "label": "yes"}) == Labelled(("x: {", "y"), 2, 1)
+    told = wording(CHAT, {"talk": TALK})
+    assert told == Conversation((Message("user", "why"), Message("assistant", "so")))
 
 
 @pytest.mark.parametrize(("given_label", "right"), [(1, (1,)), ("Ann", (0,)), (["Bo", "Cy"], (1,))])
 def test_the_right_candidate_is_an_index_a_text_or_any_of_several(given_label: Any, right: Any) -> None:
-    assert wording(CLOZE, {**CLOZE_ROW, "answers": given_label}).right == right
+    words = wording(CLOZE, {**CLOZE_ROW, "answers": given_label})
+    assert isinstance(words, Wording)
+    assert words.right == right
 
 
 def test_a_task_needs_the_fields_that_it_names() -> None:
@@ -79,6 +91,8 @@ def test_a_task_needs_the_fields_that_it_names() -> None:
     assert fields(CLOZE) == ("text", "query", "answers", "who")
     assert fields(STORY) == ("q", "a")
     assert fields(TEXT) == ("text",)
+    assert fields(PAIR) == ("a", "b", "label")
+    assert fields(CHAT) == ("talk",)
 
 
 COMPLAINTS = [
@@ -92,6 +106,9 @@ COMPLAINTS = [
     (STORY, {"q": "why", "a": " "}, "there is no text to learn"),
     (TEXT, {"text": "\n"}, "there is no text to learn"),
     (TEXT, {}, "no 'text'; the row has nothing"),
+    (PAIR, {"a": "x", "b": "y", "label": 1}, "the label '1' is none of the task's labels (no, yes)"),
+    (PAIR, {"a": "x", "label": "no"}, "no 'b'; the row has 'a', 'label'"),
+    (CHAT, {"talk": "why"}, "'talk' is not a list of messages"),
 ]
 
 
@@ -100,13 +117,27 @@ def test_a_row_that_cannot_serve_is_complained_about(task: Task, row: dict[str, 
     assert complaint(task, row) == said
 
 
-@pytest.mark.parametrize("task", [LABELLED, CLOZE, STORY, TEXT])
+@pytest.mark.parametrize("task", [LABELLED, CLOZE, STORY, TEXT, CHAT])
 def test_a_row_that_can_serve_is_not(task: Task) -> None:
-    row = {"a": "x", "b": "y", "label": 0, "q": "why", **CLOZE_ROW}
+    row = {"a": "x", "b": "y", "label": 0, "q": "why", "talk": TALK, **CLOZE_ROW}
     assert complaint(task, row) == ""
 
 
+def test_a_separator_parts_a_text_once_and_is_an_ordinary_field_elsewhere() -> None:
+    assert template.texts("{a}{separator}{b}", {"a": "{separator}", "b": "y"}) == ("{separator}", "y")
+    assert template.render("{a}{separator}", {"a": "x", "separator": "-"}) == "x-"
+    with pytest.raises(UserError, match="may stand in it once") as caught:
+        template.texts("{a}{separator}{b}{separator}", {"a": "x", "b": "y"})
+    assert caught.value.code == Code.BAD_MANIFEST
+
+
 INCOMPLETE: list[dict[str, Any]] = [
+    {"kind": "sequence-classification", "verbalizer": {"0": "no"}},
+    {"kind": "text", "template": ""},
+    {"kind": "text", "metric": "accuracy"},
+    {"kind": "chat", "metric": "f1"},
+    {"kind": "chat", "messages_field": ""},
+    {"kind": "choice", "completion": "{candidate}", "candidates_field": "who", "metric": "f1"},
     {"kind": "classification", "verbalizer": {"0": "no"}},
     {"kind": "classification", "verbalizer": {"0": "no", "1": " no"}},
     {"kind": "classification", "verbalizer": {"0": "no", "1": ""}},
@@ -119,4 +150,4 @@ INCOMPLETE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("task", INCOMPLETE)
 def test_a_task_that_lacks_what_its_kind_needs_is_refused(task: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        Task(template="{a}", **task)
+        Task(**{"template": "{a}"} | task)

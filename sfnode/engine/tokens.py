@@ -1,0 +1,152 @@
+"""From the words of a row to its token ids, and to what a model must predict where.
+
+Candidates and answers are tokenised as MeZO does (large_models/utils.py), texts for a classification head
+with the tokenizer's own special tokens. Each distinct row is tokenised once per tokenizer. This module knows
+tokenizers; it knows no tensor and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sfnode.engine import chat
+from sfnode.engine.template import agreeing, join
+from sfnode.engine.wording import Conversation, Labelled, Wording, Words
+from sfnode.errors import Code, UserError
+
+CACHED_TOKENS = 4_000_000
+"""How many tokens of seen examples each tokenizer keeps, at 4 to 20 bytes each. SST-2 fits whole."""
+
+I32 = NDArray[np.int32]
+
+
+class Example(NamedTuple):
+    """One row as token ids."""
+
+    inputs: tuple[I32, ...]
+    """The sequences that are fed in."""
+    targets: I32
+    """(P, 4): each target's sequence, the column that predicts it, token (or class) and candidate."""
+    right: tuple[int, ...]
+    """The right candidates."""
+
+
+class _Cache:
+    """The examples that one tokenizer has encoded."""
+
+    def __init__(self) -> None:
+        self.examples: dict[tuple[Words, int], Example] = {}
+        self.tokens = 0
+        self.lock = Lock()
+        """Batches are prepared in a thread of their own; a tokenizer serves one thread at a time."""
+
+
+_caches: WeakKeyDictionary[Any, _Cache] = WeakKeyDictionary()
+
+
+def example(tokenizer: Any, words: Words, max_tokens: int) -> Example:
+    """The tokens of a row, at most `max_tokens` in a sequence.
+
+    Raises UserError DATA_MALFORMED when what must be predicted does not fit.
+    """
+    cache = _caches.setdefault(tokenizer, _Cache())
+    key = (words, max_tokens)
+    found = cache.examples.get(key)
+    if found is None:
+        with cache.lock:
+            if cache.tokens > CACHED_TOKENS:
+                cache.examples.clear()
+                cache.tokens = 0
+            found = cache.examples[key] = _tokenised(tokenizer, words, max_tokens)
+            cache.tokens += sum(len(ids) for ids in found.inputs)
+    return found
+
+
+def _tokenised(tokenizer: Any, words: Words, max_tokens: int) -> Example:
+    if isinstance(words, Labelled):
+        return _labelled(tokenizer, words, max_tokens)
+    if isinstance(words, Conversation):
+        return _conversation(tokenizer, words, max_tokens)
+    return _answered(tokenizer, words, max_tokens)
+
+
+def _labelled(tokenizer: Any, words: Labelled, max_tokens: int) -> Example:
+    """One sequence; each class is a candidate, which the one output of the sequence predicts."""
+    ids = tokenizer(*words.texts, truncation=True, max_length=max_tokens, verbose=False).input_ids
+    targets = [(0, 0, number, number) for number in range(words.classes)]
+    return _example([ids], targets, (words.right,))
+
+
+def _conversation(tokenizer: Any, words: Conversation, max_tokens: int) -> Example:
+    """One sequence, which loses its end if it is too long."""
+    ids, said = chat.tokenised(tokenizer, words)
+    targets = [(0, column - 1, ids[column], 0) for column in said if 0 < column < max_tokens]
+    if not targets:
+        raise _unfit(f"the assistant in the conversation {chat.opening(words.messages)}", max_tokens)
+    last = targets[-1][1]  # what comes after it predicts nothing
+    return _example([ids[: last + 1]], targets, (0,))
+
+
+def _answered(tokenizer: Any, words: Wording, max_tokens: int) -> Example:
+    """Candidates that differ only after a common beginning share a sequence."""
+    inputs: list[list[int]] = []
+    targets = []
+    whole = enumerate(_sequences(tokenizer, words, max_tokens))
+    # The longest first, so that a sequence that another one begins with finds that other one.
+    for candidate, (ids, first) in sorted(whole, key=lambda item: -len(item[1][0])):
+        fed = ids[:-1]  # the last token predicts nothing
+        home = next((n for n, other in enumerate(inputs) if other[: len(fed)] == fed), len(inputs))
+        if home == len(inputs):
+            inputs.append(fed)
+        targets += [(home, column - 1, ids[column], candidate) for column in range(first, len(ids))]
+    return _example(inputs, targets, words.right)
+
+
+def _example(
+    inputs: Sequence[Sequence[int]], targets: Sequence[tuple[int, ...]], right: tuple[int, ...]
+) -> Example:
+    return Example(tuple(np.array(ids, np.int32) for ids in inputs), np.array(targets, np.int32), right)
+
+
+def _sequences(tokenizer: Any, words: Wording, max_tokens: int) -> list[tuple[list[int], int]]:
+    """Per answer the token ids of prompt and answer, at most max_tokens, and the index of the answer's first.
+
+    A prompt that is too long loses its beginning, the same for all answers; an answer without a prompt (a
+    text) loses its end. Prompt and answer are tokenised as one piece, and the answer begins where that
+    departs from the prompt's own tokens.
+    """
+    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    room = max_tokens - len(start)
+    pieces = [_ids(tokenizer, join(words.prompt, answer)) for answer in words.answers]
+    alone = _ids(tokenizer, words.prompt.rstrip(" ")) if words.prompt else []
+    cut = max(0, max(map(len, pieces)) - room) if words.prompt else 0
+    earliest = max(len(start), 1)  # the very first token of a sequence is predicted by nothing
+    sequences = []
+    for piece, answer in zip(pieces, words.answers, strict=True):
+        ids = start + piece[cut:][:room]
+        departs = agreeing(piece, alone)
+        first = len(start) + departs - cut if words.prompt else earliest
+        if not earliest <= first < len(ids):
+            raise _unfit(f"the answer {answer[:60]!r}", max_tokens)
+        sequences.append((ids, first))
+    return sequences
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of the text alone: some tokenizers add special ones in front, some behind, some none."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    return ids
+
+
+def _unfit(what: str, max_tokens: int) -> UserError:
+    return UserError(
+        Code.DATA_MALFORMED,
+        f"{what} cannot be predicted within max_tokens = {max_tokens}",
+        "Raise max_tokens in the run's task, or leave such rows out of the data.",
+    )
