@@ -18,9 +18,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 
-from sfnode.engine import presets, reviews, tasks
+from sfnode.engine import forward, presets, reviews, tasks
 from sfnode.engine.data import load_rows
-from sfnode.engine.model import logits_at
+from sfnode.engine.model import wire
 
 DOCUMENTS = 120_000
 BATCH = 32
@@ -105,16 +105,12 @@ def pretrain(model: OPTForCausalLM, source: Iterator[Tensor], pad: int) -> None:
             print(f"step {step:>6,}  loss {loss.item():.4f}", flush=True)
 
 
-def held_out(model: nn.Module, tokenizer: PreTrainedTokenizerFast) -> tasks.Evaluation:
-    """What the pretrained model makes of the task that it has not been taught."""
+def held_out(model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> tasks.Evaluation:
+    """What the pretrained model, saved in `folder`, makes of the task that it has not been taught."""
     task, data, _ = presets.default_run()
-    model.eval()
-
-    def forward(encoded: tasks.Encoded) -> Tensor:
-        return logits_at(model, encoded.input_ids, encoded.attention_mask, encoded.positions)
-
-    with torch.inference_mode():
-        return tasks.evaluate(task, tokenizer, load_rows(data.test, task), forward, BATCH)
+    loaded = wire(model, tokenizer, (), folder, torch.device("cpu"), "float32")
+    rows = load_rows(data.test, task)
+    return tasks.evaluate(task, tokenizer, rows, lambda encoded: forward.score(loaded, encoded), BATCH)
 
 
 def main() -> None:
@@ -126,8 +122,8 @@ def main() -> None:
     model = small_opt(tokenizer)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} words")
     pretrain(model, batches(tokenizer, documents), tokenizer.pad_token_id)
-    print(held_out(model, tokenizer))
     model.save_pretrained(folder)
+    print(held_out(model, tokenizer, folder))
     tokenizer.save_pretrained(folder)
 
 

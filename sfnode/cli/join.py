@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfnode.cli.ending import DONE, interruptible, leave, show
-from sfnode.cli.options import data_dir_option, device_option, model_option, option
+from sfnode.cli.options import data_dir_option, device_option, dtype_option, model_option, option
 from sfnode.config import NodeSettings
 from sfnode.errors import UserError
 from sfnode.observe import set_up_logging
@@ -66,6 +66,7 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
     help="Train on part K of N of the rows: every N-th row, from row K on.",
 )
 @device_option
+@dtype_option
 @option(
     "--threads",
     type=click.IntRange(0),

@@ -50,6 +50,7 @@ class Plan:
     split_data: bool
     threads: int
     device: str
+    dtype: str
 
 
 class SwarmNode:
@@ -168,7 +169,7 @@ class LocalSwarm:
     def _arguments(self, node: SwarmNode) -> list[str]:
         plan = self._plan
         arguments = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
-        arguments += ["--threads", str(plan.threads), "--device", plan.device]
+        arguments += ["--threads", str(plan.threads), "--device", plan.device, "--dtype", plan.dtype]
         if plan.split_data and plan.nodes > 1:
             arguments += ["--shard", f"{node.number}/{plan.nodes}"]
         return arguments

@@ -71,6 +71,18 @@ def device_option(function: F) -> F:
     )(function)
 
 
+def dtype_option(function: F) -> F:
+    """--dtype for a model that is run."""
+    return option(
+        "--dtype",
+        type=click.Choice(["auto", "float32", "bfloat16", "float16", "int8", "nf4"]),
+        default="auto",
+        show_default=True,
+        help="What the model is held and computed in; int8 and nf4 hold its matrices in 8 and 4 bits. auto: "
+        "float32 on a CPU, bfloat16 elsewhere. Nodes of one run may differ.",
+    )(function)
+
+
 def json_option(function: F) -> F:
     """--json, the same everywhere."""
     return option("--json", "as_json", is_flag=True, help="Print JSON for programs (docs/json.md).")(function)

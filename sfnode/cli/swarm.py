@@ -14,7 +14,7 @@ from rich.console import Console
 
 from sfnode.cli.ending import interruptible
 from sfnode.cli.localswarm import Plan
-from sfnode.cli.options import device_option, json_option, option
+from sfnode.cli.options import device_option, dtype_option, json_option, option
 from sfnode.cli.results import SwarmResult
 from sfnode.cli.swarmstory import Story
 from sfnode.config import Manifest
@@ -49,6 +49,7 @@ from sfnode.errors import Code, UserError
     help="Keep the nodes' folders here.  [default: a temporary one, removed at the end]",
 )
 @device_option
+@dtype_option
 @option(
     "--threads",
     type=click.IntRange(0),
@@ -63,6 +64,7 @@ def swarm(
     split_data: bool,
     folder: Path | None,
     device: str,
+    dtype: str,
     threads: int,
     as_json: bool,
 ) -> None:
@@ -81,6 +83,7 @@ def swarm(
         split_data=split_data,
         threads=threads or max(1, (os.cpu_count() or 1) // nodes),
         device=device,
+        dtype=dtype,
     )
     story = Story(plan, manifest, Console(stderr=as_json, highlight=False), started)
     result = _told(story, None if folder else place)

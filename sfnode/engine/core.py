@@ -54,6 +54,11 @@ class Core:
         view.flags.writeable = False
         return view
 
+    def forget(self, layer: int) -> None:
+        """Set one layer to zero in every epoch."""
+        for core in self._cores.values():
+            core[layer] = 0
+
     def digest(self) -> bytes:
         """BLAKE2b-256 over the non-zero cores by ascending epoch.
 

@@ -1,22 +1,27 @@
 """The two-point estimate: what one update measures (DESIGN 3; Malladi et al. 2023, definition 1).
 
-For q seeds and q mini-batches, one forward pass over both points of each gives q directional derivatives,
-which are then quantised to the integers that peers exchange. This module writes no weight, and knows
-neither cores nor where the batches come from.
+For q seeds and q mini-batches, passes over both points of each give q directional derivatives, which are
+then quantised to the integers that peers exchange. This module writes no matrix, and knows neither cores nor
+where the batches come from.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
-from sfnode.engine.model import LoadedModel, logits_at
-from sfnode.engine.subspace import Directions, moved
+from sfnode.engine import forward
+from sfnode.engine.forward import Batch
+from sfnode.engine.model import LoadedModel
+from sfnode.engine.steering import Directions, Motion
+from sfnode.engine.targets import Form
 from sfnode.engine.tasks import Encoded
 
 
@@ -29,34 +34,30 @@ class Estimate(NamedTuple):
     """The mean of L+ and L-, which is the loss at the unmoved point up to eps squared."""
 
 
-class Rows(NamedTuple):
-    """Several mini-batches stacked to one batch of S sequences of T tokens."""
+class Points(NamedTuple):
+    """The mini-batches of q queries as one batch that holds every sequence twice: at +eps, then at -eps."""
 
-    input_ids: Tensor
-    """(S, T), right-padded with any token that `attention_mask` hides."""
-    attention_mask: Tensor
-    """(S, T)."""
-    positions: Tensor
-    """(P,), flat indices into (S * T)."""
-    owners: Tensor
-    """(S,), the mini-batch that each sequence belongs to."""
+    batch: Batch
+    queries: NDArray[np.int64]
+    """(2S,), the query of each sequence."""
+    signs: NDArray[np.int64]
+    """(2S,), +1 or -1."""
 
 
 def two_point(
     loaded: LoadedModel, directions: Directions, batches: Sequence[Encoded], epsilon: float
 ) -> list[Estimate]:
-    """Estimate k is the derivative of mini-batch k's mean loss along direction k.
-
-    `directions` are those of `Subspace.directions` for as many seeds, scaled by the same `epsilon`.
-    """
-    rows = stack(batches)
-    device = directions.u[0].device
-    points = rows.positions.numel()
-    with torch.inference_mode(), moved(loaded.layers, directions, row_signs(rows, len(batches)).to(device)):
-        logits = logits_at(loaded.model, *(part.to(device) for part in mirrored(rows)))  # (2P, vocab)
-        plus = _losses(batches, logits[:points])
-        minus = _losses(batches, logits[points:])
-    return [_estimate(high, low, epsilon) for high, low in zip(plus, minus, strict=True)]
+    """Estimate k is the derivative of mini-batch k's mean loss along direction k."""
+    # What is added in half precision is not epsilon but the nearest number to it.
+    epsilon = float(torch.tensor(epsilon, dtype=directions.u[0].dtype))
+    with torch.inference_mode():
+        log_probs = _log_probs(loaded, directions, points(batches), epsilon).cpu()  # the one synchronisation
+    plus, minus = log_probs.chunk(2)
+    sizes = [len(batch.targets) for batch in batches]
+    return [
+        _estimate(batch.losses(high).double(), batch.losses(low).double(), epsilon)
+        for batch, high, low in zip(batches, torch.split(plus, sizes), torch.split(minus, sizes), strict=True)
+    ]
 
 
 def quantise(alpha: float, delta: float, limit: int) -> int:
@@ -69,42 +70,100 @@ def quantise(alpha: float, delta: float, limit: int) -> int:
     return round(min(max(alpha / delta, -limit), limit))
 
 
-def stack(batches: Sequence[Encoded]) -> Rows:
-    """The sequences of all mini-batches in order, padded on the right to the longest."""
+def points(batches: Sequence[Encoded]) -> Points:
+    """The sequences of all mini-batches in order, padded on the right to the longest, and all of it twice."""
+    sizes = [len(batch.input_ids) for batch in batches]
+    firsts = np.cumsum([0, *sizes])
+    parts = [forward.batch_of(batch) for batch in batches]
     width = max(batch.input_ids.shape[1] for batch in batches)
-    first = 0  # flat index of the mini-batch's first token
-    positions = []
-    for batch in batches:
-        sequences, length = batch.input_ids.shape
-        row, column = batch.positions // length, batch.positions % length
-        positions.append(first + row * width + column)
-        first += sequences * width
-    sizes = torch.tensor([batch.input_ids.shape[0] for batch in batches])
-    return Rows(
-        torch.cat([_widened(batch.input_ids, width) for batch in batches]),
-        torch.cat([_widened(batch.attention_mask, width) for batch in batches]),
-        torch.cat(positions),
-        torch.repeat_interleave(torch.arange(len(batches)), sizes),
+    sequences = np.concatenate([part.sequences + first for part, first in zip(parts, firsts, strict=False)])
+    doubled = Batch(
+        np.tile(np.concatenate([_widened(part.input_ids, width) for part in parts]), (2, 1)),
+        np.tile(np.concatenate([_widened(part.attention_mask, width) for part in parts]), (2, 1)),
+        np.concatenate([sequences, sequences + firsts[-1]]),
+        np.tile(np.concatenate([part.columns for part in parts]), 2),
+        np.tile(np.concatenate([part.targets for part in parts]), 2),
     )
+    signs = np.repeat(np.array([1, -1]), firsts[-1])
+    return Points(doubled, np.tile(np.repeat(np.arange(len(sizes)), sizes), 2), signs)
 
 
-def mirrored(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids (2S, T), mask (2S, T) and positions (2P,) of the batch twice over: first at +eps, then at -eps."""
-    positions = torch.cat([rows.positions, rows.positions + rows.input_ids.numel()])
-    return rows.input_ids.repeat(2, 1), rows.attention_mask.repeat(2, 1), positions
+def _log_probs(loaded: LoadedModel, directions: Directions, both: Points, epsilon: float) -> Tensor:
+    """Of every target of both points, (2P,) float32, on the device."""
+    found, numbers = [], []
+    with _vectors(loaded, directions) as move_vectors:
+        for sequences in _passes(loaded, both, in_turns=move_vectors is not None):
+            targets = np.flatnonzero(np.isin(both.batch.sequences, sequences))
+            this = forward.take(both.batch, sequences, targets, loaded.device)
+            signs = both.signs[sequences] * epsilon
+            if move_vectors is not None:
+                move_vectors(int(both.queries[sequences[0]]), float(signs[0]))
+            by = _coefficients(directions, both.queries[sequences], signs)
+            found.append(forward.log_probs(loaded, this, _motion(directions, by, this)))
+            numbers.append(targets)
+    together = torch.cat(found)
+    return together[torch.from_numpy(np.argsort(np.concatenate(numbers))).to(together.device)]
 
 
-def row_signs(rows: Rows, queries: int) -> Tensor:
-    """The signs (2 * S * T, q) of the rows of `mirrored` for `subspace.moved`; 0 for other queries' rows."""
-    own = torch.nn.functional.one_hot(rows.owners, queries).float()  # (S, q)
-    own = own.repeat_interleave(rows.input_ids.shape[1], 0)  # (S * T, q)
-    return torch.cat([own, -own])
+def _passes(loaded: LoadedModel, both: Points, *, in_turns: bool) -> Iterator[NDArray[np.int64]]:
+    """The sequences of each pass. `in_turns`: none holds two points, nor two queries."""
+    lengths = both.batch.attention_mask.sum(1)
+    points = both.queries * 2 + (both.signs < 0) if in_turns else np.zeros_like(both.queries)
+    for point in np.unique(points):
+        members = np.flatnonzero(points == point)
+        for group in forward.groups(lengths[members], loaded.device):
+            yield members[group]
 
 
-def _losses(batches: Sequence[Encoded], logits: Tensor) -> list[Tensor]:
-    """Per mini-batch the losses of its examples, (B,) float64, from their logits (P, vocab)."""
-    parts = torch.split(logits, [batch.positions.numel() for batch in batches])
-    return [batch.losses(part).double() for batch, part in zip(batches, parts, strict=True)]
+def _coefficients(
+    directions: Directions, queries: NDArray[np.int64], signs: NDArray[np.floating]
+) -> NDArray[np.float64]:
+    """(R, k): 1 for what rides along, +eps or -eps for a row's own query, 0 for the others."""
+    by = np.zeros((len(queries), directions.riding + directions.queries))
+    by[:, : directions.riding] = 1.0
+    by[np.arange(len(queries)), directions.riding + queries] = signs
+    return by
+
+
+def _motion(directions: Directions, by: NDArray[np.float64], this: forward.Pass) -> Motion:
+    sequences = torch.from_numpy(by).to(directions.u[0])  # (R, k), in the directions' dtype and place
+    tokens = sequences.repeat_interleave(this.input_ids.shape[1], 0)  # (R * W, k)
+    return Motion(directions, tokens, sequences, sequences[this.rows])
+
+
+class _MoveVectors:
+    """One-dimensional targets, which have no input to move along: they are moved where they lie.
+
+    That takes a pass for each point, and exact copies to put back: vectors are small.
+    """
+
+    def __init__(self, loaded: LoadedModel, directions: Directions) -> None:
+        sites = [(k, site) for k, site in enumerate(loaded.sites) if site.form is Form.VECTOR]
+        self._parts = [
+            (getattr(site.module, site.parameter).data, directions.u[k], directions.v[k]) for k, site in sites
+        ]
+        self._kept = [parameter.clone() for parameter, _, _ in self._parts]
+
+    def __call__(self, query: int, by: float) -> None:
+        for (parameter, u, v), kept in zip(self._parts, self._kept, strict=True):
+            torch.add(kept, u[query] * v[0, query], alpha=by, out=parameter)  # (n,)
+
+    def put_back(self) -> None:
+        for (parameter, _, _), kept in zip(self._parts, self._kept, strict=True):
+            parameter.copy_(kept)
+
+
+@contextmanager
+def _vectors(loaded: LoadedModel, directions: Directions) -> Iterator[_MoveVectors | None]:
+    """What moves the one-dimensional targets, None if there are none; puts them back afterwards."""
+    if not any(site.form is Form.VECTOR for site in loaded.sites):
+        yield None
+        return
+    move = _MoveVectors(loaded, directions)
+    try:
+        yield move
+    finally:
+        move.put_back()
 
 
 def _estimate(plus: Tensor, minus: Tensor, epsilon: float) -> Estimate:
@@ -112,5 +171,5 @@ def _estimate(plus: Tensor, minus: Tensor, epsilon: float) -> Estimate:
     return Estimate(alpha=float((plus - minus).mean()) / (2 * epsilon), loss=float((plus + minus).mean()) / 2)
 
 
-def _widened(tokens: Tensor, width: int) -> Tensor:
-    return pad(tokens, (0, width - tokens.shape[1]))
+def _widened(tokens: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))

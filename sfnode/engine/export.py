@@ -18,9 +18,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers.pytorch_utils import Conv1D
 
 from sfnode.engine.folder import TOKENIZER_FILES
+from sfnode.engine.targets import Form
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 
@@ -43,13 +43,25 @@ def export_lora(trainer: Trainer, out: Path) -> None:
     """Write what training changed to the new folder `out`, for `peft.PeftModel.from_pretrained`.
 
     The sum over epochs of rank-r terms is one term of rank r * epochs: the epochs' matrices side by side,
-    with nothing approximated. Raises UserError as `export_model` does.
+    with nothing approximated. Raises UserError as `export_model` does, and when vectors or embeddings were
+    trained, for which PEFT's adapters have no such term.
     """
+    _check_linear(trainer)
     epochs = trainer.core.epochs() or [0]  # an adapter must have a rank; that of a fresh run is all zero
     with _finished_folder(out) as folder:
         save_file(_adapter_tensors(trainer, epochs), folder / "adapter_model.safetensors")
         settings = json.dumps(_adapter_config(trainer, epochs), indent=2)
         (folder / "adapter_config.json").write_text(settings + "\n", encoding="utf-8")
+
+
+def _check_linear(trainer: Trainer) -> None:
+    for site in trainer.loaded.sites:
+        if site.form not in (Form.LINEAR, Form.CONV1D):
+            raise UserError(
+                Code.BAD_OPTION,
+                f"the run trains {site.target.name}, which a LoRA adapter cannot hold",
+                "Use --format hf.",
+            )
 
 
 def _adapter_tensors(trainer: Trainer, epochs: list[int]) -> dict[str, Tensor]:
@@ -75,7 +87,8 @@ def _adapter_config(trainer: Trainer, epochs: list[int]) -> dict[str, object]:
     source = trainer.manifest.model
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        # for a classification head PEFT would set up a copy of its own
+        "task_type": None if trainer.loaded.classifies else "CAUSAL_LM",
         "base_model_name_or_path": source.source,
         "revision": source.revision or None,
         "inference_mode": True,
@@ -83,7 +96,7 @@ def _adapter_config(trainer: Trainer, epochs: list[int]) -> dict[str, object]:
         "lora_alpha": rank,  # PEFT multiplies by lora_alpha / r; the scale is in A already
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": isinstance(trainer.loaded.layers[0], Conv1D),
+        "fan_in_fan_out": trainer.loaded.sites[0].form is Form.CONV1D,
         "target_modules": [target.name for target in trainer.space.targets],
     }
 

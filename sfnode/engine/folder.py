@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,14 +27,26 @@ CONFIG = "config.json"
 
 TOKENIZER_FILES = (
     "added_tokens.json",
+    "bpe.codes",
+    "chat_template.jinja",
+    "dict.txt",
     "merges.txt",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "source.spm",
     "special_tokens_map.json",
+    "spiece.model",
+    "spm.model",
+    "target.spm",
+    "tekken.json",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
+    "vocab.bpe",
     "vocab.json",
+    "vocab.txt",
 )
-"""Everything that may change how text becomes tokens, in the order in which it is hashed."""
+"""Everything that may change how text becomes tokens, in any kind of tokenizer, in the order of hashing."""
 
 DOWNLOAD = ("model*.safetensors", INDEX, CONFIG, "generation_config.json", *TOKENIZER_FILES)
 """All that is ever fetched from the hub: no pickle and no code among it."""
@@ -49,15 +60,19 @@ MAX_HEADER = 100 << 20
 """The safetensors format's own bound on its header, in bytes."""
 
 HASH_CHUNK = 16 << 20
-"""Bytes hashed at a time, so that a mapped file never has to be resident as a whole."""
+"""Bytes hashed at a time, so that a file never has to be resident as a whole."""
 
 
 class Stored(NamedTuple):
-    """One tensor as it lies in a mapped file."""
+    """Where one tensor lies."""
 
     dtype: str
     shape: tuple[int, ...]
-    data: memoryview
+    file: Path
+    offset: int
+    """In bytes from the start of the file."""
+    size: int
+    """In bytes."""
 
 
 def resolve(source: str, revision: str, override: Path | None) -> Path:
@@ -102,12 +117,14 @@ def digest(folder: Path) -> str:
     tokenizer's files that are present, each as a JSON line `[name, size]` and its bytes.
     """
     state = hashlib.blake2b(digest_size=32)
-    tensors = _tensors(folder)
+    tensors = stored_tensors(folder)
     for name in sorted(tensors):
-        dtype, shape, data = tensors[name]
-        state.update(_line([name, dtype, list(shape), len(data)]))
-        for start in range(0, len(data), HASH_CHUNK):
-            state.update(data[start : start + HASH_CHUNK])
+        stored = tensors[name]
+        state.update(_line([name, stored.dtype, list(stored.shape), stored.size]))
+        with stored.file.open("rb") as handle:
+            handle.seek(stored.offset)
+            for start in range(0, stored.size, HASH_CHUNK):
+                state.update(handle.read(min(HASH_CHUNK, stored.size - start)))
     for file in (CONFIG, *TOKENIZER_FILES):
         if (folder / file).is_file():
             content = (folder / file).read_bytes()
@@ -119,7 +136,8 @@ def _line(fields: list[Any]) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
-def _tensors(folder: Path) -> dict[str, Stored]:
+def stored_tensors(folder: Path) -> dict[str, Stored]:
+    """All tensors of a base model by name. Raises UserError MODEL_* when they are not all there."""
     tensors: dict[str, Stored] = {}
     for file in weight_files(folder):
         for name, stored in _read(file):
@@ -132,24 +150,26 @@ def _tensors(folder: Path) -> dict[str, Stored]:
 def _read(file: Path) -> Iterator[tuple[str, Stored]]:
     """The tensors of one file: 8 bytes of header length, a JSON header, then the data it points into."""
     try:
+        total = file.stat().st_size
         with file.open("rb") as handle:
-            content = memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
-        length = int.from_bytes(content[:8], "little")
-        if length > min(MAX_HEADER, len(content) - 8):
-            raise ValueError("the header is longer than the file")
-        header = json.loads(bytes(content[8 : 8 + length]))
+            length = int.from_bytes(handle.read(8), "little")
+            if length > min(MAX_HEADER, total - 8):
+                raise ValueError("the header is longer than the file")
+            header = json.loads(handle.read(length))
         header.pop("__metadata__", None)
         for name, entry in header.items():
-            yield name, _stored(entry, content[8 + length :])
+            yield name, _stored(entry, file, 8 + length, total)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _broken(file, str(error)) from error
 
 
-def _stored(entry: dict[str, Any], data: memoryview) -> Stored:
+def _stored(entry: dict[str, Any], file: Path, begin: int, total: int) -> Stored:
+    """The entry of a header whose offsets count from `begin`, in a file of `total` bytes."""
     start, stop = entry["data_offsets"]
-    if not 0 <= start <= stop <= len(data):
+    if not 0 <= start <= stop <= total - begin:
         raise ValueError("a tensor reaches past the end of the file")
-    return Stored(str(entry["dtype"]), tuple(int(size) for size in entry["shape"]), data[start:stop])
+    shape = tuple(int(size) for size in entry["shape"])
+    return Stored(str(entry["dtype"]), shape, file, begin + start, stop - start)
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -1,36 +1,49 @@
 """Keeping a live model's weights at what the core says: W = base - sum over epochs of rate * delta * U A V^T.
 
-Two ways lead there. An incremental fold adds what is new since the last one: cheap, but every time each
-weight is rounded once more. A refold starts from the pristine base and rounds each weight once, so that the
-weights depend on the core alone and not on the road that led to it. Neither ever feeds back into the shared
-state. A budget keeps both from eating into the time for training.
+Two ways lead there. A refold starts from the pristine base and rounds each weight once, so that the weights
+depend on the core alone, to the bit and on any machine, and not on the road that led to it. In between, what
+is new since the last refold is added cheaply: to the weights, where their precision allows it, or else it
+rides along with the activations (`Subspace.ride`), because in half precision one update is less than the
+rounding of a weight. Neither ever feeds back into the shared state. Budgets keep all of it from eating into
+the time for training.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.model import matrix
+from sfnode.engine.model import LoadedModel, matrix, store_rows
 from sfnode.engine.subspace import Subspace
 from sfprotocol.seeds import I64
 
-REST = 20
-"""A fold that took t seconds is followed by at least 20 t without one: at most about 5 % of the time each
-for folds and refolds. Until then steps use weights that lack the newest updates, as they do on any node."""
+FOLD_REST = 60
+"""A fold that took t seconds is followed by at least 60 t without one: less than 2 % of the time. Until then
+steps use weights that lack the newest updates, as they do on any node."""
+
+REFOLD_REST = 150
+"""The same for a target's refold: less than 1 % of the time."""
+
+BLOCK_ENTRIES = 1 << 22
+"""Weights that are in float64 at a time: three such blocks take 100 MiB."""
+
+EXACT = 1 << 24
+"""Integers below this are exact in float32, whatever the order in which a product adds them up."""
 
 
 class Budget:
     """Bounds the share of time that a repeated action takes."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], rest: int) -> None:
         self._clock = clock
+        self._rest = rest
         self._next = -math.inf
 
     def due(self) -> bool:
@@ -43,7 +56,7 @@ class Budget:
         start = self._clock()
         yield
         end = self._clock()
-        self._next = end + REST * (end - start)
+        self._next = end + self._rest * (end - start)
 
 
 class LiveWeights:
@@ -54,22 +67,30 @@ class LiveWeights:
 
     def __init__(
         self,
-        layers: Sequence[nn.Module],
+        loaded: LoadedModel,
         space: Subspace,
         core: Core,
         scale: Callable[[int], float],
         clock: Callable[[], float],
     ) -> None:
-        self._weights = [matrix(layer) for layer in layers]  # each (out, in)
-        self._base = [weight.clone() for weight in self._weights]
+        self._loaded = loaded
         self._space = space
         self._core = core
         self._scale = scale
-        self._folds = Budget(clock)
-        self._refolds = Budget(clock)
-        self._pending = self._nothing()
+        self._folds = Budget(clock, FOLD_REST)
+        self._refolds = Budget(clock, REFOLD_REST)
+        self._pending = Core(len(loaded.sites), space.rank)
+        """What is in the core and not in the weights."""
+        self._changed = False
+        """Whether anything is pending that was not when it was last added."""
         self._newest = -1
-        self._epoch_began = False
+        self._since = [-1] * len(loaded.sites)
+        """For each target the epoch in which it was last refolded: what is new of that epoch rides along."""
+        self._waiting: deque[int] = deque()
+        """Targets that wait for their refold."""
+        self._blank = True
+        """Nothing has ever been folded: the first refold reads the core itself, and a long replay is added up
+        only once."""
         self._exact = True
 
     def note(self, batch: UpdateBatch) -> None:
@@ -79,70 +100,108 @@ class LiveWeights:
         self._exact = False
         newest = int(batch.epochs.max())
         if newest > self._newest:
-            self._newest, self._epoch_began = newest, True
-        if not self._refold_is_next():  # a refold reads the core itself; a long replay is added up only once
+            self._newest = newest
+            self._waiting = deque(range(len(self._since)))
+        if not self._blank:
             self._pending.add(batch)
+            self._changed = True
 
     def follow(self) -> None:
-        """Bring the weights nearer to the core if the budget allows; called before every step."""
-        if self._refold_is_next():
-            self.refold()
-        elif self._folds.due():
-            self._fold()
+        """Bring the weights nearer to the core as far as the budgets allow; called before every step.
+
+        Stalls a step by no more than one target's refold, or one fold.
+        """
+        if self._blank:
+            return self.refold()
+        if self._waiting and self._refolds.due():
+            with self._refolds.paid():
+                self._refold(self._waiting.popleft())
+                _finish(self._loaded.device)
+        if self._changed and self._folds.due():
+            with self._folds.paid():
+                self._add()
+                _finish(self._loaded.device)
+            self._changed = False
+        return None
 
     def refold(self) -> None:
         """Set every weight to base minus the sum over all epochs, rounded once; nothing to do when it is."""
         if self._exact:
             return
-        with self._refolds.paid():
-            epochs = self._core.epochs()
-            for layer, (weight, base) in enumerate(zip(self._weights, self._base, strict=True)):
-                torch.sub(base, self._moved_by(layer, epochs), out=weight)
-            _finish(weight.device)
-        self._pending, self._epoch_began, self._exact = self._nothing(), False, True
+        for number in range(len(self._since)):
+            self._refold(number)
+        self._waiting.clear()
+        self._add()  # of nothing, for what rode along is in the weights now
+        self._changed, self._blank, self._exact = False, False, True
 
     @contextmanager
     def at_base(self) -> Iterator[None]:
         """Within the block the weights are the base model's; afterwards they are refolded."""
-        for weight, base in zip(self._weights, self._base, strict=True):
-            weight.copy_(base)
+        self.refold()
+        for number, site in enumerate(self._loaded.sites):
+            store_rows(site, 0, self._loaded.pristine.read(number))
         try:
             yield
         finally:
             self._exact = False
             self.refold()
 
-    def _refold_is_next(self) -> bool:
-        """True until that refold is done, because what is due stays due."""
-        return self._epoch_began and self._refolds.due()
-
-    def _fold(self) -> None:
-        """Add what is new since the last fold, each update through the basis and rate of its own epoch."""
-        with self._folds.paid():
+    def _add(self) -> None:
+        """Add what is pending, each update through the basis and rate of its own epoch."""
+        if self._loaded.exact:
             for epoch in self._pending.epochs():
                 self._fold_epoch(epoch, self._pending.of(epoch))
-            _finish(self._weights[0].device)
-        self._pending = self._nothing()
+            self._pending = Core(len(self._since), self._space.rank)
+        else:
+            for number, epoch in enumerate(self._since):
+                self._ride(number, max(epoch, 0))
 
     def _fold_epoch(self, epoch: int, change: I64) -> None:
         """`change`: (layers, rank, rank). Multiplies with those columns of U only that an update touched."""
-        columns = self._space.layer_columns(epoch)
-        for weight, a, (u, v) in zip(self._weights, change, columns, strict=True):
+        self._space.columns(epoch)  # all targets at once
+        for number, (site, a) in enumerate(zip(self._loaded.sites, change, strict=True)):
             rows = np.flatnonzero(a.any(axis=1))  # (k,)
-            right = _float(a[rows], v.device) @ v.float()  # (k, in)
-            weight.addmm_(u[rows].float().t(), right, alpha=-self._scale(epoch))
+            u, v = self._space.matrices(epoch, number)
+            right = _float(a[rows], v.device) @ v.float().t()  # (k, in)
+            matrix(site).addmm_(u[:, rows].float(), right, alpha=-self._scale(epoch))
 
-    def _moved_by(self, layer: int, epochs: Sequence[int]) -> Tensor:
-        """The sum over epochs of scale * U A V^T for one layer, fp32 (out, in)."""
-        total = torch.zeros_like(self._base[layer])
-        for epoch in epochs:
-            u, v = self._space.basis.matrices(epoch, layer)
-            a = _float(self._core.of(epoch)[layer], u.device)  # (rank, rank)
-            total.addmm_(u.float(), a @ v.float().t(), alpha=self._scale(epoch))
-        return total
+    def _ride(self, number: int, epoch: int) -> None:
+        """What is pending of one epoch goes along with the activations; the rest waits for the refold."""
+        u, v = self._space.matrices(epoch, number)  # (out, rank), (in, rank)
+        a = _float(self._pending.of(epoch)[number], v.device)
+        self._space.ride(number, u, v.float() @ a.t() * -self._scale(epoch))
 
-    def _nothing(self) -> Core:
-        return Core(len(self._weights), self._space.rank)
+    def _refold(self, number: int) -> None:
+        """Set one target's weights, block by block, and forget what is pending of it."""
+        site = self._loaded.sites[number]
+        base = self._loaded.pristine.read(number)  # (out, in)
+        terms = [self._term(number, epoch) for epoch in self._core.epochs()]
+        step = max(1, BLOCK_ENTRIES // base.shape[1])
+        for first in range(0, base.shape[0], step):
+            rows = slice(first, first + step)
+            block = base[rows].to(self._space.device).double()
+            for scale, bound, u, right in terms:
+                dtype = torch.float32 if bound < EXACT else torch.float64
+                product = torch.mm(u[rows].to(dtype), right.to(dtype))
+                block.sub_(product.double().mul_(scale))
+            store_rows(site, first, block)
+        self._pending.forget(number)
+        self._since[number] = self._newest
+        if not self._loaded.exact:
+            self._ride(number, max(self._newest, 0))
+
+    def _term(self, number: int, epoch: int) -> tuple[float, int, Tensor, Tensor]:
+        """scale, a bound of the entries of U A V^T, U (out, rank) int8 and A V^T (rank, in) as exact floats.
+
+        All of them are integers, so that the product is exact: below 2**24 in float32, below 2**53 in
+        float64, which no run reaches.
+        """
+        a = self._core.of(epoch)[number]
+        bound = int(np.abs(a).sum())
+        u, v = self._space.matrices(epoch, number)
+        dtype = torch.float32 if bound < EXACT else torch.float64
+        right = torch.from_numpy(a.copy()).to(v.device, dtype) @ v.to(dtype).t()
+        return self._scale(epoch), bound, u, right
 
 
 def _float(entries: I64, device: torch.device) -> Tensor:

@@ -1,158 +1,252 @@
 """The base model: from a source to modules whose weights can be trained (DESIGN 6).
 
-Knows which matrices of a transformers causal language model are targets, how they are oriented, and how to
-run the model to logits at chosen positions. It knows nothing of updates, subspaces or tasks. Only
-safetensors are read and no code from a model's folder is run.
+Knows how transformers loads a model, in which precision, and whether what is loaded is what the run's
+manifest says. It knows nothing of updates, subspaces or tasks. Only safetensors are read and no code from a
+model's folder is run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.pytorch_utils import Conv1D
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 from transformers.utils import logging
 
 from sfnode import config
 from sfnode.engine.folder import BUILTIN, digest, resolve
+from sfnode.engine.packed import KINDS, PackedLinear, pack
+from sfnode.engine.pristine import DTYPES, Pristine, files_of
+from sfnode.engine.steering import Steering
+from sfnode.engine.targets import DEFAULT, Form, Selection, Site, choose, locate, view
 from sfnode.errors import Code, UserError
+from sfprotocol.seeds import derive_key, stream
 
-__all__ = ["LoadedModel", "describe", "digest", "load", "logits_at", "matrix", "resolve"]
+__all__ = ["LoadedModel", "describe", "digest", "load", "resolve", "wire"]
 
 T = TypeVar("T")
 Network = Any
-"""A transformers causal language model; that library types its classes otherwise from release to release."""
-_AutoModel: Any = AutoModelForCausalLM
+"""A transformers model; that library types its classes otherwise from release to release."""
 _library_log: Any = logging
+
+STORED = "stored"
+"""The dtype of the base model's own files: that of an export."""
+
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+HEAD_SPREAD = 0.02
+"""Half-width of the weights of a classification head that the base model's files lack, about what
+transformers' models start such a head with."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A base model ready for training: fp32, evaluation mode, no gradients."""
+    """A base model ready for training: evaluation mode, no gradients, targets steered."""
 
     model: Network
     tokenizer: Any
-    layers: tuple[nn.Module, ...]
-    """The target modules, in the manifest's order."""
+    sites: tuple[Site, ...]
+    """The targets, in the manifest's order."""
+    pristine: Pristine
+    steering: Steering
     folder: Path
+    device: torch.device
+    dtype: torch.dtype
+    """What layers compute in."""
+    packed: bool
+    """Whether matrices are stored in fewer bits than that."""
+    classifies: bool
+    """Whether it has a classification head instead of a language-model head."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether a weight can take in one update at a time, its rounding being nothing beside them."""
+        return not self.packed and self.dtype in (torch.float32, torch.float64)
 
 
-def describe(source: str, revision: str) -> config.Model:
+def describe(
+    source: str, revision: str, selection: Selection = DEFAULT, classifier_labels: int = 0
+) -> config.Model:
     """What a manifest says of a base model: its digest and its targets in order (for `sfnode init`).
 
-    A hub model without a revision is pinned to the commit that was found. Raises UserError MODEL_*.
+    `classifier_labels`: for an encoder with a classification head, of how many classes. A hub model without
+    a revision is pinned to the commit that was found. Raises UserError MODEL_*.
     """
     folder = resolve(source, revision, None)
-    skeleton = _understood(folder, lambda: _skeleton(folder))
-    targets = [str(_target(name, module)) for name, module in target_modules(skeleton)]
-    if not targets:
-        raise _unsupported(folder, "it has no linear layers to train")
+    skeleton = understood(folder, lambda: _skeleton(folder, classifier_labels))
+    targets = understood(folder, lambda: choose(skeleton, selection))
     from_hub = not source.startswith(BUILTIN) and not Path(source).is_dir()
-    pinned = revision or (folder.name if from_hub else "")
-    return config.Model(source=source, revision=pinned, digest=digest(folder), targets=tuple(targets))
+    return config.Model(
+        source=source,
+        revision=revision or (folder.name if from_hub else ""),
+        digest=digest(folder),
+        targets=tuple(str(target) for target in targets),
+    )
 
 
-def load(manifest: config.Manifest, *, override: Path | None, device: torch.device) -> LoadedModel:
+def load(
+    manifest: config.Manifest, *, override: Path | None, device: torch.device, dtype: str = "float32"
+) -> LoadedModel:
     """The manifest's base model on `device`, or the same model from the folder `override`.
 
-    Raises UserError MODEL_DIGEST when the files are not those that the run started from, and
-    MODEL_UNSUPPORTED when the targets are not those that the manifest lists.
+    `dtype`: float32, bfloat16, float16, a packed kind (int8, nf4), STORED, or auto (float32 on a CPU,
+    bfloat16 elsewhere). Raises UserError MODEL_DIGEST when the files are not those that the run started
+    from, MODEL_UNSUPPORTED when the targets are not those that the manifest lists or cannot be moved, and
+    DEVICE for a dtype that cannot be had.
     """
     wanted = manifest.model
     folder = resolve(wanted.source, wanted.revision, override)
     _check_digest(folder, wanted.digest)
-    model = _understood(folder, lambda: _weights(folder).to(device))
-    tokenizer = _understood(
+    labels = len(manifest.task.verbalizer) if manifest.task.kind == "sequence-classification" else 0
+    model = understood(folder, lambda: _weights(folder, stored_dtype(folder), labels))
+    tokenizer = understood(
         folder, lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     )
-    return LoadedModel(model, tokenizer, _layers(folder, model, wanted.parsed_targets()), folder)
+    sites = understood(folder, lambda: locate(model, wanted.parsed_targets()))
+    return wire(model, tokenizer, sites, folder, device, dtype)
 
 
-def target_modules(model: Network) -> list[tuple[str, nn.Module]]:
-    """Every linear layer (`nn.Linear`, GPT-2's `Conv1D`) but the output head, in the model's own order."""
-    head = model.get_output_embeddings()
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head
-    ]
+def wire(
+    model: Network, tokenizer: Any, sites: tuple[Site, ...], folder: Path, device: torch.device, dtype: str
+) -> LoadedModel:
+    """Make a model on the CPU, with the base model's weights in it, ready for training."""
+    compute = compute_dtype(dtype, device, model.dtype)
+    _check_vectors(sites, dtype, compute)
+    pristine = Pristine(sites, files_of(folder), model.base_model_prefix)
+    if dtype in KINDS:
+        replaced: dict[nn.Module, PackedLinear] = pack(model, dtype, compute, device)
+        sites = tuple(site._replace(module=replaced.get(site.module, site.module)) for site in sites)
+    model.to(device=device, dtype=compute).eval().requires_grad_(False)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        sites=sites,
+        pristine=pristine,
+        steering=Steering(model, sites),
+        folder=folder,
+        device=device,
+        dtype=compute,
+        packed=dtype in KINDS,
+        classifies=model.get_output_embeddings() is None,
+    )
 
 
-def matrix(module: nn.Module) -> Tensor:
-    """The weight of a target as W (out_features, in_features), sharing its memory; Conv1D stores W.T."""
-    weight: Tensor = module.weight.data  # type: ignore[assignment]
-    return weight.t() if isinstance(module, Conv1D) else weight
+def compute_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dtype:
+    """What layers compute in for a `--dtype`; for auto and for packed weights, what suits the device."""
+    if name == STORED:
+        return stored
+    return FLOATS.get(name, torch.float32 if device.type == "cpu" else torch.bfloat16)
 
 
-def logits_at(model: Network, input_ids: Tensor, attention_mask: Tensor, positions: Tensor) -> Tensor:
-    """Logits (P, vocab) at `positions`, P flat indices into (S * T); input_ids and attention_mask (S, T).
-
-    The rows are picked just before the output head, so that whatever the architecture does around it is
-    done, and the head, the widest layer of a small model, computes nothing that nobody reads.
-    """
-
-    def pick(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0].flatten(0, 1)[positions],)  # (S, T, d) -> (P, d)
-
-    head = model.get_output_embeddings()
-    handle = head.register_forward_pre_hook(pick)
-    try:
-        logits: Tensor = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
-    finally:
-        handle.remove()
-    return logits
+def stored_dtype(folder: Path) -> torch.dtype:
+    """The one float dtype of the stored tensors; float32 if there are several."""
+    found = {DTYPES[stored.dtype] for stored in files_of(folder).values()}
+    return found.pop() if len(found) == 1 else torch.float32
 
 
-def _target(name: str, module: nn.Module) -> config.Target:
-    out_features, in_features = matrix(module).shape
-    return config.Target(name=name, out_features=out_features, in_features=in_features)
+def store_rows(site: Site, first: int, rows: Tensor) -> None:
+    """Set rows of a target's W (n, in) from row `first` on, rounding each number once."""
+    if isinstance(site.module, PackedLinear):
+        site.module.store(first, rows)
+    else:
+        matrix(site)[first : first + rows.shape[0]].copy_(rows)
 
 
-def _layers(folder: Path, model: Network, targets: Sequence[config.Target]) -> tuple[nn.Module, ...]:
-    found = dict(target_modules(model))
-    for target in targets:
-        if target.name not in found or _target(target.name, found[target.name]) != target:
-            raise _unsupported(folder, f"it has no linear layer {target}, which the run trains")
-    return tuple(found[target.name] for target in targets)
+def matrix(site: Site) -> Tensor:
+    """A target that is not packed as W (out_features, in_features), sharing its memory."""
+    return view(getattr(site.module, site.parameter).data, site.form)
 
 
-def _skeleton(folder: Path) -> Network:
-    """The model's modules without memory for their weights."""
+def _auto(labels: int) -> Any:
+    return AutoModelForSequenceClassification if labels else AutoModelForCausalLM
+
+
+def _settings(folder: Path, labels: int) -> Any:
+    """config.json, with a head of so many classes if the model has none of its own."""
     settings = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if labels:
+        settings.num_labels = labels
+    return settings
+
+
+def _skeleton(folder: Path, labels: int) -> Network:
+    """The model's modules without memory for their weights."""
+    _hush()
     with torch.device("meta"):
-        return _AutoModel.from_config(settings, trust_remote_code=False)
+        return _auto(labels).from_config(_settings(folder, labels), trust_remote_code=False)
 
 
-def _weights(folder: Path) -> Network:
+def _hush() -> None:
+    """What transformers would tell about a model, this module checks and says itself."""
     _library_log.disable_progress_bar()
-    model, report = _AutoModel.from_pretrained(
+    _library_log.set_verbosity_error()
+
+
+def _weights(folder: Path, dtype: torch.dtype, labels: int) -> Network:
+    _hush()
+    model, report = _auto(labels).from_pretrained(
         folder,
-        dtype=torch.float32,  # not config.json's, which may be narrower than what the files hold
+        config=_settings(folder, labels),
+        dtype=dtype,  # not config.json's, which may be narrower than what the files hold
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=False,
         output_loading_info=True,
     )
-    absent = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    _fill_head(model, report["missing_keys"])
+    absent = sorted(_unfilled(model, report["missing_keys"]))
+    absent += sorted(str(key) for key in report["mismatched_keys"])
     if absent:  # transformers would fill them with random numbers, other ones on every node
         raise ValueError(f"its files lack {absent[0]}")
     return model.eval().requires_grad_(False)
 
 
-def _understood(folder: Path, action: Callable[[], T]) -> T:
-    """The result of a transformers call; what that library raises becomes an error that a user can read."""
+def _fill_head(model: Network, missing: Any) -> None:
+    """Give a classification head that the files lack the same small random weights on every node (SPEC R2).
+
+    Matrices are filled from the stream of their name. Vectors stay what transformers has made them, ones in
+    norms and zeros in biases.
+    """
+    for name in _head_keys(model, missing):
+        parameter = model.get_parameter(name).data
+        if parameter.dim() < 2:
+            continue
+        draws = stream(derive_key(b"sfnode head", name.encode()), 0, parameter.numel()) >> np.uint64(40)
+        spread = torch.from_numpy(draws.astype(np.float32)) / 2**23 - 1  # exact, from -1 to 1
+        parameter.copy_(spread.view(parameter.shape) * HEAD_SPREAD)
+
+
+def _head_keys(model: Network, missing: Any) -> list[str]:
+    """Those of the missing parameters that belong to a classification head, or to what pools for it."""
+    if model.get_output_embeddings() is not None:
+        return []
+    body = f"{model.base_model_prefix}."
+    return sorted(name for name in missing if not name.startswith(body) or ".pooler." in name)
+
+
+def _unfilled(model: Network, missing: Any) -> set[str]:
+    return set(missing) - set(_head_keys(model, missing))
+
+
+def understood(folder: Path, action: Callable[[], T]) -> T:
+    """The result of a call that reads a model; what it raises becomes an error that a user can read."""
     try:
         return action()
     except UserError:
         raise
     except Exception as error:  # transformers documents no common base of what it raises
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise _unsupported(folder, reason) from error
+        raise unsupported(folder, reason) from error
 
 
 def _check_digest(folder: Path, wanted: str) -> None:
@@ -165,9 +259,21 @@ def _check_digest(folder: Path, wanted: str) -> None:
         )
 
 
-def _unsupported(folder: Path, reason: str) -> UserError:
+def _check_vectors(sites: tuple[Site, ...], dtype: str, compute: torch.dtype) -> None:
+    """In half precision a step of 0.001 on a norm's weight of 1 is lost."""
+    vector = next((site.target.name for site in sites if site.form is Form.VECTOR), None)
+    if vector is not None and dtype != STORED and compute not in (torch.float32, torch.float64):
+        raise UserError(
+            Code.DEVICE,
+            f"the run trains {vector}, and a vector cannot be moved in {str(compute).removeprefix('torch.')}",
+            "Use --dtype float32, or join a run that trains matrices only.",
+        )
+
+
+def unsupported(folder: Path, reason: str) -> UserError:
     return UserError(
         Code.MODEL_UNSUPPORTED,
         f"{folder} cannot be trained: {reason}",
-        "Use a causal language model that transformers loads without code of its own, such as OPT or Llama.",
+        "Choose other layers with `sfnode init --target-modules`, or a model that transformers loads "
+        "without code of its own, such as OPT or Llama.",
     )

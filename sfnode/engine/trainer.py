@@ -8,15 +8,17 @@ has it.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from sfnode.config import Manifest
-from sfnode.engine import data, model, tasks
+from sfnode.engine import data, forward, model, probe, tasks
 from sfnode.engine.basis import RandomBasis
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import quantise, two_point
@@ -27,6 +29,9 @@ from sfprotocol.seeds import batch_rows
 
 EVALUATION_BATCH = 32
 """Rows per forward pass of an evaluation: enough to fill the processor, little enough for any memory."""
+
+PREPARED_STEPS = 4
+"""Mini-batches that are kept ready; those of steps that are never taken make room."""
 
 
 class StepResult(NamedTuple):
@@ -41,20 +46,20 @@ class StepResult(NamedTuple):
 class Trainer:
     """A base model, the updates so far, and the data that new ones are measured on."""
 
-    def __init__(
-        self, manifest: Manifest, loaded: model.LoadedModel, rows: Sequence[data.Row], device: torch.device
-    ) -> None:
+    def __init__(self, manifest: Manifest, loaded: model.LoadedModel, rows: Sequence[data.Row]) -> None:
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
+        device = loaded.device
         basis = RandomBasis(manifest.run_id, targets, numbers.rank, device)
         self.manifest = manifest
         self.loaded = loaded
         self.core = Core(len(targets), numbers.rank)
-        self.space = Subspace(basis, targets, numbers.rank, device)
-        self.live = LiveWeights(loaded.layers, self.space, self.core, self.scale, time.monotonic)
+        self.space = Subspace(basis, targets, numbers.rank, device, loaded.dtype, rides=not loaded.exact)
+        self.live = LiveWeights(loaded, self.space, self.core, self.scale, time.monotonic)
         self._rows = rows
         self._tests: dict[int, list[data.Row]] = {}
-        self._device = device
+        self._ahead = ThreadPoolExecutor(1, "tokenizer")
+        self._prepared: OrderedDict[tuple[int, ...], Future[list[tasks.Encoded]]] = OrderedDict()
 
     @classmethod
     def load(
@@ -65,35 +70,50 @@ class Trainer:
         data_override: Path | None = None,
         shard: tuple[int, int] | None = None,
         device: str = "cpu",
+        dtype: str = "float32",
         training: bool = True,
     ) -> Trainer:
         """Load model and training data.
 
         `model_override` and `data_override` replace the manifest's sources (the manifest's limit on rows is
         not for a node's own data); `shard` (k, n) keeps every n-th training row from row k on; without
-        `training` no training rows are read and `step` must not be called. Raises UserError MODEL_*, DATA_*
-        or DEVICE.
+        `training` no training rows are read and `step` must not be called. `dtype` as for `model.load`.
+        Raises UserError MODEL_*, DATA_* or DEVICE.
         """
         where = _device(device)
         rows = _training_rows(manifest, data_override, shard) if training else []
-        return cls(manifest, model.load(manifest, override=model_override, device=where), rows, where)
+        loaded = model.load(manifest, override=model_override, device=where, dtype=dtype)
+        wrong = model.understood(loaded.folder, lambda: probe.complaint(loaded))
+        if wrong:
+            raise model.unsupported(loaded.folder, wrong)
+        return cls(manifest, loaded, rows)
 
     def scale(self, epoch: int) -> float:
-        """How far one unit of an epoch's core moves a weight: learning rate times scalar_delta."""
+        """How far one unit of an epoch's core moves a weight: learning rate times scalar_delta.
+
+        The rate is rounded to float32, since the last bits of a cosine differ between machines.
+        """
         numbers = self.manifest.training
-        return numbers.rate(epoch) * numbers.scalar_delta
+        return float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta
 
     def apply(self, batch: UpdateBatch) -> None:
         """Take in new updates, own ones too: the core at once and exactly, the weights soon."""
         self.core.add(batch)
         self.live.note(batch)
 
+    def prepare(self, seeds: Sequence[int]) -> None:
+        """Have the mini-batches of a coming step tokenised meanwhile, in a thread of its own."""
+        self._prepared[tuple(seeds)] = self._ahead.submit(self._mini_batches, tuple(seeds))
+        while len(self._prepared) > PREPARED_STEPS:
+            self._prepared.popitem(last=False)
+
     def step(self, seeds: Sequence[int], epoch: int) -> StepResult:
         """Measure one update per seed in the subspace of `epoch`, each on the mini-batch its seed draws."""
         numbers = self.manifest.training
         self.live.follow()
-        directions = self.space.directions(seeds, epoch, numbers.epsilon)
-        batches = [self._mini_batch(seed) for seed in seeds]
+        directions = self.space.directions(seeds, epoch)
+        ahead = self._prepared.pop(tuple(seeds), None)
+        batches = self._mini_batches(seeds) if ahead is None else ahead.result()
         estimates = two_point(self.loaded, directions, batches, numbers.epsilon)
         scalars = tuple(
             quantise(estimate.alpha, numbers.scalar_delta, numbers.scalar_limit) for estimate in estimates
@@ -110,6 +130,9 @@ class Trainer:
         with self.live.at_base():
             return self._evaluate(limit)
 
+    def _mini_batches(self, seeds: Sequence[int]) -> list[tasks.Encoded]:
+        return [self._mini_batch(seed) for seed in seeds]
+
     def _mini_batch(self, seed: int) -> tasks.Encoded:
         chosen = batch_rows(seed, self.manifest.training.batch_size, len(self._rows)).tolist()
         return tasks.encode(self.manifest.task, self.loaded.tokenizer, [self._rows[row] for row in chosen])
@@ -119,13 +142,13 @@ class Trainer:
         if wanted not in self._tests:
             self._tests[wanted] = _test_rows(self.manifest, wanted)
         task, tokenizer = self.manifest.task, self.loaded.tokenizer
-        with torch.inference_mode():
-            return tasks.evaluate(task, tokenizer, self._tests[wanted], self._forward, EVALUATION_BATCH)
-
-    def _forward(self, encoded: tasks.Encoded) -> Tensor:
-        """Logits (P, vocab) at the positions of `encoded`."""
-        parts = (encoded.input_ids, encoded.attention_mask, encoded.positions)
-        return model.logits_at(self.loaded.model, *(part.to(self._device) for part in parts))
+        return tasks.evaluate(
+            task,
+            tokenizer,
+            self._tests[wanted],
+            lambda encoded: forward.score(self.loaded, encoded),
+            EVALUATION_BATCH,
+        )
 
 
 def _training_rows(

@@ -23,4 +23,5 @@ def load_trainer(settings: NodeSettings, manifest: Manifest) -> Engine:
         data_override=settings.data,
         shard=settings.shard,
         device=settings.device,
+        dtype=settings.dtype,
     )

@@ -36,6 +36,10 @@ class Evaluation(Protocol):
     @property
     def value(self) -> float: ...
     @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+    @property
     def loss(self) -> float: ...
     @property
     def count(self) -> int: ...
@@ -47,6 +51,7 @@ class Engine(Protocol):
     @property
     def core(self) -> Core: ...
     def apply(self, batch: UpdateBatch) -> None: ...
+    def prepare(self, seeds: Sequence[int]) -> None: ...
     def step(self, seeds: Sequence[int], epoch: int) -> StepResult: ...
     def evaluate(self, limit: int) -> Evaluation: ...
     def evaluate_base(self, limit: int) -> Evaluation: ...
@@ -84,6 +89,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
+        self._engine: Engine | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -93,6 +99,8 @@ class Worker:
 
     def order(self, order: Order) -> None:
         """Evaluate a step; the result comes through `on_result`."""
+        if self._engine is not None:
+            self._engine.prepare(order.seeds)  # returns at once
         self._jobs.put(lambda engine: self._step(engine, order))
 
     def call(self, function: Callable[[Engine], T]) -> asyncio.Future[T]:
@@ -123,7 +131,7 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            engine = self._load()
+            self._engine = engine = self._load()
             self._post(self._on_ready)
             while (job := self._jobs.get()) is not None and not self._stopping.is_set():
                 job(engine)

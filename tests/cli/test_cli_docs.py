@@ -9,7 +9,17 @@ import pytest
 from pydantic import BaseModel
 
 from sfnode.cli.init import KINDS
-from sfnode.cli.results import EvalResult, Measurement, NodeResult, SwarmResult, VerifyResult
+from sfnode.cli.results import (
+    BatchResult,
+    BenchResult,
+    EvalResult,
+    FitResult,
+    IncomingResult,
+    Measurement,
+    NodeResult,
+    SwarmResult,
+    VerifyResult,
+)
 from sfnode.engine.presets import PRESETS
 from sfnode.engine.template import FILTERS
 from sfnode.errors import Code
@@ -23,6 +33,7 @@ SECTIONS = {
     "verify --json": (VerifyResult,),
     "eval --json": (EvalResult, Measurement),
     "swarm --json": (SwarmResult, NodeResult),
+    "bench --json": (BenchResult, BatchResult, IncomingResult, FitResult),
 }
 
 
@@ -49,10 +60,13 @@ def test_every_field_of_a_json_output_is_documented_in_its_order(heading: str) -
     assert documented == [list(model.model_fields) for model in models]
 
 
-def test_every_ready_made_task_every_kind_and_every_filter_is_documented() -> None:
+METRICS = ("accuracy", "f1", "exact_match", "perplexity")
+
+
+def test_every_ready_made_task_every_kind_every_filter_and_every_metric_is_documented() -> None:
     tables = re.findall(r"(?:^\|.*\n)+", (DOCS / "tasks.md").read_text(), flags=re.MULTILINE)
-    documented = [re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) for table in tables]
-    assert documented == [list(PRESETS), list(KINDS), list(FILTERS)]
+    documented = [re.findall(r"^\| `([\w-]+)` \|", table, flags=re.MULTILINE) for table in tables]
+    assert documented == [list(PRESETS), list(KINDS), list(FILTERS), list(METRICS)]
 
 
 def test_verify_prints_all_that_the_audit_finds() -> None:

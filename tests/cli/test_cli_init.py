@@ -21,9 +21,11 @@ Run = Callable[..., Ended]
 
 ROWS = {
     "classification": "text\tlabel\nfine\tyes\npoor\tno\n",
+    "sequence-classification": '{"text": "fine", "label": "yes"}\n',
     "choice": '{"question": "2+2", "options": ["3", "4"], "answer": "4"}\n',
     "completion": '{"question": "2+2", "answer": "4"}\n',
     "text": '{"text": "once upon a time"}\n',
+    "chat": '{"talk": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}\n',
 }
 FLAGS = {
     "classification": ("--template", "{text} it was", "--verbalizer", "yes=good,no=bad"),
@@ -33,13 +35,17 @@ FLAGS = {
     ),
     "completion": ("--template", "{question} =", "--completion", "{answer}"),
     "text": ("--template", "{text}"),
+    "sequence-classification": ("--template", "{text}", "--verbalizer", "yes=good,no=bad"),
+    "chat": ("--messages-field", "talk"),
 }
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A base model in a folder of the user's."""
-    return Path(shutil.copytree(EMBEDDED / "tiny", tmp_path / "model"))
+    """A base model in a folder of the user's, with a chat template."""
+    folder = Path(shutil.copytree(EMBEDDED / "tiny", tmp_path / "model"))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    return folder
 
 
 @pytest.fixture
@@ -98,7 +104,8 @@ def test_a_task_of_ones_own_is_described_by_flags(kind: str, model: Path, sfnode
     data = data_file(kind)
     flags = ("--kind", kind, *FLAGS[kind], "--train", data, "--test", data)
     manifest = written(sfnode("init", "own.toml", "--name", "mine", "--model", model, *flags), "own.toml")
-    assert (manifest.name, manifest.task.kind, manifest.task.template) == ("mine", kind, FLAGS[kind][1])
+    assert (manifest.name, manifest.task.kind) == ("mine", kind)
+    assert FLAGS[kind][1] in (manifest.task.template, manifest.task.messages_field)
     assert manifest.data.train == manifest.data.test == str(data)
 
 
@@ -146,6 +153,8 @@ def test_at_a_terminal_enter_alone_gives_the_built_in_run(sfnode: Run, answers: 
         ("choice", ("{question} =", "answer", "options", "{candidate}")),
         ("completion", ("{question} =", "{answer}")),
         ("text", ("{text}",)),
+        ("sequence-classification", ("{text}", "label", "yes=good,no=bad")),
+        ("chat", ("talk",)),
     ],
 )
 def test_at_a_terminal_one_is_asked_for_a_task_of_ones_own(

@@ -160,8 +160,10 @@ def _arguments(command: click.Command) -> list[str]:
 def _example(option: click.Option) -> tuple[str, object]:
     """A value in TOML that is not the option's default, and what the command should receive."""
     special: dict[str, tuple[str, object]] = {
+        "batches": ("[2, 3]", (2, 3)),
         "shard": ('"2/3"', (1, 3)),
         "verbalizer": ('"0=no,1=yes"', {"0": "no", "1": "yes"}),
+        "target_modules": ('"q_proj, fc1"', ("q_proj", "fc1")),
     }
     if option.name in special:
         return special[option.name]

@@ -15,7 +15,7 @@ from rich.table import Table
 from sfnode.cli import swarm
 from sfnode.cli.results import Measurement, NodeResult, SwarmResult
 from sfnode.cli.swarmstory import Story
-from sfnode.cli.swarmview import closing_table, progress_line, progress_table, verdict
+from sfnode.cli.swarmview import closing_table, measurement_line, progress_line, progress_table, verdict
 from sfnode.config import Data, Manifest, Model, Task
 from sfnode.runtime.status import Status
 
@@ -47,7 +47,12 @@ def result(*digests: str, cores: tuple[str, ...] = ("c", "c")) -> SwarmResult:
         NodeResult(node=number, own_updates=50, digest=digest, core_digest=core)
         for number, (digest, core) in enumerate(zip(digests, cores, strict=True), 1)
     ]
-    measured = [Measurement(metric="accuracy", value=value, loss=1 - value, count=9) for value in (0.5, 0.75)]
+    measured = [
+        Measurement(
+            metric="accuracy", value=value, low=value - 0.1, high=value + 0.2, loss=1 - value, count=9
+        )
+        for value in (0.5, 0.75)
+    ]
     return SwarmResult(
         version="0", run_id="ab", run_name="run", updates=100, update_budget=98,
         equal=len(set(digests)) == len(set(cores)) == 1, before=measured[0], after=measured[1], nodes=nodes,
@@ -83,13 +88,19 @@ def test_while_nodes_start_it_says_how_many_are_up() -> None:
 def test_the_closing_words_are_the_figures_and_the_verdict() -> None:
     said = result("d", "d")
     assert verdict(said) == [
-        "accuracy 0.500 -> 0.750 on 9 held-out rows",
+        "accuracy 0.500 (0.400-0.700) -> 0.750 (0.650-0.950) on 9 held-out rows",
         "loss 0.500 -> 0.250",
         "100 updates in 2.5 s, 12.3 bytes per update on the wire",
         "OK: all digests are equal (d)",
     ]
     rows = [line.split() for line in drawn(closing_table(said))]
     assert ["│", "1", "│", "50", "│", "d", "│", "c", "│"] in rows
+
+
+def test_a_measurement_is_said_with_its_95_percent_interval() -> None:
+    measured = Measurement(metric="accuracy", value=0.526, low=0.493, high=0.559, loss=0.687, count=872)
+    expected = "base model: accuracy 0.526 (0.493-0.559), loss 0.687 on 872 held-out rows"
+    assert measurement_line("base model", measured) == expected
 
 
 def test_a_run_without_test_data_has_no_accuracy_to_show() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from engine_helpers import FAMILIES, manifest, model_folder, random_model
+from engine_helpers import manifest, model_folder
 from safetensors.torch import load_file, save_file
 
 from sfnode import config
@@ -118,8 +117,8 @@ def test_weights_are_read_as_precisely_as_they_are_stored(copy: Path) -> None:
     run = manifest("opt").model_copy(update={"model": model.describe(str(copy), "")})
     loaded = model.load(run, override=None, device=CPU)
     stored = load_file(copy / WEIGHTS)
-    for target, layer in zip(run.model.parsed_targets(), loaded.layers, strict=True):
-        assert torch.equal(model.matrix(layer), stored[f"{target.name}.weight"])
+    for site in loaded.sites:
+        assert torch.equal(model.matrix(site), stored[f"{site.target.name}.weight"])
 
 
 def test_an_adapter_in_the_folder_is_refused_as_no_digest_covers_it(copy: Path) -> None:
@@ -162,22 +161,3 @@ def test_a_target_that_the_model_does_not_have_is_refused(targets: tuple[str, ..
     error = refusal(model.load, run, override=model_folder("opt"), device=CPU)
     assert error.code is Code.MODEL_UNSUPPORTED
     assert targets[0] in error.what
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_target_maps_x_to_its_matrix_times_x(family: str) -> None:
-    for layer in model.load(manifest(family), override=model_folder(family), device=CPU).layers:
-        x = torch.randn(5, model.matrix(layer).shape[1])
-        bias: Any = 0.0 if layer.bias is None else layer.bias
-        torch.testing.assert_close(layer(x), x @ model.matrix(layer).t() + bias)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_at_some_positions_are_the_models_own_there(family: str) -> None:
-    network = random_model(family).eval()
-    ids = torch.tensor([[1, 2, 3, 4], [1, 5, 6, 0]])
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
-    positions = torch.tensor([1, 3, 6])
-    with torch.no_grad():
-        whole = network(input_ids=ids, attention_mask=mask).logits.flatten(0, 1)
-        torch.testing.assert_close(model.logits_at(network, ids, mask, positions), whole[positions])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from hashlib import blake2b
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from sfnode.config import Manifest
-from sfnode.engine import model, presets, reviews, tasks
+from sfnode.engine import forward, model, presets, reviews, tasks
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.data import load_rows
 from sfnode.engine.trainer import Trainer
@@ -42,15 +39,6 @@ def bag(rows: list[dict[str, str | int]], words: list[str]) -> np.ndarray:
     """How often each word occurs in each review, and a constant: (rows, words + 1)."""
     counts = [[str(row["text"]).split().count(word) for word in words] + [1] for row in rows]
     return np.array(counts, float)
-
-
-def logits_of(run: Trainer) -> Callable[[tasks.Encoded], Tensor]:
-    def forward(encoded: tasks.Encoded) -> Tensor:
-        parts = (encoded.input_ids, encoded.attention_mask, encoded.positions)
-        with torch.inference_mode():
-            return model.logits_at(run.loaded.model, *parts)
-
-    return forward
 
 
 def test_the_rows_are_pinned_because_every_node_must_write_the_same() -> None:
@@ -94,7 +82,12 @@ def test_the_model_understands_the_reviews_but_not_the_question(run: Trainer) ->
     asked = run.manifest.task
     knows = asked.model_copy(update={"verbalizer": {"0": "awful", "1": "wonderful"}})
     rows = load_rows("builtin:reviews:test", asked)
-    assert tasks.evaluate(knows, run.loaded.tokenizer, rows, logits_of(run), 32).value >= 0.95
+    assert (
+        tasks.evaluate(
+            knows, run.loaded.tokenizer, rows, lambda encoded: forward.score(run.loaded, encoded), 32
+        ).value
+        >= 0.95
+    )
 
 
 def test_a_third_of_the_default_run_teaches_it_the_question(run: Trainer) -> None:

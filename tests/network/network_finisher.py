@@ -37,6 +37,9 @@ class Ones:
     def apply(self, batch: UpdateBatch) -> None:
         self.core.add(batch)
 
+    def prepare(self, seeds: Sequence[int]) -> None:
+        """It has nothing to tokenise."""
+
     def step(self, seeds: Sequence[int], epoch: int) -> Outcome:
         return Outcome((1,) * len(seeds))
 

@@ -173,3 +173,4 @@ def test_training_has_changed_the_model(seen: Course) -> None:
     assert result["digest"] == seen.final["relay"].digest
     assert result["before"]["count"] == result["after"]["count"] == 100
     assert result["before"]["loss"] != result["after"]["loss"]
+    assert 0 <= result["after"]["low"] <= result["after"]["value"] <= result["after"]["high"] <= 1

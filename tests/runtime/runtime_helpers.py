@@ -61,6 +61,8 @@ class Result(NamedTuple):
 class Measured(NamedTuple):
     metric: str
     value: float
+    low: float
+    high: float
     loss: float
     count: int  # type: ignore[assignment]
 
@@ -94,6 +96,9 @@ class SmallEngine:
         self.applied |= fresh
         self.core.add(batch)
 
+    def prepare(self, seeds: Sequence[int]) -> None:
+        """It has nothing to tokenise."""
+
     def step(self, seeds: Sequence[int], epoch: int) -> Result:
         self.stepping.set()
         self.steps.acquire()
@@ -102,10 +107,11 @@ class SmallEngine:
         return Result(tuple(map(scalar_of, seeds)))
 
     def evaluate(self, limit: int) -> Measured:
-        return Measured("accuracy", float(len(self.applied)), 0.5, limit)
+        value = float(len(self.applied))
+        return Measured("accuracy", value, value - 1, value + 1, 0.5, limit)
 
     def evaluate_base(self, limit: int) -> Measured:
-        return Measured("accuracy", 0.0, 0.7, limit)
+        return Measured("accuracy", 0.0, 0.0, 0.1, 0.7, limit)
 
 
 # -- nodes -------------------------------------------------------------------------------------------

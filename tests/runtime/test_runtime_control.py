@@ -60,9 +60,10 @@ async def test_evaluate_measures_the_base_or_the_model_as_of_now(swarm: Swarm) -
     a = await swarm.first()
     await a.until(lambda: a.known > 10)
     base = await a.client.evaluate(base=True, limit=5)
-    assert (base.value, base.count, base.digest) == (0.0, 5, "")
+    assert (base.value, base.low, base.high, base.count, base.digest) == (0.0, 0.0, 0.1, 5, "")
     now = await a.client.evaluate()
     assert now.value > 10
+    assert (now.low, now.high) == (now.value - 1, now.value + 1)
     assert len(now.digest) == 64
 
 
@@ -99,7 +100,7 @@ async def test_an_evaluation_that_fails_is_an_answer_and_not_the_end(swarm: Swar
 async def test_a_loss_that_is_no_number_survives_the_way(swarm: Swarm) -> None:
     a = await swarm.first()
     await a.until(lambda: a.known > 0)
-    a.engine.evaluate = lambda limit: Measured("perplexity", float("inf"), float("nan"), 1)
+    a.engine.evaluate = lambda limit: Measured("perplexity", float("inf"), 1.0, float("inf"), float("nan"), 1)
     answer = await a.client.evaluate()
     assert answer.value == float("inf")
     assert answer.loss != answer.loss

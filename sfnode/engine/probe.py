@@ -1,0 +1,85 @@
+"""Whether the targets of a model can be moved row by row: two short sequences, of which one is moved.
+
+Run once when a model is loaded: what a model's code does with its rows cannot be read off its modules. Knows
+models and steering; knows no data.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sfnode.engine import forward
+from sfnode.engine.forward import Batch
+from sfnode.engine.model import LoadedModel
+from sfnode.engine.steering import Directions, Motion
+from sfnode.engine.targets import Form
+
+TOKENS = 3
+"""Of each of the two sequences: with two a row per token could be taken for a row per sequence."""
+
+DISTANCE = 0.05
+"""How far the first sequence moves: enough to see in half precision."""
+
+TOLERANCE = 0.02
+"""Relative difference of log-probabilities that rounding may make between two ways to the same product."""
+
+
+def complaint(loaded: LoadedModel) -> str:
+    """Why a target cannot be moved; an empty string if all can."""
+    this = _sequences(loaded)
+    with torch.inference_mode():
+        still = forward.log_probs(loaded, this, None)
+        loaded.steering.seen.clear()
+        try:
+            moved = forward.log_probs(loaded, this, _motion(loaded, this, range(len(loaded.sites))))
+        except ValueError as error:  # a target saw a number of rows that is none of the batch's
+            return f"{error}, as in a mixture of experts"
+        idle = _unseen(loaded)
+        if idle:
+            return f"{idle} is never called as a layer"
+        if _same(moved[1], still[1]):
+            return ""
+        return f"{_culprit(loaded, this, still)} does not keep the rows of a batch apart"
+
+
+def _sequences(loaded: LoadedModel) -> forward.Pass:
+    """Two sequences and the last position of each."""
+    ids = np.arange(2 * TOKENS).reshape(2, TOKENS) % loaded.model.config.vocab_size
+    columns = np.zeros(2, np.int64) if loaded.classifies else np.full(2, TOKENS - 1)
+    batch = Batch(ids, np.ones_like(ids), np.arange(2), columns, np.zeros(2, np.int64))
+    return forward.take(batch, np.arange(2), np.arange(2), loaded.device)
+
+
+def _motion(loaded: LoadedModel, this: forward.Pass, numbers: range) -> Motion:
+    """The first sequence moves, in these targets, along directions of ones; the second stands still."""
+    by = torch.tensor([[DISTANCE], [0.0]], dtype=loaded.dtype, device=loaded.device)  # (2, 1)
+    directions = Directions(
+        tuple(
+            by.new_full((1, s.target.out_features), float(n in numbers)) for n, s in enumerate(loaded.sites)
+        ),
+        tuple(by.new_ones((s.target.in_features, 1)) for s in loaded.sites),
+        riding=0,
+    )
+    return Motion(directions, by.repeat_interleave(TOKENS, 0), by, by[this.rows])
+
+
+def _unseen(loaded: LoadedModel) -> str:
+    """A target that no pass has gone through."""
+    sites = enumerate(loaded.sites)
+    names = (s.target.name for n, s in sites if s.form is not Form.VECTOR and n not in loaded.steering.seen)
+    return next(names, "")
+
+
+def _culprit(loaded: LoadedModel, this: forward.Pass, still: Tensor) -> str:
+    """The first target that alone moves the second sequence."""
+    for number, site in enumerate(loaded.sites):
+        moved = forward.log_probs(loaded, this, _motion(loaded, this, range(number, number + 1)))
+        if not _same(moved[1], still[1]):
+            return site.target.name
+    return "the model"
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool(torch.isclose(one, other, rtol=TOLERANCE, atol=TOLERANCE))
