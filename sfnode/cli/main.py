@@ -14,6 +14,7 @@ from typing import NoReturn
 import click
 
 import sfnode
+from sfnode.cli.bench import bench
 from sfnode.cli.ending import DONE, INTERRUPTED, show, show_usage
 from sfnode.cli.init import init
 from sfnode.cli.join import join
@@ -49,7 +50,7 @@ def cli(context: click.Context, config: Path | None) -> None:
     context.default_map = read_config(config, cli.commands)
 
 
-for command in (init, join, swarm, status, stop, export, verify, evaluate, simulate):
+for command in (init, join, swarm, status, stop, export, verify, evaluate, bench, simulate):
     cli.add_command(command)
 
 

@@ -25,7 +25,7 @@ and their activations no longer fit the caches."""
 OTHER_PASS_TOKENS = 65_536
 """For accelerators, which want all they can get; bounded for the sake of their memory."""
 
-PASS_OVERHEAD = 64
+PASS_OVERHEAD = 128
 """Tokens whose computation takes as long as what a pass costs whatever its size (reading the weights, and
 the interpreter's work): measured between 40 and 90. Padding worth more than this is worth another pass."""
 

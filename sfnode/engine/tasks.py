@@ -61,7 +61,7 @@ class Encoded:
         `log_probs`: (P,) float32, that of each target.
         """
         tokens = self.tokens.to(log_probs.device)  # (B, K)
-        sums = torch.zeros(tokens.numel(), device=log_probs.device)
+        sums = log_probs.new_zeros(tokens.numel())
         sums.index_add_(0, self.slots.to(log_probs.device), log_probs)
         return torch.where(tokens > 0, sums.view_as(tokens) / tokens, -math.inf)
 

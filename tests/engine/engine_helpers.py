@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,15 @@ from families import ENCODERS, FAMILIES, WORDS, model_folder, random_model
 from sfnode import config
 from sfnode.engine import model
 from sfnode.engine.core import UpdateBatch
+from sfnode.engine.packed import Int8Linear
 from sfnode.engine.targets import DEFAULT, Selection
 from sfnode.engine.trainer import Trainer
 from sfprotocol.seeds import update_seeds
 
 __all__ = ["ENCODERS", "FAMILIES", "WORDS", "model_folder", "random_model"]
+
+DEVICE = os.environ.get("SFNODE_DEVICE", "cpu")
+"""Where models run: `pytest --device`."""
 
 SHARED = Path(__file__).parents[3] / "shared"
 ROWS = [
@@ -62,7 +68,31 @@ def data_file(folder: Path) -> Path:
 def trainer(run: config.Manifest, rows: Path | None = None, **options: Any) -> Trainer:
     """A trainer of a run on a tiny model; it can make steps if it is given training rows."""
     folder = model_folder(run.model.source.removeprefix("tiny/"))
-    return Trainer.load(run, model_override=folder, data_override=rows, training=rows is not None, **options)
+    given = {"model_override": folder, "device": DEVICE} | options
+    return Trainer.load(run, data_override=rows, training=rows is not None, **given)
+
+
+def in_float64(run: Trainer) -> Trainer:
+    """The same run at the same point, computed in float64: on the weights just as `run` holds them."""
+    other = trainer(run.manifest, device=str(run.loaded.device))
+    other.loaded.model.double()
+    held = dict(run.loaded.model.named_parameters())
+    for name, parameter in other.loaded.model.named_parameters():
+        if name in held:
+            parameter.data.copy_(held[name])
+    for site, weight in zip(other.loaded.sites, held_weights(run), strict=True):
+        model.matrix(site).copy_(weight)
+    return Trainer(run.manifest, replace(other.loaded, dtype=torch.float64), [])
+
+
+def held_weights(run: Trainer) -> list[torch.Tensor]:
+    """The targets as W (out, in), just as they are held; float64."""
+    return [
+        site.module.entries.double() * site.module.scales.double()
+        if isinstance(site.module, Int8Linear)
+        else model.matrix(site).double()
+        for site in run.loaded.sites
+    ]
 
 
 def updates(count: int, epochs: Iterable[int] = (0,), key: int = 1) -> UpdateBatch:
@@ -79,4 +109,4 @@ def part(batch: UpdateBatch, rows: Any) -> UpdateBatch:
 
 def weights(run: Trainer) -> list[torch.Tensor]:
     """A copy of every tensor of the live model."""
-    return [tensor.clone() for tensor in run.loaded.model.state_dict().values()]
+    return [tensor.to("cpu", copy=True) for tensor in run.loaded.model.state_dict().values()]

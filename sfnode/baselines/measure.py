@@ -1,0 +1,239 @@
+"""How long the contestants take: two plain forward passes, our two-point step, and MeZO's step in place.
+
+All work on the same model, the same mini-batch and the same output positions, and take turns in one process,
+so that whatever disturbs the machine disturbs them alike; the order changes from turn to turn, so that none
+always follows the same other. Medians are compared. This module knows what to time, and not what to make of
+it.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfnode.baselines import memory
+from sfnode.baselines.mezo import mezo_step
+from sfnode.baselines.subject import Subject
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.estimator import two_point
+from sfnode.engine.folding import FOLD_REST
+from sfnode.engine.forward import score
+from sfnode.engine.model import LoadedModel, matrix
+from sfnode.engine.packed import PackedLinear
+from sfnode.engine.tasks import Encoded
+from sfnode.engine.trainer import Trainer
+from sfprotocol.seeds import update_seeds
+
+FORWARDS = "two forward passes"
+STEP = "two-point step"
+MEZO_MATRICES = "MeZO, same matrices"
+MEZO_ALL = "MeZO, all parameters"
+
+WARM_UPS = 2
+"""Turns that do not count: the first allocates and compiles, the second finds everything in place."""
+
+STRIDE = 7
+"""Orders are taken in these steps from the list of all orders: prime, and so all of them come."""
+
+RATE = 1e-9
+"""MeZO's learning rate here: its time does not depend on it, and the weights are to stay where they are."""
+
+PAST_UPDATES = 64
+"""Updates that a node has just taken in where memory is measured."""
+
+
+class Case(NamedTuple):
+    """A training model and the mini-batches of one step."""
+
+    trainer: Trainer
+    seeds: Sequence[int]
+    """One for each query."""
+    batches: Sequence[Encoded]
+    """One for each query."""
+    together: Encoded
+    """All of them in one, for a plain forward pass."""
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens in the mini-batches, padding not counted."""
+        return sum(int(batch.attention_mask.sum()) for batch in self.batches)
+
+
+class Incoming(NamedTuple):
+    """What others' updates cost."""
+
+    updates: int
+    """That come with each step."""
+    add_seconds: float
+    """For the exact core to take them in."""
+    fold_seconds: float
+    """For the weights to follow, once, whatever has come since they last did."""
+    share: float
+    """Of a step's time, in the long run."""
+
+
+def case(subject: Subject, trainer: Trainer, size: int, queries: int) -> Case:
+    """A step of so many queries, each on a mini-batch of `size` rows."""
+    seeds = update_seeds(1, 0, queries).tolist()
+    batches = [subject.mini_batch([seed], size) for seed in seeds]
+    return Case(trainer, seeds, batches, subject.mini_batch(seeds, size))
+
+
+def contestants(found: Case, *, mezo: bool) -> dict[str, Callable[[int], object]]:
+    """What is timed, by name, each as a function of the turn's number."""
+    loaded = found.trainer.loaded
+    actions: dict[str, Callable[[int], object]] = {
+        FORWARDS: lambda _: (loss(loaded, found.together), loss(loaded, found.together)),
+        STEP: lambda turn: step(found, turn),
+    }
+    if mezo and not loaded.packed:  # what is packed cannot be moved in place
+        actions[MEZO_MATRICES] = _mezo(found, matrices(loaded))
+        actions[MEZO_ALL] = _mezo(found, [parameter.data for parameter in loaded.model.parameters()])
+    return actions
+
+
+def times(
+    actions: Mapping[str, Callable[[int], object]], repetitions: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Seconds that each action takes, turn by turn."""
+    orders = list(itertools.permutations(actions))
+    taken: dict[str, list[float]] = {name: [] for name in actions}
+    with undisturbed():
+        for turn in range(WARM_UPS + repetitions):
+            for name in orders[turn * STRIDE % len(orders)]:
+                taken[name].append(seconds(partial(actions[name], turn), device))
+    return {name: all_turns[WARM_UPS:] for name, all_turns in taken.items()}
+
+
+def ratio(taken: Mapping[str, list[float]], name: str, by: str) -> float:
+    """How many times as long as `by` takes, the median over the turns: neighbours in time are compared."""
+    return statistics.median(one / other for one, other in zip(taken[name], taken[by], strict=True))
+
+
+def incoming(subject: Subject, found: Case, counts: Sequence[int], repetitions: int) -> list[Incoming]:
+    """What it costs to take in so many updates of others with every step.
+
+    The core takes them in at once. The weights follow when their budget allows it, far apart, so that the
+    time for it is taken once, with all that has come, and its share reckoned: a fold with every step, or one
+    in FOLD_REST times its own duration, whichever is less.
+    """
+    found = found._replace(trainer=subject.trainer())  # whose first fold is due
+    trainer, device = found.trainer, subject.device
+    trainer.apply(updates(1, 0))
+    trainer.live.follow()  # sets all weights from the base, as when a run is joined
+    adding: dict[int, list[float]] = {count: [] for count in counts}
+    working = []
+    with undisturbed():
+        for turn in range(1, repetitions + 2):
+            for count in counts:  # a step in between, for a core that is not in the caches
+                adding[count].append(seconds(partial(trainer.apply, updates(count, turn)), device))
+                working.append(seconds(partial(step, found, turn), device))
+        fold = seconds(trainer.live.follow, device)
+    work = statistics.median(working)
+    add = {count: statistics.median(taken[1:]) for count, taken in adding.items()}
+    often = min(fold / work, 1 / FOLD_REST)
+    return [Incoming(count, add[count], fold, add[count] / work + often) for count in counts]
+
+
+def inference_peak(subject: Subject, size: int, queries: int) -> int | None:
+    """Bytes in use at most during a plain forward pass with the batch of a step doubled."""
+    seeds = update_seeds(1, 0, queries).tolist()
+    doubled = subject.mini_batch(seeds, size, times=2)
+    return memory.peak(lambda: loss(subject.loaded, doubled), subject.device)
+
+
+def keeping_peak(trainer: Trainer) -> int | None:
+    """Bytes in use at most while updates are taken in and all weights are set anew from the base."""
+
+    def keep() -> None:
+        trainer.apply(updates(PAST_UPDATES, 0))
+        trainer.live.refold()
+
+    return memory.peak(keep, trainer.loaded.device)
+
+
+def step_peak(found: Case) -> int | None:
+    """Bytes in use at most during a step."""
+    return memory.peak(lambda: step(found, 0), found.trainer.loaded.device)
+
+
+def step(found: Case, turn: int) -> object:
+    """Our contestant: directions from seeds, and the two-point estimates along them."""
+    trainer, epsilon = found.trainer, found.trainer.manifest.training.epsilon
+    seeds = [seed ^ turn for seed in found.seeds]
+    return two_point(trainer.loaded, trainer.space.directions(seeds, 0), found.batches, epsilon)
+
+
+def loss(loaded: LoadedModel, encoded: Encoded) -> float:
+    """The mean loss of a mini-batch by one plain forward pass."""
+    with torch.inference_mode():
+        return float(encoded.losses(score(loaded, encoded).log_probs).mean())
+
+
+def matrices(loaded: LoadedModel) -> list[Tensor]:
+    """The weights of the targets, sharing their memory."""
+    return [matrix(site) for site in loaded.sites]
+
+
+def weight_bytes(loaded: LoadedModel, dtype: str) -> int:
+    """What the model's weights take in memory; those of packed layers are no parameters, and are reckoned."""
+    plain: int = sum(parameter.numel() * parameter.element_size() for parameter in loaded.model.parameters())
+    modules: Iterator[nn.Module] = loaded.model.modules()
+    layers = [module for module in modules if isinstance(module, PackedLinear)]
+    packed = sum(layer.out_features * layer.in_features for layer in layers)
+    return plain + int(packed * memory.BYTES_PER_PARAMETER[dtype])
+
+
+def updates(count: int, turn: int) -> UpdateBatch:
+    """Updates of somebody else's in the first epoch, other ones in every turn."""
+    numbers = np.arange(count, dtype=np.int64)
+    return UpdateBatch(numbers * 0, update_seeds(turn + 2, 0, count), numbers * 7919 % 2001 - 1000)
+
+
+def seconds(action: Callable[[], object], device: torch.device) -> float:
+    """How long an action takes until its last result is there."""
+    _finish(device)
+    start = time.perf_counter()
+    action()
+    _finish(device)
+    return time.perf_counter() - start
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No garbage is collected in the block, but all of it before."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _mezo(found: Case, parameters: Sequence[Tensor]) -> Callable[[int], object]:
+    """A step of MeZO for each query, on these parameters."""
+    loaded, epsilon = found.trainer.loaded, found.trainer.manifest.training.epsilon
+
+    def run(turn: int) -> None:
+        for batch in found.batches:
+            evaluate = partial(loss, loaded, batch)
+            mezo_step(parameters, evaluate, seed=turn, epsilon=epsilon, learning_rate=RATE)
+
+    return run
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,126 @@
+"""`sfnode bench`: what this machine can do with a model; the measuring is done by `sfnode.baselines`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from sfnode.cli import benchview
+from sfnode.cli.options import device_option, dtype_option, json_option, option
+from sfnode.config import Manifest
+from sfnode.engine.presets import DEFAULT_MODEL
+
+BATCHES = (1, 4, 16)
+"""A row at a time, MeZO's usual size for a volunteer, and one that fills a processor."""
+
+MOST_TOKENS = 65_535
+"""With its answer, as many as a task's max_tokens allows."""
+
+MOST_QUERIES = 64
+"""As many as `sfnode join` makes."""
+
+
+@click.command(short_help="Show what this machine can do with a model.")
+@option(
+    "--model",
+    metavar="SOURCE",
+    help="A folder, a Hugging Face id, shape:NAME or a folder with config.json alone (random weights).  "
+    f"[default: the run's, or {DEFAULT_MODEL}]",
+)
+@option(
+    "--run",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Measure with the task and the data of this run manifest.  [default: random tokens]",
+)
+@option(
+    "--batch",
+    "batches",
+    type=click.IntRange(1, 4096),
+    multiple=True,
+    default=BATCHES,
+    show_default=True,
+    metavar="COUNT",
+    help="Rows of a mini-batch; may be repeated.",
+)
+@option(
+    "--tokens",
+    type=click.IntRange(1, MOST_TOKENS),
+    default=32,
+    show_default=True,
+    metavar="COUNT",
+    help="Length of a random sentence.",
+)
+@option(
+    "--queries",
+    type=click.IntRange(1, MOST_QUERIES),
+    default=1,
+    show_default=True,
+    metavar="COUNT",
+    help="Updates that one step makes.",
+)
+@device_option
+@dtype_option
+@option(
+    "--threads",
+    type=click.IntRange(0),
+    default=0,
+    metavar="COUNT",
+    help="CPU threads.  [default: as many as there are cores]",
+)
+@option(
+    "--rank", type=click.IntRange(0), default=0, metavar="COUNT", help="Rank.  [default: the run's, or 32]"
+)
+@option("--compare", type=click.Choice(["mezo"]), help="Time this method's step too.")
+@option(
+    "--repetitions",
+    type=click.IntRange(1),
+    default=15,
+    show_default=True,
+    metavar="COUNT",
+    help="Turns of each contestant; medians are shown.",
+)
+@json_option
+def bench(
+    model: str | None,
+    run: Path | None,
+    batches: tuple[int, ...],
+    tokens: int,
+    queries: int,
+    device: str,
+    dtype: str,
+    threads: int,
+    rank: int,
+    compare: str | None,
+    repetitions: int,
+    as_json: bool,
+) -> None:
+    """Measure a training step beside two plain forward passes, its memory, and which models would fit.
+
+    Shapes are those of published models; one that is unknown lists those that are known. Nothing is sent, and
+    a model that was made from a shape is removed at the end.
+    """
+    manifest = Manifest.from_toml(run) if run else None
+    import torch
+
+    from sfnode.baselines.subject import Wanted
+    from sfnode.cli.benchstory import Plan, told
+
+    if threads:
+        torch.set_num_threads(threads)
+    wanted = Wanted(source=model or "", run=manifest, tokens=tokens, device=device, dtype=dtype, rank=rank)
+    plan = Plan(batches, queries, compare == "mezo", repetitions)
+    result = told(wanted, plan, _say)
+    if as_json:
+        click.echo(result.model_dump_json(indent=2))
+    else:
+        benchview.show(result, Console())
+
+
+def _say(what: str) -> None:
+    """Progress, for somebody who looks on; a line each: a moving one would take time from what is timed."""
+    if sys.stderr.isatty():
+        click.echo(what, err=True)
