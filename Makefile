@@ -39,6 +39,7 @@ test: check
 bench: $(READY)
 	$(BIN)/python tests/bench/apply.py
 	$(BIN)/python tests/bench/step.py
+	$(BIN)/python tests/bench/stall.py
 	$(BIN)/python tests/bench/network.py
 
 soak: $(READY)

@@ -11,7 +11,7 @@ VARIABLE = "SFNODE_DEVICE"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", default="", metavar="NAME", help="where models run: cpu (default), cuda, ...")
+    parser.addoption("--device", default="", metavar="NAME", help="where models run, cpu if not given")
 
 
 def pytest_configure(config: pytest.Config) -> None:

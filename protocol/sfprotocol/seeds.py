@@ -35,12 +35,16 @@ class Coordinates(NamedTuple):
 
 def mix64(values: U64) -> U64:
     """SplitMix64's finaliser, elementwise (Steele, Lea, Flood 2014; SPEC R1)."""
-    z = values.copy()
-    z ^= z >> np.uint64(30)
+    return _mix64_in_place(values.copy())
+
+
+def _mix64_in_place(z: U64) -> U64:
+    shifted = np.empty_like(z)
+    z ^= np.right_shift(z, np.uint64(30), out=shifted)
     z *= np.uint64(0xBF58476D1CE4E5B9)
-    z ^= z >> np.uint64(27)
+    z ^= np.right_shift(z, np.uint64(27), out=shifted)
     z *= np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
+    z ^= np.right_shift(z, np.uint64(31), out=shifted)
     return z
 
 
@@ -72,12 +76,14 @@ def coordinates(seeds: U64, layers: int, rank: int) -> Coordinates:
     the column (rank is a power of two, at most 2**16), bit 63 the sign (set means -1).
     """
     counters = np.arange(1, layers + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-    values = mix64(seeds[:, None] + counters[None, :])
-    mask = np.uint64(rank - 1)
-    row = (values & mask).astype(np.int64)
-    column = ((values >> np.uint64(24)) & mask).astype(np.int64)
-    sign = 1 - 2 * (values >> np.uint64(63)).astype(np.int64)
-    return Coordinates(row, column, sign)
+    values = _mix64_in_place(seeds[:, None] + counters[None, :])
+    bits = values.view(np.int64)  # the same 64 bits, without a copy
+    mask = np.int64(rank - 1)
+    column = bits >> 24
+    column &= mask
+    sign = bits >> 63  # 0 or -1, as the shift is arithmetic
+    sign |= 1
+    return Coordinates(bits & mask, column, sign)
 
 
 def basis_signs(run_id: bytes, epoch: int, layer: int, side: str, rows: int, rank: int) -> NDArray[np.int8]:

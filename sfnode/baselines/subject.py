@@ -22,7 +22,7 @@ from transformers import AutoConfig
 
 from sfnode import config
 from sfnode.baselines import memory
-from sfnode.engine import data, model, presets, probe, shapes, tasks, trainer
+from sfnode.engine import data, model, presets, shapes, tasks, trainer
 from sfnode.errors import Code, UserError
 from sfprotocol.seeds import batch_rows
 
@@ -42,10 +42,6 @@ STANDSTILL = 1e-12
 """Learning rate of a benchmark: thousands of updates of no meaning must not carry the weights away."""
 
 
-AUTO = "auto"
-"""The number format that suits the device, as `model.compute_dtype` has it."""
-
-
 class Wanted(NamedTuple):
     """What is to be measured."""
 
@@ -55,7 +51,7 @@ class Wanted(NamedTuple):
     tokens: int = 32
     """Of a random sentence."""
     device: str = "cpu"
-    dtype: str = AUTO
+    dtype: str = model.AUTO
     rank: int = 0
     """0: the run's, or the usual one."""
 
@@ -87,11 +83,11 @@ class Subject(NamedTuple):
 @contextmanager
 def prepared(wanted: Wanted) -> Iterator[Subject]:
     """The subject, loaded. Raises UserError BAD_OPTION, MODEL_*, DATA_*, DEVICE or OUT_OF_MEMORY."""
-    device = trainer._device(wanted.device)
+    device = trainer.usable_device(wanted.device)
     with tempfile.TemporaryDirectory(prefix="sfnode-bench-") as scratch:
         named = wanted.source or (wanted.run.model.source if wanted.run else presets.DEFAULT_MODEL)
         source = named
-        dtype = wanted.dtype if wanted.dtype != AUTO else "float32" if device.type == "cpu" else "bfloat16"
+        dtype = model.named_dtype(wanted.dtype, device)
         if shapes.is_shape(named):
             source = _made(named, Path(scratch), dtype, device)
         manifest = _manifest(wanted, source)
@@ -99,10 +95,7 @@ def prepared(wanted: Wanted) -> Iterator[Subject]:
         parameters = shapes.parameters(settings)
         check_room(named, parameters, dtype, device)
         before = memory.room(device)
-        loaded = model.load(manifest, override=None, device=device, dtype=dtype)
-        wrong = model.understood(loaded.folder, lambda: probe.complaint(loaded))
-        if wrong:
-            raise model.unsupported(loaded.folder, wrong)
+        loaded = trainer.load_model(manifest, None, device, dtype)
         if wanted.run is None:
             numbers = shapes.token_numbers(settings.vocab_size)
             loaded = dataclasses.replace(loaded, tokenizer=numbers)

@@ -111,7 +111,7 @@ def _passes(loaded: LoadedModel, both: Points, *, in_turns: bool) -> Iterator[ND
     points = both.queries * 2 + (both.signs < 0) if in_turns else np.zeros_like(both.queries)
     for point in np.unique(points):
         members = np.flatnonzero(points == point)
-        for group in forward.groups(lengths[members], loaded.device):
+        for group in forward.groups(lengths[members], loaded.widest, loaded.device):
             yield members[group]
 
 

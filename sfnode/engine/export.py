@@ -26,10 +26,11 @@ from sfnode.errors import Code, UserError
 
 
 def export_model(trainer: Trainer, out: Path) -> None:
-    """Write the model as of now to the new folder `out`, for `AutoModelForCausalLM.from_pretrained`.
+    """Write the model as of now to the new folder `out`, for `from_pretrained` of the same Auto class.
 
-    Weights are refolded from the base first: two nodes with equal digests write equal weights. Raises
-    UserError when `out` holds something already or cannot be written.
+    Weights are refolded from the base first: two nodes with equal digests write equal weights, to the bit if
+    both have loaded the model in the same dtype. Raises UserError when `out` holds something already or
+    cannot be written.
     """
     trainer.live.refold()
     with _finished_folder(out) as folder:

@@ -24,15 +24,15 @@ from sfnode.engine.model import LoadedModel, matrix, store_rows
 from sfnode.engine.subspace import Subspace
 from sfprotocol.seeds import I64
 
-FOLD_REST = 60
-"""A fold that took t seconds is followed by at least 60 t without one: less than 2 % of the time. Until then
+FOLD_REST = 80
+"""A fold that took t seconds is followed by at least 80 t without one: about 1 % of the time. Until then
 steps use weights that lack the newest updates, as they do on any node."""
 
 REFOLD_REST = 150
 """The same for a target's refold: less than 1 % of the time."""
 
-BLOCK_ENTRIES = 1 << 22
-"""Weights that are in float64 at a time: three such blocks take 100 MiB."""
+BLOCK_ENTRIES = 1 << 20
+"""Weights that are in float64 at a time: three such blocks take 25 MiB."""
 
 EXACT = 1 << 24
 """Integers below this are exact in float32, whatever the order in which a product adds them up."""
@@ -89,8 +89,8 @@ class LiveWeights:
         self._waiting: deque[int] = deque()
         """Targets that wait for their refold."""
         self._blank = True
-        """Nothing has ever been folded: the first refold reads the core itself, and a long replay is added up
-        only once."""
+        """No step has been taken: what is replayed before is refolded from the core itself, and so a long
+        history is added up only once."""
         self._exact = True
 
     def note(self, batch: UpdateBatch) -> None:
@@ -112,6 +112,7 @@ class LiveWeights:
         Stalls a step by no more than one target's refold, or one fold.
         """
         if self._blank:
+            self._blank = False
             return self.refold()
         if self._waiting and self._refolds.due():
             with self._refolds.paid():

@@ -18,16 +18,22 @@ from sfnode.engine.model import LoadedModel
 from sfnode.engine.steering import Motion
 from sfnode.engine.tasks import Encoded, Scored
 
-PASS_TOKENS = {"cpu": 512}
-"""Tokens of one pass, by kind of device. On a CPU more tokens make none of them cheaper (docs/benchmarks.md)
-and their activations no longer fit the caches."""
+CPU_PASS_ENTRIES = 3 << 19
+"""Tokens of a pass times the widest layer's outputs, on a CPU: more make no token cheaper, and activations
+no longer fit the caches (docs/benchmarks.md: 512 tokens at OPT-125M's 3,072, 1,536 at 1,024)."""
+
+LEAST_PASS_TOKENS = 256
+"""However wide the layers: below this a pass costs more for reading the weights than it can save."""
 
 OTHER_PASS_TOKENS = 65_536
 """For accelerators, which want all they can get; bounded for the sake of their memory."""
 
-PASS_OVERHEAD = 128
-"""Tokens whose computation takes as long as what a pass costs whatever its size (reading the weights, and
-the interpreter's work): measured between 40 and 90. Padding worth more than this is worth another pass."""
+READING = 64
+"""Tokens whose computation takes as long as reading the weights once."""
+
+INTERPRETING = 1 << 15
+"""The same for the interpreter's work on a pass: so many tokens divided by the widest layer's outputs, since
+tokens of wider layers take longer. Together measured at 40 (Llama, 2,048) to 200 tokens (256)."""
 
 LOGITS_AT_A_TIME = 1 << 24
 """Entries that are in float32 at a time: 64 MiB."""
@@ -69,7 +75,9 @@ def score(loaded: LoadedModel, encoded: Encoded) -> Scored:
         batch = batch_of(encoded)
         this = take(batch, np.arange(len(batch.input_ids)), np.arange(len(batch.targets)), loaded.device)
         logits = _logits(loaded, this)  # (P, vocab)
-        return Scored(_log_probs(logits, this.targets).cpu(), (logits.argmax(-1) == this.targets).cpu())
+        chosen = logits.gather(1, this.targets[:, None]).flatten()
+        greedy = chosen >= logits.amax(-1)  # ten times as fast as argmax on a CPU
+        return Scored(_log_probs(logits, this.targets).cpu(), greedy.cpu())
 
 
 def log_probs(loaded: LoadedModel, this: Pass, motion: Motion | None) -> Tensor:
@@ -101,26 +109,40 @@ def take(
     return Pass(*(torch.from_numpy(part).to(device, non_blocking=True) for part in parts))
 
 
-def groups(lengths: NDArray[np.int64], device: torch.device) -> list[NDArray[np.int64]]:
-    """Sequences by number, cut into groups of like lengths, the longest first.
+def groups(lengths: NDArray[np.int64], width: int, device: torch.device) -> list[NDArray[np.int64]]:
+    """Sequences by number, cut into groups of like lengths, the longest first; one group is one pass.
 
-    A group is full when it has its share of PASS_TOKENS, and when another sequence would bring its padding
-    above PASS_OVERHEAD.
+    `width`: the widest layer's outputs. The cuts between lengths make the sum of padded tokens, and of what
+    each pass costs besides, as small as can be; what is too much for one pass is then cut into equal parts,
+    which exceed a pass by less than a sequence.
     """
     order = np.argsort(-lengths, kind="stable")
-    limit = PASS_TOKENS.get(device.type, OTHER_PASS_TOKENS)
-    total = int(lengths.sum())
-    share = total / max(1, -(-total // limit))  # equal parts: a small rest would be a wasteful pass
-    cut, width, padding, size = [], 0, 0, 0
-    for place, length in enumerate(lengths[order].tolist()):
-        padding += width - length
-        if size and (padding > PASS_OVERHEAD or (size + 1) * width > share + width / 2):
-            cut.append(place)
-            size = 0
-        if size == 0:
-            width, padding = length, 0
-        size += 1
-    return np.split(order, cut)
+    descending, counts = np.unique(-lengths, return_counts=True)
+    starts = np.concatenate([[0], np.cumsum(counts)])  # where each length begins in `order`
+    limit = max(CPU_PASS_ENTRIES // width, LEAST_PASS_TOKENS) if device.type == "cpu" else OTHER_PASS_TOKENS
+    overhead = READING + INTERPRETING / width
+    found = []
+    for first, last in _cuts((-descending).tolist(), starts.tolist(), overhead):
+        group = order[starts[first] : starts[last]]
+        parts = -(-len(group) * int(-descending[first]) // limit)
+        found += np.array_split(group, min(parts, len(group)))
+    return found
+
+
+def _cuts(lengths: list[int], starts: list[int], overhead: float) -> list[tuple[int, int]]:
+    """Ranges of the descending `lengths`: the cheapest way from the first to the last."""
+    cost, came = [0.0], [0]
+    for last in range(1, len(lengths) + 1):
+        costs = [
+            cost[first] + overhead + lengths[first] * (starts[last] - starts[first]) for first in range(last)
+        ]
+        came.append(min(range(last), key=costs.__getitem__))
+        cost.append(costs[came[-1]])
+    ranges, last = [], len(lengths)
+    while last:
+        ranges.append((came[last], last))
+        last = came[last]
+    return ranges[::-1]
 
 
 def _logits(loaded: LoadedModel, this: Pass) -> Tensor:

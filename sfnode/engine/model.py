@@ -39,6 +39,8 @@ Network = Any
 """A transformers model; that library types its classes otherwise from release to release."""
 _library_log: Any = logging
 
+AUTO = "auto"
+
 STORED = "stored"
 """The dtype of the base model's own files: that of an export."""
 
@@ -67,6 +69,11 @@ class LoadedModel:
     """Whether matrices are stored in fewer bits than that."""
     classifies: bool
     """Whether it has a classification head instead of a language-model head."""
+
+    @property
+    def widest(self) -> int:
+        """Outputs of the widest target."""
+        return max((site.target.out_features for site in self.sites), default=1)
 
     @property
     def exact(self) -> bool:
@@ -126,7 +133,10 @@ def wire(
     if dtype in KINDS:
         replaced: dict[nn.Module, PackedLinear] = pack(model, dtype, compute, device)
         sites = tuple(site._replace(module=replaced.get(site.module, site.module)) for site in sites)
-    model.to(device=device, dtype=compute).eval().requires_grad_(False)
+    for parameter in model.parameters():  # not the buffers: rotary frequencies must not be rounded
+        # a copy, for transformers maps files into memory, where a change of theirs would be one of ours
+        parameter.data = parameter.data.to(device, compute, copy=True)
+    model.to(device).eval().requires_grad_(False)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -141,11 +151,17 @@ def wire(
     )
 
 
+def named_dtype(name: str, device: torch.device) -> str:
+    """What AUTO stands for on a device; other names stand for themselves."""
+    suits = "float32" if device.type == "cpu" else "bfloat16"
+    return suits if name == AUTO else name
+
+
 def compute_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dtype:
-    """What layers compute in for a `--dtype`; for auto and for packed weights, what suits the device."""
+    """What layers compute in for a `--dtype`; for packed weights, what suits the device."""
     if name == STORED:
         return stored
-    return FLOATS.get(name, torch.float32 if device.type == "cpu" else torch.bfloat16)
+    return FLOATS[named_dtype(AUTO if name in KINDS else name, device)]
 
 
 def stored_dtype(folder: Path) -> torch.dtype:

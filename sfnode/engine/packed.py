@@ -93,13 +93,13 @@ class Nf4Linear(PackedLinear):
 
     def dense(self) -> Tensor:
         weight: Tensor = self._library.functional.dequantize_4bit(self._packed, self._state)
-        return weight
+        return weight.view(self.out_features, self.in_features)
 
     def store(self, first: int, rows: Tensor) -> None:
         """Its blocks of 64 entries run on over rows, so rows are collected until the last one is there."""
         self._blocks.append(rows.to(self._device, self.dtype))
         if first + rows.shape[0] == self.out_features:
-            whole = torch.cat(self._blocks)
+            whole = torch.cat(self._blocks).flatten()  # on a CPU the library mistakes rows for blocks
             self._blocks = []
             packed = self._library.functional.quantize_4bit(whole, quant_type="nf4", compress_statistics=True)
             self._packed, self._state = packed

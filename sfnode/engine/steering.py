@@ -99,10 +99,11 @@ def _steer(steering: Steering, number: int, site: Site, head: nn.Module | None) 
     if site.form is Form.EMBEDDING:
         module.forward = _embedding(steering, number, module)
     elif site.form is not Form.VECTOR:  # vectors are moved where they lie: `estimator`
-        module.forward = _linear(steering, number, module, site.form, module is head)
+        module.forward = _linear(steering, number, site, module is head)
 
 
-def _linear(steering: Steering, number: int, module: Any, form: Form, is_head: bool) -> Layer:
+def _linear(steering: Steering, number: int, site: Site, is_head: bool) -> Layer:
+    module: Any = site.module
     plain: Layer = module.forward
 
     def forward(x: Tensor) -> Tensor:
@@ -111,9 +112,9 @@ def _linear(steering: Steering, number: int, module: Any, form: Form, is_head: b
             return plain(x)
         u, v = motion.directions.u[number], motion.directions.v[number]
         rows = x.reshape(-1, v.shape[0])  # (N, in)
-        by = motion.outputs if is_head else _rows_of(motion, rows.shape[0], module)
+        by = motion.outputs if is_head else _rows_of(motion, rows.shape[0], site.target.name)
         weight = (
-            module.dense() if isinstance(module, PackedLinear) else view(module.weight, form)
+            module.dense() if isinstance(module, PackedLinear) else view(module.weight, site.form)
         )  # (out, in)
         return _moved(rows, weight.t(), module.bias, u, v, by).view(*x.shape[:-1], u.shape[1])
 
@@ -167,9 +168,9 @@ def _moved(x: Tensor, weight: Tensor, bias: Tensor | None, u: Tensor, v: Tensor,
     return y.addmm_(x, weight)
 
 
-def _rows_of(motion: Motion, rows: int, module: nn.Module) -> Tensor:
+def _rows_of(motion: Motion, rows: int, name: str) -> Tensor:
     if rows == motion.tokens.shape[0]:
         return motion.tokens
     if rows == motion.sequences.shape[0]:
         return motion.sequences
-    raise ValueError(f"{module} sees {rows} rows where the batch has {motion.tokens.shape[0]} tokens")
+    raise ValueError(f"{name} sees {rows} rows where the batch has {motion.tokens.shape[0]} tokens")

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from concurrent.futures import Executor, Future
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.config import Target
@@ -58,6 +60,7 @@ class Subspace:
         self._layer_of_out = _owners(self._out).to(device)  # (sum out,)
         self._layer_of_in = _owners(self._in).to(device)  # (sum in,)
         self._cache: OrderedDict[int, Columns] = OrderedDict()
+        self._coming: dict[int, Future[Columns]] = {}
         self._riding = rank if rides else 0
         self._u, self._v = self._room(0)
 
@@ -67,12 +70,13 @@ class Subspace:
         They lie in memory that the next call writes over.
         """
         self._make_room(len(seeds))
-        drawn = coordinates(np.array(seeds, np.uint64), len(self.targets), self.rank)
-        row, column, sign = (torch.from_numpy(part).to(self.device) for part in drawn)  # (q, layers)
+        row, column, sign = coordinates(np.array(seeds, np.uint64), len(self.targets), self.rank)
         columns, riding = self.columns(epoch), self._riding
-        u = columns.u.gather(0, row[:, self._layer_of_out])  # (q, sum out)
-        self._u[:, riding:] = (u * sign.to(torch.int8)[:, self._layer_of_out]).t()
-        self._v[:, riding:] = columns.v.gather(0, column[:, self._layer_of_in]).t()  # (sum in, q)
+        u = columns.u.gather(0, self._spread(row, self._out, self._layer_of_out))  # (q, sum out)
+        u *= self._spread(sign.astype(np.int8), self._out, self._layer_of_out)
+        v = columns.v.gather(0, self._spread(column, self._in, self._layer_of_in))  # (q, sum in)
+        self._u[:, riding:] = u.t()
+        self._v[:, riding:] = v.t()
         u_parts = tuple(part.t() for part in torch.split(self._u, self._out))
         return Directions(u_parts, torch.split(self._v, self._in), riding)
 
@@ -86,12 +90,15 @@ class Subspace:
         if epoch not in self._cache:
             while len(self._cache) >= CACHED_EPOCHS:
                 self._cache.popitem(last=False)
-            pairs = [self.basis.matrices(epoch, layer) for layer in range(len(self.targets))]
-            self._cache[epoch] = Columns(
-                torch.cat([u.t() for u, _ in pairs], 1), torch.cat([v.t() for _, v in pairs], 1)
-            )
+            coming = self._coming.pop(epoch, None)
+            self._cache[epoch] = self._made(epoch) if coming is None else coming.result()
         self._cache.move_to_end(epoch)
         return self._cache[epoch]
+
+    def expect(self, epoch: int, executor: Executor) -> None:
+        """Have the bases of an epoch made meanwhile: for a large model that takes longer than a step."""
+        if epoch not in self._cache and epoch not in self._coming:
+            self._coming = {epoch: executor.submit(self._made, epoch)}
 
     def matrices(self, epoch: int, layer: int) -> tuple[Tensor, Tensor]:
         """U (out, rank) and V (in, rank) of one target, int8; from the cache if the epoch is there."""
@@ -100,6 +107,19 @@ class Subspace:
         columns = self._cache[epoch]
         u, v = torch.split(columns.u, self._out, 1)[layer], torch.split(columns.v, self._in, 1)[layer]
         return u.t(), v.t()
+
+    def _made(self, epoch: int) -> Columns:
+        pairs = [self.basis.matrices(epoch, layer) for layer in range(len(self.targets))]
+        return Columns(torch.cat([u.t() for u, _ in pairs], 1), torch.cat([v.t() for _, v in pairs], 1))
+
+    def _spread(self, values: NDArray[Any], sizes: Sequence[int], owners: Tensor) -> Tensor:
+        """A value per target, (q, layers), as one per column of all targets side by side, (q, sum of sizes).
+
+        A CPU repeats ten times as fast as it indexes; an accelerator would wait for the result to arrive.
+        """
+        if self.device.type == "cpu":
+            return torch.from_numpy(np.repeat(values, sizes, axis=1))
+        return torch.from_numpy(values).to(self.device)[:, owners]
 
     def _make_room(self, queries: int) -> None:
         """Memory for so many queries; what rides along stays."""

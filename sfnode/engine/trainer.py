@@ -58,7 +58,7 @@ class Trainer:
         self.live = LiveWeights(loaded, self.space, self.core, self.scale, time.monotonic)
         self._rows = rows
         self._tests: dict[int, list[data.Row]] = {}
-        self._ahead = ThreadPoolExecutor(1, "tokenizer")
+        self._ahead = ThreadPoolExecutor(2, "ahead")
         self._prepared: OrderedDict[tuple[int, ...], Future[list[tasks.Encoded]]] = OrderedDict()
 
     @classmethod
@@ -80,13 +80,9 @@ class Trainer:
         `training` no training rows are read and `step` must not be called. `dtype` as for `model.load`.
         Raises UserError MODEL_*, DATA_* or DEVICE.
         """
-        where = _device(device)
+        where = usable_device(device)
         rows = _training_rows(manifest, data_override, shard) if training else []
-        loaded = model.load(manifest, override=model_override, device=where, dtype=dtype)
-        wrong = model.understood(loaded.folder, lambda: probe.complaint(loaded))
-        if wrong:
-            raise model.unsupported(loaded.folder, wrong)
-        return cls(manifest, loaded, rows)
+        return cls(manifest, load_model(manifest, model_override, where, dtype), rows)
 
     def scale(self, epoch: int) -> float:
         """How far one unit of an epoch's core moves a weight: learning rate times scalar_delta.
@@ -112,6 +108,7 @@ class Trainer:
         numbers = self.manifest.training
         self.live.follow()
         directions = self.space.directions(seeds, epoch)
+        self.space.expect(min(epoch + 1, numbers.epochs - 1), self._ahead)
         ahead = self._prepared.pop(tuple(seeds), None)
         batches = self._mini_batches(seeds) if ahead is None else ahead.result()
         estimates = two_point(self.loaded, directions, batches, numbers.epsilon)
@@ -151,6 +148,17 @@ class Trainer:
         )
 
 
+def load_model(
+    manifest: Manifest, override: Path | None, device: torch.device, dtype: str
+) -> model.LoadedModel:
+    """`model.load`, and a probe whether all targets can be moved. Raises UserError as that does."""
+    loaded = model.load(manifest, override=override, device=device, dtype=dtype)
+    wrong = model.understood(loaded.folder, lambda: probe.complaint(loaded))
+    if wrong:
+        raise model.unsupported(loaded.folder, wrong)
+    return loaded
+
+
 def _training_rows(
     manifest: Manifest, override: Path | None, shard: tuple[int, int] | None
 ) -> list[data.Row]:
@@ -179,8 +187,8 @@ def _test_rows(manifest: Manifest, limit: int) -> list[data.Row]:
     return data.load_rows(source, manifest.task, limit=limit)
 
 
-def _device(name: str) -> torch.device:
-    """The device of that name, tried out."""
+def usable_device(name: str) -> torch.device:
+    """The device of that name, tried out. Raises UserError DEVICE."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).add_(1).item()

@@ -16,7 +16,7 @@ from sfnode.cli.main import cli, main
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of its own, no variables of ours, and a current folder that may be written to."""
-    for name in [name for name in os.environ if name.startswith("SFNODE_")]:
+    for name in [name for name in os.environ if name.startswith("SFNODE_") and name != "SFNODE_DEVICE"]:
         monkeypatch.delenv(name)
     folder = tmp_path / "home"
     folder.mkdir()

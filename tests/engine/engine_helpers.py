@@ -67,8 +67,9 @@ def data_file(folder: Path) -> Path:
 
 def trainer(run: config.Manifest, rows: Path | None = None, **options: Any) -> Trainer:
     """A trainer of a run on a tiny model; it can make steps if it is given training rows."""
-    folder = model_folder(run.model.source.removeprefix("tiny/"))
-    given = {"model_override": folder, "device": DEVICE} | options
+    given: dict[str, Any] = {"device": DEVICE} | options
+    if "model_override" not in given:
+        given["model_override"] = model_folder(run.model.source.removeprefix("tiny/"))
     return Trainer.load(run, data_override=rows, training=rows is not None, **given)
 
 

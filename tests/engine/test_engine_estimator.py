@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import torch
 from engine_helpers import ENCODERS, FAMILIES, ROWS, data_file, manifest, trainer, weights
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from sfnode.engine.estimator import quantise, two_point
 from sfnode.engine.model import matrix
@@ -35,7 +36,8 @@ def batches(run: Trainer) -> list[Encoded]:
 
 def loss(run: Trainer, batch: Encoded) -> torch.Tensor:
     """Mean loss at the weights as they are."""
-    logits = run.loaded.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+    ids, mask = (part.to(run.loaded.device) for part in (batch.input_ids, batch.attention_mask))
+    logits = run.loaded.model(input_ids=ids, attention_mask=mask).logits.cpu()
     picked = logits[batch.sequences] if run.loaded.classifies else logits[batch.sequences, batch.columns]
     return batch.losses(picked.log_softmax(-1).gather(1, batch.targets[:, None]).flatten()).mean()
 
@@ -57,7 +59,7 @@ def written_directions(run: Trainer, seed: int, epoch: int) -> list[torch.Tensor
 def hand_moved(run: Trainer, moves: list[torch.Tensor], by: float) -> Iterator[None]:
     kept = [matrix(site).clone() for site in run.loaded.sites]
     for site, move in zip(run.loaded.sites, moves, strict=True):
-        matrix(site).add_(move, alpha=by)
+        matrix(site).add_(move.to(run.loaded.device), alpha=by)
     yield
     for site, weight in zip(run.loaded.sites, kept, strict=True):
         matrix(site).copy_(weight)
@@ -94,30 +96,56 @@ def test_an_estimate_is_the_directional_derivative_with_its_sign(family: str) ->
         assert estimate.alpha == pytest.approx(slope, rel=0.01, abs=0.01)
 
 
-def test_averaged_over_seeds_every_coordinate_gets_its_own_derivative() -> None:
-    run, epsilon, count = trainer(manifest("gpt2", rank=2)), 1e-3, 1_600
-    batch = batches(run)[0]
-    seeds = update_seeds(11, 0, count)
-    alphas = np.array(
-        [
-            estimate.alpha
-            for first in range(0, count, 100)
-            for estimate in two_point(
-                run.loaded,
-                run.space.directions(seeds[first : first + 100].tolist(), 0),
-                [batch] * 100,
-                epsilon,
-            )
-        ]
-    )
+class Averages(NamedTuple):
+    """What a run's coordinates are credited with, over many seeds on one mini-batch; all (layers, r, r)."""
+
+    found: NDArray[np.float64]
+    derivatives: NDArray[np.float64]
+    """By automatic differentiation, along each u_i v_j^T."""
+    error: float
+    """The standard error of each of `found`."""
+
+
+def averages(count: int, *, signed: bool) -> Averages:
+    """With rank 2, every coordinate is drawn by a quarter of the seeds."""
+    run = trainer(manifest("gpt2", rank=2))
+    batch, seeds = batches(run)[0], update_seeds(11, 0, count)
     drawn = coordinates(seeds, len(run.loaded.sites), 2)
+    signs = drawn.sign if signed else np.ones_like(drawn.sign)  # (count, layers)
+    alphas = []
+    for first in range(0, count, 40):
+        some = slice(first, first + 40)
+        directions = run.space.directions(seeds[some].tolist(), 0)
+        kept = torch.from_numpy(signs[some] * drawn.sign[some]).to(directions.u[0])
+        moved = directions._replace(u=tuple(u * kept[:, k, None] for k, u in enumerate(directions.u)))
+        alphas += [estimate.alpha for estimate in two_point(run.loaded, moved, [batch] * 40, 1e-3)]
+    found, times, derivatives = np.zeros((3, len(run.loaded.sites), 2, 2))
     for layer, gradient in enumerate(gradients(run, batch)):
-        u, v = (side.float() for side in run.space.basis.matrices(0, layer))
-        wanted = (u.t() @ gradient @ v).numpy()  # (2, 2): the derivative along each u_i v_j^T
-        summed = np.zeros((2, 2))
-        np.add.at(summed, (drawn.row[:, layer], drawn.column[:, layer]), drawn.sign[:, layer] * alphas)
-        noise = 4 * float(alphas.std()) / np.sqrt(count / 4)  # four standard errors of a coordinate's mean
-        np.testing.assert_allclose(summed / (count / 4), wanted, atol=noise)
+        u, v = (side.cpu().float() for side in run.space.basis.matrices(0, layer))
+        derivatives[layer] = u.t() @ gradient @ v
+        where = drawn.row[:, layer], drawn.column[:, layer]
+        np.add.at(found[layer], where, signs[:, layer] * alphas)
+        np.add.at(times[layer], where, 1)
+    return Averages(found / times, derivatives, float(np.std(alphas)) / np.sqrt(count / 4))
+
+
+def in_standard_errors(difference: NDArray[np.float64], error: float) -> float:
+    return float(np.sqrt(np.mean(difference**2))) / error
+
+
+@pytest.mark.parametrize("count", [200, 1_600])
+def test_averaged_over_seeds_every_coordinate_gets_its_own_derivative(count: int) -> None:
+    found, derivatives, error = averages(count, signed=True)
+    assert 0.7 < in_standard_errors(found - derivatives, error) < 1.3
+    assert in_standard_errors(derivatives, error) > 2.5 * np.sqrt(count / 1_600)
+
+
+def test_without_a_sign_of_its_own_each_gets_the_mean_derivatives_of_all_other_layers_as_well() -> None:
+    found, derivatives, error = averages(1_600, signed=False)
+    means = derivatives.mean((1, 2), keepdims=True)  # (layers, 1, 1)
+    others = means.sum() - means
+    assert 0.7 < in_standard_errors(found - (derivatives + others), error) < 1.3
+    assert in_standard_errors(found - derivatives, error) > 5
 
 
 def gradients(run: Trainer, batch: Encoded) -> list[torch.Tensor]:
@@ -128,7 +156,7 @@ def gradients(run: Trainer, batch: Encoded) -> list[torch.Tensor]:
     found = torch.autograd.grad(loss(run, batch), parameters)
     for parameter in parameters:
         parameter.requires_grad_(False)
-    return [view(gradient, site.form) for gradient, site in zip(found, run.loaded.sites, strict=True)]
+    return [view(gradient, site.form).cpu() for gradient, site in zip(found, run.loaded.sites, strict=True)]
 
 
 def test_a_step_writes_no_weight(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def trained(family: str, *, backwards: bool = False) -> Trainer:
 
 def logits(network: torch.nn.Module) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = network(input_ids=IDS).logits
-    return found
+        found: torch.Tensor = network(input_ids=IDS.to(next(network.parameters()).device)).logits
+    return found.cpu()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -62,7 +62,7 @@ def test_an_exported_adapter_on_the_base_equals_the_exported_model(family: str, 
     torch.testing.assert_close(logits(adapted), logits(run.loaded.model), rtol=1e-5, atol=1e-5)
     merged = dict(adapted.merge_and_unload().state_dict())
     for name, tensor in run.loaded.model.state_dict().items():
-        torch.testing.assert_close(merged[name], tensor, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(merged[name], tensor.cpu(), rtol=1e-5, atol=1e-5)
 
 
 def test_two_nodes_with_the_same_updates_export_the_same_weights(tmp_path: Path) -> None:

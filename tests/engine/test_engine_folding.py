@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from engine_helpers import FAMILIES, manifest, part, trainer, updates, weights
+from numpy.typing import NDArray
 
+from sfnode.engine import folding
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.folding import FOLD_REST, LiveWeights
 from sfnode.engine.model import matrix
 from sfnode.engine.trainer import Trainer
+from sfprotocol.seeds import basis_signs
 
 EPOCHS = (0, 0, 1, 3, 1)
 """Late updates of old epochs come between those of new ones."""
@@ -57,7 +61,7 @@ def written_weights(run: Trainer) -> list[torch.Tensor]:
         weight = matrix(site).double()
         for epoch in run.core.epochs():
             u, v = (side.double() for side in run.space.basis.matrices(epoch, layer))
-            a = torch.from_numpy(run.core.of(epoch)[layer].copy()).double()
+            a = torch.from_numpy(run.core.of(epoch)[layer].copy()).to(u)
             rate = run.manifest.training.rate(epoch) * run.manifest.training.scalar_delta
             weight = weight - rate * (u @ a @ v.t())
         found.append(weight.float())
@@ -171,3 +175,59 @@ def test_updates_that_are_taken_back_leave_no_trace_in_the_refolded_weights() ->
     other.live.refold()
     assert run.core.digest() == other.core.digest()
     assert all(torch.equal(*pair) for pair in zip(weights(run), weights(other), strict=True))
+
+
+def by_integers(run: Trainer, number: int) -> NDArray[np.float64]:
+    """A target's weight in numpy alone: exact integers, then one float64 operation for each epoch."""
+    numbers = run.manifest.training
+    weight = run.loaded.pristine.read(number).double().numpy().copy()
+    for epoch in run.core.epochs():
+        target, name = run.space.targets[number], run.manifest.run_id
+        u = basis_signs(name, epoch, number, "U", target.out_features, numbers.rank).astype(np.int64)
+        v = basis_signs(name, epoch, number, "V", target.in_features, numbers.rank).astype(np.int64)
+        product = u @ run.core.of(epoch)[number] @ v.T  # (out, in) int64
+        rate = float(np.float32(numbers.rate(epoch)))  # the last bits of a cosine differ between machines
+        weight -= product.astype(np.float64) * (rate * numbers.scalar_delta)
+    return weight
+
+
+@pytest.mark.parametrize("exact", [0, folding.EXACT], ids=["in float64", "in float32 where that is exact"])
+@pytest.mark.parametrize("size", [1, 2**20], ids=["small entries", "entries beyond float32"])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_refolded_weights_are_those_of_integers_to_the_bit(
+    family: str, schedule: str, size: int, exact: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folding, "EXACT", exact)
+    monkeypatch.setattr(folding, "BLOCK_ENTRIES", 200)  # several blocks each, the last one smaller
+    run = trainer(manifest(family, schedule=schedule, learning_rate=1e-2 / size))
+    batch = updates(60, EPOCHS)
+    run.apply(batch._replace(scalars=batch.scalars * size + 1))
+    largest = max(np.abs(run.core.of(epoch)).sum((1, 2)).max() for epoch in run.core.epochs())
+    assert (largest > 4 * 2**24) == (size > 1)
+    run.live.refold()
+    for number, weight in enumerate(live(run)):
+        wanted = torch.from_numpy(by_integers(run, number))
+        assert torch.equal(weight.cpu(), wanted.float())
+        assert not torch.equal(wanted, run.loaded.pristine.read(number).double())
+
+
+def test_float32_beyond_its_bound_would_not_be_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "EXACT", 1 << 62)
+    run, batch = trainer(manifest("gpt2", learning_rate=1e-8)), updates(60, EPOCHS)
+    run.apply(batch._replace(scalars=batch.scalars * 2**20 + 1))
+    run.live.refold()
+    wrong = [
+        not torch.equal(weight.cpu(), torch.from_numpy(by_integers(run, number)).float())
+        for number, weight in enumerate(live(run))
+    ]
+    assert any(wrong)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_holds_the_exact_weight_rounded(dtype: str) -> None:
+    run = trainer(manifest("llama", learning_rate=1e-3), dtype=dtype)
+    run.apply(updates(60, EPOCHS))
+    run.live.refold()
+    for number, weight in enumerate(live(run)):
+        assert torch.equal(weight.cpu(), torch.from_numpy(by_integers(run, number)).to(weight.dtype))

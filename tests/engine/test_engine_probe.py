@@ -1,0 +1,146 @@
+"""What cannot be moved row by row is refused when a model is loaded, by name and with the reason."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_helpers import DEVICE, ENCODERS, FAMILIES, TASK, WORDS, manifest, model_folder, trainer
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from sfnode import config
+from sfnode.engine import model, probe
+from sfnode.engine.targets import DEFAULT, Selection
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+
+EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
+DTYPES = ("float32", "bfloat16", "float16", "int8")
+
+
+@pytest.mark.parametrize("selection", [DEFAULT, EVERYTHING], ids=["matrices", "everything"])
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
+def test_no_family_has_anything_to_complain_of(family: str, selection: Selection) -> None:
+    assert probe.complaint(trainer(manifest(family, selection=selection)).loaded) == ""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["opt", "gemma2", "bert"])
+def test_rounding_is_no_reason_for_a_complaint(family: str, dtype: str) -> None:
+    assert probe.complaint(trainer(manifest(family), dtype=dtype).loaded) == ""
+
+
+def plain(mlp: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)))
+
+
+def in_another_order(mlp: Any, x: Tensor) -> Tensor:
+    return plain(mlp, x.flip(0)).flip(0)
+
+
+def mixed(mlp: Any, x: Tensor) -> Tensor:
+    y = plain(mlp, x)
+    return y + y.mean(0)
+
+
+def without_a_call(mlp: Any, x: Tensor) -> Tensor:
+    up = torch.nn.functional.linear(x, mlp.up_proj.weight)
+    return torch.as_tensor(mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * up))
+
+
+def for_some_tokens_only(mlp: Any, x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    y[:, 1:] = plain(mlp, x[:, 1:])  # as an expert is called with the tokens that are routed to it
+    return y
+
+
+@pytest.mark.parametrize(
+    ("forward", "name", "reason"),
+    [
+        (in_another_order, "model.layers.0.mlp.gate_proj", "does not keep the rows of a batch apart"),
+        (mixed, "model.layers.0", "does not keep the rows of a batch apart"),
+        (without_a_call, "model.layers.0.mlp.up_proj", "is never called as a layer"),
+        (for_some_tokens_only, "model.layers.0.mlp.gate_proj", "as in a mixture of experts"),
+    ],
+)
+def test_a_layer_that_is_no_function_of_one_row_is_refused_by_name(
+    forward: Callable[..., Tensor], name: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = manifest("llama")
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+    with pytest.raises(UserError, match=reason) as caught:
+        trainer(described)
+    assert caught.value.code is Code.MODEL_UNSUPPORTED
+    assert name in caught.value.what
+    assert "--target-modules" in caught.value.fix
+
+
+def test_such_a_layer_is_no_trouble_where_it_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = manifest("llama", selection=Selection(("q_proj", "v_proj")))
+    monkeypatch.setattr(LlamaMLP, "forward", for_some_tokens_only)
+    assert trainer(attention).loaded.sites
+
+
+_SHAPE = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+_EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8,
+    },
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 4},
+}
+
+
+def loaded(kind: str, folder: Path, **settings: Any) -> Trainer:
+    """A run on a random model of any kind that transformers has."""
+    torch.manual_seed(7)
+    build: Any = AutoModelForCausalLM
+    shutil.copytree(model_folder("llama"), folder, ignore=shutil.ignore_patterns("model.*", "config.json"))
+    build.from_config(AutoConfig.for_model(kind, **_SHAPE | settings)).save_pretrained(folder)
+    run = config.Manifest(
+        model=model.describe(str(folder), ""), task=TASK, data=config.Data(), training=config.Training()
+    )
+    return Trainer.load(run, training=False, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"), [("mixtral", set()), ("qwen2_moe", {"shared_expert"}), ("qwen3_moe", set())]
+)
+def test_of_a_mixture_of_experts_what_all_tokens_go_through_is_trained(
+    kind: str, extra: set[str], tmp_path: Path
+) -> None:
+    run = loaded(kind, tmp_path / kind, **_EXPERTS[kind])
+    names = [site.target.name.removeprefix("model.layers.").split(".") for site in run.loaded.sites]
+    assert {parts[-1] for parts in names if parts[1] == "self_attn"} == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+    }
+    assert {parts[2] for parts in names if parts[1] == "mlp"} == extra | {f"{name}_gate" for name in extra}
+
+
+def test_a_state_space_model_whose_projection_is_used_without_a_call_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"layers\.0\.mixer\.dt_proj is never called as a layer"):
+        loaded("mamba", tmp_path / "mamba")
