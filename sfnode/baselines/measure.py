@@ -78,8 +78,11 @@ class Incoming(NamedTuple):
     """For the exact core to take them in."""
     fold_seconds: float
     """For the weights to follow, once, whatever has come since they last did."""
-    share: float
-    """Of a step's time, in the long run."""
+
+    def share(self, step_seconds: float) -> float:
+        """Of the time of a step of that length, in the long run: the weights follow with every step, or once
+        in FOLD_REST times as long as that takes, whichever is less."""
+        return self.add_seconds / step_seconds + min(self.fold_seconds / step_seconds, 1 / FOLD_REST)
 
 
 def case(subject: Subject, trainer: Trainer, size: int, queries: int) -> Case:
@@ -123,26 +126,21 @@ def ratio(taken: Mapping[str, list[float]], name: str, by: str) -> float:
 def incoming(subject: Subject, found: Case, counts: Sequence[int], repetitions: int) -> list[Incoming]:
     """What it costs to take in so many updates of others with every step.
 
-    The core takes them in at once. The weights follow when their budget allows it, far apart, so that the
-    time for it is taken once, with all that has come, and its share reckoned: a fold with every step, or one
-    in FOLD_REST times its own duration, whichever is less.
+    The core takes them in at once, between two steps. The weights follow when their budget allows it, far
+    apart, so that the time for it is taken once, with all that has come.
     """
     found = found._replace(trainer=subject.trainer())  # whose first fold is due
     trainer, device = found.trainer, subject.device
     trainer.apply(updates(1, 0))
     trainer.live.follow()  # sets all weights from the base, as when a run is joined
     adding: dict[int, list[float]] = {count: [] for count in counts}
-    working = []
     with undisturbed():
         for turn in range(1, repetitions + 2):
             for count in counts:  # a step in between, for a core that is not in the caches
                 adding[count].append(seconds(partial(trainer.apply, updates(count, turn)), device))
-                working.append(seconds(partial(step, found, turn), device))
+                step(found, turn)
         fold = seconds(trainer.live.follow, device)
-    work = statistics.median(working)
-    add = {count: statistics.median(taken[1:]) for count, taken in adding.items()}
-    often = min(fold / work, 1 / FOLD_REST)
-    return [Incoming(count, add[count], fold, add[count] / work + often) for count in counts]
+    return [Incoming(count, statistics.median(taken[1:]), fold) for count, taken in adding.items()]
 
 
 def inference_peak(subject: Subject, size: int, queries: int) -> int | None:

@@ -65,7 +65,12 @@ def _measured(subject: Subject, plan: Plan, say: Callable[[str], None]) -> Bench
         batches.append(_batch(found, size, Peaks(*peaks), subject, plan))
     say("others' updates")
     costs = measure.incoming(subject, cases[0], INCOMING, plan.repetitions)
-    incoming = [IncomingResult(**one._asdict()) for one in costs]
+    incoming = [
+        IncomingResult(
+            **cost._asdict(), shares={batch.batch: cost.share(batch.step_seconds) for batch in batches}
+        )
+        for cost in costs
+    ]
     return _result(subject, plan, batches, incoming)
 
 

@@ -76,15 +76,14 @@ def _mezo_cells(batch: BatchResult) -> list[str]:
 
 
 def _incoming(result: BenchResult) -> Table:
-    table = _table(
-        "Taking in others' updates", "updates a step", "core", "weights, now and then", "share of a step"
-    )
+    shares = [f"share, batch {batch.batch}" for batch in result.batches]
+    table = _table("Taking in others' updates", "updates a step", "core", "weights, at times", *shares)
     for incoming in result.incoming:
         table.add_row(
             f"{incoming.updates:,}",
             _seconds(incoming.add_seconds),
             _seconds(incoming.fold_seconds),
-            f"{incoming.share:.2%}",
+            *(f"{share:.2%}" for share in incoming.shares.values()),
         )
     return table
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from transformers import AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from sfnode.config import Data, Manifest, Model, Task, Training
@@ -38,8 +37,8 @@ TASK_FIELDS = (
 ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
 """What the name of an architecture ends in that is, or can become, a model with a classification head."""
 
-BODIES = ("Model", "ForPreTraining")
-"""What names end in that say nothing of the head; whether the model is an encoder, its type says."""
+CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
+"""The same of a language model. Of a model with another name its type says whether it is an encoder."""
 
 
 def default_manifest() -> Manifest:
@@ -109,8 +108,20 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     if preset:
         fields = presets.task_of(preset, headed=_is_encoder(_json(home / folder.CONFIG))).model_dump()
     task = Task(**fields | {key: given[key] for key in TASK_FIELDS if key in given})
+    _check_kind(task, home)
     positions = _positions(home)
     return task.model_copy(update={"max_tokens": min(task.max_tokens, positions)}) if positions else task
+
+
+def _check_kind(task: Task, home: Path) -> None:
+    """transformers loads an encoder as a language model too, which then sees the tokens it is to predict."""
+    if task.kind != "sequence-classification" and _is_encoder(_json(home / folder.CONFIG)):
+        raise UserError(
+            Code.MODEL_UNSUPPORTED,
+            f"{home} classifies whole texts, and a task of the kind {task.kind} needs a model that predicts "
+            "the next token",
+            "Take a language model such as OPT or Llama, or the kind sequence-classification.",
+        )
 
 
 def _section(base: Any, given: dict[str, Any]) -> Any:
@@ -134,7 +145,7 @@ def _is_encoder(config: dict[str, Any]) -> bool:
         return True
     masked = config.get("model_type") in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     one_sided = not config.get("is_decoder") and not config.get("is_encoder_decoder")
-    return masked and one_sided and any(name.endswith(BODIES) for name in names)
+    return masked and one_sided and not any(name.endswith(CAUSAL_HEADS) for name in names)
 
 
 def _positions(home: Path) -> int:
@@ -165,9 +176,9 @@ def _try_data(manifest: Manifest) -> None:
     for source in (manifest.data.train, manifest.data.test):
         if source and not source.startswith(("hf:", "builtin:")):
             data.load_rows(source, manifest.task)
+    tokenizer = model.tokenizer_of(folder.resolve(manifest.model.source, manifest.model.revision, None))
     if manifest.task.kind == "chat":
-        home = folder.resolve(manifest.model.source, manifest.model.revision, None)
-        chat.require_template(AutoTokenizer.from_pretrained(home, local_files_only=True))
+        chat.require_template(tokenizer)
 
 
 def _bad_option(error: ValidationError) -> UserError:

@@ -115,8 +115,8 @@ class IncomingResult(_Result):
     """For the exact core to take them in."""
     fold_seconds: float
     """For the weights to follow, once, whatever has come since they last did."""
-    share: float
-    """Of a step's time, in the long run."""
+    shares: dict[int, float]
+    """Of a step's time, in the long run, by batch."""
 
 
 class FitResult(_Result):

@@ -14,8 +14,8 @@ import numpy as np
 
 from sfprotocol.seeds import I64, U64, coordinates
 
-CHUNK_ENTRIES = 1 << 15
-"""Updates x layers handled at a time: temporaries of 256 KiB stay in the processor's cache, memory stays
+CHUNK_ENTRIES = 1 << 14
+"""Updates x layers handled at a time: temporaries of 128 KiB stay in the processor's cache, memory stays
 bounded, and no single numpy call keeps the interpreter's lock for as long as a millisecond."""
 
 

@@ -32,7 +32,7 @@ from sfnode.engine.targets import DEFAULT, Form, Selection, Site, choose, locate
 from sfnode.errors import Code, UserError
 from sfprotocol.seeds import derive_key, stream
 
-__all__ = ["LoadedModel", "describe", "digest", "load", "resolve", "wire"]
+__all__ = ["LoadedModel", "describe", "digest", "load", "resolve", "tokenizer_of", "wire"]
 
 T = TypeVar("T")
 Network = Any
@@ -91,6 +91,8 @@ def describe(
     """
     folder = resolve(source, revision, None)
     skeleton = understood(folder, lambda: _skeleton(folder, classifier_labels))
+    if classifier_labels:
+        _check_head(folder, skeleton, classifier_labels)
     targets = understood(folder, lambda: choose(skeleton, selection))
     from_hub = not source.startswith(BUILTIN) and not Path(source).is_dir()
     return config.Model(
@@ -116,11 +118,25 @@ def load(
     _check_digest(folder, wanted.digest)
     labels = len(manifest.task.verbalizer) if manifest.task.kind == "sequence-classification" else 0
     model = understood(folder, lambda: _weights(folder, stored_dtype(folder), labels))
-    tokenizer = understood(
-        folder, lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    )
+    tokenizer = tokenizer_of(folder)
     sites = understood(folder, lambda: locate(model, wanted.parsed_targets()))
     return wire(model, tokenizer, sites, folder, device, dtype)
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """The model's tokenizer. Raises UserError MODEL_UNSUPPORTED."""
+    _hush()
+    found: Any = understood(
+        folder, lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    )
+    if set(found.get_vocab()) <= set(found.all_special_tokens):
+        # what transformers makes of a folder without the files: all words are unknown to it
+        raise UserError(
+            Code.MODEL_UNSUPPORTED,
+            f"the tokenizer in {folder} knows no words: its vocabulary is missing",
+            "Put the tokenizer's files beside the model's (mostly tokenizer.json and tokenizer_config.json).",
+        )
+    return found
 
 
 def wire(
@@ -209,6 +225,8 @@ def _hush() -> None:
 
 
 def _weights(folder: Path, dtype: torch.dtype, labels: int) -> Network:
+    if labels:
+        _check_head(folder, _skeleton(folder, labels), labels)
     _hush()
     model, report = _auto(labels).from_pretrained(
         folder,
@@ -273,6 +291,21 @@ def _check_digest(folder: Path, wanted: str) -> None:
             f"the base model in {folder} has digest {actual}; the run started from {wanted}",
             "Give the folder of the run's own base model, or the revision that its manifest names.",
         )
+
+
+def _check_head(folder: Path, skeleton: Network, labels: int) -> None:
+    """The files may lack a classification head, but one for other classes is none for the task."""
+    files, body = files_of(folder), f"{skeleton.base_model_prefix}."
+    for name, parameter in skeleton.named_parameters():
+        stored = None if name.startswith(body) else files.get(name)
+        if stored is not None and stored.shape != parameter.shape and len(parameter) == labels:
+            raise UserError(
+                Code.MODEL_UNSUPPORTED,
+                f"the classification head in {folder} is one for {stored.shape[0]} classes ({name}), "
+                f"and the task has {labels}",
+                "Give --verbalizer a label for each class of the model, in the order of its outputs, or take "
+                "a model without a head, which gets a new one.",
+            )
 
 
 def _check_vectors(sites: tuple[Site, ...], dtype: str, compute: torch.dtype) -> None:

@@ -1,7 +1,7 @@
 """Whether the targets of a model can be moved row by row: two short sequences, of which one is moved.
 
-Run once when a model is loaded: what a model's code does with its rows cannot be read off its modules. Knows
-models and steering; knows no data.
+And whether a language model predicts what it has not seen. Run once when a model is loaded: what a model's
+code does with its rows cannot be read off its modules. Knows models and steering; knows no data.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def complaint(loaded: LoadedModel) -> str:
         idle = _unseen(loaded)
         if idle:
             return f"{idle} is never called as a layer"
-        if _same(moved[1], still[1]):
-            return ""
-        return f"{_culprit(loaded, this, still)} does not keep the rows of a batch apart"
+        if not _same(moved[1], still[1]):
+            return f"{_culprit(loaded, this, still)} does not keep the rows of a batch apart"
+        return _foresight(loaded)
 
 
 def _sequences(loaded: LoadedModel) -> forward.Pass:
@@ -50,6 +50,18 @@ def _sequences(loaded: LoadedModel) -> forward.Pass:
     columns = np.zeros(2, np.int64) if loaded.classifies else np.full(2, TOKENS - 1)
     batch = Batch(ids, np.ones_like(ids), np.arange(2), columns, np.zeros(2, np.int64))
     return forward.take(batch, np.arange(2), np.arange(2), loaded.device)
+
+
+def _foresight(loaded: LoadedModel) -> str:
+    """A complaint about a language model that sees the tokens it is to predict, as an encoder does."""
+    if loaded.classifies:
+        return ""
+    ids = np.arange(TOKENS)[None].repeat(2, 0) % loaded.model.config.vocab_size
+    ids[1, -1] = (ids[1, -1] + 1) % loaded.model.config.vocab_size
+    targets = np.zeros(2, np.int64)
+    batch = Batch(ids, np.ones_like(ids), np.arange(2), targets, targets)
+    first = forward.log_probs(loaded, forward.take(batch, np.arange(2), np.arange(2), loaded.device), None)
+    return "" if _same(first[0], first[1]) else "it reads both ways: what it predicts depends on what follows"
 
 
 def _motion(loaded: LoadedModel, this: forward.Pass, numbers: range) -> Motion:

@@ -21,7 +21,7 @@ from sfnode.baselines.subject import Wanted
 from sfnode.cli import benchview
 from sfnode.cli.benchstory import Plan, told
 from sfnode.cli.results import BatchResult, BenchResult
-from sfnode.config import Data, Manifest, Task
+from sfnode.config import Data, Manifest, Task, Training
 from sfnode.engine import model
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -38,9 +38,11 @@ MEZO_LIMITS = {4: 9.0, 16: 2.8}
 MEMORY_LIMIT = 1.10
 """At most so many times the memory of inference with the batch doubled."""
 
+USUAL_BATCH = Training().batch_size
+
 INCOMING_LIMITS = {1024: 0.03}
-"""At most this share of a step goes into so many updates of others. Not for `mini`, a toy: its steps are so
-short that the core's work, the same for any step, is more of them."""
+"""At most this share of a step of the usual batch goes into so many updates of others. Not for `mini`, a toy:
+its steps are so short that the core's work, the same for any step, is more of them."""
 
 SST2 = Task(
     kind="classification",
@@ -63,8 +65,9 @@ def misses(result: BenchResult) -> Iterator[str]:
     for batch in result.batches:
         yield from _batch_misses(result.model, batch)
     for incoming in result.incoming if result.model.startswith("shape:") else []:
-        if incoming.share > INCOMING_LIMITS.get(incoming.updates, 1e9):
-            yield f"{result.model}: {incoming.updates} updates take {incoming.share:.1%} of a step"
+        share = incoming.shares.get(USUAL_BATCH, 0.0)
+        if share > INCOMING_LIMITS.get(incoming.updates, 1.0):
+            yield f"{result.model}: {incoming.updates} updates take {share:.1%} of a step"
 
 
 def _batch_misses(name: str, batch: BatchResult) -> Iterator[str]:

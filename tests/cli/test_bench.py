@@ -51,7 +51,7 @@ def test_it_measures_the_built_in_model(sfnode: Run) -> None:
         assert batch.mezo_all_ratio is not None
         assert batch.mezo_all_seconds == pytest.approx(batch.mezo_all_ratio * batch.step_seconds)
     assert [incoming.updates for incoming in result.incoming] == [16, 128, 1024, 8192]
-    assert all(incoming.share > 0 for incoming in result.incoming)
+    assert all(min(incoming.shares.values()) > 0 for incoming in result.incoming)
 
 
 def test_memory_is_that_of_the_process_and_says_what_else_would_fit(sfnode: Run) -> None:

@@ -117,3 +117,29 @@ def test_a_metric_may_be_chosen_for_a_classification_only(model: Path, sfnode: R
     ended = sfnode("init", "--model", model, "--task", "record", "--metric", "f1", "--force")
     assert ended.status == 1
     assert "cannot be measured by f1" in ended.err
+
+
+HEADED = ("--kind", "sequence-classification", "--template", "{text}")
+THREE = ("--verbalizer", "0=bad,1=middling,2=good", "--train", "builtin:reviews:train")
+WRITTEN = ("--kind", "text", "--template", "{text}", "--train", "builtin:reviews:train")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [((*HEADED, *THREE), "one for 2 classes"), (WRITTEN, "needs a model that predicts the next token")],
+)
+def test_a_task_that_the_encoder_cannot_do_is_refused(
+    encoder: Path, sfnode: Run, options: tuple[str, ...], reason: str
+) -> None:
+    ended = sfnode("init", "--model", encoder, *options)
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith("sfnode: SF022")
+    assert reason in ended.err
+
+
+def test_a_model_without_its_tokenizer_is_refused(encoder: Path, sfnode: Run) -> None:
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (encoder / file).unlink()
+    ended = sfnode("init", "--model", encoder, "--task", "sst2")
+    assert ended.err.startswith("sfnode: SF022")
+    assert "tokenizer" in ended.err

@@ -11,7 +11,7 @@ import pytest
 import torch
 from engine_helpers import DEVICE, ENCODERS, FAMILIES, TASK, WORDS, manifest, model_folder, trainer
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from sfnode import config
@@ -144,3 +144,14 @@ def test_of_a_mixture_of_experts_what_all_tokens_go_through_is_trained(
 def test_a_state_space_model_whose_projection_is_used_without_a_call_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"layers\.0\.mixer\.dt_proj is never called as a layer"):
         loaded("mamba", tmp_path / "mamba")
+
+
+def test_an_encoder_that_plays_a_language_model_is_refused_as_it_sees_its_answers(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model_folder("bert"), tmp_path / "bert"))
+    network: Any = AutoModelForMaskedLM
+    network.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    described = model.describe(str(folder), "")
+    run = manifest("opt").model_copy(update={"model": described})
+    with pytest.raises(UserError, match="reads both ways") as caught:
+        Trainer.load(run, training=False)
+    assert caught.value.code is Code.MODEL_UNSUPPORTED

@@ -42,9 +42,10 @@ def test_trainers_that_hear_the_same_in_another_order_evaluate_the_same(tmp_path
     assert one.evaluate_base() == trainer(run).evaluate()
 
 
-def test_following_its_own_estimates_lowers_the_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "modernbert"])
+def test_following_its_own_estimates_lowers_the_loss(family: str, tmp_path: Path) -> None:
     file = data_file(tmp_path)
-    run = trainer(manifest("gpt2", str(file), learning_rate=5e-4, batch_size=5), file)
+    run = trainer(manifest(family, str(file), learning_rate=5e-4, batch_size=5), file)
     seeds = update_seeds(1, 0, 600)
     for n in range(0, 600, 4):
         own = seeds[n : n + 4]
