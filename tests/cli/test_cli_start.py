@@ -17,7 +17,7 @@ from sfnode.cli.main import cli
 Run = Callable[..., Ended]
 
 HEAVY = ("torch", "transformers", "hivemind", "datasets", "huggingface_hub", "uvloop")
-COMMANDS = ("init", "join", "swarm", "status", "stop", "export", "verify", "eval", "simulate")
+COMMANDS = ("init", "join", "swarm", "status", "stop", "export", "verify", "bench", "eval", "simulate")
 
 
 def heavy_after(*arguments: str) -> list[str]:
