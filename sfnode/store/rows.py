@@ -120,4 +120,5 @@ def packs(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
         if record.segment.stop - records[start].segment.first > PACKED_UPDATES and index > start:
             yield records[start:index]
             start = index
-    yield records[start:]
+    if records:
+        yield records[start:]

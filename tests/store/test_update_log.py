@@ -18,7 +18,7 @@ from store_helpers import RUN_ID, Author, unpacked
 from sfnode.errors import Code, UserError
 from sfnode.store import schema
 from sfnode.store.log import LOOSE_ROWS, CutRecord, Record, UpdateLog
-from sfnode.store.rows import PACKED_UPDATES
+from sfnode.store.rows import PACKED_UPDATES, SMALL_UPDATES
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.messages import EpochScalars
@@ -185,6 +185,15 @@ def test_a_replay_gives_every_update_once_in_order(log: UpdateLog, batch: int) -
         assert first == len(seen[feed.origin])
         seen[feed.origin] += unpacked(parts)
     assert list(seen.values()) == [author.updates for author in authors]
+
+
+def test_small_rows_that_a_large_one_follows_in_the_same_append_do_no_harm(log: UpdateLog) -> None:
+    author = Author()
+    small = [author.write([step]) for step in range(LOOSE_ROWS)]
+    log.append([*small, author.write([7] * SMALL_UPDATES)])
+    log.append([author.write([7])])
+    assert log.updates() == LOOSE_ROWS + SMALL_UPDATES + 1
+    assert sum(record.segment.count for record in log.records()) == log.updates()
 
 
 def test_records_give_all_a_verifier_needs(log: UpdateLog) -> None:
