@@ -1,0 +1,66 @@
+# One sfnode node in a container. deploy/README.md says how it is run.
+#
+#   docker build -t sfnode .
+#
+# BASE          what the image is made of: a Debian with Python 3.11 or newer
+# BUILD_BASE    what it is built in, if that needs more than BASE has (a package index, certificates); its
+#               Python must be BASE's
+# TORCH_VERSION torch other than constraints/torch.txt: 2.13.0+cu130
+# TORCH_INDEX   a package index to take torch from besides the default one, whose torch for x86-64 is the one
+#               for CUDA, several gigabytes: name PyTorch's index for CPUs, or for your version of CUDA
+ARG BASE=python:3.11-slim
+ARG BUILD_BASE=
+
+FROM ${BUILD_BASE:-${BASE}} AS build
+ARG TORCH_VERSION=
+ARG TORCH_INDEX=
+WORKDIR /build
+RUN command -v strip > /dev/null || { apt-get update -qq \
+    && apt-get install -qq -y --no-install-recommends binutils; }
+RUN python3 -m venv /opt/sfnode
+COPY constraints constraints
+# torch first: whatever else is installed must not choose another build of it (constraints/README.md)
+RUN if [ -n "$TORCH_VERSION" ]; then echo "torch==$TORCH_VERSION" > constraints/torch.txt; fi \
+ && grep -v '^torch==' constraints/ci.txt > constraints/others.txt \
+ && /opt/sfnode/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check \
+    ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r constraints/torch.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY protocol protocol
+COPY sfnode sfnode
+RUN /opt/sfnode/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check \
+    -c constraints/torch.txt -c constraints/others.txt .
+COPY deploy/slim.sh deploy/slim.sh
+RUN sh deploy/slim.sh /opt/sfnode
+# Shows that nothing is missing, and compiles those modules that a node loads; all of them take 150 MB more
+RUN /opt/sfnode/bin/sfnode init /tmp/run.toml --update-budget 64 < /dev/null \
+ && /opt/sfnode/bin/sfnode swarm --nodes 2 --run /tmp/run.toml \
+ && /opt/sfnode/bin/sfnode status --help > /dev/null
+
+FROM ${BASE}
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="sfnode" \
+      org.opencontainers.image.description="Train a language model together over the internet" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+# tini is process 1: it passes SIGTERM on from the first moment, when Python is still importing
+RUN command -v tini > /dev/null || { apt-get update -qq \
+    && apt-get install -qq -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/*; }
+# A fixed number, so that volumes outlive images. /shared is for containers of one machine to meet in. The image
+# has no machine id: one that all containers share would tell nothing (a node uses it to notice a copied folder).
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /data --shell /usr/sbin/nologin sfnode \
+ && install -d -o sfnode -g sfnode -m 0700 /data && install -d -o sfnode -g sfnode -m 0755 /shared \
+ && rm -f /etc/machine-id /var/lib/dbus/machine-id
+COPY --from=build /opt/sfnode /opt/sfnode
+ENV PATH=/opt/sfnode/bin:$PATH HOME=/data SFNODE_DATA_DIR=/data \
+    PYTHONDONTWRITEBYTECODE=1 HF_HUB_DISABLE_TELEMETRY=1
+USER 10001:10001
+WORKDIR /data
+VOLUME /data
+EXPOSE 31337/tcp
+STOPSIGNAL SIGTERM
+# loads neither torch nor the node; the first start may have to fetch a model
+HEALTHCHECK --interval=30s --timeout=15s --start-period=180s --retries=3 CMD ["sfnode", "status"]
+ENTRYPOINT ["tini", "--", "sfnode"]
+CMD ["join"]
