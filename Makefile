@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SECONDS ?= 600
 
-.PHONY: demo test check bench soak fuzz vectors clean help
+.PHONY: demo test check containers bench soak fuzz vectors reference clean help
 
 help:
 	@echo "make demo    four nodes train a small model here and end with the same bits"
 	@echo "make test    lint, types, layers, and all tests"
 	@echo "make check   lint, types and layers only"
+	@echo "make containers  the image and a swarm of containers, with a real engine (15 minutes or more)"
 	@echo "make bench   the benchmarks of docs/benchmarks.md"
 	@echo "make soak    simulated networks under random faults and attacks, for SECONDS=600"
 	@echo "make fuzz    decoders and the machine fed with anything, for SECONDS=600 each"
@@ -36,6 +37,10 @@ test: check
 	$(BIN)/pytest -m "not processes" -n 2 --dist loadfile
 	$(BIN)/pytest -m processes
 
+# -s shows the sizes and times that it measures; says why when there is no engine
+containers: $(READY)
+	nice $(BIN)/pytest -m containers -rs -s tests/containers
+
 bench: $(READY)
 	$(BIN)/python tests/bench/apply.py
 	$(BIN)/python tests/bench/step.py
@@ -51,6 +56,10 @@ fuzz: $(READY)
 
 vectors: $(READY)
 	$(BIN)/python protocol/vectors/generate.py
+
+# docs/cli.md, after a change of the command line
+reference: $(READY)
+	$(BIN)/python scripts/reference.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from sfnode.errors import Code, UserError
+from sfnode.limits import Limits
 from sfnode.runtime.status import CoreStatus, EvaluationStatus, Status
+from sfnode.runtime.viewed import Curves, Generated, History, Origins, Progress, Swarm
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -37,8 +41,47 @@ class Client:
         body = {"base": base, "limit": limit}
         return await self._call("POST", "/evaluate", EvaluationStatus, body, EVALUATE_DEADLINE)
 
-    async def stop(self) -> None:
-        await self._fetch("POST", "/stop", None, ANSWER_DEADLINE)
+    async def progress(self) -> Progress:
+        return await self._call("GET", "/views/progress", Progress)
+
+    async def curves(self) -> Curves:
+        return await self._call("GET", "/views/curves", Curves)
+
+    async def swarm(self) -> Swarm:
+        return await self._call("GET", "/views/swarm", Swarm)
+
+    async def origins(self, *, offset: int = 0, limit: int = 100, find: str = "") -> Origins:
+        query = urlencode({"offset": offset, "limit": limit, "find": find})
+        return await self._call("GET", f"/views/origins?{query}", Origins)
+
+    async def history(self, *, points: int = 200) -> History:
+        return await self._call("GET", f"/views/history?points={points}", History)
+
+    async def generate(self, prompt: str, *, tokens: int = 32) -> Generated:
+        body = {"prompt": prompt, "tokens": tokens}
+        return await self._call("POST", "/generate", Generated, body, EVALUATE_DEADLINE)
+
+    async def pause(self, seconds: float | None = None) -> Status:
+        """Without an end if no seconds are given."""
+        return await self._call("POST", "/pause", Status, {"seconds": seconds})
+
+    async def resume(self) -> Status:
+        return await self._call("POST", "/resume", Status)
+
+    async def limits(self) -> Limits:
+        return await self._call("GET", "/limits", Limits)
+
+    async def limit(self, changes: Mapping[str, Any]) -> Limits:
+        """Replace some limits, all or none; None takes one away."""
+        return await self._call("POST", "/limits", Limits, dict(changes))
+
+    async def finish(self) -> None:
+        """Have it complete what is running, hand it over, and leave."""
+        await self._fetch("POST", "/finish", None, ANSWER_DEADLINE)
+
+    async def leave(self) -> None:
+        """Have it end at once."""
+        await self._fetch("POST", "/leave", None, ANSWER_DEADLINE)
 
     async def _call(
         self, method: str, path: str, answer: type[T], body: Any = None, deadline: float = ANSWER_DEADLINE
@@ -74,8 +117,12 @@ class Client:
 
 
 def _refused(answer: bytes) -> UserError:
+    """What the node would have said itself, where that has a number."""
     try:
-        reason = str(json.loads(answer)["error"])
+        said = json.loads(answer)
+        reason = str(said["error"])
+        if "code" in said:
+            return UserError(Code(said["code"]), f"the node refuses: {reason}", str(said["fix"]))
     except (ValueError, LookupError, TypeError):
         reason = answer.decode(errors="replace")
     return UserError(Code.BAD_OPTION, f"the node refuses: {reason}", "Ask it for something it can do.")

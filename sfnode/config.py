@@ -19,6 +19,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sfnode.errors import Code, UserError
+from sfnode.limits import Limits
 from sfprotocol import PROTOCOL_VERSION
 from sfprotocol.messages import RunParameters
 
@@ -59,6 +60,8 @@ class Model(Section):
     source: str
     revision: str = ""
     digest: str = Field(pattern="^[0-9a-f]{64}$")
+    listing: str = Field(default="", pattern="^([0-9a-f]{64})?$")
+    """Hash of the listing by which nodes get its files from each other (SPEC B2); empty: they do not."""
     targets: tuple[str, ...] = Field(min_length=1, max_length=4096)
 
     @field_validator("targets")
@@ -297,11 +300,11 @@ class NodeSettings(Section):
     peers: tuple[str, ...] = ()
     role: Literal["trainer", "relay"] = "trainer"
     model: Path | None = None
+    share_model: bool | None = None
     data: Path | None = None
     shard: tuple[int, int] | None = None
     device: str = "cpu"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4"] = "auto"
-    threads: int = Field(default=0, ge=0)
     queries: int = Field(default=1, ge=1, le=64)
     steps: int = Field(default=0, ge=0)
     until_complete: bool = False
@@ -311,3 +314,6 @@ class NodeSettings(Section):
     auto_relay: bool = False
     trusted_relays: tuple[str, ...] = ()
     client_mode: bool = False
+    limits: Limits = Limits()
+    metrics: tuple[str, int] | None = None
+    """Host and port of `GET /metrics` on TCP; it is a route of the control socket in any case."""

@@ -27,6 +27,8 @@ from sfprotocol.messages import (
     ManifestReply,
     ManifestRequest,
     Message,
+    PartReply,
+    PartRequest,
     Position,
     Proof,
     Prune,
@@ -48,6 +50,9 @@ the scalar, two segments stay below MAX_FRAME: what a node admits it can pass on
 
 MAX_REASON = 200
 """Bytes of a Goodbye's reason: a sentence."""
+
+MAX_PART_BYTES = 192 * 1024
+"""Bytes of a PartReply (SPEC B3): a piece of a base model takes six."""
 
 E = TypeVar("E")
 
@@ -140,6 +145,8 @@ _ENCODERS: dict[type, Callable[[Any, int], list[Any]]] = {
     Have: lambda m, _: [7, [list(entry) for entry in m.entries]],
     Prune: lambda m, _: [8, list(m.feed_keys)],
     Proof: _proof_fields,
+    PartRequest: lambda m, _: [10, m.listing, m.part, m.offset, m.length],
+    PartReply: lambda m, _: [11, m.size, m.data],
 }
 
 
@@ -260,6 +267,20 @@ def _decode_manifest(f: list[Any], _: int) -> ManifestReply:
     return ManifestReply(f[1])
 
 
+def _decode_part_request(f: list[Any], _: int) -> PartRequest:
+    part, offset = _unsigned(f[2], _U32, "part"), _unsigned(f[3], _U32, "offset")
+    length = _unsigned(f[4], MAX_PART_BYTES, "length")
+    _require(length > 0, "C5", "nothing is asked for")
+    return PartRequest(_binary(f[1], 32, "listing"), part, offset, length)
+
+
+def _decode_part_reply(f: list[Any], _: int) -> PartReply:
+    size = _unsigned(f[1], _U32, "size")
+    fits = isinstance(f[2], bytes) and len(f[2]) <= min(size, MAX_PART_BYTES)
+    _require(fits, "C5", "the bytes of a part are too many, or none")
+    return PartReply(size, f[2])
+
+
 def _decode_goodbye(f: list[Any], _: int) -> Goodbye:
     _require(isinstance(f[1], str) and len(f[1].encode()) <= MAX_REASON, "C5", "reason is not a short string")
     return Goodbye(f[1])
@@ -276,4 +297,6 @@ _DECODERS: dict[int, tuple[int, Callable[[list[Any], int], Message]]] = {
     7: (2, lambda f, _: Have(_entries(f[1], _ahead, attrgetter("feed_key")))),
     8: (2, lambda f, _: Prune(_entries(f[1], _key, int))),
     9: (7, _decode_proof),
+    10: (5, _decode_part_request),
+    11: (3, _decode_part_reply),
 }

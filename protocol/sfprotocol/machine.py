@@ -257,7 +257,7 @@ class Machine:
             case Proof():
                 return self._on_proof(link, message, now)
             case _:
-                raise RemoteProtocolError("L6", "a manifest message on a flood link")
+                raise RemoteProtocolError("L6", "a question or its answer on a flood link")
 
     def _on_hello(self, link: Link, hello: Hello, now: float) -> list[Action]:
         if link.greeted:

@@ -195,10 +195,44 @@ class ManifestReply:
 
 
 @dataclass(frozen=True, slots=True)
+class PartRequest:
+    """Asked by a node that lacks the base model: `length` bytes of one part of it (SPEC B3)."""
+
+    listing: bytes
+    """The hash of the model's listing."""
+    part: int
+    """0 for the listing itself, from 1 on the pieces in its order."""
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartReply:
+    """Bytes of a part; none means not now, and size 0 that it is not to be had here (SPEC B3)."""
+
+    size: int
+    """Of the whole part."""
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """Last message on a link (SPEC L5)."""
 
     reason: str
 
 
-Message = Hello | Segment | Summary | Want | Have | Prune | Proof | ManifestRequest | ManifestReply | Goodbye
+Message = (
+    Hello
+    | Segment
+    | Summary
+    | Want
+    | Have
+    | Prune
+    | Proof
+    | ManifestRequest
+    | ManifestReply
+    | PartRequest
+    | PartReply
+    | Goodbye
+)

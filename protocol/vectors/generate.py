@@ -8,6 +8,7 @@ as decimal strings. Knows nothing of sfnode; the manifest is encoded here a seco
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from plain import plain
 
-from sfprotocol import PROTOCOL_VERSION, codec, seeds
+from sfprotocol import PROTOCOL_VERSION, codec, invitation, listing, seeds
 from sfprotocol.frontier import Frontier, first_updates
 from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
 from sfprotocol.signing import extend, genesis, head_message
@@ -106,6 +107,7 @@ MANIFEST: dict[str, Any] = {
         "source": "builtin:tiny",
         "revision": "",
         "digest": "ab" * 32,
+        "listing": "cd" * 32,
         "targets": ["model.decoder.layers.0.fc1:384x96", "model.decoder.layers.0.fc2:96x384"],
     },
     "task": {
@@ -289,6 +291,83 @@ def codec_vectors() -> dict[str, Any]:
     return {"valid": valid, "invalid": invalid}
 
 
+# -- sharing.json ------------------------------------------------------------------------------------
+
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": bytes(listing.PIECE) + bytes(range(256)) * 4096 + b"the last piece",
+}
+"""The first piece of the second file is all zeros, the second counts bytes, the third is a few words."""
+
+
+def sharing_vectors() -> dict[str, Any]:
+    files = [_listed(name, content) for name, content in FILES.items()]
+    encoded = listing.encode(files)
+    pieces = [
+        {"name": piece.name, "offset": piece.offset, "size": piece.size, "hash": piece.hash.hex()}
+        for piece in listing.decode(encoded).pieces()
+    ]
+    return {"listing": encoded.hex(), "hash": listing.hash_listing(encoded).hex(), "parts": pieces}
+
+
+def _listed(name: str, content: bytes) -> listing.ListedFile:
+    cuts = range(0, len(content), listing.PIECE)
+    hashes = b"".join(listing.hash_piece(content[cut : cut + listing.PIECE]) for cut in cuts)
+    return listing.ListedFile(name, len(content), hashes)
+
+
+# -- invitations.json --------------------------------------------------------------------------------
+
+
+def invitation_vectors() -> dict[str, Any]:
+    first, second = f"Qm{'a' * 44}", f"Qm{'b' * 44}"
+    several = (
+        f"/ip4/203.0.113.7/tcp/31337/p2p/{first}",
+        f"/ip6/2001:db8::7/tcp/31337/p2p/{first}",
+        f"/dns/run.example/tcp/31337/p2p/{second}",
+        f"/ip4/203.0.113.7/tcp/31337/p2p/{first}/p2p-circuit/p2p/{second}",
+    )
+    valid = [invitation.invite(PROTOCOL_VERSION, RUN_ID, addresses) for addresses in (several[:1], several)]
+    link = invitation.write(valid[0])
+    newer = bytes([invitation.VERSION + 1]) + b"whatever comes"
+    return {
+        "valid": [
+            {
+                "protocol": one.protocol,
+                "run_id": one.run_id.hex(),
+                "addresses": list(one.addresses),
+                "link": invitation.write(one),
+            }
+            for one in valid
+        ],
+        "invalid": [
+            {
+                "name": "a character differs",
+                "rule": "N1",
+                "link": f"{link[:40]}_{link[41:]}",
+            },
+            {"name": "the last character is missing", "rule": "N1", "link": link[:-1]},
+            {"name": "another scheme", "rule": "N1", "link": link.replace("sfnode:", "https:")},
+            {"name": "nothing in it", "rule": "N1", "link": "sfnode:"},
+            {"name": "of a later version", "rule": "N2", "link": _link(newer)},
+            {"name": "of version 0", "rule": "N2", "link": _link(b"\x00")},
+            {"name": "without peers", "rule": "N3", "link": _link(_body(1, RUN_ID, []))},
+            {"name": "a short run id", "rule": "N3", "link": _link(_body(1, RUN_ID[1:], [[first, ["/a"]]]))},
+            {"name": "one peer twice", "rule": "N3", "link": _link(_body(1, RUN_ID, [[first, ["/a"]]] * 2))},
+            {"name": "a space in a way", "rule": "N3", "link": _link(_body(1, RUN_ID, [[first, ["/a b"]]]))},
+        ],
+    }
+
+
+def _body(*fields: Any) -> bytes:
+    return bytes([invitation.VERSION]) + bytes(msgpack.packb(fields, use_bin_type=True))
+
+
+def _link(body: bytes) -> str:
+    checksum = hashlib.blake2b(body, digest_size=4, person=b"sfnode-link").digest()
+    return "sfnode:" + base64.urlsafe_b64encode(body + checksum).decode().rstrip("=")
+
+
 # -- all ---------------------------------------------------------------------------------------------
 
 
@@ -300,6 +379,8 @@ def vectors() -> dict[str, str]:
         "signing.json": signing_vectors(),
         "codec.json": codec_vectors(),
         "flood.json": conversations.conversations(),
+        "sharing.json": sharing_vectors(),
+        "invitations.json": invitation_vectors(),
     }
     return {name: json.dumps(value, indent=1, ensure_ascii=False) + "\n" for name, value in files.items()}
 

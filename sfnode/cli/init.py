@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from sfnode.cli.options import F, option
-from sfnode.config import Training
-from sfnode.engine.presets import DEFAULT_MODEL, PRESETS
+from sfnode.config import Manifest, Training
+from sfnode.engine.presets import DEFAULT_MODEL, PRESETS, default_run
 from sfnode.errors import Code, UserError
 
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat")
@@ -123,41 +123,108 @@ def init(out: Path, force: bool, **given: Any) -> None:
     manifest = build(given)
     _write(out, manifest.to_toml())
     click.echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
-    click.echo(f"Next: sfnode join --run {out}")
+    for note in _notes(manifest):
+        click.echo(note)
+    click.echo("What happens next:")
+    click.echo(f"  sfnode join --run {out}    starts the run on this machine")
+    click.echo("  sfnode invite    prints the link with which others join, once it runs")
+
+
+def _notes(manifest: Manifest) -> list[str]:
+    """What of the run lies on this machine alone, and how others get it."""
+    notes = []
+    if manifest.model.listing and Path(manifest.model.source).is_dir():
+        notes.append("The base model lies on this machine: other nodes get it from those that have it.")
+    if any(Path(source).is_file() for source in (manifest.data.train, manifest.data.test) if source):
+        notes.append(
+            "The data lie on this machine: others need them at the same place, or train on data of their own "
+            "with `sfnode join --data FILE`."
+        )
+    return notes
+
+
+INTRODUCTION = """\
+A run is one model that many machines train together. Its description is fixed
+once it has started: to change something is to start another run. Press Enter
+to take what stands in brackets."""
+
+QUESTIONS = {
+    "model": """
+The base model is what the run starts from. It should know language already:
+this way of training teaches it a task, not a language. The built-in one is
+tiny and needs no download; a name such as facebook/opt-125m is looked up on
+the Hugging Face hub, and a folder on this machine is shared with the others by
+your nodes.""",
+    "task": f"""
+The task says what is asked of the model and what it should answer. The
+ready-made ones bring their data along; {CUSTOM} is one that you describe
+(docs/tasks.md).""",
+    "train": """
+What the model learns from: a .tsv, .csv, .jsonl or .parquet file, or a data
+set on the hub (hf:NAME:SPLIT). Everybody trains on it; if it is empty,
+everybody brings their own and keeps it to themselves.""",
+    "test": """
+Held-out examples, to measure what has been learnt: before, now and then, and
+at the end.""",
+    "update_budget": """
+An update is one node's measurement of one mini-batch; all nodes together make
+as many as this, then the run is complete. A laptop makes a few a second with a
+small model. More teach more, up to a point, and take longer.""",
+    "kind": """
+classification: one of a few words. sequence-classification: the same for a
+model with a classification head. choice: each row brings its candidates.
+completion: a text after a prompt. text: plain text. chat: conversations.""",
+}
+"""What a newcomer should know before each question."""
+
+HUB_BUDGET = 20_000
+"""Updates that one may expect to need for a task with a model of the hub, as published for OPT."""
 
 
 def ask() -> dict[str, Any]:
     """The few questions that matter, in plain words; the answers by parameter name."""
-    given: dict[str, Any] = {"model": _text("Base model (a folder, a Hugging Face id, ...)", DEFAULT_MODEL)}
+    click.echo(INTRODUCTION)
+    _explain("model")
+    given: dict[str, Any] = {"model": _text("Base model", DEFAULT_MODEL)}
+    built_in = given["model"] == DEFAULT_MODEL
+    _explain("task")
     tasks = click.Choice([*PRESETS, CUSTOM])
-    default = "reviews" if given["model"] == DEFAULT_MODEL else "sst2"
-    task = click.prompt("Task", type=tasks, default=default)
+    task = click.prompt("Task", type=tasks, default="reviews" if built_in else "sst2")
     data = PRESETS[task].data if task in PRESETS else None
     given |= _ask_task() if data is None else {"preset": task}
-    given["train"] = _text("Training data (file or hf:NAME:SPLIT)", data.train if data else "")
-    given["test"] = _text("Test data (file or hf:NAME:SPLIT)", data.test if data else "")
-    given["update_budget"] = click.prompt("Updates until the run is complete", default=4096, type=int)
+    _explain("train")
+    given["train"] = _text("Training data", data.train if data else "")
+    _explain("test")
+    given["test"] = _text("Test data", data.test if data else "")
+    _explain("update_budget")
+    budget = default_run().training.update_budget if built_in else HUB_BUDGET
+    given["update_budget"] = click.prompt("Updates until the run is complete", default=budget, type=int)
     return given
+
+
+def _explain(question: str) -> None:
+    click.echo(QUESTIONS[question])
 
 
 def _ask_task() -> dict[str, Any]:
     """A task of one's own."""
+    _explain("kind")
     kind = click.prompt("Kind of task", type=click.Choice(KINDS), default="classification")
     given: dict[str, Any] = {"kind": kind}
     if kind == "chat":
-        return given | {"messages_field": _text("Field that holds the messages", "messages")}
-    given["template"] = _text("Prompt, with the {fields} of a row")
+        return given | {"messages_field": _text("Column that holds the messages", "messages")}
+    given["template"] = _text("Prompt; {name} stands for what a row has in the column of that name")
     if kind in ("classification", "sequence-classification", "choice"):
-        given["label_field"] = _text("Field that holds the label", "label")
+        given["label_field"] = _text("Column that holds the right answer", "label")
     if kind in ("classification", "sequence-classification"):
         given["verbalizer"] = click.prompt(
-            "Answer to each label (such as 0=terrible,1=great)",
+            "The word for each label, such as 0=terrible,1=great",
             value_proc=lambda answer: parse_verbalizer(None, None, answer),
         )
     if kind == "choice":
-        given["candidates_field"] = _text("Field that holds the candidates")
+        given["candidates_field"] = _text("Column that holds the candidates")
     if kind in ("choice", "completion"):
-        given["completion"] = _text("Completion, with the {fields} of a row")
+        given["completion"] = _text("Answer, with {columns} as in the prompt (choice: {candidate})")
     return given
 
 

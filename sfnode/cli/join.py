@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sfnode.cli.ending import DONE, interruptible, leave, show
-from sfnode.cli.options import data_dir_option, device_option, dtype_option, model_option, option
+from sfnode.cli.dashboard import dashboard_token_option, shown
+from sfnode.cli.ending import DONE, FAILED, interruptible, leave, show
+from sfnode.cli.guest import limit_options, take_limits
+from sfnode.cli.options import (
+    data_dir_option,
+    device_option,
+    dtype_option,
+    link_argument,
+    model_option,
+    option,
+    parse_place,
+)
+from sfnode.cli.progress import follow
 from sfnode.config import NodeSettings
 from sfnode.errors import UserError
-from sfnode.observe import set_up_logging
+from sfnode.observe import FORMATS, log_error, set_up_logging
+from sfnode.runtime.invitations import check_same_run, compose, read_link
 from sfnode.transport.base import peer_of
+from sfprotocol import invitation
 
 if TYPE_CHECKING:
     from sfnode.runtime.node import RunningNode
@@ -31,6 +46,7 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
 
 
 @click.command(short_help="Run a node: join a run, or start one.")
+@link_argument
 @option(
     "--peers",
     multiple=True,
@@ -53,6 +69,12 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
 )
 @data_dir_option
 @model_option
+@option(
+    "--share-model/--no-share-model",
+    default=None,
+    help="Whether to give the base model to nodes that cannot get it elsewhere. A relay that is to give it "
+    "fetches it first.  [default: trainers do, relays do not]",
+)
 @option(
     "--data",
     type=click.Path(path_type=Path),
@@ -117,7 +139,23 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
     metavar="MULTIADDR",
     help="Relays for --auto-relay.  [default: the peers]",
 )
+@limit_options
 @option("--client-mode", is_flag=True, help="Listen nowhere; only open links to others.")
+@option(
+    "--metrics",
+    callback=parse_place,
+    metavar="[HOST:]PORT",
+    help="Serve metrics for Prometheus at http://HOST:PORT/metrics.  [default: on the control socket only; "
+    "without a host, on this machine only]",
+)
+@option(
+    "--dashboard",
+    callback=parse_place,
+    metavar="[HOST:]PORT",
+    help="Serve the web dashboard at this address (docs/views.md).  [default: none; without a host, on this "
+    "machine only]",
+)
+@dashboard_token_option
 @option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning"]),
@@ -125,30 +163,62 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
     show_default=True,
     help="How much the node tells on standard error.",
 )
-def join(log_level: str, **fields: Any) -> None:
-    """Run a node: join a run (--peers ADDRESS) or start one (--run FILE).
+@option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    default=FORMATS[0],
+    show_default=True,
+    help="json: one object a line, for programs (docs/metrics.md).",
+)
+def join(
+    link: str | None,
+    log_level: str,
+    log_format: str,
+    dashboard: tuple[str, int] | None,
+    dashboard_token: str,
+    **fields: Any,
+) -> None:
+    """Run a node: join a run by an invitation (LINK) or by --peers ADDRESS, or start one (--run FILE).
 
-    With --peers nothing else is needed: the manifest comes from the peer and is checked, the base model is
-    fetched, the node catches up and trains. Ctrl-C or SIGTERM ends it within two seconds and loses nothing;
-    started again in the same folder it goes on where it stopped.
+    A link is all that is needed: the manifest comes from a peer and is checked, the base model is fetched,
+    the node catches up and trains. Ctrl-C or SIGTERM ends it within two seconds and loses nothing; started
+    again in the same folder it goes on where it stopped.
     """
-    set_up_logging(log_level)
+    fields = _following(link, fields) if link else fields
+    set_up_logging(log_level, log_format)
+    fields["limits"] = take_limits(fields)
     settings = NodeSettings(**fields)
     for address in settings.peers:
         peer_of(address)  # before anything slow is loaded
-    leave(_run(settings))
+    tell = show if log_format == FORMATS[0] else log_error
+    leave(_run(settings, tell, shown(settings.data_dir, dashboard, dashboard_token)))
 
 
-def _run(settings: NodeSettings) -> int:
-    """Run the node to its end; returns the exit status."""
+def _following(link: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The options of a node that joins by a link: whom to ask, and which run it must be (SPEC N4)."""
+    said = read_link(link)
+    check_same_run(said, fields["run_id"])
+    return fields | {"peers": (*said.addresses, *fields["peers"]), "run_id": said.run_id.hex()}
+
+
+def _run(
+    settings: NodeSettings, tell: Callable[[UserError], object], beside: AbstractAsyncContextManager[None]
+) -> int:
+    """Run the node to its end, in the block of `beside`; returns the exit status. `tell` is given the error
+    that ends it."""
     import uvloop
 
     from sfnode.runtime.node import run
 
+    async def live() -> None:
+        async with beside:
+            await run(settings, _hivemind, _announce)
+
     try:
-        uvloop.run(interruptible(run(settings, _hivemind, _announce)))
+        uvloop.run(interruptible(live()))
     except UserError as error:
-        return show(error)
+        tell(error)
+        return FAILED
     return DONE
 
 
@@ -171,9 +241,11 @@ def _hivemind(settings: NodeSettings, data_dir: DataDir, bootstrap: tuple[str, .
 
 
 def _announce(node: RunningNode) -> None:
-    """Tell the user that it works, and how the next volunteer joins."""
+    """Tell the user that it works, how the next volunteer joins, and how far it has caught up."""
     manifest = node.manifest
+    follow(node.status)
     click.echo(f"joined run {manifest.name} ({manifest.run_id.hex()[:16]}) as {node.settings.role}")
     addresses = node.transport.addresses()
     if addresses:
-        click.echo(f"others join with:\n  sfnode join --peers {addresses[0]}")
+        link = invitation.write(compose(manifest.run_id, addresses, node.settings.peers))
+        click.echo(f"others join with (`sfnode invite` shows it again):\n  sfnode join {link}")

@@ -15,14 +15,22 @@ import click
 
 import sfnode
 from sfnode.cli.bench import bench
+from sfnode.cli.completion import completion
+from sfnode.cli.dashboard import dashboard
+from sfnode.cli.doctor import doctor
 from sfnode.cli.ending import DONE, INTERRUPTED, show, show_usage
+from sfnode.cli.guest import finish, leave, limit, pause, resume
 from sfnode.cli.init import init
+from sfnode.cli.invite import invite
 from sfnode.cli.join import join
 from sfnode.cli.offline import evaluate, export, verify
 from sfnode.cli.options import DEFAULT_CONFIG, read_config, variable
+from sfnode.cli.peerid import peer_id_command
 from sfnode.cli.simulate import simulate
-from sfnode.cli.status import status, stop
+from sfnode.cli.status import status
 from sfnode.cli.swarm import swarm
+from sfnode.cli.top import top
+from sfnode.cli.upgrade import upgrade_check
 from sfnode.errors import UserError
 
 
@@ -42,15 +50,38 @@ def cli(context: click.Context, config: Path | None) -> None:
 
     \b
     See it work:   sfnode swarm
-    Join a run:    sfnode join --peers ADDRESS
+    Join a run:    sfnode join LINK
     Start a run:   sfnode init, then sfnode join --run run.toml
+    Invite others: sfnode invite
 
     Every option is also an environment variable (its help names it) and a key of the configuration file.
     """
     context.default_map = read_config(config, cli.commands)
 
 
-for command in (init, join, swarm, status, stop, export, verify, evaluate, bench, simulate):
+for command in (
+    init,
+    join,
+    invite,
+    upgrade_check,
+    completion,
+    peer_id_command,
+    swarm,
+    status,
+    pause,
+    resume,
+    limit,
+    finish,
+    leave,
+    export,
+    verify,
+    evaluate,
+    bench,
+    doctor,
+    simulate,
+    top,
+    dashboard,
+):
     cli.add_command(command)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from sfnode.cli.options import data_dir_option, device_option, dtype_option, json_option, model_option, option
+from sfnode.cli.progress import waiting
 from sfnode.cli.results import EvalResult, Measurement, VerifyResult
 from sfnode.cli.swarmview import figure
 from sfnode.config import Manifest
@@ -31,7 +32,7 @@ def verify(data_dir: Path, as_json: bool) -> None:
     """Replay the log of a node's folder from genesis, check every signature, and print the digests."""
     from sfnode.runtime.audit import audit
 
-    with _opened(data_dir) as (manifest, update_log):
+    with _opened(data_dir) as (manifest, update_log), waiting("verifying the log"):
         result = VerifyResult(**audit(manifest, update_log)._asdict())
     if as_json:
         click.echo(result.model_dump_json(indent=2))
@@ -67,7 +68,8 @@ def export(out: Path, form: str, data_dir: Path, model: Path | None, device: str
     from sfnode.engine.export import export_lora, export_model
 
     loaded = _load(data_dir, model, device, dtype)
-    (export_model if form == "hf" else export_lora)(loaded.trainer, out)
+    with waiting("writing the model"):
+        (export_model if form == "hf" else export_lora)(loaded.trainer, out)
     click.echo(f"wrote {out} ({loaded.updates} updates, digest {loaded.digest})")
 
 
@@ -93,17 +95,20 @@ def evaluate(data_dir: Path, model: Path | None, device: str, dtype: str, limit:
             "the run's manifest names no test data",
             "`sfnode export` writes the model, to be measured on data of your own.",
         )
+    with waiting("measuring the base model"):
+        before = Measurement(**loaded.trainer.evaluate_base(limit)._asdict())
+    with waiting("measuring the model"):
+        after = Measurement(**loaded.trainer.evaluate(limit)._asdict())
     result = EvalResult(
         run_id=loaded.trainer.manifest.run_id.hex(),
         updates=loaded.updates,
         digest=loaded.digest,
-        before=Measurement(**loaded.trainer.evaluate_base(limit)._asdict()),
-        after=Measurement(**loaded.trainer.evaluate(limit)._asdict()),
+        before=before,
+        after=after,
     )
     if as_json:
         click.echo(result.model_dump_json(indent=2))
         return
-    before, after = result.before, result.after
     click.echo(
         f"{before.metric} (95 % interval) on {before.count} test rows, "
         f"{loaded.updates} updates ({loaded.digest[:16]})"
@@ -138,10 +143,22 @@ def _load(data_dir: Path, model: Path | None, device: str, dtype: str) -> _Loade
     """The model with everything in the log applied."""
     from sfnode.engine.trainer import Trainer
     from sfnode.runtime.audit import state_digest
-    from sfnode.runtime.replay import batches
+    from sfnode.runtime.sharing import model_of
 
     with _opened(data_dir) as (manifest, update_log):
+        model = model_of(Layout(data_dir), model)
         trainer = Trainer.load(manifest, model_override=model, device=device, dtype=dtype, training=False)
-        for batch in batches(update_log, manifest.run_id, update_log.tails()):
-            trainer.apply(batch)
+        _replay(trainer, update_log)
         return _Loaded(trainer, state_digest(manifest, update_log), update_log.updates())
+
+
+def _replay(trainer: Trainer, update_log: UpdateLog) -> None:
+    """Apply everything in the log."""
+    from sfnode.runtime.replay import batches
+
+    done, total = 0, update_log.updates()
+    with waiting("replaying the log") as advance:
+        for batch in batches(update_log, trainer.manifest.run_id, update_log.tails()):
+            trainer.apply(batch)
+            done += len(batch.seeds)
+            advance(done, total)

@@ -25,6 +25,9 @@ PREFIX = "SFNODE_"
 DEFAULT_CONFIG = Path("~/.config/sfnode/config.toml")
 DEFAULT_DATA_DIR = Path("~/.sfnode")
 
+LOCALHOST = "127.0.0.1"
+"""Where a node serves what it knows unless its owner names another address."""
+
 
 def variable(flag: str) -> str:
     """The environment variable of a flag: `--data-dir` has SFNODE_DATA_DIR."""
@@ -35,6 +38,11 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
     """`click.option` with its environment variable."""
     flag = next(name for name in names if name.startswith("--")).partition("/")[0]
     return click.option(*names, envvar=variable(flag), show_envvar=True, **settings)
+
+
+def link_argument(function: F) -> F:
+    """LINK, the same everywhere; an argument, and so without a key in the file."""
+    return click.argument("link", required=False, metavar="[LINK]", envvar=variable("--link"))(function)
 
 
 def data_dir_option(function: F) -> F:
@@ -81,6 +89,16 @@ def dtype_option(function: F) -> F:
         help="What the model is held and computed in; int8 and nf4 hold its matrices in 8 and 4 bits. auto: "
         "float32 on a CPU, bfloat16 elsewhere. Nodes of one run may differ.",
     )(function)
+
+
+def parse_place(_context: Any, _parameter: Any, value: str | None) -> tuple[str, int] | None:
+    """`[HOST:]PORT` to listen on, as (host, port): this machine's own unless a host is given."""
+    if value is None:
+        return None
+    host, _, port = value.rpartition(":")
+    if not port.isdecimal() or int(port) > 65_535 or (":" in host and not host.startswith("[")):
+        raise click.BadParameter("give it as PORT or HOST:PORT, for example 9100 or 0.0.0.0:9100")
+    return host.strip("[]") or LOCALHOST, int(port)
 
 
 def json_option(function: F) -> F:

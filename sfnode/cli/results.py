@@ -47,6 +47,38 @@ class VerifyResult(_Result):
     core_digest: str
 
 
+class InviteResult(_Result):
+    """`sfnode invite --json`."""
+
+    link: str
+    run_id: str
+    run_name: str
+    protocol: int
+    addresses: list[str]
+    reach: str
+    """internet, network (a private one) or machine: from where the addresses can be reached at all."""
+
+
+class PeerProtocol(_Result):
+    """What one peer speaks."""
+
+    address: str
+    protocol: int | None
+    reason: str
+
+
+class UpgradeResult(_Result):
+    """`sfnode upgrade-check --json`."""
+
+    version: str
+    protocol: int
+    run_id: str
+    run_name: str
+    run_protocol: int | None
+    peers: list[PeerProtocol]
+    can_join: bool
+
+
 class NodeResult(_Result):
     """One node of a local swarm."""
 

@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 from sfnode import config
 from sfnode.engine.folder import BUILTIN, digest, resolve
+from sfnode.engine.listing import hash_of
 from sfnode.engine.packed import KINDS, PackedLinear, pack
 from sfnode.engine.pristine import DTYPES, Pristine, files_of
 from sfnode.engine.steering import Steering
@@ -99,6 +100,7 @@ def describe(
         source=source,
         revision=revision or (folder.name if from_hub else ""),
         digest=digest(folder),
+        listing="" if source.startswith(BUILTIN) else hash_of(folder),
         targets=tuple(str(target) for target in targets),
     )
 

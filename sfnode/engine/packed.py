@@ -95,6 +95,14 @@ class Nf4Linear(PackedLinear):
         weight: Tensor = self._library.functional.dequantize_4bit(self._packed, self._state)
         return weight.view(self.out_features, self.in_features)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """What torch calls to move a module: the library's tensors are no buffers of it."""
+        moved: Any = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self._packed is not None:
+            self._packed = fn(self._packed)
+            self._state.to(self._packed.device)
+        return moved
+
     def store(self, first: int, rows: Tensor) -> None:
         """Its blocks of 64 entries run on over rows, so rows are collected until the last one is there."""
         self._blocks.append(rows.to(self._device, self.dtype))

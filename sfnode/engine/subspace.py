@@ -85,6 +85,14 @@ class Subspace:
         torch.split(self._u, self._out)[layer][:, : self._riding] = u
         torch.split(self._v, self._in)[layer][:, : self._riding] = v
 
+    def move(self, device: torch.device) -> None:
+        """Hold everything on another device; bases that were made ahead are made again."""
+        self._u, self._v = self._u.to(device), self._v.to(device)
+        self._layer_of_out, self._layer_of_in = self._layer_of_out.to(device), self._layer_of_in.to(device)
+        self._coming.clear()
+        for epoch, columns in list(self._cache.items()):
+            self._cache[epoch] = Columns(columns.u.to(device), columns.v.to(device))
+
     def columns(self, epoch: int) -> Columns:
         """The bases of an epoch; the few that were used last are kept."""
         if epoch not in self._cache:

@@ -23,12 +23,16 @@ from sfnode.engine.basis import RandomBasis
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import quantise, two_point
 from sfnode.engine.folding import LiveWeights
+from sfnode.engine.generate import generate
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
 from sfprotocol.seeds import batch_rows
 
 EVALUATION_BATCH = 32
 """Rows per forward pass of an evaluation: enough to fill the processor, little enough for any memory."""
+
+THREADS = torch.get_num_threads()
+"""Before anybody has asked for another number."""
 
 PREPARED_STEPS = 4
 """Mini-batches that are kept ready; those of steps that are never taken make room."""
@@ -56,6 +60,7 @@ class Trainer:
         self.core = Core(len(targets), numbers.rank)
         self.space = Subspace(basis, targets, numbers.rank, device, loaded.dtype, rides=not loaded.exact)
         self.live = LiveWeights(loaded, self.space, self.core, self.scale, time.monotonic)
+        self._parked = False
         self._rows = rows
         self._tests: dict[int, list[data.Row]] = {}
         self._ahead = ThreadPoolExecutor(2, "ahead")
@@ -106,6 +111,7 @@ class Trainer:
     def step(self, seeds: Sequence[int], epoch: int) -> StepResult:
         """Measure one update per seed in the subspace of `epoch`, each on the mini-batch its seed draws."""
         numbers = self.manifest.training
+        self.unpark()
         self.live.follow()
         directions = self.space.directions(seeds, epoch)
         self.space.expect(min(epoch + 1, numbers.epochs - 1), self._ahead)
@@ -117,15 +123,48 @@ class Trainer:
         )
         return StepResult(scalars, sum(estimate.loss for estimate in estimates) / len(estimates))
 
+    def park(self) -> None:
+        """Give back the device's memory until the model is needed again, which brings it back by itself."""
+        if not self._parked:
+            self._parked = True
+            self._move(torch.device("cpu"))
+            _give_back(self.loaded.device)
+
+    def unpark(self) -> None:
+        """Bring the model back to its device, every bit as it was. Raises UserError OUT_OF_MEMORY."""
+        if self._parked:
+            try:
+                self._move(self.loaded.device)
+            except torch.OutOfMemoryError as error:
+                raise _no_room(self.loaded.device) from error
+            self._parked = False
+
+    def use_threads(self, count: int | None) -> None:
+        """Compute with so many CPU threads from now on; None: as many as there were at first."""
+        torch.set_num_threads(count or THREADS)
+
+    def _move(self, device: torch.device) -> None:
+        self.loaded.model.to(device)
+        self.space.move(device)
+
     def evaluate(self, limit: int = 0) -> tasks.Evaluation:
         """Measure the model as of now, refolded, on `limit` test rows (0: as many as the manifest says)."""
+        self.unpark()
         self.live.refold()
         return self._evaluate(limit)
 
     def evaluate_base(self, limit: int = 0) -> tasks.Evaluation:
         """The same measurement of the base model."""
+        self.unpark()
         with self.live.at_base():
             return self._evaluate(limit)
+
+    def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
+        """What the base model and the model as of now write after `prompt`. Raises UserError BAD_OPTION."""
+        self.unpark()
+        with self.live.at_base():
+            base = generate(self.loaded, prompt, tokens)
+        return base, generate(self.loaded, prompt, tokens)
 
     def _mini_batches(self, seeds: Sequence[int]) -> list[tasks.Encoded]:
         return [self._mini_batch(seed) for seed in seeds]
@@ -146,6 +185,22 @@ class Trainer:
             lambda encoded: forward.score(self.loaded, encoded),
             EVALUATION_BATCH,
         )
+
+
+def _give_back(device: torch.device) -> None:
+    """What torch keeps of a device's memory for later, others may have."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+
+
+def _no_room(device: torch.device) -> UserError:
+    return UserError(
+        Code.OUT_OF_MEMORY,
+        f"after a pause there is no room for the model on {str(device)!r} any more",
+        "See what else uses it, and start the node again: it goes on where it stopped.",
+    )
 
 
 def load_model(

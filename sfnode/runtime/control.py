@@ -1,7 +1,8 @@
 """The local control API: HTTP with JSON on a Unix socket that only the node's user can open.
 
-Routes: GET /status, POST /evaluate {"base": bool, "limit": int}, GET /digest, POST /stop. Whatever a view
-shows it reads here, so a program can read it too. Errors are {"error": text} with status 4xx or 5xx.
+Routes: GET /status, GET /metrics, POST /evaluate {"base": bool, "limit": int}, GET /digest, and
+those of `views` and `wishes`. Whatever a view shows it reads here, so a program can read it too. Errors are
+{"error": text} with status 4xx or 5xx, and with "code" and "fix" where they have a number.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sfnode.errors import UserError
 from sfnode.observe import log
-from sfnode.runtime.status import CoreStatus, EvaluationStatus, Status
+from sfnode.runtime import metrics, views, wishes
+from sfnode.runtime.status import CoreStatus, EvaluationStatus
+from sfnode.runtime.viewed import Generated
 from sfnode.store.faults import disk_faults
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -27,13 +30,15 @@ STOP_GRACE = 0.3
 """Seconds that answers under way have when the node stops."""
 
 
-class Node(Protocol):
+class Node(wishes.Host, Protocol):
     """What the API asks of a node."""
 
-    def status(self) -> Status: ...
+    @property
+    def views(self) -> views.Views: ...
+
     async def evaluate(self, base: bool, limit: int) -> EvaluationStatus: ...
     async def core_status(self) -> CoreStatus: ...
-    def stop(self) -> None: ...
+    async def generate(self, prompt: str, tokens: int) -> Generated: ...
 
 
 class EvaluateRequest(BaseModel):
@@ -77,15 +82,13 @@ def _routes(node: Node) -> list[web.RouteDef]:
     async def digest(_: web.Request) -> web.Response:
         return _json(await node.core_status())
 
-    async def stop(_: web.Request) -> web.Response:
-        node.stop()
-        return web.json_response({"stopping": True})
-
     return [
+        *views.routes(node.views, node.generate),
+        *wishes.routes(node),
         web.get("/status", status),
+        metrics.route(node),
         web.post("/evaluate", evaluate),
         web.get("/digest", digest),
-        web.post("/stop", stop),
     ]
 
 
@@ -100,7 +103,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         first = error.errors(include_url=False)[0]
         return _error(400, f"{'.'.join(map(str, first['loc'])) or 'the request'}: {first['msg']}")
     except UserError as error:
-        return _error(409, error.what)
+        return _error(409, error.what, code=int(error.code), fix=error.fix)
     except Exception as error:
         log.exception("answering %s %s", request.method, request.path)
         return _error(500, f"{type(error).__name__}: {error}")
@@ -125,5 +128,5 @@ def _json(model: BaseModel) -> web.Response:
     return web.Response(text=model.model_dump_json(), content_type="application/json")
 
 
-def _error(status: int, text: str) -> web.Response:
-    return web.json_response({"error": text}, status=status)
+def _error(status: int, text: str, **more: object) -> web.Response:
+    return web.json_response({"error": text, **more}, status=status)

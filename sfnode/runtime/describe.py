@@ -47,6 +47,8 @@ def describe(node: RunningNode) -> Status:
         updates_sent=traffic.updates_sent,
         log_bytes=node.log.size_bytes(),
         uptime=node.clock() - node.started_at,
+        pauses=node.guest.told(),
+        limits=node.guest.limits,
     )
 
 
@@ -77,6 +79,10 @@ def _state(node: RunningNode) -> str:
         return "idle"
     if not node.engine_loaded:
         return "starting"
+    if node.guest.finishing:
+        return "finishing"
+    if node.guest.paused:
+        return "paused"
     if not training.ready:
         return "catching-up"
     if not (node.machine.may_compute or training.busy):

@@ -18,6 +18,7 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.observe import log
 from sfnode.runtime.pump import LinkPump
 from sfnode.runtime.replay import batch_of, join, taken_back
+from sfnode.runtime.throttle import Throttle
 from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.transport.base import LENGTH_BYTES, Link
 from sfprotocol import codec
@@ -84,6 +85,7 @@ class Driver:
         called whenever the machine's state may have changed."""
         self.machine = machine
         self.traffic = Traffic()
+        self.throttle = Throttle()
         self.pumps: dict[LinkId, LinkPump] = {}
         self.between_rounds = asyncio.Lock()
         """Who holds it finds that all that the machine has admitted is on disk and has been applied."""
@@ -132,7 +134,7 @@ class Driver:
     async def carry(self, link: Link) -> None:
         """Carry the protocol over `link` until it ends."""
         self._next_link += 1
-        pump = self.pumps[self._next_link] = LinkPump(self._next_link, link, self.post)
+        pump = self.pumps[self._next_link] = LinkPump(self._next_link, link, self.post, self.throttle)
         self.post(LinkUp(pump.id, link.peer))
         try:
             await pump.finished()

@@ -25,6 +25,9 @@ from sfprotocol.signing import Sign
 _INCARNATION = "incarnation"
 _MET_PEERS = "peers"
 
+OWN_FOLDER = "This folder serves that run: give the other one a folder of its own with --data-dir."
+ASK_AGAIN = "Check the address and the run id with whoever invited you."
+
 
 def local_manifest(settings: NodeSettings, data_dir: DataDir) -> Manifest | None:
     """The manifest given with --run, or the one this data folder was used for; None if there is neither."""
@@ -35,21 +38,21 @@ def local_manifest(settings: NodeSettings, data_dir: DataDir) -> Manifest | None
             Code.WRONG_RUN,
             f"{data_dir.path} belongs to run {kept.run_id.hex()[:16]} ({kept.name}), not to "
             f"{given.run_id.hex()[:16]} ({given.name})",
-            "Give this run a folder of its own with --data-dir.",
+            OWN_FOLDER,
         )
     manifest = given or kept
     if manifest:
-        check_run_id(manifest, settings.run_id)
+        check_run_id(manifest, settings.run_id, OWN_FOLDER if kept else ASK_AGAIN)
     return manifest
 
 
-def check_run_id(manifest: Manifest, wanted: str) -> None:
+def check_run_id(manifest: Manifest, wanted: str, fix: str = ASK_AGAIN) -> None:
     """Raises UserError WRONG_RUN unless the run's id starts with `wanted` (hex, may be empty)."""
     if not manifest.run_id.hex().startswith(wanted.lower()):
         raise UserError(
             Code.WRONG_RUN,
-            f"this is run {manifest.run_id.hex()[:16]} ({manifest.name}), not {wanted}",
-            "Check the address and the run id with whoever invited you.",
+            f"this is run {manifest.run_id.hex()[:16]} ({manifest.name}), not {wanted[:16]}",
+            fix,
         )
 
 

@@ -109,6 +109,16 @@ class Neighbours:
         for task in self._dialling.values():
             task.cancel()
 
+    def stay_away(self, away: bool) -> None:
+        """Have no links from now on, or have them again."""
+        self._leaving = away
+        if away:
+            for job in self._dialling.values():
+                job.cancel()
+            for carried in self._links.values():
+                self._start(carried.link.close())
+        self.stir()
+
     def rotate(self) -> None:
         """Give up the least useful link if there are more than wanted; try a peer that is no neighbour."""
         self._give_up(selection.whom_to_give_up(self.standings(), _now()))

@@ -15,8 +15,8 @@ def load_trainer(settings: NodeSettings, manifest: Manifest) -> Engine:
 
     from sfnode.engine.trainer import Trainer
 
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    if settings.limits.threads:
+        torch.set_num_threads(settings.limits.threads)
     return Trainer.load(
         manifest,
         model_override=settings.model,

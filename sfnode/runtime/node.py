@@ -17,17 +17,24 @@ from sfnode.config import Manifest, NodeSettings
 from sfnode.engine.core import UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.observe import log
-from sfnode.runtime import control, joining
+from sfnode.runtime import control, joining, metrics
 from sfnode.runtime.book import AddressBook
 from sfnode.runtime.describe import describe
 from sfnode.runtime.driver import Driver
+from sfnode.runtime.guest import Guest
+from sfnode.runtime.latency import ECHO
 from sfnode.runtime.leaving import Departure
+from sfnode.runtime.ledger import Ledger
 from sfnode.runtime.links import Neighbours
 from sfnode.runtime.loading import load_trainer
 from sfnode.runtime.replay import batches
 from sfnode.runtime.road import Road
+from sfnode.runtime.senses import Sensors
+from sfnode.runtime.sharing import Sharing
 from sfnode.runtime.status import CoreStatus, EvaluationStatus, Status
 from sfnode.runtime.training import Training
+from sfnode.runtime.viewed import Generated
+from sfnode.runtime.views import Views
 from sfnode.runtime.worker import Engine, Order, StepResult, Worker
 from sfnode.store.datadir import DataDir, open_data_dir
 from sfnode.store.log import UpdateLog
@@ -36,10 +43,13 @@ from sfprotocol import codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import ContinueAs
 from sfprotocol.machine import ASK_TIMEOUT
-from sfprotocol.messages import ManifestReply, ManifestRequest
+from sfprotocol.messages import ManifestReply, ManifestRequest, PartRequest
 
 REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
+
+REPORTED = {"state", "known", "update_budget", "epoch", "own_updates", "updates_per_second", "loss", "digest"}
+"""What of the status such a line has as fields, for programs."""
 
 ENGINE_GRACE = 0.5
 """Seconds that a step in progress has when the node stops; then it is abandoned."""
@@ -49,6 +59,9 @@ LINK_GRACE = 0.4
 
 UNDER_WAY = 64
 """Updates that a node may lack and train: what others have made in the last moments is always on its way."""
+
+MODEL_SOURCES = 16
+"""Peers that are looked at for a base model that has to come from peers."""
 
 MakeTransport = Callable[[NodeSettings, DataDir, tuple[str, ...]], Transport]
 """Builds the transport for these settings, this folder and these bootstrap addresses."""
@@ -97,6 +110,25 @@ class RunningNode:
             after_round=self._after_round,
         )
         self._look_for_others()
+        self.views = Views(self, self._caught_up)
+        self.guest = Guest(
+            settings.limits,
+            machine=Sensors(settings.device),
+            throttle=self.driver.throttle,
+            ledger=Ledger(update_log),
+            away=self.neighbours.stay_away,
+            fail=self.fail,
+            clock=self.clock,
+        )
+        self.sharing = Sharing(
+            settings,
+            manifest,
+            data_dir,
+            transport,
+            peers=lambda: self.book.sample(MODEL_SOURCES),
+            lanes=self.driver.throttle,
+            clock=self.clock,
+        )
         self._departure = Departure(self.machine, done=self._done, clock=self.clock)
         transport.on_request(self._answer)
         self._load_engine = load_engine
@@ -109,7 +141,7 @@ class RunningNode:
     def _look_for_others(self) -> None:
         given, remembered = self.settings.peers, joining.remembered_peers(self.log)
         random = SystemRandom()
-        book = AddressBook(self.transport.peer, given, remembered, random)
+        self.book = book = AddressBook(self.transport.peer, given, remembered, random)
         self.neighbours = Neighbours(
             self.transport,
             self.driver,
@@ -147,9 +179,11 @@ class RunningNode:
     def _on_engine_ready(self) -> None:
         self.engine_loaded = True
         log.info("model loaded")
+        self.guest.begin_pace()
         self._after_round()
 
     def _on_result(self, order: Order, result: StepResult) -> None:
+        self.guest.step_done()  # before more is ordered
         if self.training:
             self.training.on_result(order, result)
 
@@ -173,6 +207,8 @@ class RunningNode:
 
     def _done(self) -> bool:
         complete = self.settings.until_complete and self.machine.complete
+        if self.guest.finishing and not (self.training and self.training.busy):
+            return True
         return complete or (self.training is not None and self.training.exhausted)
 
     def _record(self) -> PeerRecord:
@@ -181,12 +217,16 @@ class RunningNode:
         return PeerRecord(self.transport.peer, addresses, role, self.machine.frontier.known)
 
     async def _answer(self, _: str, frame: bytes) -> bytes:
+        if frame == ECHO:
+            return ECHO
         try:
             question = codec.decode(frame)
         except RemoteProtocolError as error:
             raise TransportError(str(error)) from error
+        if isinstance(question, PartRequest):
+            return codec.encode(await self.sharing.answer(question))
         if not isinstance(question, ManifestRequest):
-            raise TransportError("only manifests are answered here")
+            raise TransportError("only manifests and models are answered here")
         return codec.encode(ManifestReply(self.manifest.canonical()))
 
     # -- living ------------------------------------------------------------------------------------
@@ -196,7 +236,10 @@ class RunningNode:
         if self.settings.role == "trainer":
             self._start_engine()
         driving = asyncio.create_task(self._guard(self.driver.run))
-        jobs = (self.road.run, self.neighbours.run, self._report)
+        jobs = (
+            *(self.road.run, self.neighbours.run, self.views.run, self.guest.run),
+            *(self.sharing.run, self._report),
+        )
         looking = [asyncio.create_task(self._guard(job)) for job in jobs]
         try:
             await self.stopping.wait()
@@ -208,6 +251,11 @@ class RunningNode:
     def stop(self) -> None:
         """Ask the node to stop."""
         self.stopping.set()
+
+    def finish(self) -> None:
+        """Ask the node to complete what is running, hand it over and stop."""
+        self.guest.finish()
+        self._after_round()
 
     def fail(self, error: BaseException) -> None:
         """A local fault: stop the node and let `live` raise it."""
@@ -224,11 +272,12 @@ class RunningNode:
             queries=self.settings.queries,
             steps=self.settings.steps,
         )
+        self.guest.serve(self.training, self.worker)
 
     def _load(self) -> Engine:
         """On the engine's thread: the model with all that the log held when the machine was opened. What was
         admitted since waits in the worker's queue."""
-        engine = self._load_engine(self.settings, self.manifest)
+        engine = self._load_engine(self.sharing.find(), self.manifest)
         for batch in batches(self.log, self.manifest.run_id, self._tails):
             engine.apply(batch)
         return engine
@@ -244,6 +293,7 @@ class RunningNode:
     async def _end(self, driving: asyncio.Task[None], looking: list[asyncio.Task[None]]) -> None:
         """Stop computing, write down and send what is finished, and hang up."""
         self.neighbours.leave()
+        self.sharing.close()
         if self.worker and not await self.worker.stop(ENGINE_GRACE):
             log.debug("a step in progress was abandoned")
         if self.training:
@@ -265,6 +315,7 @@ class RunningNode:
                 "%s  %d of %d updates  own %d at %.1f/s%s  links %d  digest %s",
                 s.state, s.known, s.update_budget, s.own_updates, s.updates_per_second, loss,
                 len(s.links), s.digest[:12],
+                extra=s.model_dump(include=REPORTED),
             )  # fmt: skip
 
     # -- the control API ---------------------------------------------------------------------------
@@ -278,7 +329,7 @@ class RunningNode:
             lambda engine: engine.evaluate_base(limit) if base else engine.evaluate(limit)
         )
         digest = "" if base else moment.digest
-        return EvaluationStatus(
+        answer = EvaluationStatus(
             metric=result.metric,
             value=result.value,
             low=result.low,
@@ -287,6 +338,13 @@ class RunningNode:
             count=result.count,
             digest=digest,
         )
+        self.views.measured(answer, 0 if base else moment.known)
+        return answer
+
+    async def generate(self, prompt: str, tokens: int) -> Generated:
+        """What the base model and the model as of now write after `prompt`, at most `tokens` tokens each."""
+        moment, (base, now) = await self._ask_engine(lambda engine: engine.generate(prompt, tokens))
+        return Generated(base=base, now=now, digest=moment.digest, known=moment.known)
 
     async def core_status(self) -> CoreStatus:
         """State digest and core digest of one and the same moment; a relay has no cores."""
@@ -303,7 +361,7 @@ class RunningNode:
         async with self.driver.between_rounds:
             frontier = self.machine.frontier
             moment = Moment(frontier.digest().hex(), frontier.known)
-            answer = self.worker.call(question)
+            answer = self.worker.call(self.guest.asking(question))
         return moment, await answer
 
 
@@ -331,5 +389,7 @@ async def run(
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, node.stop)
         stack.push_async_callback(await control.serve(node, data_dir.control_socket))
+        if settings.metrics:
+            stack.push_async_callback(await metrics.serve(node, *settings.metrics))
         on_joined(node)
         await node.live()

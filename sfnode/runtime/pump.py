@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable
 
 from sfnode.observe import log
-from sfnode.transport.base import FramingFault, Link, TransportError
+from sfnode.runtime.throttle import Throttle
+from sfnode.transport.base import LENGTH_BYTES, FramingFault, Link, TransportError
 from sfprotocol.events import Event, LinkId, Received, Writable
 
 MAX_UNHANDLED = 32
@@ -28,13 +29,16 @@ LAST_WORDS = 1.0
 class LinkPump:
     """The two tasks of one link."""
 
-    def __init__(self, link_id: LinkId, link: Link, post: Callable[[Event], None]) -> None:
-        """`post` takes what the machine is to hear."""
+    def __init__(
+        self, link_id: LinkId, link: Link, post: Callable[[Event], None], throttle: Throttle | None = None
+    ) -> None:
+        """`post` takes what the machine is to hear; `throttle` is that of all links of the node."""
         self.id = link_id
         self.link = link
         self.fault = ""
         """The rule of framing that the peer broke, with its reason, if that is how the link ended."""
         self._post = post
+        self._throttle = throttle or Throttle()
         self._outgoing: deque[bytes] = deque()
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()
@@ -92,7 +96,10 @@ class LinkPump:
         try:
             while True:
                 await self._unhandled.acquire()
-                self._post(Received(self.id, await self.link.receive()))
+                await self._throttle.download.ready()
+                frame = await self.link.receive()
+                self._throttle.download.count(LENGTH_BYTES + len(frame))
+                self._post(Received(self.id, frame))
         except FramingFault as fault:
             self.fault = fault.reason
         except TransportError:
@@ -103,7 +110,10 @@ class LinkPump:
             while True:
                 await self._filled.wait()
                 while self._outgoing:
-                    await self.link.send(self._outgoing.popleft())
+                    await self._throttle.upload.ready()
+                    frame = self._outgoing.popleft()
+                    self._throttle.upload.count(LENGTH_BYTES + len(frame))
+                    await self.link.send(frame)
                 self._filled.clear()
                 self._emptied.set()
                 if self._owes_writable:

@@ -60,6 +60,8 @@ class Road:
     ) -> None:
         self.restarts = 0
         """Of the transport, since the start."""
+        self.roster: list[PeerRecord] = []
+        """What the roster said when we last looked."""
         self._transport = transport
         self._neighbours = neighbours
         self._topic = topic
@@ -146,6 +148,7 @@ class Road:
         except TransportError as error:
             log.debug("searching peers: %s", error.reason)
             return
+        self.roster = records
         self._book.note(records, self._neighbours.linked)
         self._neighbours.stir()
 

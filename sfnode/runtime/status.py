@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from sfnode.limits import Limits
+
 
 class _Answer(BaseModel):
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
@@ -43,7 +45,7 @@ class Status(_Answer):
     run_name: str
     role: str
     state: str
-    """starting | catching-up | asking | training | idle | complete.
+    """starting | catching-up | asking | training | paused | finishing | idle | complete.
 
     complete: the budget is used up and nothing more will come from this node. When all nodes of a run say so
     and their digests are equal, they stay equal."""
@@ -75,6 +77,9 @@ class Status(_Answer):
     """Updates that left over links, each link counted; segment_bytes_sent / updates_sent is their cost."""
     log_bytes: int
     uptime: float
+    pauses: list[str]
+    """Why it computes nothing now, in words."""
+    limits: Limits
 
 
 class EvaluationStatus(_Answer):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from sfnode.runtime.worker import Order, StepResult
@@ -53,6 +53,10 @@ class Training:
         self.ready = False
         """The engine is loaded and the node has caught up."""
         self.loss: float | None = None
+        self.held = False
+        """No more is ordered for now."""
+        self.ahead = ORDERS_AHEAD
+        """Steps handed to the engine at a time."""
         self._machine = machine
         self._order = order
         self._post = post
@@ -112,7 +116,7 @@ class Training:
     def advance(self) -> None:
         """Hand the engine as many steps as it should have."""
         self._follow_feed()
-        while self.ready and self._machine.may_compute and self._at_work < ORDERS_AHEAD:
+        while self.ready and not self.held and self._machine.may_compute and self._at_work < self.ahead:
             count = min(self._queries, self._allowed())
             if count <= 0:
                 return
@@ -129,6 +133,12 @@ class Training:
         if self._at_work == 0:
             self._ordered = self._computed  # what was dropped is ordered again, should it be wanted
         self.advance()
+
+    def take_back(self, orders: Sequence[Order]) -> None:
+        """These, the last ones that were ordered, will not be evaluated."""
+        self._at_work -= len(orders)
+        if first := [order.first for order in orders if order.feed == self._feed]:
+            self._ordered = first[0]
 
     def flush(self) -> None:
         """Post what is finished as own updates."""

@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -55,6 +58,10 @@ class Engine(Protocol):
     def step(self, seeds: Sequence[int], epoch: int) -> StepResult: ...
     def evaluate(self, limit: int) -> Evaluation: ...
     def evaluate_base(self, limit: int) -> Evaluation: ...
+    def park(self) -> None: ...
+    def unpark(self) -> None: ...
+    def use_threads(self, count: int | None) -> None: ...
+    def generate(self, prompt: str, tokens: int) -> tuple[str, str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,11 @@ class Worker:
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
+        self.busy = 0.0
+        """Seconds in which a step ran, until now."""
+        self._waiting: deque[Order] = deque()
+        """Orders that have not begun."""
+        self._beginning = threading.Lock()
         self._stopping = threading.Event()
         self._engine: Engine | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -101,7 +113,16 @@ class Worker:
         """Evaluate a step; the result comes through `on_result`."""
         if self._engine is not None:
             self._engine.prepare(order.seeds)  # returns at once
+        with self._beginning:
+            self._waiting.append(order)
         self._jobs.put(lambda engine: self._step(engine, order))
+
+    def withdraw(self) -> list[Order]:
+        """Take back the orders that have not begun, in the order in which they were given."""
+        with self._beginning:
+            orders = list(self._waiting)
+            self._waiting.clear()
+        return orders
 
     def call(self, function: Callable[[Engine], T]) -> asyncio.Future[T]:
         """Run `function(engine)` after what was asked before, between two steps; its result or exception."""
@@ -126,7 +147,13 @@ class Worker:
         return not self._thread.is_alive()
 
     def _step(self, engine: Engine, order: Order) -> None:
+        with self._beginning:
+            if not (self._waiting and self._waiting[0] is order):
+                return  # withdrawn
+            self._waiting.popleft()
+        begun = time.monotonic()
         result = engine.step(order.seeds, order.epoch)
+        self.busy += time.monotonic() - begun
         self._post(self._on_result, order, result)
 
     def _run(self) -> None:
@@ -135,6 +162,8 @@ class Worker:
             self._post(self._on_ready)
             while (job := self._jobs.get()) is not None and not self._stopping.is_set():
                 job(engine)
+        except CancelledError:
+            pass  # what it waited for was called off: the node stops
         except BaseException as error:  # an engine that fails is a local fault: loud
             self._post(self._on_failure, error)
 

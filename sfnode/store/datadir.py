@@ -57,6 +57,21 @@ class Layout:
         return self.path / "run.toml"
 
     @property
+    def model(self) -> Path:
+        """The base model, when it came from peers."""
+        return self.path / "model"
+
+    @property
+    def partial_model(self) -> Path:
+        """What has come of it so far."""
+        return self.path / "model.partial"
+
+    @property
+    def listing(self) -> Path:
+        """The listing of the base model (SPEC B1)."""
+        return self.path / "model.listing"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 

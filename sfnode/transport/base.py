@@ -162,6 +162,16 @@ def best_first(addresses: Sequence[str]) -> list[str]:
     return sorted(addresses, key=_remoteness)
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an address leads to the machine itself, whichever that is."""
+    return _remoteness(address) == 4
+
+
+def is_private(address: str) -> bool:
+    """Whether an address leads somewhere on a certain network only: a private one, or the machine itself."""
+    return _remoteness(address) in (2, 4)
+
+
 def _remoteness(address: str) -> int:
     kind, _, host = address.lstrip("/").partition("/")
     if "/p2p-circuit" in address:

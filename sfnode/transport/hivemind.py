@@ -22,6 +22,7 @@ from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.p2p import P2P, PeerID
+from hivemind.proto.dht_pb2 import PingRequest
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
@@ -242,6 +243,17 @@ class HivemindTransport:
             return []
         records = [read_record(peer, entry.value) for peer, entry in found.value.items()]
         return sorted(record for record in records if record is not None)[:MAX_ROSTER]
+
+    async def clock_ahead(self, address: str) -> float:
+        """Dial a peer and ask its DHT for the time: by how many seconds its clock is ahead of ours. Raises
+        TransportError, and UserError BAD_ADDRESS."""
+        target, way = _split(address)
+        await self._dial(target, [way])
+        session, asked = self._running(), get_dht_time()
+        dht = session.dht.protocol
+        call = dht.get_stub(target).rpc_ping(PingRequest(peer=dht.node_info), timeout=RPC_DEADLINE)
+        answer = await session.calls.within(RPC_DEADLINE + 1, "asking for the time", call)
+        return float(answer.dht_time - (asked + get_dht_time()) / 2)
 
     async def bootstrap(self, addresses: Sequence[str]) -> int:
         """Waits for the first answer as long as it takes, and for the others a moment more."""

@@ -6,15 +6,19 @@ RSA because that is what every release of hivemind can read. Knows nothing of th
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import tempfile
 from pathlib import Path
 
+import base58
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
+    PublicFormat,
     load_der_private_key,
 )
 
@@ -23,7 +27,9 @@ from sfnode.errors import Code, UserError
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _BITS = 2048
 _HEAD = b"\x08\x00\x12"
-"""Protocol buffer of libp2p's PrivateKey: field 1 (type) is 0 (RSA), field 2 (data) is what follows."""
+"""Protocol buffer of libp2p's PrivateKey and PublicKey: field 1 (type) is 0 (RSA), field 2 (data) follows."""
+_SHA256 = b"\x12\x20"
+"""What a multihash begins with that is SHA-256, of 32 bytes."""
 
 
 def ensure_key(path: Path) -> None:
@@ -47,17 +53,25 @@ def ensure_key(path: Path) -> None:
         ) from error
 
 
+def peer_id(path: Path) -> str:
+    """The peer id that the key in this file gives: as in libp2p, base58 of a hash of the public key."""
+    public = _check(path.read_bytes()).public_key()
+    der = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    digest = hashlib.sha256(_HEAD + _varint(len(der)) + der).digest()
+    return base58.b58encode(_SHA256 + digest).decode()
+
+
 def _encode(key: RSAPrivateKey) -> bytes:
     der = key.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
     return _HEAD + _varint(len(der)) + der
 
 
-def _check(encoded: bytes) -> None:
+def _check(encoded: bytes) -> PrivateKeyTypes:
     # DER needs no length from outside: it starts where its own tag (0x30) does, after a varint of 1-3 bytes.
     start = encoded.find(b"\x30\x82", len(_HEAD))
     if not encoded.startswith(_HEAD) or start < 0:
         raise ValueError("it is not a libp2p RSA key")
-    load_der_private_key(encoded[start:], password=None)
+    return load_der_private_key(encoded[start:], password=None)
 
 
 def _varint(number: int) -> bytes:

@@ -15,14 +15,20 @@ from sfnode.cli.results import (
     EvalResult,
     FitResult,
     IncomingResult,
+    InviteResult,
     Measurement,
     NodeResult,
+    PeerProtocol,
     SwarmResult,
+    UpgradeResult,
     VerifyResult,
 )
+from sfnode.doctor.findings import Examination, Finding
 from sfnode.engine.presets import PRESETS
 from sfnode.engine.template import FILTERS
 from sfnode.errors import Code
+from sfnode.limits import Limits
+from sfnode.runtime import viewed
 from sfnode.runtime.audit import Audit
 from sfnode.runtime.status import FeedStatus, LinkStatus, Status
 
@@ -30,9 +36,19 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 SECTIONS = {
     "status --json": (Status, LinkStatus, FeedStatus),
+    "limit --json": (Limits,),
     "verify --json": (VerifyResult,),
     "eval --json": (EvalResult, Measurement),
+    "invite --json": (InviteResult,),
+    "upgrade-check --json": (UpgradeResult, PeerProtocol),
     "swarm --json": (SwarmResult, NodeResult),
+    "doctor --json": (Examination, Finding),
+    "GET /views/progress": (viewed.Progress,),
+    "GET /views/curves": (viewed.Curves, viewed.Measurement),
+    "GET /views/swarm": (viewed.Swarm, viewed.SwarmNode, viewed.SwarmEdge),
+    "GET /views/origins": (viewed.Origins, viewed.Origin),
+    "GET /views/history": (viewed.History, viewed.HistoryPoint, viewed.Leader),
+    "POST /generate": (viewed.Generated,),
     "bench --json": (BenchResult, BatchResult, IncomingResult, FitResult),
 }
 

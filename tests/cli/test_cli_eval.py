@@ -32,8 +32,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_as_data_it_has_the_ends_of_the_interval(folder: Path, sfnode: Run) -> None:
     ended = sfnode("eval", "--data-dir", folder, "--limit", 40, "--json")
-    assert (ended.status, ended.err) == (0, "")
-    result = EvalResult.model_validate(json.loads(ended.out))
+    assert ended.status == 0, ended.err
+    result = EvalResult.model_validate(json.loads(ended.out))  # progress goes to standard error
     assert result.before == result.after  # there are no updates
     assert (result.after.metric, result.after.count) == ("accuracy", 40)
     expected = share(round(result.after.value * 40), 40)

@@ -13,7 +13,9 @@ import pytest
 from cli_helpers import Ended
 
 from sfnode.cli.draft import default_manifest
+from sfnode.cli.init import INTRODUCTION, QUESTIONS
 from sfnode.config import Manifest
+from sfnode.engine import listing
 from sfnode.engine.folder import EMBEDDED
 from sfnode.engine.presets import PRESETS
 
@@ -74,7 +76,9 @@ def written(ended: Ended, file: str = "run.toml") -> Manifest:
     printed = re.search(rf"wrote {re.escape(file)}: run (\S+), id ([0-9a-f]{{64}})\n", ended.out)
     assert printed is not None
     assert printed.groups() == (manifest.name, manifest.run_id.hex())
-    assert ended.out.endswith(f"Next: sfnode join --run {file}\n")
+    _, _, following = ended.out.partition("What happens next:\n")
+    assert f"  sfnode join --run {file} " in following
+    assert "  sfnode invite " in following
     return manifest
 
 
@@ -143,7 +147,23 @@ def test_at_a_terminal_enter_alone_gives_the_built_in_run(sfnode: Run, answers: 
     ended = sfnode("init")
     assert "Base model" in ended.out
     assert Manifest.from_toml(Path("run.toml")).task == default_manifest().task
-    assert Manifest.from_toml(Path("run.toml")).data == default_manifest().data
+    assert Manifest.from_toml(Path("run.toml")) == default_manifest()
+    assert all(QUESTIONS[name] in ended.out for name in QUESTIONS if name != "kind")
+
+
+def test_explanations_fit_a_terminal() -> None:
+    lines = [line for text in (INTRODUCTION, *QUESTIONS.values()) for line in text.splitlines()]
+    assert max(map(len, lines)) <= 80
+
+
+def test_one_is_told_what_others_need_that_lies_on_this_machine_alone(model: Path, sfnode: Run) -> None:
+    data = data_file("text")
+    ended = sfnode("init", "--model", model, "--kind", "text", "--template", "{text}", "--train", data)
+    assert "other nodes get it from those that have it" in ended.out
+    assert "sfnode join --data FILE" in ended.out
+    manifest = written(ended)
+    assert manifest.model.listing == listing.hash_of(model)
+    assert default_manifest().model.listing == ""
 
 
 @pytest.mark.parametrize(

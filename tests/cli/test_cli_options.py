@@ -161,7 +161,16 @@ def _example(option: click.Option) -> tuple[str, object]:
     """A value in TOML that is not the option's default, and what the command should receive."""
     special: dict[str, tuple[str, object]] = {
         "batches": ("[2, 3]", (2, 3)),
+        "limit_hours": ('"22:00-7:00"', "22:00-07:00"),
+        "limit_not_while": ('"steam, blender"', ("steam", "blender")),
+        "limit_upload_rate": ('"500k"', 500_000),
+        "limit_download_rate": ("2000", 2000),
         "shard": ('"2/3"', (1, 3)),
+        "metrics": ('"9100"', ("127.0.0.1", 9100)),
+        "ntp": ('"time.example"', ("time.example", 123)),
+        "dashboard": ('"[::1]:9200"', ("::1", 9200)),
+        "listen": ('"0.0.0.0:9200"', ("0.0.0.0", 9200)),
+        "dashboard_token": ('"a word that nobody guesses"', "a word that nobody guesses"),
         "verbalizer": ('"0=no,1=yes"', {"0": "no", "1": "yes"}),
         "target_modules": ('"q_proj, fc1"', ("q_proj", "fc1")),
     }

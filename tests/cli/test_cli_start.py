@@ -17,7 +17,29 @@ from sfnode.cli.main import cli
 Run = Callable[..., Ended]
 
 HEAVY = ("torch", "transformers", "hivemind", "datasets", "huggingface_hub", "uvloop")
-COMMANDS = ("init", "join", "swarm", "status", "stop", "export", "verify", "bench", "eval", "simulate")
+COMMANDS = (
+    "peer-id",
+    "dashboard",
+    "top",
+    "completion",
+    "upgrade-check",
+    "invite",
+    "init",
+    "join",
+    "swarm",
+    "status",
+    "pause",
+    "resume",
+    "limit",
+    "finish",
+    "leave",
+    "export",
+    "verify",
+    "bench",
+    "eval",
+    "doctor",
+    "simulate",
+)
 
 
 def heavy_after(*arguments: str) -> list[str]:
@@ -34,7 +56,9 @@ def heavy_after(*arguments: str) -> list[str]:
     return last[1:]
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("status",), ("join", "--help"), ("verify",)])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("status",), ("join", "--help"), ("verify",), ("invite",)]
+)
 def test_help_and_commands_that_only_look_load_no_heavy_library(arguments: tuple[str, ...]) -> None:
     assert heavy_after(*arguments) == []
 
@@ -43,8 +67,9 @@ def test_the_help_lists_every_command_in_one_line_each(sfnode: Run) -> None:
     ended = sfnode("--help")
     assert ended.status == 0
     assert set(cli.commands) == set(COMMANDS)
+    width = max(map(len, COMMANDS))
     for name, command in cli.commands.items():
-        assert f"  {name:<9} {command.short_help}\n" in ended.out
+        assert f"  {name:<{width}}  {command.short_help}\n" in ended.out
     assert "..." not in ended.out.partition("Commands:")[2]
 
 
@@ -88,7 +113,7 @@ def test_without_a_command_the_help_is_shown(sfnode: Run) -> None:
     assert "Commands:" in ended.out + ended.err
 
 
-@pytest.mark.parametrize("name", ["status", "stop"])
+@pytest.mark.parametrize("name", ["status", "pause", "resume", "limit", "finish", "leave"])
 def test_without_a_node_there_is_nobody_to_ask(name: str, sfnode: Run, tmp_path: Path) -> None:
     ended = sfnode(name, "--data-dir", "nobody")
     assert (ended.status, ended.out) == (1, "")

@@ -37,6 +37,7 @@ def status(**fields: object) -> Status:
         "epochs": 1, "digest": "0123456789abcdef", "origin": "cd", "incarnation": 1, "own_updates": 34_567,
         "updates_per_second": 123.4, "loss": 12.3456, "lacking": 0, "links": [], "feeds": [], "bytes_sent": 1,
         "bytes_received": 1, "segment_bytes_sent": 1, "updates_sent": 1, "log_bytes": 1, "uptime": 1.0,
+        "pauses": [], "limits": {},
     }  # fmt: skip
     return Status.model_validate(usual | fields)
 

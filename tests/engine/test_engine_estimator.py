@@ -86,7 +86,7 @@ def test_three_queries_at_once_give_the_losses_of_hand_moved_weights(
 
 @pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
 def test_an_estimate_is_the_directional_derivative_with_its_sign(family: str) -> None:
-    run, epsilon = trainer(manifest(family)), 1e-3
+    run, epsilon = trainer(manifest(family)), 2e-4  # its square is how far off the estimate is
     found = two_point(run.loaded, run.space.directions(SEEDS, 0), batches(run), epsilon)
     for seed, batch, estimate in zip(SEEDS, batches(run), found, strict=True):
         slope = sum(

@@ -182,7 +182,7 @@ def test_updates_since_the_last_refold_ride_along(family: str, dtype: str) -> No
     exact = by_hand(run, [core_of(run, first, later)] * len(run.loaded.sites))
     before = by_hand(run, [core_of(run, first)] * len(run.loaded.sites))
     np.testing.assert_allclose(losses(run), losses(exact), atol=0.02)
-    assert np.abs(losses(before) - losses(exact)).max() > 0.1
+    assert np.abs(losses(before) - losses(exact)).max() > 3 * 0.02  # else that would say nothing
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])

@@ -6,9 +6,11 @@ very bytes it came from. Also the seeds (valid encodings) and the mutations of t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tracemalloc
 import zlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -24,7 +26,7 @@ from sfnode.errors import Code, UserError
 from sfnode.store import rows
 from sfnode.store.faults import BrokenRowError
 from sfnode.transport.roster import pack_record, read_record
-from sfprotocol import codec
+from sfprotocol import codec, invitation, listing
 from sfprotocol.codec import MAX_FRAME
 from sfprotocol.errors import RemoteProtocolError
 
@@ -86,10 +88,33 @@ def of_roster(data: bytes) -> None:
     ]
 
 
+def of_listing(data: bytes) -> None:
+    try:
+        found = listing.decode(data)
+    except RemoteProtocolError:
+        return
+    assert listing.encode(found.files) == data
+    assert sum(piece.size for piece in found.pieces()[:100]) <= found.size
+
+
+def of_invitation(data: bytes) -> None:
+    """These bytes as a link, and as what a link with the right checksum says."""
+    checksum = hashlib.blake2b(data, digest_size=4, person=b"sfnode-link").digest()
+    sealed = urlsafe_b64encode(data + checksum).decode().rstrip("=")
+    for link in (data.decode("latin-1"), invitation.SCHEME + sealed):
+        try:
+            said = invitation.read(link)
+        except RemoteProtocolError:
+            continue
+        assert invitation.write(said) == link.strip()
+
+
 DECODERS: dict[str, Decoder] = {
     "codec": of_codec,
     "rows": of_rows,
     "manifest": of_manifest,
+    "listing": of_listing,
+    "invitation": of_invitation,
     "roster": of_roster,
 }
 
@@ -117,6 +142,12 @@ def seeds(name: str) -> list[bytes]:
         return [
             bytes.fromhex(json.loads((VECTORS / "manifest.json").read_text(encoding="utf-8"))["canonical"])
         ]
+    if name == "listing":
+        return [bytes.fromhex(json.loads((VECTORS / "sharing.json").read_text(encoding="utf-8"))["listing"])]
+    if name == "invitation":
+        vectors = json.loads((VECTORS / "invitations.json").read_text(encoding="utf-8"))
+        links = [vector["link"].removeprefix(invitation.SCHEME) for vector in vectors["valid"]]
+        return [urlsafe_b64decode(link + "=" * (-len(link) % 4))[:-4] for link in links]
     if name == "roster":
         address = f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}"
         return [msgpack.packb([PEER, [address] * count, count, count << 60]) for count in range(4)]

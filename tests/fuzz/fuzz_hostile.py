@@ -26,6 +26,8 @@ from sfprotocol.messages import (
     ManifestReply,
     ManifestRequest,
     Message,
+    PartReply,
+    PartRequest,
     Position,
     Proof,
     Prune,
@@ -193,7 +195,11 @@ def prune(arena: Arena, choices: Choices) -> Prune:
 
 
 def out_of_place(arena: Arena, choices: Choices) -> Message:
-    messages: tuple[Message, ...] = (Goodbye("so long"), ManifestRequest(), ManifestReply(b"\x80"))
+    messages: tuple[Message, ...] = (
+        Goodbye("so long"),
+        *(ManifestRequest(), ManifestReply(b"\x80")),
+        *(PartRequest(bytes(32), 0, 0, 1), PartReply(1, b"a")),
+    )
     return choices.pick(messages)
 
 

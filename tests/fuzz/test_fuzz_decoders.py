@@ -20,7 +20,7 @@ from sfnode.transport.base import LENGTH_BYTES, MAX_FRAME, LinkClosed
 from sfnode.transport.streams import StreamLink
 
 CHANGES = st.binary(max_size=40)
-PACKED = ("codec", "manifest", "roster")
+PACKED = ("codec", "listing", "manifest", "roster")
 """The decoders of MessagePack."""
 
 NAMES = st.sampled_from(sorted(DECODERS))

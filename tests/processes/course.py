@@ -101,7 +101,7 @@ class Course:
         """All trainers go, in the three ways there are."""
         self._end("revenant", SIGINT)
         self._end("copy", SIGTERM)
-        self.stopped = sfnode(self.home, "stop", "--data-dir", self.nodes["late"].folder)
+        self.stopped = sfnode(self.home, "leave", "--data-dir", self.nodes["late"].folder)
         self.endings["late"] = Ending(self.nodes["late"].wait())
 
     def outlive(self) -> None:

@@ -23,6 +23,7 @@ from sfnode.client import Client
 from sfnode.errors import UserError
 from sfnode.runtime.status import Status
 from sfnode.store.datadir import Layout
+from sfprotocol import invitation
 
 T = TypeVar("T")
 
@@ -132,10 +133,13 @@ class Node:
         except AssertionError as error:
             raise AssertionError(f"{error}; it is {self.status()} and said {self.output()}") from None
 
+    def link(self) -> str:
+        """The invitation that it shows the user."""
+        return until("a link", lambda: self.output().partition("sfnode join ")[2].splitlines())[0]
+
     def address(self) -> str:
         """Where others reach it, as it tells the user."""
-        lines = until("an address", lambda: self.output().partition("sfnode join --peers ")[2].splitlines())
-        return lines[0]
+        return invitation.read(self.link()).addresses[0]
 
     def send(self, number: signal.Signals) -> None:
         assert self._process is not None

@@ -155,7 +155,7 @@ def test_a_signal_ends_a_node_soon_and_with_status_0(name: str, seen: Course) ->
 
 
 def test_the_stop_command_waits_until_the_node_has_ended_with_status_0(seen: Course) -> None:
-    assert (seen.stopped.returncode, seen.stopped.stdout) == (0, "stopped\n")
+    assert (seen.stopped.returncode, seen.stopped.stdout) == (0, "left\n")
     assert seen.endings["late"].status == 0
 
 

@@ -24,6 +24,8 @@ from sfprotocol.messages import (
     ManifestReply,
     ManifestRequest,
     Message,
+    PartReply,
+    PartRequest,
     Position,
     Segment,
     Want,
@@ -63,6 +65,8 @@ def test_a_garbage_frame_drops_its_link_only(frame: bytes) -> None:
         ([HELLO, HELLO], "L2"),
         ([HELLO, ManifestRequest()], "L6"),
         ([HELLO, ManifestReply(b"")], "L6"),
+        ([HELLO, PartRequest(bytes(32), 0, 0, 1)], "L6"),
+        ([HELLO, PartReply(1, b"a")], "L6"),
     ],
 )
 def test_a_message_out_of_place_drops_the_link(messages: list[Message], rule: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sfprotocol import codec
-from sfprotocol.codec import MAX_ENTRIES, MAX_FRAME, MAX_SEGMENT_UPDATES
+from sfprotocol.codec import MAX_ENTRIES, MAX_FRAME, MAX_PART_BYTES, MAX_SEGMENT_UPDATES
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.messages import (
     Ahead,
@@ -25,6 +25,8 @@ from sfprotocol.messages import (
     ManifestReply,
     ManifestRequest,
     Message,
+    PartReply,
+    PartRequest,
     Position,
     Proof,
     Prune,
@@ -70,6 +72,8 @@ def messages(scalar_bytes: int) -> st.SearchStrategy[Message]:
         st.builds(Proof, st.builds(Feed, B32, U32), U32, st.tuples(B32, B32), st.tuples(branch, branch)),
         st.just(ManifestRequest()),
         st.builds(ManifestReply, st.binary(max_size=300)),
+        st.builds(PartRequest, B32, U32, U32, st.integers(1, MAX_PART_BYTES)),
+        st.builds(PartReply, st.integers(300, 2**32 - 1), st.binary(max_size=300)),
         st.builds(Goodbye, st.text(max_size=50)),
     )
 
@@ -115,7 +119,7 @@ JSONISH = st.recursive(
 )
 
 
-@given(st.integers(0, 7), st.lists(JSONISH, max_size=5))
+@given(st.integers(0, 12), st.lists(JSONISH, max_size=5))
 def test_fields_of_any_other_kind_are_refused(kind: int, fields: list[object]) -> None:
     decodes_only_to_itself(msgpack.packb([kind, *fields]), 2)
 

@@ -32,7 +32,7 @@ from sfprotocol.messages import (
 )
 
 VECTORS = Path(__file__).parents[2] / "protocol" / "vectors"
-HEX_FIELDS = {"origin", "run_id", "signature", "digest", "manifest", "frame", "chain"}
+HEX_FIELDS = {"origin", "run_id", "signature", "digest", "manifest", "frame", "chain", "listing", "data"}
 
 
 def load(name: str) -> Any:

@@ -84,6 +84,10 @@ class SmallEngine:
         self.steps = threading.Semaphore(0)
         """Steps that may be made; each takes one. `go` gives as many as there may ever be."""
         self.stepping = threading.Event()
+        self.parked = 0
+        """How often its model was put aside."""
+        self.aside = False
+        self.threads: int | None = None
 
     def go(self, steps: int = 1_000_000_000) -> SmallEngine:
         self.steps = threading.Semaphore(steps)
@@ -99,7 +103,18 @@ class SmallEngine:
     def prepare(self, seeds: Sequence[int]) -> None:
         """It has nothing to tokenise."""
 
+    def park(self) -> None:
+        self.parked += not self.aside
+        self.aside = True
+
+    def unpark(self) -> None:
+        self.aside = False
+
+    def use_threads(self, count: int | None) -> None:
+        self.threads = count
+
     def step(self, seeds: Sequence[int], epoch: int) -> Result:
+        assert not self.aside
         self.stepping.set()
         self.steps.acquire()
         time.sleep(PACE)
@@ -112,6 +127,9 @@ class SmallEngine:
 
     def evaluate_base(self, limit: int) -> Measured:
         return Measured("accuracy", 0.0, 0.0, 0.1, 0.7, limit)
+
+    def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
+        return prompt, f"{prompt} and {len(self.applied)} more"[:tokens]
 
 
 # -- nodes -------------------------------------------------------------------------------------------
@@ -133,6 +151,8 @@ class Node:
         self.layout = Layout(self.folder)
         self.make_engine = make_engine
         self.engine: Any = None
+        self.settings: Any = None
+        """What the engine was loaded with."""
         self.transport: MemoryTransport | None = None
         self._node: RunningNode | None = None
         self._task: asyncio.Task[None] | None = None
@@ -209,7 +229,8 @@ class Node:
         self.transport = MemoryTransport(self.network, self.name)
         return self.transport
 
-    def _load_engine(self, _: NodeSettings, run: Manifest) -> Any:
+    def _load_engine(self, settings: NodeSettings, run: Manifest) -> Any:
+        self.settings = settings
         self.engine = self.make_engine(run)
         return self.engine
 

@@ -116,7 +116,7 @@ async def test_a_loss_that_is_no_number_survives_the_way(swarm: Swarm) -> None:
         ("POST", "/evaluate", b'{"bass": true}', 400, "bass"),
         ("POST", "/evaluate", bytes(2_000_000), 413, "Large"),
         ("GET", "/nothing", None, 404, "Not Found"),
-        ("GET", "/stop", None, 405, "Not Allowed"),
+        ("GET", "/leave", None, 405, "Not Allowed"),
     ],
 )
 async def test_nonsense_is_answered_with_an_error(
@@ -132,7 +132,7 @@ async def test_the_socket_is_its_users_alone_and_goes_with_the_node(swarm: Swarm
     a = await swarm.first()
     path = a.layout.control_socket
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    await a.client.stop()
+    await a.client.leave()
     await a.ended()
     assert not path.exists()
 
@@ -190,7 +190,7 @@ async def test_a_node_that_does_not_answer_is_not_waited_for(
     monkeypatch.setattr(client_module, "ANSWER_DEADLINE", 0.05)
     async with impostor(tmp_path / "control.sock", "{}", delay=1):
         with pytest.raises(UserError) as refusal:
-            await Client(tmp_path / "control.sock").stop()
+            await Client(tmp_path / "control.sock").leave()
     assert refusal.value.code == Code.NODE_NOT_RUNNING
 
 

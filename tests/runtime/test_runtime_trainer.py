@@ -11,6 +11,7 @@ import pytest
 from runtime_helpers import Swarm
 
 from sfnode.config import Data, Manifest, NodeSettings, Task, Training
+from sfnode.limits import Limits
 from sfnode.runtime.loading import load_trainer
 from sfnode.runtime.replay import batches
 
@@ -97,7 +98,7 @@ async def test_two_nodes_train_a_real_model_and_end_with_the_same_weights(
 
 def trainer(run: Manifest) -> Any:
     with loading:
-        return load_trainer(NodeSettings(data_dir=Path("unused"), threads=1), run)
+        return load_trainer(NodeSettings(data_dir=Path("unused"), limits=Limits(threads=1)), run)
 
 
 def fingerprint(engine: Any) -> str:

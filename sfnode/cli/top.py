@@ -1,0 +1,39 @@
+"""`sfnode top`: watch a running node in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from sfnode.cli.options import data_dir_option, option
+from sfnode.client import Client
+from sfnode.store.datadir import Layout
+
+
+@click.command(short_help="Watch a running node in the terminal.")
+@data_dir_option
+@option("--once", is_flag=True, help="Print one frame and end; so it is, too, where there is no terminal.")
+def top(data_dir: Path, once: bool) -> None:
+    """Watch the node that runs in this folder: curves, progress, neighbours. Press q to quit.
+
+    It waits for a node that is not there or goes away.
+    """
+    from rich.console import Console
+
+    from sfnode.dashboard.top import Top
+    from sfnode.dashboard.top import once as one_frame
+
+    client, console = Client(Layout(data_dir).control_socket), Console()
+    if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        asyncio.run(one_frame(client, console))
+        return
+
+    async def watch() -> None:
+        await Top(client, data_dir, console).run()
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(watch())

@@ -1,0 +1,130 @@
+"""Numbers as a person reads them, and curves and bars made of characters. Knows no node and no terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+BLANK = "⠀"
+"""The braille character without dots."""
+
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""Of a braille character: by column, then by row from the top."""
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+_PLAIN = {**{chr(code): "*" for code in range(0x2801, 0x2900)}, BLANK: " "} | dict(
+    zip("█░▁▂▃▄▅▆▇·─…–", "#._.-=+*#.-.-", strict=True)
+)
+
+
+def plain(text: str) -> str:
+    """The same for terminals that know ASCII only."""
+    return "".join(_PLAIN.get(letter, letter if letter.isascii() else "?") for letter in text)
+
+
+def count(number: int) -> str:
+    """1234567 as `1,234,567`."""
+    return f"{number:,}"
+
+
+def size(number: float) -> str:
+    """Bytes: `87 B`, `1.2 kB`, `3.4 GB`."""
+    units = iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while abs(number) >= 999.5 and unit != "TB":
+        number, unit = number / 1000, next(units)
+    return f"{number:.0f} {unit}" if unit == "B" or number >= 99.5 else f"{number:.1f} {unit}"
+
+
+def span(seconds: float | None) -> str:
+    """A time that something takes: `0:41`, `12:10`, `3 h 05`, `4 d 7 h`; `?` if nobody knows."""
+    if seconds is None or not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02}" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def delay(seconds: float | None) -> str:
+    """A round trip: `0.4 ms`, `12 ms`, `1.3 s`."""
+    if seconds is None:
+        return "-"
+    if seconds >= 0.9995:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1000:.{1 if seconds < 0.00995 else 0}f} ms"
+
+
+def rate(number: float | None) -> str:
+    """Per second."""
+    if number is None:
+        return "?"
+    return f"{number:.1f}" if number < 99.95 else f"{number:,.0f}"
+
+
+def short(name: str, width: int = 12) -> str:
+    """A long id by its end, where peer ids differ."""
+    return name if len(name) <= width else "…" + name[1 - width :]
+
+
+def bar(share: float, width: int) -> str:
+    """Filled from the left."""
+    filled = round(max(0.0, min(1.0, share)) * width)
+    return "█" * filled + "░" * (width - filled)
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """The last `width` values, each as a block of its height."""
+    shown = values[-width:]
+    low, high = bounds(shown)
+    steps = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round((value - low) / (high - low) * steps)] for value in shown)
+
+
+def bounds(values: Sequence[float | None]) -> tuple[float, float]:
+    """Lowest and highest of the values, some room apart."""
+    there = [value for value in values if value is not None]
+    low, high = min(there, default=0.0), max(there, default=1.0)
+    return (low, high) if high - low > 1e-9 else (low - 0.5, high + 0.5)
+
+
+def braille(values: Sequence[float | None], width: int, height: int) -> list[str]:
+    """A curve over the whole width, as `height` lines; where there is no value there is no dot."""
+    columns, rows = 2 * width, 4 * height
+    low, high = bounds(values)
+    levels = [
+        None if value is None else round((high - value) / (high - low) * (rows - 1))
+        for value in _spread(values, columns)
+    ]
+    cells = [[0] * width for _ in range(height)]
+    for column, (level, before) in enumerate(zip(levels, [None, *levels], strict=False)):
+        if level is None:
+            continue
+        start = level if before is None else before
+        for row in range(min(level, start), max(level, start) + 1):
+            cells[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
+    return ["".join(chr(0x2800 + cell) for cell in line) for line in cells]
+
+
+def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
+    """Each value as the mean of those around it that are there."""
+    result: list[float | None] = []
+    for place in range(len(values)):
+        near = [v for v in values[max(0, place - window) : place + window + 1] if v is not None]
+        result.append(sum(near) / len(near) if near and values[place] is not None else None)
+    return result
+
+
+def _spread(values: Sequence[float | None], columns: int) -> list[float | None]:
+    """Means of equal parts, or the same value several times: as many as there are columns."""
+    if not values:
+        return [None] * columns
+    edges = [column * len(values) / columns for column in range(columns + 1)]
+    spread: list[float | None] = []
+    for start, stop in pairwise(edges):
+        part = [v for v in values[int(start) : max(int(start) + 1, int(stop))] if v is not None]
+        spread.append(sum(part) / len(part) if part else None)
+    return spread

@@ -1,0 +1,56 @@
+// The course of the run: who had contributed how much by each epoch, and a slider that moves over it.
+
+import { ask } from "./api.js";
+import { areas } from "./chart.js";
+import { byId, count, make, short, tell } from "./dom.js";
+
+let history = null;
+let chart = null;
+
+export async function showHistory() {
+  const slider = byId("scrub");
+  const atEnd = !history || Number(slider.value) >= history.points.length - 1;
+  const epoch = history?.points[Number(slider.value)]?.last_epoch;
+  history = await ask("history");
+  slider.max = Math.max(0, history.points.length - 1);
+  const same = history.points.findIndex((point) => point.last_epoch >= epoch);
+  slider.value = atEnd || same < 0 ? slider.max : same;
+  redraw();
+}
+
+export function redraw() {
+  if (!history?.points.length) return;
+  const layers = history.leaders.map((leader, place) => ({ values: leader.known, className: `f${place}` }));
+  layers.push({ values: history.others, className: "rest" });
+  const xs = history.points.map((point) => point.last_epoch + 1);
+  chart = areas(byId("history-chart"), xs, layers, (epoch) => `epoch ${Math.round(epoch)}`);
+  move();
+}
+
+function move() {
+  const place = Number(byId("scrub").value), point = history?.points[place];
+  if (!point || !chart) return;
+  const across = chart.x(point.last_epoch + 1);
+  chart.mark.setAttribute("x1", across);
+  chart.mark.setAttribute("x2", across);
+  const epochs = point.first_epoch === point.last_epoch
+    ? `epoch ${point.last_epoch + 1}` : `epochs ${point.first_epoch + 1} to ${point.last_epoch + 1}`;
+  const words = `By the end of ${epochs}: ${count(point.known)} updates; ${count(point.updates)} of them new, from ${count(point.origins)} origins.`;
+  tell("history-text", words);
+  byId("scrub").setAttribute("aria-valuetext", words);
+  const lines = history.leaders.map((leader, rank) => item(short(leader.origin), leader.known[place], point.known, rank, leader.origin));
+  if (history.others[place]) lines.push(item("everybody else", history.others[place], point.known, -1, ""));
+  byId("history-leaders").replaceChildren(...lines);
+}
+
+function item(name, known, all, rank, title) {
+  const line = make("li", "", `key key-${rank}`);
+  const text = make("span", name, title ? "mono" : "");
+  text.title = title;
+  line.append(text, ` ${count(known)} (${((100 * known) / (all || 1)).toFixed(1)} %)`);
+  return line;
+}
+
+export function listenHistory() {
+  byId("scrub").addEventListener("input", move);
+}

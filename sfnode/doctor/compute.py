@@ -1,0 +1,226 @@
+"""Whether the model can be computed here: memory, device and driver, fit, and how fast.
+
+Loads torch when it is called, and models only to measure. What a parameter takes is known by
+`baselines.memory`, what shapes have by `engine.shapes`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+from sfnode.config import Manifest
+from sfnode.doctor.case import Case
+from sfnode.doctor.findings import Finding, Subject, gigabytes, note, ok, problem
+from sfnode.errors import UserError
+
+PROCESS = 512 << 20
+"""Bytes that a node needs besides its weights: the libraries' own (docs/reliability.md) and a mini-batch."""
+
+SCANT = 1 << 30
+"""Bytes below which the machine's owner will notice the node."""
+
+AT_HAND = 1 << 30
+"""Bytes of weights up to which steps are measured without being asked for: loading them takes seconds."""
+
+MEASURED_SECONDS = 3.0
+MEASURED_STEPS = 50
+"""How long steps are measured for, whichever is sooner."""
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+"""Exists where a driver of Nvidia's is loaded, whatever torch thinks of it."""
+
+
+class Size(NamedTuple):
+    """How many parameters the model has."""
+
+    parameters: int
+    exact: bool
+    """Otherwise only those are counted that the run trains."""
+
+
+def look_at_memory() -> Finding:
+    """The machine's memory, whatever the model."""
+    import torch
+
+    from sfnode.baselines import memory
+
+    free = memory.free(torch.device("cpu"))
+    if free is None:
+        return note(Subject.MEMORY, "this system does not say how much memory is free", "See for yourself.")
+    what = f"{gigabytes(free)} of memory can be had"
+    fix = "Close other programs, or join with --role relay, which needs no model."
+    if free < PROCESS:
+        return problem(Subject.MEMORY, f"{what}; a node needs {gigabytes(PROCESS)} besides its model", fix)
+    return ok(Subject.MEMORY, what) if free >= SCANT else note(Subject.MEMORY, what, fix)
+
+
+def look_at_device(name: str) -> Finding:
+    """The device that was chosen; on a CPU also whether a GPU lies idle."""
+    import torch
+
+    from sfnode.engine.trainer import usable_device
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            device = usable_device(name)
+        except UserError as error:
+            return problem(Subject.DEVICE, error.what, f"{_driver()}{error.fix}")
+        has_cuda = torch.cuda.is_available()
+    if device.type == "cuda":
+        return ok(Subject.DEVICE, f"{name} is {torch.cuda.get_device_name(device)} and computes")
+    if device.type == "cpu" and has_cuda:
+        return note(Subject.DEVICE, "there is a GPU that torch can use", "Use it with --device cuda.")
+    if device.type == "cpu" and NVIDIA_DRIVER.exists():
+        return note(Subject.DEVICE, f"there is a GPU that torch cannot use: {_reason(said)}", _gpu_fix())
+    return ok(Subject.DEVICE, f"{name} computes, with {torch.get_num_threads()} threads")
+
+
+def _reason(said: list[warnings.WarningMessage]) -> str:
+    """What torch complained of, such as a driver that is too old; or that it is a build without CUDA."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is a build for CPUs"
+    words = [str(warning.message).strip().splitlines()[0] for warning in said]
+    return words[0] if words else "it does not say why"
+
+
+def _gpu_fix() -> str:
+    import torch
+
+    if torch.version.cuda is None:
+        return "Install torch for CUDA (https://pytorch.org/get-started/locally)."
+    return (
+        f"Update Nvidia's driver to one for CUDA {torch.version.cuda}, or install a torch for an older one."
+    )
+
+
+def _driver() -> str:
+    """What is known of the driver, as the beginning of a fix."""
+    try:
+        return NVIDIA_DRIVER.read_text().splitlines()[0].removeprefix("NVRM version: ").strip() + ". "
+    except (OSError, IndexError):
+        return ""
+
+
+def look_at_fit(case: Case, manifest: Manifest | None) -> Finding | None:
+    """Whether the model fits into the device's memory in that number format; None if no model is known."""
+    import torch
+
+    from sfnode.baselines import memory
+    from sfnode.engine.model import AUTO
+
+    try:
+        size = _size(case.model, manifest)
+        free = memory.free(torch.device(case.device))
+    except UserError as error:
+        return problem(Subject.MODEL_FIT, error.what, error.fix)
+    except RuntimeError:
+        return None  # there is no such device: look_at_device says so
+    if size is None or free is None:
+        return None
+    on_cpu = torch.device(case.device).type == "cpu"
+    dtype = case.dtype if case.dtype != AUTO else ("float32" if on_cpu else "bfloat16")
+    return _fit(size, dtype, free, case.device)
+
+
+def _fit(size: Size, dtype: str, free: int, device: str) -> Finding:
+    from sfnode.baselines.memory import BYTES_PER_PARAMETER
+
+    room = free - PROCESS
+    weights = size.parameters * BYTES_PER_PARAMETER[dtype]
+    least = "" if size.exact else "at least "
+    what = (
+        f"the model has {least}{_count(size.parameters)} parameters and takes {least}{gigabytes(weights)} in "
+        f"{dtype}; {gigabytes(free)} are free on {device}"
+    )
+    if weights <= room:
+        return ok(Subject.MODEL_FIT, what)
+    fitting = [name for name, each in BYTES_PER_PARAMETER.items() if size.parameters * each <= room]
+    narrower = f"It would fit with --dtype {' or '.join(fitting)}. Otherwise close" if fitting else "Close"
+    return problem(
+        Subject.MODEL_FIT,
+        what,
+        f"{narrower} other programs, take another --device, or join with --role relay, which needs no model.",
+    )
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.1f} million"
+
+
+def _size(model: str, manifest: Manifest | None) -> Size | None:
+    """Raises UserError."""
+    from sfnode.engine import shapes
+
+    source = model or (manifest.model.source if manifest else "")
+    if source and shapes.is_shape(source):
+        return Size(shapes.parameters(shapes.describe(source)), True)
+    folder = local_folder(source)
+    if folder is not None:
+        return Size(_stored(folder), True)
+    if manifest is None:
+        return None
+    targets = manifest.model.parsed_targets()
+    return Size(sum(target.out_features * target.in_features for target in targets), False)
+
+
+def local_folder(source: str) -> Path | None:
+    """Where the model is if it need not be fetched."""
+    from sfnode.engine import folder
+
+    if source.startswith(folder.BUILTIN) or (source and Path(source).is_dir()):
+        return folder.resolve(source, "", None)
+    return None
+
+
+def _stored(place: Path) -> int:
+    from sfnode.engine import folder
+
+    return sum(math.prod(tensor.shape) for tensor in folder.stored_tensors(place).values())
+
+
+def look_at_speed(case: Case, manifest: Manifest | None) -> Finding | None:
+    """Load model and data as a node would, and time steps; None when nobody asked and it takes long."""
+    if manifest is None or not (case.measure or _at_hand(case, manifest)):
+        return None
+    try:
+        per_hour = _updates_per_hour(case, manifest)
+    except UserError as error:
+        return problem(Subject.SPEED, f"a trainer would not start: {error.what}", error.fix)
+    return ok(Subject.SPEED, f"about {per_hour:,.0f} updates an hour on {case.device}, if nothing else runs")
+
+
+def _at_hand(case: Case, manifest: Manifest) -> bool:
+    """Whether the model is here and small."""
+    from sfnode.engine import folder
+
+    try:
+        place = local_folder(case.model or manifest.model.source)
+    except UserError:
+        return False
+    return place is not None and sum(file.stat().st_size for file in folder.weight_files(place)) <= AT_HAND
+
+
+def _updates_per_hour(case: Case, manifest: Manifest) -> float:
+    """Raises UserError MODEL_*, DATA_* or DEVICE."""
+    from sfnode.engine.trainer import Trainer
+
+    trainer = Trainer.load(
+        manifest,
+        model_override=Path(case.model) if case.model else None,
+        data_override=case.data,
+        device=case.device,
+        dtype=case.dtype,
+    )
+    trainer.step([0], 0)  # the first one allocates
+    begin, steps = time.perf_counter(), 0
+    while steps < MEASURED_STEPS and time.perf_counter() < begin + MEASURED_SECONDS:
+        steps += 1
+        trainer.step([steps], 0)
+    return 3600 * steps / (time.perf_counter() - begin)

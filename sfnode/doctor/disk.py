@@ -1,0 +1,133 @@
+"""Whether the data folder's disk can hold a log: room, writing that lasts, locks.
+
+Probes the folder, or the nearest one above it that exists, and leaves nothing there.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from sfnode.config import Manifest
+from sfnode.doctor.findings import Finding, Subject, gigabytes, milliseconds, note, ok, problem
+from sfnode.store.datadir import Layout
+from sfnode.store.faults import sync_folder
+
+LOG_BYTES_PER_UPDATE = 12
+"""5.3 on disk for updates made one by one (docs/benchmarks.md), and as much again while SQLite tidies up."""
+
+SPARE = 64 << 20
+"""Bytes besides the log: its journal, keys, the node's own messages."""
+
+PROBE = 1 << 20
+"""Bytes that are written to see whether one can."""
+
+SLOW_SYNC = 0.1
+"""Seconds: a node makes up to ten commits a second."""
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def look_at_disk(data_dir: Path, manifest: Manifest | None) -> list[Finding]:
+    """Both subjects of the data folder's disk."""
+    folder = _existing(data_dir)
+    return [_space(folder, manifest), _folder(data_dir, folder)]
+
+
+def _existing(path: Path) -> Path:
+    """The folder itself, or the nearest one above it."""
+    path = path.absolute()
+    return next(place for place in (path, *path.parents) if place.is_dir())
+
+
+def _space(folder: Path, manifest: Manifest | None) -> Finding:
+    updates = manifest.training.update_budget if manifest else 0
+    needed, free = SPARE + updates * LOG_BYTES_PER_UPDATE, shutil.disk_usage(folder).free
+    if free >= needed:
+        return ok(Subject.DISK_SPACE, f"{gigabytes(free)} are free where {folder} is")
+    return problem(
+        Subject.DISK_SPACE,
+        f"{gigabytes(free)} are free where {folder} is; the update log and its journal may need "
+        f"{gigabytes(needed)}",
+        "Make room, or name a folder on another disk with --data-dir.",
+    )
+
+
+def _folder(data_dir: Path, folder: Path) -> Finding:
+    if data_dir.exists() and not data_dir.is_dir():
+        return _unusable(f"{data_dir} is not a folder")
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".sfnode-doctor-") as file:
+            locks = _locks(file.name)
+            seconds = _write(file.fileno(), folder)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            return _unusable(f"nothing can be written to {folder}: {error.strerror}", "Make room there.")
+        return _unusable(f"{folder} cannot be written to: {error.strerror}")
+    if not locks:
+        return _unusable(
+            f"the file system of {folder} does not lock files, so two nodes could use one folder"
+        )
+    return _usable(data_dir, seconds)
+
+
+def _usable(data_dir: Path, seconds: float) -> Finding:
+    holder = running(data_dir)
+    if holder:
+        return note(
+            Subject.DATA_FOLDER,
+            f"a node runs in {data_dir} (process {holder})",
+            "One folder serves one node: `sfnode status` shows it, `sfnode leave` ends it.",
+        )
+    if seconds > SLOW_SYNC:
+        return note(
+            Subject.DATA_FOLDER,
+            f"the disk of {data_dir} takes {milliseconds(seconds)} to write something down for good",
+            "It works, but a faster disk (no network share, no memory card) lets the node say things sooner.",
+        )
+    return ok(Subject.DATA_FOLDER, f"{data_dir} can be written, synced ({milliseconds(seconds)}) and locked")
+
+
+def running(data_dir: Path) -> int | None:
+    """The process that holds the folder, if one does."""
+    try:
+        with Layout(data_dir).lock.open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(lock.read().strip() or 0)
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _locks(path: str) -> bool:
+    """Whether a lock keeps a second holder out."""
+    with open(path, "r+b") as first, open(path, "r+b") as second:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _write(descriptor: int, folder: Path) -> float:
+    """Seconds to make a little durable, as the log does, after showing that there is room at all."""
+    os.write(descriptor, bytes(PROBE))
+    os.fsync(descriptor)
+    begin = time.perf_counter()
+    os.write(descriptor, b"one more")
+    os.fsync(descriptor)
+    seconds = time.perf_counter() - begin
+    sync_folder(folder)
+    return seconds
+
+
+def _unusable(what: str, fix: str = "Correct that, or name another folder with --data-dir.") -> Finding:
+    return problem(Subject.DATA_FOLDER, what, fix)

@@ -1,0 +1,103 @@
+"""What a check has found: about which subject, how bad it is, why, and what to do.
+
+The shape of `sfnode doctor --json`. The numbers are stable and listed in docs/doctor.md. Knows no checks.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Verdict = Literal["ok", "note", "problem"]
+
+
+class Subject(IntEnum):
+    """The numbers: 1x clock, 2x disk, 3x computing, 4x own network, 5x peers, 6x run, 9x the command."""
+
+    CLOCK = 10
+    DATA_FOLDER = 20
+    DISK_SPACE = 21
+    MEMORY = 30
+    DEVICE = 31
+    MODEL_FIT = 32
+    SPEED = 33
+    LISTEN = 40
+    IPV6 = 41
+    REACH = 42
+    NETWORK_DAEMON = 43
+    PEER = 50
+    PEER_NAME = 51
+    PEER_TCP = 52
+    PEER_HANDSHAKE = 53
+    PEER_MANIFEST = 54
+    PEER_RUN = 55
+    RUN = 60
+    VERSION = 61
+    DHT = 62
+    UNFINISHED = 90
+
+
+class Finding(BaseModel):
+    """One of them. ok: as it should be; note: worth knowing; problem: a node would not work (well)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    number: str
+    subject: str
+    verdict: Verdict
+    what: str
+    """What was found, and its cause."""
+    fix: str
+    """What to do; empty where all is well."""
+
+
+class Examination(BaseModel):
+    """All findings, in the order of their numbers."""
+
+    model_config = ConfigDict(frozen=True)
+
+    version: str
+    seconds: float
+    """That it took."""
+    problems: int
+    findings: list[Finding]
+
+
+def number(subject: Subject) -> str:
+    """As it is shown: SD010."""
+    return f"SD{subject:03d}"
+
+
+def found(subject: Subject, verdict: Verdict, what: str, fix: str = "") -> Finding:
+    """A finding. Everything but `ok` must say what to do."""
+    assert verdict == "ok" or fix, f"{subject.name} names no fix"
+    return Finding(
+        number=number(subject),
+        subject=subject.name.lower().replace("_", "-"),
+        verdict=verdict,
+        what=what,
+        fix=fix,
+    )
+
+
+def ok(subject: Subject, what: str) -> Finding:
+    return found(subject, "ok", what)
+
+
+def note(subject: Subject, what: str, fix: str) -> Finding:
+    return found(subject, "note", what, fix)
+
+
+def problem(subject: Subject, what: str, fix: str) -> Finding:
+    return found(subject, "problem", what, fix)
+
+
+def gigabytes(count: float) -> str:
+    """For people: 1.5 GB, 230 MB."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms"

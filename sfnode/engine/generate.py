@@ -1,0 +1,61 @@
+"""Lets a model go on with a text, each time with the likeliest token. Knows no updates and no task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from sfnode.engine.model import LoadedModel
+from sfnode.errors import Code, UserError
+
+
+def generate(loaded: LoadedModel, prompt: str, tokens: int) -> str:
+    """What the model, with the weights that it has now, writes after `prompt`: at most `tokens` tokens.
+
+    A prompt that is too long for the model loses its beginning. Raises UserError BAD_OPTION for a model that
+    writes nothing.
+    """
+    if loaded.classifies:
+        raise UserError(
+            Code.BAD_OPTION,
+            "the run's model is a classifier: it writes no text",
+            "Measure it with `sfnode eval` instead.",
+        )
+    ids = _ids(loaded, prompt, tokens)
+    given = torch.tensor([ids], device=loaded.device)  # (1, T)
+    with torch.no_grad():
+        network: Any = loaded.model
+        written = network.generate(  # (1, T + at most tokens)
+            input_ids=given,
+            attention_mask=torch.ones_like(given),
+            generation_config=_greedy(loaded, tokens),
+        )
+    text: str = loaded.tokenizer.decode(written[0, len(ids) :].tolist(), skip_special_tokens=True)
+    return text
+
+
+def _greedy(loaded: LoadedModel, tokens: int) -> Any:
+    """Of the model's own wishes only where texts end."""
+    own = loaded.model.generation_config
+    ends = own.eos_token_id if own.eos_token_id is not None else loaded.tokenizer.eos_token_id
+    pad = loaded.tokenizer.pad_token_id
+    untyped: Any = GenerationConfig
+    return untyped(
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=tokens,
+        eos_token_id=ends,
+        pad_token_id=0 if pad is None else pad,
+    )
+
+
+def _ids(loaded: LoadedModel, prompt: str, tokens: int) -> list[int]:
+    """The prompt's tokens, as training sees texts: the beginning-of-text token in front, if there is one."""
+    tokenizer = loaded.tokenizer
+    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    ids: list[int] = tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids
+    longest = int(getattr(loaded.model.config, "max_position_embeddings", None) or 1 << 30)
+    room = max(1, longest - tokens - len(start))
+    return start + ids[-room:] or [0]

@@ -1,0 +1,116 @@
+"""Whether this sfnode can take part in a run: asks peers for its manifest and for the version they speak.
+
+Joins nothing: it hangs up after the greeting (SPEC V1: those messages are the same in all versions). What to
+do about the answer is for the caller to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgpack
+
+from sfnode.config import Manifest
+from sfnode.errors import UserError
+from sfnode.transport.base import Transport, TransportError, peer_of
+from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.messages import Goodbye, Hello, ManifestReply, ManifestRequest
+
+GREETING_DEADLINE = 10.0
+"""Seconds for a peer to say Hello, which it does at once."""
+
+
+class PeerVersion(NamedTuple):
+    """What one peer speaks."""
+
+    address: str
+    protocol: int | None
+    """None if it could not be found out."""
+    reason: str
+    """Why not; empty otherwise."""
+
+
+class RunVersion(NamedTuple):
+    """What a run speaks, by its manifest."""
+
+    run_id: bytes
+    name: str
+    """Empty if this sfnode cannot read the manifest."""
+    protocol: int
+
+
+class Compatibility(NamedTuple):
+    """What was found out about a run."""
+
+    run: RunVersion | None
+    """None if no peer sent the manifest."""
+    peers: tuple[PeerVersion, ...]
+
+    @property
+    def speaks_ours(self) -> bool:
+        """Whether the run, and at least one peer of it, speak what this sfnode speaks."""
+        ours = self.run is not None and self.run.protocol == PROTOCOL_VERSION
+        return ours and any(peer.protocol == PROTOCOL_VERSION for peer in self.peers)
+
+
+async def examine(transport: Transport, addresses: Sequence[str], run_id: str) -> Compatibility:
+    """Ask all these peers at once; manifests of other runs than `run_id` (hex, may be empty) do not count."""
+    manifests = await asyncio.gather(*(_manifest(transport, address, run_id) for address in addresses))
+    peers = await asyncio.gather(*(_greeting(transport, address) for address in addresses))
+    return Compatibility(next((found for found in manifests if found), None), tuple(peers))
+
+
+async def _manifest(transport: Transport, address: str, run_id: str) -> RunVersion | None:
+    try:
+        reply = codec.decode(await transport.request(address, codec.encode(ManifestRequest())))
+    except (TransportError, RemoteProtocolError):
+        return None
+    found = read_version(reply.manifest) if isinstance(reply, ManifestReply) else None
+    return found if found and found.run_id.hex().startswith(run_id.lower()) else None
+
+
+def read_version(manifest: bytes) -> RunVersion | None:
+    """What these bytes say of their run, also of one from the future; None if they are no manifest."""
+    run_id = hashlib.blake2b(manifest, digest_size=32, person=b"sfnode-manifest").digest()
+    try:
+        fields = msgpack.unpackb(manifest, raw=False, strict_map_key=True)
+    except (ValueError, RecursionError, msgpack.UnpackException):
+        return None
+    protocol = fields.get("protocol") if isinstance(fields, dict) else None
+    if type(protocol) is not int or protocol < 1:
+        return None
+    if protocol > PROTOCOL_VERSION:
+        return RunVersion(run_id, "", protocol)
+    try:
+        return RunVersion(run_id, Manifest.from_canonical(manifest, "a peer").name, protocol)
+    except UserError:
+        return None
+
+
+async def _greeting(transport: Transport, address: str) -> PeerVersion:
+    try:
+        async with asyncio.timeout(2 * GREETING_DEADLINE):
+            return await _hear(transport, address)
+    except TransportError as error:
+        return PeerVersion(address, None, error.reason)
+    except TimeoutError:
+        return PeerVersion(address, None, f"it did not greet within {2 * GREETING_DEADLINE:g} s")
+
+
+async def _hear(transport: Transport, address: str) -> PeerVersion:
+    link = await transport.connect(peer_of(address), [address])
+    try:
+        greeting = codec.decode(await link.receive())
+        await link.send(codec.encode(Goodbye("only looking")))
+    except RemoteProtocolError as error:
+        return PeerVersion(address, None, f"it does not speak the protocol: {error}")
+    finally:
+        await link.close()
+    if isinstance(greeting, Hello):
+        return PeerVersion(address, greeting.version, "")
+    said = greeting.reason if isinstance(greeting, Goodbye) else "something else than a greeting"
+    return PeerVersion(address, None, f"it said: {said}")

@@ -1,0 +1,300 @@
+"""`sfnode doctor` on set-ups that are really broken: each finding names the cause and the fix."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from doctor_helpers import Peer, TimeServer
+
+from sfnode.config import Manifest
+from sfnode.doctor import clock, compute, examine, peers
+from sfnode.doctor.case import Case
+from sfnode.doctor.disk import look_at_disk
+from sfnode.doctor.findings import Examination, Finding, Subject, number
+from sfnode.doctor.ports import look_at_ports
+from sfnode.store.datadir import open_data_dir
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+PATIENCE = 60.0
+
+QM = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+"""The id of a peer that is nowhere."""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that runs tests may be busy; who is silent for ever is silent for as long as this, too."""
+    monkeypatch.setattr(examine, "DEADLINE", PATIENCE)
+    monkeypatch.setattr(peers, "HANDSHAKE_DEADLINE", 8.0)
+    monkeypatch.setattr(peers, "MANIFEST_DEADLINE", PATIENCE)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(data_dir=tmp_path / "node", host_maddrs=("/ip4/127.0.0.1/tcp/0",))
+
+
+async def examined(case: Case, **changes: Any) -> Examination:
+    fields = {name: getattr(case, name) for name in Case.__slots__}
+    return await examine.examine(Case(**{**fields, **changes}))
+
+
+def about(examination: Examination, subject: Subject) -> list[Finding]:
+    return [one for one in examination.findings if one.number == number(subject)]
+
+
+def only(examination: Examination, subject: Subject) -> Finding:
+    (finding,) = about(examination, subject)
+    return finding
+
+
+def manifest_of_protocol(run: Manifest, version: int) -> bytes:
+    fields = msgpack.unpackb(run.canonical())
+    return bytes(msgpack.packb({**fields, "protocol": version}, use_bin_type=True))
+
+
+async def test_where_all_is_well_there_is_no_problem_and_the_speed_is_measured(
+    case: Case, peer: Peer, run: Manifest, time_server: TimeServer
+) -> None:
+    address = await peer(run.canonical())
+    result = await examined(case, peers=(address,), ntp=await time_server(0.5))
+    assert [one for one in result.findings if one.verdict == "problem"] == []
+    assert result.problems == 0
+    assert re.search(
+        r"name \d+ ms, TCP \d+ ms, libp2p \d+ ms, manifest \d+ ms", only(result, Subject.PEER).what
+    )
+    assert "0.50 s behind the time server 127.0.0.1" in only(result, Subject.CLOCK).what
+    assert only(result, Subject.DHT).verdict == "ok"
+    assert only(result, Subject.MODEL_FIT).verdict == "ok"
+    assert run.name in only(result, Subject.RUN).what
+    assert f"protocol {run.protocol}" in only(result, Subject.VERSION).what
+    per_hour = re.search(r"about ([\d,]+) updates an hour", only(result, Subject.SPEED).what)
+    assert per_hour
+    assert int(per_hour[1].replace(",", "")) > 100
+    assert not case.data_dir.exists(), "the doctor leaves nothing behind"
+
+
+async def test_every_way_in_which_a_peer_can_be_dead_is_named_and_in_time(
+    case: Case, peer: Peer, run: Manifest, mute: int, closed: int, gibberish: int
+) -> None:
+    later, silent = await peer(manifest_of_protocol(run, 99)), await peer(None)
+    other = await peer(run.model_copy(update={"name": "another"}).canonical())
+    file = case.data_dir.parent / "run.toml"
+    file.write_text(run.to_toml())
+    impostor = silent.rpartition("/")[0] + "/" + QM
+    visited = {
+        f"/ip4/127.0.0.1/tcp/{closed}/p2p/{QM}": Subject.PEER_TCP,
+        f"/dns4/nowhere.invalid/tcp/4001/p2p/{QM}": Subject.PEER_NAME,
+        f"/ip4/127.0.0.1/tcp/{mute}/p2p/{QM}": Subject.PEER_HANDSHAKE,
+        f"/ip4/127.0.0.1/tcp/{gibberish}/p2p/{QM}": Subject.PEER_HANDSHAKE,
+        impostor: Subject.PEER_HANDSHAKE,
+        silent: Subject.PEER_MANIFEST,
+        later: Subject.VERSION,
+        other: Subject.PEER_RUN,
+        "/ip4/127.0.0.1/tcp/1": Subject.PEER,
+        f"/ip4/127.0.0.1/tcp/70000/p2p/{QM}": Subject.PEER,
+    }
+    result = await examined(case, peers=tuple(visited), run=file)
+    for address, subject in visited.items():
+        findings = [one for one in about(result, subject) if address in one.what]
+        assert [one.verdict for one in findings] == ["problem"], (address, result.findings)
+        assert findings[0].fix
+    assert about(result, Subject.UNFINISHED) == []
+    assert result.seconds < PATIENCE, "no dead peer is waited for any longer"
+
+
+async def test_a_dead_peer_is_no_problem_while_another_one_answers(
+    case: Case, peer: Peer, run: Manifest, closed: int
+) -> None:
+    address = await peer(run.canonical())
+    result = await examined(case, peers=(address, f"/ip4/127.0.0.1/tcp/{closed}/p2p/{QM}"))
+    assert only(result, Subject.PEER).verdict == "ok"
+    assert only(result, Subject.PEER_TCP).verdict == "note"
+    assert "nothing listens on that port" in only(result, Subject.PEER_TCP).what
+    assert result.problems == 0
+    assert "the clock of 1 peers" in only(result, Subject.CLOCK).what
+
+
+# -- the clock -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ahead", "verdict"), [(600, "problem"), (-600, "problem"), (10, "note"), (0, "ok")])
+async def test_a_clock_that_is_wrong_by_minutes_is_a_problem(
+    time_server: TimeServer, ahead: float, verdict: str
+) -> None:
+    host, port = await time_server(ahead)
+    finding = clock.judge(host, await clock.ntp_ahead(host, port), [])
+    assert finding.verdict == verdict
+    if ahead:
+        assert ("behind" if ahead > 0 else "ahead of") in finding.what
+
+
+async def test_a_time_server_that_does_not_know_the_time_is_not_believed(
+    time_server: TimeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "NTP_DEADLINE", 0.2)
+    with pytest.raises(TimeoutError):
+        await clock.ntp_ahead(*await time_server(600, stratum=0))
+
+
+def test_without_a_time_server_the_peers_clocks_count() -> None:
+    assert clock.judge("", None, [300.0, 301.0, 0.0]).verdict == "problem"
+    assert clock.judge("", None, [0.1, 0.2, 900.0]).verdict == "ok"
+    assert clock.judge("", None, []).verdict == "note"
+
+
+# -- the disk ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    place = tmp_path / "tiny"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("only root may mount a file system here")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def by_subject(findings: list[Finding]) -> dict[str, Finding]:
+    return {one.subject: one for one in findings}
+
+
+def test_a_full_disk_is_found_before_a_node_runs_into_it(tiny_disk: Path) -> None:
+    found = by_subject(look_at_disk(tiny_disk / "node", None))
+    assert found["disk-space"].verdict == "problem"
+    assert found["data-folder"].verdict == "problem"
+    assert "No space left" in found["data-folder"].what
+    assert list(tiny_disk.iterdir()) == []
+
+
+def test_a_disk_too_small_for_the_log_of_this_run_is_a_problem(tmp_path: Path, run: Manifest) -> None:
+    budget = {"update_budget": (1 << 32) - 1, "epoch_updates": 1 << 24}
+    long = run.model_copy(update={"training": run.training.model_copy(update=budget)})
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    verdict = by_subject(look_at_disk(tmp_path, long))["disk-space"].verdict
+    assert verdict == ("problem" if free < 12 * (1 << 32) else "ok")
+
+
+def test_a_folder_in_which_a_node_runs_is_said_to_be_in_use(tmp_path: Path) -> None:
+    with open_data_dir(tmp_path / "node"):
+        finding = by_subject(look_at_disk(tmp_path / "node", None))["data-folder"]
+    assert finding.verdict == "note"
+    assert f"process {os.getpid()}" in finding.what
+
+
+def test_a_data_folder_that_is_a_file_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "node").write_text("not a folder")
+    assert by_subject(look_at_disk(tmp_path / "node", None))["data-folder"].verdict == "problem"
+
+
+# -- ports ---------------------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_taken_is_a_problem_and_its_holder_is_named(mute: int, tmp_path: Path) -> None:
+    (finding,) = look_at_ports((f"/ip4/127.0.0.1/tcp/{mute}",), tmp_path)
+    assert finding.verdict == "problem"
+    assert f"process {os.getpid()}" in finding.what
+
+
+def test_the_port_of_the_node_that_runs_in_this_folder_is_no_problem(mute: int, tmp_path: Path) -> None:
+    with open_data_dir(tmp_path / "node"):
+        (finding,) = look_at_ports((f"/ip4/127.0.0.1/tcp/{mute}",), tmp_path / "node")
+    assert finding.verdict == "ok"
+
+
+@pytest.mark.parametrize("maddr", ["/ip4/203.0.113.7/tcp/0", "/ip4/127.0.0.1", "nonsense"])
+def test_an_address_that_this_machine_cannot_listen_on_is_a_problem(maddr: str, tmp_path: Path) -> None:
+    (finding,) = look_at_ports((maddr,), tmp_path)
+    assert finding.verdict == "problem"
+    assert maddr in finding.what
+
+
+def test_a_free_port_is_fine(closed: int, tmp_path: Path) -> None:
+    (finding,) = look_at_ports((f"/ip4/127.0.0.1/tcp/{closed}",), tmp_path)
+    assert finding.verdict == "ok"
+    with socket.create_server(("127.0.0.1", closed)):
+        pass  # and stays free
+
+
+# -- the model -----------------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_too_large_is_a_problem_with_its_size(case: Case, run: Manifest) -> None:
+    enormous = tuple(f"layer{index}:16777216x65536" for index in range(8))
+    model = run.model.model_copy(update={"source": "nobody/enormous", "targets": enormous})
+    finding = compute.look_at_fit(case, run.model_copy(update={"model": model}))
+    assert finding
+    assert finding.verdict == "problem"
+    assert "at least 8796.1 billion parameters and takes at least 35184.4 GB in float32" in finding.what
+
+
+def test_a_narrower_format_is_proposed_where_it_would_do() -> None:
+    finding = compute._fit(compute.Size(7_000_000_000, True), "float32", 16 << 30, "cpu")
+    assert finding.verdict == "problem"
+    assert "--dtype bfloat16 or float16 or int8 or nf4" in finding.fix
+    assert compute._fit(compute.Size(7_000_000_000, True), "bfloat16", 16 << 30, "cpu").verdict == "ok"
+
+
+def test_the_parameters_of_the_built_in_model_are_counted(case: Case, run: Manifest) -> None:
+    finding = compute.look_at_fit(case, run)
+    assert finding
+    assert finding.verdict == "ok"
+    assert "at least" not in finding.what
+
+
+def test_a_device_that_is_not_here_is_a_problem() -> None:
+    finding = compute.look_at_device("cuda:77")
+    assert finding.verdict == "problem"
+    assert "cuda:77" in finding.what
+
+
+def test_data_that_are_not_there_are_found_by_measuring(case: Case, run: Manifest, tmp_path: Path) -> None:
+    gone = run.model_copy(update={"data": run.data.model_copy(update={"train": str(tmp_path / "no.tsv")})})
+    finding = compute.look_at_speed(case, gone)
+    assert finding
+    assert finding.verdict == "problem"
+    assert "no.tsv" in finding.what
+
+
+# -- the whole -----------------------------------------------------------------------------------------
+
+
+async def test_a_check_that_hangs_or_fails_does_not_take_the_others_with_it(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Finding:
+        raise RuntimeError("broken")
+
+    async def hang(*_: object) -> float:
+        await examine.asyncio.sleep(3600)
+        return 0.0
+
+    monkeypatch.setattr(compute, "look_at_memory", fail)
+    monkeypatch.setattr(clock, "ntp_ahead", hang)
+    monkeypatch.setattr(examine, "DEADLINE", 3.0)
+    result = await examined(case, ntp=("127.0.0.1", 1))
+    words = " ".join(one.what for one in about(result, Subject.UNFINISHED))
+    assert "the check of the clock did not end" in words
+    assert "the check of the memory failed: RuntimeError: broken" in words
+    assert only(result, Subject.DEVICE).verdict == "ok"
+
+
+def test_every_number_is_documented_and_every_entry_is_a_number() -> None:
+    _, *parts = re.split(r"^## ", (DOCS / "doctor.md").read_text(), flags=re.MULTILINE)
+    entries = {heading: text for heading, _, text in (part.partition("\n") for part in parts)}
+    numbered = {heading: text for heading, text in entries.items() if heading.startswith("SD")}
+    assert list(entries) == list(numbered), "nothing else is a section of its own"
+    assert list(numbered) == [f"{number(one)} {one.name.lower().replace('_', '-')}" for one in Subject]
+    assert [heading for heading, text in numbered.items() if len(text.split()) < 12] == []

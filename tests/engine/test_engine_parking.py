@@ -1,0 +1,90 @@
+"""A model that is put aside for a pause gives its device back, and returns with every bit as it was."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from engine_helpers import DEVICE, data_file, manifest, part, trainer, updates, weights
+
+from sfnode.engine.trainer import Trainer
+
+KINDS = ["float32", "bfloat16", "int8"]
+"""Weights that take updates in, weights beside which they ride, and packed ones."""
+
+
+def worked(dtype: str, folder: Path) -> Trainer:
+    """In the middle of an epoch, with some updates in the weights and some pending or riding."""
+    run = trainer(manifest("opt", learning_rate=1e-3), data_file(folder), dtype=dtype)
+    for n in range(12):
+        run.apply(part(updates(24, (0, 1)), slice(2 * n, 2 * n + 2)))
+        run.step([n, n + 1], n // 6)
+    return run
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_a_pause_changes_neither_the_weights_nor_the_next_step(dtype: str, tmp_path: Path) -> None:
+    run = worked(dtype, tmp_path)
+    run.live.follow = lambda: None  # type: ignore[method-assign] # it goes by the clock
+    before, step = weights(run), run.step([77, 78], 1)
+    run.park()
+    run.park()
+    run.unpark()
+    assert all(torch.equal(one, other) for one, other in zip(before, weights(run), strict=True))
+    assert run.step([77, 78], 1) == step
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_what_is_heard_during_a_pause_counts_and_a_question_brings_the_model_back(
+    dtype: str, tmp_path: Path
+) -> None:
+    run, other = worked(dtype, tmp_path), worked(dtype, tmp_path)
+    run.park()
+    for one in (run, other):
+        one.apply(updates(30, (0, 1, 2), key=5))
+    assert run.core.digest() == other.core.digest()
+    run.live.refold()
+    other.live.refold()
+    assert run.step([3], 2).scalars == other.step([3], 2).scalars
+    assert {tensor.device.type for tensor in run.loaded.model.state_dict().values()} == {
+        run.loaded.device.type
+    }
+
+
+def test_everything_moves_with_the_model(tmp_path: Path) -> None:
+    """On a device without memory, as far as one sees where a tensor is."""
+    space = worked("bfloat16", tmp_path).space
+    space.move(torch.device("meta"))
+    held = [space._u, space._v, space._layer_of_in, space._layer_of_out]
+    held += [side for columns in space._cache.values() for side in columns]
+    assert {tensor.device.type for tensor in held} == {"meta"}
+    assert not space._coming
+
+
+@pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="needs a GPU: --device cuda")
+@pytest.mark.parametrize("dtype", KINDS)
+def test_a_pause_gives_the_memory_of_the_gpu_back(dtype: str, tmp_path: Path) -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    run = worked(dtype, tmp_path)
+    assert torch.cuda.memory_reserved() > before
+    run.park()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated() <= before
+    assert torch.cuda.memory_reserved() <= before
+    run.unpark()
+
+
+def test_threads_go_back_to_what_they_were() -> None:
+    run = trainer(manifest("opt"))
+    before = torch.get_num_threads()
+    run.use_threads(1)
+    assert torch.get_num_threads() == 1
+    run.use_threads(2)
+    assert torch.get_num_threads() == 2
+    run.use_threads(None)
+    assert torch.get_num_threads() == before

@@ -1,0 +1,330 @@
+"""Whole nodes as guests: they stop computing when their owner or a limit says so, and the swarm goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime_helpers import Node, SmallEngine, Swarm, eventually
+
+from sfnode.errors import Code, UserError
+from sfnode.limits import Limits
+from sfnode.runtime import guest
+from sfnode.runtime.governor import CREDIT
+from sfnode.runtime.guest import until_text
+
+LARGEST = 5000
+"""Bytes of the largest frame: what a link may send too much, and makes up for."""
+
+LONG_STEP = 0.1
+"""Seconds of a step that takes a hundred times as long as usual; made up for like the rest."""
+
+
+@pytest.fixture(autouse=True)
+def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guest, "LOOK_INTERVAL", 0.05)
+
+
+def made(node: Node) -> int:
+    assert node.node.training is not None
+    return node.node.training.made
+
+
+async def steady(node: Node) -> int:
+    """Its updates once no more come."""
+    training = node.node.training
+    assert training is not None
+    await eventually(lambda: not training.busy)
+    return made(node)
+
+
+def away_from_now() -> str:
+    """Hours of the day that are not these."""
+    now = datetime.now()
+    return f"{now + timedelta(hours=2):%H:%M}-{now + timedelta(hours=3):%H:%M}"
+
+
+# -- pausing ---------------------------------------------------------------------------------------------
+
+
+async def test_no_step_begins_after_a_pause_and_the_one_that_runs_counts(swarm: Swarm) -> None:
+    a = swarm.node("a", make_engine=SmallEngine)
+    await swarm.first()
+    await a.until(lambda: a.engine and a.engine.stepping.is_set())  # one runs, and one waits for it
+    status = await a.client.pause()
+    assert (status.state, status.pauses) == ("paused", ["asked for"])
+    a.engine.steps.release(5)
+    assert await steady(a) == len(a.engine.epochs) == 1
+    await eventually(lambda: a.engine.aside)
+
+
+async def test_a_paused_node_passes_on_what_others_make_and_resumes_where_it_stopped(swarm: Swarm) -> None:
+    a, b = await swarm.first(), await swarm.join("b")
+    c = await swarm.join("c", via="b", role="relay")
+    await b.until(lambda: made(b) > 5)
+    await b.client.pause()
+    own = await steady(b)
+    known = c.known
+    await c.until(lambda: c.known > known + 200)
+    assert made(b) == own
+    assert made(a) > 0
+    assert b.node.status().state == "paused"
+    status = await b.client.resume()
+    assert (status.state, status.pauses) == ("training", [])
+    await b.until(lambda: made(b) > own + 20)
+    assert not b.engine.aside
+    feed = b.machine.own
+    assert feed is not None
+    said = b.machine.frontier.next(feed)
+    await c.until(lambda: c.machine.frontier.next(feed) >= said)
+
+
+async def test_a_pause_ends_by_itself_when_its_time_is_over(swarm: Swarm) -> None:
+    a = await swarm.first()
+    await a.until(lambda: made(a) > 5)
+    begun = time.monotonic()
+    status = await a.client.pause(0.3)
+    assert status.pauses[0].startswith("asked for, until ")
+    own = await steady(a)
+    await a.until(lambda: made(a) > own)
+    assert time.monotonic() - begun >= 0.3
+
+
+async def test_a_pause_does_not_outlive_the_node(swarm: Swarm) -> None:
+    a = await swarm.first()
+    await a.client.pause()
+    await a.stop()
+    await swarm.first()
+    await a.until(lambda: made(a) > 5)
+
+
+async def test_a_model_that_was_put_aside_answers_questions_and_is_put_aside_again(swarm: Swarm) -> None:
+    a = await swarm.first()
+    await a.until(lambda: made(a) > 5)
+    await a.client.pause()
+    await steady(a)
+    a.engine.evaluate_base = lambda limit: a.engine.unpark() or SmallEngine.evaluate_base(a.engine, limit)
+    assert (await a.client.evaluate(base=True)).value == 0
+    assert a.engine.aside
+    assert a.engine.parked == 2
+
+
+async def test_a_pause_and_its_end_in_a_row_lose_no_step(swarm: Swarm) -> None:
+    a = await swarm.first()
+    for _ in range(20):
+        await a.client.pause()
+        await a.client.resume()
+        known = a.known
+        await a.until(lambda known=known: a.known > known)  # type: ignore[misc]
+    with swarm.log("a") as log:
+        assert len(log.tails()) == 1
+
+
+async def test_a_relay_has_nothing_to_pause_and_may_have_limits(swarm: Swarm) -> None:
+    a = await swarm.first(role="relay", limits=Limits(hours=away_from_now(), cpu=5))
+    with pytest.raises(UserError, match="a relay computes nothing") as refusal:
+        await a.client.pause()
+    assert refusal.value.code is Code.BAD_OPTION
+    assert (a.node.status().state, a.node.status().pauses) == ("idle", [])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(float("inf"), "asked for"), (60, "asked for, until .*:.."), (3e5, "asked for, until 20..-..-.. ..:..")],
+)
+def test_a_pause_says_until_when(seconds: float, text: str) -> None:
+    assert re.fullmatch(text, until_text(seconds))
+
+
+# -- leaving ---------------------------------------------------------------------------------------------
+
+
+async def test_finishing_completes_the_step_and_hands_everything_over(swarm: Swarm) -> None:
+    a = await swarm.first(role="relay")
+    b = swarm.node("b", make_engine=lambda run: SmallEngine(run).go(30))
+    await swarm.join("b")
+    await b.until(lambda: made(b) == 30)
+    await eventually(lambda: b.engine.stepping.is_set() and len(b.engine.epochs) == 30)
+    await b.client.finish()
+    assert b.node.status().state == "finishing"
+    b.engine.steps.release(5)
+    await b.ended()
+    with swarm.log("b") as log:
+        assert log.updates() == 31
+    await a.until(lambda: a.known == 31)
+
+
+async def test_a_paused_node_can_finish(swarm: Swarm) -> None:
+    await swarm.first(role="relay")
+    b = await swarm.join("b")
+    await b.until(lambda: made(b) > 5)
+    await b.client.pause()
+    await b.client.finish()
+    await b.ended()
+
+
+# -- limits ----------------------------------------------------------------------------------------------
+
+
+async def test_outside_its_hours_a_node_computes_nothing_until_the_limit_is_taken_away(swarm: Swarm) -> None:
+    a = await swarm.first(limits=Limits(hours=away_from_now()))
+    await a.until(lambda: a.node.status().state == "paused")
+    assert a.node.status().pauses == [f"hours: only {away_from_now()}"]
+    assert made(a) == 0
+    assert await a.client.limit({"hours": None}) == Limits()
+    await a.until(lambda: made(a) > 5)
+    await a.client.limit({"hours": away_from_now()})
+    assert a.node.status().state == "paused"
+    own = await steady(a)
+    await a.client.resume()
+    assert a.node.status().state == "paused"
+    assert made(a) == own
+
+
+@pytest.fixture
+def game(tmp_path: Path) -> Path:
+    """A program of a name that no other has."""
+    path = tmp_path / "TheGame"
+    shutil.copy(shutil.which("sleep") or "sleep", path)
+    return path
+
+
+async def test_a_node_pauses_while_a_named_program_runs(swarm: Swarm, game: Path) -> None:
+    a = await swarm.first(limits=Limits(not_while=("thegame",)))
+    await a.until(lambda: made(a) > 5)
+    process = await asyncio.create_subprocess_exec(game, "60")
+    try:
+        await a.until(lambda: a.node.status().pauses == ["program: thegame is running"])
+        own = await steady(a)
+    finally:
+        process.kill()
+        await process.wait()
+    await a.until(lambda: made(a) > own)
+
+
+@pytest.mark.parametrize("share", [20, 50])
+async def test_a_share_of_the_gpu_is_the_share_of_the_time_in_which_steps_run(
+    swarm: Swarm, share: int
+) -> None:
+    """Whatever a step computes on."""
+    a = await swarm.first(limits=Limits(gpu=share))
+    await a.until(lambda: made(a) > 5)
+    worker = a.node.worker
+    assert worker is not None
+    busy, begun = worker.busy, time.monotonic()
+    await eventually(lambda: worker.busy > busy + 0.5)
+    assert worker.busy - busy <= share / 100 * (time.monotonic() - begun + CREDIT) + LONG_STEP
+
+
+async def test_threads_can_be_changed_between_steps(swarm: Swarm) -> None:
+    a = await swarm.first(limits=Limits(threads=3))
+    await a.until(lambda: made(a) > 0)
+    assert a.engine.threads == 3
+    await a.client.limit({"threads": "1"})
+    await eventually(lambda: a.engine.threads == 1)
+    await a.client.limit({"threads": None})
+    await eventually(lambda: a.engine.threads is None)
+
+
+async def test_a_process_beyond_its_memory_pauses(swarm: Swarm) -> None:
+    a = await swarm.first(limits=Limits(memory=1_000_000))
+    await a.until(lambda: a.node.status().pauses)
+    assert a.node.status().pauses[0].startswith("memory: ")
+    await a.client.limit({"memory": "900G"})
+    await a.until(lambda: made(a) > 5)
+
+
+async def test_a_limit_on_sending_holds_over_all_links_and_everything_arrives_in_the_end(
+    swarm: Swarm,
+) -> None:
+    a = await swarm.first(queries=16, limits=Limits(upload_rate=3000))  # it makes 60,000 bytes a second
+    b, c = await swarm.join("b", role="relay"), await swarm.join("c", role="relay")
+    await a.until(lambda: len(a.node.driver.pumps) == 2)
+    before, begun = a.node.status().bytes_sent, time.monotonic()
+    await a.until(lambda: time.monotonic() - begun > 1.5)
+    sent, took = a.node.status().bytes_sent - before, time.monotonic() - begun
+    assert 0 < sent <= 3000 * (took + CREDIT) + LARGEST
+    await a.client.pause()
+    await a.client.limit({"upload_rate": None})
+    own = await steady(a)
+    for relay in (b, c):
+        await relay.until(lambda relay=relay: relay.known == own)  # type: ignore[misc]
+
+
+async def test_a_limit_on_receiving_holds_for_a_newcomer_that_has_much_to_fetch(swarm: Swarm) -> None:
+    a = await swarm.first(queries=64)
+    await a.until(lambda: a.known > 20_000)
+    await a.client.pause()
+    begun = time.monotonic()
+    b = await swarm.join("b", role="relay", limits=Limits(download_rate=20_000))
+    size = await steady(a)
+    await b.until(lambda: b.known == size)
+    received = b.node.status().bytes_received
+    assert received > 40_000
+    assert time.monotonic() - begun >= (received - 2 * LARGEST) / 20_000 - CREDIT
+
+
+async def test_when_the_bytes_of_the_day_are_spent_a_node_leaves_the_network_until_there_are_more(
+    swarm: Swarm,
+) -> None:
+    a = await swarm.first()
+    b = await swarm.join("b", limits=Limits(mb_per_day=0.01))
+    await b.until(lambda: b.node.status().state == "paused")
+    assert b.node.status().pauses[0].startswith("traffic: 0.0 MB today")
+    await a.until(lambda: not a.node.driver.pumps)
+    total = b.node.driver.throttle.total
+    assert total < 10_000 + 4096
+    known = a.known
+    await a.until(lambda: a.known > known + 50)
+    assert b.node.driver.throttle.total == total
+    await b.stop()
+    await swarm.join("b", limits=Limits(mb_per_day=0.01))
+    await b.until(lambda: b.node.status().pauses)  # it has not forgotten
+    await b.client.limit({"mb_per_day": "100"})
+    own = made(b)
+    await b.until(lambda: made(b) > own and b.node.driver.pumps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"cpu": "50", "gpu": "lots"}, "gpu"),
+        ({"cpu": "50", "bananas": 3}, "bananas"),
+        ({"cpu": "50", "watts": 100}, "watts"),
+        ({"cpu": "50", "upload_rate": "1"}, "upload_rate"),
+    ],
+)
+async def test_limits_are_changed_all_or_none(swarm: Swarm, changes: dict[str, Any], word: str) -> None:
+    a = await swarm.first(limits=Limits(mains=True))
+    with pytest.raises(UserError, match=word) as refusal:
+        await a.client.limit(changes)
+    assert refusal.value.code is (Code.LIMIT_UNAVAILABLE if word == "watts" else Code.BAD_OPTION)
+    assert await a.client.limits() == Limits(mains=True)
+    assert a.node.status().limits == Limits(mains=True)
+
+
+async def test_a_limit_that_cannot_be_kept_keeps_the_node_from_starting(swarm: Swarm) -> None:
+    with pytest.raises(UserError) as refusal:
+        await swarm.first(limits=Limits(watts=100))
+    assert refusal.value.code is Code.LIMIT_UNAVAILABLE
+
+
+async def test_an_engine_that_cannot_come_back_ends_the_node_with_the_reason(swarm: Swarm) -> None:
+    a = await swarm.first()
+    await a.until(lambda: made(a) > 5)
+    await a.client.pause()
+
+    def no_room(*_: object) -> None:
+        raise UserError(Code.OUT_OF_MEMORY, "somebody else has the memory", "")
+
+    a.engine.unpark = a.engine.step = no_room  # a step, too, would bring the model back
+    await a.client.resume()
+    with pytest.raises(UserError, match="somebody else") as fault:
+        await a.ended()
+    assert fault.value.code is Code.OUT_OF_MEMORY

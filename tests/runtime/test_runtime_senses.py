@@ -1,0 +1,116 @@
+"""What a node sees of the real machine it runs on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sfnode.errors import Code, UserError
+from sfnode.limits import Limits
+from sfnode.runtime import senses
+from sfnode.runtime.senses import Sensors, processor_celsius, running_programs, terminals_idle
+
+
+@contextmanager
+def running(*command: object) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_a_program_is_seen_by_the_name_of_its_file_while_it_runs(tmp_path: Path) -> None:
+    game = tmp_path / "SomeGame"
+    shutil.copy(shutil.which("sleep") or "sleep", game)
+    assert "somegame" not in running_programs()
+    with running(game, 60):
+        assert "somegame" in running_programs()
+    assert "somegame" not in running_programs()
+
+
+def test_a_program_that_computes_counts_as_somebody_at_work_unless_it_is_the_nodes_own() -> None:
+    """The node's own processes are those that it started."""
+    own = Sensors("cpu")
+    stranger = senses._load
+    with running(sys.executable, "-c", "print(1, flush=True)\nwhile True: pass") as busy:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        child = psutil.Process(busy.pid)
+        ours, theirs = own._process, child
+        before = [stranger(ours), stranger(theirs)]
+        used = child.cpu_times().user
+        while child.cpu_times().user < used + 0.5:
+            pass
+        after = [stranger(ours), stranger(theirs)]
+    as_own, as_other = (later.own - earlier.own for earlier, later in zip(before, after, strict=True))
+    assert as_own >= as_other >= 0.5
+    assert after[0].busy - before[0].busy >= 0.5
+    assert after[0].others_since(before[0]) <= 1
+    assert after[0]._replace(own=before[0].own).others_since(before[0]) > after[0].others_since(before[0])
+
+
+def test_a_machine_counts_as_in_use_until_there_was_time_to_look() -> None:
+    seen = Sensors("cpu").look(Limits(idle=1), 0)
+    assert seen.idle < 60
+
+
+def test_terminals_tell_when_somebody_typed() -> None:
+    idle = terminals_idle()
+    assert idle >= 0
+    assert (idle == float("inf")) <= (not psutil.users() or not any(user.terminal for user in psutil.users()))
+
+
+def test_only_what_a_limit_asks_for_is_looked_at() -> None:
+    seen = Sensors("cpu").look(Limits(), 5)
+    assert (seen.mains, seen.programs, seen.resident, seen.day_bytes) == (True, frozenset(), 0, 5)
+    assert Sensors("cpu").look(Limits(memory=1), 0).resident == pytest.approx(
+        psutil.Process().memory_info().rss, rel=0.2
+    )
+
+
+def test_a_machine_without_a_battery_is_on_mains_power() -> None:
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    seen = Sensors("cpu").look(Limits(mains=True), 0)
+    assert seen.mains == (battery is None or battery.power_plugged is not False)
+
+
+def test_a_temperature_is_read_or_its_limit_is_refused() -> None:
+    shown = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+    if shown.keys() & set(senses.CPU_SENSORS):
+        assert 0 < processor_celsius() < 150
+        Sensors("cpu").check(Limits(celsius=90))
+    else:
+        with pytest.raises(UserError, match="limit celsius cannot be kept") as refusal:
+            Sensors("cpu").check(Limits(celsius=90))
+        assert refusal.value.code is Code.LIMIT_UNAVAILABLE
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps", "cuda:77"])
+def test_a_limit_on_what_no_sensor_measures_is_refused(device: str) -> None:
+    with pytest.raises(UserError, match="the limit watts cannot be kept") as refusal:
+        Sensors(device).check(Limits(watts=100))
+    assert refusal.value.code is Code.LIMIT_UNAVAILABLE
+
+
+@pytest.mark.skipif(os.environ.get("SFNODE_DEVICE", "cpu") == "cpu", reason="needs a GPU: --device cuda")
+def test_a_gpu_tells_its_temperature_and_its_energy() -> None:
+    sensors = Sensors(os.environ["SFNODE_DEVICE"])
+    sensors.check(Limits(watts=100, celsius=90))
+    assert sensors.joules() > 0
+    assert 0 < sensors.look(Limits(celsius=90), 0).celsius < 120
+
+
+def test_the_cores_are_those_that_this_process_may_use() -> None:
+    assert 1 <= Sensors("cpu").cores <= (os.cpu_count() or 1)

@@ -1,0 +1,68 @@
+"""Structured logs: one JSON object a line, whatever is logged."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from sfnode.errors import Code, UserError
+from sfnode.observe import JsonFormatter
+
+SCRIPT = """
+import logging, warnings
+from sfnode.errors import Code, UserError
+from sfnode.observe import log, log_error, set_up_logging
+set_up_logging("info", "json")
+log.info("%d updates\\nand a line", 3, extra={"known": 3, "loss": float("nan")})
+log.debug("not asked for")
+logging.getLogger("library").info("nor this")
+logging.getLogger("library").warning("but this")
+warnings.warn("and what Python warns of")
+try:
+    1 / 0
+except ZeroDivisionError:
+    log.exception("dividing")
+log_error(UserError(Code.DISK_FULL, "no room", "make some"))
+"""
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[dict[str, Any]]:
+    """What a process logs that speaks JSON."""
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in ended.stderr.splitlines()]
+
+
+def test_every_line_is_an_object_with_time_level_logger_and_message(lines: list[dict[str, Any]]) -> None:
+    assert [line["level"] for line in lines] == ["info", "warning", "warning", "error", "error"]
+    assert [line["logger"] for line in lines] == ["sfnode", "library", "py.warnings", "sfnode", "sfnode"]
+    assert lines[0]["message"] == "3 updates\nand a line"
+    for line in lines:
+        assert datetime.fromisoformat(line["time"]).utcoffset() == timedelta(0)
+
+
+def test_fields_are_apart_and_there_is_no_number_that_json_lacks(lines: list[dict[str, Any]]) -> None:
+    assert lines[0]["fields"] == {"known": 3, "loss": "nan"}
+    assert "fields" not in lines[1]
+
+
+def test_an_exception_is_text_in_its_line(lines: list[dict[str, Any]]) -> None:
+    assert lines[3]["message"] == "dividing"
+    assert lines[3]["exception"].startswith("Traceback")
+    assert lines[3]["exception"].endswith("ZeroDivisionError: division by zero")
+
+
+def test_the_error_that_ends_a_node_has_its_number_and_what_to_do(lines: list[dict[str, Any]]) -> None:
+    assert lines[4]["message"] == "no room"
+    assert lines[4]["fields"] == {"code": "SF041", "fix": "make some"}
+
+
+def test_a_field_that_json_does_not_know_is_shown_as_text() -> None:
+    record = logging.makeLogRecord({"msg": "odd", "error": UserError(Code.DEVICE, "none", "any")})
+    assert json.loads(JsonFormatter().format(record))["fields"]["error"].startswith("SF024: none")
