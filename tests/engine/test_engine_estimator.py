@@ -81,7 +81,7 @@ def test_three_queries_at_once_give_the_losses_of_hand_moved_weights(
         assert estimate.loss + epsilon * estimate.alpha == pytest.approx(plus, rel=1e-5)
         assert estimate.loss - epsilon * estimate.alpha == pytest.approx(minus, rel=1e-5)
         spread.append(abs(plus - minus) / plus)
-    assert max(spread) > 1e-4
+    assert max(spread) > 1e-3
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])

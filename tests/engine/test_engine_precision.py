@@ -173,7 +173,7 @@ STRONG: dict[str, Any] = {"learning_rate": 5e-3}
 @pytest.mark.parametrize("dtype", CLUMSY)
 @pytest.mark.parametrize("family", ["opt", "gpt2"])
 def test_updates_since_the_last_refold_ride_along(family: str, dtype: str) -> None:
-    run, first, later = follower(manifest(family, **STRONG), dtype), updates(6), updates(9, key=5)
+    run, first, later = follower(manifest(family, **STRONG), dtype), updates(6), updates(9, key=3)
     take_in(run, first)
     held = held_weights(run)
     for n in range(9):
@@ -182,7 +182,7 @@ def test_updates_since_the_last_refold_ride_along(family: str, dtype: str) -> No
     exact = by_hand(run, [core_of(run, first, later)] * len(run.loaded.sites))
     before = by_hand(run, [core_of(run, first)] * len(run.loaded.sites))
     np.testing.assert_allclose(losses(run), losses(exact), atol=0.02)
-    assert np.abs(losses(before) - losses(exact)).max() > 3 * 0.02  # else that would say nothing
+    assert np.abs(losses(before) - losses(exact)).max() > 0.1  # else that would say nothing
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
