@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
+import torch
 
 VARIABLE = "SFNODE_DEVICE"
 """The command line's own variable, so that processes which tests start inherit it."""
@@ -21,3 +23,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"models run on: {os.environ.get(VARIABLE, 'cpu')}"
+
+
+@pytest.fixture(autouse=True)
+def threads_stay() -> Iterator[None]:
+    """A bench or a node in a test sets torch's threads for the whole process: give them back."""
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
