@@ -315,5 +315,7 @@ class NodeSettings(Section):
     trusted_relays: tuple[str, ...] = ()
     client_mode: bool = False
     limits: Limits = Limits()
+    display_name: str = ""
+    team: str = ""
     metrics: tuple[str, int] | None = None
     """Host and port of `GET /metrics` on TCP; it is a route of the control socket in any case."""

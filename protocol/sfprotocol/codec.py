@@ -14,10 +14,12 @@ from typing import Any, TypeVar, cast
 
 import msgpack
 
+from sfprotocol import names
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.messages import (
     Ahead,
     Branch,
+    Card,
     Claim,
     EpochScalars,
     Feed,
@@ -147,6 +149,7 @@ _ENCODERS: dict[type, Callable[[Any, int], list[Any]]] = {
     Proof: _proof_fields,
     PartRequest: lambda m, _: [10, m.listing, m.part, m.offset, m.length],
     PartReply: lambda m, _: [11, m.size, m.data],
+    Card: lambda m, _: [12, *m.feed, m.step, m.name, m.team, m.signature],
 }
 
 
@@ -281,6 +284,12 @@ def _decode_part_reply(f: list[Any], _: int) -> PartReply:
     return PartReply(size, f[2])
 
 
+def _decode_card(f: list[Any], _: int) -> Card:
+    for text in (f[4], f[5]):
+        _require(isinstance(text, str) and not names.fault(text), "K2", "a name that cannot be shown")
+    return Card(_feed(f[1], f[2]), _unsigned(f[3], _U32, "step"), f[4], f[5], _binary(f[6], 64, "signature"))
+
+
 def _decode_goodbye(f: list[Any], _: int) -> Goodbye:
     _require(isinstance(f[1], str) and len(f[1].encode()) <= MAX_REASON, "C5", "reason is not a short string")
     return Goodbye(f[1])
@@ -299,4 +308,5 @@ _DECODERS: dict[int, tuple[int, Callable[[list[Any], int], Message]]] = {
     9: (7, _decode_proof),
     10: (5, _decode_part_request),
     11: (3, _decode_part_reply),
+    12: (7, _decode_card),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sfprotocol.messages import EpochScalars, Feed, Message, Proof, Segment
+from sfprotocol.messages import Card, EpochScalars, Feed, Message, Proof, Segment
 
 LinkId = int
 """Chosen by the runtime, never reused within one process."""
@@ -155,6 +155,13 @@ class Examine:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepCard:
+    """Keep this card in the place of an earlier one of its feed."""
+
+    card: Card
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Close the link. `fault` is the broken SPEC rule with its reason, or empty for an ordinary parting."""
 
@@ -169,7 +176,7 @@ class ContinueAs:
     feed: Feed
 
 
-Action = Admit | Transmit | Serve | Cut | ShowProof | Examine | Drop | ContinueAs
+Action = Admit | Transmit | Serve | Cut | ShowProof | Examine | KeepCard | Drop | ContinueAs
 
 
 # -- what happened ------------------------------------------------------------------------------------
@@ -190,9 +197,11 @@ class Counters:
     """Feeds that we have asked a link not to push any more."""
     cuts: int = 0
     """Proofs that have cut a feed, or cut it shorter."""
+    cards: int = 0
+    """Cards of others that were news."""
     incarnations: int = 0
 
     @property
     def news(self) -> int:
         """Increases whenever something that others have made changes our state."""
-        return self.admitted + self.cuts
+        return self.admitted + self.cuts + self.cards

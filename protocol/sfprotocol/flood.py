@@ -114,6 +114,8 @@ class Link:
     """Feeds of which this peer was sent a proof: the cut that it proved, and when."""
     reshow: dict[Feed, None] = field(default_factory=dict)
     """Feeds of which the peer was sent a proof and there is a lower one, to be sent at the next tick."""
+    cards: dict[Feed, int] = field(default_factory=dict)
+    """The step of the newest card of a feed that the peer has told us or we have told it."""
     patience: float = 1.0
     """How much longer than at first to wait before everything is told again."""
     budget: Bucket = field(default_factory=lambda: Bucket(float("inf"), 0.0))

@@ -19,13 +19,14 @@ signed two histories of one feed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 
 from sfprotocol import PROTOCOL_VERSION, admission, codec, flood, forks, inquiry, seeds, sync
 from sfprotocol.admission import Verified
 from sfprotocol.budget import Bucket
+from sfprotocol.cards import Cards
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import (
     Action,
@@ -37,6 +38,7 @@ from sfprotocol.events import (
     Event,
     Examine,
     Examined,
+    KeepCard,
     LinkDown,
     LinkId,
     LinkUp,
@@ -51,6 +53,7 @@ from sfprotocol.events import (
 from sfprotocol.flood import Link, Tree
 from sfprotocol.frontier import UNCUT, FeedState, Frontier
 from sfprotocol.messages import (
+    Card,
     Claim,
     Feed,
     Goodbye,
@@ -64,6 +67,7 @@ from sfprotocol.messages import (
     Summary,
     Want,
 )
+from sfprotocol.names import NAMELESS, Names
 from sfprotocol.own import OwnFeed
 from sfprotocol.signing import Sign, Verify, extend, genesis, head_message, sound, verifies
 from sfprotocol.sync import Pulls
@@ -115,13 +119,17 @@ class Machine:
         draw_incarnation: Callable[[], int],
         proven: bool,
         now: float,
+        cards: Iterable[Card] = (),
+        names: Names = NAMELESS,
         verify: Verify = verifies,
     ) -> None:
-        """`own` is None for a relay. `proven`: nobody can know more of `own` than `frontier` (SPEC I2)."""
+        """`own` is None for a relay. `proven`: nobody can know more of `own` than `frontier` (SPEC I2).
+        `cards` are those kept so far; `names` is what our own feed is to be called."""
         self.run = run
         self.frontier = frontier
         self.links: dict[LinkId, Link] = {}
         self.counters = Counters()
+        self.cards = Cards(run.run_id, cards, names)
         self._sign = sign
         self._verify = verify
         patience = ASK_TIMEOUT if own in frontier else 0.0  # an empty feed is not worth waiting for
@@ -170,9 +178,7 @@ class Machine:
             case Writable(link=link_id):
                 return self._on_writable(link_id)
             case Served(link=link_id):
-                if link := self.links.get(link_id):
-                    flood.served(link, event, self.frontier, now)
-                return []
+                return self._on_served(link_id, event, now)
             case Examined():
                 return self._on_examined(event, now)
             case LinkUp(link=link_id, peer=peer):
@@ -208,6 +214,13 @@ class Machine:
             return []
         link.writable = True
         return flood.flush(link, self.frontier)
+
+    def _on_served(self, link_id: LinkId, event: Served, now: float) -> list[Action]:
+        link = self.links.get(link_id)
+        if link is None:
+            return []
+        flood.served(link, event, self.frontier, now)
+        return self.cards.tell(link, event.feed)
 
     def _flush_all(self) -> list[Action]:
         return [action for link in self.links.values() for action in flood.flush(link, self.frontier)]
@@ -256,6 +269,8 @@ class Machine:
                 return self._on_prune(link, message)
             case Proof():
                 return self._on_proof(link, message, now)
+            case Card():
+                return self._on_card(link, message, now)
             case _:
                 raise RemoteProtocolError("L6", "a question or its answer on a flood link")
 
@@ -376,7 +391,7 @@ class Machine:
         if ready:
             self._turn += 1
             actions += self._tell(ready[self._turn % len(ready)], now)
-        return actions
+        return actions + self._introduce_us()
 
     def _tell(self, link: Link, now: float) -> list[Action]:
         if not sync.wants_full_summary(link, self.frontier, now):
@@ -429,6 +444,30 @@ class Machine:
         signature = self._sign(head_message(self.run.run_id, event.feed, segment.stop, chain))
         signed = Verified(replace(segment, signature=signature), chain, segment.count, chain)
         return [*self._admit(event.feed, signed, None, 0, now), *self._flush_all()]
+
+    # -- cards -------------------------------------------------------------------------------------
+
+    def _on_card(self, link: Link, card: Card, now: float) -> list[Action]:
+        """What is no news, or counts from an update that we lack, costs its sender as any such frame."""
+        if not self.cards.is_due(self.frontier.state(card.feed), card.step):
+            return []
+        if not self.cards.is_signed(card):
+            self._charge(link, FORGERY_COST, now)
+            return []
+        link.cards[card.feed] = card.step
+        self.counters.cards += 1
+        return self._keep_card(card)
+
+    def _introduce_us(self) -> list[Action]:
+        if not self.may_compute or self.own is None:
+            return []
+        card = self.cards.sign_own(self.frontier.state(self.own), self._sign)
+        return self._keep_card(card) if card else []
+
+    def _keep_card(self, card: Card) -> list[Action]:
+        self.cards.keep(card)
+        told = [self.cards.tell(link, card.feed) for link in self.links.values()]
+        return [KeepCard(card), *(action for actions in told for action in actions)]
 
     # -- segments ----------------------------------------------------------------------------------
 

@@ -183,6 +183,18 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
+class Card:
+    """What the origin of a feed calls itself (SPEC K1)."""
+
+    feed: Feed
+    step: int
+    """How many updates of the feed its origin had made by then; of two cards the later one counts."""
+    name: str
+    team: str
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestRequest:
     """Asked by a node that does not know the run yet (SPEC L6)."""
 
@@ -230,6 +242,7 @@ Message = (
     | Have
     | Prune
     | Proof
+    | Card
     | ManifestRequest
     | ManifestReply
     | PartRequest

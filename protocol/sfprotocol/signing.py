@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from sfprotocol.messages import EpochScalars, Feed
+from sfprotocol.messages import Card, EpochScalars, Feed
 
 Sign = Callable[[bytes], bytes]
 """Signs a message with the node's own Ed25519 key; returns 64 bytes."""
@@ -29,6 +29,7 @@ _WEAK = {0, 1, _PRIME - 1, _ORDER_EIGHT, _PRIME - _ORDER_EIGHT}
 
 _CHAIN = b"sfnode-chain"
 _HEAD = b"sfnode-head"
+_CARD = b"sfnode-card"
 _link = struct.Struct(">Ih").pack
 
 
@@ -65,11 +66,23 @@ def sound(origin: bytes) -> bool:
 
 def verifies(run_id: bytes, feed: Feed, stop: int, chain: bytes, signature: bytes) -> bool:
     """Whether `signature` is the origin's over this chain head (SPEC S5)."""
-    if not sound(feed.origin):
+    return signed_by(feed.origin, head_message(run_id, feed, stop, chain), signature)
+
+
+def card_message(run_id: bytes, card: Card) -> bytes:
+    """What an origin signs of a card (SPEC K1)."""
+    numbers = card.feed.incarnation.to_bytes(8, "big") + card.step.to_bytes(8, "big")
+    texts = (text.encode() for text in (card.name, card.team))
+    lengths_and_texts = (bytes((len(text),)) + text for text in texts)
+    return b"".join((_CARD, run_id, card.feed.origin, numbers, *lengths_and_texts))
+
+
+def signed_by(origin: bytes, message: bytes, signature: bytes) -> bool:
+    """Whether `signature` is that of `origin` over `message` (SPEC S5)."""
+    if not sound(origin):
         return False
     try:
-        key = Ed25519PublicKey.from_public_bytes(feed.origin)
-        key.verify(signature, head_message(run_id, feed, stop, chain))
+        Ed25519PublicKey.from_public_bytes(origin).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True

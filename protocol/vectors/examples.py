@@ -9,6 +9,7 @@ import msgpack
 from sfprotocol.messages import (
     Ahead,
     Branch,
+    Card,
     Claim,
     EpochScalars,
     Feed,
@@ -71,6 +72,8 @@ def messages() -> list[tuple[str, Message, int]]:
         ("part reply", PartReply(300, b"part"), 2),
         ("part reply: not now", PartReply(1 << 20, b""), 2),
         ("part reply: not here", PartReply(0, b""), 2),
+        ("card", Card(feeds[1], 1, "Ann", "Zürich 東", signature), 2),
+        ("card without names", Card(feeds[2], 2**32 - 1, "", "", signature), 2),
         ("goodbye", Goodbye("another run"), 2),
         ("goodbye without a reason", Goodbye(""), 2),
     ]
@@ -97,7 +100,7 @@ def _bad_shapes() -> list[tuple[str, str, bytes]]:
         ("an integer alone", "C3", b"\x04"),
         ("nil", "C3", b"\xc0"),
         ("an empty array", "C3", b"\x90"),
-        ("an unknown type", "C3", _packed(12)),
+        ("an unknown type", "C3", _packed(13)),
         ("a boolean as type", "C3", _packed(True, 1, RUN_ID, 0, 0)),
         ("a float as type", "C3", _packed(4.0)),
         ("a field too many", "C3", _packed(4, 0)),
@@ -136,7 +139,16 @@ def _bad_fields() -> list[tuple[str, str, bytes]]:
         ("the bytes of a part as text", "C5", _packed(11, 4, "part")),
         ("a reason of 201 bytes", "C5", _packed(6, "é" * 100 + "a")),
         ("a reason as bytes", "C5", _packed(6, b"bye")),
+        ("a name of 33 bytes", "K2", _card("a" * 33)),
+        ("a name that ends with a space", "K2", _card("Ann ")),
+        ("a name that turns the direction of writing", "K2", _card("Ann\u202ennA")),
+        ("a name with an escape sequence", "K2", _card("\x1b[2J")),
+        ("a name as bytes", "K2", _card(b"Ann")),
     ]
+
+
+def _card(name: Any) -> bytes:
+    return _packed(12, bytes(32), 0, 1, name, "", bytes(64))
 
 
 def _bad_segments() -> list[tuple[str, str, bytes]]:

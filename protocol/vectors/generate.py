@@ -25,8 +25,8 @@ from plain import plain
 
 from sfprotocol import PROTOCOL_VERSION, codec, invitation, listing, seeds
 from sfprotocol.frontier import Frontier, first_updates
-from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
-from sfprotocol.signing import extend, genesis, head_message
+from sfprotocol.messages import Card, EpochScalars, Feed, RunParameters, Segment
+from sfprotocol.signing import card_message, extend, genesis, head_message
 
 HERE = Path(__file__).parent
 RUN_ID = bytes(range(32))
@@ -169,6 +169,7 @@ def signing_vectors() -> dict[str, Any]:
             _signed_feed(secret, number) for secret, number in zip(SECRETS, (0, 2**32 - 1), strict=True)
         ],
         "state_digests": [*(_digest(count) for count in (0, 1, 2)), _cut_digest()],
+        "cards": [_signed_card(SECRETS[0], *names) for names in (("Ann", ""), ("Zürich 東", "The Owls"))],
         "weak_origins": [origin.hex() for origin in _weak_origins()],
     }
 
@@ -187,6 +188,13 @@ def _signed_feed(secret: bytes, incarnation: int) -> dict[str, Any]:
             for what, segment in forgeries(segments(secret, feed)[-1])
         ],
     }
+
+
+def _signed_card(secret: bytes, name: str, team: str) -> dict[str, Any]:
+    card = Card(Feed(origin(secret), 7), 257, name, team, bytes(64))
+    message = card_message(RUN_ID, card)
+    signature = Ed25519PrivateKey.from_private_bytes(secret).sign(message)
+    return {"card": plain(replace(card, signature=signature)), "signed": message.hex()}
 
 
 def _chain(chain: bytes) -> list[dict[str, Any]]:

@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.observe import log
 from sfnode.runtime.pump import LinkPump
 from sfnode.runtime.replay import batch_of, join, taken_back
 from sfnode.runtime.throttle import Throttle
-from sfnode.store.log import CutRecord, Record, UpdateLog
+from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
 from sfnode.transport.base import LENGTH_BYTES, Link
 from sfprotocol import codec
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
@@ -33,6 +34,7 @@ from sfprotocol.events import (
     Event,
     Examine,
     Examined,
+    KeepCard,
     LinkDown,
     LinkId,
     LinkUp,
@@ -182,9 +184,10 @@ class Driver:
         actions = self._handle_events()
         records = [Record(a.feed, a.segment, a.chain) for a in actions if isinstance(a, Admit)]
         cuts = [self._cut_record(a) for a in actions if isinstance(a, Cut)]
-        if records or cuts:
-            commit = asyncio.get_running_loop().run_in_executor(self._disk, self._log.append, records, cuts)
-            await asyncio.shield(commit)
+        cards = [self._card_record(a) for a in actions if isinstance(a, KeepCard)]
+        if records or cuts or cards:
+            append = partial(self._log.append, records, cuts, cards)
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._disk, append))
         self._carry_out(actions)
         self._after_round()
         self._round_done.set()
@@ -243,6 +246,9 @@ class Driver:
         self.traffic.updates_sent += segment.count
         pump.send(frame, segment=True)
         self.post(Served(action.link, action.feed, segment.stop, action.hops))
+
+    def _card_record(self, action: KeepCard) -> CardRecord:
+        return CardRecord(action.card.feed, codec.encode(action.card, self.machine.run.scalar_bytes))
 
     # -- forks -------------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ from sfnode.transport.base import Transport, TransportError
 from sfprotocol import codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.machine import Machine
-from sfprotocol.messages import Feed, ManifestReply, ManifestRequest
+from sfprotocol.messages import Card, Feed, ManifestReply, ManifestRequest, RunParameters
+from sfprotocol.names import Names
 from sfprotocol.signing import Sign
 
 _INCARNATION = "incarnation"
@@ -78,15 +79,12 @@ async def fetch_manifest(transport: Transport, peers: tuple[str, ...]) -> Manife
     unusable: UserError | None = None
     for address in peers:
         try:
-            reply = codec.decode(await transport.request(address, codec.encode(ManifestRequest())))
+            manifest = await ask_manifest(transport, address)
         except (TransportError, RemoteProtocolError) as error:
             reasons.append(f"{address}: {error}")
             continue
-        if not isinstance(reply, ManifestReply):
-            reasons.append(f"{address}: sent something else than a manifest")
-            continue
         try:
-            return Manifest.from_canonical(reply.manifest, address)
+            return Manifest.from_canonical(manifest, address)
         except UserError as error:
             unusable = unusable or error
     raise unusable or UserError(
@@ -167,7 +165,15 @@ def open_machine(
         draw_incarnation=draw_incarnation,
         proven=proven,
         now=now,
+        cards=kept_cards(update_log, parameters),
+        names=Names(settings.display_name, settings.team),
     )
+
+
+def kept_cards(update_log: UpdateLog, run: RunParameters) -> list[Card]:
+    """What origins were called when this log was last written; they were verified then."""
+    messages = (codec.decode(record.frame, run.scalar_bytes) for record in update_log.cards())
+    return [message for message in messages if isinstance(message, Card)]
 
 
 def _never_sign(_: bytes) -> bytes:

@@ -48,6 +48,7 @@ class Checks:
         living = [node for node in self._world.living() if node.quiet]
         for node in living:
             self._exact(node)
+            self._named(node)
         self._turn += SAMPLE
         for node in (living[self._turn % len(living) :] + living)[:SAMPLE] if living else ():
             self._bounded(node)
@@ -64,6 +65,12 @@ class Checks:
             raise Violation(
                 "digest", f"{node.name} has another digest than somebody of its set", (node.name,)
             )
+
+    def _named(self, node: Node) -> None:
+        """Nobody goes by a name that he has not given himself."""
+        for card in node.machine.cards:
+            if card.name not in self._world.names.get(card.feed.origin, {card.name}):
+                raise Violation("names", f"{node.name} calls somebody {card.name}", (node.name,))
 
     def _bounded(self, node: Node) -> None:
         size = entries(node.machine)

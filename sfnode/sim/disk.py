@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from sfnode.sim.failures import Violation
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
-from sfprotocol.events import Action, Admit, ContinueAs, Cut
+from sfprotocol.events import Action, Admit, ContinueAs, Cut, KeepCard
 from sfprotocol.frontier import Frontier, drop_updates, first_updates
-from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
+from sfprotocol.messages import Card, EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.seeds import feed_key
 from sfprotocol.signing import extend, genesis
 
@@ -55,12 +55,13 @@ class Disk:
         self.run = run
         self.own = own
         self.shelves: dict[Feed, Shelf] = {}
+        self.cards: dict[Feed, Card] = {}
         self._unsynced: list[Action] = []
 
     def write(self, actions: Iterable[Action]) -> bool:
         """Note what has to be durable; whether there was anything."""
         before = len(self._unsynced)
-        self._unsynced += [a for a in actions if isinstance(a, (Admit, Cut, ContinueAs))]
+        self._unsynced += [a for a in actions if isinstance(a, (Admit, Cut, KeepCard, ContinueAs))]
         return len(self._unsynced) > before
 
     @property
@@ -77,6 +78,8 @@ class Disk:
                     self._append(action)
                 case Cut(proof=proof):
                     self._cut(proof)
+                case KeepCard(card=card):
+                    self.cards[card.feed] = card
                 case ContinueAs(feed=feed):
                     self.own = feed
         return [action for action in actions if isinstance(action, Admit)]

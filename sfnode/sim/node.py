@@ -31,6 +31,7 @@ from sfprotocol.events import (
     Event,
     Examine,
     Examined,
+    KeepCard,
     LinkDown,
     LinkUp,
     OwnUpdates,
@@ -43,6 +44,7 @@ from sfprotocol.events import (
 )
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed, Message, Proof, Segment
+from sfprotocol.names import Names
 
 if TYPE_CHECKING:
     from sfnode.sim.world import World
@@ -118,6 +120,8 @@ class Node:
             draw_incarnation=self._draw,
             proven=fresh or not self.met,
             now=self.clock(),
+            cards=self.disk.cards.values(),
+            names=Names(self.name),
             verify=self.world.verify,
         )
         self.applied = Applied(self.disk, self.world.oracle)
@@ -324,6 +328,8 @@ class Node:
                     self._drop(action)
                 case ContinueAs(feed=feed):
                     self._note("renews", feed.incarnation)
+                case KeepCard(card=card):
+                    self._note("is told a name", card.name)
 
     def _send(self, link: int, message: Message) -> None:
         if end := self.ends.get(link):

@@ -55,6 +55,8 @@ class World:
         self.random = Random(f"{seed}/troubles")
         self.nodes: dict[str, Node] = {}
         """All honest nodes, those that are away or have left included."""
+        self.names: dict[bytes, set[str]] = {}
+        """What each honest origin calls itself; twins do not agree."""
         self.left: set[str] = set()
         """Nodes that will not come back."""
         self.half_time = float("inf")
@@ -80,6 +82,7 @@ class World:
         else:
             self.oracle.honest.add(origin_of(node.key))
         self.nodes[name] = node
+        self.names.setdefault(origin_of(node.key), set()).add(name)
         return node
 
     def living(self) -> Iterator[Node]:

@@ -120,6 +120,20 @@ def open_data_dir(path: Path) -> DataDir:
     return DataDir(path, descriptor)
 
 
+def holder(path: Path) -> int | None:
+    """The process that holds this folder, 0 if it has not said which it is; None if nobody does."""
+    try:
+        with Layout(path).lock.open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                said = lock.read().strip()
+                return int(said) if said.isdecimal() else 0
+    except OSError:  # there is no folder, or it is not ours to look into
+        return None
+    return None
+
+
 def moved(log: UpdateLog) -> bool:
     """Whether this log cannot be shown to be the very file that our feed was last continued from.
 

@@ -52,7 +52,12 @@ def disk_faults(path: Path) -> Iterator[None]:
 
 def sync_folder(folder: Path) -> None:
     """Make the names of new files in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    sync_file(folder)
+
+
+def sync_file(file: Path) -> None:
+    """Make what was written to a file survive a power cut."""
+    descriptor = os.open(file, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

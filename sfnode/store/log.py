@@ -27,14 +27,14 @@ from typing import NamedTuple
 from sfnode.store import rows, schema
 from sfnode.store.faults import BrokenRowError, disk_faults, unusable
 from sfnode.store.recent import Recent
-from sfnode.store.rows import CutRecord, Record
+from sfnode.store.rows import CardRecord, CutRecord, Record
 from sfprotocol import seeds
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.frontier import drop_updates, first_updates
 from sfprotocol.messages import EpochScalars, Feed, Segment
 from sfprotocol.signing import extend, genesis
 
-__all__ = ["CutRecord", "Record", "Tail", "UpdateLog"]
+__all__ = ["CardRecord", "CutRecord", "Record", "Tail", "UpdateLog"]
 
 LOOSE_ROWS = 64
 """Pack a feed after this many small rows: 64 rows of one update take 8 KB, and packing more often would write
@@ -46,6 +46,8 @@ _SINCE = """SELECT first, body FROM segment WHERE feed = ?1
 _AROUND = "SELECT first, body FROM segment WHERE feed = ? AND first <= ? ORDER BY first DESC LIMIT 2"
 _CUTS = """SELECT f.id, f.origin, f.incarnation, c.step, c.chain, c.proof
     FROM cut c JOIN feed f ON f.id = c.feed"""
+_CARDS = """SELECT f.origin, f.incarnation, c.frame FROM card c JOIN feed f ON f.id = c.feed
+    ORDER BY f.origin, f.incarnation"""
 _LAST = """SELECT f.id, f.origin, f.incarnation, s.first, s.body FROM feed f CROSS JOIN segment s
     ON s.feed = f.id AND s.first = (SELECT max(first) FROM segment WHERE feed = f.id)"""
 _ALL = """SELECT f.origin, f.incarnation, s.first, s.body FROM feed f CROSS JOIN segment s ON s.feed = f.id
@@ -143,14 +145,19 @@ class UpdateLog:
 
     # -- writing -------------------------------------------------------------------------------------
 
-    def append(self, records: Sequence[Record], cuts: Sequence[CutRecord] = ()) -> None:
-        """Add these segments and cuts in one transaction, durably; nothing of them on any error.
+    def append(
+        self,
+        records: Sequence[Record],
+        cuts: Sequence[CutRecord] = (),
+        cards: Sequence[CardRecord] = (),
+    ) -> None:
+        """Add these segments, cuts and cards in one transaction, durably; nothing of them on any error.
 
-        A cut takes the place of an earlier one of the same feed. Raises LocalProtocolError when a record does
-        not continue its feed, UserError DISK_FULL when there is no room. After either the log stands where it
-        stood and may be used further.
+        A cut or a card takes the place of an earlier one of the same feed. Raises LocalProtocolError when a
+        record does not continue its feed, UserError DISK_FULL when there is no room. After either the log
+        stands where it stood and may be used further.
         """
-        if not (records or cuts):
+        if not (records or cuts or cards):
             return
         with self._writing:
             moved = self._advance(records, cuts)
@@ -161,6 +168,10 @@ class UpdateLog:
                         _pack(db, standing)
                 rows_of_cuts = [(moved[cut.feed].number, cut.at, cut.chain, cut.proof) for cut in cuts]
                 db.executemany("INSERT OR REPLACE INTO cut VALUES (?, ?, ?, ?)", rows_of_cuts)
+                rows_of_cards = [
+                    ((moved.get(feed) or self._standings[feed]).number, frame) for feed, frame in cards
+                ]
+                db.executemany("INSERT OR REPLACE INTO card VALUES (?, ?)", rows_of_cards)
             self._adopt(records, cuts, moved)
 
     def set_meta(self, key: str, value: bytes) -> None:
@@ -240,6 +251,14 @@ class UpdateLog:
         with self._memory:
             cut = self._cuts.get(feed)
         return cut.proof if cut else None
+
+    def cards(self) -> list[CardRecord]:
+        """The kept cards, in the order of feeds."""
+        with self._reading, disk_faults(self.path):
+            if schema.version(self._reader) < schema.SINCE_CARDS:
+                return []
+            found = self._reader.execute(_CARDS).fetchall()
+        return [CardRecord(Feed(origin, incarnation), frame) for origin, incarnation, frame in found]
 
     def _counting(self, tail: Tail) -> Tail:
         cut = self._cuts.get(tail.feed)

@@ -44,6 +44,14 @@ class Record(NamedTuple):
     """Chain head (32 bytes) after the segment's last update (SPEC S2)."""
 
 
+class CardRecord(NamedTuple):
+    """What the origin of a feed calls itself."""
+
+    feed: Feed
+    frame: bytes
+    """The encoded Card."""
+
+
 class CutRecord(NamedTuple):
     """From step `at` on nothing of a feed counts (SPEC E4)."""
 

@@ -17,15 +17,20 @@ from sfnode.store.faults import corrupt
 APPLICATION_ID = int.from_bytes(b"sfup", "big")
 """Marks the file as ours in its SQLite header."""
 
-VERSION = 2
+VERSION = 3
 """Of the tables below. A log with a higher one was written by a newer sfnode."""
 
-SINCE_CUTS = 2
-"""The first version with the table of cuts."""
+SINCE_CUTS, SINCE_CARDS = 2, 3
+"""The first versions with the tables of cuts and of cards."""
 
 _CUT = """CREATE TABLE cut (
         feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, proof BLOB NOT NULL)"""
 """Feeds of which nothing counts from some step on (SPEC E4), and why."""
+
+_CARD = "CREATE TABLE card (feed INTEGER PRIMARY KEY, frame BLOB NOT NULL)"
+"""What the origins of feeds call themselves (SPEC K1), as encoded messages."""
+
+_ADDED = ((SINCE_CUTS, _CUT), (SINCE_CARDS, _CARD))
 
 _TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
@@ -35,7 +40,7 @@ _TABLES = (
     """CREATE TABLE segment (
         id INTEGER PRIMARY KEY, feed INTEGER NOT NULL, first INTEGER NOT NULL, body BLOB NOT NULL,
         UNIQUE (feed, first))""",
-    _CUT,
+    *(table for _, table in _ADDED),
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {VERSION}",
 )
@@ -80,11 +85,14 @@ def create(db: sqlite3.Connection, run_id: bytes) -> None:
 
 def upgrade(db: sqlite3.Connection) -> None:
     """Bring the tables of a log that an older sfnode wrote up to date, all or nothing."""
-    if version(db) >= SINCE_CUTS:
+    found = version(db)
+    if found == VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
-    for statement in (_CUT, f"PRAGMA user_version = {VERSION}"):
-        db.execute(statement)
+    for since, table in _ADDED:
+        if since > found:
+            db.execute(table)
+    db.execute(f"PRAGMA user_version = {VERSION}")
     db.execute("COMMIT")
 
 

@@ -28,6 +28,7 @@ from sfprotocol.events import (
     Event,
     Examine,
     Examined,
+    KeepCard,
     LinkDown,
     LinkUp,
     OwnUpdates,
@@ -44,6 +45,7 @@ from sfprotocol.frontier import Frontier
 from sfprotocol.inquiry import MAX_INQUIRIES
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed, Message, Proof, Summary
+from sfprotocol.names import Names
 from sfprotocol.sync import MAX_PULLS_PER_LINK
 
 MAX_RECORDED = 64
@@ -115,6 +117,8 @@ class Host:
             draw_incarnation=lambda: next(self.arena.incarnations),
             proven=fresh or not self.met,
             now=self.arena.now,
+            cards=self.disk.cards.values(),
+            names=Names(self.name),
             verify=VERIFY,
         )
         self.up = True
@@ -211,7 +215,7 @@ class Host:
                 codec.encode(proof, RUN.scalar_bytes)
                 assert forks.holds(RUN, proof, VERIFY), "a feed is cut by a proof that proves nothing"
                 assert self.arena.stories.may_be_cut(proof.feed), "an honest origin is cut"
-            case Admit() | ContinueAs():
+            case Admit() | KeepCard() | ContinueAs():
                 pass  # on disk by now
 
     def _serve(self, serve: Serve) -> None:

@@ -18,6 +18,7 @@ from sfprotocol.frontier import UNCUT
 from sfprotocol.messages import (
     Ahead,
     Branch,
+    Card,
     Claim,
     Feed,
     Goodbye,
@@ -194,6 +195,13 @@ def prune(arena: Arena, choices: Choices) -> Prune:
     return Prune(tuple(sorted({feed_key(RUN.run_id, *feed) for feed in some_feeds(arena, choices)})))
 
 
+def card(arena: Arena, choices: Choices) -> Card:
+    """One of many names, which may be another's."""
+    saga, _ = saga_of(arena, choices)
+    shown = saga.card(step(arena, saga.feed, choices), choices.pick(("", "a", "b")))
+    return replace(shown, feed=choices.pick(feeds(arena))) if choices.flip(4) else shown
+
+
 def out_of_place(arena: Arena, choices: Choices) -> Message:
     messages: tuple[Message, ...] = (
         Goodbye("so long"),
@@ -213,7 +221,10 @@ FORKS: Sequence[Writer] = 4 * (true_segment, story, true_proof, invented_proof, 
 )
 """What contradicts itself, all at once."""
 
-REST: Sequence[Writer] = (*2 * (true_segment, summary, truth, want, have, prune), crowd, hello, out_of_place)
+REST: Sequence[Writer] = (
+    *2 * (true_segment, summary, truth, want, have, prune),
+    *(crowd, hello, card, out_of_place),
+)
 
 MIXTURES = (TALES, TALES, FORKS, REST)
 

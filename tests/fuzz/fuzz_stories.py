@@ -6,14 +6,15 @@ Refuses to know what any node has of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfprotocol.frontier import drop_updates, first_updates
-from sfprotocol.messages import Branch, EpochScalars, Feed, Proof, RunParameters, Segment
+from sfprotocol.messages import Branch, Card, EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.seeds import feed_key
-from sfprotocol.signing import extend, genesis, head_message
+from sfprotocol.signing import card_message, extend, genesis, head_message
 
 RUN = RunParameters(bytes(range(32)), epoch_updates=16, update_budget=320, scalar_bytes=2, scalar_limit=1000)
 
@@ -89,6 +90,11 @@ class Saga:
         one, other = ((), ()) if empty else ((EpochScalars(0, (1,)),), (EpochScalars(0, (2,)),))
         branches = self.branch(at, chains[0], one), self.branch(at, chains[1], other)
         return Proof(self.feed, at, chains, branches)
+
+    def card(self, step: int, name: str) -> Card:
+        """What this origin calls itself from `step` on."""
+        unsigned = Card(self.feed, step, name, "", bytes(64))
+        return replace(unsigned, signature=key_of(self.name).sign(card_message(RUN.run_id, unsigned)))
 
 
 @cache

@@ -26,6 +26,7 @@ from sfprotocol.events import (
     Event,
     Examine,
     Examined,
+    KeepCard,
     LinkDown,
     LinkUp,
     OwnUpdates,
@@ -39,7 +40,8 @@ from sfprotocol.events import (
 )
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
-from sfprotocol.messages import EpochScalars, Feed, Message, Proof, RunParameters, Segment
+from sfprotocol.messages import Card, EpochScalars, Feed, Message, Proof, RunParameters, Segment
+from sfprotocol.names import NAMELESS, Names
 from sfprotocol.signing import extend
 
 LENGTH_BYTES = 3
@@ -75,11 +77,21 @@ class Wire:
 class Node:
     """A machine with its disk; `restart` makes a new machine from what the disk holds."""
 
-    def __init__(self, name: str, swarm: Swarm, *, relay: bool = False, run: RunParameters = RUN) -> None:
+    def __init__(
+        self,
+        name: str,
+        swarm: Swarm,
+        *,
+        relay: bool = False,
+        run: RunParameters = RUN,
+        called: Names = NAMELESS,
+    ) -> None:
         self.name = name
         self.swarm = swarm
         self.run = run
         self.log = Log()
+        self.cards: dict[Feed, Card] = {}
+        self.called = called
         self.own = None if relay else Feed(origin_of(name), swarm.random.getrandbits(32))
         self.wires: dict[int, Wire] = {}
         self.sent: Counter[str] = Counter()
@@ -100,6 +112,8 @@ class Node:
             draw_incarnation=lambda: self.swarm.random.getrandbits(32),
             proven=proven,
             now=self.swarm.now,
+            cards=self.cards.values(),
+            names=self.called,
         )
 
     def restart(self) -> None:
@@ -147,7 +161,7 @@ class Node:
                 segment = replace(self.log.read(feed, first), hops=hops)
                 self.updates_sent += segment.count
                 self._send(link, segment)
-                self.machine.handle(Served(link, feed, segment.stop, hops), self.swarm.now)
+                self.handle(Served(link, feed, segment.stop, hops))
             case Cut(proof=proof):
                 self.log.cut(proof, self.machine.frontier.state(proof.feed).cut_chain)
             case ShowProof(link=link, feed=feed):
@@ -161,6 +175,8 @@ class Node:
                 self.faults.append(fault)
                 if link in self.wires:
                     self.swarm.hang_up(self.wires[link])
+            case KeepCard(card=card):
+                self.cards[card.feed] = card
             case ContinueAs(feed=feed):
                 self.own = feed
 
@@ -199,8 +215,8 @@ class Swarm:
     def __getitem__(self, name: str) -> Node:
         return self.nodes[name]
 
-    def add(self, name: str, *, relay: bool = False) -> Node:
-        self.nodes[name] = Node(name, self, relay=relay)
+    def add(self, name: str, *, relay: bool = False, called: Names = NAMELESS) -> Node:
+        self.nodes[name] = Node(name, self, relay=relay, called=called)
         return self.nodes[name]
 
     # -- links -------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sfprotocol import codec
+from sfprotocol import codec, names
 from sfprotocol.codec import MAX_ENTRIES, MAX_FRAME, MAX_PART_BYTES, MAX_SEGMENT_UPDATES
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.messages import (
     Ahead,
     Branch,
+    Card,
     Claim,
     EpochScalars,
     Feed,
@@ -57,6 +58,9 @@ def parts(scalar: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[EpochScalar
     )
 
 
+NAMES = st.text(max_size=12).filter(lambda text: not names.fault(text))
+
+
 def messages(scalar_bytes: int) -> st.SearchStrategy[Message]:
     bound = 1 << (8 * scalar_bytes - 1)
     signature = st.binary(min_size=64, max_size=64)
@@ -74,6 +78,7 @@ def messages(scalar_bytes: int) -> st.SearchStrategy[Message]:
         st.builds(ManifestReply, st.binary(max_size=300)),
         st.builds(PartRequest, B32, U32, U32, st.integers(1, MAX_PART_BYTES)),
         st.builds(PartReply, st.integers(300, 2**32 - 1), st.binary(max_size=300)),
+        st.builds(Card, st.builds(Feed, B32, U32), U32, NAMES, NAMES, signature),
         st.builds(Goodbye, st.text(max_size=50)),
     )
 
@@ -199,6 +204,8 @@ GOOD = Segment(1, 0, (EpochScalars(0, (1,)),), bytes(64))
         Want(entries(MAX_ENTRIES + 1)),
         Hello(1, b"short", 0, 0),
         Goodbye("é" * 101),
+        Card(Feed(bytes(32), 0), 1, "é" * 17, "", bytes(64)),
+        Card(Feed(bytes(32), 0), 1, "", "\ud800", bytes(64)),
     ],
     ids=str,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.runtime import sharing
-from sfprotocol import codec, flood, inquiry, invitation, listing, machine, sync
+from sfprotocol import cards, codec, flood, inquiry, invitation, listing, machine, names, sync
 
 ROOT = Path(__file__).parents[2]
 SPEC = (ROOT / "protocol" / "SPEC.md").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def test_rules_are_numbered_without_gaps_and_once() -> None:
         letters, number = numbered(rule)
         by_letter.setdefault(letters, []).append(number)
     assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in by_letter.values())
-    assert set(by_letter) == {"V", "M", "R", "U", "S", "D", "C", "F", "L", "FL", "A", "E", "B", "N", "I"}
+    assert set(by_letter) == {"V", "M", "R", "U", "S", "D", "C", "F", "L", "FL", "A", "E", "B", "N", "K", "I"}
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -74,7 +74,7 @@ def test_the_search_finds_what_it_should() -> None:
 def test_protocol_sources_cite_the_rules() -> None:
     everything = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "protocol").rglob("*.py"))
     letters = {numbered(rule)[0] for rule in cited(everything)}
-    assert letters >= {"V", "R", "U", "S", "D", "C", "L", "FL", "A", "E", "B", "N", "I"}
+    assert letters >= {"V", "R", "U", "S", "D", "C", "L", "FL", "A", "E", "B", "N", "K", "I"}
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,8 @@ def test_protocol_sources_cite_the_rules() -> None:
             f"{sharing.SHARE_BURST:,.0f} bytes at once, {sharing.SHARE_RATE:,.0f} a second",
         ),
         ("characters of a link", f"{invitation.MAX_LINK:,}"),
+        ("name, team", f"{names.MAX_NAME} bytes"),
+        ("updates between two cards of a feed", f"{cards.CARD_STEPS}"),
         ("reason of a Goodbye", f"{codec.MAX_REASON} bytes"),
         ("feeds of a run, and unproven names taught by one link", f"{machine.MAX_FEEDS:,}"),
         ("hops of pushing", f"{flood.TTL}"),

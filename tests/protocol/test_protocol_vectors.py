@@ -22,6 +22,7 @@ from sfprotocol.machine import Machine
 from sfprotocol.messages import (
     Ahead,
     Branch,
+    Card,
     Claim,
     EpochScalars,
     Feed,
@@ -209,6 +210,17 @@ def test_state_digests(vector: dict[str, Any]) -> None:
     assert [claim.tag.hex() for claim in frontier.claims()] == [entry["tag"] for entry in vector["frontier"]]
 
 
+@pytest.mark.parametrize("vector", SIGNING["cards"])
+def test_cards(vector: dict[str, Any]) -> None:
+    card = read_message(vector["card"])
+    assert isinstance(card, Card)
+    message = signing.card_message(RUN.run_id, card)
+    assert message.hex() == vector["signed"]
+    assert signing.signed_by(card.feed.origin, message, card.signature)
+    renamed = signing.card_message(RUN.run_id, replace(card, name="Bob"))
+    assert not signing.signed_by(card.feed.origin, renamed, card.signature)
+
+
 @pytest.mark.parametrize("origin", SIGNING["weak_origins"])
 def test_weak_origins_are_refused(origin: str) -> None:
     assert not signing.sound(bytes.fromhex(origin))
@@ -235,7 +247,10 @@ def test_there_is_a_vector_for_every_message_type_and_every_rule_of_decoding() -
     assert {vector["message"]["type"] for vector in CODEC["valid"]} == {
         kind.__name__ for kind in messages.Message.__args__
     }
-    assert {vector["rule"] for vector in CODEC["invalid"]} == {f"C{n}" for n in (2, 3, 4, 5, 6, 7, 8)}
+    assert {vector["rule"] for vector in CODEC["invalid"]} == {
+        "K2",
+        *(f"C{n}" for n in (2, 3, 4, 5, 6, 7, 8)),
+    }
 
 
 # -- conversations -----------------------------------------------------------------------------------

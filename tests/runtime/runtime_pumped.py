@@ -12,7 +12,7 @@ from runtime_helpers import machine, manifest
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.runtime.driver import Driver
-from sfnode.store.log import CutRecord, Record, UpdateLog
+from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
 from sfnode.transport.base import Link
 from sfnode.transport.memory import MemoryTransport, Network
 from sfprotocol import codec
@@ -32,12 +32,17 @@ class GatedLog(UpdateLog):
         self.waiting = threading.Event()
         self.failure: Exception | None = None
 
-    def append(self, records: Sequence[Record], cuts: Sequence[CutRecord] = ()) -> None:
+    def append(
+        self,
+        records: Sequence[Record],
+        cuts: Sequence[CutRecord] = (),
+        cards: Sequence[CardRecord] = (),
+    ) -> None:
         self.waiting.set()
         self.gate.wait()
         if self.failure:
             raise self.failure
-        super().append(records, cuts)
+        super().append(records, cuts, cards)
 
 
 class Pumped:

@@ -17,7 +17,7 @@ from store_helpers import RUN_ID, Author, unpacked
 
 from sfnode.errors import Code, UserError
 from sfnode.store import schema
-from sfnode.store.log import LOOSE_ROWS, CutRecord, Record, UpdateLog
+from sfnode.store.log import LOOSE_ROWS, CardRecord, CutRecord, Record, UpdateLog
 from sfnode.store.rows import PACKED_UPDATES, SMALL_UPDATES
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.errors import LocalProtocolError
@@ -483,9 +483,22 @@ def test_a_log_of_the_version_before_cuts_is_read_and_brought_up_to_date(path: P
         log.append([author.write(range(3))])
     with closing(sqlite3.connect(path)) as db:
         db.execute("DROP TABLE cut")
+        db.execute("DROP TABLE card")
         db.execute("PRAGMA user_version = 1")
     with UpdateLog.open(path, RUN_ID, read_only=True) as log:
-        assert (log.updates(), log.cuts()) == (3, [])
+        assert (log.updates(), log.cuts(), log.cards()) == (3, [], [])
     with UpdateLog.open(path, RUN_ID) as log:
-        log.append([], [CutRecord(author.feed, 1, log.past(author.feed, 1)[0], b"proof")])
-        assert log.updates() == 1
+        card = CardRecord(author.feed, b"card")
+        log.append([], [CutRecord(author.feed, 1, log.past(author.feed, 1)[0], b"proof")], [card])
+        assert (log.updates(), log.cards()) == (1, [card])
+
+
+def test_the_newest_card_of_each_feed_is_kept(path: Path) -> None:
+    ann, bob = sorted([Author(1), Author(2)], key=lambda author: author.feed)
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([bob.write(range(3))], cards=[CardRecord(bob.feed, b"bob")])
+        log.append([ann.write(range(3))])
+        log.append([], cards=[CardRecord(ann.feed, b"ann")])
+        log.append([], cards=[CardRecord(bob.feed, b"robert")])
+    with UpdateLog.open(path, RUN_ID, read_only=True) as log:
+        assert log.cards() == [CardRecord(ann.feed, b"ann"), CardRecord(bob.feed, b"robert")]
