@@ -7,6 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FRAME_COST = 256
+"""What a frame without news costs besides its bytes: to decode one takes as long as to hash some hundred."""
+
+FORGERY_COST = 4096
+"""What a signature that does not verify costs besides: the most expensive thing a stranger can make us do."""
+
+WASTE_RATE, WASTE_RATE_PER_FEED = 131_072.0, 256.0
+WASTE_BURST, WASTE_BURST_PER_FEED = 1_048_576.0, 1024.0
+"""Bytes that a link may waste in a second and at once (SPEC L8). An honest peer announces and repeats a feed
+a few times a second and tells all feeds now and then; a peer that talks nonsense as fast as it may takes 1 %
+of a core for as long as its bucket lasts, and is then gone."""
+
 
 @dataclass(slots=True)
 class Bucket:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sfprotocol.budget import Bucket
+from sfprotocol.budget import WASTE_BURST, WASTE_BURST_PER_FEED, WASTE_RATE, WASTE_RATE_PER_FEED, Bucket
 from sfprotocol.codec import MAX_ENTRIES, MAX_SEGMENT_UPDATES
+from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Action, LinkId, Serve, Served, Transmit
 from sfprotocol.frontier import FeedState, Frontier
 from sfprotocol.inquiry import Inquiry
@@ -43,6 +44,10 @@ origin makes in excess of this is announced, and pulled in larger pieces."""
 
 NO_TAG = bytes(4)
 """The tag of an entry that claims nothing."""
+
+MAX_FEEDS = 65_536
+"""Feeds of one run, and names that one link may teach us of feeds of which we have nothing: 40 MB for the
+frontier, 20 MB (32 MB if all names are invented) for a link. Beyond that, sum regions (DESIGN section 8)."""
 
 MAX_BURST = 64
 """Segments handed to a link before it must report Writable: keeps one link from starving the others."""
@@ -130,6 +135,27 @@ class Link:
         """By its own word the peer has everything of `feed` before step `following`."""
         if following > self.has.get(feed, 0):
             self.has[feed] = following
+
+    def learn(self, feed: Feed, frontier: Frontier) -> bool:
+        """Note a feed's full name, so that segments on this link can use its key; False beyond MAX_FEEDS."""
+        if feed not in frontier and feed not in self.named:
+            if max(len(frontier), len(self.names)) >= MAX_FEEDS:
+                return False
+            self.names.setdefault(frontier.state(feed).key, []).append(feed)
+        self.named.add(feed)
+        return True
+
+    def feeds_of(self, key: int, frontier: Frontier) -> list[Feed]:
+        """The feeds that a key on this link may mean."""
+        return list(dict.fromkeys([*frontier.keyed(key), *self.names.get(key, ())]))
+
+    def charge(self, cost: float, frontier: Frontier, now: float) -> None:
+        """Count what this peer has wasted of our time; RemoteProtocolError when it is too much (SPEC L8)."""
+        feeds = len(frontier)
+        rate = WASTE_RATE + WASTE_RATE_PER_FEED * feeds
+        burst = WASTE_BURST + WASTE_BURST_PER_FEED * feeds
+        if not self.budget.take(cost, now, rate=rate, burst=burst):
+            raise RemoteProtocolError("L8", "more than its share of frames without news")
 
     def position(self, feed: Feed) -> int:
         """The first step of `feed` that the peer has not, or need not be sent unless it asks."""

@@ -13,8 +13,8 @@ and the node itself through
 
 The frontier moves forward in exactly one place, `_admit`, and always together with an Admit action; that is
 the whole exactness argument: whatever happens on the links, an update enters once, in order, verified, or not
-at all. It moves back in one place, `_cut`, together with a Cut action, when an origin is proven to have
-signed two histories of one feed.
+at all. It moves back in one place, `Disputes.cut`, together with a Cut action, when an origin is
+proven to have signed two histories of one feed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 
-from sfprotocol import PROTOCOL_VERSION, admission, codec, flood, forks, inquiry, seeds, sync
+from sfprotocol import PROTOCOL_VERSION, admission, codec, flood, inquiry, sync
 from sfprotocol.admission import Verified
-from sfprotocol.budget import Bucket
+from sfprotocol.budget import FORGERY_COST, FRAME_COST, Bucket
 from sfprotocol.cards import Cards
+from sfprotocol.disputes import Disputes
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import (
     Action,
     Admit,
     ContinueAs,
     Counters,
-    Cut,
     Drop,
     Event,
     Examine,
@@ -45,7 +45,6 @@ from sfprotocol.events import (
     OwnUpdates,
     Received,
     Served,
-    ShowProof,
     Transmit,
     Wake,
     Writable,
@@ -54,7 +53,6 @@ from sfprotocol.flood import Link, Tree
 from sfprotocol.frontier import UNCUT, FeedState, Frontier
 from sfprotocol.messages import (
     Card,
-    Claim,
     Feed,
     Goodbye,
     Have,
@@ -69,12 +67,8 @@ from sfprotocol.messages import (
 )
 from sfprotocol.names import NAMELESS, Names
 from sfprotocol.own import OwnFeed
-from sfprotocol.signing import Sign, Verify, extend, genesis, head_message, sound, verifies
-from sfprotocol.sync import Pulls
-
-SYNC_INTERVAL = 1.0
-"""Seconds between Summaries, each to the next link in turn: with 6 links every neighbour hears of us every
-6 s and we of it, which costs a quiet node 50 bytes a second."""
+from sfprotocol.signing import Sign, Verify, extend, head_message, verifies
+from sfprotocol.sync import SYNC_INTERVAL, Pulls
 
 LINK_TIMEOUT = 60.0
 """Seconds without a frame after which a link is dropped. Twelve links hear a Summary every 12 s."""
@@ -83,27 +77,8 @@ ASK_TIMEOUT = 20.0
 """Seconds that a node with a past waits for a witness of its own feed (SPEC I2): a dial, a Hello and a full
 list of feeds over a slow line, twice."""
 
-MAX_FEEDS = 65_536
-"""Feeds of one run, and names that one link may teach us of feeds of which we have nothing: 40 MB for the
-frontier, 20 MB (32 MB if all names are invented) for a link. Beyond that, sum regions (DESIGN section 8)."""
-
 MAX_LET_DOWN = 8
 """Pulls that may come to nothing on a link that brings nothing else either, before it is dropped."""
-
-SHOW_AGAIN = 10.0
-"""Seconds after which a peer that does not seem to know a proof is sent it again."""
-
-FRAME_COST = 256
-"""What a frame without news costs besides its bytes: to decode one takes as long as to hash some hundred."""
-
-FORGERY_COST = 4096
-"""What a signature that does not verify costs besides: the most expensive thing a stranger can make us do."""
-
-WASTE_RATE, WASTE_RATE_PER_FEED = 131_072.0, 256.0
-WASTE_BURST, WASTE_BURST_PER_FEED = 1_048_576.0, 1024.0
-"""Bytes that a link may waste in a second and at once (SPEC L8). An honest peer announces and repeats a feed
-a few times a second and tells all feeds now and then; a peer that talks nonsense as fast as it may takes 1 %
-of a core for as long as its bucket lasts, and is then gone."""
 
 
 class Machine:
@@ -138,6 +113,9 @@ class Machine:
         self._turn = 0
         self._pulls = Pulls(frontier, self.links)
         self._tree = Tree()
+        self._disputes = Disputes(
+            frontier, self.links, self._pulls, self.counters, verify=verify, after_cut=self._after_cut
+        )
         if own is not None and frontier.is_cut(own):
             raise LocalProtocolError("the own feed is cut: it takes a new incarnation")
 
@@ -179,8 +157,8 @@ class Machine:
                 return self._on_writable(link_id)
             case Served(link=link_id):
                 return self._on_served(link_id, event, now)
-            case Examined():
-                return self._on_examined(event, now)
+            case Examined(link=link_id):
+                return self._on_examined(link_id, event, now)
             case LinkUp(link=link_id, peer=peer):
                 return self._on_up(link_id, peer, now)
             case LinkDown(link=link_id):
@@ -222,6 +200,12 @@ class Machine:
         flood.served(link, event, self.frontier, now)
         return self.cards.tell(link, event.feed)
 
+    def _on_examined(self, link_id: LinkId, event: Examined, now: float) -> list[Action]:
+        try:
+            return self._disputes.examined(event, now)
+        except RemoteProtocolError as error:
+            return self._drop(self.links[link_id], str(error), now)
+
     def _flush_all(self) -> list[Action]:
         return [action for link in self.links.values() for action in flood.flush(link, self.frontier)]
 
@@ -236,18 +220,10 @@ class Machine:
         try:
             actions = self._on_message(link, codec.decode(frame, self.run.scalar_bytes), now)
             if self.counters.news == before:
-                self._charge(link, len(frame) + FRAME_COST, now)
+                link.charge(len(frame) + FRAME_COST, self.frontier, now)
         except RemoteProtocolError as error:
             return self._drop(link, str(error), now)
         return actions
-
-    def _charge(self, link: Link, cost: float, now: float) -> None:
-        """Count what this peer has wasted of our time; RemoteProtocolError when it is too much (SPEC L8)."""
-        feeds = len(self.frontier)
-        rate = WASTE_RATE + WASTE_RATE_PER_FEED * feeds
-        burst = WASTE_BURST + WASTE_BURST_PER_FEED * feeds
-        if not link.budget.take(cost, now, rate=rate, burst=burst):
-            raise RemoteProtocolError("L8", "more than its share of frames without news")
 
     def _on_message(self, link: Link, message: Message, now: float) -> list[Action]:
         match message:
@@ -268,7 +244,7 @@ class Machine:
             case Prune():
                 return self._on_prune(link, message)
             case Proof():
-                return self._on_proof(link, message, now)
+                return self._disputes.proven(link, message, now)
             case Card():
                 return self._on_card(link, message, now)
             case _:
@@ -296,9 +272,9 @@ class Machine:
         for claim in summary.entries:
             if claim.next > self.run.update_budget:
                 raise RemoteProtocolError("U6", "a feed longer than the run")
-            if self._learn(link, claim.feed):
-                self._heard_of(link, claim.feed, claim.next, now)
-                actions += self._check_tag(link, claim, now)
+            if link.learn(claim.feed, self.frontier):
+                self._pulls.heard_of(link, claim.feed, claim.next, now)
+                actions += self._disputes.check_tag(link, claim, now)
         actions += self._check_own(link)
         if not link.synced:  # what was there before us; what is new now is most likely on its way
             actions += self._pulls.ask(link, (claim.feed for claim in summary.entries), now)
@@ -312,17 +288,10 @@ class Machine:
         for entry in have.entries:
             if entry.next > self.run.update_budget:
                 raise RemoteProtocolError("U6", "a feed longer than the run")
-            feeds = self._feeds_of(link, entry.feed_key)
+            feeds = link.feeds_of(entry.feed_key, self.frontier)
             if len(feeds) == 1:
-                self._heard_of(link, feeds[0], entry.next, now)
+                self._pulls.heard_of(link, feeds[0], entry.next, now)
         return []
-
-    def _heard_of(self, link: Link, feed: Feed, following: int, now: float) -> None:
-        """The peer has everything of `feed` before step `following`: ask for it unless it comes by itself."""
-        link.heard_of(feed, following)
-        if self.frontier.lacks(feed, following):
-            link.ahead[feed] = None
-            self._pulls.expect(feed, now + sync.GRAFT_DELAY)
 
     def _compare(self, link: Link, digest: bytes, now: float) -> None:
         link.agreed = digest == self.frontier.digest()
@@ -331,27 +300,15 @@ class Machine:
         elif link.mismatch_since is None:
             link.mismatch_since = now
 
-    def _learn(self, link: Link, feed: Feed) -> bool:
-        """Note a feed's full name, so that segments on `link` can use its key; False beyond MAX_FEEDS."""
-        if feed not in self.frontier and feed not in link.named:
-            if max(len(self.frontier), len(link.names)) >= MAX_FEEDS:
-                return False
-            link.names.setdefault(seeds.feed_key(self.run.run_id, *feed), []).append(feed)
-        link.named.add(feed)
-        return True
-
-    def _feeds_of(self, link: Link, key: int) -> list[Feed]:
-        """The feeds that a key on this link may mean."""
-        return list(dict.fromkeys([*self.frontier.keyed(key), *link.names.get(key, ())]))
-
     def _on_want(self, link: Link, want: Want, now: float) -> list[Action]:
         """Whatever we believed of the peer, what it asks for it has not."""
         actions: list[Action] = []
         for feed, following in want.entries:
             if feed not in self.frontier:
                 continue
-            self._charge(link, 2 * max(0, link.sent.get(feed, 0) - following), now)  # sent before
-            actions += self._show(link, feed, now)
+            repeated = max(0, link.sent.get(feed, 0) - following)
+            link.charge(2 * repeated, self.frontier, now)
+            actions += self._disputes.show(link, feed, now)
             link.named.add(feed)
             link.lazy.discard(feed)
             link.has[feed] = link.sent[feed] = following
@@ -386,7 +343,7 @@ class Machine:
                 actions += self._drop(link, "A9: promises and does not deliver", now)
             else:
                 self._expect_ahead(link, now)
-                actions += self._show_again(link, now)
+                actions += self._disputes.show_again(link, now)
         ready = [link for link in self.links.values() if link.greeted]
         if ready:
             self._turn += 1
@@ -445,6 +402,9 @@ class Machine:
         signed = Verified(replace(segment, signature=signature), chain, segment.count, chain)
         return [*self._admit(event.feed, signed, None, 0, now), *self._flush_all()]
 
+    def _after_cut(self, feed: Feed) -> list[Action]:
+        return self._continue_anew() if feed == self.own else []
+
     # -- cards -------------------------------------------------------------------------------------
 
     def _on_card(self, link: Link, card: Card, now: float) -> list[Action]:
@@ -452,7 +412,7 @@ class Machine:
         if not self.cards.is_due(self.frontier.state(card.feed), card.step):
             return []
         if not self.cards.is_signed(card):
-            self._charge(link, FORGERY_COST, now)
+            link.charge(FORGERY_COST, self.frontier, now)
             return []
         link.cards[card.feed] = card.step
         self.counters.cards += 1
@@ -474,7 +434,7 @@ class Machine:
     def _on_segment(self, link: Link, segment: Segment, now: float) -> list[Action]:
         """Fresh, or else duplicate, gap or unverified. Feeds may share a key: only a signature decides."""
         self.counters.segments += 1
-        states = [self.frontier.state(feed) for feed in self._feeds_of(link, segment.feed_key)]
+        states = [self.frontier.state(feed) for feed in link.feeds_of(segment.feed_key, self.frontier)]
         for state in states:
             if verified := admission.verify(self.run, state, segment, self._verify):
                 return self._on_fresh(link, state, verified, now)
@@ -490,7 +450,7 @@ class Machine:
         actions: list[Action] = []
         for state in states:
             if segment.first < state.next and inquiry.under_way(link, state, now):
-                self._charge(link, FORGERY_COST, now)
+                link.charge(FORGERY_COST, self.frontier, now)
                 actions.append(Examine(link.id, state.feed, segment))
             elif admission.due(state, segment) and state.next and state.cut == UNCUT:
                 actions += inquiry.begin(link, state, now, whole=True)
@@ -502,10 +462,10 @@ class Machine:
         if segment.first < state.next and inquiry.under_way(link, state, now):
             return [Examine(link.id, feed, segment)]
         if admission.due(state, segment):
-            return self._on_unverified(link, state, segment, now)
-        self._heard_of(link, feed, segment.stop, now)
+            return self._disputes.unverified(link, state, segment, now)
+        self._pulls.heard_of(link, feed, segment.stop, now)
         if segment.stop > state.cut:
-            return self._show(link, feed, now)
+            return self._disputes.show(link, feed, now)
         if segment.stop <= state.next:
             self.counters.duplicates += 1
             return self._on_duplicate(link, state, segment, now)
@@ -546,118 +506,3 @@ class Machine:
         self._pulls.progressed(feed, link, now)
         flood.mark(self.links, self.frontier.state(feed), segment, hops, now)
         return [Admit(feed, segment, chain, counted)]
-
-    # -- forks -------------------------------------------------------------------------------------
-
-    def _on_unverified(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
-        """Garbage, or another history of the feed: this peer is asked where its history joins ours (A7).
-
-        The link stays, within its budget: an honest peer that holds the other branch of a fork must not be
-        cut off.
-        """
-        self.counters.rejected += 1
-        self._charge(link, FORGERY_COST, now)
-        self._pulls.forget(state.feed, link, now)
-        if not state.next:
-            inquiry.avoid(link, state, now)
-            return self._pulls.wake(now)
-        if state.cut == UNCUT:
-            return [*inquiry.begin(link, state, now), *self._pulls.wake(now)]
-        rest = admission.without_front(segment, state.next)
-        return [Examine(link.id, state.feed, rest), *self._pulls.wake(now)]
-
-    def _check_tag(self, link: Link, claim: Claim, now: float) -> list[Action]:
-        """At equal positions, other tags mean other histories, or a cut that one side does not know (A8)."""
-        state = self.frontier.state(claim.feed)
-        if state.cut <= claim.next and claim.tag != state.claim().tag:
-            return self._show(link, claim.feed, now)
-        if claim.next != state.next or claim.tag in (flood.NO_TAG, state.claim().tag):
-            return []
-        ambiguous = len(self._feeds_of(link, state.key)) > 1
-        return inquiry.begin(link, state, now, whole=ambiguous)
-
-    def _on_proof(self, link: Link, proof: Proof, now: float) -> list[Action]:
-        """Two histories of one feed, signed by its origin (SPEC E1-E4). The cheap checks come first."""
-        state = self.frontier.state(proof.feed)
-        if not self._learn(link, proof.feed) or proof.cut > state.cut or not state.cut:
-            return self._show(link, proof.feed, now)
-        if proof.cut == state.cut and proof.chains[0] == state.cut_chain:
-            link.shown[proof.feed] = proof.cut, now
-            return []
-        if not sound(proof.feed.origin) or not forks.holds(self.run, proof, self._verify):
-            raise RemoteProtocolError("E1", "a proof that proves nothing")
-        ours = state.next > proof.at or (state.next == proof.at and state.next > 0)
-        if proof.cut and (ours or proof.cut == state.cut):
-            return [Examine(link.id, proof.feed, proof)]
-        return self._cut(proof, now)
-
-    def _on_examined(self, event: Examined, now: float) -> list[Action]:
-        state = self.frontier.state(event.feed)
-        if isinstance(event.against, Proof) and not event.against.cut <= state.cut:
-            return []
-        if state.cut != (event.kept.cut if event.kept else UNCUT):  # the log was read before it was cut
-            return [Examine(event.link, event.feed, event.against)]
-        finding = forks.judge(self.run, state, event, self._verify)
-        if finding.proof:
-            return self._cut(finding.proof, now)
-        link = self.links.get(event.link)
-        if link is None or isinstance(event.against, Proof):
-            return []
-        if finding.same_until is None and len(self._feeds_of(link, state.key)) > 1:
-            return []  # it was another feed's
-        if finding.same_until is None:
-            return self._on_strange(link, state, now)
-        return self._on_same(link, state, event, finding.same_until, now)
-
-    def _on_strange(self, link: Link, state: FeedState, now: float) -> list[Action]:
-        """What the peer has shown does not follow from our past."""
-        try:
-            self._charge(link, FORGERY_COST, now)
-        except RemoteProtocolError as error:
-            return self._drop(link, str(error), now)
-        return inquiry.look_further_back(link, state, now)
-
-    def _on_same(self, link: Link, state: FeedState, event: Examined, until: int, now: float) -> list[Action]:
-        """Up to step `until` the peer's history is ours; look at the rest of what it has shown."""
-        assert isinstance(event.against, Segment)
-        if until < min(event.against.stop, state.next):
-            return [Examine(link.id, event.feed, admission.without_front(event.against, until))]
-        if until >= state.next:
-            link.inquiries.pop(event.feed, None)
-            self._heard_of(link, event.feed, event.against.stop, now)
-        return []
-
-    def _cut(self, proof: Proof, now: float) -> list[Action]:
-        """The only place where the frontier moves back; tell everybody first (SPEC E3, E4)."""
-        feed, at = proof.feed, proof.cut
-        state = self.frontier.state(feed)
-        if at >= state.cut:
-            return []
-        stop = max(at, state.next)
-        for link in self.links.values():
-            link.inquiries.pop(feed, None)
-        self.frontier.cut(feed, at, proof.chains[0] if at else genesis(self.run.run_id, feed))
-        self.counters.cuts += 1
-        self._pulls.finish(feed)
-        shown = [action for link in self.links.values() for action in self._show(link, feed, now)]
-        anew = self._continue_anew() if feed == self.own else []
-        return [Cut(proof, stop), *shown, *anew]
-
-    def _show(self, link: Link, feed: Feed, now: float) -> list[Action]:
-        """Send the proof that `feed` is cut; nothing if it is not cut or the peer has it (SPEC E3)."""
-        state = self.frontier.state(feed)
-        if not link.greeted or state.cut == UNCUT:
-            return []
-        cut, since = link.shown.get(feed, (UNCUT, float("-inf")))
-        if cut == state.cut and now - since < SHOW_AGAIN:
-            return []
-        if now - since < SYNC_INTERVAL:
-            link.reshow[feed] = None
-            return []
-        link.shown[feed] = state.cut, now
-        return [ShowProof(link.id, feed)]
-
-    def _show_again(self, link: Link, now: float) -> list[Action]:
-        """What was put off, as an origin with a thousand forks must not spend its neighbours' budget."""
-        feeds, link.reshow = list(link.reshow), {}
-        return [action for feed in feeds for action in self._show(link, feed, now)]

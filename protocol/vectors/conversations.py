@@ -38,9 +38,10 @@ from sfprotocol.events import (
 from sfprotocol.flood import HAVE_DELAY
 from sfprotocol.frontier import Frontier, drop_updates, first_updates
 from sfprotocol.inquiry import INQUIRY_TIME
-from sfprotocol.machine import ASK_TIMEOUT, SYNC_INTERVAL, Machine
+from sfprotocol.machine import ASK_TIMEOUT, Machine
 from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.signing import extend, genesis
+from sfprotocol.sync import SYNC_INTERVAL
 
 RUN = RunParameters(bytes(range(32)), epoch_updates=4, update_budget=40, scalar_bytes=2, scalar_limit=1000)
 NEW_INCARNATION = 4_000_000_000

@@ -11,9 +11,9 @@ from scripted import BOB, EVE, Scripted, said
 from swarm import Node, Swarm
 
 from sfprotocol import names
+from sfprotocol.budget import WASTE_BURST
 from sfprotocol.cards import CARD_STEPS
 from sfprotocol.events import Action, KeepCard, Served, Transmit
-from sfprotocol.machine import WASTE_BURST
 from sfprotocol.messages import Card, Feed, Position
 from sfprotocol.names import Names
 from sfprotocol.signing import card_message

@@ -8,7 +8,7 @@ import pytest
 from feeds import RUN, signed
 from scripted import ANN, BOB, EVE, Scripted, admits, drops, said, serves, wants
 
-from sfprotocol import PROTOCOL_VERSION, codec, machine
+from sfprotocol import PROTOCOL_VERSION, codec, flood
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import Action, LinkUp, OwnUpdates, Received, Transmit
@@ -223,7 +223,7 @@ def test_wanting_feeds_that_nobody_has_costs_no_memory() -> None:
 
 def test_invented_names_are_bounded_cost_one_link_and_go_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     # They used to fill one table for all links, for good: after that, no new origin could be heard.
-    monkeypatch.setattr(machine, "MAX_FEEDS", 100)
+    monkeypatch.setattr(flood, "MAX_FEEDS", 100)
     host = Scripted()
     host.link(1, *(Position(feed, 9) for feed in invented(300)))
     hostile = host.machine.links[1]
@@ -236,7 +236,7 @@ def test_invented_names_are_bounded_cost_one_link_and_go_with_it(monkeypatch: py
 
 
 def test_no_more_feeds_are_admitted_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "MAX_FEEDS", 1)
+    monkeypatch.setattr(flood, "MAX_FEEDS", 1)
     host = Scripted()
     host.link(1)
     host.name(1, BOB)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.runtime import sharing
-from sfprotocol import cards, codec, flood, inquiry, invitation, listing, machine, names, sync
+from sfprotocol import budget, cards, codec, flood, inquiry, invitation, listing, machine, names, sync
 
 ROOT = Path(__file__).parents[2]
 SPEC = (ROOT / "protocol" / "SPEC.md").read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("name, team", f"{names.MAX_NAME} bytes"),
         ("updates between two cards of a feed", f"{cards.CARD_STEPS}"),
         ("reason of a Goodbye", f"{codec.MAX_REASON} bytes"),
-        ("feeds of a run, and unproven names taught by one link", f"{machine.MAX_FEEDS:,}"),
+        ("feeds of a run, and unproven names taught by one link", f"{flood.MAX_FEEDS:,}"),
         ("hops of pushing", f"{flood.TTL}"),
         ("delay of announcements", f"{flood.HAVE_DELAY:g} s"),
         ("pushed segments of one feed", f"{flood.PUSH_BURST:g} at once, {flood.PUSH_RATE:g} a second"),
@@ -103,12 +103,12 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("pulls that come to nothing on a link", f"{machine.MAX_LET_DOWN}"),
         (
             "waste of a link",
-            f"{machine.WASTE_BURST:,.0f} bytes + {machine.WASTE_BURST_PER_FEED:,.0f} a feed; "
-            f"{machine.WASTE_RATE:,.0f} + {machine.WASTE_RATE_PER_FEED:g} a feed come back every second",
+            f"{budget.WASTE_BURST:,.0f} bytes + {budget.WASTE_BURST_PER_FEED:,.0f} a feed; "
+            f"{budget.WASTE_RATE:,.0f} + {budget.WASTE_RATE_PER_FEED:g} a feed come back every second",
         ),
         ("feeds under inquiry on a link", f"{inquiry.MAX_INQUIRIES}"),
         ("burst on a link", f"{flood.MAX_BURST} segments, {flood.MAX_BURST_UPDATES:,} updates"),
-        ("Summary interval", f"{machine.SYNC_INTERVAL:g} s, one link in turn"),
+        ("Summary interval", f"{sync.SYNC_INTERVAL:g} s, one link in turn"),
         ("questions outstanding or planned", f"{sync.MAX_PULLS:,}"),
         ("questions outstanding on a link", f"{sync.MAX_PULLS_PER_LINK:,}"),
         ("time for an answer", f"{sync.WANT_TIMEOUT:g} s"),
