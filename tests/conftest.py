@@ -1,4 +1,4 @@
-"""`pytest --device cuda` runs the suite with the models on another device than the CPU."""
+"""What all tests share: `--device`, threads that go back, Hypothesis without its deadline."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
 VARIABLE = "SFNODE_DEVICE"
 """The command line's own variable, so that processes which tests start inherit it."""
 
 
+settings.register_profile("sfnode", deadline=None)  # a busy machine takes as long as it takes
+settings.load_profile("sfnode")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest --device cuda` runs the suite with the models on another device than the CPU."""
     parser.addoption("--device", default="", metavar="NAME", help="where models run, cpu if not given")
 
 

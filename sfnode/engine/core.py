@@ -36,12 +36,21 @@ class Core:
         self._shape = (layers, rank, rank)
         self._cores: dict[int, I64] = {}
 
-    def add(self, batch: UpdateBatch) -> None:
-        """Take in updates, each of which must be new."""
+    def add(self, batch: UpdateBatch, *others: Core) -> None:
+        """Take in updates, each of which must be new; `others`, of the same shape, take them in, too.
+
+        To find out what an update moves takes several times as long as to move it.
+        """
         step = max(1, CHUNK_ENTRIES // self._shape[0])
         for start in range(0, len(batch.seeds), step):
             chunk = slice(start, start + step)
-            self._add_chunk(UpdateBatch(batch.epochs[chunk], batch.seeds[chunk], batch.scalars[chunk]))
+            epochs = batch.epochs[chunk]
+            entries, amounts = self._moves(batch.seeds[chunk], batch.scalars[chunk])
+            for epoch in np.unique(epochs).tolist():
+                # most often all are of one epoch, and a slice makes no copy
+                chosen = slice(None) if (epochs == epoch).all() else epochs == epoch
+                for core in (self, *others):
+                    np.add.at(core._entries(epoch), entries[chosen].reshape(-1), amounts[chosen].reshape(-1))
 
     def epochs(self) -> list[int]:
         """The epochs whose core is not zero, ascending."""
@@ -70,15 +79,18 @@ class Core:
             state.update(self._cores[epoch].astype("<i8", copy=False).tobytes())
         return state.digest()
 
-    def _add_chunk(self, batch: UpdateBatch) -> None:
-        for epoch in np.unique(batch.epochs).tolist():
-            chosen = batch.epochs == epoch
-            self._add_epoch(epoch, batch.seeds[chosen], batch.scalars[chosen])
-
-    def _add_epoch(self, epoch: int, seeds: U64, scalars: I64) -> None:
+    def _moves(self, seeds: U64, scalars: I64) -> tuple[I64, I64]:
+        """What entry of a core each update moves in each layer, and by how much; each (n, layers)."""
         layers, rank, _ = self._shape
+        entries, column, amounts = coordinates(seeds, layers, rank)
+        entries *= rank  # in place, as the memory for a copy takes longer than the sum
+        entries += column
+        entries += np.arange(layers) * rank * rank
+        amounts *= scalars[:, None]
+        return entries, amounts
+
+    def _entries(self, epoch: int) -> I64:
+        """The core of one epoch in one dimension, to be written to."""
         if epoch not in self._cores:
             self._cores[epoch] = np.zeros(self._shape, np.int64)
-        row, column, sign = coordinates(seeds, layers, rank)  # each (n, layers)
-        entry = (np.arange(layers) * rank + row) * rank + column
-        np.add.at(self._cores[epoch].reshape(-1), entry.reshape(-1), (sign * scalars[:, None]).reshape(-1))
+        return self._cores[epoch].reshape(-1)

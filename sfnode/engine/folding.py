@@ -93,18 +93,17 @@ class LiveWeights:
         history is added up only once."""
         self._exact = True
 
-    def note(self, batch: UpdateBatch) -> None:
-        """The core has just taken in these updates; the weights follow later."""
+    def take(self, batch: UpdateBatch) -> None:
+        """Take in new updates: the core at once, the weights when they next follow it."""
         if not len(batch.seeds):
             return
+        self._core.add(batch, *(() if self._blank else (self._pending,)))
         self._exact = False
+        self._changed = not self._blank
         newest = int(batch.epochs.max())
         if newest > self._newest:
             self._newest = newest
             self._waiting = deque(range(len(self._since)))
-        if not self._blank:
-            self._pending.add(batch)
-            self._changed = True
 
     def follow(self) -> None:
         """Bring the weights nearer to the core as far as the budgets allow; called before every step.

@@ -99,8 +99,7 @@ class Trainer:
 
     def apply(self, batch: UpdateBatch) -> None:
         """Take in new updates, own ones too: the core at once and exactly, the weights soon."""
-        self.core.add(batch)
-        self.live.note(batch)
+        self.live.take(batch)
 
     def prepare(self, seeds: Sequence[int]) -> None:
         """Have the mini-batches of a coming step tokenised meanwhile, in a thread of its own."""
@@ -127,21 +126,28 @@ class Trainer:
         """Give back the device's memory until the model is needed again, which brings it back by itself."""
         if not self._parked:
             self._parked = True
-            self._move(torch.device("cpu"))
-            _give_back(self.loaded.device)
+            self._put_aside()
 
     def unpark(self) -> None:
-        """Bring the model back to its device, every bit as it was. Raises UserError OUT_OF_MEMORY."""
+        """Bring the model back to its device, every bit as it was.
+
+        Raises UserError OUT_OF_MEMORY, and the model is put aside as before, if there is no room for it.
+        """
         if self._parked:
             try:
                 self._move(self.loaded.device)
             except torch.OutOfMemoryError as error:
+                self._put_aside()
                 raise _no_room(self.loaded.device) from error
             self._parked = False
 
     def use_threads(self, count: int | None) -> None:
         """Compute with so many CPU threads from now on; None: as many as there were at first."""
         torch.set_num_threads(count or THREADS)
+
+    def _put_aside(self) -> None:
+        self._move(torch.device("cpu"))
+        _give_back(self.loaded.device)
 
     def _move(self, device: torch.device) -> None:
         self.loaded.model.to(device)
@@ -198,8 +204,8 @@ def _give_back(device: torch.device) -> None:
 def _no_room(device: torch.device) -> UserError:
     return UserError(
         Code.OUT_OF_MEMORY,
-        f"after a pause there is no room for the model on {str(device)!r} any more",
-        "See what else uses it, and start the node again: it goes on where it stopped.",
+        f"there is no room for the model on {str(device)!r} any more",
+        "See what else uses its memory. A node that was to go on after a pause tries again by itself.",
     )
 
 
