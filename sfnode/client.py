@@ -14,7 +14,17 @@ from pydantic import BaseModel, ValidationError
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.runtime.status import CoreStatus, EvaluationStatus, Status
-from sfnode.runtime.viewed import Curves, Generated, History, Origins, Progress, Swarm
+from sfnode.runtime.viewed import (
+    MAX_PAGE,
+    Curves,
+    Feeds,
+    FeedStatus,
+    Generated,
+    History,
+    Origins,
+    Progress,
+    Swarm,
+)
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -49,6 +59,16 @@ class Client:
 
     async def swarm(self) -> Swarm:
         return await self._call("GET", "/views/swarm", Swarm)
+
+    async def feeds(self, *, offset: int = 0, limit: int = 100) -> Feeds:
+        return await self._call("GET", f"/views/feeds?{urlencode({'offset': offset, 'limit': limit})}", Feeds)
+
+    async def every_feed(self) -> list[FeedStatus]:
+        """Page by page; a feed that begins meanwhile may be missing."""
+        found: list[FeedStatus] = []
+        while page := (await self.feeds(offset=len(found), limit=MAX_PAGE)).feeds:
+            found += page
+        return found
 
     async def origins(self, *, offset: int = 0, limit: int = 100, find: str = "") -> Origins:
         query = urlencode({"offset": offset, "limit": limit, "find": find})

@@ -65,6 +65,13 @@ def set_up_logging(level: str, form: str = "text") -> None:
     logging.getLogger().setLevel(logging.WARNING)
     logging.captureWarnings(form == "json")  # a warning of Python's would break the rule of a line an object
     log.setLevel(level.upper())
+    logging.getLogger("aiohttp.server").addFilter(_is_ours)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Not what somebody sends to a port who speaks no HTTP: it is answered with 400, and no fault of ours."""
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__module__ != "aiohttp.http_exceptions"
 
 
 def log_error(error: UserError) -> None:

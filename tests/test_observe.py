@@ -32,6 +32,45 @@ log_error(UserError(Code.DISK_FULL, "no room", "make some"))
 """
 
 
+GARBAGE = """
+import asyncio
+from aiohttp import web
+from sfnode.observe import set_up_logging
+
+async def broken(request):
+    raise LookupError("our own fault")
+
+async def say(port, words):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(words)
+    answer = await reader.readline()
+    writer.close()
+    return answer
+
+async def main():
+    application = web.Application()
+    application.router.add_get("/", broken)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    for words in (b"GET / HTTP/1.1\\r\\nHost: a\\r\\nHost\\xff: b\\r\\n\\r\\n", b"GET  nonsense\\r\\n\\r\\n"):
+        assert b" 400 " in await say(port, words)
+    assert b" 500 " in await say(port, b"GET / HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n")
+    await runner.cleanup()
+
+set_up_logging("info")
+asyncio.run(main())
+"""
+
+
+def test_garbage_on_a_port_leaves_no_trace_in_the_log_and_a_fault_of_ours_does() -> None:
+    ended = subprocess.run([sys.executable, "-c", GARBAGE], capture_output=True, text=True, check=True)
+    assert ended.stderr.count("Traceback") == 1
+    assert "our own fault" in ended.stderr
+
+
 @pytest.fixture(scope="module")
 def lines() -> list[dict[str, Any]]:
     """What a process logs that speaks JSON."""

@@ -9,7 +9,15 @@ import click
 from rich.console import Console
 
 from sfnode.cli import benchview
-from sfnode.cli.options import device_option, dtype_option, json_option, option
+from sfnode.cli.options import (
+    device_option,
+    dtype_option,
+    json_option,
+    option,
+    queries_option,
+    run_option,
+    threads_option,
+)
 from sfnode.config import Manifest
 from sfnode.engine.presets import DEFAULT_MODEL
 
@@ -19,9 +27,6 @@ BATCHES = (1, 4, 16)
 MOST_TOKENS = 65_535
 """With its answer, as many as a task's max_tokens allows."""
 
-MOST_QUERIES = 64
-"""As many as `sfnode join` makes."""
-
 
 @click.command(short_help="Show what this machine can do with a model.")
 @option(
@@ -30,12 +35,7 @@ MOST_QUERIES = 64
     help="A folder, a Hugging Face id, shape:NAME or a folder with config.json alone (random weights).  "
     f"[default: the run's, or {DEFAULT_MODEL}]",
 )
-@option(
-    "--run",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Measure with the task and the data of this run manifest.  [default: random tokens]",
-)
+@run_option("Measure with the task and the data of this run manifest.  [default: random tokens]")
 @option(
     "--batch",
     "batches",
@@ -54,23 +54,10 @@ MOST_QUERIES = 64
     metavar="COUNT",
     help="Length of a random sentence.",
 )
-@option(
-    "--queries",
-    type=click.IntRange(1, MOST_QUERIES),
-    default=1,
-    show_default=True,
-    metavar="COUNT",
-    help="Updates that one step makes.",
-)
+@queries_option("Updates that one step makes.")
 @device_option
 @dtype_option
-@option(
-    "--threads",
-    type=click.IntRange(0),
-    default=0,
-    metavar="COUNT",
-    help="CPU threads.  [default: as many as there are cores]",
-)
+@threads_option("CPU threads.  [default: as many as there are cores]")
 @option(
     "--rank", type=click.IntRange(0), default=0, metavar="COUNT", help="Rank.  [default: the run's, or 32]"
 )

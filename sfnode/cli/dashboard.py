@@ -23,7 +23,7 @@ DEFAULT_PLACE = "127.0.0.1:8380"
 
 
 def parse_token(_context: Any, _parameter: Any, value: str) -> str:
-    """A token that is long enough and fits a cookie and a URL, or none."""
+    """A token that is long enough and fits the header of a request, or none."""
     if value and (len(value) < LEAST_TOKEN or not value.isascii() or not value.isprintable()):
         raise click.BadParameter(f"give at least {LEAST_TOKEN} printable ASCII characters")
     return value

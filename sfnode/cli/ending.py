@@ -10,7 +10,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -45,6 +46,25 @@ def leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+@contextmanager
+def ended_at_once() -> Iterator[None]:
+    """While it lasts a signal ends the process on the spot, as without any handler.
+
+    For work that keeps the event loop from seeing signals and leaves nothing half done, such as importing a
+    large library: on a slow machine that takes longer than a service manager waits.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    ours = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    for number in ours:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
 
 
 async def interruptible(work: Coroutine[Any, Any, T]) -> T:

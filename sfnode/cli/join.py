@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfnode.cli.dashboard import dashboard_token_option, shown
-from sfnode.cli.ending import DONE, FAILED, interruptible, leave, show
+from sfnode.cli.ending import DONE, FAILED, ended_at_once, interruptible, leave, show
 from sfnode.cli.guest import limit_options, take_limits
 from sfnode.cli.options import (
     data_dir_option,
     device_option,
     dtype_option,
+    host_maddrs_option,
     link_argument,
     model_option,
     option,
     parse_place,
+    peers_option,
+    queries_option,
+    run_option,
+    threads_option,
 )
 from sfnode.cli.progress import follow
 from sfnode.config import NodeSettings
@@ -27,7 +32,7 @@ from sfnode.errors import UserError
 from sfnode.observe import FORMATS, log_error, set_up_logging
 from sfnode.runtime.invitations import check_same_run, compose, read_link
 from sfnode.transport.base import peer_of
-from sfprotocol import invitation
+from sfprotocol import invitation, names
 
 if TYPE_CHECKING:
     from sfnode.runtime.node import RunningNode
@@ -45,20 +50,17 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
     return int(index) - 1, int(count)
 
 
+def parse_name(_context: Any, _parameter: Any, value: str) -> str:
+    """A name or a team as it may be told to others (SPEC K2)."""
+    if fault := names.fault(value):
+        raise click.BadParameter(f"{fault}; take up to {names.MAX_NAME} bytes of visible characters")
+    return value
+
+
 @click.command(short_help="Run a node: join a run, or start one.")
 @link_argument
-@option(
-    "--peers",
-    multiple=True,
-    metavar="MULTIADDR",
-    help="Address of a node of the run, as that node prints it; repeat for more.",
-)
-@option(
-    "--run",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Run manifest: start this run; together with --peers, refuse to join any other.",
-)
+@peers_option("Address of a node of the run, as that node prints it; repeat for more.")
+@run_option("Run manifest: start this run; together with --peers, refuse to join any other.")
 @option("--run-id", default="", metavar="HEX", help="Refuse to join a run whose id does not begin so.")
 @option(
     "--role",
@@ -89,21 +91,8 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
 )
 @device_option
 @dtype_option
-@option(
-    "--threads",
-    type=click.IntRange(0),
-    default=0,
-    metavar="COUNT",
-    help="CPU threads of the engine.  [default: as many as there are cores]",
-)
-@option(
-    "--queries",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    metavar="COUNT",
-    help="Updates evaluated in one batched forward pass; more fill a GPU better.",
-)
+@threads_option("CPU threads of the engine.  [default: as many as there are cores]")
+@queries_option("Updates evaluated in one batched forward pass; more fill a GPU better.")
 @option(
     "--steps",
     type=click.IntRange(0),
@@ -111,15 +100,23 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
     metavar="COUNT",
     help="Make this many updates, then leave.  [default: no limit]",
 )
-@option("--until-complete", is_flag=True, help="Leave when the run is complete and the neighbours agree.")
 @option(
-    "--host-maddrs",
-    multiple=True,
-    default=["/ip4/0.0.0.0/tcp/0"],
-    show_default=True,
-    metavar="MULTIADDR",
-    help="Where to listen; port 0 is any free one. Repeat for more.",
+    "--display-name",
+    default="",
+    callback=parse_name,
+    metavar="TEXT",
+    help="What others call you in tables of contributions: signed, public, of your choice.  [default: your "
+    "key's first digits]",
 )
+@option(
+    "--team",
+    default="",
+    callback=parse_name,
+    metavar="TEXT",
+    help="The team that your contributions count for, too; anybody may name any.",
+)
+@option("--until-complete", is_flag=True, help="Leave when the run is complete and the neighbours agree.")
+@host_maddrs_option("Where to listen; port 0 is any free one. Repeat for more.")
 @option(
     "--announce-maddrs",
     multiple=True,
@@ -223,7 +220,8 @@ def _run(
 
 
 def _hivemind(settings: NodeSettings, data_dir: DataDir, bootstrap: tuple[str, ...]) -> Transport:
-    from sfnode.transport.hivemind import HivemindTransport
+    with ended_at_once():
+        from sfnode.transport.hivemind import HivemindTransport
     from sfnode.transport.settings import HivemindSettings
 
     return HivemindTransport(

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import click
 
 from sfnode.errors import Code, UserError
+from sfnode.limits import MOST_THREADS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,6 +25,9 @@ PREFIX = "SFNODE_"
 
 DEFAULT_CONFIG = Path("~/.config/sfnode/config.toml")
 DEFAULT_DATA_DIR = Path("~/.sfnode")
+
+MOST_QUERIES = 64
+"""Updates of one step: as many as the settings of a node allow."""
 
 LOCALHOST = "127.0.0.1"
 """Where a node serves what it knows unless its owner names another address."""
@@ -89,6 +93,46 @@ def dtype_option(function: F) -> F:
         help="What the model is held and computed in; int8 and nf4 hold its matrices in 8 and 4 bits. auto: "
         "float32 on a CPU, bfloat16 elsewhere. Nodes of one run may differ.",
     )(function)
+
+
+def peers_option(text: str) -> Callable[[F], F]:
+    """--peers, with what a command does with them; the same for the options below."""
+    return option("--peers", multiple=True, metavar="MULTIADDR", help=text)
+
+
+def run_option(text: str) -> Callable[[F], F]:
+    """--run."""
+    return option("--run", type=click.Path(path_type=Path), metavar="FILE", help=text)
+
+
+def threads_option(text: str) -> Callable[[F], F]:
+    """--threads; 0 for the default."""
+    count = click.IntRange(0, MOST_THREADS)
+    return option("--threads", type=count, default=0, metavar="COUNT", help=text)
+
+
+def queries_option(text: str) -> Callable[[F], F]:
+    """--queries."""
+    return option(
+        "--queries",
+        type=click.IntRange(1, MOST_QUERIES),
+        default=1,
+        show_default=True,
+        metavar="COUNT",
+        help=text,
+    )
+
+
+def host_maddrs_option(text: str) -> Callable[[F], F]:
+    """--host-maddrs."""
+    return option(
+        "--host-maddrs",
+        multiple=True,
+        default=["/ip4/0.0.0.0/tcp/0"],
+        show_default=True,
+        metavar="MULTIADDR",
+        help=text,
+    )
 
 
 def parse_place(_context: Any, _parameter: Any, value: str | None) -> tuple[str, int] | None:

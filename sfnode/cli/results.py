@@ -7,23 +7,16 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from sfnode.runtime.status import Measured
+
 
 class _Result(BaseModel):
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
     """JSON has no NaN: a loss that is none is a string, as in `sfnode.runtime.status`."""
 
 
-class Measurement(_Result):
+class Measurement(Measured):
     """A model on the run's test rows."""
-
-    metric: str
-    """accuracy, f1, exact_match or perplexity."""
-    value: float
-    low: float
-    """Lower end of the value's 95 % confidence interval."""
-    high: float
-    loss: float
-    count: int
 
 
 class EvalResult(_Result):

@@ -14,7 +14,14 @@ from rich.console import Console
 
 from sfnode.cli.ending import interruptible
 from sfnode.cli.localswarm import Plan
-from sfnode.cli.options import device_option, dtype_option, json_option, option
+from sfnode.cli.options import (
+    device_option,
+    dtype_option,
+    json_option,
+    option,
+    run_option,
+    threads_option,
+)
 from sfnode.cli.results import SwarmResult
 from sfnode.cli.swarmstory import Story
 from sfnode.config import Manifest
@@ -30,12 +37,7 @@ from sfnode.errors import Code, UserError
     metavar="COUNT",
     help="How many node processes.",
 )
-@option(
-    "--run",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Run manifest.  [default: the built-in model and task]",
-)
+@run_option("Run manifest.  [default: the built-in model and task]")
 @option(
     "--split-data/--shared-data",
     default=True,
@@ -50,13 +52,7 @@ from sfnode.errors import Code, UserError
 )
 @device_option
 @dtype_option
-@option(
-    "--threads",
-    type=click.IntRange(0),
-    default=0,
-    metavar="COUNT",
-    help="CPU threads of each node.  [default: the cores shared out]",
-)
+@threads_option("CPU threads of each node.  [default: the cores shared out]")
 @json_option
 def swarm(
     nodes: int,

@@ -132,5 +132,5 @@ def _agree(statuses: list[Status | None]) -> bool:
 
 def _node_result(number: int, status: Status, digest: CoreStatus) -> NodeResult:
     """Own updates by the signed log, so that those of an earlier start in the same folder count too."""
-    own = sum(feed.updates for feed in status.feeds if feed.origin == status.origin)
-    return NodeResult(node=number, own_updates=own, digest=digest.digest, core_digest=digest.core_digest)
+    hashes = {"digest": digest.digest, "core_digest": digest.core_digest}
+    return NodeResult(node=number, own_updates=status.contributed, **hashes)

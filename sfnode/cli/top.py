@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,19 +15,19 @@ from sfnode.store.datadir import Layout
 
 @click.command(short_help="Watch a running node in the terminal.")
 @data_dir_option
-@option("--once", is_flag=True, help="Print one frame and end; so it is, too, where there is no terminal.")
+@option("--once", is_flag=True, help="Print one frame and end, as without a terminal or on a dumb one.")
 def top(data_dir: Path, once: bool) -> None:
-    """Watch the node that runs in this folder: curves, progress, neighbours. Press q to quit.
+    """Watch the node that runs in this folder: curves, progress, neighbours, contributions. Press q to quit.
 
     It waits for a node that is not there or goes away.
     """
     from rich.console import Console
 
-    from sfnode.dashboard.top import Top
+    from sfnode.dashboard.top import Top, can_be_kept_up_to_date
     from sfnode.dashboard.top import once as one_frame
 
     client, console = Client(Layout(data_dir).control_socket), Console()
-    if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if once or not can_be_kept_up_to_date():
         asyncio.run(one_frame(client, console))
         return
 

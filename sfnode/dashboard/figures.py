@@ -24,6 +24,12 @@ def plain(text: str) -> str:
     return "".join(_PLAIN.get(letter, letter if letter.isascii() else "?") for letter in text)
 
 
+def printable(text: str) -> str:
+    """Without what a terminal would obey instead of showing it, and without what turns the order of letters
+    round: each becomes a visible sign, so that nothing else moves."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+
+
 def count(number: int) -> str:
     """1234567 as `1,234,567`."""
     return f"{number:,}"
@@ -65,6 +71,13 @@ def rate(number: float | None) -> str:
     return f"{number:.1f}" if number < 99.95 else f"{number:,.0f}"
 
 
+def percent(share: float) -> str:
+    """0.5 as `50 %`, 0.0123 as `1.2 %`; what is there is never `0 %`."""
+    if 0 < share < 0.0005:
+        return "< 0.1 %"
+    return f"{100 * share:.{0 if share >= 0.0995 or not share else 1}f} %"
+
+
 def short(name: str, width: int = 12) -> str:
     """A long id by its end, where peer ids differ."""
     return name if len(name) <= width else "…" + name[1 - width :]
@@ -77,8 +90,8 @@ def bar(share: float, width: int) -> str:
 
 
 def spark(values: Sequence[float], width: int) -> str:
-    """The last `width` values, each as a block of its height."""
-    shown = values[-width:]
+    """The last `width` values, each as a block of its height; what is infinite or no number is left out."""
+    shown = [value for value in values[-width:] if math.isfinite(value)]
     low, high = bounds(shown)
     steps = len(_BLOCKS) - 1
     return "".join(_BLOCKS[round((value - low) / (high - low) * steps)] for value in shown)
@@ -86,7 +99,7 @@ def spark(values: Sequence[float], width: int) -> str:
 
 def bounds(values: Sequence[float | None]) -> tuple[float, float]:
     """Lowest and highest of the values, some room apart."""
-    there = [value for value in values if value is not None]
+    there = [value for value in values if value is not None and math.isfinite(value)]
     low, high = min(there, default=0.0), max(there, default=1.0)
     return (low, high) if high - low > 1e-9 else (low - 0.5, high + 0.5)
 

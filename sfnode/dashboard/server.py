@@ -12,38 +12,46 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from mimetypes import guess_type
 from pathlib import Path
+from urllib.parse import urlencode
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from sfnode.client import Client
 from sfnode.dashboard.guard import guard, is_local
+from sfnode.dashboard.seen import Now, Words, agreement, doing, look, measure, together
 from sfnode.errors import Code, UserError
+from sfnode.runtime.status import Answer, Status
+from sfnode.runtime.viewed import GenerateRequest, OriginsQuery, Progress, Swarm
 
 STATIC = Path(__file__).with_name("static")
-
-MEASURED_ROWS = 200
-"""Test rows of a measurement that is asked for on the page: seconds on a CPU."""
 
 STOP_GRACE = 0.3
 """Seconds that answers under way have when the dashboard stops."""
 
 
-class OriginsQuery(BaseModel):
-    """Which part of the leaderboard."""
+class NowAnswer(Answer):
+    """What the page asks for every two seconds: three answers of the node, and in words what they mean."""
 
-    offset: int = Field(default=0, ge=0)
-    limit: int = Field(default=25, ge=1, le=200)
-    find: str = Field(default="", max_length=64, pattern="^[0-9a-f]*$")
+    status: Status
+    progress: Progress
+    swarm: Swarm
+    doing: Words
+    together: Words
+    agreement: dict[str, Words]
+    """By neighbour."""
+    limits: dict[str, str]
+    """Those in force, as people write them."""
 
-
-class Prompt(BaseModel):
-    """What both models are to go on with."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    prompt: str = Field(min_length=1, max_length=8_192)
-    tokens: int = Field(default=32, ge=1, le=64)
+    @classmethod
+    def of(cls, now: Now) -> NowAnswer:
+        return cls(
+            **now._asdict(),
+            doing=doing(now),
+            together=together(now),
+            agreement={node.peer: agreement(node, now.known) for node in now.near},
+            limits=now.status.limits.told(),
+        )
 
 
 @asynccontextmanager
@@ -81,7 +89,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _url(host: str, port: int, token: str) -> str:
     name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{name}:{port}/" + (f"?{urlencode({'token': token})}" if token else "")
 
 
 def _pages() -> list[web.RouteDef]:
@@ -103,32 +111,25 @@ def _answers(client: Client) -> list[web.RouteDef]:
     """What the page asks for."""
 
     async def now(_: web.Request) -> web.Response:
-        """Feeds are left out: of a large run they are most of the status, and the leaderboard tells them."""
-        status, progress, swarm = await client.status(), await client.progress(), await client.swarm()
-        parts = {
-            "status": status.model_dump_json(exclude={"feeds"}),
-            "progress": progress.model_dump_json(),
-            "swarm": swarm.model_dump_json(),
-        }
-        text = ",".join(f'"{name}":{part}' for name, part in parts.items())
-        return web.Response(text=f"{{{text}}}", content_type="application/json")
+        return _json(NowAnswer.of(await look(client)))
 
     async def curves(_: web.Request) -> web.Response:
         return _json(await client.curves())
 
     async def origins(request: web.Request) -> web.Response:
         query = OriginsQuery.model_validate(dict(request.query))
-        return _json(await client.origins(offset=query.offset, limit=query.limit, find=query.find))
+        return _json(await client.origins(**query.model_dump()))
 
     async def history(_: web.Request) -> web.Response:
         return _json(await client.history())
 
     async def generate(request: web.Request) -> web.Response:
-        wanted = Prompt.model_validate_json(await request.read())
-        return _json(await client.generate(wanted.prompt, tokens=wanted.tokens))
+        wanted = GenerateRequest.model_validate_json(await request.read())
+        return _json(await client.generate(**wanted.model_dump()))
 
     async def evaluate(_: web.Request) -> web.Response:
-        return _json(await client.evaluate(limit=MEASURED_ROWS))
+        await measure(client)
+        return _json(await client.curves())
 
     return [
         web.get("/api/now", now),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,24 +21,36 @@ from rich.console import Console
 from rich.text import Text
 
 from sfnode.client import Client
-from sfnode.dashboard.frame import absent, ascii_only, frame
-from sfnode.dashboard.seen import look
+from sfnode.dashboard.frame import Shown, absent, ascii_only, frame
+from sfnode.dashboard.seen import look_at_all, measure
+from sfnode.dashboard.tables import ORIGIN_ROWS
 from sfnode.errors import UserError
 
 INTERVAL = 1.0
 """Seconds between frames."""
 
-MEASURED_ROWS = 200
-"""Test rows of a measurement that is asked for by a key: seconds on a CPU, with an interval wide enough to
-show that it is few."""
-
 QUIT = frozenset("qQ\x03\x04\x1b")
 """Also Ctrl-C, Ctrl-D and Escape."""
 
+SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O?.)", re.DOTALL)
+"""What an arrow, F1, or Alt with a letter types: it begins as Escape does, and is not meant."""
+
+IMMOBILE = frozenset(("", "dumb", "unknown"))
+"""Terminals whose cursor cannot be moved, by the name that TERM has."""
+
+PLAIN = frozenset(("linux", "vt100", "vt102", "vt220", "ansi"))
+"""Terminals whose font has no braille, whatever the locale says."""
+
+
+def can_be_kept_up_to_date(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether there is somebody at a terminal on which lines can be replaced."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and environment.get("TERM", "") not in IMMOBILE
+
 
 async def once(client: Client, console: Console) -> None:
-    """Print one frame. Raises UserError NODE_NOT_RUNNING."""
-    lines = _fitting(frame(await look(client), console.width, console.height), console)
+    """Print one frame that leaves a line to the shell. Raises UserError NODE_NOT_RUNNING."""
+    now, curves = await look_at_all(client)
+    lines = _fitting(frame(Shown(now, curves), console.width, console.height - 1), console)
     while lines and not lines[-1].plain:
         lines.pop()
     for line in lines:
@@ -52,90 +65,122 @@ class Top:
         self._folder = folder
         self._console = console
         self._stirred = asyncio.Event()
-        self._quit = False
+        self._quit = asyncio.Event()
         self._measuring: asyncio.Task[None] | None = None
+        self._with_origins = False
+        """In the place of the neighbours."""
         self._note = ""
-        self._shown: list[str] = []
-        self._size = console.size
+        self._drawn: list[str] = []
+        """The lines on the screen; none if it has to be cleared first."""
 
     async def run(self) -> None:
-        """Until the user quits."""
+        """Until the user quits; at once then, also while a node does not answer."""
         loop = asyncio.get_running_loop()
         with self._console.screen(hide_cursor=True), _single_keys():
             loop.add_reader(sys.stdin.fileno(), self._on_key)
-            loop.add_signal_handler(signal.SIGWINCH, self._stirred.set)
+            for number in (signal.SIGWINCH, signal.SIGCONT):
+                loop.add_signal_handler(number, self._redraw)
+            watching = asyncio.create_task(self._watch())
+            quitting = asyncio.create_task(self._quit.wait())
             try:
-                while not self._quit:
-                    self._show(await self._lines())
-                    self._stirred.clear()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(INTERVAL):
-                            await self._stirred.wait()
+                await asyncio.wait((watching, quitting), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 loop.remove_reader(sys.stdin.fileno())
-                loop.remove_signal_handler(signal.SIGWINCH)
-                await self._stop_measuring()
+                for number in (signal.SIGWINCH, signal.SIGCONT):
+                    loop.remove_signal_handler(number)
+                await self._stop(watching, quitting, self._measuring)
+        if not watching.cancelled():
+            watching.result()  # it ends by itself only if it fails
+
+    async def _watch(self) -> None:
+        while True:
+            self._stirred.clear()
+            self._draw(await self._lines())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL):
+                    await self._stirred.wait()
 
     async def _lines(self) -> list[Text]:
-        size = self._console.size
         try:
-            return frame(await look(self._client), size.width, size.height, self._note)
+            now, curves = await look_at_all(self._client)
+            origins = await self._client.origins(limit=ORIGIN_ROWS) if self._with_origins else None
+            return frame(Shown(now, curves, origins, self._note), *self._console.size)
         except UserError as error:
-            return absent(self._folder, error.what, size.width, size.height)
+            return absent(self._folder, error.what, *self._console.size)
 
-    def _show(self, lines: list[Text]) -> None:
+    def _draw(self, lines: list[Text]) -> None:
         """Write what differs from what is on the screen."""
-        if self._console.size != self._size:
-            self._size, self._shown = self._console.size, []
-            self._console.file.write("\x1b[2J")
         rendered = [self._rendered(line) for line in _fitting(lines, self._console)]
-        rendered += [""] * (len(self._shown) - len(rendered))
+        rendered += [""] * (len(self._drawn) - len(rendered))
+        write = self._console.file.write
+        if not self._drawn:
+            write("\x1b[2J")
         for row, line in enumerate(rendered):
-            if row >= len(self._shown) or line != self._shown[row]:
-                self._console.file.write(f"\x1b[{row + 1};1H{line}\x1b[0m\x1b[K")
+            if row >= len(self._drawn) or line != self._drawn[row]:
+                write(f"\x1b[{row + 1};1H{line}\x1b[0m\x1b[K")
         self._console.file.flush()
-        self._shown = rendered
+        self._drawn = rendered
 
     def _rendered(self, line: Text) -> str:
         with self._console.capture() as captured:
             self._console.print(line, end="", no_wrap=True, overflow="crop", crop=True, highlight=False)
         return captured.get()
 
+    def _redraw(self) -> None:
+        """The terminal has another size, or was somebody else's while we were stopped."""
+        _one_by_one()
+        self._drawn = []
+        self._stirred.set()
+
     # -- keys --------------------------------------------------------------------------------------
 
     def _on_key(self) -> None:
-        typed = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
-        if not typed or (QUIT & set(typed) and not typed.startswith("\x1b[")):
-            self._quit = True
-        elif "e" in typed and (self._measuring is None or self._measuring.done()):
+        try:
+            typed = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
+        except OSError:  # the terminal is gone
+            typed = ""
+        keys = SEQUENCE.sub("", typed)
+        if not typed or QUIT & set(keys):
+            self._quit.set()
+        if "o" in keys:
+            self._with_origins = not self._with_origins
+        if "e" in keys and (self._measuring is None or self._measuring.done()):
             self._measuring = asyncio.create_task(self._measure())
         self._stirred.set()
 
     async def _measure(self) -> None:
         self._note = "measuring…"
         try:
-            await self._client.evaluate(limit=MEASURED_ROWS)
+            await measure(self._client)
             self._note = ""
         except UserError as error:
             self._note = error.what
         self._stirred.set()
 
-    async def _stop_measuring(self) -> None:
-        if self._measuring:
-            self._measuring.cancel()
-            await asyncio.gather(self._measuring, return_exceptions=True)
+    async def _stop(self, *tasks: asyncio.Task[object] | None) -> None:
+        there = [task for task in tasks if task is not None]
+        for task in there:
+            task.cancel()
+        await asyncio.gather(*there, return_exceptions=True)
 
 
 def _fitting(lines: list[Text], console: Console) -> list[Text]:
-    return lines if console.encoding.lower().startswith("utf") else ascii_only(lines)
+    """As much of them as the terminal can show."""
+    knows = console.encoding.lower().startswith("utf") and os.environ.get("TERM") not in PLAIN
+    return lines if knows else ascii_only(lines)
 
 
 @contextmanager
 def _single_keys() -> Iterator[None]:
     """Keys come one by one and are not shown."""
     before = termios.tcgetattr(sys.stdin.fileno())
-    tty.setcbreak(sys.stdin.fileno())
+    _one_by_one()
     try:
         yield
     finally:
         termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
+
+
+def _one_by_one() -> None:
+    with suppress(termios.error):  # the terminal is gone; its end is read soon
+        tty.setcbreak(sys.stdin.fileno())

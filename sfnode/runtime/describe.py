@@ -6,16 +6,19 @@ import os
 from typing import TYPE_CHECKING
 
 import sfnode
-from sfnode.runtime.status import FeedStatus, LinkStatus, Status
+from sfnode.runtime.status import FetchStatus, LinkStatus, Status
 
 if TYPE_CHECKING:
     from sfnode.runtime.node import RunningNode
+    from sfnode.transport.base import Link
+    from sfprotocol.flood import Link as LinkState
 
 
 def describe(node: RunningNode) -> Status:
     """The node's status as of now."""
     machine, training, traffic = node.machine, node.training, node.driver.traffic
-    open_links = [pump.link for pump in node.driver.pumps.values()]
+    sent, received = carried(node)
+    fetch = node.sharing.progress
     return Status(
         version=sfnode.__version__,
         run_id=node.manifest.run_id.hex(),
@@ -33,40 +36,54 @@ def describe(node: RunningNode) -> Status:
         origin=machine.own.origin.hex() if machine.own else "",
         incarnation=machine.own.incarnation if machine.own else 0,
         own_updates=training.made if training else 0,
+        contributed=machine.frontier.next(machine.own) if machine.own else 0,
         updates_per_second=training.rate() if training else 0.0,
         loss=training.loss if training else None,
         lacking=machine.lacking,
         links=_links(node),
-        feeds=[
-            FeedStatus(origin=s.feed.origin.hex(), incarnation=s.feed.incarnation, updates=s.next)
-            for s in machine.frontier
-        ],
-        bytes_sent=traffic.sent + sum(link.bytes_sent for link in open_links),
-        bytes_received=traffic.received + sum(link.bytes_received for link in open_links),
+        feed_count=len(machine.frontier),
+        bytes_sent=sent,
+        bytes_received=received,
         segment_bytes_sent=traffic.segment_bytes_sent,
         updates_sent=traffic.updates_sent,
         log_bytes=node.log.size_bytes(),
         uptime=node.clock() - node.started_at,
+        fetch=FetchStatus(**fetch._asdict()) if fetch else None,
         pauses=node.guest.told(),
         limits=node.guest.limits,
     )
 
 
-def _links(node: RunningNode) -> list[LinkStatus]:
+def carried(node: RunningNode) -> tuple[int, int]:
+    """Bytes sent and received over all links since the start."""
+    traffic, links = node.driver.traffic, [pump.link for pump in node.driver.pumps.values()]
+    sent = traffic.sent + sum(link.bytes_sent for link in links)
+    return sent, traffic.received + sum(link.bytes_received for link in links)
+
+
+def greeted(node: RunningNode) -> list[tuple[LinkState, Link]]:
     """The links on which the peer has introduced itself."""
     pairs = ((node.machine.links.get(key), pump.link) for key, pump in node.driver.pumps.items())
+    return [(state, link) for state, link in pairs if state is not None and state.greeted]
+
+
+def role_of(number: int) -> str:
+    """In a word (SPEC L2)."""
+    return "relay" if number else "trainer"
+
+
+def _links(node: RunningNode) -> list[LinkStatus]:
     return [
         LinkStatus(
             peer=link.peer,
             outbound=link.outbound,
-            role="relay" if state.role else "trainer",
+            role=role_of(state.role),
             known=state.known,
             agrees=state.agreed,
             bytes_sent=link.bytes_sent,
             bytes_received=link.bytes_received,
         )
-        for state, link in pairs
-        if state is not None and state.greeted
+        for state, link in greeted(node)
     ]
 
 

@@ -1,103 +1,117 @@
-"""Who contributed what and when, counted in the signed log: nobody is asked about himself.
+"""Answers about the whole run: contributions by origin and by team, and the course of the run by epochs.
 
-The index follows the log feed by feed and reads every stored segment once. It runs in threads beside the
-event loop. It knows epochs and counts; it refuses to know wall-clock time, which no update carries.
+They come from the tally of the signed log, and with them what origins call themselves. They are found in a
+thread beside the event loop.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from threading import Lock
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Mapping
 
-from sfnode.runtime.viewed import History, HistoryPoint, Leader, Origin, Origins
-from sfnode.store.log import Tail, UpdateLog
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
-from sfprotocol.frontier import first_updates
-from sfprotocol.messages import Feed
+from sfnode.runtime.tally import Contribution, Tally
+from sfnode.runtime.viewed import History, HistoryPoint, Leader, Origin, Origins, Team
+from sfnode.store.log import UpdateLog
+from sfprotocol.names import NAMELESS, Names
 
 PATIENCE = 2.0
-"""Seconds that one question may wait for the index; what is not counted by then follows with the next."""
+"""Seconds that one question may wait for counting; what is not counted by then follows with the next."""
+
+LEAST_AGE = 0.2
+"""Seconds for which an answer is good: whoever asks at the same time is given the same."""
+
+SPARING = 10
+"""How much longer than it took to find an answer is good: so counting takes a tenth of a core at most."""
+
+MAX_TEAMS = 100
+"""Teams that are told of: more than anybody reads."""
 
 LEADERS = 8
 """Origins whose growth is told one by one: as many colours as a chart can bear."""
 
 
-class _Count(NamedTuple):
-    """What is counted of one feed."""
-
-    next: int
-    epochs: Counter[int]
-
-
 class LogIndex:
-    """Counts the updates of a log by feed and epoch. Any thread may ask; one at a time is answered."""
+    """Of one log. One thread asks; any may close it."""
 
-    def __init__(self, update_log: UpdateLog) -> None:
-        self._log = update_log
-        self._lock = Lock()
-        self._closed = False
-        self._counts: dict[Feed, _Count] = {}
+    def __init__(self, update_log: UpdateLog, names: Callable[[], Mapping[bytes, Names]]) -> None:
+        """`names`: what origins call themselves."""
+        self._tally = Tally(update_log)
+        self._find_names = names
+        self._names: Mapping[bytes, Names] = {}
+        self._teams: list[Team] = []
+        self._history: dict[int, History] = {}
+        """The last one that was told, by the number of points asked for."""
+        self._good_until = float("-inf")
 
     def close(self) -> None:
-        """Read nothing more; returns when nothing is being read."""
-        self._closed = True
-        with self._lock:
-            pass
+        """Read nothing more: what is being read is the last."""
+        self._tally.close()
 
     def origins(self, own: bytes, offset: int, limit: int, find: str) -> Origins:
         """Those whose key begins with `find` (hex), `limit` of them from the `offset`-th on."""
-        with self._lock:
-            self._follow()
-            feeds = dict(self._counts)
-            cut = {record.feed.origin for record in self._log.cuts()} if not self._closed else set()
-        ranked = _ranked(feeds)
-        total = sum(updates for _, updates in ranked)
-        of_origin: dict[bytes, list[Feed]] = defaultdict(list)
-        for feed in feeds:
-            of_origin[feed.origin].append(feed)
-        found = [
-            (rank, origin) for rank, (origin, _) in enumerate(ranked, 1) if origin.hex().startswith(find)
-        ]
-        listed = [
-            _origin(rank, origin, sorted(of_origin[origin]), feeds, total, origin in cut, origin == own)
-            for rank, origin in found[offset : offset + limit]
-        ]
-        return Origins(total=len(found), offset=offset, updates=total, indexed=total, origins=listed)
+        self._refresh()
+        found = list(enumerate(self._tally.ranked, 1))
+        if find:
+            found = [(rank, one) for rank, one in found if one.origin.hex().startswith(find)]
+        return Origins(
+            total=len(found),
+            offset=offset,
+            updates=self._tally.updates,
+            indexed=self._tally.updates,
+            origins=[self._origin(rank, one, own) for rank, one in found[offset : offset + limit]],
+            teams=self._teams,
+        )
 
     def history(self, points: int) -> History:
         """The run in at most `points` equal spans of epochs."""
-        with self._lock:
-            self._follow()
-            feeds = dict(self._counts)
-            by_epoch = {feed: dict(count.epochs) for feed, count in feeds.items()}
-        leaders = [origin for origin, _ in _ranked(feeds)[:LEADERS]]
-        last = max((epoch for epochs in by_epoch.values() for epoch in epochs), default=-1)
-        spans = _Spans(last, points)
-        for feed, epochs in by_epoch.items():
-            spans.add(feed.origin, epochs, leading=feed.origin in leaders)
-        return spans.told(leaders)
+        self._refresh()
+        if points not in self._history:
+            self._history = {points: self._summed_up(points)}
+        return self._history[points]
 
-    def _follow(self) -> None:
-        give_up = time.monotonic() + PATIENCE
-        for tail in [] if self._closed else self._log.tails():
-            self._follow_feed(tail, give_up)
-            if self._closed or time.monotonic() > give_up:
-                return
+    def _refresh(self) -> None:
+        """Follow the log, unless that was done a moment ago."""
+        began = time.monotonic()
+        if self._tally.closed or began < self._good_until:
+            return
+        complete = self._tally.follow(began + PATIENCE)
+        self._names, self._history = self._find_names(), {}
+        self._teams = _teams(self._tally, self._names)
+        now = time.monotonic()
+        self._good_until = now + max(LEAST_AGE, SPARING * (now - began) if complete else 0.0)
 
-    def _follow_feed(self, tail: Tail, give_up: float) -> None:
-        following, epochs = self._counts.get(tail.feed, _Count(0, Counter()))
-        if following > tail.next:  # cut since: what is behind the cut does not count
-            following, epochs = 0, Counter()
-        while following < tail.next and not self._closed and time.monotonic() < give_up:
-            segment = self._log.read(tail.feed, following, MAX_SEGMENT_UPDATES)
-            if segment is None:
-                break
-            for epoch, scalars in first_updates(segment.parts, tail.next - following):
-                epochs[epoch] += len(scalars)
-            following = min(segment.stop, tail.next)
-        self._counts[tail.feed] = _Count(following, epochs)
+    def _origin(self, rank: int, one: Contribution, own: bytes) -> Origin:
+        return Origin(
+            **one._asdict() | {"origin": one.origin.hex()},
+            rank=rank,
+            share=one.updates / self._tally.updates,
+            first_step=0,
+            own=one.origin == own,
+            **self._names.get(one.origin, NAMELESS)._asdict(),
+        )
+
+    def _summed_up(self, points: int) -> History:
+        ranked = self._tally.ranked
+        leaders = [one.origin for one in ranked[:LEADERS]]
+        spans = _Spans(max((one.last_epoch for one in ranked), default=-1), points)
+        for feed, count in self._tally.counts.items():
+            spans.add(feed.origin, count.epochs, leading=feed.origin in leaders)
+        return spans.told(leaders, self._names)
+
+
+def _teams(tally: Tally, names: Mapping[bytes, Names]) -> list[Team]:
+    """What was contributed under each team's name."""
+    updates, origins = Counter[str](), Counter[str]()
+    for one in tally.ranked:
+        if team := names.get(one.origin, NAMELESS).team:
+            updates[team] += one.updates
+            origins[team] += 1
+    first = sorted(updates, key=lambda team: (-updates[team], team))[:MAX_TEAMS]
+    return [
+        Team(team=team, updates=updates[team], share=updates[team] / tally.updates, origins=origins[team])
+        for team in first
+    ]
 
 
 class _Spans:
@@ -120,9 +134,16 @@ class _Spans:
             if own is not None:
                 own[span] += updates
 
-    def told(self, leaders: list[bytes]) -> History:
+    def told(self, leaders: list[bytes], names: Mapping[bytes, Names]) -> History:
         known = _sums(self._updates)
-        led = [Leader(origin=origin.hex(), known=_sums(self._leading[origin])) for origin in leaders]
+        led = [
+            Leader(
+                origin=origin.hex(),
+                name=names.get(origin, NAMELESS).name,
+                known=_sums(self._leading[origin]),
+            )
+            for origin in leaders
+        ]
         return History(
             indexed=known[-1] if known else 0,
             points=[self._point(span, known[span]) for span in range(self._points)],
@@ -139,36 +160,6 @@ class _Spans:
             known=known,
             origins=len(self._origins[span]),
         )
-
-
-def _ranked(feeds: dict[Feed, _Count]) -> list[tuple[bytes, int]]:
-    """Origins and their updates, those with most first, equals in the order of keys."""
-    updates: Counter[bytes] = Counter()
-    for feed, count in feeds.items():
-        updates[feed.origin] += count.next
-    return sorted(updates.items(), key=lambda item: (-item[1], item[0]))
-
-
-def _origin(
-    rank: int, origin: bytes, own: list[Feed], feeds: dict[Feed, _Count], total: int, cut: bool, is_us: bool
-) -> Origin:
-    """`own` are its feeds, the latest incarnation last."""
-    counts = [feeds[feed] for feed in own]
-    updates = sum(count.next for count in counts)
-    epochs = [epoch for count in counts for epoch in count.epochs]
-    return Origin(
-        rank=rank,
-        origin=origin.hex(),
-        updates=updates,
-        share=updates / max(total, 1),
-        feeds=len(own),
-        first_step=0,
-        last_step=counts[-1].next - 1,
-        first_epoch=min(epochs, default=0),
-        last_epoch=max(epochs, default=0),
-        cut=cut,
-        own=is_us,
-    )
 
 
 def _sums(numbers: list[int]) -> list[int]:

@@ -58,8 +58,9 @@ class Latency:
         began = clock()
         with suppress(TransportError, UserError, TimeoutError):
             async with asyncio.timeout(DEADLINE):
-                if await self._transport.request(address, ECHO) == ECHO:
-                    self._found[peer_of(address)] = clock() - began
+                answer = await self._transport.request(address, ECHO)
+            if answer == ECHO and peer_of(address) in self._asked:  # else it has gone meanwhile
+                self._found[peer_of(address)] = clock() - began
 
     def _forget(self, wanted: Collection[str]) -> None:
         for peer in self._asked.keys() - set(wanted):

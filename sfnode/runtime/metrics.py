@@ -7,7 +7,8 @@ is a line of `METRICS`, and docs/metrics.md is its documentation. This module co
 from __future__ import annotations
 
 import errno
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from aiohttp import web
@@ -16,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sfnode.errors import Code, UserError
-from sfnode.runtime.status import LinkStatus, Status
+from sfnode.runtime.status import Status
 
 STATES = (
     "starting",
@@ -36,15 +37,19 @@ STOP_GRACE = 0.1
 PATH = "/metrics"
 
 
-class Sample(NamedTuple):
-    """One value and its labels."""
+INFO = ("version", "run_id", "run_name", "role", "peer", "origin")
+LINK = ("peer", "role")
 
+
+class Sample(NamedTuple):
+    """One value, and those of its labels in the order in which the metric names them."""
+
+    labels: tuple[str, ...]
     value: float
-    labels: Mapping[str, str] = {}
 
 
 class Described(NamedTuple):
-    """One metric: its name, what it says, and how it is read from a status."""
+    """One metric: its name, what it says, how it is read from a status, and what its labels are."""
 
     name: str
     text: str
@@ -63,124 +68,73 @@ class Node(Protocol):
     def status(self) -> Status: ...
 
 
-def _one(read: Callable[[Status], float | None]) -> Callable[[Status], Iterable[Sample]]:
-    """A metric without labels; none at all while its value is unknown."""
-
-    def samples(status: Status) -> Iterator[Sample]:
-        value = read(status)
-        if value is not None:
-            yield Sample(float(value))
-
-    return samples
+def _info(status: Status) -> list[Sample]:
+    return [Sample(tuple(str(getattr(status, name)) for name in INFO), 1.0)]
 
 
-def _each_link(read: Callable[[LinkStatus], float]) -> Callable[[Status], Iterable[Sample]]:
-    """A value for each neighbour. One that is linked in both directions for a moment counts once."""
-
-    def samples(status: Status) -> Iterator[Sample]:
-        links = {link.peer: link for link in status.links}
-        return (Sample(float(read(link)), {"peer": peer, "role": link.role}) for peer, link in links.items())
-
-    return samples
-
-
-def _info(status: Status) -> Iterator[Sample]:
-    names = ("version", "run_id", "run_name", "role", "peer", "origin")
-    yield Sample(1.0, {name: str(getattr(status, name)) for name in names})
-
-
-def _state(status: Status) -> Iterator[Sample]:
+def _state(status: Status) -> list[Sample]:
     states = STATES if status.state in STATES else (*STATES, status.state)
-    return (Sample(float(state == status.state), {"state": state}) for state in states)
+    return [Sample((state,), float(state == status.state)) for state in states]
 
 
-OF_LINK = ("peer", "role")
+def _of_node(name: str, value: str | Callable[[Status], float], text: str) -> Described:
+    """A field of the status, or what is computed from it; absent while it is unknown."""
+    read = attrgetter(value) if isinstance(value, str) else value
 
+    def samples(status: Status) -> list[Sample]:
+        found = read(status)
+        return [] if found is None else [Sample((), float(found))]
+
+    return Described(name, text, samples)
+
+
+def _of_link(name: str, field: str, text: str) -> Described:
+    """A field of every neighbour. One that is linked in both directions for a moment counts once."""
+
+    def samples(status: Status) -> list[Sample]:
+        links = {(link.peer, link.role): float(getattr(link, field)) for link in status.links}
+        return [Sample(labels, value) for labels, value in links.items()]
+
+    return Described(name, text, samples, LINK)
+
+
+# fmt: off
 METRICS: Sequence[Described] = (
-    Described(
-        "sfnode_info",
-        "Always 1; its labels say which node this is.",
-        _info,
-        ("version", "run_id", "run_name", "role", "peer", "origin"),
-    ),
+    Described("sfnode_info", "Always 1; its labels say which node this is.", _info, INFO),
     Described("sfnode_state", "1 for the state that the node is in, 0 for the others.", _state, ("state",)),
-    Described("sfnode_uptime_seconds", "Since the process started.", _one(lambda s: s.uptime)),
-    Described("sfnode_updates_known_total", "Updates in the log, everybody's.", _one(lambda s: s.known)),
-    Described(
-        "sfnode_update_budget", "Updates after which the run is complete.", _one(lambda s: s.update_budget)
-    ),
-    Described(
-        "sfnode_updates_lacking",
-        "Updates that neighbours have and this node is fetching.",
-        _one(lambda s: s.lacking),
-    ),
-    Described("sfnode_epoch", "Epoch of the next update, from 0.", _one(lambda s: s.epoch)),
-    Described("sfnode_epochs", "Epochs of the whole run.", _one(lambda s: s.epochs)),
-    Described(
-        "sfnode_own_updates_total", "Updates that this process has made.", _one(lambda s: s.own_updates)
-    ),
-    Described(
-        "sfnode_own_updates_per_second",
-        "Own updates per second, over the last ten seconds.",
-        _one(lambda s: s.updates_per_second),
-    ),
-    Described(
-        "sfnode_loss",
-        "Training loss lately, a moving average, in nats; absent while there is none.",
-        _one(lambda s: s.loss),
-    ),
-    Described("sfnode_feeds", "Feeds in the log.", _one(lambda s: len(s.feeds))),
-    Described("sfnode_links", "Neighbours.", _one(lambda s: len(s.links))),
-    Described(
-        "sfnode_links_agreeing",
-        "Neighbours whose last summary carried our digest of that moment.",
-        _one(lambda s: sum(link.agrees for link in s.links)),
-    ),
-    Described(
-        "sfnode_bytes_sent_total", "Bytes sent over all links since the start.", _one(lambda s: s.bytes_sent)
-    ),
-    Described(
-        "sfnode_bytes_received_total",
-        "Bytes received over all links since the start.",
-        _one(lambda s: s.bytes_received),
-    ),
-    Described(
-        "sfnode_segment_bytes_sent_total",
-        "The part of the bytes sent that carried updates.",
-        _one(lambda s: s.segment_bytes_sent),
-    ),
-    Described(
-        "sfnode_updates_sent_total",
-        "Updates sent, counted once for each link.",
-        _one(lambda s: s.updates_sent),
-    ),
-    Described("sfnode_log_bytes", "Size of the update log on disk.", _one(lambda s: s.log_bytes)),
-    Described(
-        "sfnode_link_updates_known",
-        "Updates that a neighbour knew by its last word.",
-        _each_link(lambda link: link.known),
-        OF_LINK,
-    ),
-    Described(
-        "sfnode_link_agrees",
-        "1 if a neighbour's last summary carried our digest of that moment, else 0.",
-        _each_link(lambda link: link.agrees),
-        OF_LINK,
-    ),
-    Described(
-        "sfnode_link_bytes_sent_total",
-        "Bytes sent over the link to a neighbour.",
-        _each_link(lambda link: link.bytes_sent),
-        OF_LINK,
-    ),
-    Described(
-        "sfnode_link_bytes_received_total",
-        "Bytes received over the link to a neighbour.",
-        _each_link(lambda link: link.bytes_received),
-        OF_LINK,
-    ),
+    _of_node("sfnode_uptime_seconds", "uptime", "Since the process started."),
+    _of_node("sfnode_updates_known_total", "known", "Updates in the log, everybody's."),
+    _of_node("sfnode_update_budget", "update_budget", "Updates after which the run is complete."),
+    _of_node("sfnode_updates_lacking", "lacking", "Updates that neighbours have and this node is fetching."),
+    _of_node("sfnode_epoch", "epoch", "Epoch of the next update, from 0."),
+    _of_node("sfnode_epochs", "epochs", "Epochs of the whole run."),
+    _of_node("sfnode_own_updates_total", "own_updates", "Updates that this process has made."),
+    _of_node("sfnode_contributed_total", "contributed",
+             "Updates of its feed in the log, over all its starts."),
+    _of_node("sfnode_own_updates_per_second", "updates_per_second",
+             "Own updates per second, over the last ten seconds."),
+    _of_node("sfnode_loss", "loss",
+             "Training loss lately, a moving average, in nats; absent while there is none."),
+    _of_node("sfnode_feeds", "feed_count", "Feeds in the log."),
+    _of_node("sfnode_links", lambda s: len(s.links), "Neighbours."),
+    _of_node("sfnode_links_agreeing", lambda s: sum(link.agrees for link in s.links),
+             "Neighbours whose last summary carried our digest of that moment."),
+    _of_node("sfnode_bytes_sent_total", "bytes_sent", "Bytes sent over all links since the start."),
+    _of_node("sfnode_bytes_received_total", "bytes_received",
+             "Bytes received over all links since the start."),
+    _of_node("sfnode_segment_bytes_sent_total", "segment_bytes_sent",
+             "The part of the bytes sent that carried updates."),
+    _of_node("sfnode_updates_sent_total", "updates_sent", "Updates sent, counted once for each link."),
+    _of_node("sfnode_log_bytes", "log_bytes", "Size of the update log on disk."),
+    _of_link("sfnode_link_updates_known", "known", "Updates that a neighbour knew by its last word."),
+    _of_link("sfnode_link_agrees", "agrees",
+             "1 if a neighbour's last summary carried our digest of that moment, else 0."),
+    _of_link("sfnode_link_bytes_sent_total", "bytes_sent", "Bytes sent over the link to a neighbour."),
+    _of_link("sfnode_link_bytes_received_total", "bytes_received",
+             "Bytes received over the link to a neighbour."),
 )
-"""What contributions each origin has made is in `status --json`: a label for every key would be too many."""
+# fmt: on
+"""What each origin has contributed is told by `views`: a label for every key would be too many."""
 
 
 class StatusCollector(Collector):
@@ -203,7 +157,7 @@ def _family(described: Described, status: Status) -> Metric:
     make = CounterMetricFamily if described.kind == "counter" else GaugeMetricFamily
     family = make(described.name, described.text, labels=described.labels)
     for sample in described.read(status):
-        family.add_metric([sample.labels[name] for name in described.labels], sample.value)
+        family.add_metric(sample.labels, sample.value)
     return family
 
 

@@ -10,12 +10,14 @@ from pydantic import BaseModel, ConfigDict
 from sfnode.limits import Limits
 
 
-class _Answer(BaseModel):
+class Answer(BaseModel):
+    """Whatever a node answers."""
+
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
     """JSON has no NaN: a loss that is none travels as a string, which floats are read from as well."""
 
 
-class LinkStatus(_Answer):
+class LinkStatus(Answer):
     """One neighbour."""
 
     peer: str
@@ -29,16 +31,21 @@ class LinkStatus(_Answer):
     bytes_received: int
 
 
-class FeedStatus(_Answer):
-    """How many updates one feed has contributed, from the signed log."""
+class FetchStatus(Answer):
+    """The base model on its way from peers."""
 
-    origin: str
-    incarnation: int
-    updates: int
+    done: int
+    """Bytes that are here, of earlier attempts too."""
+    total: int
+    """Bytes in all; 0 until the listing has come."""
+    peers: int
+    """Peers that have given something."""
 
 
-class Status(_Answer):
-    """The state of a node. Hashes and keys in hex, rates per second, bytes over all links since the start."""
+class Status(Answer):
+    """The state of a node. Hashes and keys in hex, rates per second, bytes over all links since the start.
+
+    Of the size of its links, however many feeds the run has: it is asked for every second."""
 
     version: str
     run_id: str
@@ -62,14 +69,16 @@ class Status(_Answer):
     incarnation: int
     own_updates: int
     """Updates of this process."""
+    contributed: int
+    """Updates of its feed in the log, over all its starts."""
     updates_per_second: float
     """Own updates, over the last ten seconds."""
     loss: float | None
     """Training loss at the points evaluated lately (moving average)."""
     lacking: int
-    """Feeds being pulled from peers."""
+    """Updates that neighbours have, by their word, and that it is fetching."""
     links: list[LinkStatus]
-    feeds: list[FeedStatus]
+    feed_count: int
     bytes_sent: int
     bytes_received: int
     segment_bytes_sent: int
@@ -77,26 +86,34 @@ class Status(_Answer):
     """Updates that left over links, each link counted; segment_bytes_sent / updates_sent is their cost."""
     log_bytes: int
     uptime: float
+    fetch: FetchStatus | None
+    """None while no base model is on its way from peers."""
     pauses: list[str]
     """Why it computes nothing now, in words."""
     limits: Limits
 
 
-class EvaluationStatus(_Answer):
-    """The answer to an evaluation."""
+class Measured(Answer):
+    """What an evaluation has found."""
 
     metric: str
+    """accuracy, f1, exact_match or perplexity."""
     value: float
     low: float
     """Lower end of the value's 95 % confidence interval."""
     high: float
     loss: float
     count: int
+
+
+class EvaluationStatus(Measured):
+    """The answer to an evaluation."""
+
     digest: str
     """State digest of the model that was evaluated; empty for the base model."""
 
 
-class CoreStatus(_Answer):
+class CoreStatus(Answer):
     """The answer to `digest`: the digest over the cores checks the engine against the log."""
 
     digest: str

@@ -1,18 +1,59 @@
-"""What the views of a node are made of: the documented shapes of `GET /views/...` and `POST /generate`.
+"""What the views of a node are made of: the documented shapes of `GET /views/...` and `POST /generate`,
+and of what may be asked there.
 
 Pydantic models and nothing else, as in `status`, so that whoever shows them loads neither torch nor the node.
 """
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+from sfnode.runtime.status import Answer, Measured
+
+MAX_PAGE = 1000
+"""Origins or feeds told at a time; 300 KB."""
+
+MAX_POINTS = 1000
+"""Of a history; more than a slider can be moved to."""
+
+MAX_PROMPT = 8_192
+"""Characters of a prompt: beyond any that a person types."""
+
+MAX_GENERATED = 64
+"""Tokens written after a prompt: the engine trains nothing meanwhile, and a CPU takes seconds for so many."""
 
 
-class _View(BaseModel):
-    model_config = ConfigDict(frozen=True)
+class _Query(BaseModel):
+    model_config = ConfigDict(extra="forbid")
 
 
-class Progress(_View):
+class FeedsQuery(_Query):
+    """Which part of the list of feeds."""
+
+    offset: int = Field(default=0, ge=0)
+    limit: int = Field(default=100, ge=1, le=MAX_PAGE)
+
+
+class OriginsQuery(FeedsQuery):
+    """Which part of the list of origins."""
+
+    find: str = Field(default="", max_length=64, pattern="^[0-9a-f]*$")
+
+
+class HistoryQuery(_Query):
+    """How finely the history is told."""
+
+    points: int = Field(default=200, ge=1, le=MAX_POINTS)
+
+
+class GenerateRequest(_Query):
+    """What to write on, and how many tokens at most."""
+
+    prompt: str = Field(min_length=1, max_length=MAX_PROMPT)
+    tokens: int = Field(default=32, ge=1, le=MAX_GENERATED)
+
+
+class Progress(Answer):
     """How far the run is, and when it will be over if it goes on like this."""
 
     known: int
@@ -31,22 +72,16 @@ class Progress(_View):
     """Null where the rate is unknown or nothing moves."""
 
 
-class Measurement(_View):
+class Measurement(Measured):
     """An evaluation that somebody has asked this node for."""
 
     seconds: float
     known: int
-    metric: str
-    value: float
-    low: float
-    high: float
-    loss: float
-    count: int
     base: bool
     """Of the base model."""
 
 
-class Curves(_View):
+class Curves(Answer):
     """What this node has seen since it started, in columns of equal length; thinned out as it grows."""
 
     now: float
@@ -61,7 +96,23 @@ class Curves(_View):
     measurements: list[Measurement]
 
 
-class Origin(_View):
+class FeedStatus(Answer):
+    """How many updates one feed has contributed."""
+
+    origin: str
+    incarnation: int
+    updates: int
+
+
+class Feeds(Answer):
+    """A part of the list of all feeds, in the order of their keys."""
+
+    total: int
+    offset: int
+    feeds: list[FeedStatus]
+
+
+class Origin(Answer):
     """What one key has contributed, counted in the signed log."""
 
     rank: int
@@ -81,9 +132,22 @@ class Origin(_View):
     """It has signed two histories, and what came after the fork does not count."""
     own: bool
     """It is this node."""
+    name: str
+    """What it calls itself, if it does; another may have the same name."""
+    team: str
 
 
-class Origins(_View):
+class Team(Answer):
+    """What those have contributed who name this team, which anybody may."""
+
+    team: str
+    updates: int
+    share: float
+    """Of all updates."""
+    origins: int
+
+
+class Origins(Answer):
     """A part of the list of all origins, those with most updates first."""
 
     total: int
@@ -94,9 +158,11 @@ class Origins(_View):
     indexed: int
     """Updates of the log that are counted so far; the rest follows."""
     origins: list[Origin]
+    teams: list[Team]
+    """Of all origins, those with most updates first, a hundred at most."""
 
 
-class SwarmNode(_View):
+class SwarmNode(Answer):
     """One node, as far as this one knows it."""
 
     peer: str
@@ -116,23 +182,25 @@ class SwarmNode(_View):
     outbound: bool | None = None
     bytes_sent: int = 0
     bytes_received: int = 0
+    name: str = ""
+    """Of this node only: who a peer is as an origin, nobody tells."""
 
 
-class SwarmEdge(_View):
+class SwarmEdge(Answer):
     """A link between two nodes; this node knows its own only."""
 
     source: str
     target: str
 
 
-class Swarm(_View):
+class Swarm(Answer):
     """The swarm as a graph, this node first, then its neighbours."""
 
     nodes: list[SwarmNode]
     edges: list[SwarmEdge]
 
 
-class HistoryPoint(_View):
+class HistoryPoint(Answer):
     """Some consecutive epochs of the run."""
 
     first_epoch: int
@@ -145,15 +213,16 @@ class HistoryPoint(_View):
     """How many have contributed to them."""
 
 
-class Leader(_View):
+class Leader(Answer):
     """How one origin's contribution has grown."""
 
     origin: str
+    name: str
     known: list[int]
     """Its updates until the end of each point."""
 
 
-class History(_View):
+class History(Answer):
     """The course of the run as the log has it, by epochs: the log knows no clock."""
 
     indexed: int
@@ -164,7 +233,7 @@ class History(_View):
     """Updates of everybody else until the end of each point."""
 
 
-class Generated(_View):
+class Generated(Answer):
     """What two models write after a prompt, each taking the likeliest token every time."""
 
     base: str

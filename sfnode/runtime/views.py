@@ -8,76 +8,49 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
 from sfnode.runtime.curves import Curve, Rate, Sample
+from sfnode.runtime.describe import carried, greeted, role_of
 from sfnode.runtime.history import LogIndex
 from sfnode.runtime.latency import Latency
 from sfnode.runtime.viewed import (
     Curves,
+    Feeds,
+    FeedsQuery,
+    FeedStatus,
     Generated,
+    GenerateRequest,
     History,
+    HistoryQuery,
     Measurement,
     Origins,
+    OriginsQuery,
     Progress,
     Swarm,
     SwarmEdge,
     SwarmNode,
 )
 from sfprotocol.flood import Link as LinkState
+from sfprotocol.names import Names
 
 if TYPE_CHECKING:
     from sfnode.runtime.node import RunningNode
     from sfnode.runtime.status import EvaluationStatus
     from sfnode.transport.base import Link
 
+T = TypeVar("T")
+
 SAMPLE_INTERVAL = 1.0
 """Seconds between looks at the node: as often as a person can follow."""
 
 MAX_MEASUREMENTS = 256
 """Evaluations that are remembered; the oldest go."""
-
-MAX_PAGE = 1000
-"""Origins told at a time; 300 KB."""
-
-MAX_POINTS = 1000
-"""Of a history; more than a slider can be moved to."""
-
-MAX_PROMPT = 8_192
-"""Characters of a prompt: beyond any that a person types."""
-
-MAX_GENERATED = 64
-"""Tokens written after a prompt: the engine trains nothing meanwhile, and a CPU takes seconds for so many."""
-
-
-class OriginsQuery(BaseModel):
-    """Which part of the list of origins."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    offset: int = Field(default=0, ge=0)
-    limit: int = Field(default=100, ge=1, le=MAX_PAGE)
-    find: str = Field(default="", max_length=64, pattern="^[0-9a-f]*$")
-
-
-class HistoryQuery(BaseModel):
-    """How finely the history is told."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    points: int = Field(default=200, ge=1, le=MAX_POINTS)
-
-
-class GenerateRequest(BaseModel):
-    """What to write on, and how many tokens at most."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    prompt: str = Field(min_length=1, max_length=MAX_PROMPT)
-    tokens: int = Field(default=32, ge=1, le=MAX_GENERATED)
 
 
 class Views:
@@ -91,7 +64,9 @@ class Views:
         self._rate = Rate()
         self._swarm_rate: float | None = None
         self._measurements: list[Measurement] = []
-        self._index = LogIndex(node.log)
+        self._index = LogIndex(node.log, self._names)
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
+        """Where the index is asked: one question at a time, and nobody else waits for them."""
         self._latency = Latency(node.transport)
 
     async def run(self) -> None:
@@ -102,7 +77,8 @@ class Views:
                 await asyncio.sleep(SAMPLE_INTERVAL)
         finally:
             await self._latency.stop()
-            await asyncio.to_thread(self._index.close)
+            self._index.close()
+            await self._ask(lambda: None)  # nothing is being read any more
 
     def measured(self, answer: EvaluationStatus, known: int) -> None:
         """An evaluation is finished: remember it, at the state that was evaluated."""
@@ -146,19 +122,38 @@ class Views:
             measurements=self._measurements,
         )
 
+    def feeds(self, query: FeedsQuery) -> Feeds:
+        """Every feed, also of one and the same origin."""
+        frontier = self._node.machine.frontier
+        return Feeds(
+            total=len(frontier),
+            offset=query.offset,
+            feeds=[
+                FeedStatus(origin=s.feed.origin.hex(), incarnation=s.feed.incarnation, updates=s.next)
+                for s in islice(frontier, query.offset, query.offset + query.limit)
+            ],
+        )
+
     async def origins(self, query: OriginsQuery) -> Origins:
         """Who contributed what, counted in the log."""
-        own = self._node.machine.own
-        name = own.origin if own else b""
-        return await asyncio.to_thread(self._index.origins, name, query.offset, query.limit, query.find)
+        machine = self._node.machine
+        own = machine.own.origin if machine.own else b""
+        return await self._ask(lambda: self._index.origins(own, query.offset, query.limit, query.find))
 
     async def history(self, query: HistoryQuery) -> History:
         """The course of the run, from the log."""
-        return await asyncio.to_thread(self._index.history, query.points)
+        return await self._ask(lambda: self._index.history(query.points))
+
+    def _names(self) -> dict[bytes, Names]:
+        """Beside the event loop, too: many take their time. Copies what may change before it begins."""
+        return self._node.machine.cards.names(self._node.machine.frontier)
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._beside, question)
 
     def swarm(self) -> Swarm:
         """This node, its neighbours, and who else is in the roster."""
-        node, links = self._node, self._links()
+        node, links = self._node, greeted(self._node)
         self._latency.look(self._ways([link for _, link in links]))
         neighbours = [self._neighbour(state, link) for state, link in links]
         near = {node.transport.peer, *(neighbour.peer for neighbour in neighbours)}
@@ -166,7 +161,7 @@ class Views:
             SwarmNode(
                 peer=record.peer,
                 kind="known",
-                role=_role(record.role),
+                role=role_of(record.role),
                 known=record.known,
                 lag=self._lag(record.known),
             )
@@ -204,13 +199,6 @@ class Views:
     def _lag(self, known: int) -> int:
         return max(0, self._node.machine.frontier.known - known)
 
-    def _links(self) -> list[tuple[LinkState, Link]]:
-        """The links on which the peer has introduced itself."""
-        states, pumps = self._node.machine.links, self._node.driver.pumps
-        return [
-            (states[key], pump.link) for key, pump in pumps.items() if key in states and states[key].greeted
-        ]
-
     def _ways(self, links: list[Link]) -> dict[str, str]:
         """An address of each neighbour, of whom one is known."""
         found = {}
@@ -223,8 +211,7 @@ class Views:
 
     def _self(self) -> SwarmNode:
         node = self._node
-        status = node.driver.traffic
-        pumps = [pump.link for pump in node.driver.pumps.values()]
+        sent, received = carried(node)
         return SwarmNode(
             peer=node.transport.peer,
             kind="self",
@@ -232,8 +219,9 @@ class Views:
             known=node.machine.frontier.known,
             lag=0,
             agrees=True,
-            bytes_sent=status.sent + sum(link.bytes_sent for link in pumps),
-            bytes_received=status.received + sum(link.bytes_received for link in pumps),
+            bytes_sent=sent,
+            bytes_received=received,
+            name=node.settings.display_name if node.machine.own else "",
         )
 
     def _neighbour(self, state: LinkState, link: Link) -> SwarmNode:
@@ -241,7 +229,7 @@ class Views:
         return SwarmNode(
             peer=link.peer,
             kind="neighbour",
-            role=_role(state.role),
+            role=role_of(state.role),
             known=state.known,
             lag=0 if state.agreed else self._lag(state.known),
             agrees=state.agreed,
@@ -265,6 +253,9 @@ def routes(views: Views, generate: Callable[[str, int], Awaitable[Generated]]) -
     async def swarm(_: web.Request) -> web.Response:
         return _json(views.swarm())
 
+    async def feeds(request: web.Request) -> web.Response:
+        return _json(views.feeds(FeedsQuery.model_validate(dict(request.query))))
+
     async def origins(request: web.Request) -> web.Response:
         return _json(await views.origins(OriginsQuery.model_validate(dict(request.query))))
 
@@ -279,6 +270,7 @@ def routes(views: Views, generate: Callable[[str, int], Awaitable[Generated]]) -
         web.get("/views/progress", progress),
         web.get("/views/curves", curves),
         web.get("/views/swarm", swarm),
+        web.get("/views/feeds", feeds),
         web.get("/views/origins", origins),
         web.get("/views/history", history),
         web.post("/generate", write),
@@ -287,10 +279,6 @@ def routes(views: Views, generate: Callable[[str, int], Awaitable[Generated]]) -
 
 def _json(model: BaseModel) -> web.Response:
     return web.Response(text=model.model_dump_json(), content_type="application/json")
-
-
-def _role(role: int) -> str:
-    return "relay" if role else "trainer"
 
 
 def _left(updates: int, rate: float | None) -> float | None:

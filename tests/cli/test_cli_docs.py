@@ -23,6 +23,7 @@ from sfnode.cli.results import (
     UpgradeResult,
     VerifyResult,
 )
+from sfnode.cli.status import StatusWithFeeds
 from sfnode.doctor.findings import Examination, Finding
 from sfnode.engine.presets import PRESETS
 from sfnode.engine.template import FILTERS
@@ -30,12 +31,12 @@ from sfnode.errors import Code
 from sfnode.limits import Limits
 from sfnode.runtime import viewed
 from sfnode.runtime.audit import Audit
-from sfnode.runtime.status import FeedStatus, LinkStatus, Status
+from sfnode.runtime.status import FetchStatus, LinkStatus
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 SECTIONS = {
-    "status --json": (Status, LinkStatus, FeedStatus),
+    "status --json": (StatusWithFeeds, LinkStatus, FetchStatus, viewed.FeedStatus),
     "limit --json": (Limits,),
     "verify --json": (VerifyResult,),
     "eval --json": (EvalResult, Measurement),
@@ -46,7 +47,8 @@ SECTIONS = {
     "GET /views/progress": (viewed.Progress,),
     "GET /views/curves": (viewed.Curves, viewed.Measurement),
     "GET /views/swarm": (viewed.Swarm, viewed.SwarmNode, viewed.SwarmEdge),
-    "GET /views/origins": (viewed.Origins, viewed.Origin),
+    "GET /views/feeds": (viewed.Feeds,),
+    "GET /views/origins": (viewed.Origins, viewed.Origin, viewed.Team),
     "GET /views/history": (viewed.History, viewed.HistoryPoint, viewed.Leader),
     "POST /generate": (viewed.Generated,),
     "bench --json": (BenchResult, BatchResult, IncomingResult, FitResult),

@@ -93,6 +93,8 @@ def test_the_version_is_the_packages(sfnode: Run) -> None:
         ("join", "--role", "king"),
         ("join", "--shard", "5/4"),
         ("join", "--queries", "0"),
+        ("join", "--display-name", "a" * 33),
+        ("join", "--team", "\x1b[31mred"),
         ("swarm", "--nodes", "0"),
         ("init", "--verbalizer", "terrible,great"),
         ("export",),

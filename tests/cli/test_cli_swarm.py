@@ -35,9 +35,10 @@ def status(**fields: object) -> Status:
         "version": "0", "run_id": "ab", "run_name": "run", "role": "trainer", "state": "catching-up",
         "pid": 1, "peer": "Qm", "addresses": [], "known": 123_456, "update_budget": 200_000, "epoch": 0,
         "epochs": 1, "digest": "0123456789abcdef", "origin": "cd", "incarnation": 1, "own_updates": 34_567,
-        "updates_per_second": 123.4, "loss": 12.3456, "lacking": 0, "links": [], "feeds": [], "bytes_sent": 1,
+        "contributed": 34_567, "updates_per_second": 123.4, "loss": 12.3456, "lacking": 0, "links": [],
+        "feed_count": 2, "bytes_sent": 1,
         "bytes_received": 1, "segment_bytes_sent": 1, "updates_sent": 1, "log_bytes": 1, "uptime": 1.0,
-        "pauses": [], "limits": {},
+        "fetch": None, "pauses": [], "limits": {},
     }  # fmt: skip
     return Status.model_validate(usual | fields)
 

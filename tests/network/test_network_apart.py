@@ -101,14 +101,14 @@ def test_a_run_that_began_in_two_places_becomes_one_when_a_common_peer_comes_up(
         peers = ("--peers", relay.address(), "--peers", common)
         sides.append((relay, make(side, *peers, *LOOPBACK).start()))
     apart = [trains(node) for _, node in sides]
-    assert all(len(status.feeds) == 1 for status in apart)
+    assert all(status.feed_count == 1 for status in apart)
 
     bridge = make("common", "--run", "run.toml", "--role", "relay", *hosts).start()
     assert alive(bridge).addresses == [common]
     everyone = [bridge, *(node for side in sides for node in side)]
 
     def one_run() -> bool:
-        return all(len(alive(node).feeds) == 2 for node in everyone)
+        return all(alive(node).feed_count == 2 for node in everyone)
 
     merged = seconds_until("all know both feeds", one_run, FOUND_WITHIN)
     print(f"two swarms were one after {merged:.0f} s")

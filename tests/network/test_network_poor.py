@@ -17,7 +17,8 @@ from network_swarm import alive, composed, finish, linked, seconds_until, traine
 from network_world import Place, world
 from process_helpers import Node, nodes
 
-from sfnode.runtime.status import FeedStatus, Status
+from sfnode.runtime.status import Status
+from sfnode.runtime.viewed import FeedStatus
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300), pytest.mark.usefixtures("namespaces")]
 
@@ -126,7 +127,7 @@ def feed(named: Status | FeedStatus) -> str:
 
 def behind(node: Node, made: dict[str, int]) -> int:
     """Updates that others had made, and this node lacks."""
-    known = {feed(one): one.updates for one in alive(node).feeds}
+    known = {feed(one): one.updates for one in node.feeds()}
     return sum(max(0, count - known.get(name, 0)) for name, count in made.items())
 
 

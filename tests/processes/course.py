@@ -24,6 +24,7 @@ from sfnode.runtime.status import Status
 from sfnode.store.datadir import Layout
 from sfnode.store.log import UpdateLog
 from sfprotocol.messages import Feed
+from sfprotocol.names import Names
 
 UPDATES = 640
 """What happens takes about 330 of them."""
@@ -33,6 +34,9 @@ BATCH = 64
 
 STEPS = 40
 """Updates of the trainer that leaves after so many."""
+
+NAMES = Names("Ann", "The Owls")
+"""Of that trainer."""
 
 SURVIVORS = ("revenant", "copy", "late")
 """The trainers that are there at the end."""
@@ -64,7 +68,8 @@ class Course:
         self._start("steady", *self._join, *LOOPBACK, "--until-complete")
         self._start("revenant", *self._join, *LOOPBACK)
         self._start("leaver", *self._join, *LOOPBACK)
-        counted = self._start("counted", *self._join, *LOOPBACK, "--steps", STEPS)
+        called = "--display-name", NAMES.name, "--team", NAMES.team
+        counted = self._start("counted", *self._join, *LOOPBACK, "--steps", STEPS, *called)
         self.counted_origin = counted.until("it has a key", lambda status: status.origin).origin
 
     def strike(self) -> None:
@@ -92,6 +97,7 @@ class Course:
         self.endings["counted"] = Ending(self.nodes["counted"].wait())
         self.endings["steady"] = Ending(self.nodes["steady"].wait())
         self.final = until("all agree", self._agreement)
+        self.feeds = {name: self.nodes[name].feeds() for name in self.final}
         clients = {name: Client(Layout(self.nodes[name].folder).control_socket) for name in SURVIVORS}
         self.cores = {name: asyncio.run(client.digest()) for name, client in clients.items()}
         relay = self.nodes["relay"].folder

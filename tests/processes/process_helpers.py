@@ -22,6 +22,7 @@ from sfnode.cli.main import main
 from sfnode.client import Client
 from sfnode.errors import UserError
 from sfnode.runtime.status import Status
+from sfnode.runtime.viewed import FeedStatus
 from sfnode.store.datadir import Layout
 from sfprotocol import invitation
 
@@ -120,6 +121,10 @@ class Node:
             return asyncio.run(Client(Layout(self.folder).control_socket).status())
         except UserError:
             return None
+
+    def feeds(self) -> list[FeedStatus]:
+        """What everybody has contributed."""
+        return asyncio.run(Client(Layout(self.folder).control_socket).every_feed())
 
     def until(self, what: str, condition: Callable[[Status], object]) -> Status:
         """Its first status of which `condition` is true."""

@@ -9,11 +9,16 @@ from typing import Any
 import course
 import pytest
 import torch
-from course import STEPS, SURVIVORS, UPDATES, Course
+from course import NAMES, STEPS, SURVIVORS, UPDATES, Course
 from process_helpers import here, nodes
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sfnode.runtime.status import Status
+from sfnode.runtime.viewed import FeedStatus
+from sfnode.store.datadir import Layout
+from sfnode.store.log import UpdateLog
+from sfprotocol import codec
+from sfprotocol.messages import Card
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -51,10 +56,10 @@ def models(home: Path, seen: Course) -> dict[str, Path]:
     return outs
 
 
-def length(status: Status, origin: str, incarnation: int) -> int:
-    """How many updates of a feed the node knows."""
-    feeds = {(feed.origin, feed.incarnation): feed.updates for feed in status.feeds}
-    return feeds.get((origin, incarnation), 0)
+def length(feeds: list[FeedStatus], of: Status) -> int:
+    """How many updates of that node's feed there are."""
+    known = {(feed.origin, feed.incarnation): feed.updates for feed in feeds}
+    return known.get((of.origin, of.incarnation), 0)
 
 
 def test_all_who_are_left_have_the_same_digest_and_the_same_core(seen: Course) -> None:
@@ -66,8 +71,8 @@ def test_all_who_are_left_have_the_same_digest_and_the_same_core(seen: Course) -
 
 
 def test_every_update_belongs_to_exactly_one_feed(seen: Course) -> None:
-    for status in seen.final.values():
-        assert sum(feed.updates for feed in status.feeds) == status.known
+    for name, status in seen.final.items():
+        assert sum(feed.updates for feed in seen.feeds[name]) == status.known
 
 
 @pytest.mark.parametrize("name", COMPLETE)
@@ -88,26 +93,35 @@ def test_the_logs_of_those_who_left_early_verify_too(seen: Course, audits: dict[
 def test_a_killed_node_goes_on_with_its_feed_and_has_lost_nothing(seen: Course) -> None:
     before, after = seen.killed, seen.back
     assert (after.origin, after.incarnation) == (before.origin, before.incarnation)
-    assert 0 < seen.logged < length(after, before.origin, before.incarnation)
+    assert 0 < seen.logged < after.contributed
     grown = seen.logged + seen.final["revenant"].own_updates
-    assert length(seen.final["late"], before.origin, before.incarnation) == grown
+    assert length(seen.feeds["late"], before) == seen.final["revenant"].contributed == grown
 
 
 def test_a_copied_folder_beside_its_original_is_a_feed_of_its_own(seen: Course) -> None:
     original, copy = seen.final["revenant"], seen.final["copy"]
     assert copy.origin == original.origin
     assert copy.incarnation != original.incarnation
-    assert length(original, copy.origin, copy.incarnation) == copy.own_updates > 0
+    assert length(seen.feeds["revenant"], copy) == copy.own_updates > 0
 
 
 def test_a_latecomer_needs_nothing_but_an_address(seen: Course) -> None:
     late = seen.final["late"]
     assert late.run_id == seen.manifest.run_id.hex()
-    assert length(seen.final["relay"], late.origin, late.incarnation) == late.own_updates > 0
+    assert length(seen.feeds["relay"], late) == late.own_updates > 0
+
+
+def test_whoever_comes_when_a_trainer_has_long_gone_learns_what_it_called_itself(seen: Course) -> None:
+    log = Layout(seen.nodes["newcomer"].folder).log
+    with UpdateLog.open(log, seen.manifest.run_id, read_only=True) as newcomers:
+        cards = [codec.decode(card.frame) for card in newcomers.cards()]
+    assert [(card.feed.origin.hex(), card.name, card.team) for card in cards if isinstance(card, Card)] == [
+        (seen.counted_origin, *NAMES)
+    ]
 
 
 def test_a_node_that_is_to_make_some_updates_makes_exactly_those_and_leaves(seen: Course) -> None:
-    feeds = [feed for feed in seen.final["relay"].feeds if feed.origin == seen.counted_origin]
+    feeds = [feed for feed in seen.feeds["relay"] if feed.origin == seen.counted_origin]
     assert [feed.updates for feed in feeds] == [STEPS]
     assert seen.endings["counted"].status == 0
 

@@ -138,7 +138,7 @@ def test_a_node_that_fails_after_joining_has_said_nothing_to_the_run(
 ) -> None:
     assert "joined run" in ended["another base model"].stdout
     status = world.relay.until("the failed nodes have gone", lambda status: not status.links)
-    assert (status.known, status.feeds) == (0, [])
+    assert (status.known, status.feed_count) == (0, 0)
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")

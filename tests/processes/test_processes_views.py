@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import select
 import shutil
+import signal
 import subprocess
 import termios
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from process_helpers import LOOPBACK, PATIENCE, SFNODE, Node, environment, nodes, sfnode
+from process_helpers import LOOPBACK, PATIENCE, SFNODE, Node, environment, here, nodes, sfnode
 
 from sfnode.cli.draft import build
 from sfnode.client import Client
 from sfnode.config import Manifest
 from sfnode.dashboard.server import serving
+from sfnode.dashboard.top import INTERVAL
 from sfnode.store.datadir import Layout
-from sfnode.store.log import Record, UpdateLog
-from sfprotocol import seeds, signing
-from sfprotocol.messages import EpochScalars, Feed, Segment
+from sfnode.store.log import CardRecord, Record, UpdateLog
+from sfprotocol import codec, seeds, signing
+from sfprotocol.messages import Card, EpochScalars, Feed, Segment
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 ORIGINS = 1000
+
+NAME = "<img src=x onerror=alert(1)>"
+"""Of every origin: nobody has to choose another name than others have."""
+
+QUITTING = 5.0
+"""Seconds to quit in, on a machine that is busy; the client waits twice as long for an answer."""
 
 QUICK = 1.0
 """Seconds within which the page should have followed a click, on a machine that is busy."""
@@ -43,6 +53,21 @@ LARGEST_SHIFT = 0.1
 UNNAMED = """[...document.querySelectorAll("input, textarea, button, svg[role=img]")]
     .filter((e) => !(e.labels?.length || e.ariaLabel || e.textContent.trim())).map((e) => e.id)"""
 """What a screen reader could not name."""
+
+PALE = """[...document.querySelectorAll("body *")].filter((e) => e.checkVisibility()
+    && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && !e.disabled).filter((e) => {
+      const light = (colour) => {
+        const [r, g, b] = colour.match(/[\\d.]+/g).map((v) => v / 255)
+          .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+      };
+      let under = e;
+      while (/, 0\\)$/.test(getComputedStyle(under).backgroundColor)) under = under.parentElement;
+      const style = getComputedStyle(e), ink = e instanceof SVGElement ? style.fill : style.color;
+      const [a, b] = [light(ink), light(getComputedStyle(under).backgroundColor)];
+      return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05) < 4.5;
+    }).map((e) => e.id || e.textContent.slice(0, 40))"""
+"""Text with a contrast below 4.5 to 1 (WCAG 2.2, AA)."""
 
 
 # -- the terminal --------------------------------------------------------------------------------------
@@ -65,46 +90,100 @@ def test_top_draws_one_frame_for_a_terminal_of_80_columns_and_24_lines(
         shown = sfnode(home, "top", "--once", "--data-dir", a.folder)
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
-    assert len(lines) == 24
+    assert len(lines) == 23  # and one for the shell
     assert max(map(len, lines)) <= 80
     assert status.run_id[:8] in lines[0]
     assert "relay, idle" in lines[0]
-    assert "0 of 1,000,000 updates" in lines[1]
+    assert lines[1].startswith("Relaying: ")
+    assert "0 of 1,000,000 updates" in lines[3]
     assert status.digest[:12] in shown.stdout
     gone = sfnode(home, "top", "--once", "--data-dir", a.folder)
     assert gone.returncode == 1
     assert "SF060" in gone.stderr
 
 
-def test_top_says_that_there_is_no_node_shows_one_that_comes_and_quits_on_q(home: Path) -> None:
+def test_top_waits_for_a_node_follows_it_and_its_window_and_quits_at_once_even_if_the_node_hangs(
+    home: Path,
+) -> None:
+    with (
+        nodes(home) as make,
+        top_of(home, a := make("a", "--run", "run.toml", "--role", "relay", *LOOPBACK)) as (
+            top,
+            terminal,
+        ),
+    ):
+        read_until(terminal, b"No node answers")
+        a.start()
+        assert b"relay" in read_until(terminal, b"neighbours")
+        a.end()
+        read_until(terminal, b"No node answers")
+        a.start()
+        read_until(terminal, b"Relaying")
+        termios.tcsetwinsize(terminal, (30, 100))
+        top.send_signal(signal.SIGWINCH)
+        read_until(terminal, b"\x1b[30;1H")  # a line that was not there
+        os.write(terminal, b"\x1bOP")  # F1 is no Escape
+        os.write(terminal, b"o")
+        read_until(terminal, b"rank  origin")
+        a.send(signal.SIGSTOP)
+        read_until_quiet(terminal)
+        os.write(terminal, b"q")
+        assert top.wait(QUITTING) == 0
+        a.send(signal.SIGCONT)
+
+
+def test_top_ends_on_ctrl_c_and_leaves_the_terminal_as_it_was(home: Path) -> None:
+    with nodes(home) as make, top_of(home, make("a", "--run", "run.toml")) as (top, terminal):
+        before = termios.tcgetattr(terminal)
+        read_until(terminal, b"No node answers")
+        assert termios.tcgetattr(terminal) != before
+        top.send_signal(signal.SIGINT)
+        assert top.wait(QUITTING) == 0
+        left = read_all(terminal)
+        assert b"\x1b[?1049l" in left
+        assert b"\x1b[?25h" in left
+        assert b"Traceback" not in left
+        assert termios.tcgetattr(terminal) == before
+
+
+@contextmanager
+def top_of(home: Path, node: Node) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`sfnode top` on a terminal of 80 columns and 24 lines, whose other end is yielded, too."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
-    with nodes(home) as make:
-        a = make("a", "--run", "run.toml", "--role", "relay", *LOOPBACK)
-        command = [*SFNODE, "top", "--data-dir", str(a.folder)]
-        terminal = environment(home) | {"TERM": "xterm-256color", "LANG": "C.UTF-8"}
-        top = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=terminal, cwd=home)
-        try:
-            shown = read_until(ours, b"No node is running")
-            a.start()
-            shown += read_until(ours, b"neighbours")
-            assert b"relay" in shown
-            a.end()
-            read_until(ours, b"No node is running")
-            os.write(ours, b"q")
-            assert top.wait(PATIENCE) == 0
-        finally:
-            top.kill()
-            top.wait()
-            os.close(ours)
-            os.close(theirs)
+    command = [*SFNODE, "top", "--data-dir", str(node.folder)]
+    terminal = environment(home) | {"TERM": "xterm-256color", "LANG": "C.UTF-8"}
+    top = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=terminal, cwd=home)
+    try:
+        yield top, ours
+    finally:
+        top.kill()
+        top.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+def read_until_quiet(terminal: int) -> None:
+    """Until nothing is drawn for longer than from one frame to the next; they always differ in a time."""
+    give_up = time.monotonic() + PATIENCE
+    while select.select([terminal], [], [], 3 * INTERVAL)[0]:
+        assert time.monotonic() < give_up
+        os.read(terminal, 65_536)
+
+
+def read_all(terminal: int) -> bytes:
+    """What has been drawn and not read."""
+    seen = b""
+    while select.select([terminal], [], [], 0.1)[0]:
+        seen += os.read(terminal, 65_536)
+    return seen
 
 
 def read_until(terminal: int, wanted: bytes) -> bytes:
     """What is drawn on the terminal until `wanted` is there."""
     seen, give_up = b"", time.monotonic() + PATIENCE
     while wanted not in seen:
-        assert time.monotonic() < give_up, f"never drawn: {wanted!r}; but {seen!r}"
+        assert time.monotonic() < give_up, f"never drawn: {wanted!r}; lastly {seen[-2000:]!r}"
         if select.select([terminal], [], [], 0.2)[0]:
             seen += os.read(terminal, 65_536)
     return seen
@@ -113,8 +192,8 @@ def read_until(terminal: int, wanted: bytes) -> bytes:
 # -- the browser ---------------------------------------------------------------------------------------
 
 
-def simulated(run: Manifest, count: int) -> Iterator[Record]:
-    """Signed segments of `count` origins, each with updates in a few epochs."""
+def simulated(run: Manifest, count: int) -> Iterator[tuple[Record, CardRecord]]:
+    """Signed segments of `count` origins, each with updates in a few epochs and with a name like markup."""
     for number in range(count):
         key = Ed25519PrivateKey.from_private_bytes(number.to_bytes(32, "big"))
         feed = Feed(key.public_key().public_bytes_raw(), 0)
@@ -123,7 +202,10 @@ def simulated(run: Manifest, count: int) -> Iterator[Record]:
         chain = signing.extend(signing.genesis(run.run_id, feed), list(parts))
         stop = sum(len(part.scalars) for part in parts)
         signature = key.sign(signing.head_message(run.run_id, feed, stop, chain))
-        yield Record(feed, Segment(seeds.feed_key(run.run_id, *feed), 0, parts, signature), chain)
+        card = Card(feed, stop, NAME, f"<i>team {number % 3}</i>", bytes(64))
+        card = replace(card, signature=key.sign(signing.card_message(run.run_id, card)))
+        segment = Segment(seeds.feed_key(run.run_id, *feed), 0, parts, signature)
+        yield Record(feed, segment, chain), CardRecord(feed, codec.encode(card))
 
 
 @pytest.fixture
@@ -133,10 +215,11 @@ def crowded(home: Path) -> Iterator[Node]:
     layout = Layout(home / "crowded")
     (home / "crowded").mkdir(mode=0o700)
     with UpdateLog.open(layout.log, run.run_id) as log:
-        log.append(list(simulated(run, ORIGINS)))
+        records, cards = zip(*simulated(run, ORIGINS), strict=True)
+        log.append(records, (), cards)
     with nodes(home) as make:
         node = make("crowded", "--run", "run.toml", "--role", "relay", *LOOPBACK).start()
-        node.until("it has its log", lambda status: len(status.feeds) == ORIGINS)
+        node.until("it has its log", lambda status: status.feed_count == ORIGINS)
         yield node
 
 
@@ -190,14 +273,83 @@ async def test_the_dashboard_with_a_thousand_origins_in_a_real_browser(crowded: 
         await eventually(page, "document.querySelectorAll('#leaders tr').length === 25")
         await eventually(page, "document.querySelectorAll('#history-chart path').length === 9")
         await it_tells_the_log(page, client)
+        await status_lists_feeds_if_it_is_asked_to(crowded.folder)
+        await it_takes_names_for_text_and_sums_up_teams(page, client)
         await it_turns_pages_and_searches_quickly(page, client)
         await it_moves_over_the_history(page)
+        assert await page.evaluate(PALE) == []
         await it_can_be_used_without_a_mouse_and_changes_its_colours(page)
+        assert await page.evaluate(PALE) == []
         assert await page.evaluate("document.querySelectorAll('*').length") < 1500
         assert await page.evaluate("window.shift") < LARGEST_SHIFT
         await page.set_viewport_size({"width": 375, "height": 800})
         assert await page.evaluate("document.documentElement.scrollWidth") <= 375
         assert faults == []
+        await it_says_what_is_wrong_and_goes_on_when_it_is_right_again(page)
+        await it_opens_from_a_link_on_another_site_which_itself_learns_nothing(chromium, client)
+
+
+async def it_opens_from_a_link_on_another_site_which_itself_learns_nothing(
+    chromium: Any, client: Client
+) -> None:
+    """As from a chat in the browser."""
+    async with serving(client, "127.0.0.1", 0, "the token of this test") as url:
+        page = await chromium.new_page()
+        chat = f'<meta charset="utf-8"><a href="{url}">here</a>'
+        await page.route(
+            "http://chat.example/", lambda route: route.fulfill(body=chat, content_type="text/html")
+        )
+        await page.goto("http://chat.example/")
+        await page.click("a")
+        await eventually(page, "document.getElementById('state')?.textContent === 'idle'")
+        ours = page.url
+        assert "token" not in ours
+        await page.goto("http://chat.example/")
+        asked = f"fetch('{ours}api/now', {{credentials: 'include'}}).then(() => 'told', () => 'refused')"
+        assert await page.evaluate(asked) == "refused"
+
+
+async def status_lists_feeds_if_it_is_asked_to(folder: Path) -> None:
+    def said(*options: str) -> str:
+        return here("status", "--data-dir", folder, *options)
+
+    status = json.loads(await asyncio.to_thread(said, "--json"))
+    assert status["feed_count"] == ORIGINS
+    assert "feeds" not in status
+    feeds = json.loads(await asyncio.to_thread(said, "--json", "--feeds"))["feeds"]
+    assert len(feeds) == ORIGINS
+    assert sum(feed["updates"] for feed in feeds) == status["known"]
+    assert (await asyncio.to_thread(said, "--feeds")).count(f"{feeds[-1]['origin']}/0 ") == 1
+
+
+async def it_takes_names_for_text_and_sums_up_teams(page: Any, client: Client) -> None:
+    origins = await client.origins(limit=1)
+    assert await page.inner_text("#leaders tr:first-child .name") == NAME
+    assert await page.inner_text("#leaders tr:first-child .mono") == origins.origins[0].origin[:8]
+    assert [team.team for team in origins.teams] == [f"<i>team {n}</i>" for n in (2, 1, 0)]
+    assert await page.evaluate("document.querySelectorAll('#teams tr').length") == 3
+    assert await page.inner_text("#teams td:first-child") == origins.teams[0].team
+    assert (
+        await page.evaluate("getComputedStyle(document.querySelector('#teams td')).unicodeBidi") == "isolate"
+    )
+    assert await page.evaluate("document.images.length") == 0
+
+
+async def it_says_what_is_wrong_and_goes_on_when_it_is_right_again(page: Any) -> None:
+    async def broken(route: Any) -> None:
+        await route.fulfill(status=500, body="no curves")
+
+    await page.route("**/api/curves", broken)
+    await eventually(page, "document.getElementById('gone').textContent.includes('no curves')")
+    assert await page.inner_text("#state") == "idle"
+    await page.unroute("**/api/curves")
+    await eventually(page, "document.getElementById('gone').hidden")
+    await page.route("**/api/*", lambda route: route.abort())
+    await eventually(page, "document.getElementById('state').textContent === 'no answer'")
+    assert "does not answer" in await page.inner_text("#doing")
+    await page.unroute("**/api/*")
+    await eventually(page, "document.getElementById('state').textContent === 'idle'")
+    assert await page.is_hidden("#gone")
 
 
 async def it_tells_the_log(page: Any, client: Client) -> None:
@@ -206,7 +358,8 @@ async def it_tells_the_log(page: Any, client: Client) -> None:
     assert f"{progress.known:,} of 1,000,000 updates" in await page.inner_text("#run-text")
     assert "1 to 25 of 1,000 origins" in await page.inner_text("#page")
     assert await page.inner_text("#state") == "idle"
-    assert await page.get_attribute("#leaders tr:first-child .mono", "title") == origins.origins[0].origin
+    assert await page.get_attribute("#leaders tr:first-child .named", "title") == origins.origins[0].origin
+    assert (await page.inner_text("#doing")).startswith("Relaying: ")
 
 
 async def it_turns_pages_and_searches_quickly(page: Any, client: Client) -> None:

@@ -122,10 +122,12 @@ class SmallEngine:
         return Result(tuple(map(scalar_of, seeds)))
 
     def evaluate(self, limit: int) -> Measured:
+        self.unpark()
         value = float(len(self.applied))
         return Measured("accuracy", value, value - 1, value + 1, 0.5, limit)
 
     def evaluate_base(self, limit: int) -> Measured:
+        self.unpark()
         return Measured("accuracy", 0.0, 0.0, 0.1, 0.7, limit)
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from sfnode.dashboard.server import STATIC, serving
 from sfnode.errors import Code, UserError
 from sfnode.store.datadir import Layout
 
-TOKEN = "a token that nobody guesses"
+TOKEN = 'a "token"; that, nobody & guesses #1 = 100 %?'
 
 
 @asynccontextmanager
@@ -57,6 +58,7 @@ async def test_the_page_and_its_answers_are_served_with_a_strict_policy(swarm: S
             assert (status, bool(text)) == (200, True), path
             policy = headers["Content-Security-Policy"]
             assert "default-src 'none'" in policy
+            assert "require-trusted-types-for 'script'" in policy
             assert "unsafe" not in policy
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert "Access-Control-Allow-Origin" not in headers
@@ -69,9 +71,16 @@ async def test_what_it_answers_is_what_the_control_socket_says(swarm: Swarm) -> 
         async with session.get(url + "api/now") as response:
             now = await response.json()
         assert now["status"]["run_id"] == swarm.run.run_id.hex()
-        assert "feeds" not in now["status"]
         assert now["progress"]["update_budget"] == 100_000
         assert [node["kind"] for node in now["swarm"]["nodes"]] == ["self"]
+        assert now["doing"][0].startswith("Training: ")
+        assert now["doing"][1] == "warn"
+        assert now["together"] == ["no neighbours", "warn"]
+        assert (now["agreement"], now["limits"]) == ({}, {})
+        async with session.post(url + "api/evaluate", json={}) as response:
+            assert [m["base"] for m in (await response.json())["measurements"]] == [True, False]
+        async with session.post(url + "api/evaluate", json={}) as response:
+            assert [m["base"] for m in (await response.json())["measurements"]] == [True, False, False]
         async with session.post(url + "api/generate", json={"prompt": "It was", "tokens": 64}) as response:
             assert (await response.json())["base"] == "It was"
         async with session.post(url + "api/generate", json={"prompt": ""}) as response:
@@ -85,7 +94,28 @@ async def test_without_its_token_nobody_sees_anything(swarm: Swarm) -> None:
             status, text, _ = await fetch(bare + path)
             assert status == 401
             assert "needs its token" in text
+        for headers in (
+            {"Authorization": TOKEN[:-1]},
+            {"Cookie": "sfnode-1=a; =; ;;"},
+        ):
+            assert (await fetch(bare + "api/now", headers=headers))[0] == 401, headers
+        posted = {"method": "POST", "json": {"prompt": "a"}}
+        assert (await fetch(bare + "api/generate", **posted))[0] == 401
+        assert (await fetch(bare + "api/generate" + "?" + url.partition("?")[2], **posted))[0] == 401
         assert (await fetch(bare + "api/now", headers={"Authorization": f"Bearer {TOKEN}"}))[0] == 200
+
+
+async def test_bytes_that_are_no_text_are_a_wrong_token_like_any_other(swarm: Swarm) -> None:
+    async with page_of(swarm, TOKEN) as url:
+        port = int(url.split(":")[2].partition("/")[0])
+        for header in (b"Authorization: Bearer \xff\xfe", b"Cookie: sfnode-%d=\xff" % port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(
+                b"GET /api/now HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n" + header + b"\r\n\r\n"
+            )
+            assert (await reader.read()).startswith(b"HTTP/1.1 401 "), header
+            writer.close()
+            await writer.wait_closed()
 
 
 async def test_the_address_with_the_token_opens_the_page_and_the_browser_keeps_it(swarm: Swarm) -> None:
@@ -97,7 +127,8 @@ async def test_the_address_with_the_token_opens_the_page_and_the_browser_keeps_i
             assert (response.status, response.headers["Location"]) == (303, "/")
             cookie = response.headers["Set-Cookie"]
         assert "HttpOnly" in cookie
-        assert "SameSite=Strict" in cookie
+        assert "SameSite=Lax" in cookie
+        assert "guesses" not in cookie
         bare = url.partition("?")[0]
         assert (await fetch(bare, session=session))[0] == 200
         assert (await fetch(bare + "api/now", session=session))[0] == 200
@@ -128,10 +159,29 @@ async def test_a_name_that_a_stranger_has_pointed_here_is_refused(swarm: Swarm) 
 async def test_a_page_of_another_site_cannot_make_the_node_work(swarm: Swarm) -> None:
     async with page_of(swarm) as url:
         question = {"method": "POST", "data": b'{"prompt": "a"}'}
-        plain = {"Content-Type": "text/plain"}
-        foreign = {"Content-Type": "application/json", "Sec-Fetch-Site": "cross-site"}
-        for headers in (plain, foreign):
-            assert (await fetch(url + "api/generate", headers=headers, **question))[0] == 403  # type: ignore[arg-type]
+        json = {"Content-Type": "application/json"}
+        for headers in (
+            {"Content-Type": "text/plain"},
+            {"Content-Type": "application/x-www-form-urlencoded"},
+            json | {"Sec-Fetch-Site": "cross-site"},
+            json | {"Sec-Fetch-Site": "same-site"},
+            json | {"Origin": "http://evil.example"},
+            json | {"Origin": "null"},
+            json | {"Origin": url.rstrip("/").replace("127.0.0.1", "localhost")},
+        ):
+            for path in ("api/generate", "api/evaluate"):
+                assert (await fetch(url + path, headers=headers, **question))[0] == 403, headers  # type: ignore[arg-type]
+        own = json | {"Sec-Fetch-Site": "same-origin", "Origin": url.rstrip("/")}
+        assert (await fetch(url + "api/generate", headers=own, **question))[0] == 200  # type: ignore[arg-type]
+        assert (await fetch(url + "api/history", headers={"Sec-Fetch-Site": "cross-site"}))[0] == 403
+        assert (await fetch(url, headers={"Sec-Fetch-Site": "cross-site"}))[0] == 200  # a link to it
+
+
+async def test_the_page_cannot_be_made_to_stop_the_node_or_to_change_it(swarm: Swarm) -> None:
+    async with page_of(swarm) as url:
+        for wish in ("pause", "resume", "leave", "finish", "limits", "stop"):
+            for path in (wish, f"api/{wish}", f"api/../{wish}"):
+                assert (await fetch(url + path, method="POST", json={}))[0] in (404, 405), path
 
 
 async def test_a_node_that_is_gone_is_said_so_and_a_busy_port_too(swarm: Swarm) -> None:

@@ -113,4 +113,4 @@ def test_every_number_of_the_status_is_a_metric() -> None:
     """Numbers that identify instead of measuring."""
     numbers = {name for name, field in Status.model_fields.items() if field.annotation in (int, float)}
     source = Path(metrics.__file__).read_text()
-    assert {name for name in numbers - apart if f"s.{name}" not in source} == set()
+    assert {name for name in numbers - apart if f'"{name}"' not in source} == set()

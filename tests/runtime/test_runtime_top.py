@@ -1,70 +1,178 @@
-"""What `sfnode top` draws, of real nodes: it fits any terminal and shows what the node says."""
+"""What `sfnode top` draws of real nodes: fits any terminal, tells what the node says, obeys no stranger."""
 
 from __future__ import annotations
 
+import math
+import pty
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from runtime_helpers import Swarm, eventually, manifest
 
-from sfnode.dashboard import figures
-from sfnode.dashboard.frame import absent, ascii_only, frame
-from sfnode.dashboard.seen import Seen, agreement, look
-from sfnode.runtime.viewed import SwarmNode
+from sfnode.dashboard import figures, tables
+from sfnode.dashboard.frame import Shown, absent, ascii_only, frame
+from sfnode.dashboard.seen import BAD, GOOD, WARN, Words, agreement, doing, look_at_all, measure, together
+from sfnode.dashboard.top import can_be_kept_up_to_date
+from sfnode.runtime.metrics import STATES
+from sfnode.runtime.viewed import Measurement, Origins, SwarmNode
 
 
-async def seen_of(swarm: Swarm) -> Seen:
+async def seen_of(swarm: Swarm) -> Shown:
     """A trainer's view of a run of three that is complete."""
     await swarm.first(role="relay")
     b = await swarm.join("b")
     await swarm.join("c")
-    await b.until(lambda: b.machine.complete)
+    await b.until(lambda: b.node.status().state == "complete")
     await eventually(lambda: sum(bool(node.agrees) for node in b.node.views.swarm().nodes) == 3)
-    await b.client.evaluate(base=True)
-    await b.client.evaluate(limit=9)
-    return await look(b.client)
+    await measure(b.client)
+    return Shown(*await look_at_all(b.client))
 
 
 async def test_a_frame_tells_what_the_node_says_and_fits_any_terminal(swarm_of: Callable[..., Swarm]) -> None:
-    seen = await seen_of(swarm_of(manifest(update_budget=120)))
+    swarm = swarm_of(manifest(update_budget=120))
+    seen = await seen_of(swarm)
     it_tells_what_the_node_says(seen)
     it_counts_the_neighbours_for_whom_there_is_no_line(seen)
+    it_says_in_one_sentence_whether_the_node_does_anything(seen)
+    it_says_how_the_neighbours_compare(seen)
+    it_draws_numbers_that_are_none(seen)
+    it_lists_contributions_and_obeys_no_name(seen, await swarm.nodes["b"].client.origins())
     for width, height in ((40, 8), (60, 16), (80, 24), (132, 43), (250, 100)):
         it_fits(seen, width, height)
 
 
-def it_tells_what_the_node_says(seen: Seen) -> None:
+def it_tells_what_the_node_says(seen: Shown) -> None:
     lines = [line.plain for line in frame(seen, 80, 24)]
     text = "\n".join(lines)
     assert len(lines) == 24
-    known = seen.status.known
+    known, mine = seen.now.status.known, seen.now.status.contributed
+    assert lines[1].startswith(f"The run is complete; {mine:,} updates (")
     assert f"{known:,} of 120 updates" in text
     assert "done" in text
-    assert seen.status.digest[:12] in text
-    assert "2 of 2 neighbours agree" in text
+    assert seen.now.status.digest[:12] in text
+    assert "neighbours  2 in step" in text
     assert f"accuracy  {known:.3f}" in text
-    assert "base 0.000" in text
+    assert "base model 0.000" in text
     assert "loss  1.000" in text
     assert sum("same digest" in line for line in lines) == 2
     assert "q quit" in lines[-1]
 
 
-def it_fits(seen: Seen, width: int, height: int) -> None:
-    for lines in (frame(seen, width, height, "a note"), absent("/home/a", "no node answers", width, height)):
+def it_fits(seen: Shown, width: int, height: int) -> None:
+    noted = seen._replace(note="a note")
+    for lines in (frame(noted, width, height), absent("/home/a", "no node answers", width, height)):
         assert len(lines) <= height
         assert max(line.cell_len for line in lines) <= width
     assert all(line.plain.isascii() for line in ascii_only(frame(seen, width, height)))
 
 
-def it_counts_the_neighbours_for_whom_there_is_no_line(seen: Seen) -> None:
-    neighbour = seen.swarm.nodes[1]
-    nodes = [seen.swarm.nodes[0], *(neighbour.model_copy(update={"peer": f"p{n}"}) for n in range(30))]
-    many = seen._replace(swarm=seen.swarm.model_copy(update={"nodes": nodes}))
+def with_neighbours(seen: Shown, *nodes: SwarmNode) -> Shown:
+    swarm = seen.now.swarm.model_copy(update={"nodes": [seen.now.swarm.nodes[0], *nodes]})
+    return seen._replace(now=seen.now._replace(swarm=swarm))
+
+
+def with_status(seen: Shown, **fields: Any) -> Shown:
+    return seen._replace(now=seen.now._replace(status=seen.now.status.model_copy(update=fields)))
+
+
+def it_counts_the_neighbours_for_whom_there_is_no_line(seen: Shown) -> None:
+    neighbour = seen.now.swarm.nodes[1]
+    many = with_neighbours(seen, *(neighbour.model_copy(update={"peer": f"p{n}"}) for n in range(30)))
     lines = [line.plain for line in frame(many, 80, 24)]
     assert len(lines) == 24
     shown = sum("same digest" in line for line in lines)
     assert f"and {30 - shown} more" in lines
     assert shown >= 3
+
+
+def it_says_in_one_sentence_whether_the_node_does_anything(seen: Shown) -> None:
+    def sentence(**fields: Any) -> Words:
+        return doing(with_status(seen, **{"known": 200, "contributed": 50, **fields}).now)
+
+    made = "Training: 50 updates so far (25 % of all), 1.5 more every second."
+    assert sentence(state="training", updates_per_second=1.5) == (made, GOOD)
+    assert sentence(state="training", contributed=0).text == "Training: the first update is being computed."
+    assert sentence(state="paused", pauses=["hours: only 22:00-07:00"]) == (
+        "Paused: hours: only 22:00-07:00.",
+        WARN,
+    )
+    assert "7 updates are still to come" in sentence(state="catching-up", lacking=7).text
+    assert sentence(state="idle", role="relay").mood == GOOD
+    for state in STATES:
+        assert sentence(state=state).text
+        assert sentence(state=state, role="relay").text
+    alone = with_neighbours(with_status(seen, state="training"))
+    assert doing(alone.now).mood == WARN
+    assert "no neighbours" in doing(alone.now).text
+    told = [line.plain for line in frame(alone, 80, 24)]
+    assert all(word in f"{told[1]} {told[2]}" for word in doing(alone.now).text.split())
+
+
+def it_says_how_the_neighbours_compare(seen: Shown) -> None:
+    same = seen.now.swarm.nodes[1]
+    behind = same.model_copy(update={"agrees": False, "known": 0})
+    other = same.model_copy(update={"agrees": False, "differs_for": 99.0, "known": seen.now.known})
+    assert together(seen.now) == ("2 in step", GOOD)
+    assert together(with_neighbours(seen, same, behind).now) == ("2 in step", GOOD)
+    assert together(with_neighbours(seen, same, other).now) == ("1 of 2 out of step", BAD)
+    assert together(with_neighbours(seen).now) == ("no neighbours", WARN)
+
+
+def it_draws_numbers_that_are_none(seen: Shown) -> None:
+    odd = {
+        "metric": "perplexity",
+        "value": math.inf,
+        "low": 1.0,
+        "high": math.inf,
+        "loss": math.nan,
+        "count": 1,
+    }
+    measured = [Measurement(**odd, seconds=s, known=9, base=False) for s in (1.0, 2.0)]
+    curves = seen.curves.model_copy(update={"measurements": [*seen.curves.measurements, *measured]})
+    assert "perplexity  inf" in "\n".join(line.plain for line in frame(seen._replace(curves=curves), 80, 24))
+
+
+def it_lists_contributions_and_obeys_no_name(seen: Shown, page: Origins) -> None:
+    first, second = page.origins
+    nasty = "\x1b[2J\u202e\x07Ada"
+    named = [first.model_copy(update={"name": nasty, "team": "北京大学" * 8}), second]
+    drawn = frame(seen._replace(origins=page.model_copy(update={"origins": named})), 80, 24)
+    lines = [line.plain for line in drawn]
+    (row,) = [line for line in lines if "Ada" in line]
+    assert first.origin[:8] in row
+    assert f"{first.updates:,}" in row
+    assert any(second.origin[:8] in line for line in lines)
+    assert max(line.cell_len for line in drawn) <= 80
+    assert all(line.isprintable() for line in lines)
+    title = frame(with_status(seen, run_name="\x1b]0;mine\x07"), 80, 24)[0].plain
+    assert title.isprintable()
+    ourselves = seen.now.swarm.nodes[0].model_copy(update={"name": "x" * 32})
+    titled = seen._replace(
+        now=seen.now._replace(swarm=seen.now.swarm.model_copy(update={"nodes": [ourselves]}))
+    )
+    assert seen.now.status.origin[:8] in frame(titled, 80, 24)[0].plain
+
+
+def test_a_name_is_cut_off_before_the_key_beside_it() -> None:
+    assert tables.named("Ada", "1a2b3c4d5e6f") == "Ada 1a2b3c4d"
+    assert tables.named("", "1a2b3c4d5e6f") == "1a2b3c4d"
+    assert tables.named("x" * 32, "1a2b3c4d5e6f", 20) == "x" * 10 + "… 1a2b3c4d"
+    assert cell_len(tables.named("北" * 10, "1a2b3c4d5e6f", 20)) <= 20
+
+
+def test_a_terminal_that_cannot_move_its_cursor_is_not_kept_up_to_date(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = pty.openpty()
+    with open(theirs, "r+b", buffering=0) as terminal, open(ours, "r+b", buffering=0):
+        monkeypatch.setattr(sys, "stdin", terminal)
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert can_be_kept_up_to_date({"TERM": "xterm"})
+        assert not any(can_be_kept_up_to_date({"TERM": name}) for name in ("dumb", "unknown", ""))
+        assert not can_be_kept_up_to_date({})
 
 
 def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
@@ -79,11 +187,11 @@ def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
             differs_for=differs_for,
         )
 
-    assert agreement(node(7, True, None), 9) == "same digest"
-    assert agreement(node(7, False, 99.0), 9) == "2 behind"
-    assert agreement(node(9, False, 99.0), 7) == "2 ahead"
-    assert agreement(node(7, False, 3.0), 7) == "under way"
-    assert agreement(node(7, False, 99.0), 7) == "digest differs"
+    assert agreement(node(7, True, None), 9) == ("same digest", GOOD)
+    assert agreement(node(7, False, 99.0), 9) == ("2 behind", "")
+    assert agreement(node(9, False, 99.0), 7) == ("2 ahead", "")
+    assert agreement(node(7, False, 3.0), 7) == ("under way", "")
+    assert agreement(node(7, False, 99.0), 7) == ("digest differs", BAD)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +211,13 @@ def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
         (figures.rate(None), "?"),
         (figures.rate(1234.5), "1,234"),
         (figures.bar(0.5, 4), "██░░"),
+        (figures.percent(0.5), "50 %"),
+        (figures.percent(0.0123), "1.2 %"),
+        (figures.percent(1e-9), "< 0.1 %"),
+        (figures.percent(0.0), "0 %"),
+        (figures.printable("a\x1b[31m\u202eb\u2067"), "a\ufffd[31m\ufffdb\ufffd"),
         (figures.spark([0, 1, 2], 9), "▁▅█"),
+        (figures.spark([0, math.inf, math.nan, 2], 9), "▁█"),
         (figures.short("a" * 20, 4), "…aaa"),
     ],
 )

@@ -7,13 +7,15 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from runtime_helpers import Node, Swarm, eventually, manifest
+from runtime_helpers import Node, Swarm, eventually, feed_of, manifest, record
 from test_runtime_control import ask
 
 from sfnode.errors import Code, UserError
 from sfnode.runtime import curves, latency, views
 from sfnode.runtime.curves import MAX_SAMPLES, Curve, Rate, Sample
+from sfnode.runtime.status import EvaluationStatus
 from sfnode.runtime.viewed import SwarmNode
+from sfnode.store.log import UpdateLog
 
 
 @pytest.fixture(autouse=True)
@@ -84,20 +86,20 @@ async def test_the_history_is_the_log_summed_up_by_epochs(short: Swarm) -> None:
     await complete(short, a, b)
     truth = counted(short, "a")
     for points in (1, 4, 1000):
-        history = await a.client.history(points=points)
-        assert len(history.points) == min(points, 1 + max(epoch for _, epoch in truth))
-        for number, point in enumerate(history.points):
+        course = await a.client.history(points=points)
+        assert len(course.points) == min(points, 1 + max(epoch for _, epoch in truth))
+        for number, point in enumerate(course.points):
             within = {key: n for key, n in truth.items() if point.first_epoch <= key[1] <= point.last_epoch}
             until = {key: n for key, n in truth.items() if key[1] <= point.last_epoch}
             assert (point.updates, point.known) == (sum(within.values()), sum(until.values()))
             assert point.origins == len({origin for origin, _ in within})
-            for leader in history.leaders:
+            for leader in course.leaders:
                 own = sum(n for (origin, _), n in until.items() if origin == leader.origin)
                 assert leader.known[number] == own
-        assert history.points[-1].known == history.indexed == a.known
-        assert history.points[0].first_epoch == 0
-        assert all(later.first_epoch == point.last_epoch + 1 for point, later in pairwise(history.points))
-        assert set(history.others) == {0}
+        assert course.points[-1].known == course.indexed == a.known
+        assert course.points[0].first_epoch == 0
+        assert all(later.first_epoch == point.last_epoch + 1 for point, later in pairwise(course.points))
+        assert set(course.others) == {0}
 
 
 async def test_the_index_follows_a_log_that_grows(swarm: Swarm) -> None:
@@ -107,6 +109,23 @@ async def test_the_index_follows_a_log_that_grows(swarm: Swarm) -> None:
     assert before > 50
     await a.until(lambda: a.known > before + 100)
     assert (await a.client.origins()).updates > before
+
+
+async def test_feeds_come_in_pages_and_the_status_is_as_small_with_many_as_with_few(swarm: Swarm) -> None:
+    swarm.node("a").folder.mkdir(mode=0o700)
+    few, many = [record(swarm.run, f"n{n}", [n]) for n in range(3)], range(3, 300)
+    with UpdateLog.open(swarm.nodes["a"].layout.log, swarm.run.run_id) as log:
+        log.append([*few, *(record(swarm.run, f"n{n}", [n, n]) for n in many)])
+    a = await swarm.first(role="relay")
+    status, listed = await a.client.status(), await a.client.every_feed()
+    assert status.feed_count == len(listed) == 300
+    assert sum(feed.updates for feed in listed) == status.known == 3 + 2 * 297
+    assert [(feed.origin, feed.incarnation) for feed in listed] == sorted(
+        (feed_of(f"n{n}").origin.hex(), 0) for n in range(300)
+    )
+    page = await a.client.feeds(offset=298, limit=10)
+    assert (page.total, page.offset, page.feeds) == (300, 298, listed[298:])
+    assert len(status.model_dump_json()) < 2_000
 
 
 # -- curves ------------------------------------------------------------------------------------------
@@ -140,6 +159,16 @@ async def test_an_evaluation_is_remembered_where_it_was_made(swarm: Swarm) -> No
     base, after = (await a.client.curves()).measurements
     assert (base.base, base.known, base.value, base.metric) == (True, 0, 0.0, "accuracy")
     assert (after.base, after.known, after.value) == (False, int(now.value), now.value)
+
+
+async def test_an_evaluation_with_numbers_that_json_has_no_word_for_can_be_told(swarm: Swarm) -> None:
+    a = await swarm.first(role="relay")
+    found = EvaluationStatus(
+        metric="perplexity", value=7.0, low=1.0, high=math.inf, loss=math.nan, count=1, digest="d"
+    )
+    a.node.views.measured(found, known=3)
+    (told,) = (await a.client.curves()).measurements
+    assert (told.value, told.high, math.isnan(told.loss)) == (7.0, math.inf, True)
 
 
 def test_a_curve_stays_bounded_and_covers_all_of_the_time() -> None:
@@ -255,6 +284,8 @@ async def complete_run(swarm: Swarm, relay: Node, trainer: Node) -> None:
         ("GET", "/views/origins?limit=1001", None, "limit"),
         ("GET", "/views/origins?find=XYZ", None, "find"),
         ("GET", "/views/origins?colour=red", None, "colour"),
+        ("GET", "/views/feeds?limit=1001", None, "limit"),
+        ("GET", "/views/feeds?offset=-1", None, "offset"),
         ("GET", "/views/history?points=many", None, "points"),
         ("POST", "/generate", b"{}", "prompt"),
         ("POST", "/generate", b'{"prompt": ""}', "prompt"),

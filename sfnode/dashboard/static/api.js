@@ -1,5 +1,7 @@
 // Asks the node. An answer that is an error becomes an exception with the node's own words.
 
+const PATIENCE = 15000; // milliseconds for an answer that needs no model
+
 export class NodeError extends Error {
   constructor(message, gone) {
     super(message);
@@ -8,7 +10,7 @@ export class NodeError extends Error {
 }
 
 export async function ask(path, body) {
-  const options = body === undefined ? {} : {
+  const options = body === undefined ? { signal: AbortSignal.timeout(PATIENCE) } : {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body),
@@ -30,12 +32,15 @@ export async function ask(path, body) {
   throw new NodeError(reason, response.status === 503 || response.status === 401);
 }
 
-/** Do `job` now and again `seconds` after it has ended, while somebody looks at the page. */
+/** Do `job`, which does not fail, now and again `seconds` after it has ended, while somebody looks at the page. */
 export function repeat(job, seconds) {
+  let waiting;
   const turn = async () => {
+    clearTimeout(waiting);
     if (!document.hidden) await job();
-    setTimeout(turn, seconds * 1000);
+    clearTimeout(waiting);
+    waiting = setTimeout(turn, seconds * 1000);
   };
   turn();
-  document.addEventListener("visibilitychange", () => { if (!document.hidden) job(); });
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) turn(); });
 }

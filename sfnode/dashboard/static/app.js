@@ -1,37 +1,46 @@
 // Puts the page together: what is asked how often, and where it goes.
 
 import { ask, repeat } from "./api.js";
-import { curves, measurements } from "./chart.js";
-import { byId, count, number, rate, size, span, tell } from "./dom.js";
+import { bounds, curves, measurements } from "./chart.js";
+import { byId, count, number, percent, rate, say, short, size, span, tell } from "./dom.js";
 import { showSwarm } from "./graph.js";
 import { listenHistory, redraw, showHistory } from "./history.js";
 import { listenLeaders, showLeaders } from "./leaders.js";
 import { listenPrompt } from "./prompt.js";
 
 const GOOD = ["training", "complete", "idle"];
+const troubles = new Map(); // what went wrong, by what was asked
 let seen = null; // the last curves, to draw them again when the window changes
+let seenAt = null; // when the node last answered
 
 async function showNow() {
-  const { status, progress, swarm } = await ask("now");
+  const now = await ask("now");
+  const { status, progress, swarm } = now;
+  seenAt = new Date();
   document.title = `${status.run_name} – sfnode`;
   tell("run-name", `${status.run_name} (${status.run_id.slice(0, 8)}), ${status.role}`);
   tell("state", status.state);
   byId("state").className = `pill ${GOOD.includes(status.state) ? "good" : ""}`;
   tell("up", `up ${span(status.uptime)}`);
+  say("doing", now.doing);
   showProgress(status, progress);
-  showSwarm(swarm);
-  const near = swarm.nodes.filter((node) => node.kind === "neighbour");
-  tell("agree", near.length ? `${near.filter((node) => node.agrees).length} of ${near.length}` : "no neighbours");
-  tell("lag", count(Math.max(0, ...near.map((node) => node.lag))));
+  showSwarm(swarm, now.agreement);
+  say("together", now.together);
   tell("traffic", `${size(status.bytes_sent)}, ${size(status.bytes_received)}`);
   tell("digest", status.digest.slice(0, 12));
   byId("digest").title = status.digest;
-  showLimits(status);
-  const relay = status.role === "relay";
-  byId("ask").disabled ||= relay;
-  byId("measure").disabled ||= relay;
-  if (relay) for (const id of ["ask-note", "measure-note"]) tell(id, "A relay has no model: ask a trainer.");
-  tell("foot", `sfnode ${status.version} · node ${status.peer} · log ${size(status.log_bytes)}`);
+  const limits = Object.entries(now.limits).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
+  tell("limits", limits.length ? `Limits: ${limits.join(", ")}` : "No limits are set.");
+  if (status.role === "relay") showRelay();
+  tell("foot", `sfnode ${status.version} · node ${short(status.peer)} · log ${size(status.log_bytes)}`);
+  byId("foot").title = status.peer;
+}
+
+function showRelay() {
+  for (const id of ["ask", "measure"]) {
+    byId(id).disabled = true;
+    tell(`${id}-note`, "A relay has no model: ask a trainer.");
+  }
 }
 
 function showProgress(status, progress) {
@@ -40,17 +49,10 @@ function showProgress(status, progress) {
   tell("run-text", `${count(progress.known)} of ${count(progress.update_budget)} updates, ${left(progress.seconds_left)}`);
   byId("epoch-bar").value = progress.epoch_known / (progress.epoch_updates || 1);
   tell("epoch-text", `${progress.epoch + 1} of ${progress.epochs}: ${count(progress.epoch_known)} of ${count(progress.epoch_updates)}, ${left(progress.epoch_seconds_left)}`);
-  tell("swarm-rate", rate(progress.updates_per_second));
+  tell("contributed", status.origin ? `${count(status.contributed)} (${percent(status.contributed / (status.known || 1))})` : "none: a relay");
   tell("own-rate", rate(status.updates_per_second));
+  tell("swarm-rate", rate(progress.updates_per_second));
   tell("loss-now", status.role === "relay" ? "none" : number(status.loss));
-}
-
-function showLimits(status) {
-  const limits = Object.entries(status.limits ?? {}).filter(([, value]) => value !== null && value !== false && value !== "" && !(Array.isArray(value) && !value.length));
-  tell("limits", limits.length ? `Limits: ${limits.map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ")}` : "No limits are set.");
-  const pauses = status.pauses ?? [];
-  byId("pauses").hidden = !pauses.length;
-  tell("pauses", `Paused: ${pauses.join("; ")}`);
 }
 
 async function showCurves() {
@@ -64,13 +66,25 @@ function drawCurves() {
   const over = (column) => seen.seconds.map((second, place) => [second, column[place]]);
   curves(byId("loss-chart"), [over(seen.loss)], { labelOfX: ago });
   curves(byId("rate-chart"), [over(seen.swarm_rate), over(seen.own_rate)], { fromZero: true, labelOfX: ago });
+  describe("loss-chart", "Training loss over time", seen.loss);
+  describe("rate-chart", "Updates per second of all nodes over time", seen.swarm_rate);
+  drawMeasurements();
+}
+
+function describe(id, words, values) {
+  const [low, high] = bounds(values, false, 0);
+  byId(id).setAttribute("aria-label", `${words}, between ${number(low)} and ${number(high)}`);
+}
+
+function drawMeasurements() {
+  const last = seen.measurements.findLast((m) => !m.base), base = seen.measurements.findLast((m) => m.base);
+  byId("metric-chart").toggleAttribute("hidden", !last);
+  if (!last) return;
   const measured = seen.measurements.map((m) => ({ ...m, x: m.known })).sort((a, b) => a.x - b.x);
   measurements(byId("metric-chart"), measured, (known) => `${count(Math.round(known))} updates`);
-  const last = seen.measurements.filter((m) => !m.base).at(-1);
-  if (last) {
-    tell("metric-now", number(last.value));
-    tell("metric-text", `${last.metric} (${number(last.low)} to ${number(last.high)}) on ${count(last.count)} rows at ${count(last.known)} updates`);
-  }
+  tell("metric-now", number(last.value));
+  const before = base ? `; the base model: ${number(base.value)}` : "";
+  tell("metric-text", `${last.metric} (${number(last.low)} to ${number(last.high)}) on ${count(last.count)} rows at ${count(last.known)} updates${before}`);
 }
 
 async function measure() {
@@ -78,40 +92,52 @@ async function measure() {
   button.disabled = true;
   tell("measure-note", "measuring on held-out rows…");
   try {
-    await ask("evaluate", {});
+    seen = await ask("evaluate", {});
     tell("measure-note", "");
-    await showCurves();
+    drawCurves();
   } catch (error) {
     tell("measure-note", error.message);
   }
   button.disabled = false;
 }
 
-/** A job that says when the node is not there, and goes on when it is back. */
-function watched(job) {
+/** A job that never fails: the page says what is wrong, and goes on when it is right again. */
+function watched(what, job) {
   return async () => {
     try {
       await job();
-      byId("gone").hidden = true;
+      troubles.delete(what);
     } catch (error) {
-      if (!error.gone) throw error;
-      tell("gone", `The node does not answer: ${error.message}. Waiting for it.`);
-      byId("gone").hidden = false;
-      tell("state", "not running");
-      byId("state").className = "pill bad";
+      troubles.set(what, error);
+      if (!error.gone) console.error(error);
     }
+    showTroubles();
   };
 }
 
-const leaders = watched(showLeaders);
+function showTroubles() {
+  const gone = [...troubles.values()].find((error) => error.gone);
+  const [what, other] = troubles.entries().next().value ?? [];
+  byId("gone").hidden = !troubles.size;
+  if (!troubles.size) return;
+  const old = seenAt ? ` What is shown is from ${seenAt.toLocaleTimeString()}.` : "";
+  tell("gone", gone ? `The node does not answer: ${gone.message}. Waiting for it.${old}` : `The ${what} could not be shown: ${other.message}`);
+  if (gone) {
+    tell("state", "no answer");
+    byId("state").className = "pill bad";
+    say("doing", ["The node does not answer.", "bad"]);
+  }
+}
+
+const leaders = watched("contributions", showLeaders);
 listenLeaders(leaders);
 listenHistory();
 listenPrompt();
 byId("measure").addEventListener("click", measure);
-repeat(watched(showNow), 2);
-repeat(watched(showCurves), 3);
+repeat(watched("state", showNow), 2);
+repeat(watched("curves", showCurves), 3);
 repeat(leaders, 10);
-repeat(watched(showHistory), 10);
+repeat(watched("history", showHistory), 10);
 let resized;
 addEventListener("resize", () => {
   clearTimeout(resized);

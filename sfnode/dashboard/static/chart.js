@@ -20,12 +20,12 @@ export function frame(svg, [x0, x1], [y0, y1], labelOfX) {
   return { x, y, lines, width, height };
 }
 
-/** Lowest and highest of all that is there, with some room. */
-export function bounds(values, fromZero = false) {
+/** Lowest and highest of all that is there, with some room, as a share of their distance. */
+export function bounds(values, fromZero = false, share = 0.05) {
   const there = values.filter((value) => typeof value === "number" && Number.isFinite(value));
   if (!there.length) return [0, 1];
   const low = fromZero ? 0 : Math.min(...there), high = Math.max(...there);
-  const room = (high - low) * 0.05 || Math.abs(high) * 0.1 || 0.5;
+  const room = (high - low || Math.abs(high) || 1) * share;
   return [fromZero ? 0 : low - room, high + room];
 }
 

@@ -10,6 +10,12 @@ export function tell(id, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** The same for words with a mood: good, warn, bad or none. */
+export function say(id, [text, mood]) {
+  tell(id, text);
+  for (const one of ["good", "warn", "bad"]) byId(id).classList.toggle(one, one === mood);
+}
+
 export function make(tag, text = "", className = "") {
   const element = document.createElement(tag);
   if (text !== "") element.textContent = text;
@@ -34,6 +40,15 @@ export function row(cells) {
     line.append(place);
   }
   return line;
+}
+
+/** Who it is: a name, which anybody may choose, and always what nobody can choose beside it. */
+export function named(name, id, whole) {
+  const both = make("span", "", "named");
+  if (name) both.append(make("bdi", name, "name"), " ");
+  both.append(make("span", id, "mono"));
+  both.title = whole;
+  return both;
 }
 
 export const count = (number) => number.toLocaleString("en");
@@ -61,6 +76,11 @@ export function delay(seconds) {
 
 export const rate = (number) => (number === null ? "unknown" : number < 100 ? number.toFixed(1) : count(Math.round(number)));
 
+export function percent(share) {
+  if (share > 0 && share < 0.0005) return "< 0.1 %";
+  return `${(100 * share).toFixed(share >= 0.0995 || !share ? 0 : 1)} %`;
+}
+
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
 /** Three digits of anything: 0.123, 12.3, 1.23K. */
@@ -69,5 +89,8 @@ export function number(value) {
   return Math.abs(value) < 999.5 ? value.toPrecision(3) : compact.format(value);
 }
 
-/** A long id by its end, where peer ids differ. */
+/** A peer's id by its end, where peer ids differ. */
 export const short = (id) => (id.length > 12 ? `…${id.slice(-11)}` : id);
+
+/** An origin by the beginning of its key, which can be searched for. */
+export const key = (origin) => origin.slice(0, 8);

@@ -1,26 +1,20 @@
 // The swarm as this node sees it: itself in the middle, neighbours around it, then who else is in the roster.
 
-import { delay, draw, make, row, short, count, size, byId, tell } from "./dom.js";
+import { byId, count, delay, draw, named, row, short, size, tell } from "./dom.js";
 
 const MOST_DRAWN = 120; // of those in the roster only
-const PATIENCE = 30; // seconds for which digests may differ while updates are under way
+const MOST_LABELLED = 10; // neighbours; the labels of more would overlap
+const LETTERS = 14; // of a name in the graph
 const GOLDEN = 2.399963; // radians; the outer dots then never stand in rows
 
-/** In words, and as a class, how a neighbour's state compares with ours. */
-export function agreement(node, known) {
-  if (node.agrees) return ["same digest", "good"];
-  if (node.known < known) return [`${count(known - node.known)} behind`, ""];
-  if (node.known > known) return [`${count(node.known - known)} ahead`, ""];
-  return (node.differs_for ?? 0) > PATIENCE ? ["digest differs", "bad"] : ["under way", ""];
-}
-
-export function showSwarm(swarm) {
+/** `agreement`: by neighbour, in words and as a mood, how its state compares with ours. */
+export function showSwarm(swarm, agreement) {
   const self = swarm.nodes[0];
   const near = swarm.nodes.filter((node) => node.kind === "neighbour");
   const far = swarm.nodes.filter((node) => node.kind === "known");
   tell("swarm-text", `${count(near.length)} neighbours, ${count(far.length)} more in the roster`);
-  drawGraph(byId("graph"), self, near, far.slice(0, MOST_DRAWN));
-  byId("peers").replaceChildren(...(near.length ? near.map((node) => peer(node, self.known)) : [nobody()]));
+  drawGraph(byId("graph"), self, near, far.slice(0, MOST_DRAWN), agreement);
+  byId("peers").replaceChildren(...(near.length ? near.map((node) => peer(node, agreement)) : [nobody()]));
 }
 
 function nobody() {
@@ -29,47 +23,55 @@ function nobody() {
   return line;
 }
 
-function peer(node, known) {
-  const name = make("span", short(node.peer), "mono");
-  name.title = node.peer;
+function peer(node, agreement) {
   return row([
-    name,
+    named("", short(node.peer), node.peer),
     [node.role, ""],
     [delay(node.latency), "number"],
-    [size(node.bytes_sent), "number"],
-    [size(node.bytes_received), "number"],
-    [count(node.lag), "number"],
-    agreement(node, known),
+    [size(node.bytes_sent), "number extra"],
+    [size(node.bytes_received), "number extra"],
+    [count(node.lag), "number extra"],
+    agreement[node.peer],
   ]);
 }
 
-function drawGraph(svg, self, near, far) {
+function drawGraph(svg, self, near, far, agreement) {
   const width = svg.clientWidth || 300, height = svg.clientHeight || 200;
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const middle = { x: width / 2, y: height / 2 };
-  const shapes = [], dots = [];
-  near.forEach((node, place) => {
-    const angle = (place / near.length) * 2 * Math.PI - Math.PI / 2;
-    const at = { x: middle.x + Math.cos(angle) * width * 0.3, y: middle.y + Math.sin(angle) * height * 0.33 };
-    const [words, look] = agreement(node, self.known);
-    shapes.push(draw("line", { class: `edge ${look}`, x1: middle.x, y1: middle.y, x2: at.x, y2: at.y }));
-    const name = `${short(node.peer)} ${node.latency === null ? "" : delay(node.latency)}`;
-    dots.push(dot(node, at, 8, words), label(name, at, at.y < middle.y - 1 ? -14 : 23));
-  });
+  const edges = [], dots = [], labels = [];
   far.forEach((node, place) => {
     const angle = place * GOLDEN, out = 0.44 + 0.05 * ((place % 5) / 5);
     const at = { x: middle.x + Math.cos(angle) * width * out, y: middle.y + Math.sin(angle) * height * out };
     dots.push(dot(node, at, 4, "from the roster"));
   });
-  dots.push(dot(self, middle, 11, "this node"), label("this node", middle));
-  svg.replaceChildren(...shapes, ...dots);
+  near.forEach((node, place) => {
+    const angle = (place / near.length) * 2 * Math.PI - Math.PI / 2;
+    const at = { x: middle.x + Math.cos(angle) * width * 0.32, y: middle.y + Math.sin(angle) * height * 0.3 };
+    const [words, mood] = agreement[node.peer];
+    edges.push(draw("line", { class: `edge ${mood}`, x1: middle.x, y1: middle.y, x2: at.x, y2: at.y }));
+    dots.push(dot(node, at, 8, words));
+    if (near.length <= MOST_LABELLED) labels.push(...label(node, at, at.y < middle.y - 1));
+  });
+  dots.push(dot(self, middle, 11, "this node"));
+  labels.push(text("this node", middle, 24), text(shortened(self.name), middle, 36));
+  svg.replaceChildren(...edges, ...dots, ...labels);
   svg.setAttribute("aria-label", `This node with ${near.length} neighbours; ${far.length} more are known`);
 }
 
 function dot(node, at, radius, words) {
-  const circle = draw("circle", { class: `node ${node.kind} ${node.role === "relay" ? "relay" : ""}`, cx: at.x, cy: at.y, r: radius });
+  const circle = draw("circle", { class: `node ${node.kind} ${node.role}`, cx: at.x, cy: at.y, r: radius });
   circle.append(draw("title", {}, `${node.peer} (${node.role}): ${words}`));
   return circle;
 }
 
-const label = (text, at, below = 23) => draw("text", { x: at.x, y: at.y + below, "text-anchor": "middle" }, text);
+function label(node, at, above) {
+  return [text(short(node.peer), at, above ? -25 : 21), text(node.latency === null ? "" : delay(node.latency), at, above ? -13 : 33)];
+}
+
+function shortened(name) {
+  const letters = [...name];
+  return letters.length > LETTERS ? `${letters.slice(0, LETTERS - 1).join("")}…` : name;
+}
+
+const text = (words, at, below) => draw("text", { x: at.x, y: at.y + below, "text-anchor": "middle" }, words);

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { areas } from "./chart.js";
-import { byId, count, make, short, tell } from "./dom.js";
+import { byId, count, key, make, named, percent, tell } from "./dom.js";
 
 let history = null;
 let chart = null;
@@ -38,16 +38,14 @@ function move() {
   const words = `By the end of ${epochs}: ${count(point.known)} updates; ${count(point.updates)} of them new, from ${count(point.origins)} origins.`;
   tell("history-text", words);
   byId("scrub").setAttribute("aria-valuetext", words);
-  const lines = history.leaders.map((leader, rank) => item(short(leader.origin), leader.known[place], point.known, rank, leader.origin));
-  if (history.others[place]) lines.push(item("everybody else", history.others[place], point.known, -1, ""));
+  const lines = history.leaders.map((leader, rank) => item(named(leader.name, key(leader.origin), leader.origin), leader.known[place], point.known, rank));
+  if (history.others[place]) lines.push(item("everybody else", history.others[place], point.known, "rest"));
   byId("history-leaders").replaceChildren(...lines);
 }
 
-function item(name, known, all, rank, title) {
-  const line = make("li", "", `key key-${rank}`);
-  const text = make("span", name, title ? "mono" : "");
-  text.title = title;
-  line.append(text, ` ${count(known)} (${((100 * known) / (all || 1)).toFixed(1)} %)`);
+function item(who, known, all, colour) {
+  const line = make("li", "", `key key-${colour}`);
+  line.append(who, ` ${count(known)} (${percent(known / (all || 1))})`);
   return line;
 }
 

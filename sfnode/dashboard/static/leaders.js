@@ -1,7 +1,7 @@
-// The leaderboard, a page at a time: however many origins there are, the page holds few of them.
+// The leaderboard, a page at a time: however many origins there are, the page holds few of them. And the teams.
 
 import { ask } from "./api.js";
-import { byId, count, make, row, short, tell } from "./dom.js";
+import { byId, count, key, make, named, percent, row, tell } from "./dom.js";
 
 const PAGE = 25;
 const view = { offset: 0, find: "", total: 0 };
@@ -14,30 +14,44 @@ export async function showLeaders() {
   const page = await ask(`origins?${query}`);
   if (turn !== latest) return;
   view.total = page.total;
-  byId("leaders").replaceChildren(...page.origins.map(line));
+  byId("leaders").replaceChildren(...page.origins.map(origin));
   const last = view.offset + page.origins.length;
-  tell("page", page.total ? `${count(view.offset + 1)} to ${count(last)} of ${count(page.total)} origins` : "no origin");
+  tell("page", page.origins.length ? `${count(view.offset + 1)} to ${count(last)} of ${count(page.total)} origins` : "no origin");
   byId("earlier").disabled = view.offset === 0;
   byId("later").disabled = last >= page.total;
+  byId("boards").classList.toggle("with-teams", page.teams.length > 0);
+  byId("teams").replaceChildren(...page.teams.map(team));
 }
 
-function line(origin) {
-  const name = make("span", short(origin.origin), "mono");
-  name.title = origin.origin;
+function origin(one) {
   const words = make("span");
-  words.append(name, origin.own ? " this node" : "", origin.cut ? " (cut: it signed two histories)" : "");
-  const bar = make("div", "", "bar");
-  bar.style.width = `${(100 * origin.share).toFixed(2)}%`;
+  words.append(named(one.name, key(one.origin), one.origin));
+  if (one.own) words.append(" ", make("span", "this node", "tag"));
+  if (one.cut) words.append(" ", make("span", "cut: it signed two histories", "tag bad"));
   const line = row([
-    [count(origin.rank), "number"],
+    [count(one.rank), "number"],
     words,
-    [count(origin.updates), "number"],
-    [`${(100 * origin.share).toFixed(origin.share < 0.1 ? 2 : 1)} %`, "number"],
-    bar,
-    [`${origin.first_epoch + 1} to ${origin.last_epoch + 1}`, "number"],
+    [count(one.updates), "number"],
+    [percent(one.share), "number"],
+    bar(one.share),
+    [one.team, "extra isolated"],
+    [`${one.first_epoch + 1} to ${one.last_epoch + 1}`, "number extra epochs"],
   ]);
-  if (origin.own) line.className = "own";
+  if (one.own) line.className = "own";
   return line;
+}
+
+const team = (one) => row([
+  [one.team, "isolated"],
+  [count(one.updates), "number"],
+  [percent(one.share), "number"],
+  [count(one.origins), "number extra"],
+]);
+
+function bar(share) {
+  const bar = make("div", "", "bar");
+  bar.style.width = `${(100 * share).toFixed(2)}%`;
+  return bar;
 }
 
 export function listenLeaders(refresh) {
