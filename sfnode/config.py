@@ -310,7 +310,6 @@ class NodeSettings(Section):
     until_complete: bool = False
     host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     announce_maddrs: tuple[str, ...] = ()
-    relay: bool = True
     auto_relay: bool = False
     trusted_relays: tuple[str, ...] = ()
     client_mode: bool = False

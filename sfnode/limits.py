@@ -22,15 +22,30 @@ LEAST_RATE = 1_000
 DAY = 24 * 60
 """Minutes."""
 
+MOST_THREADS = 1024
+"""More than any machine has cores; a process that asks for a million of them dies of it."""
+
+_MOST_DIGITS = 15
+"""Of a number of bytes: petabytes, and no number that a float cannot hold."""
+
 
 def _size(value: Any) -> Any:
     """`500k`, `2M`, `1.5G` or plain bytes."""
     if not isinstance(value, str):
         return value
-    form = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kMG]?)B?", value.strip(), re.ASCII)
+    form = re.fullmatch(rf"([0-9]{{1,{_MOST_DIGITS}}}(?:\.[0-9]+)?)\s*([kMG]?)B?", value.strip(), re.ASCII)
     if form is None:
         raise ValueError(f"{value!r} is not a number of bytes such as 500k, 2M or 1.5G")
     return round(float(form[1]) * UNITS[form[2]])
+
+
+def size_text(count: float) -> str:
+    """Bytes for people: 87 B, 1.2 kB, 3.4 GB."""
+    units = iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while abs(count) >= 999.5 and unit != "TB":
+        count, unit = count / 1000, next(units)
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"
 
 
 def _percent(value: Any) -> Any:
@@ -84,16 +99,22 @@ Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 Rate = Annotated[int, BeforeValidator(_size), Field(ge=LEAST_RATE)]
 
 
+def _told(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    return "yes" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 class Limits(BaseModel):
     """None, False and () stand for no limit."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     cpu: Percent | None = None
     """Of all cores."""
     gpu: Percent | None = None
     """Of the time."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
     watts: float | None = Field(default=None, gt=0)
     """What the GPU draws on average."""
     celsius: float | None = Field(default=None, gt=0, le=150)
@@ -108,10 +129,14 @@ class Limits(BaseModel):
     not_while: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     """Names of programs beside which the node does not compute."""
     mb_per_day: float | None = Field(default=None, gt=0)
-    """Millions of bytes over all links, in both directions."""
+    """Millions of bytes in both directions, over links and, where the system tells, besides."""
     upload_rate: Rate | None = None
     """Bytes per second over all links."""
     download_rate: Rate | None = None
+
+    def told(self) -> dict[str, str]:
+        """Those in force, for people."""
+        return {name: _told(value) for name, value in self.in_force().items()}
 
     def changed(self, changes: Mapping[str, Any]) -> Limits:
         """These limits with some replaced; None takes one away. Raises pydantic's ValidationError."""

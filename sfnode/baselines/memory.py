@@ -56,6 +56,11 @@ class Room(NamedTuple):
     """Bytes in use: by this process, or on CUDA by its tensors; 0 where nothing says so."""
 
 
+def weights(parameters: int, dtype: str) -> int:
+    """Bytes of that many parameters in a number format."""
+    return int(parameters * BYTES_PER_PARAMETER[dtype])
+
+
 def largest(free: int, overhead: int) -> list[Fit]:
     """What fits into `free` bytes when `overhead` of them go to everything but the weights."""
     room = max(0, free - overhead)

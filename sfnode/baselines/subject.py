@@ -117,7 +117,7 @@ def _settled() -> Iterator[None]:
 
 def check_room(name: str, parameters: int, dtype: str, device: torch.device) -> None:
     """Raise UserError OUT_OF_MEMORY when the weights alone are more than what is free."""
-    needed, free = int(parameters * memory.BYTES_PER_PARAMETER[dtype]), memory.free(device)
+    needed, free = memory.weights(parameters, dtype), memory.free(device)
     if free is not None and needed > free:
         raise UserError(
             Code.OUT_OF_MEMORY,

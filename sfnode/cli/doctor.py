@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,9 +12,12 @@ from sfnode.cli.options import (
     data_dir_option,
     device_option,
     dtype_option,
+    host_maddrs_option,
     json_option,
     link_argument,
     option,
+    peers_option,
+    run_option,
 )
 
 if TYPE_CHECKING:
@@ -39,30 +41,13 @@ def parse_ntp(_context: Any, _parameter: Any, value: str) -> tuple[str, int] | N
 
 @click.command(short_help="Find out what would keep a node from working here.")
 @link_argument
-@option(
-    "--peers",
-    multiple=True,
-    metavar="MULTIADDR",
-    help="Address of a node of the run, to be tried; repeat for more.  [default: those met before]",
-)
-@option(
-    "--run",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Run manifest.  [default: the data folder's, or the peers']",
-)
+@peers_option("Address of a node of the run, to be tried; repeat for more.  [default: those met before]")
+@run_option("Run manifest.  [default: the data folder's, or the peers']")
 @data_dir_option
 @option("--model", default="", metavar="SOURCE", help="Would this model fit? A folder, or shape:NAME.")
 @device_option
 @dtype_option
-@option(
-    "--host-maddrs",
-    multiple=True,
-    default=["/ip4/0.0.0.0/tcp/0"],
-    show_default=True,
-    metavar="MULTIADDR",
-    help="Where the node would listen. Repeat for more.",
-)
+@host_maddrs_option("Where the node would listen. Repeat for more.")
 @option(
     "--ntp",
     default=NTP_SERVER,

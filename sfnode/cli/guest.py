@@ -6,7 +6,6 @@ Also the options of `sfnode join` for the same limits. What they mean, the node 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import re
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.client import Client
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
-from sfnode.store.datadir import Layout
+from sfnode.store.datadir import Layout, holder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,7 +38,7 @@ _HELP = {
     "celsius": ("DEGREES", "Pause while the processor, or the GPU with --device cuda, is hotter."),
     "memory": ("BYTES", "Pause while the process has more resident memory: 800M, 2G."),
     "hours": ("FROM-TO", "Compute at these times of the day only: 22:00-07:00, or several with commas."),
-    "idle": ("MINUTES", "Compute only when nobody has used the machine for so long."),
+    "idle": ("MINUTES", "Compute only when for so long nobody typed in a terminal and no program was busy."),
     "not_while": ("NAMES", "Pause while one of these programs runs: steam,blender."),
     "mb_per_day": ("MB", "Leave the network until tomorrow after so many megabytes, up and down together."),
     "upload_rate": ("BYTES", "Send at most so much a second over all links: 500k, 2M."),
@@ -81,7 +80,7 @@ def parse_duration(_context: Any, _parameter: Any, value: str | None) -> float |
     """`2h`, `90m`, `1h30m`, `45s`: in seconds."""
     if value is None:
         return None
-    form = re.fullmatch(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?", value.strip(), re.ASCII)
+    form = re.fullmatch(r"(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?", value.strip(), re.ASCII)
     hours, minutes, seconds = (int(part or 0) for part in form.groups()) if form else (0, 0, 0)
     if not (hours or minutes or seconds):
         raise click.BadParameter("say how long, for example 2h, 90m or 1h30m")
@@ -151,13 +150,7 @@ def limit(changes: tuple[str, ...], data_dir: Path, as_json: bool) -> None:
 
 def limit_lines(limits: Limits) -> str:
     """For people: those in force."""
-    return "\n".join(f"{name:<13} {_said(value)}" for name, value in limits.in_force().items()) or "no limits"
-
-
-def _said(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(value)
-    return "yes" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+    return "\n".join(f"{name:<13} {value}" for name, value in limits.told().items()) or "no limits"
 
 
 def _change(text: str) -> tuple[str, str | None]:
@@ -177,23 +170,12 @@ def _client(data_dir: Path) -> Client:
 
 
 def _wait_until_gone(data_dir: Path, deadline: float | None) -> None:
-    layout = Layout(data_dir)
     begun = time.monotonic()
-    while _in_use(layout):
+    while (process := holder(data_dir)) is not None:
         if deadline is not None and time.monotonic() - begun > deadline:
             raise UserError(
                 Code.NODE_NOT_RUNNING,
                 f"the node in {data_dir} was told to end and is still there after {deadline:g} s",
-                f"See what it says, or kill process {layout.lock.read_text().strip()}: its log is on disk.",
+                f"See what it says, or kill process {process}: its log is on disk.",
             )
         time.sleep(_POLL)
-
-
-def _in_use(layout: Layout) -> bool:
-    """Whether a process holds the folder."""
-    with layout.lock.open() as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

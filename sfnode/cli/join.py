@@ -123,12 +123,6 @@ def parse_name(_context: Any, _parameter: Any, value: str) -> str:
     metavar="MULTIADDR",
     help="Tell others these addresses instead (a forwarded port, a public name). Repeat for more.",
 )
-@option(
-    "--relay/--no-relay",
-    default=True,
-    show_default=True,
-    help="Whether to reach others through relays, and to be one for them.",
-)
 @option("--auto-relay", is_flag=True, help="Be reached through a relay (behind NAT or a firewall).")
 @option(
     "--trusted-relays",
@@ -230,7 +224,6 @@ def _hivemind(settings: NodeSettings, data_dir: DataDir, bootstrap: tuple[str, .
             host_maddrs=settings.host_maddrs,
             announce_maddrs=settings.announce_maddrs,
             bootstrap=bootstrap,
-            use_relay=settings.relay,
             use_auto_relay=settings.auto_relay,
             trusted_relays=settings.trusted_relays or settings.peers,
             client_mode=settings.client_mode,

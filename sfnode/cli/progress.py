@@ -15,17 +15,19 @@ import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
+    TransferSpeedColumn,
 )
 
 if TYPE_CHECKING:
     from sfnode.runtime.status import Status
 
-CATCHING_UP = ("starting", "asking", "catching-up")
+STARTING, CATCHING_UP = "starting", ("asking", "catching-up")
 """States of a node in which its owner waits for it."""
 
 FOLLOW_INTERVAL = 0.25
@@ -36,14 +38,15 @@ Advance = Callable[[int, int], None]
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[Advance]:
+def waiting(what: str, *, of_bytes: bool = False) -> Iterator[Advance]:
     """Show that `what` is under way while the block runs; how far, once the block says so."""
     if not sys.stderr.isatty():
         click.echo(what, err=True)
         yield lambda done, total: None
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
+    amount = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *amount, TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total or None)
 
@@ -53,7 +56,8 @@ _followers: set[asyncio.Task[None]] = set()
 
 
 def follow(status: Callable[[], Status]) -> None:
-    """Show how a node catches up, on a terminal, while the loop runs. In a file its log says as much."""
+    """Show on a terminal what a node waits for that starts: its base model from peers, then others' updates.
+    In a file its log says as much."""
     if sys.stderr.isatty():
         task = asyncio.create_task(_follow(status))
         _followers.add(task)
@@ -61,9 +65,27 @@ def follow(status: Callable[[], Status]) -> None:
 
 
 async def _follow(status: Callable[[], Status]) -> None:
-    if status().state not in CATCHING_UP:
-        return
-    with waiting("catching up") as advance:
-        while (now := status()).state in CATCHING_UP:
-            advance(now.known, max((link.known for link in now.links), default=0))
+    while (now := status()).state in (STARTING, *CATCHING_UP):
+        if now.fetch is not None:
+            await _show("base model from peers", lambda: _fetched(status()), of_bytes=True)
+        elif now.state != STARTING:
+            await _show("catching up", lambda: _caught_up(status()))
+        else:  # the libraries that load a model show bars of their own
             await asyncio.sleep(FOLLOW_INTERVAL)
+
+
+async def _show(what: str, how_far: Callable[[], tuple[int, int] | None], *, of_bytes: bool = False) -> None:
+    """Until nothing is under way any more."""
+    with waiting(what, of_bytes=of_bytes) as advance:
+        while (far := how_far()) is not None:
+            advance(*far)
+            await asyncio.sleep(FOLLOW_INTERVAL)
+
+
+def _fetched(now: Status) -> tuple[int, int] | None:
+    return (now.fetch.done, now.fetch.total) if now.fetch else None
+
+
+def _caught_up(now: Status) -> tuple[int, int] | None:
+    most = max((link.known for link in now.links), default=0)
+    return (now.known, most) if now.state in CATCHING_UP else None

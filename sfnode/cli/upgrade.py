@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import click
 
 import sfnode
-from sfnode.cli.options import json_option, link_argument, option
+from sfnode.cli.options import (
+    json_option,
+    link_argument,
+    peers_option,
+)
 from sfnode.cli.results import PeerProtocol, UpgradeResult
 from sfnode.errors import Code, UserError
 from sfnode.transport.base import peer_of
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.command("upgrade-check", short_help="Say whether this sfnode can join a run.")
 @link_argument
-@option("--peers", multiple=True, metavar="MULTIADDR", help="Address of a node of the run, instead of LINK.")
+@peers_option("Address of a node of the run, instead of LINK.")
 @json_option
 def upgrade_check(link: str | None, peers: tuple[str, ...], as_json: bool) -> None:
     """Say which protocol the run of LINK speaks, which its peers speak, and whether this sfnode can join.
@@ -47,18 +50,11 @@ def upgrade_check(link: str | None, peers: tuple[str, ...], as_json: bool) -> No
 
 async def _ask(addresses: Sequence[str], run_id: str) -> Compatibility:
     """Under a name of its own that is forgotten afterwards."""
+    from sfnode.doctor.road import start_guest
     from sfnode.runtime.compatibility import examine
-    from sfnode.transport.hivemind import HivemindTransport
-    from sfnode.transport.settings import HivemindSettings
 
-    with tempfile.TemporaryDirectory(prefix="sfnode-") as folder:
-        settings = HivemindSettings(identity_path=Path(folder) / "libp2p.key", client_mode=True)
-        transport = HivemindTransport(settings)
-        try:
-            await transport.start()
-            return await examine(transport, addresses, run_id)
-        finally:
-            await transport.stop()
+    async with AsyncExitStack() as stack:
+        return await examine(await start_guest(stack), addresses, run_id)
 
 
 def _result(found: Compatibility) -> UpgradeResult:

@@ -13,7 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
+from sfnode.doctor.case import in_thread
 from sfnode.doctor.findings import Finding, Subject, note, ok, problem
+from sfnode.transport.reach import Place, look_up
 
 WRONG = 30.0
 """Seconds from which a clock is a problem: a third of the life of an entry in the roster (90 s)."""
@@ -39,7 +41,8 @@ async def ntp_ahead(host: str, port: int = NTP_PORT) -> float:
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[float] = loop.create_future()
     async with asyncio.timeout(NTP_DEADLINE):
-        transport, _ = await loop.create_datagram_endpoint(lambda: _Asker(answer), remote_addr=(host, port))
+        door, *_ = await in_thread(lambda: look_up(Place("dns", host, port)))
+        transport, _ = await loop.create_datagram_endpoint(lambda: _Asker(answer), remote_addr=door)
         try:
             return await answer
         finally:
@@ -69,12 +72,11 @@ class _Asker(asyncio.DatagramProtocol):
             self._answer.set_exception(error if isinstance(error, OSError) else OSError(str(error)))
 
 
-def judge(server: str, by_server: float | None, by_peers: Sequence[float]) -> Finding:
-    """`by_server` and `by_peers`: seconds by which the other clock is ahead of ours, as far as known."""
-    if by_server is not None:
-        return _judged(by_server, f"the time server {server}")
-    if by_peers:
-        return _judged(statistics.median(by_peers), f"the clock of {len(by_peers)} peers")
+def judged_by_peers(ahead: Sequence[float]) -> Finding:
+    """`ahead`: seconds by which each of their clocks is ahead of ours."""
+    if ahead:
+        those = "a peer's clock" if len(ahead) == 1 else f"the clocks of {len(ahead)} peers"
+        return judged(statistics.median(ahead), those)
     return note(
         Subject.CLOCK,
         "there was nothing to compare the clock with: no time server answers, and no peer",
@@ -82,7 +84,8 @@ def judge(server: str, by_server: float | None, by_peers: Sequence[float]) -> Fi
     )
 
 
-def _judged(ahead: float, by: str) -> Finding:
+def judged(ahead: float, by: str) -> Finding:
+    """`ahead`: seconds by which the clock that is called `by` is ahead of ours."""
     way = "behind" if ahead > 0 else "ahead of"
     what = f"this clock is {_span(abs(ahead))} {way} {by}"
     if abs(ahead) < INEXACT:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from sfnode.config import Manifest
 from sfnode.doctor.case import Case
-from sfnode.doctor.findings import Finding, Subject, gigabytes, note, ok, problem
-from sfnode.errors import UserError
+from sfnode.doctor.findings import Finding, Subject, note, ok, problem
+from sfnode.errors import Code, UserError
+from sfnode.limits import size_text
 
 PROCESS = 512 << 20
 """Bytes that a node needs besides its weights: the libraries' own (docs/reliability.md) and a mini-batch."""
@@ -51,10 +52,10 @@ def look_at_memory() -> Finding:
     free = memory.free(torch.device("cpu"))
     if free is None:
         return note(Subject.MEMORY, "this system does not say how much memory is free", "See for yourself.")
-    what = f"{gigabytes(free)} of memory can be had"
+    what = f"{size_text(free)} of memory can be had"
     fix = "Close other programs, or join with --role relay, which needs no model."
     if free < PROCESS:
-        return problem(Subject.MEMORY, f"{what}; a node needs {gigabytes(PROCESS)} besides its model", fix)
+        return problem(Subject.MEMORY, f"{what}; a node needs {size_text(PROCESS)} besides its model", fix)
     return ok(Subject.MEMORY, what) if free >= SCANT else note(Subject.MEMORY, what, fix)
 
 
@@ -113,35 +114,33 @@ def look_at_fit(case: Case, manifest: Manifest | None) -> Finding | None:
     import torch
 
     from sfnode.baselines import memory
-    from sfnode.engine.model import AUTO
+    from sfnode.engine.model import named_dtype
 
     try:
         size = _size(case.model, manifest)
-        free = memory.free(torch.device(case.device))
+        device = torch.device(case.device)
+        free = memory.free(device)
     except UserError as error:
         return problem(Subject.MODEL_FIT, error.what, error.fix)
     except RuntimeError:
         return None  # there is no such device: look_at_device says so
     if size is None or free is None:
         return None
-    on_cpu = torch.device(case.device).type == "cpu"
-    dtype = case.dtype if case.dtype != AUTO else ("float32" if on_cpu else "bfloat16")
-    return _fit(size, dtype, free, case.device)
+    return _fit(size, named_dtype(case.dtype, device), free, case.device)
 
 
 def _fit(size: Size, dtype: str, free: int, device: str) -> Finding:
-    from sfnode.baselines.memory import BYTES_PER_PARAMETER
+    from sfnode.baselines import memory
 
-    room = free - PROCESS
-    weights = size.parameters * BYTES_PER_PARAMETER[dtype]
+    weights = memory.weights(size.parameters, dtype)
     least = "" if size.exact else "at least "
     what = (
-        f"the model has {least}{_count(size.parameters)} parameters and takes {least}{gigabytes(weights)} in "
-        f"{dtype}; {gigabytes(free)} are free on {device}"
+        f"the model has {least}{_count(size.parameters)} parameters and takes {least}{size_text(weights)} in "
+        f"{dtype}, and a node {size_text(PROCESS)} besides; {size_text(free)} are free on {device}"
     )
-    if weights <= room:
+    if weights <= free - PROCESS:
         return ok(Subject.MODEL_FIT, what)
-    fitting = [name for name, each in BYTES_PER_PARAMETER.items() if size.parameters * each <= room]
+    fitting = [fit.dtype for fit in memory.largest(free, PROCESS) if size.parameters <= fit.parameters]
     narrower = f"It would fit with --dtype {' or '.join(fitting)}. Otherwise close" if fitting else "Close"
     return problem(
         Subject.MODEL_FIT,
@@ -161,7 +160,7 @@ def _size(model: str, manifest: Manifest | None) -> Size | None:
     source = model or (manifest.model.source if manifest else "")
     if source and shapes.is_shape(source):
         return Size(shapes.parameters(shapes.describe(source)), True)
-    folder = local_folder(source)
+    folder = _local(model) if model else local_folder(source)
     if folder is not None:
         return Size(_stored(folder), True)
     if manifest is None:
@@ -179,6 +178,18 @@ def local_folder(source: str) -> Path | None:
     return None
 
 
+def _local(model: str) -> Path:
+    """The folder of a model that was named. Raises UserError MODEL_*."""
+    folder = local_folder(model)
+    if folder is None:
+        raise UserError(
+            Code.MODEL_NOT_FOUND,
+            f"{model} is neither a folder here nor a shape",
+            "Fetch the model first, or name one of its size: --model shape:NAME (shape:? lists them).",
+        )
+    return folder
+
+
 def _stored(place: Path) -> int:
     from sfnode.engine import folder
 
@@ -187,8 +198,13 @@ def _stored(place: Path) -> int:
 
 def look_at_speed(case: Case, manifest: Manifest | None) -> Finding | None:
     """Load model and data as a node would, and time steps; None when nobody asked and it takes long."""
+    from sfnode.engine import shapes
+
     if manifest is None or not (case.measure or _at_hand(case, manifest)):
         return None
+    if shapes.is_shape(case.model):
+        fix = f"Measure it with random ones: sfnode bench --model {case.model}"
+        return note(Subject.SPEED, "a shape has no weights, so no steps were measured", fix)
     try:
         per_hour = _updates_per_hour(case, manifest)
     except UserError as error:
@@ -213,7 +229,7 @@ def _updates_per_hour(case: Case, manifest: Manifest) -> float:
 
     trainer = Trainer.load(
         manifest,
-        model_override=Path(case.model) if case.model else None,
+        model_override=_local(case.model) if case.model else None,
         data_override=case.data,
         device=case.device,
         dtype=case.dtype,

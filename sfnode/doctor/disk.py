@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 
 from sfnode.config import Manifest
-from sfnode.doctor.findings import Finding, Subject, gigabytes, milliseconds, note, ok, problem
-from sfnode.store.datadir import Layout
+from sfnode.doctor.findings import Finding, Subject, milliseconds, note, ok, problem
+from sfnode.limits import size_text
+from sfnode.store.datadir import holder
 from sfnode.store.faults import sync_folder
 
 LOG_BYTES_PER_UPDATE = 12
@@ -49,11 +50,11 @@ def _space(folder: Path, manifest: Manifest | None) -> Finding:
     updates = manifest.training.update_budget if manifest else 0
     needed, free = SPARE + updates * LOG_BYTES_PER_UPDATE, shutil.disk_usage(folder).free
     if free >= needed:
-        return ok(Subject.DISK_SPACE, f"{gigabytes(free)} are free where {folder} is")
+        return ok(Subject.DISK_SPACE, f"{size_text(free)} are free where {folder} is")
     return problem(
         Subject.DISK_SPACE,
-        f"{gigabytes(free)} are free where {folder} is; the update log and its journal may need "
-        f"{gigabytes(needed)}",
+        f"{size_text(free)} are free where {folder} is; the update log and its journal may need "
+        f"{size_text(needed)}",
         "Make room, or name a folder on another disk with --data-dir.",
     )
 
@@ -77,11 +78,10 @@ def _folder(data_dir: Path, folder: Path) -> Finding:
 
 
 def _usable(data_dir: Path, seconds: float) -> Finding:
-    holder = running(data_dir)
-    if holder:
+    if (process := holder(data_dir)) is not None:
         return note(
             Subject.DATA_FOLDER,
-            f"a node runs in {data_dir} (process {holder})",
+            f"a node runs in {data_dir} (process {process or 'unknown'})",
             "One folder serves one node: `sfnode status` shows it, `sfnode leave` ends it.",
         )
     if seconds > SLOW_SYNC:
@@ -91,19 +91,6 @@ def _usable(data_dir: Path, seconds: float) -> Finding:
             "It works, but a faster disk (no network share, no memory card) lets the node say things sooner.",
         )
     return ok(Subject.DATA_FOLDER, f"{data_dir} can be written, synced ({milliseconds(seconds)}) and locked")
-
-
-def running(data_dir: Path) -> int | None:
-    """The process that holds the folder, if one does."""
-    try:
-        with Layout(data_dir).lock.open() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return int(lock.read().strip() or 0)
-    except (OSError, ValueError):
-        return None
-    return None
 
 
 def _locks(path: str) -> bool:

@@ -31,7 +31,8 @@ T = TypeVar("T")
 Check = Callable[[], Awaitable[list[Finding]]]
 
 DEADLINE = 12.0
-"""Seconds for a check once the libraries are loaded: dead peers, each with its three stages, need nine."""
+"""Seconds for a check once the libraries are loaded: most dead peers take four, those that are slow at every
+step before they fail up to twelve."""
 
 MEASURE_DEADLINE = 300.0
 """Seconds for loading and measuring a model that one has asked to be measured."""
@@ -156,12 +157,11 @@ class Examiner:
     # -- the checks --------------------------------------------------------------------------------
 
     async def _clock(self) -> list[Finding]:
-        by_server = None
         if self._case.ntp:
             with suppress(OSError):
-                by_server = await clock.ntp_ahead(*self._case.ntp)
-        ahead = [seen.clock_ahead for seen in await self._visits() if seen.clock_ahead is not None]
-        return [clock.judge(self._case.ntp[0] if self._case.ntp else "", by_server, ahead)]
+                ahead = await clock.ntp_ahead(*self._case.ntp)
+                return [clock.judged(ahead, f"the time server {self._case.ntp[0]}")]
+        return [clock.judged_by_peers([seen.clock_ahead for seen in await self._visits() if seen.answers])]
 
     async def _disk(self) -> list[Finding]:
         manifest = await self._manifest()
@@ -210,7 +210,7 @@ class Examiner:
         if not relays:
             return []
         relay = await self._relay(relays)
-        way = f"; through {relay} they can" if relay else ", and none of the peers relays for it"
+        way = f"; through {relay} they can" if relay else f", nor within {RELAY_DEADLINE:g} s through a peer"
         return [
             note(
                 Subject.REACH,

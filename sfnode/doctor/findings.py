@@ -94,10 +94,5 @@ def problem(subject: Subject, what: str, fix: str) -> Finding:
     return found(subject, "problem", what, fix)
 
 
-def gigabytes(count: float) -> str:
-    """For people: 1.5 GB, 230 MB."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
-
-
 def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms"

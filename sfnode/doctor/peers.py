@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from sfnode.config import Manifest
+from sfnode.doctor.case import in_thread
 from sfnode.doctor.findings import Finding, Subject, milliseconds, ok, problem
 from sfnode.errors import Code, UserError
+from sfnode.runtime.compatibility import ask_manifest
 from sfnode.transport.base import TransportError, bad_address, peer_of
-from sfprotocol import codec
+from sfnode.transport.reach import KNOCK_DEADLINE, Door, Place, knock, look_up, place_of
 from sfprotocol.errors import RemoteProtocolError
-from sfprotocol.messages import ManifestReply, ManifestRequest
 
 if TYPE_CHECKING:
     from sfnode.transport.hivemind import HivemindTransport
@@ -27,16 +27,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NAME_DEADLINE = 3.0
-TCP_DEADLINE = 4.0
-"""Seconds: a lost first packet is sent again after 1 s, a second one after 3."""
-
 HANDSHAKE_DEADLINE = 5.0
 MANIFEST_DEADLINE = 4.0
 """Seconds: a relayed dial takes 2-4 s."""
 
-_PLACE = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d{1,5})(?:/.*)?")
-_FAMILY = {"4": socket.AF_INET, "6": socket.AF_INET6}
-
+_OTHER_KEY = re.compile(r"remote key matches (\w+)")
+"""How libp2p says that somebody else answered."""
 
 _ABOUT = {
     Code.BAD_ADDRESS: Subject.PEER,
@@ -61,14 +57,12 @@ class Visit:
 
     address: str
     finding: Finding | None = None
-    clock_ahead: float | None = None
+    answers: bool = False
+    """Whether it is there and speaks libp2p."""
+    clock_ahead: float = 0.0
+    """In seconds, if it answers."""
     manifest: Manifest | None = None
     times: list[str] = field(default_factory=list)
-
-    @property
-    def answers(self) -> bool:
-        """Whether it is there and speaks libp2p."""
-        return self.clock_ahead is not None
 
 
 async def visit(
@@ -89,15 +83,15 @@ async def _walk(
     seen: Visit, guest: Callable[[], Awaitable[HivemindTransport]], expected: Manifest | None
 ) -> None:
     peer_of(seen.address)
-    place = _PLACE.fullmatch(seen.address)
+    place = place_of(seen.address)
     if place is not None:
-        kind, host, port = place.group(1, 2, 3)
-        if int(port) > 65_535:
+        if place.port > 65_535:
             raise bad_address(seen.address, "there is no such port")
-        await _timed(seen, "name", _resolve(seen.address, kind, host, int(port)))
-        await _timed(seen, "TCP", _connect(seen.address, host, int(port)))
+        doors = await _timed(seen, "name", _resolve(seen.address, place))
+        await _timed(seen, "TCP", _connect(seen.address, doors))
     transport = await guest()
     seen.clock_ahead = await _timed(seen, "libp2p", _shake_hands(seen.address, transport))
+    seen.answers = True
     seen.manifest = await _timed(seen, "manifest", _ask(seen.address, transport))
     if expected and seen.manifest.run_id != expected.run_id:
         raise StepFailed(
@@ -121,42 +115,39 @@ async def _timed(seen: Visit, step: str, work: Awaitable[T]) -> T:
     return result
 
 
-async def _resolve(address: str, kind: str, host: str, port: int) -> None:
-    if kind.startswith("ip"):
-        return
-    family = _FAMILY.get(kind[-1], socket.AF_UNSPEC)
-    loop = asyncio.get_running_loop()
+async def _resolve(address: str, place: Place) -> list[Door]:
     try:
         async with asyncio.timeout(NAME_DEADLINE):
-            await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # TimeoutError is an OSError
-        reason = "no answer" if isinstance(error, TimeoutError) else str(error)
+            return await in_thread(lambda: look_up(place))
+    except (OSError, ValueError) as error:  # TimeoutError is an OSError, UnicodeError a ValueError
+        if not place.named:
+            raise bad_address(address, f"{place.host} is not an address of its kind") from None
+        reason = f"no answer within {NAME_DEADLINE:g} s" if isinstance(error, TimeoutError) else str(error)
         raise StepFailed(
             problem(
                 Subject.PEER_NAME,
-                f"{address}: the name {host} does not resolve: {reason}",
+                f"{address}: the name {place.host} does not resolve: {reason}",
                 "Check the spelling, and this machine's name server; or ask for the peer's /ip4/ address.",
             )
         ) from error
 
 
-async def _connect(address: str, host: str, port: int) -> None:
+async def _connect(address: str, doors: Sequence[Door]) -> None:
     try:
-        async with asyncio.timeout(TCP_DEADLINE):
-            _, writer = await asyncio.open_connection(host, port)
+        async with asyncio.timeout(KNOCK_DEADLINE):
+            await knock(doors)
     except OSError as error:
         raise StepFailed(_no_tcp(address, error)) from error
-    writer.transport.abort()
 
 
 def _no_tcp(address: str, error: OSError) -> Finding:
     if isinstance(error, ConnectionRefusedError):
-        why = "the machine is there, but nothing listens on that port"
+        why = "the machine is there, but nothing listens on that port, or a firewall refuses"
         fix = (
             "The node there does not run, or has another port now: `sfnode status` there prints its address."
         )
     elif isinstance(error, TimeoutError):
-        why = f"no answer within {TCP_DEADLINE:g} s: the machine is off, or a firewall drops what is sent"
+        why = f"no answer within {KNOCK_DEADLINE:g} s: the machine is off, or a firewall drops what is sent"
         fix = "Check that the machine runs and that its firewall or router lets the port through."
     else:
         why = error.strerror or str(error)
@@ -170,28 +161,34 @@ async def _shake_hands(address: str, transport: HivemindTransport) -> float:
         async with asyncio.timeout(HANDSHAKE_DEADLINE):
             return await transport.clock_ahead(address)
     except (TransportError, TimeoutError) as error:
-        why = error.reason if isinstance(error, TransportError) else f"silence for {HANDSHAKE_DEADLINE:g} s"
-        raise StepFailed(
-            problem(
-                Subject.PEER_HANDSHAKE,
-                f"{address}: something listens there that is not this peer: {why}",
-                "Another program has the port, or the node there has another key (the end of its address): "
-                "`sfnode status` there prints the right address.",
-            )
-        ) from error
+        raise StepFailed(_no_handshake(address, error)) from error
+
+
+def _no_handshake(address: str, error: Exception) -> Finding:
+    if other := _OTHER_KEY.search(str(error.__cause__)):
+        return problem(
+            Subject.PEER_HANDSHAKE,
+            f"{address}: the node there has another key, by which it is {other[1]}",
+            "Ask whoever runs it for its address of today (`sfnode status` there prints it): its key was "
+            "replaced, or somebody else is there.",
+        )
+    why = error.reason if isinstance(error, TransportError) else f"silence for {HANDSHAKE_DEADLINE:g} s"
+    return problem(
+        Subject.PEER_HANDSHAKE,
+        f"{address}: something listens there that is not this peer: {why}",
+        "Another program has the port: `sfnode status` on the peer's machine prints the right address.",
+    )
 
 
 async def _ask(address: str, transport: HivemindTransport) -> Manifest:
     """Its run's manifest. Raises UserError BAD_MANIFEST or NEWER_PROTOCOL."""
     try:
         async with asyncio.timeout(MANIFEST_DEADLINE):
-            reply = codec.decode(await transport.request(address, codec.encode(ManifestRequest())))
+            manifest = await ask_manifest(transport, address)
     except (TransportError, RemoteProtocolError, TimeoutError) as error:
         why = str(error) or f"silence for {MANIFEST_DEADLINE:g} s"
         raise StepFailed(_no_manifest(address, why)) from error
-    if not isinstance(reply, ManifestReply):
-        raise StepFailed(_no_manifest(address, "it sent something else"))
-    return Manifest.from_canonical(reply.manifest, address)
+    return Manifest.from_canonical(manifest, address)
 
 
 def _no_manifest(address: str, why: str) -> Finding:

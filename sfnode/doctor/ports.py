@@ -14,13 +14,10 @@ from pathlib import Path
 
 import psutil
 
-from sfnode.doctor.disk import running
 from sfnode.doctor.findings import Finding, Subject, note, ok, problem
 from sfnode.errors import UserError
+from sfnode.store.datadir import holder
 from sfnode.transport.daemon import port_is_free
-
-PRIVILEGED = 1024
-"""Ports below it are for the superuser on most systems."""
 
 _PORT = re.compile(r"/(?:tcp|udp)/(\d+)")
 
@@ -52,7 +49,7 @@ def _listen(maddr: str, data_dir: Path) -> Finding:
 
 def ours(holders: Sequence[psutil.Process], data_dir: Path) -> bool:
     """Whether the running node of this folder, or its daemon, is among these processes."""
-    node = running(data_dir)
+    node = holder(data_dir)
     with suppress(psutil.Error):
         return any(node in (one.pid, *(parent.pid for parent in one.parents())) for one in holders)
     return False
@@ -72,9 +69,9 @@ def _holders(port: int) -> list[psutil.Process]:
 
 def _named(holders: Sequence[psutil.Process]) -> str:
     names = set()
-    for holder in holders:
+    for process in holders:
         with suppress(psutil.Error):
-            names.add(f"{holder.name()} (process {holder.pid})")
+            names.add(f"{process.name()} (process {process.pid})")
     return " and ".join(sorted(names)) or "a program of another user"
 
 

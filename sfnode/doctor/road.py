@@ -32,8 +32,9 @@ async def start_guest(stack: AsyncExitStack) -> HivemindTransport:
 
 
 async def start_host(stack: AsyncExitStack, relays: Sequence[str]) -> HivemindTransport:
-    """A transport that asks these peers to be its relays. Raises UserError NETWORK_DAEMON."""
-    return await _start(stack, use_auto_relay=True, trusted_relays=tuple(relays))
+    """A transport that asks these peers to be its relays, and listens nowhere else: whoever calls it comes
+    through one of them. Raises UserError NETWORK_DAEMON."""
+    return await _start(stack, client_mode=True, use_auto_relay=True, trusted_relays=tuple(relays))
 
 
 async def _start(stack: AsyncExitStack, **settings: object) -> HivemindTransport:
@@ -64,6 +65,8 @@ async def through_relay(guest: HivemindTransport, host: HivemindTransport, relay
                 link = await guest.connect(host.peer, [way])
             except TransportError:
                 continue
+            relayed = "/p2p-circuit" in link.address
             await link.close()
-            return peer_of(relay)
+            if relayed:
+                return peer_of(relay)
         await asyncio.sleep(RELAY_POLL)

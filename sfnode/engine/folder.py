@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from sfnode.engine import hub
 from sfnode.errors import Code, UserError
 
 BUILTIN = "builtin:"
@@ -185,14 +185,22 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _download(source: str, revision: str) -> Path:
+    """From the hub, or as it was fetched from there before."""
+    silence = hub.silence()
+    kept_only = bool(silence)
+    patterns = list(DOWNLOAD)
     try:
-        return Path(snapshot_download(source, revision=revision or None, allow_patterns=list(DOWNLOAD)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        return Path(
+            snapshot_download(
+                source, revision=revision or None, allow_patterns=patterns, local_files_only=kept_only
+            )
+        )
+    except Exception as error:  # its library also passes on what libraries of its own raise
         wanted = f"{source} at revision {revision}" if revision else source
+        reason = silence or next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(
             Code.MODEL_NOT_FOUND,
-            f"the base model {wanted} is neither a local folder nor to be had from the hub: "
-            f"{str(error).splitlines()[0]}",
+            f"the base model {wanted} is neither a local folder nor to be had from the hub: {reason}",
             "Check its name and your connection, or give a folder that holds it.",
         ) from error
 

@@ -64,12 +64,20 @@ async def examine(transport: Transport, addresses: Sequence[str], run_id: str) -
     return Compatibility(next((found for found in manifests if found), None), tuple(peers))
 
 
+async def ask_manifest(transport: Transport, address: str) -> bytes:
+    """What a peer sends as the manifest of its run, unread. Raises TransportError, RemoteProtocolError, and
+    UserError BAD_ADDRESS."""
+    reply = codec.decode(await transport.request(address, codec.encode(ManifestRequest())))
+    if not isinstance(reply, ManifestReply):
+        raise RemoteProtocolError("L6", "it sent something else than a manifest")
+    return reply.manifest
+
+
 async def _manifest(transport: Transport, address: str, run_id: str) -> RunVersion | None:
     try:
-        reply = codec.decode(await transport.request(address, codec.encode(ManifestRequest())))
-    except (TransportError, RemoteProtocolError):
+        found = read_version(await ask_manifest(transport, address))
+    except (TransportError, RemoteProtocolError, UserError):
         return None
-    found = read_version(reply.manifest) if isinstance(reply, ManifestReply) else None
     return found if found and found.run_id.hex().startswith(run_id.lower()) else None
 
 
@@ -97,6 +105,8 @@ async def _greeting(transport: Transport, address: str) -> PeerVersion:
             return await _hear(transport, address)
     except TransportError as error:
         return PeerVersion(address, None, error.reason)
+    except UserError as error:  # one bad address is no reason not to ask the others
+        return PeerVersion(address, None, error.what)
     except TimeoutError:
         return PeerVersion(address, None, f"it did not greet within {2 * GREETING_DEADLINE:g} s")
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sfnode.engine.listing import missing, require_safe, write_piece
 from sfnode.errors import Code, UserError
+from sfnode.limits import size_text
 from sfnode.observe import log
 from sfnode.store.faults import disk_faults
 from sfnode.transport.base import TransportError, peer_of
@@ -36,6 +37,13 @@ LOOK_INTERVAL = 2.0
 
 REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
+
+STALL = 20.0
+"""Seconds that a peer may leave a part half sent: as long as a question may take (REQUEST_DEADLINE)."""
+
+SLOW = 30.0
+"""Seconds after which a part is slow to come, and is asked of everybody at the end and not of two only: one
+peer that stalls must not hold it up, nor two that belong together."""
 
 PAUSE_FIRST, PAUSE_MOST = 0.25, 8.0
 """Seconds before a peer that had nothing for us is asked again; doubles."""
@@ -87,6 +95,16 @@ class _Source:
             self.ways.append(way)
 
 
+_Work = Callable[[_Source], Coroutine[Any, Any, None]]
+
+
+class _Asked(NamedTuple):
+    """A part that has been asked for."""
+
+    since: float
+    sources: set[_Source]
+
+
 class Fetch:
     """One attempt to fill a folder with the files of a listing. Await `run` once."""
 
@@ -113,14 +131,15 @@ class Fetch:
         self._pieces: list[Piece] = []
         self._queue: deque[int] = deque()
         """Parts that are missing and that nobody has been asked for."""
-        self._asked: dict[int, set[_Source]] = {}
+        self._asked: dict[int, _Asked] = {}
         """Parts that are missing and whom they have been asked of."""
         self._total = self._done = 0
         self._moved_at = clock()
         """When something was last heard, or could have been."""
         self._held = 0
         """Questions that wait until this node may receive more."""
-        self._complete = asyncio.Event()
+        self._listed, self._complete = asyncio.Event(), asyncio.Event()
+        self._reported_at = clock()
 
     @property
     def progress(self) -> Progress:
@@ -132,39 +151,17 @@ class Fetch:
 
         Raises UserError MODEL_NOT_FOUND when nobody has the model, DISK_FULL, or DATA_DIR_UNUSABLE.
         """
-        self._encoded = listing or await self._fetch_listing()
+        self._encoded = listing or b""
+        if not listing:
+            await self._have_asked(self._seek, 1, self._listed)
         found = _safe(self._encoded)
         self._pieces = found.pieces()
         self._total = found.size
         await self._look_at_the_folder(found)
-        try:
-            while not self._complete.is_set():
-                self._raise_faults()
-                self._hire()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_INTERVAL):
-                        await self._complete.wait()
-                self._lose_patience()
-        finally:
-            await self._dismiss()
+        await self._have_asked(self._work, AT_A_TIME, self._complete)
         return self._encoded
 
     # -- what is to be fetched ---------------------------------------------------------------------
-
-    async def _fetch_listing(self) -> bytes:
-        """From the first peer that has it."""
-        while True:
-            for source in self._look_around():
-                try:
-                    encoded = await self._part(source, 0, MAX_LISTING)
-                    if hash_listing(encoded) == self._wanted:
-                        self._moved_at = self._clock()
-                        return encoded
-                    self._ban(source)
-                except (TransportError, RemoteProtocolError, _Nothing) as error:
-                    log.debug("base model: %s: %s", source.peer, error)
-            self._lose_patience()
-            await asyncio.sleep(LOOK_INTERVAL)
 
     async def _look_at_the_folder(self, listing: Listing) -> None:
         with disk_faults(self._folder):
@@ -181,10 +178,11 @@ class Fetch:
         if lacking + SPARE_BYTES > free:
             raise UserError(
                 Code.DISK_FULL,
-                f"the base model needs {_size(lacking)} more in {self._folder}, and {_size(free)} are free",
+                f"the base model needs {size_text(lacking)} more in {self._folder}, where {size_text(free)} "
+                "are free",
                 "Make room, or name a folder on a larger disk with --data-dir.",
             )
-        log.info("base model: %s of %s to be fetched from peers", _size(lacking), _size(self._total))
+        log.info("base model: %s of %s to be fetched from peers", size_text(lacking), size_text(self._total))
 
     # -- from whom ---------------------------------------------------------------------------------
 
@@ -196,20 +194,36 @@ class Fetch:
                 self._sources.setdefault(peer, _Source(peer)).add(address)
         return [source for source in self._sources.values() if not source.banned]
 
-    def _hire(self) -> None:
-        """Have every peer that we know asked."""
+    async def _have_asked(self, work: _Work, at_a_time: int, done: asyncio.Event) -> None:
+        """Have `work` ask every peer that we know, until it is done."""
+        try:
+            while not done.is_set():
+                self._raise_faults()
+                self._hire(work, at_a_time)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_INTERVAL):
+                        await done.wait()
+                self._lose_patience()
+                self._report()
+        finally:
+            for task in self._workers:
+                task.cancel()
+            await asyncio.gather(*self._workers, return_exceptions=True)
+            self._workers.clear()
+
+    def _hire(self, work: _Work, at_a_time: int) -> None:
         busy = {task.get_name() for task in self._workers}
         for source in self._look_around():
-            for number in range(AT_A_TIME):
+            for number in range(at_a_time):
                 name = f"{source.peer} {number}"
                 if name not in busy:
-                    task = asyncio.create_task(self._work(source), name=name)
-                    self._workers.add(task)
+                    self._workers.add(asyncio.create_task(work(source), name=name))
 
-    async def _dismiss(self) -> None:
-        for task in self._workers:
-            task.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+    def _report(self) -> None:
+        if self._clock() - self._reported_at > REPORT_INTERVAL:
+            self._reported_at, now = self._clock(), self.progress
+            done, total = size_text(now.done), size_text(now.total)
+            log.info("base model: %s of %s, from %d peers", done, total, now.peers)
 
     def _raise_faults(self) -> None:
         """What ends a worker is a full disk, or a peer that is banned."""
@@ -239,36 +253,64 @@ class Fetch:
 
     # -- piece by piece ----------------------------------------------------------------------------
 
+    async def _seek(self, source: _Source) -> None:
+        """The listing: from whoever sends it first, as it is small, and some may be dead or lie."""
+        while not (self._listed.is_set() or source.banned):
+            encoded = await self._whole(source, 0, MAX_LISTING, lambda d: hash_listing(d) == self._wanted)
+            if encoded is not None:
+                self._encoded, self._moved_at = encoded, self._clock()
+                self._listed.set()
+            else:
+                await self._rest(source)
+
     async def _work(self, source: _Source) -> None:
-        while not self._complete.is_set() and not source.banned:
+        """The pieces, one after the other."""
+        while not (self._complete.is_set() or source.banned):
             number = self._next(source)
             if number is None:
                 await asyncio.sleep(PAUSE_FIRST)
-                continue
-            arrived = await self._try(source, number)
-            if not arrived and not source.banned:
-                await asyncio.sleep(source.pause)
-                source.pause = min(2 * source.pause, PAUSE_MOST)
+            elif not await self._fetch_piece(source, number):
+                await self._rest(source)
+
+    async def _rest(self, source: _Source) -> None:
+        """Until a peer may be asked again that had nothing for us."""
+        if not source.banned:
+            await asyncio.sleep(source.pause)
+            source.pause = min(2 * source.pause, PAUSE_MOST)
 
     def _next(self, source: _Source) -> int | None:
-        """A part to ask of this peer: one that nobody was asked for, or at the end one that is slow to come
-        from a single other peer."""
-        number = self._queue.popleft() if self._queue else None
-        if number is None:
-            slow = (n for n, asked in self._asked.items() if len(asked) == 1 and source not in asked)
-            number = next(slow, None)
+        """A part to ask of this peer: one that nobody was asked for; at the end one that is slow to come."""
+        number = self._queue.popleft() if self._queue else next(self._slow(source), None)
         if number is not None:
-            self._asked.setdefault(number, set()).add(source)
+            self._asked.setdefault(number, _Asked(self._clock(), set())).sources.add(source)
         return number
 
-    async def _try(self, source: _Source, number: int) -> bool:
+    def _slow(self, source: _Source) -> Iterator[int]:
+        """Parts that come from a single other peer, or from others that take long for no fault of ours."""
+        for number, asked in self._asked.items():
+            stuck = not self._held and self._clock() - asked.since > SLOW
+            if source not in asked.sources and (stuck or len(asked.sources) == 1):
+                yield number
+
+    async def _fetch_piece(self, source: _Source, number: int) -> bool:
         """Whether this peer has sent the part, as it should be."""
         piece = self._pieces[number - 1]
         try:
-            data = await self._part(source, number, piece.size)
-            if hash_piece(data) == piece.hash:
+            data = await self._whole(source, number, piece.size, lambda data: hash_piece(data) == piece.hash)
+            if data is not None:
                 await self._keep(source, number, piece, data)
-                return True
+            return data is not None
+        finally:
+            self._leave_to_others(source, number)
+
+    async def _whole(
+        self, source: _Source, number: int, most: int, right: Callable[[bytes], bool]
+    ) -> bytes | None:
+        """A part of `most` bytes at most that is as it should be; None if the peer does not send it."""
+        try:
+            data = await self._part(source, number, most)
+            if right(data):
+                return data
             self._ban(source)
         except RemoteProtocolError as error:
             log.debug("base model: %s: %s", source.peer, error)
@@ -276,16 +318,14 @@ class Fetch:
         except (TransportError, _Nothing) as error:
             log.debug("base model: %s: %s", source.peer, error)
             source.ways.append(source.ways.pop(0))
-        finally:
-            self._leave_to_others(source, number)
-        return False
+        return None
 
     def _leave_to_others(self, source: _Source, number: int) -> None:
         """This peer is not being asked for the part any more, whatever became of it."""
         asked = self._asked.get(number)
         if asked is not None:
-            asked.discard(source)
-            if not asked:
+            asked.sources.discard(source)
+            if not asked.sources:
                 del self._asked[number]
                 self._queue.appendleft(number)
 
@@ -305,22 +345,21 @@ class Fetch:
     async def _part(self, source: _Source, number: int, most: int) -> bytes:
         """A whole part, of `most` bytes at most. Raises TransportError, RemoteProtocolError, _Nothing."""
         data = bytearray()
+        silent_since: float | None = None
         while True:
             reply = await self._question(source, number, len(data), most)
-            if not reply.data:
-                await self._wait_for_more(reply, begun=bool(data))
-                continue
             if reply.size > most:
                 raise RemoteProtocolError("B3", f"part {number} is larger than it can be")
-            data += reply.data
-            if len(data) >= reply.size:
-                return bytes(data)
-
-    async def _wait_for_more(self, reply: PartReply, *, begun: bool) -> None:
-        """Wait a moment for the rest of a part that has begun to come; what has come would be lost."""
-        if reply.size == 0 or not begun:
-            raise _Nothing("it has nothing for us, at least not now")
-        await asyncio.sleep(PAUSE_FIRST)
+            if reply.data:
+                data += reply.data
+                silent_since = None
+                if len(data) >= reply.size:
+                    return bytes(data)
+                continue
+            silent_since = silent_since or self._clock()
+            if not data or reply.size == 0 or self._clock() - silent_since > STALL:
+                raise _Nothing("it has nothing for us, at least not now")
+            await asyncio.sleep(PAUSE_FIRST)  # what has come of this part would be lost
 
     async def _question(self, source: _Source, number: int, offset: int, most: int) -> PartReply:
         way = source.ways[0]
@@ -360,7 +399,3 @@ def _safe(encoded: bytes) -> Listing:
             f"the run's base model is not to be fetched from peers: {error.reason}",
             "Do not join this run unless you trust whoever started it; then name the model with --model.",
         ) from error
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

@@ -40,8 +40,10 @@ class Seen(NamedTuple):
     celsius: float
     resident: int
     """Bytes."""
-    day_bytes: int
-    """Sent and received today."""
+    moved: int = 0
+    """Bytes that the network daemon has read and written since the node began."""
+    day_bytes: int = 0
+    """Sent and received today; no sensor tells."""
 
 
 class Pause(NamedTuple):

@@ -28,8 +28,15 @@ T = TypeVar("T")
 LOOK_INTERVAL = 2.0
 """Seconds between looks at the machine: soon enough for somebody who starts a game, and hardly any work."""
 
+RETURN_INTERVAL = 30.0
+"""Seconds between two tries to bring the model back to a device that has no room for it: each may move a part
+of it there and back."""
+
 ASKED = "asked for"
 """Why a node pauses that was told to."""
+
+ROOM = "room"
+"""What the reason is called that is no limit: the model was put aside, and its place is taken."""
 
 
 class Machine(Protocol):
@@ -38,7 +45,7 @@ class Machine(Protocol):
     @property
     def cores(self) -> int: ...
     def check(self, limits: Limits) -> None: ...
-    def look(self, limits: Limits, day_bytes: int) -> Seen: ...
+    def look(self, limits: Limits) -> Seen: ...
     def joules(self) -> float: ...
 
 
@@ -76,8 +83,16 @@ class Guest:
         self.finishing = False
         """Nothing more is begun, and the node leaves when what was begun is done."""
         self._asked_until = -math.inf
+        self._beside = 0
+        """Bytes that went over the network and over no link."""
         self._is_away = False
         self._parked = False
+        """The engine was told to put the model aside, and has not brought it back."""
+        self._returning = False
+        """The engine was told to bring it back, and has not answered yet."""
+        self._no_room = ""
+        """Why the last try to bring it back failed, and that there will be others."""
+        self._return_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._looking = asyncio.Lock()
         self._apply(limits)
@@ -104,7 +119,7 @@ class Guest:
 
     def resume(self) -> None:
         """End a pause that was asked for; limits stay in force."""
-        self._asked_until = -math.inf
+        self._asked_until, self._no_room = -math.inf, ""
         self._settle()
 
     def finish(self) -> None:
@@ -155,12 +170,12 @@ class Guest:
         try:
             while True:
                 await self._look()
-                await self._ledger.keep(self._throttle.total)
+                await self._ledger.keep(self._carried())
                 await asyncio.sleep(LOOK_INTERVAL)
         finally:
             self._cancel_timer()
             self._throttle.on_spent = lambda: None
-            self._ledger.close(self._throttle.total)
+            self._ledger.close(self._carried())
 
     def step_done(self) -> None:
         """The engine has completed a step, or its model is loaded."""
@@ -198,9 +213,8 @@ class Guest:
 
     async def _look(self) -> None:
         async with self._looking:
-            limits, day_bytes = self.limits, self._ledger.today(self._throttle.total)
             loop = asyncio.get_running_loop()
-            self._seen = await loop.run_in_executor(None, self._machine.look, limits, day_bytes)
+            self._seen = await loop.run_in_executor(None, self._machine.look, self.limits)
         self._settle()
 
     def _settle(self) -> None:
@@ -211,17 +225,28 @@ class Guest:
         if bool(before) != self.paused:
             log.info("paused: %s", "; ".join(self.told())) if self.paused else log.info("resumed")
         self._ration()
-        rest = 0.0 if self.paused else self._pace.rest(self._spent(), self._clock())
-        if self.paused or self.finishing or self._seen is None or rest > 0:
+        now = self._clock()
+        rest = 0.0 if self.paused else self._pace.rest(self._spent(), now)
+        if self.finishing or self._seen is None or rest > 0 or not self._may_open(now):
             self._close()
         else:
             self._open()
-        self._wake_after(rest or self._asked_until - self._clock())
+        self._wake_after(rest or self._asked_until - now)
+
+    def _may_open(self, now: float) -> bool:
+        """Nothing keeps the node from computing; or nothing but room, and it is time to look for it again."""
+        lacks_room = [reason.limit for reason in self.reasons] == [ROOM]
+        return not self.paused or (lacks_room and now >= self._return_at)
 
     def _why_not(self) -> tuple[Pause, ...]:
+        """Want of room is a reason only where there is no other: it is not known as long as nobody tries."""
+        reasons = self._why_not_now()
+        return reasons or ((Pause(ROOM, self._no_room),) if self._no_room else ())
+
+    def _why_not_now(self) -> tuple[Pause, ...]:
         found: tuple[Pause, ...] = ()
         if self._seen is not None:
-            seen = self._seen._replace(day_bytes=self._ledger.today(self._throttle.total))
+            seen = self._seen._replace(day_bytes=self._today())
             found = pauses(self.limits, seen, {reason.limit for reason in self.reasons})
         if self._training is None:
             return tuple(reason for reason in found if reason.limit == "mb_per_day")
@@ -230,12 +255,25 @@ class Guest:
 
     def _ration(self) -> None:
         """The bytes that are left of the day, and no links when there are none."""
-        limit, today = self.limits.mb_per_day, self._ledger.today(self._throttle.total)
-        self._throttle.leave(math.inf if limit is None else max(0.0, limit * MEGABYTE - today))
+        limit = self.limits.mb_per_day
+        left = math.inf if limit is None else max(0.0, limit * MEGABYTE - self._today())
+        self._throttle.leave(left)
         away = any(reason.limit == "mb_per_day" for reason in self.reasons)
         if away != self._is_away:
             self._is_away = away
             self._away(away)
+
+    def _today(self) -> int:
+        """Bytes of the day."""
+        return self._ledger.today(self._carried())
+
+    def _carried(self) -> int:
+        """Bytes since the start: those of the links, and what else the network daemon has moved. What links
+        carry it moves twice, between here and there."""
+        links = self._throttle.total
+        if self._seen is not None:
+            self._beside = max(self._beside, self._seen.moved - 2 * links)
+        return links + self._beside
 
     def _close(self) -> None:
         if self._training is None or self._worker is None:
@@ -250,10 +288,31 @@ class Guest:
         if self._training is None or self._worker is None:
             return
         if self._parked:
-            self._parked = False
-            self._tell(lambda engine: engine.unpark())
+            self._bring_back(self._worker)
+            return
         self._training.held = False
         self._training.advance()
+
+    def _bring_back(self, worker: Worker) -> None:
+        """Have the model where it computes, and then go on."""
+
+        def bring_back(engine: Engine) -> None:
+            engine.unpark()
+            self._parked = False  # before the engine is asked anything else: `asking` looks at it there
+
+        if not self._returning:
+            self._returning = True
+            worker.call(bring_back).add_done_callback(self._returned)
+
+    def _returned(self, outcome: asyncio.Future[None]) -> None:
+        self._returning, self._no_room = False, ""
+        error = None if outcome.cancelled() else outcome.exception()
+        if isinstance(error, UserError) and error.code is Code.OUT_OF_MEMORY:
+            self._no_room = f"room: {error.what}; tried again every {RETURN_INTERVAL:g} s"
+            self._return_at = self._clock() + RETURN_INTERVAL
+        elif error:
+            self._fail(error)
+        self._settle()
 
     def _spent(self) -> Spent:
         joules = self._machine.joules() if self.limits.watts is not None else 0.0

@@ -9,6 +9,7 @@ from pathlib import Path
 from sfnode.config import Manifest, NodeSettings
 from sfnode.errors import Code, UserError
 from sfnode.observe import log
+from sfnode.runtime.compatibility import ask_manifest
 from sfnode.runtime.replay import frontier_of
 from sfnode.store import datadir
 from sfnode.store.datadir import DataDir
@@ -19,7 +20,7 @@ from sfnode.transport.base import Transport, TransportError
 from sfprotocol import codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.machine import Machine
-from sfprotocol.messages import Card, Feed, ManifestReply, ManifestRequest, RunParameters
+from sfprotocol.messages import Card, Feed, RunParameters
 from sfprotocol.names import Names
 from sfprotocol.signing import Sign
 

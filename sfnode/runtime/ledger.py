@@ -1,4 +1,4 @@
-"""The bytes of the day: what the links have carried since midnight, over restarts of the node.
+"""The bytes of the day: what was sent and received since midnight, over restarts of the node.
 
 Kept with the update log, now and then; a node that is killed forgets what it carried in the last moments.
 """

@@ -87,6 +87,11 @@ class Neighbours:
         """Whether links are missing."""
         return selection.missing(self.standings()) > 0
 
+    @property
+    def away(self) -> bool:
+        """Whether there are to be no links."""
+        return self._leaving
+
     async def run(self) -> None:
         """Open links that are missing, at every `stir` and every CHECK_INTERVAL."""
         while True:

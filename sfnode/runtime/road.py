@@ -38,6 +38,9 @@ KNOCKS = 8
 KNOCKS_BESIDE = 2
 """The same for one that has links, which has time."""
 
+_MOST_DOUBLINGS = 10
+"""Of the interval between searches: it has long been FIND_INTERVAL then."""
+
 RESTART_PAUSE, RESTART_PAUSE_MOST = 0.5, 15.0
 """Seconds before a daemon is started that could not be started the last time; doubles."""
 
@@ -70,6 +73,8 @@ class Road:
         self._random = random
         self._announced: tuple[str, ...] = ()
         """Where we are, as the roster has it."""
+        self._in_vain = 0
+        """Searches in a row that named nobody but neighbours."""
         self._restored = asyncio.Event()
         """Set at every restart, for those who wait; then a new one takes its place."""
 
@@ -149,11 +154,18 @@ class Road:
             log.debug("searching peers: %s", error.reason)
             return
         self.roster = records
+        strangers = {record.peer for record in records} - {self._transport.peer, *self._neighbours.linked}
+        promising = strangers or not self._neighbours.linked
+        self._in_vain = 0 if promising else min(self._in_vain + 1, _MOST_DOUBLINGS)
         self._book.note(records, self._neighbours.linked)
         self._neighbours.stir()
 
     def _find_interval(self) -> float:
-        return LONELY_INTERVAL if self._neighbours.wanting else FIND_INTERVAL
+        """Soon again while links are missing; but less and less while all whom the roster names are
+        neighbours: a search costs kilobytes, and in a small swarm links are always missing."""
+        if not self._neighbours.wanting:
+            return FIND_INTERVAL
+        return min(LONELY_INTERVAL * 2.0**self._in_vain, FIND_INTERVAL)
 
     # -- the way into the network ------------------------------------------------------------------
 
@@ -170,8 +182,9 @@ class Road:
         reason to look further. So every node does, from time to time, at a random moment."""
         await self._pause(self._random.uniform(0, PROBE_INTERVAL))
         while True:
-            await self._knock_at(self._book.strangers(self._neighbours.linked, KNOCKS_BESIDE))
-            self._neighbours.rotate()
+            if not self._neighbours.away:
+                await self._knock_at(self._book.strangers(self._neighbours.linked, KNOCKS_BESIDE))
+                self._neighbours.rotate()
             await self._pause(PROBE_INTERVAL * self._random.uniform(0.8, 1.2))
 
     async def _knock_at(self, addresses: list[str], *, until_one: bool = False) -> None:
@@ -201,10 +214,12 @@ class Road:
     # -- time --------------------------------------------------------------------------------------
 
     async def _repeat(self, job: Callable[[], Awaitable[None]], interval: Callable[[], float]) -> None:
-        """Do the job now, when the interval is over (which may shrink meanwhile), and after every restart."""
+        """Do the job now, when the interval is over (which may shrink meanwhile), and after every restart;
+        but not while this node is to be away."""
         while True:
             began, restored = _now(), self._restored
-            await job()
+            if not self._neighbours.away:
+                await job()
             while not restored.is_set() and (left := began + interval() - _now()) > 0:
                 await self._pause(min(left, LONELY_INTERVAL))
 

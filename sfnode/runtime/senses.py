@@ -26,6 +26,9 @@ percent, a film ten."""
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
 """Drivers that measure a processor, as Linux names them, the most exact first."""
 
+DAEMON = "p2pd"
+"""What the network daemon is called among the processes."""
+
 _psutil: Any = psutil
 """Some of its functions exist on some systems only."""
 
@@ -44,6 +47,7 @@ class Sensors:
         self._device = device
         self._process = psutil.Process()
         self._gpu: Gpu | None = None
+        self._daemon = _Daemon(self._process)
         self._load: _Load | None = None
         self._used_at = time.monotonic()
         """When somebody was last seen at the machine; until there was time to look, that is now."""
@@ -62,7 +66,7 @@ class Sensors:
         if limits.celsius is not None:
             self._celsius()
 
-    def look(self, limits: Limits, day_bytes: int) -> Seen:
+    def look(self, limits: Limits) -> Seen:
         """What these limits need to know. Takes some tens of milliseconds."""
         return Seen(
             moment=datetime.now().time(),
@@ -71,7 +75,7 @@ class Sensors:
             programs=running_programs() if limits.not_while else frozenset(),
             celsius=self._celsius() if limits.celsius is not None else 0.0,
             resident=self._process.memory_info().rss if limits.memory is not None else 0,
-            day_bytes=day_bytes,
+            moved=self._daemon.moved(),
         )
 
     def joules(self) -> float:
@@ -138,6 +142,28 @@ class _Nvidia:
             return question()
         except (self._library.NVMLError, LookupError, ValueError) as error:
             raise _unavailable(self._limit, f"NVML says: {error}", "Take the limit away.") from error
+
+
+class _Daemon:
+    """The network daemon, which this process has started, and those that came before it."""
+
+    def __init__(self, parent: psutil.Process) -> None:
+        self._parent = parent
+        self._now: Any = None
+        self._moved = self._moved_before = 0
+
+    def moved(self) -> int:
+        """Bytes that it has read and written, to and from the network and this process: what it asks of other
+        peers is seen nowhere else. 0 where the system does not tell (it does on Linux)."""
+        try:
+            if self._now is None:
+                self._now = next(child for child in self._parent.children() if child.name() == DAEMON)
+            counters = self._now.io_counters()
+            self._moved = counters.read_chars + counters.write_chars
+        except (psutil.Error, StopIteration, AttributeError):
+            self._now = None
+            self._moved_before, self._moved = self._moved_before + self._moved, 0
+        return self._moved_before + self._moved
 
 
 def processor_celsius() -> float:

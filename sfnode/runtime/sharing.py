@@ -22,7 +22,7 @@ from sfnode.errors import Code, UserError
 from sfnode.observe import log
 from sfnode.runtime.fetching import Fetch, Lane, Progress
 from sfnode.store.datadir import Layout
-from sfnode.store.faults import disk_faults, sync_folder
+from sfnode.store.faults import disk_faults, sync_file, sync_folder
 from sfnode.transport.base import Transport
 from sfprotocol.budget import Bucket
 from sfprotocol.listing import Piece, decode, hash_listing
@@ -160,7 +160,7 @@ class Sharing:
                 shutil.rmtree(partial)
                 raise _another_model(found, wanted)
             for name in names:
-                _sync(partial / name)
+                sync_file(partial / name)
             self._layout.listing.write_bytes(encoded)
             shutil.rmtree(self._layout.model, ignore_errors=True)
             os.replace(partial, self._layout.model)
@@ -185,35 +185,34 @@ class Sharing:
             return NOT_NOW
         if not self._listing or question.part > len(self._pieces):
             return NOT_HERE
-        if not await self._may_send(question.length):
+        size = self._pieces[question.part - 1].size if question.part else len(self._listing)
+        length = min(question.length, size - question.offset)
+        if length <= 0:
+            return NOT_HERE
+        if not await self._may_send(length):  # what is asked for in vain costs the others nothing
             return NOT_NOW
-        reply = await asyncio.to_thread(self._read, self._folder, question)
-        self._lanes.upload.count(len(reply.data))
-        return reply
+        data = await asyncio.to_thread(self._read, self._folder, question)
+        self._lanes.upload.count(len(data))
+        return PartReply(size, data) if data else NOT_HERE
 
-    def _read(self, folder: Path, question: PartRequest) -> PartReply:
-        start, stop = question.offset, question.offset + question.length
+    def _read(self, folder: Path, question: PartRequest) -> bytes:
+        start, length = question.offset, question.length
         if question.part == 0:
-            data = self._listing[start:stop]
-            return PartReply(len(self._listing), data) if data else NOT_HERE
-        piece = self._pieces[question.part - 1]
+            return self._listing[start : start + length]
         try:
-            data = read_piece(folder, piece, question.offset, question.length)
+            return read_piece(folder, self._pieces[question.part - 1], start, length)
         except OSError as error:
             log.warning("cannot read the base model: %s", error)
-            return NOT_HERE
-        return PartReply(piece.size, data) if data else NOT_HERE
+            return b""
 
     async def _may_send(self, length: int) -> bool:
         """Whether the budget and the limits of this node have room for an answer within a moment."""
-        if not self._bucket.take(length, self._clock(), rate=SHARE_RATE, burst=SHARE_BURST):
-            return False
         try:
             async with asyncio.timeout(ANSWER_PATIENCE):
                 await self._lanes.upload.ready()
         except TimeoutError:
             return False
-        return True
+        return self._bucket.take(length, self._clock(), rate=SHARE_RATE, burst=SHARE_BURST)
 
     async def _is_listed(self) -> bool:
         """Whether the listing is there, which takes as long as reading all of the model."""
@@ -264,14 +263,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def _sync(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _another_model(found: str, wanted: str) -> UserError:

@@ -178,7 +178,10 @@ def _remoteness(address: str) -> int:
         return 3
     if kind not in ("ip4", "ip6"):
         return 1 if kind.startswith("dns") else 3
-    ip = ip_address(host.partition("/")[0])
+    try:
+        ip = ip_address(host.partition("/")[0])
+    except ValueError:  # what strangers write into the roster need not be an address
+        return 3
     return 4 if ip.is_loopback else 0 if ip.is_global else 2
 
 

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import Any, NamedTuple
+
+from sfnode.transport.calls import cancel
 
 KNOCK_DEADLINE = 4.0
 """Seconds for a TCP connection: a lost first packet is sent again after 1 s, a second one after 3."""
@@ -19,7 +23,66 @@ KNOCK_DEADLINE = 4.0
 MOMENT = 0.1
 """Seconds for other addresses of the same peer, of which libp2p takes the best."""
 
-_TCP = re.compile(r"/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d{1,5})(?:/.*)?")
+_TCP = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d{1,5})(?:/.*)?", re.ASCII)
+_FAMILY = {"4": socket.AF_INET, "6": socket.AF_INET6}
+
+
+Door = tuple[str, int]
+"""A numeric host and a port."""
+
+
+class Place(NamedTuple):
+    """Where a way begins: at a peer, or at a relay."""
+
+    kind: str
+    host: str
+    port: int
+
+    @property
+    def named(self) -> bool:
+        """Whether a name server has to be asked where it is."""
+        return self.kind.startswith("dns")
+
+
+def place_of(way: str) -> Place | None:
+    """None for a way that does not begin with a TCP connection to an address that it names."""
+    form = _TCP.fullmatch(way)
+    return Place(form[1], form[2], int(form[3])) if form else None
+
+
+def look_up(place: Place) -> list[Door]:
+    """Where a place is. Raises OSError, and UnicodeError or ValueError for what is no name at all.
+
+    Takes as long as name servers do, which may be half a minute where they are silent.
+    """
+    return _doors(socket.getaddrinfo(place.host, place.port, **_question(place)))
+
+
+def _question(place: Place) -> dict[str, int]:
+    flags = 0 if place.named else socket.AI_NUMERICHOST
+    family = _FAMILY.get(place.kind[-1], socket.AF_UNSPEC)
+    return {"family": family, "type": socket.SOCK_STREAM, "flags": flags}
+
+
+def _doors(found: Iterable[tuple[Any, ...]]) -> list[Door]:
+    return [(str(address[0]), int(address[1])) for *_, address in found]
+
+
+async def knock(doors: Sequence[Door]) -> None:
+    """Open a TCP connection to the first of these numeric addresses that has somebody, and close it again.
+
+    Raises what the last one says, an OSError. Names are not for here: uvloop asks for them on the way to a
+    connection, and what becomes of the question after a timeout nobody would hear but asyncio's log.
+    """
+    for number, (host, port) in enumerate(doors, start=1):
+        try:
+            _, writer = await asyncio.open_connection(host, port)
+        except OSError:
+            if number == len(doors):
+                raise
+        else:
+            writer.transport.abort()
+            return
 
 
 async def listening(ways: Sequence[str]) -> list[str]:
@@ -30,29 +93,22 @@ async def listening(ways: Sequence[str]) -> list[str]:
     """
     knocks = {asyncio.create_task(_answers(way)): way for way in dict.fromkeys(ways)}
     try:
-        for knock in asyncio.as_completed(knocks):
-            if await knock:
+        for done in asyncio.as_completed(knocks):
+            if await done:
                 await asyncio.wait(knocks, timeout=MOMENT)
                 break
         return [way for task, way in knocks.items() if task.done() and task.result()]
     finally:
-        await _forget(knocks)
+        await cancel(knocks)
 
 
 async def _answers(way: str) -> bool:
-    place = _TCP.fullmatch(way)
+    place = place_of(way)
     if place is None:
         return True
-    with suppress(OSError, TimeoutError, ValueError, OverflowError):
+    with suppress(OSError, ValueError, OverflowError):  # among them TimeoutError and UnicodeError
         async with asyncio.timeout(KNOCK_DEADLINE):
-            _, writer = await asyncio.open_connection(place[1].partition("%")[0], int(place[2]))
-            writer.transport.abort()
+            loop = asyncio.get_running_loop()
+            await knock(_doors(await loop.getaddrinfo(place.host, place.port, **_question(place))))
             return True
     return False
-
-
-async def _forget(tasks: Iterable[asyncio.Task[bool]]) -> None:
-    pending = list(tasks)
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)

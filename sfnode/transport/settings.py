@@ -32,10 +32,8 @@ class HivemindSettings:
     """What to tell others instead of what this machine sees of itself; ports must be given."""
     bootstrap: tuple[str, ...] = ()
     """Full addresses of peers that are there already."""
-    use_relay: bool = True
-    """Reach others through relays, and be one for them."""
     use_auto_relay: bool = False
-    """Be reached through a relay, for a node behind a firewall or NAT; needs use_relay."""
+    """Be reached through a relay, for a node behind a firewall or NAT."""
     trusted_relays: tuple[str, ...] = ()
     """For use_auto_relay; by default the bootstrap peers, and any peer if there are none."""
     client_mode: bool = False
@@ -54,7 +52,7 @@ def p2pd_flags(settings: HivemindSettings, hosts: Sequence[str], control: Path) 
         f"-listen=/unix{control}",
         f"-id={settings.identity_path}",
         f"-idleTimeout={ATTACH_TIMEOUT}s",
-        f"-relay={int(settings.use_relay)}",
+        "-relay=1",  # reach others through relays, and be one for them: with 0 it does so all the same
         f"-autoRelay={int(settings.use_auto_relay)}",
         f"-natPortMap={int(not local)}",
         f"-autonat={int(not local)}",

@@ -24,7 +24,7 @@ def test_a_duration_is_written_with_its_units(text: str, seconds: int, received:
     assert received("pause")["duration"] is None
 
 
-@pytest.mark.parametrize("text", ["2", "h", "0m", "soon", "1m1h", "-2h", "1.5h"])
+@pytest.mark.parametrize("text", ["2", "h", "0m", "soon", "1m1h", "-2h", "1.5h", "9" * 5000 + "h"])
 def test_a_duration_that_makes_no_sense_is_refused(text: str, sfnode: Run) -> None:
     ended = sfnode("pause", "--", text)
     assert (ended.status, ended.out) == (2, "")
@@ -45,6 +45,8 @@ def test_only_limits_can_be_limited(text: str, sfnode: Run) -> None:
         ("--limit-hours", "10-12", "22:00-07:00"),
         ("--limit-upload-rate", "fast", "500k, 2M or 1.5G"),
         ("--limit-upload-rate", "5", "1000"),
+        ("--limit-memory", "9" * 400, "500k, 2M or 1.5G"),
+        ("--threads", "1000000", "0<=x<=1024"),
     ],
 )
 def test_a_limit_of_join_that_makes_no_sense_is_refused_before_anything_starts(

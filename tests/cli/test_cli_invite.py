@@ -54,6 +54,12 @@ def folder(tmp_path: Path, run: Manifest) -> Path:
         ([LOOPBACK], [], [LOOPBACK], "machine"),
         ([LOOPBACK], OTHERS, OTHERS[:2], "internet"),
         ([], ["/ip4/10.0.0.1/tcp/1/p2p/Qm1", *OTHERS[:1]], OTHERS[:1], "internet"),
+        (
+            [PUBLIC],
+            ["/ip4/hello/p2p/Qm1", "/p2p/Qm2", *OTHERS[2:3]],
+            [PUBLIC, *OTHERS[2:3], "/ip4/hello/p2p/Qm1"],
+            "internet",
+        ),
     ],
 )
 def test_a_link_leads_where_it_helps_most(

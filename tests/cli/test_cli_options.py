@@ -74,12 +74,12 @@ def test_a_flag_counts_before_the_variable_the_variable_before_the_file_the_file
 def test_a_switch_can_be_turned_off_in_the_file_and_on_again_by_variable_or_flag(
     config: Callable[[str], Path], received: Parse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config("relay = false\nuntil-complete = true\n")
-    assert received("join") | {"relay": False, "until_complete": True} == received("join")
-    assert received("join", "--relay")["relay"] is True
-    monkeypatch.setenv("SFNODE_RELAY", "1")
+    config("share-model = false\nuntil-complete = true\n")
+    assert received("join") | {"share_model": False, "until_complete": True} == received("join")
+    assert received("join", "--share-model")["share_model"] is True
+    monkeypatch.setenv("SFNODE_SHARE_MODEL", "1")
     monkeypatch.setenv("SFNODE_UNTIL_COMPLETE", "0")
-    assert received("join") | {"relay": True, "until_complete": False} == received("join")
+    assert received("join") | {"share_model": True, "until_complete": False} == received("join")
 
 
 def test_several_values_are_a_list_in_the_file_and_words_in_the_variable(

@@ -31,11 +31,12 @@ def test_in_a_pipe_it_is_one_plain_line_on_standard_error(capsys: pytest.Capture
     assert said == ("", "replaying the log\n")
 
 
-def test_on_a_terminal_it_is_a_bar_that_goes_and_log_lines_stay_whole() -> None:
+def on_a_terminal(script: str) -> tuple[bytes, str]:
+    """What a program writes to standard output, and what a terminal is shown."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=slave,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=slave,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
     )  # fmt: skip
     os.close(slave)
     shown = b""
@@ -46,9 +47,55 @@ def test_on_a_terminal_it_is_a_bar_that_goes_and_log_lines_stay_whole() -> None:
         pass  # how a pseudo-terminal ends
     out, _ = process.communicate(timeout=60)
     os.close(master)
+    assert process.returncode == 0, shown
+    return out, shown.decode()
+
+
+def test_on_a_terminal_it_is_a_bar_that_goes_and_log_lines_stay_whole() -> None:
+    out, text = on_a_terminal(SCRIPT)
     assert out == b"result\n"
-    text = shown.decode()
     assert "replaying the log" in text
     assert "100/100" in text
     assert "INFO    a line meanwhile\r\n" in text
     assert text.count("\n") <= 4, "the bar is drawn in place"
+
+
+STARTING_NODE = """
+import asyncio
+from sfnode.cli import progress
+from sfnode.limits import Limits
+from sfnode.runtime.status import FetchStatus, LinkStatus, Status
+
+progress.FOLLOW_INTERVAL = 0.15  # longer than the bar takes to be drawn anew
+fields = {name: 0 for name, field in Status.model_fields.items() if field.annotation in (int, float)}
+fields |= {name: "" for name, field in Status.model_fields.items() if field.annotation is str}
+fields |= {"addresses": [], "links": [], "pauses": [], "limits": Limits(), "loss": None, "fetch": None}
+link = LinkStatus(
+    peer="", outbound=True, role="trainer", known=90, agrees=False, bytes_sent=0, bytes_received=0
+)
+life = (
+    {"state": "starting"},
+    {"state": "starting", "fetch": FetchStatus(done=0, total=0, peers=0)},
+    {"state": "starting", "fetch": FetchStatus(done=2_000_000, total=8_000_000, peers=2)},
+    {"state": "starting"},
+    {"state": "asking", "links": [link]},
+    {"state": "catching-up", "known": 40, "links": [link]},
+    {"state": "training"},
+)
+seen = [Status(**fields | moment) for moment in life for _ in range(3)]
+
+async def main():
+    progress.follow(lambda: seen.pop(0))
+    await asyncio.gather(*progress._followers)
+
+asyncio.run(main())
+"""
+
+
+def test_a_terminal_shows_how_the_base_model_comes_from_peers_and_then_how_a_node_catches_up() -> None:
+    _, text = on_a_terminal(STARTING_NODE)
+    assert "base model from peers" in text
+    assert "2.0/8.0 MB" in text
+    assert "40/90" in text
+    assert text.index("base model from peers") < text.index("catching up")
+    assert "base model" not in text[text.index("catching up") :]

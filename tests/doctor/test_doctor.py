@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import socket
@@ -15,7 +16,7 @@ import pytest
 from doctor_helpers import Peer, TimeServer
 
 from sfnode.config import Manifest
-from sfnode.doctor import clock, compute, examine, peers
+from sfnode.doctor import clock, compute, examine, peers, ports
 from sfnode.doctor.case import Case
 from sfnode.doctor.disk import look_at_disk
 from sfnode.doctor.findings import Examination, Finding, Subject, number
@@ -108,6 +109,8 @@ async def test_every_way_in_which_a_peer_can_be_dead_is_named_and_in_time(
         findings = [one for one in about(result, subject) if address in one.what]
         assert [one.verdict for one in findings] == ["problem"], (address, result.findings)
         assert findings[0].fix
+    (mistaken,) = [one.what for one in about(result, Subject.PEER_HANDSHAKE) if impostor in one.what]
+    assert mistaken.endswith(f"another key, by which it is {silent.rpartition('/')[2]}")
     assert about(result, Subject.UNFINISHED) == []
     assert result.seconds < PATIENCE, "no dead peer is waited for any longer"
 
@@ -121,7 +124,40 @@ async def test_a_dead_peer_is_no_problem_while_another_one_answers(
     assert only(result, Subject.PEER_TCP).verdict == "note"
     assert "nothing listens on that port" in only(result, Subject.PEER_TCP).what
     assert result.problems == 0
-    assert "the clock of 1 peers" in only(result, Subject.CLOCK).what
+    assert "a peer's clock" in only(result, Subject.CLOCK).what
+
+
+# -- being called ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def behind_nat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As most machines are."""
+    monkeypatch.setattr(ports, "public_ipv4", lambda: None)
+
+
+@pytest.mark.usefixtures("behind_nat")
+async def test_that_a_peer_can_be_the_relay_of_this_machine_is_really_tried(
+    case: Case, peer: Peer, run: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examine, "RELAY_DEADLINE", PATIENCE)
+    address = await peer(run.canonical())
+    finding = only(await examined(case, peers=(address,)), Subject.REACH)
+    assert finding.verdict == "note"
+    assert f"through {address.rpartition('/')[2]} they can" in finding.what
+    assert finding.fix.startswith("Join with --auto-relay, or forward a port")
+
+
+@pytest.mark.usefixtures("behind_nat")
+async def test_where_no_peer_relays_in_time_one_is_told_to_forward_a_port(
+    case: Case, peer: Peer, run: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examine, "RELAY_DEADLINE", 0.01)
+    address = await peer(run.canonical())
+    finding = only(await examined(case, peers=(address,)), Subject.REACH)
+    assert finding.verdict == "note"
+    assert "nor within 0.01 s through a peer" in finding.what
+    assert finding.fix.startswith("Forward a port")
 
 
 # -- the clock -----------------------------------------------------------------------------------------
@@ -132,7 +168,7 @@ async def test_a_clock_that_is_wrong_by_minutes_is_a_problem(
     time_server: TimeServer, ahead: float, verdict: str
 ) -> None:
     host, port = await time_server(ahead)
-    finding = clock.judge(host, await clock.ntp_ahead(host, port), [])
+    finding = clock.judged(await clock.ntp_ahead(host, port), host)
     assert finding.verdict == verdict
     if ahead:
         assert ("behind" if ahead > 0 else "ahead of") in finding.what
@@ -147,9 +183,9 @@ async def test_a_time_server_that_does_not_know_the_time_is_not_believed(
 
 
 def test_without_a_time_server_the_peers_clocks_count() -> None:
-    assert clock.judge("", None, [300.0, 301.0, 0.0]).verdict == "problem"
-    assert clock.judge("", None, [0.1, 0.2, 900.0]).verdict == "ok"
-    assert clock.judge("", None, []).verdict == "note"
+    assert clock.judged_by_peers([300.0, 301.0, 0.0]).verdict == "problem"
+    assert clock.judged_by_peers([0.1, 0.2, 900.0]).verdict == "ok"
+    assert clock.judged_by_peers([]).verdict == "note"
 
 
 # -- the disk ------------------------------------------------------------------------------------------
@@ -237,13 +273,13 @@ def test_a_model_that_is_too_large_is_a_problem_with_its_size(case: Case, run: M
     finding = compute.look_at_fit(case, run.model_copy(update={"model": model}))
     assert finding
     assert finding.verdict == "problem"
-    assert "at least 8796.1 billion parameters and takes at least 35184.4 GB in float32" in finding.what
+    assert "at least 8796.1 billion parameters and takes at least 35.2 TB in float32" in finding.what
 
 
 def test_a_narrower_format_is_proposed_where_it_would_do() -> None:
     finding = compute._fit(compute.Size(7_000_000_000, True), "float32", 16 << 30, "cpu")
     assert finding.verdict == "problem"
-    assert "--dtype bfloat16 or float16 or int8 or nf4" in finding.fix
+    assert "--dtype bfloat16 or int8 or nf4" in finding.fix
     assert compute._fit(compute.Size(7_000_000_000, True), "bfloat16", 16 << 30, "cpu").verdict == "ok"
 
 
@@ -252,6 +288,29 @@ def test_the_parameters_of_the_built_in_model_are_counted(case: Case, run: Manif
     assert finding
     assert finding.verdict == "ok"
     assert "at least" not in finding.what
+
+
+def test_a_model_that_is_named_and_not_here_is_a_problem_and_not_passed_over(
+    case: Case, run: Manifest
+) -> None:
+    elsewhere = dataclasses.replace(case, model="somebody/elses", measure=True)
+    for finding in (compute.look_at_fit(elsewhere, run), compute.look_at_speed(elsewhere, run)):
+        assert finding
+        assert finding.verdict == "problem"
+        assert "somebody/elses" in finding.what
+
+
+def test_the_speed_of_a_shape_is_for_the_bench_to_measure(case: Case, run: Manifest) -> None:
+    finding = compute.look_at_speed(dataclasses.replace(case, model="shape:opt-125m", measure=True), run)
+    assert finding
+    assert finding.verdict == "note"
+    assert "sfnode bench --model shape:opt-125m" in finding.fix
+
+
+def test_a_model_that_comes_with_sfnode_is_measured_by_its_name(case: Case, run: Manifest) -> None:
+    finding = compute.look_at_speed(dataclasses.replace(case, model="builtin:tiny"), run)
+    assert finding
+    assert finding.verdict == "ok"
 
 
 def test_a_device_that_is_not_here_is_a_problem() -> None:

@@ -10,6 +10,7 @@ import torch
 from engine_helpers import DEVICE, data_file, manifest, part, trainer, updates, weights
 
 from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
 
 KINDS = ["float32", "bfloat16", "int8"]
 """Weights that take updates in, weights beside which they ride, and packed ones."""
@@ -77,6 +78,48 @@ def test_a_pause_gives_the_memory_of_the_gpu_back(dtype: str, tmp_path: Path) ->
     assert torch.cuda.memory_allocated() <= before
     assert torch.cuda.memory_reserved() <= before
     run.unpark()
+
+
+def test_a_model_that_finds_half_of_its_room_stays_aside_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = worked("bfloat16", tmp_path)
+    run.live.follow = lambda: None  # type: ignore[method-assign] # it goes by the clock
+    step, move = run.step([77, 78], 1), run.space.move
+    run.park()
+    moved: list[torch.device] = []
+
+    def no_room(device: torch.device) -> None:
+        moved.append(device)
+        if len(moved) == 1:
+            raise torch.OutOfMemoryError("the second half does not fit")
+        move(device)
+
+    monkeypatch.setattr(run.space, "move", no_room)
+    with pytest.raises(UserError) as refusal:
+        run.unpark()
+    assert refusal.value.code is Code.OUT_OF_MEMORY
+    assert moved == [run.loaded.device, torch.device("cpu")]
+    assert run.step([77, 78], 1) == step
+    assert moved[2:] == [run.loaded.device]
+
+
+@pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="needs a GPU: --device cuda")
+def test_a_gpu_that_others_have_filled_is_said_to_be_full_and_is_left_to_them(tmp_path: Path) -> None:
+    run = worked("float32", tmp_path)
+    run.park()
+    gc.collect()
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved()
+    torch.cuda.set_per_process_memory_fraction((held + 1) / torch.cuda.mem_get_info()[1])
+    try:
+        with pytest.raises(UserError, match="there is no room for the model"):
+            run.unpark()
+        gc.collect()
+        assert torch.cuda.memory_reserved() <= held
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    run.step([77, 78], 1)
 
 
 def test_threads_go_back_to_what_they_were() -> None:

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from runtime_helpers import Swarm
 
-from sfnode.runtime import book, leaving, links, node, pump, road
+from sfnode.runtime import book, history, leaving, links, node, pump, road
 from sfprotocol import machine, sync
 
 
@@ -37,6 +37,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "ASK_TIMEOUT", 2.0)
     monkeypatch.setattr(node, "ASK_TIMEOUT", 2.0)
     monkeypatch.setattr(leaving, "SETTLE_TIME", 0.5)
+    monkeypatch.setattr(history, "LEAST_AGE", 0.0)
+    monkeypatch.setattr(history, "SPARING", 0)
 
 
 @pytest.fixture

@@ -18,9 +18,10 @@ from sfnode.limits import Limits
 from sfnode.runtime import guest
 from sfnode.runtime.governor import CREDIT
 from sfnode.runtime.guest import until_text
+from sfprotocol.codec import MAX_SEGMENT_UPDATES
 
-LARGEST = 5000
-"""Bytes of the largest frame: what a link may send too much, and makes up for."""
+LARGEST = 3 * MAX_SEGMENT_UPDATES + 200
+"""Bytes of the largest frame, a segment: what a link may send too much, and makes up for."""
 
 LONG_STEP = 0.1
 """Seconds of a step that takes a hundred times as long as usual; made up for like the rest."""
@@ -109,7 +110,6 @@ async def test_a_model_that_was_put_aside_answers_questions_and_is_put_aside_aga
     await a.until(lambda: made(a) > 5)
     await a.client.pause()
     await steady(a)
-    a.engine.evaluate_base = lambda limit: a.engine.unpark() or SmallEngine.evaluate_base(a.engine, limit)
     assert (await a.client.evaluate(base=True)).value == 0
     assert a.engine.aside
     assert a.engine.parked == 2
@@ -291,6 +291,21 @@ async def test_when_the_bytes_of_the_day_are_spent_a_node_leaves_the_network_unt
     await b.until(lambda: made(b) > own and b.node.driver.pumps)
 
 
+async def test_what_the_network_daemon_sends_beside_the_links_counts_for_the_day(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = await swarm.first(limits=Limits(mb_per_day=1))
+    await a.until(lambda: made(a) > 5)
+    look, totals = a.node.guest._machine.look, [0]
+    monkeypatch.setattr(a.node.guest._machine, "look", lambda limits: look(limits)._replace(moved=totals[0]))
+    links = a.node.driver.throttle.total
+    totals.append(totals.pop() + 2 * links + 990_000 - links)  # what links carry goes through it twice
+    await asyncio.sleep(0.2)
+    assert not a.node.status().pauses
+    totals[0] += 20_000
+    await a.until(lambda: a.node.status().pauses == ["traffic: 1.0 MB today, limit 1"])
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
@@ -315,16 +330,59 @@ async def test_a_limit_that_cannot_be_kept_keeps_the_node_from_starting(swarm: S
     assert refusal.value.code is Code.LIMIT_UNAVAILABLE
 
 
-async def test_an_engine_that_cannot_come_back_ends_the_node_with_the_reason(swarm: Swarm) -> None:
+def no_room(*_: object) -> None:
+    raise UserError(Code.OUT_OF_MEMORY, "somebody else has the memory", "")
+
+
+async def test_a_model_for_which_there_is_no_room_any_more_comes_back_when_there_is(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest, "RETURN_INTERVAL", 0.1)
     a = await swarm.first()
     await a.until(lambda: made(a) > 5)
     await a.client.pause()
-
-    def no_room(*_: object) -> None:
-        raise UserError(Code.OUT_OF_MEMORY, "somebody else has the memory", "")
-
-    a.engine.unpark = a.engine.step = no_room  # a step, too, would bring the model back
+    own = await steady(a)
+    a.engine.unpark = no_room
     await a.client.resume()
-    with pytest.raises(UserError, match="somebody else") as fault:
+    await a.until(lambda: a.node.status().pauses)
+    told = ["room: somebody else has the memory; tried again every 0.1 s"]
+    assert (a.node.status().state, a.node.status().pauses) == ("paused", told)
+    assert made(a) == own
+    await a.client.pause()
+    assert a.node.status().pauses == ["asked for"]
+    await a.client.resume()
+    await a.until(lambda: a.node.status().pauses == told)
+    with pytest.raises(UserError, match="somebody else"):
+        await a.client.evaluate()
+    del a.engine.unpark
+    await a.until(lambda: made(a) > own)
+    assert a.node.status().pauses == []
+
+
+async def test_a_node_without_room_for_its_model_can_finish(swarm: Swarm) -> None:
+    a = await swarm.first(role="relay")
+    b = await swarm.join("b")
+    await b.until(lambda: made(b) > 5)
+    await b.client.pause()
+    own = await steady(b)
+    b.engine.unpark = no_room
+    await b.client.resume()
+    await b.until(lambda: b.node.status().pauses)
+    await b.client.finish()
+    await b.ended()
+    await a.until(lambda: a.known == own)
+
+
+async def test_an_engine_that_breaks_when_it_comes_back_ends_the_node_with_the_reason(swarm: Swarm) -> None:
+    a = await swarm.first()
+    await a.until(lambda: made(a) > 5)
+    await a.client.pause()
+    await steady(a)
+
+    def broken() -> None:
+        raise RuntimeError("the device is gone")
+
+    a.engine.unpark = broken
+    await a.client.resume()
+    with pytest.raises(RuntimeError, match="the device is gone"):
         await a.ended()
-    assert fault.value.code is Code.OUT_OF_MEMORY

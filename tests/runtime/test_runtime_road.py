@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime_helpers import PATIENCE, eventually
@@ -109,6 +110,39 @@ async def test_neighbours_are_not_knocked_at(town: Town) -> None:
     for _ in range(3):
         await b.road._knock()
     assert len(b.transport.knocks) == knocks
+
+
+async def test_a_swarm_so_small_that_all_are_neighbours_is_searched_less_and_less(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are fewer nodes than a node wants links."""
+    a, b = await town.add("a"), await town.add("b", "a")
+    await eventually(lambda: a.peers == ["b"] and b.peers == ["a"])
+    await eventually(lambda: a.road._find_interval() >= 8 * road.LONELY_INTERVAL)
+    assert a.neighbours.wanting
+    await town.add("c", "b")
+    await eventually(lambda: "c" in a.peers)
+
+
+async def test_a_node_that_is_to_be_away_asks_nobody_until_it_may_come_back(town: Town) -> None:
+    a, b = await town.add("a"), await town.add("b", "a")
+    await eventually(lambda: a.peers == ["b"])
+    b.neighbours.stay_away(True)
+    await eventually(lambda: a.peers == [])
+    said: list[str] = []
+    for name in ("announce", "find", "bootstrap", "connect"):
+        calls = getattr(b.transport, name)
+
+        async def spoken(*question: object, name: str = name, calls: Any = calls) -> Any:
+            said.append(name)
+            return await calls(*question)
+
+        setattr(b.transport, name, spoken)
+    await asyncio.sleep(10 * road.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
+    assert said == []
+    b.neighbours.stay_away(False)
+    await eventually(lambda: b.peers == ["a"])
+    assert said
 
 
 # -- beyond one's neighbours ---------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_a_program_that_computes_counts_as_somebody_at_work_unless_it_is_the_nod
 
 
 def test_a_machine_counts_as_in_use_until_there_was_time_to_look() -> None:
-    seen = Sensors("cpu").look(Limits(idle=1), 0)
+    seen = Sensors("cpu").look(Limits(idle=1))
     assert seen.idle < 60
 
 
@@ -73,16 +73,30 @@ def test_terminals_tell_when_somebody_typed() -> None:
 
 
 def test_only_what_a_limit_asks_for_is_looked_at() -> None:
-    seen = Sensors("cpu").look(Limits(), 5)
-    assert (seen.mains, seen.programs, seen.resident, seen.day_bytes) == (True, frozenset(), 0, 5)
-    assert Sensors("cpu").look(Limits(memory=1), 0).resident == pytest.approx(
+    seen = Sensors("cpu").look(Limits())
+    assert (seen.mains, seen.programs, seen.resident, seen.celsius) == (True, frozenset(), 0, 0)
+    assert Sensors("cpu").look(Limits(memory=1)).resident == pytest.approx(
         psutil.Process().memory_info().rss, rel=0.2
     )
 
 
+@pytest.mark.skipif(not hasattr(psutil.Process, "io_counters"), reason="this system does not tell")
+def test_what_the_network_daemon_moves_is_counted_over_its_deaths(tmp_path: Path) -> None:
+    daemon, sensors = tmp_path / senses.DAEMON, Sensors("cpu")
+    shutil.copy(shutil.which("cat") or "cat", daemon)
+    assert sensors.look(Limits()).moved == 0
+    for deaths in (1, 2):
+        with running(daemon, "/dev/zero") as process:
+            assert process.stdout is not None
+            process.stdout.read(1_000_000)
+            seen = sensors.look(Limits()).moved
+        assert seen >= deaths * 2_000_000  # read from there, written to here
+        assert sensors.look(Limits()).moved == seen
+
+
 def test_a_machine_without_a_battery_is_on_mains_power() -> None:
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-    seen = Sensors("cpu").look(Limits(mains=True), 0)
+    seen = Sensors("cpu").look(Limits(mains=True))
     assert seen.mains == (battery is None or battery.power_plugged is not False)
 
 
@@ -109,7 +123,7 @@ def test_a_gpu_tells_its_temperature_and_its_energy() -> None:
     sensors = Sensors(os.environ["SFNODE_DEVICE"])
     sensors.check(Limits(watts=100, celsius=90))
     assert sensors.joules() > 0
-    assert 0 < sensors.look(Limits(celsius=90), 0).celsius < 120
+    assert 0 < sensors.look(Limits(celsius=90)).celsius < 120
 
 
 def test_the_cores_are_those_that_this_process_may_use() -> None:

@@ -61,16 +61,30 @@ def pieces(model: Path) -> int:
     return len(decode(listing.list_model(model)).pieces())
 
 
-class Liar:
-    """A peer that answers every question for a part with bytes of the right number, and nothing else."""
+Twist = Callable[[PartRequest, PartReply], PartReply]
+"""What becomes of an honest answer."""
 
-    def __init__(self, swarm: Swarm, model: Path) -> None:
-        self.asked = 0
-        self.address = "/memory/liar/p2p/liar"
-        self.transport = MemoryTransport(swarm.network, "liar")
+
+def whole_piece(model: Path) -> int:
+    """The number of a part that is as large as one may be."""
+    parts = decode(listing.list_model(model)).pieces()
+    return next(number for number, part in enumerate(parts, start=1) if part.size == PIECE)
+
+
+class Stranger:
+    """A peer that has the model and answers in its own way."""
+
+    def __init__(self, swarm: Swarm, model: Path, twist: Twist, name: str = "stranger") -> None:
+        self.asked: list[int] = []
+        """Parts that it was asked for."""
+        self.address = f"/memory/{name}/p2p/{name}"
+        self.transport = MemoryTransport(swarm.network, name)
+        self._model = model
         self._listing = listing.list_model(model)
+        self._pieces = decode(self._listing).pieces()
+        self._twist = twist
 
-    async def start(self) -> Liar:
+    async def start(self) -> Stranger:
         await self.transport.start()
         self.transport.on_request(self._answer)
         return self
@@ -78,10 +92,44 @@ class Liar:
     async def _answer(self, _: str, frame: bytes) -> bytes:
         question = codec.decode(frame)
         assert isinstance(question, PartRequest)
-        self.asked += 1
-        size = PIECE if question.part else len(self._listing)
-        data = self._listing if question.part == 0 else bytes(size)
-        return codec.encode(PartReply(size, data[question.offset :][: question.length]))
+        self.asked.append(question.part)
+        return codec.encode(self._twist(question, self._honest(question)))
+
+    def _honest(self, question: PartRequest) -> PartReply:
+        start, length = question.offset, question.length
+        if question.part == 0:
+            return PartReply(len(self._listing), self._listing[start : start + length])
+        piece = self._pieces[question.part - 1]
+        return PartReply(piece.size, listing.read_piece(self._model, piece, start, length))
+
+
+def garbage(question: PartRequest, honest: PartReply) -> PartReply:
+    """Bytes of the right number, and nothing else."""
+    return PartReply(honest.size, bytes(len(honest.data))) if question.part else honest
+
+
+def stalling(question: PartRequest, honest: PartReply) -> PartReply:
+    """Begins to send, and then always says that there will be more."""
+    if question.offset == 0:
+        return PartReply(max(honest.size, question.length + 1), honest.data.ljust(question.length))
+    return sharing.NOT_NOW
+
+
+def stalling_with_pieces(question: PartRequest, honest: PartReply) -> PartReply:
+    return stalling(question, honest) if question.part else honest
+
+
+def too_large(question: PartRequest, honest: PartReply) -> PartReply:
+    return PartReply((1 << 32) - 1, honest.data.ljust(question.length))
+
+
+def too_small(question: PartRequest, honest: PartReply) -> PartReply:
+    return PartReply(1, b"x")
+
+
+def growing(question: PartRequest, honest: PartReply) -> PartReply:
+    """Says of every part that it is a little longer than what was asked for until now."""
+    return PartReply(question.offset + question.length + 1, bytes(question.length))
 
 
 def same(one: Path, other: Path) -> bool:
@@ -98,7 +146,7 @@ async def test_a_newcomer_gets_the_model_from_peers_of_which_one_sends_garbage(
     resting(swarm, "a", "b", "c", "r", "i")
     a = await swarm.first(model=model)
     b = await swarm.join("b", model=model)
-    liar = await Liar(swarm, model).start()
+    liar = await Stranger(swarm, model, garbage, "liar").start()
     await asyncio.gather(*(node.until(lambda n=node: n.node.engine_loaded) for node in (a, b)))
     c = swarm.nodes["c"]
     await c.start(peers=(a.address, b.address, liar.address))
@@ -106,8 +154,25 @@ async def test_a_newcomer_gets_the_model_from_peers_of_which_one_sends_garbage(
     assert same(model, c.layout.model)
     assert not c.layout.partial_model.exists()
     assert c.settings.model == c.layout.model
-    assert 0 < liar.asked <= fetching.AT_A_TIME * -(-PIECE // codec.MAX_PART_BYTES) + 1
+    assert 0 < len(liar.asked) <= fetching.AT_A_TIME * -(-PIECE // codec.MAX_PART_BYTES) + 1
     assert "liar sends something else" in caplog.text
+
+
+@pytest.mark.parametrize("twist", [stalling, stalling_with_pieces, too_large, too_small, growing, garbage])
+async def test_two_peers_that_mean_harm_do_not_keep_the_model_from_a_newcomer(
+    swarm_of: SwarmOf, model: Path, twist: Twist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "SLOW", 0.3)
+    swarm = swarm_of(run_of(model))
+    resting(swarm, "a", "b")
+    a = await swarm.first(model=model)
+    await a.until(lambda: a.node.engine_loaded)
+    strangers = [await Stranger(swarm, model, twist, name).start() for name in ("one", "two")]
+    b = swarm.nodes["b"]
+    await b.start(peers=(a.address, *(stranger.address for stranger in strangers)))
+    await b.until(lambda: b.node.engine_loaded)
+    assert same(model, b.layout.model)
+    assert all(stranger.asked for stranger in strangers)
 
 
 async def test_what_has_come_is_not_fetched_again_after_a_stop(
@@ -125,7 +190,11 @@ async def test_what_has_come_is_not_fetched_again_after_a_stop(
     assert before is not None
     assert before.done < before.total == sum(file.stat().st_size for file in listing.files_of(model))
     assert not b.node.engine_loaded
-    assert b.node.status().state == "starting"
+    status = await b.client.status()
+    assert status.state == "starting"
+    assert status.fetch
+    assert (status.fetch.total, status.fetch.peers) == (before.total, 1)
+    assert before.done <= status.fetch.done < before.total
     await b.stop()
     assert not b.layout.model.exists()
     await a.stop()
@@ -266,20 +335,36 @@ async def test_a_node_gives_exactly_what_was_asked_for(swarm_of: SwarmOf, model:
     assert await ask(a, PartRequest(bytes(32), 0, 0, 1)) == sharing.NOT_HERE
 
 
-async def test_a_node_gives_no_more_than_its_budget(
-    swarm_of: SwarmOf, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+async def sparing(swarm_of: SwarmOf, model: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """A node that has the model and gives a quarter of a megabyte of it, once."""
     monkeypatch.setattr(sharing, "SHARE_BURST", 250_000.0)
     monkeypatch.setattr(sharing, "SHARE_RATE", 0.0)
-    run = run_of(model)
-    swarm = swarm_of(run)
+    swarm = swarm_of(run_of(model))
     resting(swarm, "a")
     a = await swarm.first(model=model)
     await a.until(lambda: a.node.engine_loaded)
-    question = PartRequest(bytes.fromhex(run.model.listing), 1, 0, 100_000)
-    answers = [await ask(a, question) for _ in range(4)]
+    return a
+
+
+async def test_a_node_gives_no_more_than_its_budget(sparing: Node, model: Path) -> None:
+    wanted = bytes.fromhex(listing.hash_of(model))
+    answers = [await ask(sparing, PartRequest(wanted, whole_piece(model), 0, 100_000)) for _ in range(4)]
     assert [bool(answer.data) for answer in answers] == [True, True, False, False]
     assert answers[2] == sharing.NOT_NOW
+
+
+async def test_what_is_asked_for_and_does_not_exist_is_not_taken_from_the_budget(
+    sparing: Node, model: Path
+) -> None:
+    """Else questions of a hundred bytes could use up what others wait for."""
+    wanted, large = bytes.fromhex(listing.hash_of(model)), codec.MAX_PART_BYTES
+    parts = decode(listing.list_model(model)).pieces()
+    number, smallest = min(enumerate(parts, start=1), key=lambda part: part[1].size)
+    assert smallest.size * 20 < 250_000 - large
+    for question in [PartRequest(wanted, 1, PIECE, large), PartRequest(wanted, number, 0, large)] * 10:
+        assert await ask(sparing, question) != sharing.NOT_NOW
+    assert len((await ask(sparing, PartRequest(wanted, whole_piece(model), 0, large))).data) == large
 
 
 async def test_the_model_is_sent_and_received_within_the_nodes_limits(swarm_of: SwarmOf, model: Path) -> None:

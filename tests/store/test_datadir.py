@@ -21,6 +21,7 @@ from sfnode.store.datadir import (
     Layout,
     _generation,
     control_socket_path,
+    holder,
     moved,
     open_data_dir,
     settle,
@@ -73,6 +74,15 @@ def test_a_folder_is_free_again_after_close(tmp_path: Path) -> None:
     for _ in range(2):
         with open_data_dir(tmp_path), pytest.raises(UserError, match=str(os.getpid())):
             open_data_dir(tmp_path)
+
+
+def test_who_holds_a_folder_can_be_asked_without_taking_it(tmp_path: Path) -> None:
+    assert holder(tmp_path / "nowhere") is None
+    with open_data_dir(tmp_path / "node") as data_dir:
+        assert holder(tmp_path / "node") == os.getpid()
+        data_dir.lock.write_text("half a numb")
+        assert holder(tmp_path / "node") == 0
+    assert holder(tmp_path / "node") is None
 
 
 @pytest.mark.parametrize("below", ["", "node"])

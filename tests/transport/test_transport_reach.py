@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 
 import pytest
 
@@ -57,3 +58,20 @@ async def test_somebody_who_is_silent_is_waited_for_a_while_only(monkeypatch, do
     async with asyncio.timeout(5):
         assert await listening([silent]) == []
         assert await listening([silent, door]) == [door]
+
+
+async def test_a_name_that_is_still_being_looked_up_is_forgotten_without_a_word(monkeypatch, door):
+    """That asyncio complains of nothing is looked at after every test, on the loop that nodes run on."""
+    monkeypatch.setattr(reach, "MOMENT", 0)
+    names = [f"/dns4/peer{number}.invalid/tcp/1" for number in range(3)]
+    assert await listening([*names, door]) == [door]
+    for name in ("localhost", "later.invalid") * 3:  # by now the questions above have been answered, too
+        with suppress(OSError):
+            await asyncio.get_running_loop().getaddrinfo(name, 1)
+
+
+async def test_a_name_with_an_address_at_which_nobody_listens_is_tried_at_the_next_one(door, wall):
+    doors = [("127.0.0.1", reach.place_of(way).port) for way in (wall, door)]
+    await reach.knock(doors)
+    with pytest.raises(ConnectionRefusedError):
+        await reach.knock(doors[:1])
