@@ -5,25 +5,27 @@
 # BASE          what the image is made of: a Debian with Python 3.11 or newer
 # BUILD_BASE    what it is built in, if that needs more than BASE has (a package index, certificates); its
 #               Python must be BASE's
-# TORCH_VERSION torch other than constraints/torch.txt: 2.13.0+cu130
-# TORCH_INDEX   a package index to take torch from besides the default one, whose torch for x86-64 is the one
-#               for CUDA, several gigabytes: name PyTorch's index for CPUs, or for your version of CUDA
+# TORCH_INDEX   the package index that torch comes from: PyTorch's for CPUs, unless you name another one, such as
+#               https://download.pytorch.org/whl/cu130 for a GPU, or nothing for the index of all other packages
+#               (whose torch for x86-64 is one for CUDA as well: gigabytes)
+# TORCH_VERSION torch other than constraints/torch.txt
 ARG BASE=python:3.11-slim
 ARG BUILD_BASE=
 
 FROM ${BUILD_BASE:-${BASE}} AS build
 ARG TORCH_VERSION=
-ARG TORCH_INDEX=
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /build
 RUN command -v strip > /dev/null || { apt-get update -qq \
     && apt-get install -qq -y --no-install-recommends binutils; }
 RUN python3 -m venv /opt/sfnode
 COPY constraints constraints
-# torch first: whatever else is installed must not choose another build of it (constraints/README.md)
+# torch first: whatever else is installed must not choose another build of it (constraints/README.md). From its own
+# index alone, so that a build fails rather than ends with the larger torch when that index does not answer
 RUN if [ -n "$TORCH_VERSION" ]; then echo "torch==$TORCH_VERSION" > constraints/torch.txt; fi \
  && grep -v '^torch==' constraints/ci.txt > constraints/others.txt \
  && /opt/sfnode/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check \
-    ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r constraints/torch.txt
+    ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r constraints/torch.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY sfnode sfnode

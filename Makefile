@@ -9,9 +9,9 @@ SECONDS ?= 600
 
 help:
 	@echo "make demo    four nodes train a small model here and end with the same bits"
-	@echo "make test    lint, types, layers, and all tests"
+	@echo "make test    lint, types, layers, and all tests, those of containers last"
 	@echo "make check   lint, types and layers only"
-	@echo "make containers  the image and a swarm of containers, with a real engine (15 minutes or more)"
+	@echo "make containers  the image and a swarm of containers, where there is an engine (7 minutes)"
 	@echo "make bench   the benchmarks of docs/benchmarks.md"
 	@echo "make soak    simulated networks under random faults and attacks, for SECONDS=600"
 	@echo "make fuzz    decoders and the machine fed with anything, for SECONDS=600 each"
@@ -36,8 +36,9 @@ check: $(READY)
 test: check
 	$(BIN)/pytest -m "not processes" -n 2 --dist loadfile
 	$(BIN)/pytest -m processes
+	$(MAKE) containers
 
-# -s shows the sizes and times that it measures; says why when there is no engine
+# -s shows the sizes and times that it measures, -rs why it was skipped when there is no engine: in seconds then
 containers: $(READY)
 	nice $(BIN)/pytest -m containers -rs -s tests/containers
 

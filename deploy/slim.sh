@@ -12,6 +12,8 @@ rm -rf "$packages"/pyarrow/include "$packages"/pyarrow/src
 find "$packages" -name '*.a' -type f -delete
 # the tests of other packages (torch.testing and numpy.testing are no tests, and are loaded)
 find "$packages" -type d \( -name tests -o -name test \) -prune -exec rm -rf {} +
-# names for debuggers: a fifth of torch. Not of other packages, whose libraries patchelf may have rearranged
-strip --strip-unneeded "$packages"/torch/lib/libtorch_*.so "$packages"/pyarrow/libarrow.so.*
+# names for debuggers: a fifth of torch. Not of other packages, whose libraries patchelf may have rearranged, and
+# not of the libraries for GPUs, where nobody has tried it
+strip --strip-unneeded "$packages"/torch/lib/libtorch_cpu.so "$packages"/torch/lib/libtorch_python.so \
+    "$packages"/pyarrow/libarrow.so.*
 du -sm "$1"

@@ -1,12 +1,97 @@
-"""They build an image and take many minutes: only `pytest -m containers` (make containers) collects them."""
+"""They build an image and take many minutes: only `pytest -m containers` (make containers) collects them.
+
+One swarm serves all of them, in the order of their files: the last ends it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from engine_helpers import (
+    BUILD_DEADLINE,
+    Bases,
+    bases,
+    build_environment,
+    compose_command,
+    engine,
+    run,
+    timed,
+)
+from prometheus_helpers import Prometheus, prometheus_image
+from swarm_helpers import BUDGET, CPU, IMAGE, TRAINERS, Swarm, until_status
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     wanted = "containers" in config.getoption("markexpr")
-    return None if wanted or not collection_path.name.startswith("test_") else True
+    return None if wanted or not collection_path.name.startswith("test_containers_") else True
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engine")
+
+
+@pytest.fixture(scope="session")
+def images(scratch: Path) -> Iterator[Bases]:
+    """An engine that answers, and what the image is made of."""
+    with engine(scratch):
+        yield bases(scratch)
+
+
+@pytest.fixture(scope="session")
+def swarm(images: Bases, scratch: Path) -> Iterator[Swarm]:
+    """The image is built and the relay and the trainers have been told to start; all is gone at the end."""
+    manifest = scratch / "run.toml"
+    swarm = Swarm(
+        compose_command(),
+        build_environment()
+        | {
+            "SFNODE_IMAGE": IMAGE,
+            "SFNODE_BASE": images.base,
+            "SFNODE_BUILD_BASE": images.build_base,
+            "SFNODE_BUILD_NETWORK": images.network,
+            "SFNODE_MANIFEST": str(manifest),
+            "HF_HUB_OFFLINE": "1",
+            "LIMIT_CPU": str(CPU),
+            "PROMETHEUS_PORT": "0",
+        },
+    )
+    manifest.touch()
+    with timed("image"):
+        swarm.compose("build", "relay", deadline=BUILD_DEADLINE)
+    manifest.write_text(described_run())
+    swarm.compose("--profile", "views", "down", "--volumes")  # of a test that was killed
+    try:
+        swarm.compose("up", "--detach", "--no-build", "--scale", f"trainer={TRAINERS}")
+        yield swarm
+    finally:
+        swarm.compose("--profile", "views", "down", "--volumes")
+
+
+def described_run() -> str:
+    """The manifest of the built-in run with another budget, by the image itself."""
+    script = f"sfnode init /tmp/run.toml --update-budget {BUDGET} > /dev/null && cat /tmp/run.toml"
+    return run("docker", "run", "--rm", "--entrypoint", "sh", IMAGE, "-c", script)
+
+
+@pytest.fixture(scope="session")
+def trainers(swarm: Swarm) -> list[str]:
+    """Containers of trainers that all make updates."""
+    containers = swarm.containers("trainer")
+    assert len(containers) == TRAINERS
+    with timed("until all train"):
+        for container in containers:
+            until_status("it trains", container, lambda status: status["own_updates"] > 0)
+    return containers
+
+
+@pytest.fixture(scope="session")
+def prometheus(swarm: Swarm, images: Bases, scratch: Path) -> Prometheus:
+    """Prometheus of the same compose file."""
+    swarm.environment["PROMETHEUS_IMAGE"] = prometheus_image(images.base, scratch)
+    swarm.compose("--profile", "views", "up", "--detach", "--no-build", "--no-deps", "prometheus")
+    (container,) = swarm.containers("prometheus")
+    address = swarm.compose("--profile", "views", "port", "prometheus", 9090).strip()
+    return Prometheus(container, address)

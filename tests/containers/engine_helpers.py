@@ -1,8 +1,9 @@
 """A container engine for tests: found or started, given a base image, and asked through its command line.
 
 What cannot be had here ends as a skip that says why. Where images come from is the environment's to say:
-SFNODE_TEST_BASE names a base image (and SFNODE_TEST_BUILD_BASE one to build in); without it, a base is made
-with debootstrap, and the packages are those that this machine's pip finds.
+SFNODE_TEST_BASE names a base image (and SFNODE_TEST_BUILD_BASE one to build in). Without it, the base is the
+Dockerfile's own where the engine can fetch that, and otherwise one made with debootstrap, and packages are
+those that this machine's pip finds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -33,13 +36,19 @@ BUILD_DEADLINE = 1500.0
 
 COMMAND_DEADLINE = 300.0
 
+PULL_DEADLINE = 180.0
+"""Seconds to fetch an image from a registry, before it counts as not to be had."""
+
+PUBLIC_BASE = "python:3.11-slim"
+"""What the Dockerfile is built from unless it is told otherwise."""
+
 
 class Bases(NamedTuple):
     """What the image is made of, what it is built in, and the network for that."""
 
     base: str
-    build_base: str
-    network: str
+    build_base: str = ""
+    network: str = "default"
 
 
 def run(*command: object, deadline: float = COMMAND_DEADLINE, **options: object) -> str:
@@ -50,11 +59,19 @@ def run(*command: object, deadline: float = COMMAND_DEADLINE, **options: object)
     return str(ended.stdout)
 
 
-def succeeds(*command: str) -> bool:
+def succeeds(*command: str, deadline: float = 30.0) -> bool:
     try:
-        return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
+        return subprocess.run(command, capture_output=True, timeout=deadline, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    """Prints how long it took: shown with `pytest -s`."""
+    started = time.monotonic()
+    yield
+    print(f"{what}: {time.monotonic() - started:.0f} s", flush=True)
 
 
 @contextmanager
@@ -104,19 +121,25 @@ def build_environment() -> dict[str, str]:
 
 
 def bases(scratch: Path) -> Bases:
-    """The images named in the environment, or else images made here."""
+    """The images named in the environment, or else the public one, or else images made here."""
     if given := os.environ.get("SFNODE_TEST_BASE"):
         build_base = os.environ.get("SFNODE_TEST_BUILD_BASE", "")
         return Bases(given, build_base, os.environ.get("SFNODE_TEST_BUILD_NETWORK", "default"))
+    if pulled(PUBLIC_BASE):
+        return Bases(PUBLIC_BASE)
     if shutil.which("debootstrap") is None or os.geteuid() != 0:
         pytest.skip(
-            "no container test: SFNODE_TEST_BASE names no image, and debootstrap and root are needed for one"
+            f"no container test: the engine cannot fetch {PUBLIC_BASE}, SFNODE_TEST_BASE names no other "
+            "image, and to make one takes debootstrap and root"
         )
     if sys.version_info[:2] != SUITE_PYTHON:
         pytest.skip(f"no container test: packages for Python {SUITE_PYTHON} are needed, this is another")
-    if not _exists(BASE):
-        _debootstrap(scratch / "root")
-    return Bases(BASE, _with_packages(scratch), "none")
+    return Bases(BASE, _made_here(scratch), "none")
+
+
+def pulled(image: str) -> bool:
+    """Whether the engine could fetch it from a registry."""
+    return succeeds("docker", "pull", "--quiet", image, deadline=PULL_DEADLINE)
 
 
 def _exists(image: str) -> bool:
@@ -150,27 +173,34 @@ def _import(root: Path, image: str) -> None:
     archive.unlink()
 
 
-def _with_packages(scratch: Path) -> str:
-    """An image to build in that has all packages as files, so that the build needs no network."""
+def _made_here(scratch: Path) -> str:
+    """The base image, and one to build in that has all packages as files, so that the build needs no network;
+    returns the latter's name."""
     described = [ROOT / "pyproject.toml", *sorted((ROOT / "constraints").glob("*.txt"))]
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in described)).hexdigest()[:12]
     image = f"{BUILD_BASE}:{digest}"
-    if not _exists(image):
-        context = scratch / "packages"
-        context.mkdir()
-        _fetch(context / "files")
-        (context / "Dockerfile").write_text(
-            f"FROM {BUILD_BASE}\nCOPY files /packages\nENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/packages\n"
-        )
-        run("docker", "build", "-t", image, context, env=os.environ | build_environment())
-        shutil.rmtree(context)
+    if not (_exists(BASE) and _exists(image)):
+        with timed("base image and packages"), ThreadPoolExecutor(1) as beside:
+            fetching = beside.submit(_fetch, scratch / "packages" / "files")
+            if not (_exists(BASE) and _exists(BUILD_BASE)):
+                _debootstrap(scratch / "root")
+            fetching.result()
+            _add_packages(scratch / "packages", image)
     return image
 
 
 def _fetch(folder: Path) -> None:
+    """Wheels of everything that the image is built with, but for sfnode itself."""
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*described["project"]["dependencies"], *described["build-system"]["requires"]]
+    constraints = [word for name in ("torch", "ci") for word in ("-c", ROOT / "constraints" / f"{name}.txt")]
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", folder]
-    torch, others = ROOT / "constraints" / "torch.txt", ROOT / "constraints" / "ci.txt"
-    run(*pip, "-r", torch, deadline=BUILD_DEADLINE)
-    run(*pip, "--find-links", folder, "-c", others, ROOT, "hatchling>=1.25", deadline=BUILD_DEADLINE)
-    for own in folder.glob("sfnode-*.whl"):
-        own.unlink()
+    run(*pip, *constraints, *wanted, deadline=BUILD_DEADLINE)
+
+
+def _add_packages(context: Path, image: str) -> None:
+    (context / "Dockerfile").write_text(
+        f"FROM {BUILD_BASE}\nCOPY files /packages\nENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/packages\n"
+    )
+    run("docker", "build", "-t", image, context, env=os.environ | build_environment())
+    shutil.rmtree(context)
