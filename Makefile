@@ -48,6 +48,7 @@ bench: $(READY)
 	$(BIN)/python tests/bench/step.py
 	$(BIN)/python tests/bench/stall.py
 	$(BIN)/python tests/bench/network.py
+	$(BIN)/python tests/bench/guest.py
 
 soak: $(READY)
 	$(BIN)/python -m sfnode.sim.soak --seconds $(SECONDS)

@@ -141,6 +141,10 @@ class Machine:
         """Updates that peers claim to have and that have not come yet, of every feed by the lowest claim."""
         return self._pulls.lacking()
 
+    def lacks_more_than(self, updates: int) -> bool:
+        """Whether `lacking` is above that; found out without counting thousands of feeds to the end."""
+        return self._pulls.lacking(updates) > updates
+
     def next_deadline(self) -> float:
         """When to send Wake at the latest."""
         announcing = min((link.have_at for link in self.links.values()), default=float("inf"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import inf
 
 from sfprotocol.codec import MAX_ENTRIES
 from sfprotocol.events import Action, LinkId, Transmit
@@ -116,9 +117,15 @@ class Pulls:
     def __len__(self) -> int:
         return len(self._pulls)
 
-    def lacking(self) -> int:
-        """Updates that are asked for or will be, of every feed by the lowest claim."""
-        return sum(self._gap(feed) for feed in self._pulls)
+    def lacking(self, enough: float = inf) -> int:
+        """Updates that are asked for or will be, of every feed by the lowest claim; counted until there are
+        more than `enough`."""
+        total = 0
+        for feed in self._pulls:
+            total += self._gap(feed)
+            if total > enough:
+                break
+        return total
 
     def _gap(self, feed: Feed) -> int:
         ours = self._frontier.next(feed)

@@ -202,8 +202,8 @@ class RunningNode:
         known = self.machine.frontier.known
         if known != self._progress[0]:
             self._progress = known, self.clock()
-        little = self.machine.lacking <= UNDER_WAY + known // 64
-        return little or self.clock() - self._progress[1] > ASK_TIMEOUT
+        much = self.machine.lacks_more_than(UNDER_WAY + known // 64)
+        return not much or self.clock() - self._progress[1] > ASK_TIMEOUT
 
     def _done(self) -> bool:
         complete = self.settings.until_complete and self.machine.complete

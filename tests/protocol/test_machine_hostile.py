@@ -203,6 +203,8 @@ def test_a_forger_cannot_have_a_pull_from_somebody_else_repeated() -> None:
     host.name(2, BOB)
     assert wants(host.hear(2, *[forged(said("bob", 0, 2))] * 10)) == []
     assert host.machine.lacking == 500
+    assert host.machine.lacks_more_than(499)
+    assert not host.machine.lacks_more_than(500)
 
 
 # -- memory ------------------------------------------------------------------------------------------
