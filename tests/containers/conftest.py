@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_helpers import (
+from docker_helpers import (
     BUILD_DEADLINE,
     Bases,
     bases,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from engine_helpers import ROOT, build_environment, pulled, run, succeeds
+from docker_helpers import ROOT, build_environment, pulled, run, succeeds
 
 STAND_IN = "sfnode-test-prometheus"
 

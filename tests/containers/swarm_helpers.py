@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from engine_helpers import ROOT, run
+from docker_helpers import ROOT, run
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from engine_helpers import Bases, run
+from docker_helpers import Bases, run
 from swarm_helpers import (
     IMAGE,
     PATIENCE,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engine_helpers import ROOT, run
+from docker_helpers import ROOT, run
 from prometheus_helpers import Prometheus
 from swarm_helpers import TRAINERS, Swarm, execute, inspect, until, until_status
 

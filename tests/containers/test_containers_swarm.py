@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 import pytest
-from engine_helpers import run
+from docker_helpers import run
 from swarm_helpers import (
     PROJECT,
     Swarm,
