@@ -153,7 +153,7 @@ def top_of(home: Path, node: Node) -> Iterator[tuple[subprocess.Popen[bytes], in
     termios.tcsetwinsize(theirs, (24, 80))
     command = [*SFNODE, "top", "--data-dir", str(node.folder)]
     terminal = environment(home) | {"TERM": "xterm-256color", "LANG": "C.UTF-8"}
-    for name in ("COLUMNS", "LINES"):  # pytest's workers have them, and they would count for more than its size
+    for name in ("COLUMNS", "LINES"):  # pytest's workers have them; they would count for more than its size
         terminal.pop(name, None)
     top = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=terminal, cwd=home)
     try:
