@@ -33,7 +33,7 @@ from sfnode.store.datadir import Layout  # noqa: E402
 CPU = (50, 20, 5)
 """Percent of all cores."""
 
-RATES = (2000, 500)
+RATES = (2000, 1000)
 """Bytes a second."""
 
 SETTLE = 5.0
