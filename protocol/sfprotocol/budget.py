@@ -28,6 +28,10 @@ class Bucket:
     """Tokens at the time `at`."""
     at: float
 
+    def holds(self, tokens: float, now: float, *, rate: float) -> bool:
+        """Whether there are as many."""
+        return self.level + rate * max(0.0, now - self.at) >= tokens
+
     def take(self, tokens: float, now: float, *, rate: float, burst: float) -> bool:
         """Take `tokens` if there are as many; otherwise take nothing and return False.
 

@@ -178,7 +178,7 @@ class HivemindTransport:
         self._hosts = settings.host_maddrs
         self._stack = AsyncExitStack()
         self._session: _Session | None = None
-        self._board = Switchboard()
+        self._board = Switchboard(self._disconnect)
         self._changing = asyncio.Lock()
 
     def on_link(self, handler: LinkHandler) -> None:
@@ -318,6 +318,13 @@ class HivemindTransport:
         what = f"opening a stream to {peer}"
         other, reader, writer = await session.calls.within(base.CONNECT_DEADLINE, what, call)
         return StreamLink(peer, True, reader, writer, seen_at(other))
+
+    async def _disconnect(self, peer: str) -> None:
+        """End p2pd's connection with a peer, if there is one."""
+        with suppress(TransportError):
+            session = self._running()
+            call = session.p2p._client.disconnect(PeerID.from_base58(peer))
+            await session.calls.within(base.CONNECT_DEADLINE, f"disconnecting {peer}", call)
 
     def _running(self) -> _Session:
         if self._session is None:

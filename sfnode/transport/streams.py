@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from sfnode.transport.base import (
@@ -26,6 +26,7 @@ from sfnode.transport.base import (
     serve_link,
 )
 from sfnode.transport.calls import cancel, wait_briefly
+from sfprotocol.budget import Bucket
 
 BODY_DEADLINE = SEND_DEADLINE
 """Seconds between a length and the end of its frame: nobody may promise a frame and keep us waiting."""
@@ -49,7 +50,18 @@ QUESTION_DEADLINE = 5.0
 MAX_INBOUND_OF_PEER = 4
 """The same for one peer: a link, the one that replaces it, and two questions."""
 
+WASTE_RATE, WASTE_BURST = 1.0, 32.0
+"""Streams that one peer may open for nothing, a second and at once. Whoever opens more loses its connection,
+and to shake hands again costs it more than it costs us."""
+
+MAX_WASTEFUL = 1024
+"""Peers of whom we know that they wasted streams; with more the first is forgotten."""
+
 log = logging.getLogger(__name__)
+
+
+async def _leave_connected(peer: str) -> None:
+    """Where there is no connection below the streams."""
 
 
 class StreamLink:
@@ -168,9 +180,13 @@ def seen_at(caller: Caller) -> str:
 class Switchboard:
     """The open links of one node, and the handlers to which inbound streams go."""
 
-    def __init__(self) -> None:
+    def __init__(self, disconnect: Callable[[str], Awaitable[None]] = _leave_connected) -> None:
+        """`disconnect` ends the connection with a peer, and with it all its streams."""
         self.link_handler: LinkHandler | None = None
         self.request_handler: RequestHandler | None = None
+        self._disconnect = disconnect
+        self._wasted: dict[str, Bucket] = {}
+        self._disconnecting: set[str] = set()
         self._links: set[StreamLink] = set()
         self._inbound: set[asyncio.Task[Any]] = set()
         self._inbound_of: Counter[str] = Counter()
@@ -195,7 +211,7 @@ class Switchboard:
         """Answer the one question on an inbound stream in the current task."""
         link = StreamLink(str(caller.peer_id), False, reader, writer, seen_at(caller))
         if self._questions >= MAX_QUESTIONS:
-            link.abort()
+            await self._refuse(link)
             return
         self._questions += 1
         try:
@@ -213,7 +229,7 @@ class Switchboard:
         task = asyncio.current_task()
         if task is None or not self._has_room(link.peer):
             serving.close()
-            link.abort()
+            await self._refuse(link)
             return
         self.keep(link)
         self._inbound.add(task)
@@ -223,8 +239,33 @@ class Switchboard:
         finally:
             self._inbound.discard(task)
             self._inbound_of -= Counter([link.peer])  # keeps no zeros
+            if not (link.bytes_received and link.bytes_sent):
+                await self._note_waste(link.peer)
+
+    async def _refuse(self, link: StreamLink) -> None:
+        link.abort()
+        await self._note_waste(link.peer)
+
+    async def _note_waste(self, peer: str) -> None:
+        """A stream of this peer came to nothing: refused, without a word, or a question not worth an answer."""
+        now = asyncio.get_running_loop().time()
+        bucket = self._wasted.pop(peer, None) or Bucket(WASTE_BURST, now)
+        self._wasted[peer] = bucket
+        if len(self._wasted) > MAX_WASTEFUL:
+            del self._wasted[next(iter(self._wasted))]
+        if bucket.take(1.0, now, rate=WASTE_RATE, burst=WASTE_BURST) or peer in self._disconnecting:
+            return
+        log.debug("%s opens streams for nothing and is disconnected", peer)
+        self._disconnecting.add(peer)
+        try:
+            await self._disconnect(peer)
+        finally:
+            self._disconnecting.discard(peer)
 
     def _has_room(self, peer: str) -> bool:
+        spent = self._wasted.get(peer)
+        if spent and not spent.holds(1.0, asyncio.get_running_loop().time(), rate=WASTE_RATE):
+            return False
         return len(self._inbound) < MAX_INBOUND and self._inbound_of[peer] < MAX_INBOUND_OF_PEER
 
     async def _answer(self, link: StreamLink) -> None:

@@ -24,8 +24,9 @@ async def seen_of(swarm: Swarm) -> Shown:
     """A trainer's view of a run of three that is complete."""
     await swarm.first(role="relay")
     b = await swarm.join("b")
-    await swarm.join("c")
-    await b.until(lambda: b.node.status().state == "complete")
+    c = await swarm.join("c")
+    await eventually(lambda: {b.node.status().state, c.node.status().state} == {"complete"})  # nothing follows
+    await eventually(lambda: b.node.status().known == c.node.status().known)
     await eventually(lambda: sum(bool(node.agrees) for node in b.node.views.swarm().nodes) == 3)
     await measure(b.client)
     return Shown(*await look_at_all(b.client))

@@ -220,3 +220,72 @@ async def test_hanging_up_does_not_wait_for_a_handler_that_ignores_its_link(wire
 
 async def streams_of(far):
     return await asyncio.open_connection(sock=far.dup())
+
+
+class Gone(list):
+    """Whom a switchboard has disconnected."""
+
+    async def disconnect(self, peer):
+        self.append(peer)
+
+
+async def wasted(board, caller, count):
+    """Streams that end before a word is said."""
+    for _ in range(count):
+        near, far = socket.socketpair()
+        far.close()
+        await board.accept_link(caller, *await asyncio.open_connection(sock=near))
+
+
+async def test_a_peer_that_opens_streams_for_nothing_loses_its_connection(monkeypatch):
+    monkeypatch.setattr(streams, "WASTE_BURST", 5.0)
+    gone = Gone()
+    board = Switchboard(gone.disconnect)
+    board.link_handler = read_all
+    await wasted(board, CALLER, 5)
+    assert gone == []
+    await wasted(board, CALLER, 1)
+    assert gone == ["somebody"]
+    await wasted(board, SimpleNamespace(peer_id="another", addr=""), 5)
+    assert gone == ["somebody"]
+
+
+async def test_what_a_peer_wastes_is_forgiven_with_time_and_no_list_of_peers_grows(monkeypatch):
+    monkeypatch.setattr(streams, "WASTE_BURST", 1.0)
+    monkeypatch.setattr(streams, "WASTE_RATE", 100.0)
+    monkeypatch.setattr(streams, "MAX_WASTEFUL", 3)
+    gone = Gone()
+    board = Switchboard(gone.disconnect)
+    board.link_handler = read_all
+    for _ in range(5):
+        await wasted(board, CALLER, 1)
+        await asyncio.sleep(0.02)
+    assert gone == []
+    for number in range(9):
+        await wasted(board, SimpleNamespace(peer_id=f"p{number}", addr=""), 1)
+    assert set(board._wasted) == {"p6", "p7", "p8"}
+
+
+async def test_questions_count_as_wasted_only_when_they_are_not_worth_an_answer(monkeypatch):
+    monkeypatch.setattr(streams, "WASTE_BURST", 3.0)
+    gone = Gone()
+    board = Switchboard(gone.disconnect)
+
+    async def answer_some(peer, question):
+        return b"yes" if question == b"abc" else None
+
+    board.request_handler = answer_some
+
+    async def asked(question):
+        near, far = socket.socketpair()
+        far.setblocking(False)
+        await write(far, len(question).to_bytes(3, "big") + question)
+        await board.accept_request(CALLER, *await asyncio.open_connection(sock=near))
+        far.close()
+
+    for _ in range(10):
+        await asked(b"abc")
+    assert gone == []
+    for _ in range(4):
+        await asked(b"xyz")
+    assert gone == ["somebody"]
