@@ -247,7 +247,7 @@ class Switchboard:
         await self._note_waste(link.peer)
 
     async def _note_waste(self, peer: str) -> None:
-        """A stream of this peer came to nothing: refused, without a word, or a question not worth an answer."""
+        """A stream of this peer came to nothing: refused, without a word, or not worth an answer."""
         now = asyncio.get_running_loop().time()
         bucket = self._wasted.pop(peer, None) or Bucket(WASTE_BURST, now)
         self._wasted[peer] = bucket

@@ -25,7 +25,8 @@ async def seen_of(swarm: Swarm) -> Shown:
     await swarm.first(role="relay")
     b = await swarm.join("b")
     c = await swarm.join("c")
-    await eventually(lambda: {b.node.status().state, c.node.status().state} == {"complete"})  # nothing follows
+    # When all trainers say so nothing follows.
+    await eventually(lambda: {b.node.status().state, c.node.status().state} == {"complete"})
     await eventually(lambda: b.node.status().known == c.node.status().known)
     await eventually(lambda: sum(bool(node.agrees) for node in b.node.views.swarm().nodes) == 3)
     await measure(b.client)
