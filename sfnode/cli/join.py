@@ -91,7 +91,9 @@ def parse_name(_context: Any, _parameter: Any, value: str) -> str:
 )
 @device_option
 @dtype_option
-@threads_option("CPU threads of the engine.  [default: as many as there are cores]")
+@threads_option(
+    "CPU threads of the engine.  [default: as many as there are cores that no other program keeps busy]"
+)
 @queries_option("Updates evaluated in one batched forward pass; more fill a GPU better.")
 @option(
     "--steps",

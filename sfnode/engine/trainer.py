@@ -141,9 +141,9 @@ class Trainer:
                 raise _no_room(self.loaded.device) from error
             self._parked = False
 
-    def use_threads(self, count: int | None) -> None:
-        """Compute with so many CPU threads from now on; None: as many as there were at first."""
-        torch.set_num_threads(count or THREADS)
+    def use_threads(self, count: int | None, most: int | None) -> None:
+        """Compute with so many CPU threads from now on; None: as many as there were at first, or `most`."""
+        torch.set_num_threads(count or min(THREADS, most or THREADS))
 
     def _put_aside(self) -> None:
         self._move(torch.device("cpu"))

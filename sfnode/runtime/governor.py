@@ -7,6 +7,7 @@ was spent too fast is made up for by a rest; one Allowance keeps each of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from datetime import time
 from typing import NamedTuple
@@ -40,6 +41,8 @@ class Seen(NamedTuple):
     celsius: float
     resident: int
     """Bytes."""
+    free: float
+    """Cores of the machine that nobody else keeps busy."""
     moved: int = 0
     """Bytes that the network daemon has read and written since the node began."""
     day_bytes: int = 0
@@ -111,6 +114,15 @@ _RULES: dict[str, Callable[[Limits, Seen, bool], str]] = {
     "mb_per_day": _traffic,
 }
 """Why a limit asks for a pause, or nothing. The last argument: it has done so until now."""
+
+
+def spare_cores(free: float, before: int | None) -> int:
+    """On how many cores threads find room: one that waits for its core holds up all others, for what threads
+    share out in a model takes milliseconds. Half of a core is worth a thread; `before`: what this was until
+    now, so that it does not change with every look.
+    """
+    most, least = (max(1, math.floor(free + margin)) for margin in (0.5, 0.25))
+    return most if before is None else min(max(before, least), most)
 
 
 class Allowance:

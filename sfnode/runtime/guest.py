@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.observe import log
-from sfnode.runtime.governor import MEGABYTE, Pace, Pause, Seen, Spent, pauses
+from sfnode.runtime.governor import MEGABYTE, Pace, Pause, Seen, Spent, pauses, spare_cores
 from sfnode.runtime.ledger import Ledger
 from sfnode.runtime.throttle import Throttle
 from sfnode.runtime.training import ORDERS_AHEAD, Training
@@ -80,6 +80,8 @@ class Guest:
         self._training: Training | None = None
         self._worker: Worker | None = None
         self._seen: Seen | None = None
+        self._spare: int | None = None
+        """Cores on which threads of the engine find room; None until the machine was looked at."""
         self.finishing = False
         """Nothing more is begun, and the node leaves when what was begun is done."""
         self._asked_until = -math.inf
@@ -103,8 +105,7 @@ class Guest:
         self._training, self._worker = training, worker
         training.held = True
         training.ahead = self._orders_ahead()
-        if self.limits.threads:
-            self._use_threads()
+        self._use_threads()
 
     # -- what its owner says -----------------------------------------------------------------------
 
@@ -199,8 +200,9 @@ class Guest:
         return 1 if self._pace.limited else ORDERS_AHEAD
 
     def _use_threads(self) -> None:
-        count = self.limits.threads
-        self._tell(lambda engine: engine.use_threads(count))
+        """As many as the owner says; or as the engine likes, but none that would wait for a core."""
+        count, most = self.limits.threads, self._spare
+        self._tell(lambda engine: engine.use_threads(count, most))
 
     def _tell(self, job: Callable[[Engine], None]) -> None:
         """Have the engine do it between two steps."""
@@ -215,6 +217,10 @@ class Guest:
         async with self._looking:
             loop = asyncio.get_running_loop()
             self._seen = await loop.run_in_executor(None, self._machine.look, self.limits)
+        spare = spare_cores(self._seen.free, self._spare)
+        if spare != self._spare:
+            self._spare = spare
+            self._use_threads()
         self._settle()
 
     def _settle(self) -> None:

@@ -29,6 +29,9 @@ CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", 
 DAEMON = "p2pd"
 """What the network daemon is called among the processes."""
 
+LEAST_TIME = 1.0
+"""Seconds over which load is measured at least; the system counts hundredths."""
+
 _psutil: Any = psutil
 """Some of its functions exist on some systems only."""
 
@@ -48,7 +51,9 @@ class Sensors:
         self._process = psutil.Process()
         self._gpu: Gpu | None = None
         self._daemon = _Daemon(self._process)
-        self._load: _Load | None = None
+        self._load = self._look_at_load()
+        self._busy = 0.0
+        """Share of the machine that others used between the last looks."""
         self._used_at = time.monotonic()
         """When somebody was last seen at the machine; until there was time to look, that is now."""
 
@@ -67,7 +72,7 @@ class Sensors:
             self._celsius()
 
     def look(self, limits: Limits) -> Seen:
-        """What these limits need to know. Takes some tens of milliseconds."""
+        """What these limits need to know. Takes a millisecond; to list programs, some tens of them."""
         return Seen(
             moment=datetime.now().time(),
             idle=self._idle() if limits.idle is not None else 0.0,
@@ -75,7 +80,8 @@ class Sensors:
             programs=running_programs() if limits.not_while else frozenset(),
             celsius=self._celsius() if limits.celsius is not None else 0.0,
             resident=self._process.memory_info().rss if limits.memory is not None else 0,
-            moved=self._daemon.moved(),
+            free=(psutil.cpu_count() or 1) * (1 - self._others()),
+            moved=self._daemon.used().moved,
         )
 
     def joules(self) -> float:
@@ -84,11 +90,20 @@ class Sensors:
 
     def _idle(self) -> float:
         """Seconds without a key pressed in a terminal and without much load by other programs."""
-        now, load = time.monotonic(), _load(self._process)
-        if self._load is None or load.others_since(self._load) > BUSY_SHARE:
+        now = time.monotonic()
+        if self._others() > BUSY_SHARE:
             self._used_at = now
-        self._load = load
         return min(now - self._used_at, terminals_idle())
+
+    def _others(self) -> float:
+        """The share of the machine that other programs use."""
+        if time.monotonic() - self._load.at >= LEAST_TIME:
+            load = self._look_at_load()
+            self._busy, self._load = load.others_since(self._load), load
+        return self._busy
+
+    def _look_at_load(self) -> _Load:
+        return _load(_used_by(self._process).cpu + self._daemon.used().cpu)
 
     def _celsius(self) -> float:
         if self._device.startswith("cuda"):
@@ -144,26 +159,44 @@ class _Nvidia:
             raise _unavailable(self._limit, f"NVML says: {error}", "Take the limit away.") from error
 
 
+class _Used(NamedTuple):
+    """What a process has taken."""
+
+    moved: int = 0
+    """Bytes that it has read and written; 0 where the system does not tell (it does on Linux)."""
+    cpu: float = 0.0
+    """Seconds."""
+
+
+def _used_by(process: psutil.Process) -> _Used:
+    times = process.cpu_times()
+    counters = process.io_counters() if hasattr(process, "io_counters") else None
+    moved = counters.read_chars + counters.write_chars if counters else 0
+    return _Used(moved, times.user + times.system)
+
+
 class _Daemon:
     """The network daemon, which this process has started, and those that came before it."""
 
     def __init__(self, parent: psutil.Process) -> None:
         self._parent = parent
-        self._now: Any = None
-        self._moved = self._moved_before = 0
+        self._process: psutil.Process | None = None
+        self._now = self._before = _Used()
 
-    def moved(self) -> int:
-        """Bytes that it has read and written, to and from the network and this process: what it asks of other
-        peers is seen nowhere else. 0 where the system does not tell (it does on Linux)."""
+    def used(self) -> _Used:
+        """Bytes to and from the network and this process: what the daemon asks of other peers is seen nowhere
+        else."""
         try:
-            if self._now is None:
-                self._now = next(child for child in self._parent.children() if child.name() == DAEMON)
-            counters = self._now.io_counters()
-            self._moved = counters.read_chars + counters.write_chars
-        except (psutil.Error, StopIteration, AttributeError):
-            self._now = None
-            self._moved_before, self._moved = self._moved_before + self._moved, 0
-        return self._moved_before + self._moved
+            if self._process is None:
+                self._process = next(child for child in self._parent.children() if child.name() == DAEMON)
+            self._now = _used_by(self._process)
+        except (psutil.Error, StopIteration):
+            self._process = None
+            self._before, self._now = self._total(), _Used()
+        return self._total()
+
+    def _total(self) -> _Used:
+        return _Used(self._before.moved + self._now.moved, self._before.cpu + self._now.cpu)
 
 
 def processor_celsius() -> float:
@@ -206,6 +239,8 @@ def _on_mains() -> bool:
 class _Load(NamedTuple):
     """CPU seconds of the whole machine, of this node's processes, and that there were in all, until now."""
 
+    at: float
+    """`time.monotonic`."""
     busy: float
     own: float
     capacity: float
@@ -213,20 +248,14 @@ class _Load(NamedTuple):
     def others_since(self, before: _Load) -> float:
         """The share of the machine that others have used since then."""
         used = (self.busy - before.busy) - (self.own - before.own)
-        return used / max(self.capacity - before.capacity, 1e-6)
+        return max(0.0, used) / max(self.capacity - before.capacity, 1e-6)
 
 
-def _load(process: psutil.Process) -> _Load:
+def _load(own: float) -> _Load:
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
-    family = [process, *process.children(recursive=True)]
-    own = 0.0
-    for member in family:
-        with suppress(psutil.Error):
-            taken = member.cpu_times()
-            own += taken.user + taken.system
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # counted twice
-    return _Load(total - idle, own, total)
+    return _Load(time.monotonic(), total - idle, own, total)
 
 
 def _unavailable(limit: str, why: str, fix: str) -> UserError:

@@ -4,13 +4,16 @@
 
 A relay and two trainers of the built-in run on this machine, over hivemind; the second trainer is the one
 that is limited. Exit status 1 when a limit that binds is exceeded by more than a tenth, a pause takes longer
-than a second, or the swarm does not go on without the node.
+than a second, the swarm does not go on without the node, or another program takes more than its core and half
+of what is left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,6 +41,9 @@ RATES = (2000, 1000)
 
 SETTLE = 5.0
 """Seconds after a change before anything is measured: longer than a look at the machine and a full bucket."""
+
+CROWDED = 0.5
+"""Of what its share of the cores would give, that a node makes at least where another program takes one."""
 
 PAUSES = 10
 TOLERANCE = 1.1
@@ -137,6 +143,22 @@ def paused(node: Node, other: Node, seconds: float) -> Row:
     return "while paused", words, seen.updates == 0 and theirs.updates > 0
 
 
+def crowded(node: Node, other: Node, seconds: float) -> Row:
+    """Alone, and beside a program that keeps a core busy: with as many threads as there is room for."""
+    ask(other, "pause", None)
+    ask(node, "limit", {"threads": None})
+    time.sleep(SETTLE)
+    alone = watch(node, seconds)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        time.sleep(SETTLE)
+        beside = watch(node, seconds)
+        busy.kill()
+    ask(other, "resume")
+    cores = psutil.cpu_count() or 1
+    words = f"{beside.updates:.1f} updates/s, {alone.updates:.1f} alone"
+    return "a core for another program", words, beside.updates > CROWDED * alone.updates * (cores - 1) / cores
+
+
 def finishes(node: Node) -> Row:
     node.until("it trains", lambda status: status.state == "training")
     start = time.monotonic()
@@ -152,12 +174,14 @@ def rows(node: Node, other: Node, seconds: float) -> Iterator[Row]:
     yield from rates(node, seconds)
     yield pauses(node)
     yield paused(node, other, seconds)
+    yield crowded(node, other, seconds)
     yield finishes(node)
 
 
 @click.command()
 @click.option("--seconds", default=20.0, show_default=True, help="Of each measurement.")
 def main(seconds: float) -> None:
+    os.environ["OMP_NUM_THREADS"] = str(psutil.cpu_count() or 1)  # whose number is not given has as many
     fine = True
     with tempfile.TemporaryDirectory() as folder, nodes(Path(folder)) as make:
         write_run(Path(folder))

@@ -125,9 +125,13 @@ def test_a_gpu_that_others_have_filled_is_said_to_be_full_and_is_left_to_them(tm
 def test_threads_go_back_to_what_they_were() -> None:
     run = trainer(manifest("opt"))
     before = torch.get_num_threads()
-    run.use_threads(1)
+    run.use_threads(1, None)
     assert torch.get_num_threads() == 1
-    run.use_threads(2)
+    run.use_threads(2, 1)
     assert torch.get_num_threads() == 2
-    run.use_threads(None)
+    run.use_threads(None, None)
+    assert torch.get_num_threads() == before
+    run.use_threads(None, 1)
+    assert torch.get_num_threads() == 1
+    run.use_threads(None, before + 1)
     assert torch.get_num_threads() == before

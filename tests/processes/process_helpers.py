@@ -41,13 +41,13 @@ LOOPBACK = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
 
 def environment(home: Path) -> dict[str, str]:
     """A user without configuration, on a machine without the hub, whose nodes share the cores; but for the
-    device that pytest was given."""
+    device and the threads that pytest was given."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("SFNODE_") or name == "SFNODE_DEVICE"
     }
-    return {**kept, "HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return {"OMP_NUM_THREADS": "1", **kept, "HOME": str(home), "HF_HUB_OFFLINE": "1"}
 
 
 def sfnode(home: Path, *arguments: object, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

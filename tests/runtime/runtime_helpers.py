@@ -88,6 +88,7 @@ class SmallEngine:
         """How often its model was put aside."""
         self.aside = False
         self.threads: int | None = None
+        self.most_threads: int | None = None
 
     def go(self, steps: int = 1_000_000_000) -> SmallEngine:
         self.steps = threading.Semaphore(steps)
@@ -110,8 +111,8 @@ class SmallEngine:
     def unpark(self) -> None:
         self.aside = False
 
-    def use_threads(self, count: int | None) -> None:
-        self.threads = count
+    def use_threads(self, count: int | None, most: int | None) -> None:
+        self.threads, self.most_threads = count, most
 
     def step(self, seeds: Sequence[int], epoch: int) -> Result:
         assert not self.aside

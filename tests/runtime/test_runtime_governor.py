@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfnode.limits import Limits
-from sfnode.runtime.governor import CREDIT, Allowance, Pace, Seen, Spent, pauses
+from sfnode.runtime.governor import CREDIT, Allowance, Pace, Seen, Spent, pauses, spare_cores
 
 NOTHING = Seen(
-    moment=time(12, 0), idle=0, mains=True, programs=frozenset(), celsius=0, resident=0, day_bytes=0
+    moment=time(12, 0), idle=0, mains=True, programs=frozenset(), celsius=0, resident=0, free=2, day_bytes=0
 )
 
 
@@ -45,6 +45,23 @@ def test_a_condition_that_does_not_hold_is_a_reason_to_pause(
     found = pauses(Limits.model_validate(limit), NOTHING._replace(**seen), ())
     assert [pause.why for pause in found] == ([why] if why else [])
     assert pauses(Limits(), NOTHING._replace(**seen), ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("free", "spare"),
+    [(8.0, 8), (7.6, 8), (7.5, 8), (7.4, 7), (7.0, 7), (0.5, 1), (0.0, 1)],
+)
+def test_threads_find_room_on_cores_that_others_leave_free(free: float, spare: int) -> None:
+    assert spare_cores(free, None) == spare
+
+
+def test_threads_do_not_change_while_others_take_about_half_a_core() -> None:
+    looks = (8.0, 7.4, 7.6, 7.5, 7.7, 7.74, 7.76, 7.6, 7.5)
+    spare, seen = None, []
+    for free in looks:
+        spare = spare_cores(free, spare)
+        seen.append(spare)
+    assert seen == [8, 7, 7, 7, 7, 7, 8, 8, 8]
 
 
 def test_all_reasons_are_told() -> None:

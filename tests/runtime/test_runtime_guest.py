@@ -222,6 +222,19 @@ async def test_a_share_of_the_gpu_is_the_share_of_the_time_in_which_steps_run(
     assert worker.busy - busy <= share / 100 * (time.monotonic() - begun + CREDIT) + LONG_STEP
 
 
+async def test_threads_make_room_for_what_else_computes_on_the_machine(swarm: Swarm) -> None:
+    a = await swarm.first()
+    await eventually(lambda: a.engine.most_threads is not None)
+    look = a.node.guest._machine.look
+    a.node.guest._machine.look = lambda limits: look(limits)._replace(free=2.8)
+    await eventually(lambda: a.engine.most_threads == 3)
+    a.node.guest._machine.look = lambda limits: look(limits)._replace(free=0.1)
+    await eventually(lambda: a.engine.most_threads == 1)
+    assert a.engine.threads is None
+    await a.client.limit({"threads": "4"})
+    await eventually(lambda: a.engine.threads == 4)  # who says how many gets as many
+
+
 async def test_threads_can_be_changed_between_steps(swarm: Swarm) -> None:
     a = await swarm.first(limits=Limits(threads=3))
     await a.until(lambda: made(a) > 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,25 +40,24 @@ def test_a_program_is_seen_by_the_name_of_its_file_while_it_runs(tmp_path: Path)
     assert "somegame" not in running_programs()
 
 
-def test_a_program_that_computes_counts_as_somebody_at_work_unless_it_is_the_nodes_own() -> None:
-    """The node's own processes are those that it started."""
-    own = Sensors("cpu")
-    stranger = senses._load
-    with running(sys.executable, "-c", "print(1, flush=True)\nwhile True: pass") as busy:
-        assert busy.stdout is not None
-        busy.stdout.readline()
+@pytest.mark.parametrize(("name", "ours"), [(senses.DAEMON, True), ("game", False)])
+def test_what_computes_is_somebody_at_work_unless_it_is_the_nodes_own_daemon(
+    tmp_path: Path, name: str, ours: bool
+) -> None:
+    program, sensors = tmp_path / name, Sensors("cpu")
+    shutil.copy(shutil.which("sh") or "sh", program)
+    before = sensors._look_at_load()
+    with running(program, "-c", "while :; do :; done") as busy:
         child = psutil.Process(busy.pid)
-        ours, theirs = own._process, child
-        before = [stranger(ours), stranger(theirs)]
-        used = child.cpu_times().user
-        while child.cpu_times().user < used + 0.5:
-            pass
-        after = [stranger(ours), stranger(theirs)]
-    as_own, as_other = (later.own - earlier.own for earlier, later in zip(before, after, strict=True))
-    assert as_own >= as_other >= 0.5
-    assert after[0].busy - before[0].busy >= 0.5
-    assert after[0].others_since(before[0]) <= 1
-    assert after[0]._replace(own=before[0].own).others_since(before[0]) > after[0].others_since(before[0])
+        while child.cpu_times().user < 1:
+            time.sleep(0.05)
+        after = sensors._look_at_load()
+        seen = sensors.look(Limits())
+    assert (after.own - before.own >= 1) == ours
+    assert after.busy - before.busy >= 1
+    taken = after.others_since(before) * (after.capacity - before.capacity)
+    assert taken == pytest.approx(after.busy - before.busy - (after.own - before.own))
+    assert 0 <= seen.free <= sensors.cores
 
 
 def test_a_machine_counts_as_in_use_until_there_was_time_to_look() -> None:
