@@ -20,6 +20,11 @@ INT8_STEPS = 127
 """The largest magnitude of a stored entry; -128 is left out, so that the range is symmetric."""
 
 
+BLOCK_ENTRIES = 1 << 20
+"""Of a matrix that is packed for the first time, at once. Rounding takes two copies in float32: of whole
+matrices they would be most of what loading needs, and leave holes behind in which nothing else fits."""
+
+
 class PackedLinear(nn.Module):
     """y = x W^T + b with W (out, in) in packed form."""
 
@@ -130,7 +135,9 @@ def pack(model: Any, kind: str, dtype: torch.dtype, device: torch.device) -> dic
             weight: Any = old.weight.t() if isinstance(old, Conv1D) else old.weight
             bias: Any = old.bias
             new = KINDS[kind](*weight.shape, bias, dtype, device)
-            new.store(0, weight)
+            step = max(1, BLOCK_ENTRIES // weight.shape[1])
+            for first in range(0, weight.shape[0], step):
+                new.store(first, weight[first : first + step])
             parent, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(parent), attribute, new)
             replaced[old] = new

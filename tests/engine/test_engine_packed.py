@@ -92,6 +92,33 @@ def memory(loaded: LoadedModel) -> int:
     )
 
 
+def test_a_model_is_packed_in_small_blocks_for_rounding_takes_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: list[int] = []
+    store = Int8Linear.store
+
+    def counted(self: Int8Linear, first: int, rows: Tensor) -> None:
+        stored.append(rows.numel())
+        store(self, first, rows)
+
+    def packed() -> Tensor:
+        torch.manual_seed(0)
+        model = Headless(nn.Linear(8, 100, bias=False)).requires_grad_(False)
+        (layer,) = pack(model, "int8", torch.float32, torch.device("cpu")).values()
+        return layer.dense()
+
+    whole = packed()
+    monkeypatch.setattr(Int8Linear, "store", counted)
+    monkeypatch.setattr("sfnode.engine.packed.BLOCK_ENTRIES", 64)
+    assert torch.equal(packed(), whole)
+    assert max(stored) == 64
+    assert sum(stored) == 800
+
+
+class Headless(nn.Sequential):
+    def get_output_embeddings(self) -> None:
+        """It is no language model."""
+
+
 def test_an_int8_model_takes_about_a_quarter_of_the_memory_of_its_matrices() -> None:
     wide = nn.Sequential(nn.Linear(256, 1024), nn.Linear(1024, 256))
     before = sum(p.numel() * 4 for p in wide.parameters())
