@@ -35,15 +35,6 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
-def size(number: float) -> str:
-    """Bytes: `87 B`, `1.2 kB`, `3.4 GB`."""
-    units = iter(("B", "kB", "MB", "GB", "TB"))
-    unit = next(units)
-    while abs(number) >= 999.5 and unit != "TB":
-        number, unit = number / 1000, next(units)
-    return f"{number:.0f} {unit}" if unit == "B" or number >= 99.5 else f"{number:.1f} {unit}"
-
-
 def span(seconds: float | None) -> str:
     """A time that something takes: `0:41`, `12:10`, `3 h 05`, `4 d 7 h`; `?` if nobody knows."""
     if seconds is None or not math.isfinite(seconds):

@@ -14,8 +14,9 @@ from rich.cells import set_cell_size
 from rich.text import Text
 
 from sfnode.dashboard import figures, tables
-from sfnode.dashboard.figures import bar, braille, count, rate, size, smooth, span, spark
+from sfnode.dashboard.figures import bar, braille, count, rate, smooth, span, spark
 from sfnode.dashboard.seen import BAD, GOOD, WARN, Now, base_of, doing, together
+from sfnode.limits import size_text
 from sfnode.runtime.viewed import Curves, Measurement, Origins
 
 CHART_LINES = 5
@@ -198,5 +199,5 @@ def _foot(shown: Shown) -> Text:
     keys += [] if s.role == "relay" else ["e measure"]
     if shown.note:
         return Text("  ".join(keys), "dim").append(f"   {shown.note}", "not dim yellow")
-    words = f"{others} more known   {size(s.bytes_sent)} out, {size(s.bytes_received)} in"
+    words = f"{others} more known   {size_text(s.bytes_sent)} out, {size_text(s.bytes_received)} in"
     return Text(f"{'  '.join(keys)}   {words}", "dim")

@@ -12,8 +12,9 @@ from typing import NamedTuple, TypeVar
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from sfnode.dashboard.figures import count, delay, percent, printable, short, size
+from sfnode.dashboard.figures import count, delay, percent, printable, short
 from sfnode.dashboard.seen import BAD, Now, agreement
+from sfnode.limits import size_text
 from sfnode.runtime.viewed import Origin, Origins, SwarmNode
 
 T = TypeVar("T")
@@ -63,7 +64,12 @@ def peers(now: Now, width: int, room: int) -> list[Text]:
 
     def line(node: SwarmNode) -> Text:
         words = agreement(node, now.known)
-        numbers = [delay(node.latency), size(node.bytes_sent), size(node.bytes_received), count(node.lag)]
+        numbers = [
+            delay(node.latency),
+            size_text(node.bytes_sent),
+            size_text(node.bytes_received),
+            count(node.lag),
+        ]
         row = _row(columns, [short(node.peer), node.role, *numbers, words.text])
         return Text(row, "red" if words.mood == BAD else "")
 

@@ -16,6 +16,7 @@ from sfnode.dashboard import figures, tables
 from sfnode.dashboard.frame import Shown, absent, ascii_only, frame
 from sfnode.dashboard.seen import BAD, GOOD, WARN, Words, agreement, doing, look_at_all, measure, together
 from sfnode.dashboard.top import can_be_kept_up_to_date
+from sfnode.limits import size_text
 from sfnode.runtime.metrics import STATES
 from sfnode.runtime.viewed import Measurement, Origins, SwarmNode
 
@@ -199,10 +200,10 @@ def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (figures.size(999), "999 B"),
-        (figures.size(1234), "1.2 kB"),
-        (figures.size(999_600), "1.0 MB"),
-        (figures.size(5e15), "5000 TB"),
+        (size_text(999), "999 B"),
+        (size_text(1234), "1.2 kB"),
+        (size_text(999_600), "1.0 MB"),
+        (size_text(5e15), "5000 TB"),
         (figures.span(41), "0:41"),
         (figures.span(3 * 3600 + 300), "3 h 05"),
         (figures.span(100 * 3600), "4 d 4 h"),
