@@ -42,7 +42,7 @@ class Seen(NamedTuple):
     resident: int
     """Bytes."""
     free: float
-    """Cores of the machine that nobody else keeps busy."""
+    """Cores that this process may use and that nobody else keeps busy."""
     moved: int = 0
     """Bytes that the network daemon has read and written since the node began."""
     day_bytes: int = 0
@@ -160,7 +160,7 @@ class Spent(NamedTuple):
 class Pace:
     """The rest that the limits on CPU, GPU and power ask for."""
 
-    def __init__(self, limits: Limits, cores: int, spent: Spent, now: float) -> None:
+    def __init__(self, limits: Limits, cores: float, spent: Spent, now: float) -> None:
         rates = (_share(limits.cpu, cores), _share(limits.gpu, 1), limits.watts)
         self._allowances = [Allowance(rate, now) if rate else None for rate in rates]
         self._spent = spent

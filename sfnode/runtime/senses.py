@@ -17,6 +17,7 @@ import psutil
 
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
+from sfnode.runtime.cgroups import allowed_cores
 from sfnode.runtime.governor import Seen
 
 BUSY_SHARE = 0.15
@@ -58,11 +59,10 @@ class Sensors:
         """When somebody was last seen at the machine; until there was time to look, that is now."""
 
     @property
-    def cores(self) -> int:
-        """Those that this process may use."""
-        if hasattr(os, "sched_getaffinity"):
-            return len(os.sched_getaffinity(0))
-        return os.cpu_count() or 1
+    def cores(self) -> float:
+        """Those that this process may use; a part of one, perhaps, in a container."""
+        found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(found, allowed_cores())
 
     def check(self, limits: Limits) -> None:
         """Raises UserError LIMIT_UNAVAILABLE for a limit on something that cannot be measured here."""
@@ -80,7 +80,7 @@ class Sensors:
             programs=running_programs() if limits.not_while else frozenset(),
             celsius=self._celsius() if limits.celsius is not None else 0.0,
             resident=self._process.memory_info().rss if limits.memory is not None else 0,
-            free=(psutil.cpu_count() or 1) * (1 - self._others()),
+            free=min(self.cores, (psutil.cpu_count() or 1) * (1 - self._others())),
             moved=self._daemon.used().moved,
         )
 
