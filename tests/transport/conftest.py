@@ -88,7 +88,9 @@ async def meets(node: Transport, other: Transport) -> bool:
 
 
 async def run_afresh(node: Transport) -> None:
-    """Without handlers of an earlier test, and running if that one has stopped it."""
+    """Without handlers of an earlier test and what peers have wasted there, and running if it was stopped."""
+    if isinstance(node, HivemindTransport):
+        node._board._wasted.clear()
     node.on_link(refuse)
     node.on_request(refuse)
     if not await node.healthy():

@@ -19,7 +19,6 @@ import psutil
 import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2PHandlerError, PeerID
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto.dht_pb2 import FindRequest, NodeInfo, PingRequest, StoreRequest
 from hivemind.utils.timed_storage import get_dht_time
 from transport_helpers import POOL, eventually, read_all
@@ -279,15 +278,13 @@ async def pour(writer, size):
 async def test_streams_that_are_opened_and_cancelled_leave_neither_task_nor_memory(nodes):
     host, stranger = await nodes(2)
     host.on_link(read_all)
-    target, p2p = PeerID.from_base58(host.peer), stranger._session.p2p
     board, most = host._board, 0
     tasks = len(asyncio.all_tasks())
 
     async def open_and_cancel():
         nonlocal most
-        with suppress(P2PDaemonError):  # its connection is ended now and then
-            _, _, writer = await p2p.call_binary_stream_handler(target, LINK_PROTOCOL)
-            writer.close()
+        with suppress(TransportError):  # its connection is ended now and then
+            await open_for_nothing(stranger, host)
         most = max(most, len(board._inbound))
 
     for _ in range(20):
@@ -298,6 +295,12 @@ async def test_streams_that_are_opened_and_cancelled_leave_neither_task_nor_memo
         return not board._inbound and not board._inbound_of and len(asyncio.all_tasks()) <= tasks
 
     await eventually(forgotten)
+
+
+async def open_for_nothing(stranger, host):
+    call = stranger._session.p2p.call_binary_stream_handler(PeerID.from_base58(host.peer), LINK_PROTOCOL)
+    _, _, writer = await stranger._session.calls.within(5, "opening", call)
+    writer.close()
 
 
 async def test_the_daemon_keeps_to_a_few_cores(nodes):
@@ -317,12 +320,13 @@ async def test_who_opens_streams_for_nothing_is_cut_off_and_disturbs_no_other_li
 
     host.on_link(hear)
     link = await guest.connect(host.peer, host.addresses())
-    target, p2p = PeerID.from_base58(host.peer), stranger._session.p2p
-    for _ in range(int(streams.WASTE_BURST) + 1):
-        _, _, writer = await p2p.call_binary_stream_handler(target, LINK_PROTOCOL)
-        writer.close()
+    for _ in range(int(streams.WASTE_BURST)):
+        await open_for_nothing(stranger, host)
+    assert stranger.peer in await host._session.pulse.connected()
 
     async def cut_off():
+        with suppress(TransportError):
+            await open_for_nothing(stranger, host)
         return stranger.peer not in await host._session.pulse.connected()
 
     await eventually(cut_off)
