@@ -27,6 +27,7 @@ SAMPLED = 0.002
 """Seconds between two looks at the resident set where there is no high-water mark."""
 
 _SELF = Path("/proc/self")
+_GROUP = Path("/sys/fs/cgroup")
 _RESET_HIGH_WATER_MARK = "5"
 
 BYTES_PER_PARAMETER = {
@@ -156,9 +157,13 @@ def _line(file: Path, name: str) -> int | None:
 
 def _allowed() -> int | None:
     """Bytes that the control group of a container still allows; None where there is no bound."""
-    group = Path("/sys/fs/cgroup")
     try:
-        most = (group / "memory.max").read_text().strip()
-        return None if most == "max" else max(0, int(most) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):
+        most = (_GROUP / "memory.max").read_text().strip()
+        if most == "max":
+            return None
+        statistics = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        # Files that were read count as used, and make room as soon as somebody wants it.
+        used = int((_GROUP / "memory.current").read_text()) - int(statistics["inactive_file"])
+        return max(0, int(most) - used)
+    except (OSError, ValueError, KeyError):
         return None

@@ -97,7 +97,7 @@ def prepared(wanted: Wanted) -> Iterator[Subject]:
         before = memory.room(device)
         loaded = trainer.load_model(manifest, None, device, dtype)
         if wanted.run is None:
-            numbers = shapes.token_numbers(settings.vocab_size)
+            numbers = shapes.token_numbers(settings.get_text_config(decoder=True).vocab_size)
             loaded = dataclasses.replace(loaded, tokenizer=numbers)
         rows = _rows(wanted, manifest, settings)
         with _settled():
@@ -194,12 +194,13 @@ def _rows(wanted: Wanted, manifest: config.Manifest, settings: Any) -> list[data
 
 
 def _random_rows(tokens: int, settings: Any) -> list[data.Row]:
-    most = getattr(settings, "max_position_embeddings", None)
+    text = settings.get_text_config(decoder=True)
+    most = getattr(text, "max_position_embeddings", None)
     if most is not None and tokens > most:
         raise UserError(
             Code.BAD_OPTION, f"--tokens {tokens}: the model takes {most} at most", "Take fewer tokens."
         )
-    known = min(settings.vocab_size, shapes.WORDS)
+    known = min(text.vocab_size, shapes.WORDS)
     ids = np.random.default_rng(0).integers(FIRST_ORDINARY, known, (SENTENCES, tokens))
     return [{"text": " ".join(map(str, line)), "label": n % 2} for n, line in enumerate(ids.tolist())]
 
@@ -207,7 +208,14 @@ def _random_rows(tokens: int, settings: Any) -> list[data.Row]:
 def _classes(source: str) -> int:
     """How many classes the head of an encoder tells apart; 0 for a model that writes."""
     settings = _settings(source, "")
-    return int(settings.num_labels) if shapes.has_head(settings) else 0
+    classes = int(settings.num_labels) if shapes.has_head(settings) else 0
+    if classes == 1:
+        raise UserError(
+            Code.MODEL_UNSUPPORTED,
+            "the model cannot be trained: its head has one output, a score, and tells no classes apart",
+            "Take a model whose head has two classes or more, or one without a head, which gets a new one.",
+        )
+    return classes
 
 
 def _settings(source: str, revision: str) -> Any:

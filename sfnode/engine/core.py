@@ -63,10 +63,12 @@ class Core:
         view.flags.writeable = False
         return view
 
-    def forget(self, layer: int) -> None:
-        """Set one layer to zero in every epoch."""
-        for core in self._cores.values():
-            core[layer] = 0
+    def forget(self, layer: int, *, but: int | None = None) -> None:
+        """Set one layer to zero in every epoch, or in every one `but` this."""
+        for epoch, core in self._cores.items():
+            if epoch != but:
+                core[layer] = 0
+        self._cores = {epoch: core for epoch, core in self._cores.items() if core.any()}
 
     def digest(self) -> bytes:
         """BLAKE2b-256 over the non-zero cores by ascending epoch.

@@ -80,6 +80,7 @@ def points(batches: Sequence[Encoded]) -> Points:
     doubled = Batch(
         np.tile(np.concatenate([_widened(part.input_ids, width) for part in parts]), (2, 1)),
         np.tile(np.concatenate([_widened(part.attention_mask, width) for part in parts]), (2, 1)),
+        np.tile(np.concatenate([_widened(part.token_type_ids, width) for part in parts]), (2, 1)),
         np.concatenate([sequences, sequences + firsts[-1]]),
         np.tile(np.concatenate([part.columns for part in parts]), 2),
         np.tile(np.concatenate([part.targets for part in parts]), 2),
@@ -102,17 +103,16 @@ def _log_probs(loaded: LoadedModel, directions: Directions, both: Points, epsilo
             found.append(forward.log_probs(loaded, this, _motion(directions, by, this)))
             numbers.append(targets)
     together = torch.cat(found)
-    return together[torch.from_numpy(np.argsort(np.concatenate(numbers))).to(together.device)]
+    order = torch.from_numpy(np.argsort(np.concatenate(numbers)))
+    return together[order.to(together.device, non_blocking=True)]
 
 
 def _passes(loaded: LoadedModel, both: Points, *, in_turns: bool) -> Iterator[NDArray[np.int64]]:
     """The sequences of each pass. `in_turns`: none holds two points, nor two queries."""
-    lengths = both.batch.attention_mask.sum(1)
     points = both.queries * 2 + (both.signs < 0) if in_turns else np.zeros_like(both.queries)
     for point in np.unique(points):
         members = np.flatnonzero(points == point)
-        for group in forward.groups(lengths[members], loaded.widest, loaded.device):
-            yield members[group]
+        yield from forward.passes(loaded, both.batch, members)
 
 
 def _coefficients(
@@ -126,7 +126,9 @@ def _coefficients(
 
 
 def _motion(directions: Directions, by: NDArray[np.float64], this: forward.Pass) -> Motion:
-    sequences = torch.from_numpy(by).to(directions.u[0])  # (R, k), in the directions' dtype and place
+    like = directions.u[0]
+    # What lies in ordinary memory is taken over at once; to wait for the device would be one wait a pass.
+    sequences = torch.from_numpy(by).to(like.device, like.dtype, non_blocking=True)  # (R, k)
     tokens = sequences.repeat_interleave(this.input_ids.shape[1], 0)  # (R * W, k)
     return Motion(directions, tokens, sequences, sequences[this.rows])
 
@@ -139,8 +141,10 @@ class _MoveVectors:
 
     def __init__(self, loaded: LoadedModel, directions: Directions) -> None:
         sites = [(k, site) for k, site in enumerate(loaded.sites) if site.form is Form.VECTOR]
+        own = slice(directions.riding, None)  # nothing rides with a vector
         self._parts = [
-            (getattr(site.module, site.parameter).data, directions.u[k], directions.v[k]) for k, site in sites
+            (getattr(site.module, site.parameter).data, directions.u[k][own], directions.v[k][:, own])
+            for k, site in sites
         ]
         self._kept = [parameter.clone() for parameter, _, _ in self._parts]
 

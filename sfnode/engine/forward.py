@@ -6,6 +6,7 @@ thing there is, are reduced at once. This module knows neither updates nor losse
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,14 @@ INTERPRETING = 1 << 15
 """The same for the interpreter's work on a pass: so many tokens divided by the widest layer's outputs, since
 tokens of wider layers take longer. Together measured at 40 (Llama, 2,048) to 200 tokens (256)."""
 
+LAUNCHING = 4_096
+"""Both for an accelerator: tokens that it could compute while the kernels of a pass are launched, layer by
+layer. Estimated, not measured; with some thousands nearly every batch is one pass."""
+
+PASS_LOGITS = 1 << 29
+"""Targets of a pass times the vocabulary, on any device: 1 GiB in half precision. Where every token is a
+target, logits are by far the largest thing that a pass holds."""
+
 LOGITS_AT_A_TIME = 1 << 24
 """Entries that are in float32 at a time: 64 MiB."""
 
@@ -46,6 +55,8 @@ class Batch(NamedTuple):
     """(S, T)."""
     attention_mask: NDArray[np.int64]
     """(S, T), 0 on padding, which is on the right."""
+    token_type_ids: NDArray[np.int64]
+    """(S, T), the text of a pair that a token belongs to."""
     sequences: NDArray[np.int64]
     """(P,)."""
     columns: NDArray[np.int64]
@@ -61,6 +72,8 @@ class Pass(NamedTuple):
     """(R, W)."""
     attention_mask: Tensor
     """(R, W)."""
+    token_type_ids: Tensor
+    """(R, W)."""
     rows: Tensor
     """(p,), the row of each target."""
     columns: Tensor
@@ -70,14 +83,23 @@ class Pass(NamedTuple):
 
 
 def score(loaded: LoadedModel, encoded: Encoded) -> Scored:
-    """One plain pass over a batch."""
+    """One plain pass over a batch, which is what a step is compared with: it must be small enough for one."""
+    batch = batch_of(encoded)
     with torch.inference_mode():
-        batch = batch_of(encoded)
-        this = take(batch, np.arange(len(batch.input_ids)), np.arange(len(batch.targets)), loaded.device)
-        logits = _logits(loaded, this)  # (P, vocab)
-        chosen = logits.gather(1, this.targets[:, None]).flatten()
-        greedy = chosen >= logits.amax(-1)  # ten times as fast as argmax on a CPU
-        return Scored(_log_probs(logits, this.targets).cpu(), greedy.cpu())
+        return _scored(loaded, batch, np.arange(len(batch.input_ids)), np.arange(len(batch.targets)))
+
+
+def score_in_passes(loaded: LoadedModel, encoded: Encoded) -> Scored:
+    """The same of a batch of any size, in passes that take no more memory than those of training."""
+    batch = batch_of(encoded)
+    found, numbers = [], []
+    with torch.inference_mode():
+        for sequences in passes(loaded, batch, np.arange(len(batch.input_ids))):
+            targets = np.flatnonzero(np.isin(batch.sequences, sequences))
+            found.append(_scored(loaded, batch, sequences, targets))
+            numbers.append(targets)
+        order = torch.from_numpy(np.argsort(np.concatenate(numbers)))
+        return Scored(*(torch.cat(parts)[order] for parts in zip(*found, strict=True)))
 
 
 def log_probs(loaded: LoadedModel, this: Pass, motion: Motion | None) -> Tensor:
@@ -88,8 +110,7 @@ def log_probs(loaded: LoadedModel, this: Pass, motion: Motion | None) -> Tensor:
 
 def batch_of(encoded: Encoded) -> Batch:
     """The parts of an encoded batch that a model sees."""
-    parts = (encoded.input_ids, encoded.attention_mask, encoded.sequences, encoded.columns, encoded.targets)
-    return Batch(*(part.numpy() for part in parts))
+    return Batch(*(getattr(encoded, part).numpy() for part in Batch._fields))
 
 
 def take(
@@ -102,6 +123,7 @@ def take(
     parts = (
         batch.input_ids[sequences, :width],
         batch.attention_mask[sequences, :width],
+        batch.token_type_ids[sequences, :width],
         row_of[batch.sequences[targets]],
         batch.columns[targets],
         batch.targets[targets],
@@ -109,22 +131,36 @@ def take(
     return Pass(*(torch.from_numpy(part).to(device, non_blocking=True) for part in parts))
 
 
-def groups(lengths: NDArray[np.int64], width: int, device: torch.device) -> list[NDArray[np.int64]]:
+def passes(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """These sequences of a batch, by number, cut into passes."""
+    lengths = batch.attention_mask[sequences].sum(1)
+    targets = np.bincount(batch.sequences, minlength=len(batch.input_ids))[sequences]
+    outputs = 0 if loaded.classifies else loaded.model.config.get_text_config(decoder=True).vocab_size
+    for group in groups(lengths, loaded.widest, loaded.device, targets * outputs):
+        yield sequences[group]
+
+
+def groups(
+    lengths: NDArray[np.int64], width: int, device: torch.device, logits: NDArray[np.int64]
+) -> list[NDArray[np.int64]]:
     """Sequences by number, cut into groups of like lengths, the longest first; one group is one pass.
 
-    `width`: the widest layer's outputs. The cuts between lengths make the sum of padded tokens, and of what
-    each pass costs besides, as small as can be; what is too much for one pass is then cut into equal parts,
-    which exceed a pass by less than a sequence.
+    `width`: the widest layer's outputs; `logits`: how many of them each sequence's targets need. The cuts
+    between lengths make the sum of padded tokens, and of what each pass costs besides, as small as can be;
+    what is too much for one pass is then cut into equal parts, which exceed a pass by less than a sequence.
     """
     order = np.argsort(-lengths, kind="stable")
     descending, counts = np.unique(-lengths, return_counts=True)
     starts = np.concatenate([[0], np.cumsum(counts)])  # where each length begins in `order`
-    limit = max(CPU_PASS_ENTRIES // width, LEAST_PASS_TOKENS) if device.type == "cpu" else OTHER_PASS_TOKENS
-    overhead = READING + INTERPRETING / width
+    if device.type == "cpu":
+        limit, overhead = max(CPU_PASS_ENTRIES // width, LEAST_PASS_TOKENS), READING + INTERPRETING / width
+    else:
+        limit, overhead = OTHER_PASS_TOKENS, LAUNCHING
     found = []
     for first, last in _cuts((-descending).tolist(), starts.tolist(), overhead):
         group = order[starts[first] : starts[last]]
-        parts = -(-len(group) * int(-descending[first]) // limit)
+        tokens, entries = len(group) * int(-descending[first]), len(group) * int(logits[group].max())
+        parts = max(-(-tokens // limit), -(-entries // PASS_LOGITS))
         found += np.array_split(group, min(parts, len(group)))
     return found
 
@@ -145,15 +181,30 @@ def _cuts(lengths: list[int], starts: list[int], overhead: float) -> list[tuple[
     return ranges[::-1]
 
 
+def _scored(
+    loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], targets: NDArray[np.int64]
+) -> Scored:
+    """What one pass says of these targets, which lie on these sequences."""
+    this = take(batch, sequences, targets, loaded.device)
+    logits = _logits(loaded, this)  # (p, vocab)
+    chosen = logits.gather(1, this.targets[:, None]).flatten()
+    greedy = chosen >= logits.amax(-1)  # ten times as fast as argmax on a CPU
+    return Scored(_log_probs(logits, this.targets).cpu(), greedy.cpu())
+
+
 def _logits(loaded: LoadedModel, this: Pass) -> Tensor:
     """(p, vocab) for a language model, (p, classes) for a classification head.
 
     A causal model is not told of padding on the right, which no target can see: what transformers does with
-    a mask costs time, and on an accelerator a synchronisation.
+    a mask costs time. (On an accelerator it waits at the start of a pass in either case, to see whether
+    positions or the mask say something unusual.)
     """
     network: Any = loaded.model
     if loaded.classifies:
-        logits: Tensor = network(input_ids=this.input_ids, attention_mask=this.attention_mask).logits
+        given = {"input_ids": this.input_ids, "attention_mask": this.attention_mask}
+        if getattr(network.config, "type_vocab_size", 0) > 1:  # RoBERTa's one type is that of every token
+            given["token_type_ids"] = this.token_type_ids
+        logits: Tensor = network(**given).logits
         return logits[this.rows]  # (R, classes) -> (p, classes)
     loaded.steering.picked = this.rows, this.columns
     try:

@@ -56,6 +56,7 @@ def _ids(loaded: LoadedModel, prompt: str, tokens: int) -> list[int]:
     tokenizer = loaded.tokenizer
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     ids: list[int] = tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids
-    longest = int(getattr(loaded.model.config, "max_position_embeddings", None) or 1 << 30)
+    text = loaded.model.config.get_text_config(decoder=True)
+    longest = int(getattr(text, "max_position_embeddings", None) or 1 << 30)
     room = max(1, longest - tokens - len(start))
     return start + ids[-room:] or [0]

@@ -177,7 +177,7 @@ def write(settings: Any, out: Path) -> None:
     _library_log.disable_progress_bar()
     try:
         _random(settings).save_pretrained(out)
-        token_numbers(settings.vocab_size).save_pretrained(out)
+        token_numbers(settings.get_text_config(decoder=True).vocab_size).save_pretrained(out)
     except OSError as error:
         raise UserError(
             Code.DISK_FULL,

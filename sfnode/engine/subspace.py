@@ -87,6 +87,7 @@ class Subspace:
 
     def move(self, device: torch.device) -> None:
         """Hold everything on another device; bases that were made ahead are made again."""
+        self.device = device
         self._u, self._v = self._u.to(device), self._v.to(device)
         self._layer_of_out, self._layer_of_in = self._layer_of_out.to(device), self._layer_of_in.to(device)
         self._coming.clear()
@@ -111,14 +112,16 @@ class Subspace:
     def matrices(self, epoch: int, layer: int) -> tuple[Tensor, Tensor]:
         """U (out, rank) and V (in, rank) of one target, int8; from the cache if the epoch is there."""
         if epoch not in self._cache:
-            return self.basis.matrices(epoch, layer)
+            u, v = self.basis.matrices(epoch, layer)
+            return u.to(self.device), v.to(self.device)
         columns = self._cache[epoch]
         u, v = torch.split(columns.u, self._out, 1)[layer], torch.split(columns.v, self._in, 1)[layer]
         return u.t(), v.t()
 
     def _made(self, epoch: int) -> Columns:
         pairs = [self.basis.matrices(epoch, layer) for layer in range(len(self.targets))]
-        return Columns(torch.cat([u.t() for u, _ in pairs], 1), torch.cat([v.t() for _, v in pairs], 1))
+        u, v = (torch.cat([side.t() for side in sides], 1) for sides in zip(*pairs, strict=True))
+        return Columns(u.to(self.device), v.to(self.device))
 
     def _spread(self, values: NDArray[Any], sizes: Sequence[int], owners: Tensor) -> Tensor:
         """A value per target, (q, layers), as one per column of all targets side by side, (q, sum of sizes).

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.config import Task
@@ -35,6 +36,9 @@ class Encoded:
     """(S, T) int64."""
     attention_mask: Tensor
     """(S, T) int64, 0 on padding."""
+    token_type_ids: Tensor
+    """(S, T) int64, which text of a pair each token belongs to, for models that tell them apart; 0 on
+    padding, and everywhere where the tokenizer does not say."""
     sequences: Tensor
     """(P,) int64, the sequence whose output predicts each target."""
     columns: Tensor
@@ -188,11 +192,9 @@ def _measured(task: Task, answers: _Answers) -> tuple[str, metrics.Measured]:
 
 def _collate(examples: Sequence[Example], pad: int, contrastive: bool) -> Encoded:
     inputs = [ids for one in examples for ids in one.inputs]
+    types = [ids for one in examples for ids in one.types]
     lengths = np.array([len(ids) for ids in inputs])
     width = int(lengths.max())  # T
-    input_ids = np.full((len(inputs), width), pad, np.int64)
-    for row, ids in zip(input_ids, inputs, strict=True):
-        row[: len(ids)] = ids
     sequence, column, token, candidate = np.concatenate([one.targets for one in examples]).astype(np.int64).T
     counts = [len(one.targets) for one in examples]
     firsts = np.cumsum([0] + [len(one.inputs) for one in examples[:-1]])
@@ -200,8 +202,9 @@ def _collate(examples: Sequence[Example], pad: int, contrastive: bool) -> Encode
     slots = np.repeat(np.arange(len(examples)), counts) * options + candidate
     tokens = np.bincount(slots, minlength=len(examples) * options).astype(np.float32)
     return Encoded(
-        input_ids=torch.from_numpy(input_ids),
+        input_ids=_padded(inputs, width, pad),
         attention_mask=torch.from_numpy((np.arange(width) < lengths[:, None]).astype(np.int64)),
+        token_type_ids=_padded(types, width, 0),
         sequences=torch.from_numpy(np.repeat(firsts, counts) + sequence),
         columns=torch.from_numpy(np.ascontiguousarray(column)),
         targets=torch.from_numpy(np.ascontiguousarray(token)),
@@ -210,3 +213,11 @@ def _collate(examples: Sequence[Example], pad: int, contrastive: bool) -> Encode
         right=torch.tensor([[slot in one.right for slot in range(options)] for one in examples]),
         contrastive=contrastive,
     )
+
+
+def _padded(sequences: Sequence[NDArray[np.signedinteger]], width: int, pad: int) -> Tensor:
+    """(S, width) int64."""
+    found = np.full((len(sequences), width), pad, np.int64)
+    for row, ids in zip(found, sequences, strict=True):
+        row[: len(ids)] = ids
+    return torch.from_numpy(found)

@@ -21,7 +21,7 @@ from sfnode.engine.wording import Conversation, Labelled, Wording, Words
 from sfnode.errors import Code, UserError
 
 CACHED_TOKENS = 4_000_000
-"""How many tokens of seen examples each tokenizer keeps, at 4 to 20 bytes each. SST-2 fits whole."""
+"""How many tokens of seen examples each tokenizer keeps, at 5 to 21 bytes each. SST-2 fits whole."""
 
 I32 = NDArray[np.int32]
 
@@ -31,6 +31,8 @@ class Example(NamedTuple):
 
     inputs: tuple[I32, ...]
     """The sequences that are fed in."""
+    types: tuple[NDArray[np.int8], ...]
+    """For each of them, which text of a pair each token belongs to; 0 where the tokenizer does not say."""
     targets: I32
     """(P, 4): each target's sequence, the column that predicts it, token (or class) and candidate."""
     right: tuple[int, ...]
@@ -78,9 +80,11 @@ def _tokenised(tokenizer: Any, words: Words, max_tokens: int) -> Example:
 
 def _labelled(tokenizer: Any, words: Labelled, max_tokens: int) -> Example:
     """One sequence; each class is a candidate, which the one output of the sequence predicts."""
-    ids = tokenizer(*words.texts, truncation=True, max_length=max_tokens, verbose=False).input_ids
+    found = tokenizer(*words.texts, truncation=True, max_length=max_tokens, verbose=False)
     targets = [(0, 0, number, number) for number in range(words.classes)]
-    return _example([ids], targets, (words.right,))
+    plain = _example([found.input_ids], targets, (words.right,))
+    types = found.get("token_type_ids")  # BERT's tokenizer has them, RoBERTa's has not
+    return plain if types is None else plain._replace(types=(np.array(types, np.int8),))
 
 
 def _conversation(tokenizer: Any, words: Conversation, max_tokens: int) -> Example:
@@ -111,7 +115,9 @@ def _answered(tokenizer: Any, words: Wording, max_tokens: int) -> Example:
 def _example(
     inputs: Sequence[Sequence[int]], targets: Sequence[tuple[int, ...]], right: tuple[int, ...]
 ) -> Example:
-    return Example(tuple(np.array(ids, np.int32) for ids in inputs), np.array(targets, np.int32), right)
+    fed = tuple(np.array(ids, np.int32) for ids in inputs)
+    types = tuple(np.zeros(len(ids), np.int8) for ids in fed)
+    return Example(fed, types, np.array(targets, np.int32), right)
 
 
 def _sequences(tokenizer: Any, words: Wording, max_tokens: int) -> list[tuple[list[int], int]]:

@@ -29,7 +29,7 @@ from sfnode.errors import Code, UserError
 from sfprotocol.seeds import batch_rows
 
 EVALUATION_BATCH = 32
-"""Rows per forward pass of an evaluation: enough to fill the processor, little enough for any memory."""
+"""Rows of an evaluation that are tokenised, and cut into passes, together."""
 
 THREADS = torch.get_num_threads()
 """Before anybody has asked for another number."""
@@ -188,7 +188,7 @@ class Trainer:
             task,
             tokenizer,
             self._tests[wanted],
-            lambda encoded: forward.score(self.loaded, encoded),
+            lambda encoded: forward.score_in_passes(self.loaded, encoded),
             EVALUATION_BATCH,
         )
 

@@ -55,7 +55,7 @@ def test_it_measures_the_built_in_model(sfnode: Run) -> None:
 
 
 def test_memory_is_that_of_the_process_and_says_what_else_would_fit(sfnode: Run) -> None:
-    result = measured(sfnode("bench", "--json", "--batch", 2, *QUICK))
+    result = measured(sfnode("bench", "--json", "--batch", 2, "--dtype", "float32", *QUICK))
     (batch,) = result.batches
     if batch.training_peak_bytes is None or batch.inference_peak_bytes is None:
         pytest.skip("this system does not say how much memory a process uses")
@@ -124,6 +124,31 @@ def test_an_encoder_is_measured_with_its_own_classes(sfnode: Run, config_only: P
     assert result.matrices == 6 + 2  # those of the layer, the pooler's and the head's
 
 
+def test_a_head_with_one_output_is_refused_as_no_task_has_one_class(sfnode: Run, config_only: Path) -> None:
+    """A cross-encoder's, which ranks texts."""
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    fields = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], **sizes}
+    (config_only / "config.json").write_text(json.dumps(fields | {"id2label": {"0": "LABEL_0"}}))
+    ended = sfnode("bench", "--model", config_only, *QUICK)
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith("sfnode: SF022: the model cannot be trained: its head has one output")
+
+
+def test_a_model_that_sees_images_is_refused_by_the_layer_that_no_text_reaches(
+    sfnode: Run, config_only: Path
+) -> None:
+    """What its config.json says of texts is one level further down."""
+    text = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sight = text | {"image_size": 28, "patch_size": 14, "vision_use_head": False}
+    text |= {"num_key_value_heads": 1, "head_dim": 8, "vocab_size": 64, "max_position_embeddings": 64}
+    fields = {"model_type": "gemma3", "text_config": text, "vision_config": sight, "mm_tokens_per_image": 4}
+    (config_only / "config.json").write_text(json.dumps(fields))
+    ended = sfnode("bench", "--model", config_only, *QUICK)
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith("sfnode: SF022: ")
+    assert "vision_tower.encoder.layers.0.self_attn.k_proj is never called as a layer" in ended.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint", "advice"),
     [
@@ -153,7 +178,7 @@ def test_a_config_that_is_none_is_refused(sfnode: Run, config_only: Path) -> Non
 def test_a_model_that_cannot_fit_is_refused_before_it_is_made(sfnode: Run, config_only: Path) -> None:
     fields = json.loads((config_only / "config.json").read_text())
     (config_only / "config.json").write_text(json.dumps(fields | {"vocab_size": 10**12}))
-    ended = sfnode("bench", "--model", config_only, *QUICK)
+    ended = sfnode("bench", "--model", config_only, "--dtype", "float32", *QUICK)
     assert (ended.status, ended.out) == (1, "")
     assert ended.err.startswith(f"sfnode: SF025: {config_only} has 64000.00 billion parameters, 256000.")
     assert "--dtype" in ended.err

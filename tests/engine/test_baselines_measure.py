@@ -6,6 +6,7 @@ import gc
 import itertools
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,3 +82,15 @@ def test_updates_of_others_differ_from_turn_to_turn() -> None:
     first, second = measure.updates(10, 0), measure.updates(10, 1)
     assert not set(first.seeds.tolist()) & set(second.seeds.tolist())
     assert set(first.epochs.tolist()) == {0}
+
+
+@pytest.mark.parametrize(("most", "allowed"), [("1000", 600), ("300", 0), ("max", None)])
+def test_files_that_were_read_leave_room_in_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, allowed: int | None
+) -> None:
+    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    assert memory._allowed() is None
+    (tmp_path / "memory.max").write_text(f"{most}\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 350\nfile 550\nactive_file 50\ninactive_file 500\n")
+    assert memory._allowed() == allowed

@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from engine_helpers import ENCODERS, FAMILIES, ROWS, data_file, manifest, trainer, weights
+from engine_helpers import ENCODERS, FAMILIES, ROWS, data_file, manifest, trainer, updates, weights
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sfnode.engine.estimator import quantise, two_point
 from sfnode.engine.model import matrix
-from sfnode.engine.targets import Selection, view
+from sfnode.engine.subspace import Subspace
+from sfnode.engine.targets import Form, Selection, view
 from sfnode.engine.tasks import Encoded, encode
 from sfnode.engine.trainer import Trainer
 from sfprotocol.seeds import basis_signs, coordinates, update_seeds
@@ -186,3 +187,23 @@ def test_halves_are_rounded_to_even_and_what_is_not_finite_moves_nothing() -> No
     assert [quantise(half, 1.0, 9) for half in (0.5, 1.5, 2.5, -0.5, -1.5)] == [0, 2, 2, 0, -2]
     assert [quantise(bad, 1.0, 9) for bad in (float("nan"), float("inf"), float("-inf"))] == [0, 0, 0]
     assert quantise(1e300, 1e-300, 9) == 9
+
+
+def test_vectors_of_a_packed_model_move_along_their_own_direction_and_follow_the_core() -> None:
+    """What rides along with its matrices is no business of theirs."""
+    run = trainer(manifest("opt", selection=EVERYTHING, learning_rate=1e-3), dtype="int8")
+    space = run.space
+    plain = Subspace(space.basis, space.targets, space.rank, space.device, run.loaded.dtype, rides=False)
+    for seed in SEEDS:
+        (riding,) = two_point(run.loaded, space.directions([seed], 0), batches(run)[:1], 1e-2)
+        (alone,) = two_point(run.loaded, plain.directions([seed], 0), batches(run)[:1], 1e-2)
+        assert riding.alpha == pytest.approx(alone.alpha, rel=1e-3, abs=1e-3)
+    run.live.follow()
+    run.apply(updates(20))
+    run.live.follow()
+    moved = [matrix(site).clone() for site in run.loaded.sites if site.form is Form.VECTOR]
+    run.live.refold()
+    exact = [matrix(site) for site in run.loaded.sites if site.form is Form.VECTOR]
+    assert len(exact) > 2
+    for found, wanted in zip(moved, exact, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)

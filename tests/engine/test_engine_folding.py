@@ -231,3 +231,76 @@ def test_half_precision_holds_the_exact_weight_rounded(dtype: str) -> None:
     run.live.refold()
     for number, weight in enumerate(live(run)):
         assert torch.equal(weight.cpu(), torch.from_numpy(by_integers(run, number)).to(weight.dtype))
+
+
+class Busy:
+    """A clock of its own: each look takes 12 ms, and steps let time pass."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.012
+        return self.now
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_every_target_keeps_up_with_the_epochs_though_refolds_have_a_budget(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, clock, refolded = trainer(manifest("opt"), dtype=dtype), Busy(), set()
+    run.live = LiveWeights(run.loaded, run.space, run.core, run.scale, clock)
+    refold = LiveWeights._refold
+    targets = len(run.loaded.sites)
+
+    def counted(self: LiveWeights, number: int) -> None:
+        refolded.add(number)
+        refold(self, number)
+
+    run.live.follow()
+    monkeypatch.setattr(LiveWeights, "_refold", counted)
+    for step in range(400):
+        clock.now += 0.2
+        run.apply(updates(1, (step // 50,), key=step))
+        run.live.follow()
+        if step % 50 >= targets:
+            assert run.live._since == [step // 50] * targets
+            assert run.live._pending.epochs() in ([], [step // 50])
+    assert refolded == set(range(targets))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_is_far_below_the_rounding_of_a_weight_is_not_lost_when_its_epoch_is_over(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folding, "REFOLD_REST", 10**12)
+    run = trainer(manifest("opt"), dtype=dtype)
+    base = [run.loaded.pristine.read(number).double() for number in range(len(run.loaded.sites))]
+    spacing = (
+        torch.finfo(run.loaded.dtype).eps * torch.cat([weight.flatten() for weight in base]).abs().mean()
+    )
+    clock = Clock(run)
+    clock.cost = 1.0
+    rate = float(spacing) / 4 / 300  # the largest scalar moves a weight by a quarter of it
+    run.live = LiveWeights(
+        run.loaded, run.space, run.core, lambda epoch: 0 * clock.scale(epoch) + rate, clock
+    )
+    everything = range(len(base))
+    for epoch in range(40):
+        run.apply(updates(1, (epoch,), key=epoch))
+        for _ in everything:
+            run.live.follow()
+    run.apply(updates(1, (40,), key=40)._replace(scalars=np.zeros(1, np.int64)))
+    for _ in everything:
+        run.live.follow()
+    along = norm = 0.0
+    for number, (weight, start) in enumerate(zip(live(run), base, strict=True)):
+        wanted = torch.zeros_like(start)
+        for epoch in run.core.epochs():
+            u, v = (side.double() for side in run.space.basis.matrices(epoch, number))
+            wanted -= rate * (
+                u.cpu() @ torch.from_numpy(run.core.of(epoch)[number].copy()).double() @ v.t().cpu()
+            )
+        moved = weight.cpu().double() - start.to(weight.dtype).double()
+        along += float((moved * wanted).sum())
+        norm += float((wanted * wanted).sum())
+    assert along / norm == pytest.approx(1, abs=0.15)

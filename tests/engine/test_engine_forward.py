@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from engine_helpers import ENCODERS, FAMILIES, ROWS, in_float64, manifest, trainer
+from engine_helpers import ENCODERS, FAMILIES, ROWS, data_file, in_float64, manifest, trainer
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from sfnode import config
 from sfnode.engine import forward
 from sfnode.engine.estimator import two_point
+from sfnode.engine.model import LoadedModel
+from sfnode.engine.steering import Motion
 from sfnode.engine.tasks import Encoded, encode
 from sfnode.engine.trainer import Trainer
 
@@ -98,7 +102,7 @@ def test_a_float64_model_says_float64() -> None:
 def cut(lengths: list[int]) -> list[list[int]]:
     """The lengths in each group."""
     array = np.array(lengths)
-    return [array[group].tolist() for group in forward.groups(array, WIDTH, CPU)]
+    return [array[group].tolist() for group in forward.groups(array, WIDTH, CPU, 0 * array)]
 
 
 LIMIT = forward.CPU_PASS_ENTRIES // WIDTH
@@ -112,7 +116,7 @@ lists_of_lengths = st.lists(st.integers(1, 700), min_size=1, max_size=80)
 
 @given(lengths=lists_of_lengths)
 def test_every_sequence_is_in_exactly_one_group_beside_those_of_like_length(lengths: list[int]) -> None:
-    groups = forward.groups(np.array(lengths), WIDTH, CPU)
+    groups = forward.groups(np.array(lengths), WIDTH, CPU, np.zeros(len(lengths), np.int64))
     assert sorted(np.concatenate(groups).tolist()) == list(range(len(lengths)))
     assert [length for group in cut(lengths) for length in group] == sorted(lengths, reverse=True)
     assert all(len(group) for group in groups)
@@ -147,16 +151,105 @@ def test_padding_is_cut_off_where_it_costs_more_than_another_pass(lengths: list[
     assert price(cut(lengths)) == pytest.approx(min(prices))
 
 
-def test_cutting_into_passes_changes_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = trainer(manifest("llama"))
-    directions = run.space.directions([1, 2], 0)
-    whole = two_point(run.loaded, directions, [batch(run)] * 2, 1e-2)
+def test_an_accelerator_takes_lengths_as_different_as_these_in_one_pass() -> None:
+    """Reckoned as on a CPU, it would launch its kernels once for nearly every length."""
+    lengths = np.array([16, 40, 80, 128, 200, 333] * 4)
+    assert len(forward.groups(lengths, WIDTH, CPU, 0 * lengths)) > 4
+    assert len(forward.groups(lengths, WIDTH, torch.device("cuda"), 0 * lengths)) == 1
+
+
+def test_an_accelerator_too_cuts_off_what_is_padding_for_the_most_part() -> None:
+    lengths = np.array([1000] * 2 + [20] * 100)
+    groups = forward.groups(lengths, WIDTH, torch.device("cuda"), 0 * lengths)
+    assert [len(group) for group in groups] == [2, 100]
+
+
+TEXT = config.Task(kind="text", template="{sentence}")
+"""Every token of a row is predicted."""
+
+
+def by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CPU_PASS_ENTRIES", "LEAST_PASS_TOKENS", "OTHER_PASS_TOKENS"):
         monkeypatch.setattr(forward, name, 8)
-    parts = two_point(run.loaded, directions, [batch(run)] * 2, 1e-2)
+
+
+def by_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "PASS_LOGITS", 200)
+
+
+@pytest.mark.parametrize("cut", [by_tokens, by_logits])
+def test_cutting_into_passes_changes_no_estimate(
+    cut: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trainer(manifest("llama"))
+    directions = run.space.directions([1, 2], 0)
+    rows = encode(TEXT, run.loaded.tokenizer, ROWS)
+    whole = two_point(run.loaded, directions, [rows] * 2, 1e-2)
+    passes, log_probs = [], forward.log_probs
+
+    def counted(loaded: LoadedModel, this: forward.Pass, motion: Motion | None) -> torch.Tensor:
+        passes.append(len(this.targets))
+        return log_probs(loaded, this, motion)
+
+    monkeypatch.setattr(forward, "log_probs", counted)
+    cut(monkeypatch)
+    parts = two_point(run.loaded, directions, [rows] * 2, 1e-2)
+    assert len(passes) > 2
     for one, other in zip(whole, parts, strict=True):
         assert one.alpha == pytest.approx(other.alpha, rel=1e-3)
         assert one.loss == pytest.approx(other.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "opt", "bert"])
+def test_an_evaluation_in_passes_scores_as_one_pass_does(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trainer(manifest(family))
+    task = run.manifest.task if run.loaded.classifies else TEXT
+    encoded = encode(task, run.loaded.tokenizer, ROWS)
+    whole = forward.score(run.loaded, encoded)
+    for name in ("CPU_PASS_ENTRIES", "LEAST_PASS_TOKENS", "OTHER_PASS_TOKENS"):
+        monkeypatch.setattr(forward, name, 8)
+    parts = forward.score_in_passes(run.loaded, encoded)
+    torch.testing.assert_close(parts.log_probs, whole.log_probs, rtol=1e-5, atol=1e-5)
+    assert torch.equal(parts.greedy, whole.greedy)
+
+
+def test_no_pass_of_an_evaluation_has_more_logits_than_fit_but_for_one_sequence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that trains comfortably on texts was killed when it evaluated: all logits were there at once."""
+    run = manifest("llama", str(data_file(tmp_path))).model_copy(update={"task": TEXT})
+    node = trainer(run)
+    wanted = node.evaluate()
+    entries = []
+    logits = forward._logits
+
+    def watched(loaded: LoadedModel, this: forward.Pass) -> torch.Tensor:
+        found = logits(loaded, this)
+        entries.append((found.numel(), found.shape[1] * int(this.rows.bincount().max())))
+        return found
+
+    monkeypatch.setattr(forward, "_logits", watched)
+    monkeypatch.setattr(forward, "PASS_LOGITS", 200)
+    found = node.evaluate()
+    assert found.value == pytest.approx(wanted.value, rel=1e-5)
+    assert found.loss == pytest.approx(wanted.loss, rel=1e-5)
+    assert len(entries) > 1
+    assert all(total < 200 + longest for total, longest in entries)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 700), st.integers(0, 700)), min_size=1, max_size=80),
+    place=st.sampled_from(["cpu", "cuda"]),
+)
+def test_a_group_passes_the_limit_of_logits_by_less_than_one_sequence(
+    rows: list[tuple[int, int]], place: str
+) -> None:
+    lengths, targets = np.array(rows).T
+    logits = targets * (forward.PASS_LOGITS // 1000)
+    for group in forward.groups(lengths, WIDTH, torch.device(place), logits):
+        assert logits[group].sum() < forward.PASS_LOGITS + logits[group].max()
 
 
 def taken(encoded: Encoded, sequences: list[int]) -> tuple[Any, NDArray[np.int64]]:

@@ -60,7 +60,9 @@ def test_everything_moves_with_the_model(tmp_path: Path) -> None:
     space.move(torch.device("meta"))
     held = [space._u, space._v, space._layer_of_in, space._layer_of_out]
     held += [side for columns in space._cache.values() for side in columns]
+    held += [*space.matrices(77, 0), *space.columns(78)]  # of epochs that were not in use
     assert {tensor.device.type for tensor in held} == {"meta"}
+    assert space.device.type == "meta"
     assert not space._coming
 
 

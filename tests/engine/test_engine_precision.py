@@ -76,11 +76,14 @@ def test_a_scalar_is_that_of_float64_within_a_few_roundings_of_the_loss(
         assert one.loss == pytest.approx(other.loss, abs=ROUNDINGS * unit)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "share"), [("float32", 1e-4), ("int8", 1e-4), ("float16", 0.02), ("bfloat16", 0.15)]
-)
-def test_rounding_is_a_small_part_of_what_is_measured_at_a_suitable_epsilon(dtype: str, share: float) -> None:
+SHARES = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.15}
+"""Of what is measured, that is rounding, by what layers compute in."""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "float16", "bfloat16"])
+def test_rounding_is_a_small_part_of_what_is_measured_at_a_suitable_epsilon(dtype: str) -> None:
     run = trainer(manifest("opt"), dtype=dtype)
+    share = SHARES[run.loaded.dtype]  # int8 computes in bfloat16 on an accelerator
     found, exact = alphas(measure(run, 1e-2)), alphas(measure(in_float64(run), rounded(1e-2, run)))
     assert np.sqrt(np.mean((found - exact) ** 2)) < share * np.sqrt(np.mean(exact**2))
 

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from engine_helpers import DEVICE, ENCODERS, FAMILIES, TASK, WORDS, manifest, model_folder, trainer
+from engine_helpers import DEVICE, ENCODERS, FAMILIES, ROWS, TASK, WORDS, manifest, model_folder, trainer
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from sfnode import config
-from sfnode.engine import model, probe
+from sfnode.engine import forward, model, probe
+from sfnode.engine.estimator import two_point
 from sfnode.engine.targets import DEFAULT, Selection
+from sfnode.engine.tasks import encode
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 
@@ -141,14 +143,52 @@ def test_of_a_mixture_of_experts_what_all_tokens_go_through_is_trained(
     assert {parts[2] for parts in names if parts[1] == "mlp"} == extra | {f"{name}_gate" for name in extra}
 
 
+def seeing(folder: Path, selection: Selection) -> Trainer:
+    """A run on a model that sees images, too; its configuration has no vocabulary, but that for text has."""
+    torch.manual_seed(7)
+    build: Any = AutoModelForCausalLM
+    shutil.copytree(model_folder("llama"), folder, ignore=shutil.ignore_patterns("model.*", "config.json"))
+    sight = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sight |= {"image_size": 28, "patch_size": 14, "vision_use_head": False}
+    text = _SHAPE | {"head_dim": 4, "query_pre_attn_scalar": 4}
+    settings = AutoConfig.for_model("gemma3", text_config=text, vision_config=sight, mm_tokens_per_image=4)
+    build.from_config(settings).save_pretrained(folder)
+    described = model.describe(str(folder), "", selection)
+    run = config.Manifest(model=described, task=TASK, data=config.Data(), training=config.Training())
+    return Trainer.load(run, training=False, device=DEVICE)
+
+
+def test_what_a_model_sees_with_is_never_called_for_a_text_and_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"vision_tower\.encoder\.layers\.0\.self_attn\.k_proj is never called"
+    ) as caught:
+        seeing(tmp_path / "gemma3", DEFAULT)
+    assert caught.value.code is Code.MODEL_UNSUPPORTED
+
+
+def test_the_part_for_text_of_a_model_that_sees_is_trained_and_measured_and_writes(tmp_path: Path) -> None:
+    run = seeing(tmp_path / "gemma3", Selection((r"model\.language_model\..*_proj",)))
+    assert len(run.loaded.sites) == 2 * 7
+    batch = encode(TASK, run.loaded.tokenizer, ROWS)
+    (found,) = two_point(run.loaded, run.space.directions([1], 0), [batch], 1e-3)
+    losses = batch.losses(forward.score_in_passes(run.loaded, batch).log_probs)
+    assert found.loss == pytest.approx(float(losses.mean()), rel=1e-3)
+    assert isinstance(run.generate("the film was " * 40, 3)[1], str)  # cut to the positions for text
+
+
 def test_a_state_space_model_whose_projection_is_used_without_a_call_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"layers\.0\.mixer\.dt_proj is never called as a layer"):
         loaded("mamba", tmp_path / "mamba")
 
 
-def test_an_encoder_that_plays_a_language_model_is_refused_as_it_sees_its_answers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_an_encoder_that_plays_a_language_model_is_refused_as_it_sees_its_answers(
+    seed: int, tmp_path: Path
+) -> None:
+    """Whichever: one token alone is predicted nearly the same by most of the random ones."""
     folder = Path(shutil.copytree(model_folder("bert"), tmp_path / "bert"))
     network: Any = AutoModelForMaskedLM
+    torch.manual_seed(seed)
     network.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
     described = model.describe(str(folder), "")
     run = manifest("opt").model_copy(update={"model": described})

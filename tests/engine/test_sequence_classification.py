@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from engine_helpers import manifest, trainer
+from families import MARKS
+from families import WORDS as BERT_WORDS
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from sfnode.config import Task
+from sfnode.engine import forward as engine
+from sfnode.engine.estimator import two_point
 from sfnode.engine.tasks import Encoded, Scored, encode, evaluate
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "a", "dull", "fine", "film", "story", "it", "was"]
@@ -72,6 +77,76 @@ def test_every_class_is_predicted_by_the_one_output_of_its_rows_sequence() -> No
     assert encoded.targets.tolist() == [0, 1, 2] * 2
     assert encoded.tokens.tolist() == [[1.0] * 3] * 2
     assert encoded.right.tolist() == [[False, False, True], [True, False, False]]
+
+
+BERT_PAIRS = Task(
+    kind="sequence-classification",
+    template="{text}{separator}{other}",
+    verbalizer={"0": "no", "1": "yes"},
+)
+PAIR_ROWS = [
+    {"text": "the film was bright", "other": "the story was dull .", "label": "0"},
+    {"text": "a film", "other": "bad", "label": "1"},
+]
+
+
+def bert_tokenizer() -> Any:
+    """Of the class that BERT's own is, with the words of the tiny random models."""
+    build: Any = BertTokenizer
+    begin, end = MARKS
+    return build(
+        vocab={word: n for n, word in enumerate([*BERT_WORDS, *MARKS])},
+        unk_token="the",
+        pad_token="<pad>",
+        cls_token=begin,
+        sep_token=end,
+        mask_token="the",
+    )
+
+
+def test_a_tokenizer_like_berts_says_which_text_of_a_pair_a_token_belongs_to() -> None:
+    encoded = encode(BERT_PAIRS, bert_tokenizer(), PAIR_ROWS)
+    assert encoded.token_type_ids.tolist() == [[0] * 6 + [1] * 6, [0] * 4 + [1] * 2 + [0] * 6]
+    assert encoded.attention_mask.sum(1).tolist() == [12, 6]
+
+
+def test_a_tokenizer_that_does_not_say_so_leaves_all_tokens_alike() -> None:
+    silent = _tokenizer()
+    silent.model_input_names = ["input_ids", "attention_mask"]
+    row = {"text": "a film", "other": "it was dull", "label": "bad"}
+    assert not encode(PAIRS, silent, [row]).token_type_ids.any()
+
+
+def test_berts_kind_is_scored_and_trained_as_everybody_else_uses_it() -> None:
+    """The second text in the first one's place is another input, which an export would not be used with."""
+    loaded, tokenizer = trainer(manifest("bert")).loaded, bert_tokenizer()
+    encoded = encode(BERT_PAIRS, tokenizer, PAIR_ROWS)
+    texts = [[row["text"], row["other"]] for row in PAIR_ROWS]
+    with torch.inference_mode():
+        given = tokenizer(texts, padding=True, return_tensors="pt").to(loaded.device)
+        wanted = loaded.model(**given).logits.log_softmax(-1).flatten().cpu()
+    for score in (engine.score, engine.score_in_passes):
+        torch.testing.assert_close(score(loaded, encoded).log_probs, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_both_points_of_a_step_tell_the_texts_of_a_pair_apart() -> None:
+    run, tokenizer = trainer(manifest("bert")), bert_tokenizer()
+    batches = [encode(BERT_PAIRS, tokenizer, [row]) for row in PAIR_ROWS]
+    directions = run.space.directions([1, 2], 0)
+    for found, one in zip(two_point(run.loaded, directions, batches, 1e-4), batches, strict=True):
+        standing = one.losses(engine.score(run.loaded, one).log_probs).mean()
+        assert found.loss == pytest.approx(float(standing), rel=1e-4)
+
+
+def test_a_model_with_one_type_of_tokens_is_told_of_no_other() -> None:
+    """RoBERTa's table of types has one row: a second type would be beyond its end."""
+    loaded, tokenizer = trainer(manifest("roberta")).loaded, bert_tokenizer()
+    encoded = encode(BERT_PAIRS, tokenizer, PAIR_ROWS)
+    assert encoded.token_type_ids.any()
+    loaded.model.config.type_vocab_size = 1
+    embeddings = loaded.model.roberta.embeddings.token_type_embeddings
+    embeddings.weight.data = embeddings.weight.data[:1]
+    assert engine.score(loaded, encoded).log_probs.isfinite().all()
 
 
 LOGITS = torch.tensor([[0.0, 1.0, 2.0], [0.5, 3.0, -1.0]])
