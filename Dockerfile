@@ -29,8 +29,9 @@ RUN if [ -n "$TORCH_VERSION" ]; then echo "torch==$TORCH_VERSION" > constraints/
 COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY sfnode sfnode
+# nvml: one file, with which a node on a GPU keeps the limits watts and celsius
 RUN /opt/sfnode/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check \
-    -c constraints/torch.txt -c constraints/others.txt .
+    -c constraints/torch.txt -c constraints/others.txt '.[nvml]'
 COPY deploy/slim.sh deploy/slim.sh
 RUN sh deploy/slim.sh /opt/sfnode
 # Shows that nothing is missing, and compiles those modules that a node loads; all of them take 150 MB more

@@ -99,9 +99,14 @@ Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 Rate = Annotated[int, BeforeValidator(_size), Field(ge=LEAST_RATE)]
 
 
-def _told(value: Any) -> str:
+_SIZES = ("memory", "upload_rate", "download_rate")
+
+
+def _told(name: str, value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(value)
+    if name in _SIZES:
+        return size_text(value)
     return "yes" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -136,7 +141,7 @@ class Limits(BaseModel):
 
     def told(self) -> dict[str, str]:
         """Those in force, for people."""
-        return {name: _told(value) for name, value in self.in_force().items()}
+        return {name: _told(name, value) for name, value in self.in_force().items()}
 
     def changed(self, changes: Mapping[str, Any]) -> Limits:
         """These limits with some replaced; None takes one away. Raises pydantic's ValidationError."""

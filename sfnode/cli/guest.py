@@ -93,8 +93,9 @@ def parse_duration(_context: Any, _parameter: Any, value: str | None) -> float |
 def pause(duration: float | None, data_dir: Path) -> None:
     """Have the node compute nothing for so long (2h, 90m, 1h30m), or until `sfnode resume`.
 
-    The pass that is running is completed; a GPU's memory is free within two seconds after it. The node goes
-    on passing on what others make, and serving it. A node that is started anew does not pause any more.
+    The pass that is running is completed, and so is an evaluation; a GPU's memory is free within two seconds
+    after that. The node goes on passing on what others make, and serving it. A node that is started anew
+    does not pause any more.
     """
     answer = asyncio.run(_client(data_dir).pause(duration))
     click.echo(f"paused: {'; '.join(answer.pauses)}")
@@ -113,7 +114,8 @@ def resume(data_dir: Path) -> None:
 def finish(data_dir: Path) -> None:
     """Have the node complete what is running, hand it over to its neighbours, and leave; wait for that.
 
-    It takes as long as a step. Interrupting this command does not call it off.
+    It takes as long as a step, and some seconds more if there is no neighbour; half a minute at most if what
+    neighbours there are do not take it. Interrupting this command does not call it off.
     """
     asyncio.run(_client(data_dir).finish())
     _wait_until_gone(data_dir, None)

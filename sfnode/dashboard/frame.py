@@ -34,6 +34,11 @@ SMOOTH = 4
 TALKING_LINES = 2
 """For the sentence that says what the node is doing."""
 
+LIMITS = "limits  "
+
+LIMIT_LINES = 2
+"""For the limits in force, some of which have long names."""
+
 STYLES = {GOOD: "green", WARN: "yellow", BAD: "red", "": ""}
 
 
@@ -50,7 +55,7 @@ class Shown(NamedTuple):
 
 def frame(shown: Shown, width: int, height: int) -> list[Text]:
     """The lines of one frame, at most `height` of at most `width` columns."""
-    talk, limits = _doing(shown.now, width), _limits(shown.now)
+    talk, limits = _doing(shown.now, width), _limits(shown.now, width)
     room = height - FIXED_LINES - len(talk) - len(limits)
     lines = [_title(shown.now, width), *talk, *_bars(shown.now, width), Text()]
     lines += _charts(shown, width, max(2, min(room - LEAST_ROWS, max(CHART_LINES, room // 2))))
@@ -180,10 +185,13 @@ def _state(now: Now) -> Text:
     return line.append(f"  fetching {count(now.status.lacking)}" if now.status.lacking else "", "yellow")
 
 
-def _limits(now: Now) -> list[Text]:
+def _limits(now: Now, width: int) -> list[Text]:
     """Those in force."""
     told = ", ".join(f"{name} {value}" for name, value in now.status.limits.told().items())
-    return [Text().append("limits  ", "bold").append(told)] if told else []
+    room = max(1, width - len(LIMITS))
+    lines = wrap(told, room, max_lines=LIMIT_LINES, placeholder="…", break_on_hyphens=False)
+    heads = (LIMITS, *(" " * len(LIMITS) for _ in lines))
+    return [Text().append(head, "bold").append(line) for head, line in zip(heads, lines, strict=False)]
 
 
 def _table(shown: Shown, width: int, room: int) -> list[Text]:

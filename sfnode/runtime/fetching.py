@@ -13,12 +13,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from sfnode.engine.listing import missing, require_safe, write_piece
 from sfnode.errors import Code, UserError
 from sfnode.limits import size_text
 from sfnode.observe import log
+from sfnode.runtime.throttle import Lane
 from sfnode.store.faults import disk_faults
 from sfnode.transport.base import TransportError, peer_of
 from sfprotocol import codec
@@ -56,13 +57,6 @@ SPARE_BYTES = 64 << 20
 
 Ask = Callable[[str, bytes], Awaitable[bytes]]
 """`Transport.request`."""
-
-
-class Lane(Protocol):
-    """What the node may still receive: `ready` waits until more may come, `count` says what came."""
-
-    async def ready(self) -> None: ...
-    def count(self, size: int) -> None: ...
 
 
 class Progress(NamedTuple):
@@ -118,7 +112,8 @@ class Fetch:
         lane: Lane,
         clock: Callable[[], float],
     ) -> None:
-        """`wanted` is the listing's hash; `peers()` are full addresses of those who may have the model."""
+        """`wanted` is the listing's hash; `peers()` are full addresses of those who may have the model;
+        `lane` is what this node may receive."""
         self._wanted = wanted
         self._folder = folder
         self._ask = ask
@@ -363,14 +358,9 @@ class Fetch:
 
     async def _question(self, source: _Source, number: int, offset: int, most: int) -> PartReply:
         way = source.ways[0]
-        length = min(most - offset, RELAYED_BYTES if "/p2p-circuit" in way else codec.MAX_PART_BYTES)
-        question = codec.encode(PartRequest(self._wanted, number, offset, length))
-        await self._turn()
-        try:
-            frame = await self._ask(way, question)
-        except UserError as error:  # what somebody wrote into the roster is not an address
-            raise TransportError(error.what) from None
-        self._lane.count(len(frame))
+        most_at_once = RELAYED_BYTES if "/p2p-circuit" in way else codec.MAX_PART_BYTES
+        length = int(min(most - offset, most_at_once, self._lane.most))
+        frame = await self._asked_for(length, way, PartRequest(self._wanted, number, offset, length))
         reply = codec.decode(frame)
         if not isinstance(reply, PartReply):
             raise RemoteProtocolError("B3", "the answer is not one")
@@ -378,11 +368,24 @@ class Fetch:
             raise RemoteProtocolError("B3", f"part {number} came in another length than asked for")
         return reply
 
+    async def _asked_for(self, length: int, way: str, question: PartRequest) -> bytes:
+        """The answer to a question for so many bytes, once this node may receive more."""
+        await self._turn()
+        self._lane.expect(length)
+        frame = b""
+        try:
+            frame = await self._ask(way, codec.encode(question))
+        except UserError as error:  # what somebody wrote into the roster is not an address
+            raise TransportError(error.what) from None
+        finally:
+            self._lane.count(len(frame), length)
+        return frame
+
     async def _turn(self) -> None:
         """Until this node may receive more."""
         self._held += 1
         try:
-            await self._lane.ready()
+            await self._lane.spare()
         finally:
             self._held -= 1
 

@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     mains: bool
     """On mains power."""
     programs: frozenset[str]
-    """Names of running programs, in lower case."""
+    """Names of running programs, as `program` has them."""
     celsius: float
     resident: int
     """Bytes."""
@@ -78,8 +78,13 @@ def _mains(limits: Limits, seen: Seen, _: bool) -> str:
     return "battery" if limits.mains and not seen.mains else ""
 
 
+def program(name: str) -> str:
+    """What a program is compared by, however it is written, and on whatever system."""
+    return name.lower().removesuffix(".exe")
+
+
 def _programs(limits: Limits, seen: Seen, _: bool) -> str:
-    running = [name for name in limits.not_while if name.lower() in seen.programs]
+    running = [name for name in limits.not_while if program(name) in seen.programs]
     return f"program: {running[0]} is running" if running else ""
 
 
@@ -141,10 +146,10 @@ class Allowance:
         self._left = min(self._most, self._left + self._rate * (now - self._at) - amount)
         self._at = now
 
-    def rest(self, now: float) -> float:
-        """Seconds until the debt is paid."""
+    def rest(self, now: float, saved: float = 0.0) -> float:
+        """Seconds until the debt is paid, and this part of what can be saved up has been."""
         self.spend(0, now)
-        return max(0.0, -self._left / self._rate)
+        return max(0.0, (saved * self._most - self._left) / self._rate)
 
 
 class Spent(NamedTuple):

@@ -215,8 +215,10 @@ class Guest:
 
     async def _look(self) -> None:
         async with self._looking:
-            loop = asyncio.get_running_loop()
-            self._seen = await loop.run_in_executor(None, self._machine.look, self.limits)
+            loop, aside = asyncio.get_running_loop(), self._parked
+            seen = await loop.run_in_executor(None, self._machine.look, self.limits)
+            # A GPU's model that was put aside is in this process, and would keep itself from coming back
+            self._seen = seen._replace(resident=0) if aside or self._parked else seen
         spare = spare_cores(self._seen.free, self._spare)
         if spare != self._spare:
             self._spare = spare
@@ -286,7 +288,8 @@ class Guest:
             return
         self._training.held = True
         self._training.take_back(self._worker.withdraw())
-        if self.paused and not self._parked:
+        # A process that is too large would only grow by it
+        if any(reason.limit != "memory" for reason in self.reasons) and not self._parked:
             self._parked = True
             self._tell(lambda engine: engine.park())
 

@@ -88,6 +88,11 @@ class Neighbours:
         return selection.missing(self.standings()) > 0
 
     @property
+    def alone(self) -> bool:
+        """Whether there is no link, and none is being opened."""
+        return not (self._links or self._dialling)
+
+    @property
     def away(self) -> bool:
         """Whether there are to be no links."""
         return self._leaving

@@ -126,10 +126,12 @@ class RunningNode:
             data_dir,
             transport,
             peers=lambda: self.book.sample(MODEL_SOURCES),
-            lanes=self.driver.throttle,
+            throttle=self.driver.throttle,
             clock=self.clock,
         )
-        self._departure = Departure(self.machine, done=self._done, clock=self.clock)
+        self._departure = Departure(
+            self.machine, done=self._done, alone=lambda: self.neighbours.alone, clock=self.clock
+        )
         transport.on_request(self._answer)
         self._load_engine = load_engine
         self._progress = 0, self.started_at

@@ -12,13 +12,14 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from uuid import UUID
 
 import psutil
 
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.runtime.cgroups import allowed_cores
-from sfnode.runtime.governor import Seen
+from sfnode.runtime.governor import Seen, program
 
 BUSY_SHARE = 0.15
 """Of all cores: when other programs take more, somebody is at work. A desktop that is left alone takes a few
@@ -143,20 +144,35 @@ class _Nvidia:
         return float(millijoules) / 1000
 
     def _open(self, device: str) -> Any:
-        """CUDA counts the GPUs that CUDA_VISIBLE_DEVICES lists, by number or by name."""
+        """CUDA counts the GPUs that CUDA_VISIBLE_DEVICES lists, by number or by name; and by number it counts
+        the fastest first, NVML as they are plugged in. So a number only serves where CUDA tells no name, or
+        one that NVML does not know."""
         self._library.nvmlInit()
         number = int(device.partition(":")[2] or 0)
         listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         name = listed.split(",")[number].strip() if listed else str(number)
-        if name.isdecimal():
-            return self._library.nvmlDeviceGetHandleByIndex(int(name))
-        return self._library.nvmlDeviceGetHandleByUUID(name)
+        if not name.isdecimal():
+            return self._library.nvmlDeviceGetHandleByUUID(name)
+        with suppress(self._library.NVMLError, LookupError):
+            return self._library.nvmlDeviceGetHandleByUUID(_cuda_name(number))
+        return self._library.nvmlDeviceGetHandleByIndex(int(name))
 
     def _asked(self, question: Any) -> Any:
         try:
             return question()
         except (self._library.NVMLError, LookupError, ValueError) as error:
             raise _unavailable(self._limit, f"NVML says: {error}", "Take the limit away.") from error
+
+
+def _cuda_name(number: int) -> str:
+    """What NVML calls the GPU that CUDA counts as this one. Raises LookupError if CUDA does not tell."""
+    import torch
+
+    try:
+        uuid = torch.cuda.get_device_properties(number).uuid
+    except (AttributeError, AssertionError, RuntimeError) as error:  # an old torch, no CUDA, or no such GPU
+        raise LookupError(str(error)) from error
+    return f"GPU-{UUID(bytes=uuid) if isinstance(uuid, bytes) else uuid}"
 
 
 class _Used(NamedTuple):
@@ -182,14 +198,19 @@ class _Daemon:
         self._parent = parent
         self._process: psutil.Process | None = None
         self._now = self._before = _Used()
+        self._begun = 0
+        """Bytes that this one had read and written when it was first seen: its files, and what it told
+        this process."""
 
     def used(self) -> _Used:
         """Bytes to and from the network and this process: what the daemon asks of other peers is seen nowhere
         else."""
         try:
             if self._process is None:
-                self._process = next(child for child in self._parent.children() if child.name() == DAEMON)
-            self._now = _used_by(self._process)
+                found = next(child for child in self._parent.children() if child.name() == DAEMON)
+                self._begun, self._process = _used_by(found).moved, found
+            used = _used_by(self._process)
+            self._now = used._replace(moved=used.moved - self._begun)
         except (psutil.Error, StopIteration):
             self._process = None
             self._before, self._now = self._total(), _Used()
@@ -213,11 +234,11 @@ def processor_celsius() -> float:
 
 
 def running_programs() -> frozenset[str]:
-    """What runs on this machine: names of processes and of their files, in lower case, without `.exe`."""
+    """What runs on this machine: names of processes and of their files, as `program` has them."""
     names: set[str] = set()
     for process in psutil.process_iter(["name", "exe"]):
         found = (process.info["name"], Path(process.info["exe"] or "").name)
-        names.update(name.lower().removesuffix(".exe") for name in found if name)
+        names.update(program(name) for name in found if name)
     return frozenset(names)
 
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from sfnode.config import Manifest, NodeSettings
 from sfnode.engine import folder as model_folder
 from sfnode.engine.listing import list_model, read_piece
 from sfnode.errors import Code, UserError
 from sfnode.observe import log
-from sfnode.runtime.fetching import Fetch, Lane, Progress
+from sfnode.runtime.fetching import Fetch, Progress
+from sfnode.runtime.throttle import Throttle
 from sfnode.store.datadir import Layout
 from sfnode.store.faults import disk_faults, sync_file, sync_folder
 from sfnode.transport.base import Transport
@@ -38,15 +38,6 @@ ANSWER_PATIENCE = 3.0
 NOT_HERE, NOT_NOW = PartReply(0, b""), PartReply(1, b"")
 
 
-class Lanes(Protocol):
-    """What the node may send and receive (`runtime.throttle`)."""
-
-    @property
-    def upload(self) -> Lane: ...
-    @property
-    def download(self) -> Lane: ...
-
-
 class Sharing:
     """The base model's files, for the engine of this node and for others."""
 
@@ -58,7 +49,7 @@ class Sharing:
         transport: Transport,
         *,
         peers: Callable[[], Sequence[str]],
-        lanes: Lanes,
+        throttle: Throttle,
         clock: Callable[[], float],
     ) -> None:
         """`peers()` are full addresses of those who may have the model."""
@@ -68,7 +59,7 @@ class Sharing:
         self._layout = layout
         self._transport = transport
         self._peers = peers
-        self._lanes = lanes
+        self._throttle = throttle
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._folder: Path | None = None
@@ -143,7 +134,7 @@ class Sharing:
             partial,
             ask=self._transport.request,
             peers=self._peers,
-            lane=self._lanes.download,
+            lane=self._throttle.download,
             clock=self._clock,
         )
         encoded = await self._fetch.run(self._kept_listing() or None)
@@ -192,7 +183,6 @@ class Sharing:
         if not await self._may_send(length):  # what is asked for in vain costs the others nothing
             return NOT_NOW
         data = await asyncio.to_thread(self._read, self._folder, question)
-        self._lanes.upload.count(len(data))
         return PartReply(size, data) if data else NOT_HERE
 
     def _read(self, folder: Path, question: PartRequest) -> bytes:
@@ -206,13 +196,20 @@ class Sharing:
             return b""
 
     async def _may_send(self, length: int) -> bool:
-        """Whether the budget and the limits of this node have room for an answer within a moment."""
+        """Whether the budget and the limits of this node have room for an answer within a moment; then it is
+        counted, before anybody else looks."""
+        upload = self._throttle.upload
+        if length > upload.most:
+            return False
         try:
             async with asyncio.timeout(ANSWER_PATIENCE):
-                await self._lanes.upload.ready()
+                await upload.spare()
         except TimeoutError:
             return False
-        return self._bucket.take(length, self._clock(), rate=SHARE_RATE, burst=SHARE_BURST)
+        if not self._bucket.take(length, self._clock(), rate=SHARE_RATE, burst=SHARE_BURST):
+            return False
+        upload.count(length)
+        return True
 
     async def _is_listed(self) -> bool:
         """Whether the listing is there, which takes as long as reading all of the model."""

@@ -77,5 +77,5 @@ def test_limits_are_shown_one_a_line() -> None:
         ["cpu", "50"],
         ["mains", "yes"],
         ["not_while", "a, b"],
-        ["upload_rate", "500000"],
+        ["upload_rate", "500 kB"],
     ]

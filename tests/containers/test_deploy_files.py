@@ -68,6 +68,10 @@ def test_the_build_arguments_of_compose_are_those_of_the_dockerfile_with_the_sam
     assert defaults == {name: declared[name] for name in given}
 
 
+def test_the_image_has_what_every_limit_needs() -> None:
+    assert re.search(r"pip install [^&]*'\.\[nvml\]'", DOCKERFILE.replace("\\\n", " "))
+
+
 def test_prometheus_asks_the_services_that_run_nodes_at_the_port_that_they_serve() -> None:
     (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
     (discovery,) = job["dns_sd_configs"]

@@ -31,6 +31,7 @@ NOTHING = Seen(
         ({"mains": True}, {"mains": True}, ""),
         ({"not_while": "Steam,blender"}, {"programs": frozenset({"steam"})}, "program: Steam is running"),
         ({"not_while": "Steam,blender"}, {"programs": frozenset({"steamer"})}, ""),
+        ({"not_while": "Game.EXE"}, {"programs": frozenset({"game"})}, "program: Game.EXE is running"),
         ({"celsius": 80}, {"celsius": 80.5}, "temperature: 80 °C, limit 80"),
         ({"celsius": 80}, {"celsius": 79}, ""),
         ({"memory": "1G"}, {"resident": 1_000_000_001}, "memory: 1000 MB, limit 1000"),

@@ -15,8 +15,8 @@ from runtime_helpers import Node, SmallEngine, Swarm, eventually
 
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
-from sfnode.runtime import guest
-from sfnode.runtime.governor import CREDIT
+from sfnode.runtime import guest, leaving
+from sfnode.runtime.governor import CREDIT, Seen
 from sfnode.runtime.guest import until_text
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
 
@@ -169,6 +169,17 @@ async def test_a_paused_node_can_finish(swarm: Swarm) -> None:
     await b.ended()
 
 
+async def test_a_node_without_a_neighbour_finishes_without_waiting_for_one(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "LEAVE_GRACE", 1000.0)
+    monkeypatch.setattr(leaving, "SETTLE_TIME", 0.2)
+    a = await swarm.first()
+    await a.until(lambda: made(a) > 5)
+    await a.client.finish()
+    await a.ended()
+
+
 # -- limits ----------------------------------------------------------------------------------------------
 
 
@@ -251,6 +262,31 @@ async def test_a_process_beyond_its_memory_pauses(swarm: Swarm) -> None:
     assert a.node.status().pauses[0].startswith("memory: ")
     await a.client.limit({"memory": "900G"})
     await a.until(lambda: made(a) > 5)
+
+
+async def test_a_model_that_was_put_aside_for_a_pause_does_not_count_as_memory(swarm: Swarm) -> None:
+    """It came from a GPU, and goes back there."""
+    a = await swarm.first(limits=Limits(memory="4G"))
+    await a.until(lambda: made(a) > 5)
+    look, size = a.node.guest._machine.look, [2_000_000_000]
+
+    def grown(limits: Limits) -> Seen:
+        return look(limits)._replace(resident=size[-1] + 6_000_000_000 * a.engine.aside)
+
+    a.node.guest._machine.look = grown
+    await a.client.pause()
+    own = await steady(a)
+    await eventually(lambda: a.engine.aside)
+    await a.node.guest._look()
+    assert a.node.status().pauses == ["asked for"]
+    await a.client.resume()
+    await a.until(lambda: made(a) > own)
+    size.append(5_000_000_000)
+    await a.until(lambda: a.node.status().pauses == ["memory: 5000 MB, limit 4000"])
+    own = await steady(a)
+    assert not a.engine.aside
+    size.append(2_000_000_000)
+    await a.until(lambda: made(a) > own)
 
 
 async def test_a_limit_on_sending_holds_over_all_links_and_everything_arrives_in_the_end(

@@ -20,9 +20,12 @@ class Door:
     def __init__(self, known: int) -> None:
         self.now = 50.0
         self.done = True
+        self.alone = False
         self.machine = machine(manifest(update_budget=100), ())
         self.learn(known)
-        self.departure = Departure(self.machine, done=lambda: self.done, clock=lambda: self.now)
+        self.departure = Departure(
+            self.machine, done=lambda: self.done, alone=lambda: self.alone, clock=lambda: self.now
+        )
 
     def learn(self, updates: int) -> None:
         frontier = self.machine.frontier
@@ -58,7 +61,7 @@ def test_from_a_complete_run_one_leaves_when_nothing_has_come_for_a_while_and_al
 
 def test_with_its_steps_made_one_leaves_when_they_are_handed_over() -> None:
     door = Door(known=10)
-    assert not door.due_after(5)  # nobody is there to take them
+    assert not door.due_after(5)  # nobody is there to take them, but somebody is being dialled
     link = door.link(greeted=True)
     assert not door.due_after(0)
     link.synced, link.writable = True, False
@@ -67,6 +70,19 @@ def test_with_its_steps_made_one_leaves_when_they_are_handed_over() -> None:
     assert not door.due_after(0)
     link.dirty.clear()
     assert door.due_after(0)
+
+
+def test_one_who_is_alone_leaves_when_nobody_has_come_for_a_moment() -> None:
+    door = Door(known=10)
+    door.alone, door.done = True, False
+    assert not door.due_after(60)
+    door.done = True
+    assert not door.due_after(leaving.SETTLE_TIME)
+    door.alone = False
+    assert not door.due_after(1)
+    door.alone = True
+    assert not door.due_after(leaving.SETTLE_TIME)
+    assert door.due_after(1)
 
 
 def test_nobody_waits_for_ever() -> None:

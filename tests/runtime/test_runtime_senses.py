@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from uuid import UUID
 
 import psutil
 import pytest
@@ -81,13 +84,15 @@ def test_only_what_a_limit_asks_for_is_looked_at() -> None:
 
 @pytest.mark.skipif(not hasattr(psutil.Process, "io_counters"), reason="this system does not tell")
 def test_what_the_network_daemon_moves_is_counted_over_its_deaths(tmp_path: Path) -> None:
-    daemon, sensors = tmp_path / senses.DAEMON, Sensors("cpu")
+    daemon, sensors, seen = tmp_path / senses.DAEMON, Sensors("cpu"), 0
     shutil.copy(shutil.which("cat") or "cat", daemon)
-    assert sensors.look(Limits()).moved == 0
+    assert sensors.look(Limits()).moved == seen == 0
     for deaths in (1, 2):
         with running(daemon, "/dev/zero") as process:
             assert process.stdout is not None
             process.stdout.read(1_000_000)
+            assert sensors.look(Limits()).moved - seen < 1_000_000  # what it takes to start is not traffic
+            process.stdout.read(2_000_000)
             seen = sensors.look(Limits()).moved
         assert seen >= deaths * 2_000_000  # read from there, written to here
         assert sensors.look(Limits()).moved == seen
@@ -115,6 +120,55 @@ def test_a_limit_on_what_no_sensor_measures_is_refused(device: str) -> None:
     with pytest.raises(UserError, match="the limit watts cannot be kept") as refusal:
         Sensors(device).check(Limits(watts=100))
     assert refusal.value.code is Code.LIMIT_UNAVAILABLE
+
+
+class Nvml(ModuleType):
+    """NVML of a machine with two GPUs, of which the one plugged in second is hotter."""
+
+    NVML_TEMPERATURE_GPU = 0
+    UUIDS = "11111111-0000-0000-0000-000000000000", "22222222-0000-0000-0000-000000000000"
+
+    class NVMLError(Exception):
+        """What NVML raises."""
+
+    def nvmlInit(self) -> None:  # noqa: N802 (NVML's names)
+        """It is ready."""
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> int:  # noqa: N802
+        if name.removeprefix("GPU-") not in self.UUIDS:
+            raise self.NVMLError("not found")
+        return self.UUIDS.index(name.removeprefix("GPU-"))
+
+    def nvmlDeviceGetTemperature(self, handle: int, kind: int) -> int:  # noqa: N802
+        return (40, 80)[handle]
+
+
+@pytest.mark.parametrize(
+    ("listed", "told", "celsius"),
+    [
+        ("", UUID(Nvml.UUIDS[1]), 80),
+        ("", UUID(Nvml.UUIDS[1]).bytes, 80),
+        ("", Nvml.UUIDS[1], 80),
+        ("", "another name", 40),
+        ("", None, 40),
+        ("1", None, 80),
+        ("0", UUID(Nvml.UUIDS[1]), 80),
+        (f"GPU-{Nvml.UUIDS[0]}", UUID(Nvml.UUIDS[1]), 40),
+    ],
+)
+def test_the_gpu_is_the_one_that_cuda_means_which_counts_them_in_another_order(
+    monkeypatch: pytest.MonkeyPatch, listed: str, told: object, celsius: float
+) -> None:
+    def properties(_: int) -> SimpleNamespace:
+        return SimpleNamespace(uuid=told) if told else SimpleNamespace()
+
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml("pynvml"))
+    monkeypatch.setattr("torch.cuda.get_device_properties", properties)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert Sensors("cuda").look(Limits(celsius=90)).celsius == celsius
 
 
 @pytest.mark.skipif(os.environ.get("SFNODE_DEVICE", "cpu") == "cpu", reason="needs a GPU: --device cuda")

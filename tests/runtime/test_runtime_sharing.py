@@ -16,6 +16,8 @@ from sfnode.config import Manifest
 from sfnode.engine import folder, listing
 from sfnode.errors import Code, UserError
 from sfnode.runtime import fetching, sharing
+from sfnode.runtime.throttle import LONGEST_HOLD, Throttle
+from sfnode.transport.base import TransportError
 from sfnode.transport.memory import MemoryTransport
 from sfprotocol import codec
 from sfprotocol.listing import PIECE, ListedFile, decode, encode, hash_listing
@@ -385,25 +387,82 @@ async def test_the_model_is_sent_and_received_within_the_nodes_limits(swarm_of: 
     assert a.node.driver.throttle.upload.total >= total
 
 
+async def test_many_questions_at_once_get_no_more_than_the_limit_on_sending(
+    swarm_of: SwarmOf, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the links, which wait until it is made up for, say nothing for so long that they are dropped."""
+    monkeypatch.setattr(sharing, "ANSWER_PATIENCE", 0.5)
+    swarm = swarm_of(run_of(model))
+    resting(swarm, "a")
+    a = await swarm.first(model=model)
+    await a.until(lambda: a.node.engine_loaded)
+    large = codec.MAX_PART_BYTES
+    question = PartRequest(bytes.fromhex(listing.hash_of(model)), whole_piece(model), 0, large)
+
+    async def given(rate: int) -> int:
+        a.node.driver.throttle.upload.limit(rate)
+        replies = await asyncio.gather(*(a.node.sharing.answer(question) for _ in range(32)))
+        return sum(len(reply.data) for reply in replies)
+
+    assert await given(50_000) == large
+    assert await given(1000) == 0  # one alone would hold up the links for minutes
+
+
 # -- one fetch ---------------------------------------------------------------------------------------
 
 
-class Free:
-    """Nothing limits it."""
+class Asked:
+    """Whom a fetch asks: it notes how many bytes, and fails after a moment."""
 
-    async def ready(self) -> None:
-        """At once."""
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
 
-    def count(self, size: int) -> None:
-        """It does not matter."""
+    async def __call__(self, address: str, frame: bytes) -> bytes:
+        question = codec.decode(frame)
+        assert isinstance(question, PartRequest)
+        self.lengths.append(question.length)
+        await asyncio.sleep(0.3)
+        raise TransportError("it is gone")
 
 
-def fetch(encoded: bytes, into: Path) -> fetching.Fetch:
-    async def nobody(address: str, frame: bytes) -> bytes:
-        raise AssertionError("nobody is to be asked")
-
+def fetch(
+    encoded: bytes, into: Path, *peers: str, asked: Asked | None = None, rate: int = 0
+) -> fetching.Fetch:
+    """`rate`: what may be received a second; 0: anything."""
+    lane = Throttle().download
+    lane.limit(rate or None)
     clock = asyncio.get_running_loop().time
-    return fetching.Fetch(hash_listing(encoded), into, ask=nobody, peers=lambda: (), lane=Free(), clock=clock)
+    ask = asked or Asked()
+    return fetching.Fetch(hash_listing(encoded), into, ask=ask, peers=lambda: peers, lane=lane, clock=clock)
+
+
+@pytest.mark.parametrize(("rate", "at_once"), [(0, 8), (50_000, 1)])
+async def test_no_more_is_asked_for_at_once_than_may_be_received(
+    tmp_path: Path, rate: int, at_once: int
+) -> None:
+    """Else the links, which wait until it is made up for, hear nothing for so long that they are dropped."""
+    size, asked = 20 * PIECE, Asked()
+    encoded = encode([ListedFile("model.safetensors", size, bytes(32 * (size // PIECE)))])
+    peers = [f"/memory/{name}/p2p/{name}" for name in "abcd"]
+    running = asyncio.create_task(
+        fetch(encoded, tmp_path / "model", *peers, asked=asked, rate=rate).run(encoded)
+    )
+    await asyncio.sleep(0.2)
+    assert len(asked.lengths) == at_once
+    await eventually(lambda: len(asked.lengths) > at_once)  # what did not come is asked for again
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_little_is_asked_for_at_once_where_little_may_be_received(tmp_path: Path) -> None:
+    asked, encoded = Asked(), encode([ListedFile("model.safetensors", PIECE, bytes(32))])
+    running = asyncio.create_task(
+        fetch(encoded, tmp_path / "model", "/memory/a/p2p/a", asked=asked, rate=1000).run(encoded)
+    )
+    await eventually(lambda: asked.lengths)
+    assert asked.lengths == [1000 * LONGEST_HOLD]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_model_that_the_disk_has_no_room_for_is_refused_before_it_is_fetched(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from sfnode.runtime.governor import CREDIT
 from sfnode.runtime.ledger import Ledger
 from sfnode.runtime.throttle import Lane, Throttle
 from sfnode.store.log import UpdateLog
+from sfprotocol.machine import LINK_TIMEOUT
 
 RUN = manifest()
 
@@ -42,6 +43,47 @@ async def test_a_rate_is_kept_in_one_direction_and_for_all_who_share_it() -> Non
     assert max(took) >= 1 - CREDIT - STALE
     assert await carry(throttle.download, 100, 1000) < 0.5
     assert throttle.total == 200_000
+
+
+async def test_what_goes_beside_the_links_goes_one_at_a_time_and_after_them() -> None:
+    throttle, went = Throttle(), []
+    throttle.upload.limit(100_000)
+
+    async def beside(size: int) -> None:
+        await throttle.upload.spare()
+        went.append("beside")
+        throttle.upload.count(size)
+
+    async def link() -> None:
+        await throttle.upload.ready()
+        went.append("link")
+
+    begun = time.monotonic()
+    await asyncio.gather(*(beside(50_000) for _ in range(3)), link())
+    assert went[:2] == ["beside", "link"]  # the first finds nobody waiting
+    assert time.monotonic() - begun >= 1 - CREDIT - STALE
+
+
+async def test_what_is_expected_keeps_others_waiting_until_it_is_known_what_came() -> None:
+    throttle = Throttle()
+    heard: list[int] = []
+    throttle.on_spent = lambda: heard.append(throttle.total)
+    throttle.download.limit(10_000)
+    throttle.leave(100_000)
+    throttle.download.expect(100_000)
+    waiting = [asyncio.create_task(wait) for wait in (throttle.download.spare(), throttle.upload.ready())]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    throttle.download.count(0, 100_000)
+    await asyncio.wait_for(asyncio.gather(*waiting), 5)
+    assert (throttle.total, heard) == (0, [])
+
+
+async def test_nothing_beside_the_links_silences_them_for_longer_than_their_peers_wait() -> None:
+    lane = Throttle().upload
+    assert lane.most == math.inf
+    lane.limit(1000)
+    assert lane.most <= 1000 * LINK_TIMEOUT / 2
 
 
 async def test_who_waits_for_a_slow_rate_goes_on_when_it_is_lifted() -> None:

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from rich.text import Text
 from runtime_helpers import Swarm, eventually, manifest
 
 from sfnode.dashboard import figures, tables
 from sfnode.dashboard.frame import Shown, absent, ascii_only, frame
 from sfnode.dashboard.seen import BAD, GOOD, WARN, Words, agreement, doing, look_at_all, measure, together
 from sfnode.dashboard.top import can_be_kept_up_to_date
-from sfnode.limits import size_text
+from sfnode.limits import Limits, size_text
 from sfnode.runtime.metrics import STATES
 from sfnode.runtime.viewed import Measurement, Origins, SwarmNode
 
@@ -42,6 +43,7 @@ async def test_a_frame_tells_what_the_node_says_and_fits_any_terminal(swarm_of: 
     it_says_in_one_sentence_whether_the_node_does_anything(seen)
     it_says_how_the_neighbours_compare(seen)
     it_draws_numbers_that_are_none(seen)
+    it_tells_all_limits_or_that_there_are_more(seen)
     it_lists_contributions_and_obeys_no_name(seen, await swarm.nodes["b"].client.origins())
     for width, height in ((40, 8), (60, 16), (80, 24), (132, 43), (250, 100)):
         it_fits(seen, width, height)
@@ -112,6 +114,22 @@ def it_says_in_one_sentence_whether_the_node_does_anything(seen: Shown) -> None:
     assert "no neighbours" in doing(alone.now).text
     told = [line.plain for line in frame(alone, 80, 24)]
     assert all(word in f"{told[1]} {told[2]}" for word in doing(alone.now).text.split())
+
+
+def it_tells_all_limits_or_that_there_are_more(seen: Shown) -> None:
+    limits = Limits(
+        cpu=50, memory=4_000_000_000, hours="22:00-07:00", idle=10, mains=True, upload_rate=500_000
+    )
+    told = {width: _limits_in(frame(with_status(seen, limits=limits), width, 24)) for width in (40, 80)}
+    assert told[80] == "cpu 50, memory 4.0 GB, hours 22:00-07:00, idle 10, mains yes, upload_rate 500 kB"
+    assert told[40].startswith("cpu 50, memory 4.0 GB, hours")
+    assert told[40].endswith("…")
+
+
+def _limits_in(lines: list[Text]) -> str:
+    plain = [line.plain for line in lines]
+    first = next(number for number, line in enumerate(plain) if line.startswith("limits  "))
+    return " ".join(line.removeprefix("limits").strip() for line in plain[first : first + 2])
 
 
 def it_says_how_the_neighbours_compare(seen: Shown) -> None:
