@@ -40,6 +40,7 @@ class Code(IntEnum):
     NODE_NOT_RUNNING = 60
     SWARM_FAILED = 61
     DIGESTS_DIFFER = 62
+    PAUSED = 63
 
 
 class UserError(Exception):

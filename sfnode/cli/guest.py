@@ -93,9 +93,9 @@ def parse_duration(_context: Any, _parameter: Any, value: str | None) -> float |
 def pause(duration: float | None, data_dir: Path) -> None:
     """Have the node compute nothing for so long (2h, 90m, 1h30m), or until `sfnode resume`.
 
-    The pass that is running is completed, and so is an evaluation; a GPU's memory is free within two seconds
-    after that. The node goes on passing on what others make, and serving it. A node that is started anew
-    does not pause any more.
+    The pass that is running is completed, and a GPU's memory is free within two seconds; an evaluation
+    ends without a result. The node goes on passing on what others make, and serving it. A node that is
+    started anew does not pause any more.
     """
     answer = asyncio.run(_client(data_dir).pause(duration))
     click.echo(f"paused: {'; '.join(answer.pauses)}")

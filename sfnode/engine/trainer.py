@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +34,9 @@ EVALUATION_BATCH = 32
 THREADS = torch.get_num_threads()
 """Before anybody has asked for another number."""
 
+Wanted = Callable[[], bool]
+"""Whether something that takes long is to be gone on with."""
+
 PREPARED_STEPS = 4
 """Mini-batches that are kept ready; those of steps that are never taken make room."""
 
@@ -45,6 +48,11 @@ class StepResult(NamedTuple):
     """One quantised directional derivative per seed."""
     loss: float
     """Mean loss of the step's mini-batches."""
+
+
+def always() -> bool:
+    """`Wanted`, whatever happens."""
+    return True
 
 
 class Trainer:
@@ -153,17 +161,20 @@ class Trainer:
         self.loaded.model.to(device)
         self.space.move(device)
 
-    def evaluate(self, limit: int = 0) -> tasks.Evaluation:
-        """Measure the model as of now, refolded, on `limit` test rows (0: as many as the manifest says)."""
+    def evaluate(self, limit: int = 0, wanted: Wanted = always) -> tasks.Evaluation:
+        """Measure the model as of now, refolded, on `limit` test rows (0: as many as the manifest says).
+
+        Raises UserError PAUSED as soon as it is no longer `wanted`, which is asked between two batches.
+        """
         self.unpark()
         self.live.refold()
-        return self._evaluate(limit)
+        return self._evaluate(limit, wanted)
 
-    def evaluate_base(self, limit: int = 0) -> tasks.Evaluation:
+    def evaluate_base(self, limit: int = 0, wanted: Wanted = always) -> tasks.Evaluation:
         """The same measurement of the base model."""
         self.unpark()
         with self.live.at_base():
-            return self._evaluate(limit)
+            return self._evaluate(limit, wanted)
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         """What the base model and the model as of now write after `prompt`. Raises UserError BAD_OPTION."""
@@ -179,18 +190,22 @@ class Trainer:
         chosen = batch_rows(seed, self.manifest.training.batch_size, len(self._rows)).tolist()
         return tasks.encode(self.manifest.task, self.loaded.tokenizer, [self._rows[row] for row in chosen])
 
-    def _evaluate(self, limit: int) -> tasks.Evaluation:
-        wanted = limit or self.manifest.data.test_limit
-        if wanted not in self._tests:
-            self._tests[wanted] = _test_rows(self.manifest, wanted)
+    def _evaluate(self, limit: int, wanted: Wanted) -> tasks.Evaluation:
+        count = limit or self.manifest.data.test_limit
+        if count not in self._tests:
+            self._tests[count] = _test_rows(self.manifest, count)
+
+        def score(encoded: tasks.Encoded) -> tasks.Scored:
+            if not wanted():
+                raise UserError(
+                    Code.PAUSED,
+                    "the node was paused while it measured the model",
+                    "Ask again; a node that is paused already measures all the same.",
+                )
+            return forward.score_in_passes(self.loaded, encoded)
+
         task, tokenizer = self.manifest.task, self.loaded.tokenizer
-        return tasks.evaluate(
-            task,
-            tokenizer,
-            self._tests[wanted],
-            lambda encoded: forward.score_in_passes(self.loaded, encoded),
-            EVALUATION_BATCH,
-        )
+        return tasks.evaluate(task, tokenizer, self._tests[count], score, EVALUATION_BATCH)
 
 
 def _give_back(device: torch.device) -> None:

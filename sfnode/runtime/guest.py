@@ -85,6 +85,8 @@ class Guest:
         self.finishing = False
         """Nothing more is begun, and the node leaves when what was begun is done."""
         self._asked_until = -math.inf
+        self._pauses = 0
+        """That have begun."""
         self._beside = 0
         """Bytes that went over the network and over no link."""
         self._is_away = False
@@ -151,6 +153,11 @@ class Guest:
     def told(self) -> list[str]:
         """Why the node pauses, for people."""
         return [reason.why for reason in self.reasons]
+
+    def until_a_pause(self) -> Callable[[], bool]:
+        """True until the next pause begins; may be asked from any thread."""
+        begun = self._pauses
+        return lambda: self._pauses == begun
 
     def asking(self, question: Callable[[Engine], T]) -> Callable[[Engine], T]:
         """`question`, after which a model that was put aside for a pause is put aside again."""
@@ -231,6 +238,7 @@ class Guest:
         before = self.reasons
         self.reasons = self._why_not()
         if bool(before) != self.paused:
+            self._pauses += self.paused
             log.info("paused: %s", "; ".join(self.told())) if self.paused else log.info("resumed")
         self._ration()
         now = self._clock()

@@ -327,8 +327,9 @@ class RunningNode:
 
     async def evaluate(self, base: bool, limit: int) -> EvaluationStatus:
         """Accuracy or loss on the test rows, of the model as of now or of the base model."""
+        wanted = self.guest.until_a_pause()
         moment, result = await self._ask_engine(
-            lambda engine: engine.evaluate_base(limit) if base else engine.evaluate(limit)
+            lambda engine: engine.evaluate_base(limit, wanted) if base else engine.evaluate(limit, wanted)
         )
         digest = "" if base else moment.digest
         answer = EvaluationStatus(

@@ -108,7 +108,7 @@ def test_a_model_that_finds_half_of_its_room_stays_aside_as_a_whole(
 
 @pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="needs a GPU: --device cuda")
 def test_a_gpu_that_others_have_filled_is_said_to_be_full_and_is_left_to_them(tmp_path: Path) -> None:
-    run = worked("float32", tmp_path)
+    run = trainer(manifest("opt", test=str(data_file(tmp_path))), data_file(tmp_path))
     run.park()
     gc.collect()
     torch.cuda.empty_cache()
@@ -137,3 +137,16 @@ def test_threads_go_back_to_what_they_were() -> None:
     assert torch.get_num_threads() == 1
     run.use_threads(None, before + 1)
     assert torch.get_num_threads() == before
+
+
+def test_a_measurement_ends_when_it_is_not_wanted_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfnode.engine.trainer.EVALUATION_BATCH", 1)
+    run = trainer(manifest("opt", test=str(data_file(tmp_path))), data_file(tmp_path))
+    before = weights(run)
+    answers = iter([True, False])
+    with pytest.raises(UserError) as refusal:
+        run.evaluate_base(0, lambda: next(answers))
+    assert refusal.value.code is Code.PAUSED
+    assert all(torch.equal(one, other) for one, other in zip(weights(run), before, strict=True))

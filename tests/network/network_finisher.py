@@ -7,7 +7,7 @@ of the test, where torch is loaded already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,10 +40,13 @@ class Ones:
     def prepare(self, seeds: Sequence[int]) -> None:
         """It has nothing to tokenise."""
 
+    def use_threads(self, count: int | None, most: int | None) -> None:
+        """It has none."""
+
     def step(self, seeds: Sequence[int], epoch: int) -> Outcome:
         return Outcome((1,) * len(seeds))
 
-    def evaluate(self, limit: int) -> Evaluation:
+    def evaluate(self, limit: int, wanted: Callable[[], bool]) -> Evaluation:
         raise NotImplementedError("nobody asks it how good the model is")
 
     evaluate_base = evaluate

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sfnode.client import Client
 from sfnode.config import Data, Manifest, Model, NodeSettings, Task, Training
 from sfnode.engine.core import Core, UpdateBatch
+from sfnode.errors import Code, UserError
 from sfnode.runtime.driver import Driver
 from sfnode.runtime.node import RunningNode, run
 from sfnode.store.datadir import Layout
@@ -84,6 +85,9 @@ class SmallEngine:
         self.steps = threading.Semaphore(0)
         """Steps that may be made; each takes one. `go` gives as many as there may ever be."""
         self.stepping = threading.Event()
+        self.endless = False
+        """Whether a measurement lasts until it is not wanted any more."""
+        self.measuring = threading.Event()
         self.parked = 0
         """How often its model was put aside."""
         self.aside = False
@@ -122,12 +126,17 @@ class SmallEngine:
         self.epochs.append(epoch)
         return Result(tuple(map(scalar_of, seeds)))
 
-    def evaluate(self, limit: int) -> Measured:
+    def evaluate(self, limit: int, wanted: Callable[[], bool]) -> Measured:
         self.unpark()
+        while self.endless:
+            self.measuring.set()
+            time.sleep(PACE)
+            if not wanted():
+                raise UserError(Code.PAUSED, "paused", "Ask again.")
         value = float(len(self.applied))
         return Measured("accuracy", value, value - 1, value + 1, 0.5, limit)
 
-    def evaluate_base(self, limit: int) -> Measured:
+    def evaluate_base(self, limit: int, wanted: Callable[[], bool]) -> Measured:
         self.unpark()
         return Measured("accuracy", 0.0, 0.0, 0.1, 0.7, limit)
 

@@ -82,14 +82,14 @@ async def test_an_evaluation_that_fails_is_an_answer_and_not_the_end(swarm: Swar
     a = await swarm.first()
     await a.until(lambda: a.known > 0)
 
-    def missing(limit: int) -> Measured:
+    def missing(limit: int, wanted: object) -> Measured:
         raise UserError(Code.DATA_NOT_FOUND, "there are no test rows", "")
 
     a.engine.evaluate = missing
     with pytest.raises(UserError) as refusal:
         await a.client.evaluate()
     assert "there are no test rows" in refusal.value.what
-    a.engine.evaluate = lambda limit: 1 / 0
+    a.engine.evaluate = lambda limit, wanted: 1 / 0
     assert await ask(a.layout.control_socket, "POST", "/evaluate") == (
         500,
         {"error": "ZeroDivisionError: division by zero"},
@@ -101,7 +101,9 @@ async def test_an_evaluation_that_fails_is_an_answer_and_not_the_end(swarm: Swar
 async def test_a_loss_that_is_no_number_survives_the_way(swarm: Swarm) -> None:
     a = await swarm.first()
     await a.until(lambda: a.known > 0)
-    a.engine.evaluate = lambda limit: Measured("perplexity", float("inf"), 1.0, float("inf"), float("nan"), 1)
+    a.engine.evaluate = lambda limit, wanted: Measured(
+        "perplexity", float("inf"), 1.0, float("inf"), float("nan"), 1
+    )
     answer = await a.client.evaluate()
     assert answer.value == float("inf")
     assert answer.loss != answer.loss

@@ -105,6 +105,20 @@ async def test_a_pause_does_not_outlive_the_node(swarm: Swarm) -> None:
     await a.until(lambda: made(a) > 5)
 
 
+async def test_a_pause_ends_a_measurement_under_way_and_not_one_that_is_asked_for_later(swarm: Swarm) -> None:
+    a = await swarm.first()
+    a.engine.endless = True
+    asking = asyncio.create_task(a.client.evaluate())
+    await eventually(a.engine.measuring.is_set)
+    await a.client.pause()
+    with pytest.raises(UserError) as refusal:
+        await asking
+    assert refusal.value.code is Code.PAUSED
+    await eventually(lambda: a.engine.aside)
+    a.engine.endless = False
+    assert (await a.client.evaluate()).value == made(a)
+
+
 async def test_a_model_that_was_put_aside_answers_questions_and_is_put_aside_again(swarm: Swarm) -> None:
     a = await swarm.first()
     await a.until(lambda: made(a) > 5)
