@@ -192,7 +192,8 @@ def _made_here(scratch: Path) -> str:
 def _fetch(folder: Path) -> None:
     """Wheels of everything that the image is built with, but for sfnode itself."""
     described = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = [*described["project"]["dependencies"], *described["build-system"]["requires"]]
+    project, tools = described["project"], described["build-system"]["requires"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["nvml"], *tools]
     constraints = [word for name in ("torch", "ci") for word in ("-c", ROOT / "constraints" / f"{name}.txt")]
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", folder]
     run(*pip, *constraints, *wanted, deadline=BUILD_DEADLINE)
