@@ -197,10 +197,11 @@ class LiveWeights:
         A weight is rounded up or down by chance, more likely to the nearer side: then a change far below
         the rounding is there on average. A refold later takes the noise away.
         """
-        changes = [self._change(number, epoch) for epoch in self._pending.epochs() if epoch != self._newest]
+        over = [epoch for epoch in self._pending.epochs() if epoch != self._newest]
+        changes = [self._change(number, epoch) for epoch in over if self._pending.of(epoch)[number].any()]
         weight = matrix(self._loaded.sites[number])
         step = max(1, BLOCK_ENTRIES // weight.shape[1])
-        for first in range(0, weight.shape[0], step):
+        for first in range(0, weight.shape[0] if changes else 0, step):
             rows = slice(first, first + step)
             block = weight[rows].float()
             for scale, u, right in changes:
