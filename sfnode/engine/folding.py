@@ -23,6 +23,7 @@ from torch import Tensor
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.model import LoadedModel, matrix, store_rows
+from sfnode.engine.packed import BLOCK_ENTRIES, row_blocks
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.targets import Form
 from sfprotocol.seeds import I64
@@ -36,9 +37,6 @@ REFOLD_REST = 150
 
 PACKED_REFOLD_REST = 10
 """The same where nothing but a refold brings what has ridden into the weights: 9 % of the time, at most."""
-
-BLOCK_ENTRIES = 1 << 20
-"""Weights that are in float64 at a time: three such blocks take 25 MiB."""
 
 EXACT = 1 << 24
 """Integers below this are exact in float32, whatever the order in which a product adds them up."""
@@ -200,9 +198,7 @@ class LiveWeights:
         over = [epoch for epoch in self._pending.epochs() if epoch != self._newest]
         changes = [self._change(number, epoch) for epoch in over if self._pending.of(epoch)[number].any()]
         weight = matrix(self._loaded.sites[number])
-        step = max(1, BLOCK_ENTRIES // weight.shape[1])
-        for first in range(0, weight.shape[0] if changes else 0, step):
-            rows = slice(first, first + step)
+        for rows in row_blocks(*weight.shape) if changes else ():
             block = weight[rows].float()
             for scale, u, right in changes:
                 block.addmm_(u[rows].float(), right, alpha=-scale)
@@ -236,15 +232,13 @@ class LiveWeights:
         site = self._loaded.sites[number]
         base = self._loaded.pristine.read(number)  # (out, in)
         terms = [self._term(number, epoch) for epoch in self._core.epochs()]
-        step = max(1, BLOCK_ENTRIES // base.shape[1])
-        for first in range(0, base.shape[0], step):
-            rows = slice(first, first + step)
+        for rows in row_blocks(*base.shape):
             block = base[rows].to(self._exact_on).double()
             for scale, bound, u, right in terms:
                 dtype = torch.float32 if bound < EXACT else torch.float64
                 product = torch.mm(u[rows].to(dtype), right.to(dtype))
                 block.sub_(product.double().mul_(scale))
-            store_rows(site, first, block)
+            store_rows(site, rows.start, block)
         self._pending.forget(number)
         self._since[number] = self._newest
         if not self._loaded.exact:

@@ -7,6 +7,7 @@ updates.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,8 +22,15 @@ INT8_STEPS = 127
 
 
 BLOCK_ENTRIES = 1 << 20
-"""Of a matrix that is packed for the first time, at once. Rounding takes two copies in float32: of whole
-matrices they would be most of what loading needs, and leave holes behind in which nothing else fits."""
+"""Of a matrix that is held more exactly while it is rounded: three such blocks in float64 take 25 MiB. Copies
+of whole matrices would be most of what loading needs, and leave holes in the heap in which nothing fits."""
+
+
+def row_blocks(rows: int, columns: int) -> Iterator[slice]:
+    """The rows of a matrix, in ascending blocks of at most BLOCK_ENTRIES, or of one row."""
+    step = max(1, BLOCK_ENTRIES // columns)
+    for first in range(0, rows, step):
+        yield slice(first, first + step)
 
 
 class PackedLinear(nn.Module):
@@ -135,9 +143,8 @@ def pack(model: Any, kind: str, dtype: torch.dtype, device: torch.device) -> dic
             weight: Any = old.weight.t() if isinstance(old, Conv1D) else old.weight
             bias: Any = old.bias
             new = KINDS[kind](*weight.shape, bias, dtype, device)
-            step = max(1, BLOCK_ENTRIES // weight.shape[1])
-            for first in range(0, weight.shape[0], step):
-                new.store(first, weight[first : first + step])
+            for rows in row_blocks(*weight.shape):
+                new.store(rows.start, weight[rows])
             parent, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(parent), attribute, new)
             replaced[old] = new

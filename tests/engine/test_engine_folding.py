@@ -10,7 +10,7 @@ import torch
 from engine_helpers import FAMILIES, manifest, part, trainer, updates, weights
 from numpy.typing import NDArray
 
-from sfnode.engine import folding
+from sfnode.engine import folding, packed
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.folding import FOLD_REST, LiveWeights
 from sfnode.engine.model import matrix
@@ -199,7 +199,7 @@ def test_refolded_weights_are_those_of_integers_to_the_bit(
     family: str, schedule: str, size: int, exact: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folding, "EXACT", exact)
-    monkeypatch.setattr(folding, "BLOCK_ENTRIES", 200)  # several blocks each, the last one smaller
+    monkeypatch.setattr(packed, "BLOCK_ENTRIES", 200)  # several blocks each, the last one smaller
     run = trainer(manifest(family, schedule=schedule, learning_rate=1e-2 / size))
     batch = updates(60, EPOCHS)
     run.apply(batch._replace(scalars=batch.scalars * size + 1))
