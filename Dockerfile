@@ -1,14 +1,14 @@
-# One sfnode node in a container. deploy/README.md says how it is run.
+# One sfnode node in a container. deploy/README.md says how to run it.
 #
 #   docker build -t sfnode .
 #
-# BASE          what the image is made of: a Debian with Python 3.11 or newer
-# BUILD_BASE    what it is built in, if that needs more than BASE has (a package index, certificates); its
-#               Python must be BASE's
-# TORCH_INDEX   the package index that torch comes from: PyTorch's for CPUs, unless you name another one, such as
+# BASE          the base image: a Debian with Python 3.11 or newer
+# BUILD_BASE    the image of the build stage, if that needs more than BASE has (a package index, certificates); it
+#               must have the same Python as BASE
+# TORCH_INDEX   the package index for torch: PyTorch's for CPUs unless you name another one, such as
 #               https://download.pytorch.org/whl/cu130 for a GPU, or nothing for the index of all other packages
-#               (whose torch for x86-64 is one for CUDA as well: gigabytes)
-# TORCH_VERSION torch other than constraints/torch.txt
+#               (whose torch for x86-64 includes CUDA: gigabytes)
+# TORCH_VERSION another version of torch than that of constraints/torch.txt
 ARG BASE=python:3.11-slim
 ARG BUILD_BASE=
 
@@ -20,8 +20,8 @@ RUN command -v strip > /dev/null || { apt-get update -qq \
     && apt-get install -qq -y --no-install-recommends binutils; }
 RUN python3 -m venv /opt/sfnode
 COPY constraints constraints
-# torch first: whatever else is installed must not choose another build of it (constraints/README.md). From its own
-# index alone, so that a build fails rather than ends with the larger torch when that index does not answer
+# torch comes first, so that no other package chooses another build of it (constraints/README.md), and from its own
+# index only, so that the build fails instead of installing the larger torch if that index does not answer
 RUN if [ -n "$TORCH_VERSION" ]; then echo "torch==$TORCH_VERSION" > constraints/torch.txt; fi \
  && grep -v '^torch==' constraints/ci.txt > constraints/others.txt \
  && /opt/sfnode/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check \
@@ -29,12 +29,12 @@ RUN if [ -n "$TORCH_VERSION" ]; then echo "torch==$TORCH_VERSION" > constraints/
 COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY sfnode sfnode
-# nvml: one file, with which a node on a GPU keeps the limits watts and celsius
+# nvml adds one file, which the limits `watts` and `celsius` need on a GPU
 RUN /opt/sfnode/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check \
     -c constraints/torch.txt -c constraints/others.txt '.[nvml]'
 COPY deploy/slim.sh deploy/slim.sh
 RUN sh deploy/slim.sh /opt/sfnode
-# Shows that nothing is missing, and compiles those modules that a node loads; all of them take 150 MB more
+# Shows that nothing is missing, and compiles the modules that a node loads; compiling all would take 150 MB more
 RUN /opt/sfnode/bin/sfnode init /tmp/run.toml --update-budget 64 < /dev/null \
  && /opt/sfnode/bin/sfnode swarm --nodes 2 --run /tmp/run.toml \
  && /opt/sfnode/bin/sfnode status --help > /dev/null
@@ -47,11 +47,12 @@ LABEL org.opencontainers.image.title="sfnode" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-# tini is process 1: it passes SIGTERM on from the first moment, when Python is still importing
+# tini is process 1 and passes SIGTERM on from the start, even while Python is still importing
 RUN command -v tini > /dev/null || { apt-get update -qq \
     && apt-get install -qq -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/*; }
-# A fixed number, so that volumes outlive images. /shared is for containers of one machine to meet in. The image
-# has no machine id: one that all containers share would tell nothing (a node uses it to notice a copied folder).
+# The user id is fixed, so that volumes outlive images. Containers of one machine exchange addresses in /shared. The
+# image has no machine id, since one shared by all containers would be useless: a node uses it to notice a copied
+# folder.
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /data --shell /usr/sbin/nologin sfnode \
  && install -d -o sfnode -g sfnode -m 0700 /data && install -d -o sfnode -g sfnode -m 0755 /shared \
  && rm -f /etc/machine-id /var/lib/dbus/machine-id
@@ -63,7 +64,7 @@ WORKDIR /data
 VOLUME /data
 EXPOSE 31337/tcp
 STOPSIGNAL SIGTERM
-# loads neither torch nor the node; the first start may have to fetch a model
+# loads neither torch nor the node; the first start may have to download a model
 HEALTHCHECK --interval=30s --timeout=15s --start-period=180s --retries=3 CMD ["sfnode", "status"]
 ENTRYPOINT ["tini", "--", "sfnode"]
 CMD ["join"]

@@ -1,4 +1,4 @@
-# Everything a fresh machine needs is done here: Python 3.11 with pip, and make, are all it takes.
+# Sets up everything on a fresh machine, given Python 3.11 or later with pip, and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,15 +8,18 @@ SECONDS ?= 600
 .PHONY: demo test check containers bench soak fuzz vectors reference clean help
 
 help:
-	@echo "make demo    four nodes train a small model here and end with the same bits"
-	@echo "make test    lint, types, layers, and all tests, those of containers last"
-	@echo "make check   lint, types and layers only"
-	@echo "make containers  the image and a swarm of containers, where there is an engine (7 minutes)"
-	@echo "make bench   the benchmarks of docs/benchmarks.md"
-	@echo "make soak    simulated networks under random faults and attacks, for SECONDS=600"
-	@echo "make fuzz    decoders and the machine fed with anything, for SECONDS=600 each"
+	@echo "make demo        train a small model with four nodes here; they end with the same bits"
+	@echo "make test        run lint, types, layers and all tests, the container tests last"
+	@echo "make check       run lint, types and layers only"
+	@echo "make containers  test the image and a swarm of containers, if there is an engine (7 minutes)"
+	@echo "make bench       run the benchmarks of docs/benchmarks.md"
+	@echo "make soak        simulate networks under random faults and attacks for SECONDS=600"
+	@echo "make fuzz        fuzz the decoders and the machine for SECONDS=600 each"
+	@echo "make vectors     write protocol/vectors anew from the reference implementation"
+	@echo "make reference   write docs/cli.md anew from the commands"
+	@echo "make clean       remove the virtual environment and all caches"
 
-# torch first and pinned: whatever else is installed must not choose another build of it (constraints/README.md)
+# torch comes first and pinned, so that no other package chooses another build of it (constraints/README.md)
 $(READY): pyproject.toml constraints/torch.txt constraints/ci.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r constraints/torch.txt
@@ -32,14 +35,14 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Two at a time, each with one thread, as with more they wait for each other's. Those that start processes
-# one after the other: two at a time they take each other's time.
+# Tests run two at a time with one thread each, because more threads wait for each other. Tests that start
+# processes run one after the other, because they depend on time.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not processes" -n 2 --dist loadfile
 	$(BIN)/pytest -m processes
 	$(MAKE) containers
 
-# -s shows the sizes and times that it measures, -rs why it was skipped when there is no engine: in seconds then
+# -s shows the sizes and times that are measured, -rs the reason if there is no engine and all are skipped
 containers: $(READY)
 	nice $(BIN)/pytest -m containers -rs -s tests/containers
 
@@ -48,19 +51,19 @@ bench: $(READY)
 	$(BIN)/python tests/bench/step.py
 	$(BIN)/python tests/bench/stall.py
 	$(BIN)/python tests/bench/network.py
-	$(BIN)/python tests/bench/guest.py
+	$(BIN)/python tests/bench/limits.py
 
 soak: $(READY)
 	$(BIN)/python -m sfnode.sim.soak --seconds $(SECONDS)
 
-# with coverage as its guide where atheris is installed: .venv/bin/pip install -e '.[fuzz]'
+# guided by coverage if atheris is installed: .venv/bin/pip install -e '.[fuzz]'
 fuzz: $(READY)
 	for target in codec frames machine; do $(BIN)/python tests/fuzz/target.py $$target --seconds $(SECONDS) || exit 1; done
 
 vectors: $(READY)
 	$(BIN)/python protocol/vectors/generate.py
 
-# docs/cli.md, after a change of the command line
+# writes docs/cli.md; needed after a change to the command line
 reference: $(READY)
 	$(BIN)/python scripts/reference.py
 

@@ -1,4 +1,4 @@
-"""Makes the embedded model: pretrains a small OPT on the text that sfnode.engine.reviews writes.
+"""Makes the embedded model: pretrains a small OPT on the text that sfnode.tasks.synthetic writes.
 
     python scripts/pretrain_tiny.py sfnode/embedded/tiny
 
@@ -18,9 +18,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 
-from sfnode.engine import forward, presets, reviews, tasks
-from sfnode.engine.data import load_rows
-from sfnode.engine.model import wire
+from sfnode.engine import forward
+from sfnode.models.loader import make_trainable
+from sfnode.schema.evaluation import Evaluation
+from sfnode.tasks import presets, synthetic
+from sfnode.tasks.dataset import load_rows
+from sfnode.tasks.encoding import evaluate
 
 DOCUMENTS = 120_000
 BATCH = 32
@@ -105,19 +108,19 @@ def pretrain(model: OPTForCausalLM, source: Iterator[Tensor], pad: int) -> None:
             print(f"step {step:>6,}  loss {loss.item():.4f}", flush=True)
 
 
-def held_out(model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> tasks.Evaluation:
-    """What the pretrained model, saved in `folder`, makes of the task that it has not been taught."""
+def held_out(model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Evaluation:
+    """Evaluate the pretrained model, saved in `folder`, on the task that it has not been taught."""
     task, data, _ = presets.default_run()
-    loaded = wire(model, tokenizer, (), folder, torch.device("cpu"), "float32")
+    loaded = make_trainable(model, tokenizer, (), folder, torch.device("cpu"), "float32")
     rows = load_rows(data.test, task)
-    return tasks.evaluate(task, tokenizer, rows, lambda encoded: forward.score(loaded, encoded), BATCH)
+    return evaluate(task, tokenizer, rows, lambda encoded: forward.score(loaded, encoded), BATCH)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where the model and its tokenizer go")
     folder: Path = parser.parse_args().folder
-    documents = list(reviews.pretraining_text(DOCUMENTS))
+    documents = list(synthetic.pretraining_text(DOCUMENTS))
     tokenizer = word_tokenizer(documents)
     model = small_opt(tokenizer)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} words")

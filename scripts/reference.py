@@ -16,7 +16,8 @@ from typing import Any
 import click
 
 from sfnode.cli.main import cli
-from sfnode.cli.options import long_name, variable
+from sfnode.cli.options import long_name
+from sfnode.defaults import variable
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
@@ -52,8 +53,8 @@ def page() -> str:
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """In the order in which the program was given them; those of a group after it."""
-    for name, command in cli.commands.items():
+    """Yield the commands with their names in the order of the program; those of a group after it."""
+    for name, command in cli.load_all().items():
         yield name, command
         if isinstance(command, click.Group):
             yield from ((f"{name} {inner}", one) for inner, one in command.commands.items())
@@ -90,7 +91,7 @@ def option_row(option: click.Option, context: click.Context) -> str:
 
 
 def default(option: click.Option) -> str:
-    """As one would type it; empty where the help says what happens."""
+    """Return the default as a user would type it; empty where the help says what happens."""
     value: Any = option.default
     if option.is_flag:
         return "on" if value is True else ""

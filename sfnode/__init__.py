@@ -1,3 +1,48 @@
-"""sfnode: a peer-to-peer daemon that trains language models by SeedFlood (arXiv 2602.18181)."""
+"""sfnode: a peer-to-peer daemon that trains language models by SeedFlood (arXiv 2602.18181).
+
+As a library it has these names, each loaded when it is first used (docs/library.md has an example of each):
+`Manifest` is a run, `Settings` are those of a node, `Node` is one in this process, `Client` and `SyncClient`
+talk to a node in another one, `LocalSwarm` runs several on this machine, `Trainer` trains without any
+network, and `UpdateLog` reads what was trained.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sfnode.control.client import Client, SyncClient
+    from sfnode.engine.trainer import Trainer
+    from sfnode.manifest import Manifest
+    from sfnode.node.node import Node
+    from sfnode.settings import Settings
+    from sfnode.store.log import UpdateLog
+    from sfnode.swarm.local_swarm import LocalSwarm
 
 __version__ = "0.1.0"
+
+__all__ = ["Client", "LocalSwarm", "Manifest", "Node", "Settings", "SyncClient", "Trainer", "UpdateLog"]
+
+_MODULES = {
+    "Client": "sfnode.control.client",
+    "LocalSwarm": "sfnode.swarm.local_swarm",
+    "Manifest": "sfnode.manifest",
+    "Node": "sfnode.node.node",
+    "Settings": "sfnode.settings",
+    "SyncClient": "sfnode.control.client",
+    "Trainer": "sfnode.engine.trainer",
+    "UpdateLog": "sfnode.store.log",
+}
+"""Module that defines each name."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'sfnode' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,7 @@
-"""Errors that a user sees: each has a number, what happened, and what to do about it.
+"""Numbered errors (SF010 to SF063) that a user sees: what happened and why, and what to do about it.
 
-Anything a user, a peer or a full disk can cause ends as one of these, never as a traceback. The numbers are
-stable and listed in docs/errors.md.
+Everything that a user, a peer or a full disk can cause ends as one of these, never as a traceback. The
+numbers are stable; docs/errors.md describes each.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Code(IntEnum):
 
 
 class UserError(Exception):
-    """Something that the user can act on.
+    """An error that the user can act on.
 
-    `code` numbers it, `what` says what happened and why, `fix` what to do.
+    `code` is its number, `what` says what happened and why, `fix` what to do.
     """
 
     def __init__(self, code: Code, what: str, fix: str) -> None:

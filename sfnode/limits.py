@@ -1,7 +1,7 @@
-"""What a node may take of its machine: the limits that its owner sets, as text or as numbers.
+"""The limits that a machine's owner sets on a node: names, bounds and notation.
 
-The same names everywhere: `--limit-NAME` of `sfnode join`, `NAME=VALUE` of `sfnode limit`, the keys of
-`/limits` in the control API. Knows their bounds and how they are written; does not know how they are kept.
+Their names are the same everywhere: `--limit-NAME` of `sfnode join`, `NAME=VALUE` of `sfnode limit`, the keys
+of `/limits` in the control API. Does not know how they are kept (`sfnode.resources`).
 """
 
 from __future__ import annotations
@@ -16,36 +16,30 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 UNITS = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 """Powers of ten, as network rates are given."""
 
-LEAST_RATE = 1_000
-"""Bytes per second; slower than that, what links say regularly takes longer than they may be silent."""
+MEGABYTE = 1_000_000
+"""Bytes."""
+
+MIN_RATE = 1_000
+"""Bytes per second; at a lower rate the regular messages of links take longer than a link may be silent."""
 
 DAY = 24 * 60
-"""Minutes."""
+"""Minutes of a day."""
 
-MOST_THREADS = 1024
-"""More than any machine has cores; a process that asks for a million of them dies of it."""
+MAX_THREADS = 1024
+"""More than any machine has cores; a process that asks for a million threads dies of it."""
 
-_MOST_DIGITS = 15
-"""Of a number of bytes: petabytes, and no number that a float cannot hold."""
+_MAX_DIGITS = 15
+"""Digits of a number of bytes: petabytes, and no number that a float cannot hold."""
 
 
 def _size(value: Any) -> Any:
-    """`500k`, `2M`, `1.5G` or plain bytes."""
+    """Parse `500k`, `2M`, `1.5G` or plain bytes."""
     if not isinstance(value, str):
         return value
-    form = re.fullmatch(rf"([0-9]{{1,{_MOST_DIGITS}}}(?:\.[0-9]+)?)\s*([kMG]?)B?", value.strip(), re.ASCII)
+    form = re.fullmatch(rf"([0-9]{{1,{_MAX_DIGITS}}}(?:\.[0-9]+)?)\s*([kMG]?)B?", value.strip(), re.ASCII)
     if form is None:
         raise ValueError(f"{value!r} is not a number of bytes such as 500k, 2M or 1.5G")
     return round(float(form[1]) * UNITS[form[2]])
-
-
-def size_text(count: float) -> str:
-    """Bytes for people: 87 B, 1.2 kB, 3.4 GB."""
-    units = iter(("B", "kB", "MB", "GB", "TB"))
-    unit = next(units)
-    while abs(count) >= 999.5 and unit != "TB":
-        count, unit = count / 1000, next(units)
-    return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"
 
 
 def _percent(value: Any) -> Any:
@@ -53,19 +47,19 @@ def _percent(value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    """`steam, blender` as the names in it."""
+    """Split `steam, blender` into its names."""
     if not isinstance(value, str):
         return value
     return tuple(name.strip() for name in value.split(",") if name.strip())
 
 
 def _hours(value: Any) -> Any:
-    """`22:00-07:00`, also several, put down in one way."""
+    """Normalise `22:00-07:00`, or several such intervals."""
     return str(Hours(value)) if isinstance(value, str) else value
 
 
 class Hours:
-    """Times of the day from one minute to another, which may be behind midnight; local time."""
+    """Intervals of the day in local time, to the minute; an interval may pass midnight."""
 
     def __init__(self, text: str) -> None:
         """Raises ValueError."""
@@ -96,58 +90,43 @@ def _clock(minutes: int) -> str:
 
 Percent = Annotated[float, BeforeValidator(_percent), Field(gt=0, le=100)]
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
-Rate = Annotated[int, BeforeValidator(_size), Field(ge=LEAST_RATE)]
-
-
-_SIZES = ("memory", "upload_rate", "download_rate")
-
-
-def _told(name: str, value: Any) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(value)
-    if name in _SIZES:
-        return size_text(value)
-    return "yes" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+Rate = Annotated[int, BeforeValidator(_size), Field(ge=MIN_RATE)]
 
 
 class Limits(BaseModel):
-    """None, False and () stand for no limit."""
+    """The limits of one node; None, False and () stand for no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     cpu: Percent | None = None
-    """Of all cores."""
+    """Percent of all cores."""
     gpu: Percent | None = None
-    """Of the time."""
-    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
+    """Percent of the time."""
+    threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
     watts: float | None = Field(default=None, gt=0)
-    """What the GPU draws on average."""
+    """Power that the GPU draws on average."""
     celsius: float | None = Field(default=None, gt=0, le=150)
     memory: Size | None = None
-    """Resident bytes of the process."""
+    """Resident memory of the process in bytes."""
     hours: Annotated[str, BeforeValidator(_hours)] | None = None
     """Times of the day in which the node computes."""
     idle: float | None = Field(default=None, gt=0, le=DAY)
     """Minutes without anybody at the machine, after which the node computes."""
     mains: bool = False
-    """Compute on mains power only."""
+    """Compute on mains power only, not on battery."""
     not_while: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     """Names of programs beside which the node does not compute."""
     mb_per_day: float | None = Field(default=None, gt=0)
-    """Millions of bytes in both directions, over links and, where the system tells, besides."""
+    """Millions of bytes in both directions, over links and, where the system tells, beside them."""
     upload_rate: Rate | None = None
     """Bytes per second over all links."""
     download_rate: Rate | None = None
 
-    def told(self) -> dict[str, str]:
-        """Those in force, for people."""
-        return {name: _told(name, value) for name, value in self.in_force().items()}
-
     def changed(self, changes: Mapping[str, Any]) -> Limits:
-        """These limits with some replaced; None takes one away. Raises pydantic's ValidationError."""
+        """Return these limits with some replaced; None removes one. Raises pydantic's ValidationError."""
         wanted = self.in_force() | dict(changes)
         return Limits.model_validate({name: value for name, value in wanted.items() if value is not None})
 
     def in_force(self) -> dict[str, Any]:
-        """Those that are set, by name."""
+        """Return the limits that are set, by name."""
         return self.model_dump(exclude_defaults=True)

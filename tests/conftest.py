@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import uvloop
 from hypothesis import settings
 
 VARIABLE = "SFNODE_DEVICE"
@@ -25,6 +27,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if name := config.getoption("--device"):
         os.environ[VARIABLE] = name
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Coroutines run on the daemon's own kind of event loop."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 def pytest_report_header(config: pytest.Config) -> str:

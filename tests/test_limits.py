@@ -1,4 +1,4 @@
-"""How limits are written: what a person types and what a program sends mean the same."""
+"""The notation of limits: what a person types and what a program sends mean the same."""
 
 from __future__ import annotations
 
@@ -62,15 +62,13 @@ def test_a_limit_is_read_from_text(field: str, text: str, value: Any) -> None:
         ("bananas", "3"),
     ],
 )
-def test_what_makes_no_sense_is_refused(field: str, text: str) -> None:
+def test_an_invalid_limit_is_refused(field: str, text: str) -> None:
     with pytest.raises(ValidationError):
         Limits.model_validate({field: text})
 
 
 @given(MINUTES, MINUTES, MINUTES)
-def test_every_minute_is_in_an_interval_or_in_the_one_that_completes_it(
-    start: int, stop: int, now: int
-) -> None:
+def test_every_minute_is_in_an_interval_or_in_its_complement(start: int, stop: int, now: int) -> None:
     if start == stop:
         return
     moment, one, other = time(now // 60, now % 60), hours(start, stop), hours(stop, start)
@@ -82,12 +80,12 @@ def hours(start: int, stop: int) -> Hours:
     return Hours(f"{start // 60}:{start % 60:02}-{stop // 60}:{stop % 60:02}")
 
 
-def test_changes_replace_what_they_name_and_none_takes_away() -> None:
+def test_changes_replace_the_limits_they_name_and_none_removes_one() -> None:
     limits = Limits(cpu=50, mains=True).changed({"cpu": "25", "mains": None, "memory": "1G"})
     assert limits == Limits(cpu=25, memory=1_000_000_000)
     assert limits.in_force() == {"cpu": 25, "memory": 1_000_000_000}
 
 
-def test_limits_survive_the_way_through_json() -> None:
+def test_limits_survive_json() -> None:
     limits = Limits(cpu=50, hours="22:00-07:00", not_while=("steam",), upload_rate=2000, mains=True)
     assert Limits.model_validate_json(limits.model_dump_json()) == limits

@@ -1,7 +1,7 @@
-"""Cards: what origins call themselves, signed and passed on (SPEC K1-K5).
+"""Cards: the names that origins give themselves, signed and passed on (SPEC K1-K5).
 
 A courtesy for those who look at a run. Cards are no part of its state: no digest covers them, nothing waits
-for them, and one that gets lost is told again with the next link. A card goes the way its feed goes, behind
+for them, and one that gets lost is told again with the next link. A card travels as its feed does, behind
 the update it counts from, so that nobody needs to know who has it already.
 """
 
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from sfprotocol.events import Action, Transmit
-from sfprotocol.flood import Link
+from sfprotocol.events import Action, Counters, KeepCard, LinkId, Transmit
 from sfprotocol.frontier import FeedState, Frontier
+from sfprotocol.link import Link
 from sfprotocol.messages import Card, Feed
 from sfprotocol.names import NAMELESS, Names
+from sfprotocol.rate_limit import FORGERY_COST
 from sfprotocol.signing import Sign, card_message, signed_by
 
 CARD_STEPS = 256
@@ -22,53 +23,81 @@ CARD_STEPS = 256
 
 
 class Cards:
-    """The newest card of every feed, and what we want to be called ourselves."""
+    """The newest card of every feed, and the names that our own feed is to have."""
 
-    def __init__(self, run_id: bytes, kept: Iterable[Card], own: Names) -> None:
-        """`kept`: those that were noted before, already verified."""
-        self._run_id = run_id
+    def __init__(
+        self,
+        frontier: Frontier,
+        links: dict[LinkId, Link],
+        counters: Counters,
+        *,
+        kept: Iterable[Card],
+        own: Names,
+        sign: Sign,
+    ) -> None:
+        """`kept` are the cards that were noted before, already verified; `own` are our own names."""
+        self._frontier = frontier
+        self._links = links
+        self._counters = counters
         self._own = own
+        self._sign = sign
         self._cards = {card.feed: card for card in kept}
 
     def __iter__(self) -> Iterator[Card]:
         return iter(self._cards.values())
 
     def get(self, feed: Feed) -> Card | None:
-        """The newest card of `feed`."""
+        """Return the newest card of `feed`."""
         return self._cards.get(feed)
 
-    def names(self, frontier: Frontier) -> dict[bytes, Names]:
-        """What every origin is called: by the newest card of the feed that it has used last."""
-        ordered = sorted(self._cards.values(), key=lambda card: (frontier.state(card.feed).epoch, card.step))
+    def names(self) -> dict[bytes, Names]:
+        """Return the names of every origin, by the newest card of the feed that it has used last."""
+        cards = list(self._cards.values())  # a copy at one stroke: another thread may ask while cards arrive
+        ordered = sorted(cards, key=lambda card: (self._frontier.state(card.feed).epoch, card.step))
         return {card.feed.origin: Names(card.name, card.team) for card in ordered}
 
-    def is_due(self, state: FeedState, step: int) -> bool:
-        """Whether a card of this feed that counts from `step` on would be a newer one (SPEC K3)."""
-        known = self._cards.get(state.feed)
-        return (known.step + CARD_STEPS if known else 1) <= step <= state.next
+    def heard(self, link: Link, card: Card, now: float) -> list[Action]:
+        """Keep and pass on a card that is due and signed.
 
-    def is_signed(self, card: Card) -> bool:
-        """Whether it is its origin's (SPEC K1)."""
-        return signed_by(card.feed.origin, card_message(self._run_id, card), card.signature)
+        One that is no news, or counts from an update that we lack, costs its sender as any such frame does.
+        Raises RemoteProtocolError (SPEC L8) when the sender has wasted too much.
+        """
+        if not self._is_due(self._frontier.state(card.feed), card.step):
+            return []
+        if not signed_by(card.feed.origin, self._message(card), card.signature):
+            link.waste.charge(FORGERY_COST, len(self._frontier), now)
+            return []
+        link.cards[card.feed] = card.step
+        self._counters.cards += 1
+        return self._keep(card)
 
-    def keep(self, card: Card) -> None:
-        """This is the newest card of its feed from now on."""
-        self._cards[card.feed] = card
-
-    def sign_own(self, state: FeedState, sign: Sign) -> Card | None:
-        """A card for our own feed, if others do not know yet what we want to be called and one is due."""
-        known = self._cards.get(state.feed)
+    def sign_own(self, feed: Feed) -> list[Action]:
+        """Sign a card for our feed if others do not know our names yet and one is due (SPEC K5)."""
+        known, state = self._cards.get(feed), self._frontier.state(feed)
         if self._own == (Names(known.name, known.team) if known else NAMELESS):
-            return None
-        if not self.is_due(state, state.next):
-            return None
-        card = Card(state.feed, state.next, *self._own, bytes(64))
-        return replace(card, signature=sign(card_message(self._run_id, card)))
+            return []
+        if not self._is_due(state, state.next):
+            return []
+        card = Card(feed, state.next, *self._own, bytes(64))
+        return self._keep(replace(card, signature=self._sign(self._message(card))))
 
     def tell(self, link: Link, feed: Feed) -> list[Action]:
         """Send the card of `feed` to a peer that has these updates from us (SPEC K4)."""
         card = self._cards.get(feed)
-        if card is None or not link.cards.get(feed, 0) < card.step <= link.sent.get(feed, 0):
+        if card is None or not link.cards.get(feed, 0) < card.step <= link.outbox.sent.get(feed, 0):
             return []
         link.cards[feed] = card.step
         return [Transmit(link.id, card)]
+
+    def _is_due(self, state: FeedState, step: int) -> bool:
+        """Return whether a card of this feed that counts from `step` on would be a newer one (SPEC K3)."""
+        known = self._cards.get(state.feed)
+        return (known.step + CARD_STEPS if known else 1) <= step <= state.next
+
+    def _keep(self, card: Card) -> list[Action]:
+        self._cards[card.feed] = card
+        told = [self.tell(link, card.feed) for link in self._links.values()]
+        return [KeepCard(card), *(action for actions in told for action in actions)]
+
+    def _message(self, card: Card) -> bytes:
+        return card_message(self._frontier.run.run_id, card)

@@ -40,8 +40,11 @@ from sfprotocol.messages import (
 )
 
 MAX_FRAME = 256 * 1024
-"""Largest encoded message in bytes. Holds a full Summary page and a full Segment with room to spare, and is
-small enough that a node with 12 links buffers at most a few MiB."""
+"""Largest encoded message, and so largest frame, in bytes (SPEC F1). Holds a full Summary page, a full
+Segment and a manifest (192 KiB), and is small enough that a node with 12 links buffers at most a few MiB."""
+
+LENGTH_BYTES = 3
+"""Length prefix of a frame on a stream, big-endian (SPEC F1)."""
 
 MAX_ENTRIES = 4096
 """Entries of one message: at most 50 bytes each, so a full page stays below MAX_FRAME."""
@@ -62,11 +65,11 @@ _U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
 _FORMATS = {1: "b", 2: "h"}
 _BOUNDS = {"max_array_len": MAX_SEGMENT_UPDATES, "max_map_len": 0, "max_ext_len": 0}
-"""For the unpacker, which allocates what an array announces before it has seen one element."""
+"""Bounds for the unpacker, which allocates what an array announces before it has seen one element."""
 
 
 def encode(message: Message, scalar_bytes: int = 2) -> bytes:
-    """The one encoding of `message`. Raises LocalProtocolError when it would not decode on the other side."""
+    """Return the one encoding of `message`. Raises LocalProtocolError if the peer could not decode it."""
     fields = _ENCODERS[type(message)](message, scalar_bytes)
     try:
         _build(fields, scalar_bytes)
@@ -79,7 +82,7 @@ def encode(message: Message, scalar_bytes: int = 2) -> bytes:
 
 
 def decode(data: bytes, scalar_bytes: int = 2) -> Message:
-    """The message that `data` encodes. Raises RemoteProtocolError (C rules) for anything else."""
+    """Return the message that `data` encodes. Raises RemoteProtocolError (C rules) for anything else."""
     if len(data) > MAX_FRAME:
         raise RemoteProtocolError("C1", f"{len(data)} bytes exceed the largest frame")
     try:
@@ -96,7 +99,7 @@ def _pack(fields: list[Any]) -> bytes:
 
 
 def _build(fields: Any, scalar_bytes: int) -> Message:
-    """The message with these fields. Raises RemoteProtocolError when they are none."""
+    """Return the message with these fields. Raises RemoteProtocolError if there is none."""
     if not isinstance(fields, list) or not fields or type(fields[0]) is not int:
         raise RemoteProtocolError("C3", "not an array that starts with a message type")
     decoder = _DECODERS.get(fields[0])
@@ -108,7 +111,7 @@ def _build(fields: Any, scalar_bytes: int) -> Message:
 
 
 def pack_scalars(scalars: tuple[int, ...], scalar_bytes: int) -> bytes:
-    """Fixed-width big-endian two's complement (SPEC C6)."""
+    """Return scalars as fixed-width big-endian two's complement (SPEC C6)."""
     try:
         return struct.pack(f">{len(scalars)}{_FORMATS[scalar_bytes]}", *scalars)
     except struct.error as error:
@@ -116,7 +119,7 @@ def pack_scalars(scalars: tuple[int, ...], scalar_bytes: int) -> bytes:
 
 
 def unpack_scalars(data: bytes, scalar_bytes: int) -> tuple[int, ...]:
-    """Inverse of `pack_scalars`; the caller has checked that the length is a multiple of the width."""
+    """Invert `pack_scalars`; the caller has checked that the length is a multiple of the width."""
     return struct.unpack(f">{len(data) // scalar_bytes}{_FORMATS[scalar_bytes]}", data)
 
 
@@ -201,7 +204,7 @@ def _key(value: Any) -> int:
 
 
 def _entries(value: Any, read: Callable[[Any], E], name: Callable[[E], Any]) -> tuple[E, ...]:
-    """Entries in strictly ascending order of what they are about (SPEC C8)."""
+    """Return entries, which are in strictly ascending order of what they are about (SPEC C8)."""
     entries = tuple(read(item) for item in _list(value, MAX_ENTRIES, "entries"))
     ascending = all(name(a) < name(b) for a, b in pairwise(entries))
     _require(ascending, "C8", "entries are not in strictly ascending order")

@@ -1,7 +1,7 @@
-"""The two ways in which something can go wrong in the protocol, and nobody else's.
+"""The two kinds of error in the protocol: ours and the other side's.
 
 `LocalProtocolError` means that this node's own code broke a rule: it is loud and stops the node.
-`RemoteProtocolError` means that the other side did: it costs the message or the link, never the process.
+`RemoteProtocolError` means that a peer broke one: it costs the message or the link, never the process.
 """
 
 
@@ -10,11 +10,11 @@ class ProtocolError(Exception):
 
 
 class LocalProtocolError(ProtocolError):
-    """We broke a rule of SPEC.md ourselves."""
+    """This node broke a rule of SPEC.md."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """A peer broke a rule of SPEC.md. `rule` names it, as in SPEC.md."""
+    """A peer broke the rule of SPEC.md that `rule` names."""
 
     def __init__(self, rule: str, reason: str) -> None:
         super().__init__(f"{rule}: {reason}")

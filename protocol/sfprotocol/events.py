@@ -1,8 +1,8 @@
-"""What goes into the machine and what comes out of it: plain values, no behaviour (SPEC, "State machine").
+"""Events, which go into the machine, and actions, which come out of it (SPEC, "State machine").
 
-The runtime turns sockets, clocks and the engine into events and carries out actions in the order given.
-An action may rely on all actions before it being done; in particular an Admit is durable before anything
-after it is sent.
+Plain values without behaviour. The host turns sockets, clocks and the engine into events and carries out
+actions in the order given. An action may rely on all actions before it being done; in particular an Admit is
+durable before anything after it is sent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sfprotocol.messages import Card, EpochScalars, Feed, Message, Proof, Segment
 
 LinkId = int
-"""Chosen by the runtime, never reused within one process."""
+"""Number of a link; chosen by the host and never reused within one process."""
 
 
 # -- events ------------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The stream is gone, whoever ended it."""
+    """The stream has ended, whoever ended it."""
 
     link: LinkId
 
@@ -50,7 +50,7 @@ class Writable:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A Serve action was carried out up to (not including) step `stop`; `hops` as in the Serve."""
+    """A Serve was carried out up to (not including) step `stop`; `hops` is as in the Serve."""
 
     link: LinkId
     feed: Feed
@@ -60,7 +60,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class OwnUpdates:
-    """The local engine evaluated these consecutive steps of our own feed."""
+    """The local engine has evaluated these consecutive steps of our own feed, from `first` on."""
 
     feed: Feed
     first: int
@@ -69,7 +69,7 @@ class OwnUpdates:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """An Examine action was carried out: what our log has of the same feed from the same step on."""
+    """An Examine was carried out: the result is what our log has of the same feed from the same step on."""
 
     link: LinkId
     feed: Feed
@@ -79,12 +79,12 @@ class Examined:
     ours: Segment
     """Our updates from that step on, none where our log ends, and the origin's signature after them."""
     kept: Proof | None
-    """The proof of the lowest Cut of the feed so far."""
+    """The proof of the lowest Cut of the feed so far, if it was cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """`next_deadline()` has come."""
+    """The time that `next_deadline()` named has come."""
 
 
 Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Examined | Wake
@@ -97,8 +97,8 @@ Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Examined
 class Admit:
     """Append the whole segment to the log durably, then apply its first `counted` updates to the cores.
 
-    `chain` is the head after the segment. Only of a feed that is cut (SPEC E4) does less than all count; what
-    is behind the cut is kept because the signature vouches for the whole.
+    `chain` is the head after the segment. `counted` is less than all only for a feed that is cut (SPEC E4);
+    the updates behind the cut are kept because the signature vouches for the whole segment.
     """
 
     feed: Feed
@@ -144,7 +144,7 @@ class ShowProof:
 
 @dataclass(frozen=True, slots=True)
 class Examine:
-    """Look up what our log has of the feed from step `against.first` (of a Proof: `at`) on; report Examined.
+    """Look up what our log has of the feed from step `against.first` (for a Proof: `at`) on; report Examined.
 
     Our log reaches at least that far, and has something of the feed.
     """
@@ -156,7 +156,7 @@ class Examine:
 
 @dataclass(frozen=True, slots=True)
 class KeepCard:
-    """Keep this card in the place of an earlier one of its feed."""
+    """Keep this card instead of an earlier one of its feed."""
 
     card: Card
 
@@ -171,7 +171,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class ContinueAs:
-    """Our own feed is from now on this one; remember it durably before computing (SPEC I3)."""
+    """Make this our own feed from now on; record it durably before computing (SPEC I3)."""
 
     feed: Feed
 
@@ -179,19 +179,19 @@ class ContinueAs:
 Action = Admit | Transmit | Serve | Cut | ShowProof | Examine | KeepCard | Drop | ContinueAs
 
 
-# -- what happened ------------------------------------------------------------------------------------
+# -- counters ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Counters:
-    """What happened so far; only ever increased."""
+    """Numbers of things that have happened so far; they only ever increase."""
 
     admitted: int = 0
     segments: int = 0
     duplicates: int = 0
     gaps: int = 0
     unnamed: int = 0
-    """Segments whose key names no feed that we know, or several."""
+    """Segments whose key names no feed that we know, or several feeds."""
     rejected: int = 0
     pruned: int = 0
     """Feeds that we have asked a link not to push any more."""
@@ -203,5 +203,5 @@ class Counters:
 
     @property
     def news(self) -> int:
-        """Increases whenever something that others have made changes our state."""
+        """Number that increases whenever something made by others changes our state."""
         return self.admitted + self.cuts + self.cards

@@ -1,8 +1,8 @@
-"""The frontier: for every feed, how much of it counts (SPEC D1-D4, E4).
+"""The frontier: the extent to which each feed counts (SPEC D1-D4, E4).
 
 The exact state of a run is the set of admitted updates; because feeds are contiguous, one number and one
-chain hash per feed describe that set completely. A feed whose origin was caught with two histories has a cut
-besides: nothing from there on counts. Nothing here knows links or time.
+chain hash per feed describe that set completely. A feed whose origin has signed two histories also has a cut:
+nothing from there on counts. Nothing here knows links or time.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sfprotocol import seeds
-from sfprotocol.messages import Claim, EpochScalars, Feed, RunParameters
+from sfprotocol.messages import Claim, Feed, RunParameters
 from sfprotocol.signing import genesis
 
 TAG_BYTES = 4
-"""Of a feed's record: two histories that look alike by chance, once in 2^32, are told apart one update on."""
+"""Bytes of a feed's tag: two histories with equal tags, one pair in 2^32, differ after one more update."""
 
 UNCUT = 1 << 32
 """The cut of a feed that has none: no step reaches it."""
@@ -25,7 +25,7 @@ UNCUT = 1 << 32
 
 @dataclass(slots=True)
 class FeedState:
-    """Where one feed stands."""
+    """The state of one feed."""
 
     feed: Feed
     key: int
@@ -45,13 +45,13 @@ class FeedState:
         return self.next < self.cut
 
     def record(self) -> bytes:
-        """What the state digest is made of (SPEC D3)."""
+        """Return the feed's part of the state digest (SPEC D3)."""
         numbers = self.feed.incarnation.to_bytes(8, "big") + self.next.to_bytes(8, "big")
         mark = b"" if self.cut == UNCUT else b"cut" + self.cut.to_bytes(8, "big") + self.cut_chain
         return self.feed.origin + numbers + self.chain + mark
 
     def claim(self) -> Claim:
-        """What a Summary says of it (SPEC D4)."""
+        """Return the feed's entry in a Summary (SPEC D4)."""
         tag = hashlib.blake2b(self.record(), digest_size=TAG_BYTES).digest()
         return Claim(self.feed, self.next, tag)
 
@@ -65,40 +65,40 @@ class Frontier:
         self._states: dict[Feed, FeedState] = {}
         self._order: list[Feed] = []
         self._by_key: dict[int, list[Feed]] = {}
-        self._records: dict[Feed, bytes] = {}  # of the digest, which is wanted several times a second
+        self._records: dict[Feed, bytes] = {}  # the digest is wanted several times a second
         self._digest: bytes | None = None
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __iter__(self) -> Iterator[FeedState]:
-        """In the order of feeds (SPEC D2)."""
+        """Yield the states in the order of feeds (SPEC D2)."""
         return (self._states[feed] for feed in self._order)
 
     def __contains__(self, feed: object) -> bool:
         return feed in self._states
 
     def keyed(self, key: int) -> list[Feed]:
-        """The feeds with this 64-bit key: none, one, or several where keys collide (SPEC S5)."""
+        """Return the feeds with this 64-bit key: none, one, or several where keys collide (SPEC S5)."""
         return self._by_key.get(key, [])
 
     def next(self, feed: Feed) -> int:
-        """The first step of `feed` that we lack."""
+        """Return the first step of `feed` that we lack."""
         state = self._states.get(feed)
         return state.next if state else 0
 
     def lacks(self, feed: Feed, following: int) -> bool:
-        """Whether who has everything of `feed` before step `following` has what counts and we lack."""
+        """Return whether a peer with `feed` up to step `following` has updates that we lack and may count."""
         state = self._states.get(feed)
         return following > state.next and state.open if state else following > 0
 
     def is_cut(self, feed: Feed) -> bool:
-        """Whether an origin was caught contradicting itself in this feed (SPEC E4)."""
+        """Return whether the origin of this feed was caught with two histories of it (SPEC E4)."""
         state = self._states.get(feed)
         return state is not None and state.cut != UNCUT
 
     def state(self, feed: Feed) -> FeedState:
-        """The state of `feed`; a fresh empty one if we have nothing of it (not yet counted)."""
+        """Return the state of `feed`; a new empty one, not kept, if we have nothing of it."""
         known = self._states.get(feed)
         if known:
             return known
@@ -113,10 +113,10 @@ class Frontier:
         self._changed(state)
 
     def cut(self, feed: Feed, at: int, chain: bytes) -> None:
-        """From step `at` on nothing of `feed` counts any more; `chain` is the head there (SPEC E4).
+        """Let nothing of `feed` count from step `at` on; `chain` is the head there (SPEC E4).
 
-        A later cut changes nothing. Of a feed that goes further, the caller knows that its head at `at` is
-        `chain`.
+        A cut later than the one there is changes nothing. If we have the feed beyond `at`, the caller knows
+        that its head there is `chain`.
         """
         state = self._kept(feed)
         if at >= state.cut:
@@ -128,15 +128,15 @@ class Frontier:
         self._changed(state)
 
     def claims(self) -> list[Claim]:
-        """Every feed as a Summary tells it, in the order of feeds."""
+        """Return the entry of every feed in a Summary, in the order of feeds."""
         return [state.claim() for state in self]
 
     def within(self, has: Mapping[Feed, int], *, but: Feed) -> bool:
-        """Whether somebody who has `has` (next steps) lacks nothing that we have, `but` left aside."""
+        """Return whether a peer that has `has` (next steps) lacks nothing that we have, `but` left aside."""
         return all(has.get(state.feed, 0) >= state.next for state in self if state.feed != but)
 
     def digest(self) -> bytes:
-        """The state digest (SPEC D3): equal digests mean equal sets of updates, hence equal models."""
+        """Return the state digest (SPEC D3): equal digests mean equal sets of updates, hence equal models."""
         if self._digest is None:
             records = b"".join(self._records[feed] for feed in self._order)
             hasher = hashlib.blake2b(self.run.run_id + records, digest_size=32, person=b"sfnode-state")
@@ -154,26 +154,3 @@ class Frontier:
     def _changed(self, state: FeedState) -> None:
         self._records[state.feed] = state.record()
         self._digest = None
-
-
-def drop_updates(parts: tuple[EpochScalars, ...], count: int) -> tuple[EpochScalars, ...]:
-    """`parts` without their first `count` updates."""
-    kept = []
-    for epoch, scalars in parts:
-        if count >= len(scalars):
-            count -= len(scalars)
-            continue
-        kept.append(EpochScalars(epoch, scalars[count:]))
-        count = 0
-    return tuple(kept)
-
-
-def first_updates(parts: tuple[EpochScalars, ...], count: int) -> tuple[EpochScalars, ...]:
-    """The first `count` updates of `parts`."""
-    kept = []
-    for epoch, scalars in parts:
-        if count <= 0:
-            break
-        kept.append(EpochScalars(epoch, scalars[:count]))
-        count -= len(scalars)
-    return tuple(kept)

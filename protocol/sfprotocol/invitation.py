@@ -1,8 +1,8 @@
 """Invitations: one line of text that leads a newcomer to a run (SPEC N1-N4).
 
-A link is read by a person, copied through chats and typed off screens, so it is short and has a checksum. It
-says which run and whom to ask, nothing that the run's manifest says too. Knows no sockets; whether somebody
-is there at all is for the reader to find out.
+An invitation link is read by people, copied through chats and typed off screens, so it is short and has a
+checksum. It names the run and some peers to ask, and nothing that the run's manifest says too. This module
+knows no sockets; whether a peer still answers is for the reader to find out.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 SCHEME = "sfnode:"
 
 VERSION = 1
-"""Of the form of a link; the run's protocol has its own (SPEC N2)."""
+"""Version of the form of a link; the run's protocol has its own (SPEC N2)."""
 
 MAX_LINK = 2048
-"""Characters: a QR code of this size can still be read from a screen."""
+"""Characters of a link: a QR code of this size can still be read from a screen."""
 
 MAX_PEERS = 8
-MAX_WAYS = 4
-"""Whoever answers tells of everybody else; a few more are for those who are away that day."""
+MAX_ADDRESSES = 4
+"""Peers, and addresses of each. One that answers is enough; the others are there in case some are offline."""
 
-MAX_WAY = 200
-"""Characters: a relayed address with two ids and a long host name."""
+MAX_ADDRESS = 200
+"""Characters of an address: a relayed one with two ids and a long host name fits."""
 
 CHECKSUM_BYTES = 4
-"""Of four billion links with a typo, one passes; the run id would still have to be a run's."""
+"""Bytes of the checksum: of four billion links with a typo one passes, and its run id then names no run."""
 
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]*")
 _PEER = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_WAY = re.compile(rf"/[!-~]{{1,{MAX_WAY - 1}}}")
+_ADDRESS = re.compile(rf"/[!-~]{{1,{MAX_ADDRESS - 1}}}")
 _U32 = (1 << 32) - 1
 _BOUNDS = {"max_array_len": MAX_PEERS, "max_map_len": 0, "max_ext_len": 0}
 
 
 class NewerLinkError(RemoteProtocolError):
-    """The link is whole, and of a form that came after this one."""
+    """The link is intact, and of a later version than this code reads."""
 
 
 class Contact(NamedTuple):
-    """A peer and the ways to it, without its id at their ends."""
+    """A peer and its addresses, without the peer's id at their ends ("way" in SPEC N3)."""
 
     peer: str
-    ways: tuple[str, ...]
+    addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a link says."""
+    """The contents of a link."""
 
     protocol: int
     """The protocol version of the run (SPEC M1)."""
@@ -67,25 +67,27 @@ class Invitation:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Full addresses, in the order in which they should be tried."""
-        return tuple(f"{way}/p2p/{contact.peer}" for contact in self.contacts for way in contact.ways)
+        return tuple(
+            f"{address}/p2p/{contact.peer}" for contact in self.contacts for address in contact.addresses
+        )
 
 
 def invite(protocol: int, run_id: bytes, addresses: Iterable[str]) -> Invitation:
-    """An invitation by these full addresses; of more than fit, the first, and none that no link can hold."""
-    ways: dict[str, list[str]] = {}
-    for address in addresses:
-        way, _, peer = address.rpartition("/p2p/")
-        if not (_WAY.fullmatch(way) and _PEER.fullmatch(peer)):
+    """Return an invitation with the first of these full addresses that fit and that a link can hold."""
+    by_peer: dict[str, list[str]] = {}
+    for full in addresses:
+        address, _, peer = full.rpartition("/p2p/")
+        if not (_ADDRESS.fullmatch(address) and _PEER.fullmatch(peer)):
             continue
-        if len(ways) < MAX_PEERS or peer in ways:
-            ways.setdefault(peer, []).append(way)
-    contacts = (Contact(peer, tuple(dict.fromkeys(of_peer))[:MAX_WAYS]) for peer, of_peer in ways.items())
+        if len(by_peer) < MAX_PEERS or peer in by_peer:
+            by_peer.setdefault(peer, []).append(address)
+    contacts = (Contact(peer, tuple(dict.fromkeys(found))[:MAX_ADDRESSES]) for peer, found in by_peer.items())
     return Invitation(protocol, run_id, tuple(contacts))
 
 
 def write(invitation: Invitation) -> str:
-    """The link. Raises LocalProtocolError for what no reader would take."""
-    contacts = [[contact.peer, list(contact.ways)] for contact in invitation.contacts]
+    """Return the link of an invitation. Raises LocalProtocolError for what no reader would accept."""
+    contacts = [[contact.peer, list(contact.addresses)] for contact in invitation.contacts]
     fields = [invitation.protocol, invitation.run_id, contacts]
     try:
         _build(fields)
@@ -99,7 +101,7 @@ def write(invitation: Invitation) -> str:
 
 
 def read(link: str) -> Invitation:
-    """What a link says; white space around it does not count.
+    """Return the invitation in a link; white space around it does not count.
 
     Raises NewerLinkError, and RemoteProtocolError (N rules) for what is no link, or one with a typo.
     """
@@ -117,7 +119,7 @@ def read(link: str) -> Invitation:
 
 
 def _body(link: str) -> bytes:
-    """The bytes of a link whose checksum is right, without it."""
+    """Return the bytes of a link without the checksum, which was right."""
     _require(link.startswith(SCHEME), "N1", f"it does not begin with {SCHEME}")
     _require(len(link) <= MAX_LINK, "N1", "it is too long")
     text = link.removeprefix(SCHEME)
@@ -144,13 +146,15 @@ def _build(fields: Any) -> Invitation:
 
 def _contact(value: Any) -> Contact:
     _require(isinstance(value, list) and len(value) == 2, "N3", "a peer has not two fields")
-    peer, ways = value
+    peer, addresses = value
     _require(isinstance(peer, str) and _PEER.fullmatch(peer) is not None, "N3", "not the id of a peer")
-    _require(isinstance(ways, list) and 0 < len(ways) <= MAX_WAYS, "N3", "no way to a peer, or too many")
-    for way in ways:
-        _require(isinstance(way, str) and _WAY.fullmatch(way) is not None, "N3", "not a way to a peer")
-    _require(len(set(ways)) == len(ways), "N3", "one way twice")
-    return Contact(peer, tuple(ways))
+    fitting = isinstance(addresses, list) and 0 < len(addresses) <= MAX_ADDRESSES
+    _require(fitting, "N3", "no address of a peer, or too many")
+    for address in addresses:
+        valid = isinstance(address, str) and _ADDRESS.fullmatch(address) is not None
+        _require(valid, "N3", "not an address of a peer")
+    _require(len(set(addresses)) == len(addresses), "N3", "one address twice")
+    return Contact(peer, tuple(addresses))
 
 
 def _checksum(body: bytes) -> bytes:

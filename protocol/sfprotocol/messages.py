@@ -1,12 +1,15 @@
-"""The values that travel between nodes and that the machine keeps: plain, frozen, checked at the codec.
+"""Values that travel between nodes and that the machine keeps: plain, frozen, checked by the codec.
 
-This module refuses to know how they are encoded (codec), signed (signing) or acted upon (machine).
+This module does not know how they are encoded (codec), signed (signing) or acted upon (machine).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+PROTOCOL_VERSION = 1
+"""The version of the protocol (SPEC V1): peers with different versions part with a Goodbye."""
 
 Scalar = int
 """A quantised directional derivative, in units of the manifest's scalar_delta."""
@@ -27,10 +30,11 @@ class RunParameters:
 
     @property
     def last_epoch(self) -> int:
+        """The epoch in which the update budget is used up."""
         return -(-self.update_budget // self.epoch_updates) - 1
 
     def epoch_of(self, known: int) -> int:
-        """The epoch of a new update of a node that knows `known` updates (SPEC U5)."""
+        """Return the epoch of a new update of a node that knows `known` updates (SPEC U5)."""
         return min(known // self.epoch_updates, self.last_epoch)
 
 
@@ -43,7 +47,7 @@ class Feed(NamedTuple):
 
 
 class Update(NamedTuple):
-    """One two-point evaluation as everything above the wire sees it."""
+    """One two-point evaluation, as all code above the wire sees it."""
 
     feed: Feed
     step: int
@@ -61,14 +65,14 @@ class EpochScalars(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message on a link, both ways (SPEC L2)."""
+    """The first message on a link, in both directions (SPEC L2)."""
 
     version: int
     run_id: bytes
     role: int
     """0 trainer, 1 relay."""
     known: int
-    """How many updates the sender knows."""
+    """Number of updates that the sender knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ class Segment:
 
     @property
     def count(self) -> int:
+        """Number of updates."""
         return sum(len(part.scalars) for part in self.parts)
 
     @property
@@ -97,14 +102,14 @@ class Segment:
 
 
 class Position(NamedTuple):
-    """How far somebody is in a feed: `next` is the first step they lack."""
+    """A position in a feed: `next` is the first step that somebody lacks."""
 
     feed: Feed
     next: int
 
 
 class Claim(NamedTuple):
-    """A position, and a tag of what stands before it: equal positions with different tags are a fork, or a
+    """A position, and a tag of the history before it: equal positions with different tags are a fork, or a
     cut that one side has not heard of (SPEC A8)."""
 
     feed: Feed
@@ -130,7 +135,7 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the sender has, as far as it has changed since its last Summary on this link (SPEC A2).
+    """The feeds that the sender has, as far as they have changed since its last Summary (SPEC A2).
 
     With `more` unset, the Summaries and Segments sent on this link up to here show everything the sender has.
     An entry with `next` 0 claims nothing and only teaches the feed's name (SPEC A3).
@@ -144,28 +149,28 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Ask for everything from these positions on (SPEC A4)."""
+    """A request for everything from these positions on (SPEC A4)."""
 
     entries: tuple[Position, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """What the sender has and does not push, because the receiver has said that others do (SPEC FL9)."""
+    """An announcement: what the sender has and does not push (SPEC FL9)."""
 
     entries: tuple[Ahead, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """The sender of this gets these feeds from elsewhere: announce them, do not push them (SPEC FL8)."""
+    """A request to announce these feeds and not to push them: others bring them (SPEC FL8)."""
 
     feed_keys: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """An origin has signed two histories of one feed (SPEC E1). Anybody can check it, whatever they know.
+    """A fork proof: an origin has signed two histories of one feed (SPEC E1). It can be checked on its own.
 
     Both branches begin at step `at`. With equal chain heads there they part in their first update; with
     different ones they have parted somewhere before, and nobody has shown where.
@@ -184,11 +189,11 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What the origin of a feed calls itself (SPEC K1)."""
+    """The name and the team that the origin of a feed gives itself (SPEC K1)."""
 
     feed: Feed
     step: int
-    """How many updates of the feed its origin had made by then; of two cards the later one counts."""
+    """Number of updates of the feed that its origin had made by then; of two cards the later one counts."""
     name: str
     team: str
     signature: bytes
@@ -196,7 +201,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class ManifestRequest:
-    """Asked by a node that does not know the run yet (SPEC L6)."""
+    """A request for the manifest, by a node that does not know the run yet (SPEC L6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +213,7 @@ class ManifestReply:
 
 @dataclass(frozen=True, slots=True)
 class PartRequest:
-    """Asked by a node that lacks the base model: `length` bytes of one part of it (SPEC B3)."""
+    """A request for `length` bytes of one part of the base model (SPEC B3)."""
 
     listing: bytes
     """The hash of the model's listing."""
@@ -220,16 +225,16 @@ class PartRequest:
 
 @dataclass(frozen=True, slots=True)
 class PartReply:
-    """Bytes of a part; none means not now, and size 0 that it is not to be had here (SPEC B3)."""
+    """Bytes of a part; no bytes mean "not now", and size 0 means that the part is not here (SPEC B3)."""
 
     size: int
-    """Of the whole part."""
+    """Bytes of the whole part."""
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """Last message on a link (SPEC L5)."""
+    """The last message on a link (SPEC L5)."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""What may be a name or a team: short, and nothing but what it looks like (SPEC K2)."""
+"""Names and teams of origins: short, and nothing but what they look like (SPEC K2)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _UNREADABLE = (
     (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0x10FFFF),
 )  # fmt: skip
 """Code points that show nothing, turn the direction of writing, or mean something to a terminal (SPEC K2).
-Ranges and not Unicode's categories, which grow from one version of Unicode to the next."""
+Ranges and not Unicode's categories, which change from one version of Unicode to the next."""
 
 
 class Names(NamedTuple):
-    """What somebody wants to be called; empty for nothing."""
+    """The name and the team that an origin gives itself; empty if it gives none."""
 
     name: str = ""
     team: str = ""
@@ -27,8 +27,8 @@ class Names(NamedTuple):
 NAMELESS = Names()
 
 
-def fault(text: str) -> str:
-    """What is wrong with a name or a team, or empty (SPEC K2)."""
+def fault(text: str) -> str | None:
+    """Return the fault of a name or a team, None if it has none (SPEC K2)."""
     if len(text.encode("utf-8", "surrogatepass")) > MAX_NAME:
         return f"it takes more than {MAX_NAME} bytes"
     if text != text.strip(" "):
@@ -37,4 +37,4 @@ def fault(text: str) -> str:
         return "it has characters that cannot be seen"
     if any(0xD800 <= ord(letter) <= 0xDFFF for letter in text):
         return "it is no Unicode"
-    return ""
+    return None

@@ -23,7 +23,7 @@ I64 = NDArray[np.int64]
 
 
 class Coordinates(NamedTuple):
-    """Where one update touches every target layer's core; arrays of shape (updates, layers)."""
+    """The entries of every target layer's core that updates touch; arrays of shape (updates, layers)."""
 
     row: I64
     """i in 0..rank-1: the column of U."""
@@ -34,7 +34,7 @@ class Coordinates(NamedTuple):
 
 
 def mix64(values: U64) -> U64:
-    """SplitMix64's finaliser, elementwise (Steele, Lea, Flood 2014; SPEC R1)."""
+    """Return SplitMix64's finaliser of each value (Steele, Lea, Flood 2014; SPEC R1)."""
     return _mix64_in_place(values.copy())
 
 
@@ -49,28 +49,28 @@ def _mix64_in_place(z: U64) -> U64:
 
 
 def stream(key: int, first: int, count: int) -> U64:
-    """Values `first .. first + count - 1` of the stream of `key` (SPEC R2); shape (count,)."""
+    """Return values `first .. first + count - 1` of the stream of `key` (SPEC R2); shape (count,)."""
     counters = np.arange(first + 1, first + count + 1, dtype=np.uint64)
     return mix64(np.uint64(key & _MASK) + counters * np.uint64(GOLDEN))
 
 
 def derive_key(*parts: bytes) -> int:
-    """A 64-bit key: the first 8 bytes, big-endian, of BLAKE2b-512 over the concatenated parts (SPEC R3)."""
+    """Return a 64-bit key: the first 8 bytes, big-endian, of BLAKE2b-512 over the joined parts (SPEC R3)."""
     return int.from_bytes(hashlib.blake2b(b"".join(parts)).digest()[:8], "big")
 
 
 def feed_key(run_id: bytes, origin: bytes, incarnation: int) -> int:
-    """The 64-bit key of a feed (SPEC R4): run id (32 bytes), origin (32), incarnation (8, big-endian)."""
+    """Return the key of a feed (SPEC R4): run id (32 bytes), origin (32), incarnation (8, big-endian)."""
     return derive_key(run_id, origin, incarnation.to_bytes(8, "big"))
 
 
 def update_seeds(key: int, first_step: int, count: int) -> U64:
-    """The seeds of steps `first_step ..` of the feed with this key (SPEC R5); shape (count,)."""
+    """Return the seeds of steps `first_step ..` of the feed with this key (SPEC R5); shape (count,)."""
     return stream(key, first_step, count)
 
 
 def coordinates(seeds: U64, layers: int, rank: int) -> Coordinates:
-    """Coordinates and signs that the updates with these seeds touch (SPEC R6).
+    """Return the coordinates that the updates with these seeds touch, and the signs (SPEC R6).
 
     Layer l of an update reads value l of the stream keyed by its seed: bits 0.. give the row, bits 24..
     the column (rank is a power of two, at most 2**16), bit 63 the sign (set means -1).
@@ -87,7 +87,7 @@ def coordinates(seeds: U64, layers: int, rank: int) -> Coordinates:
 
 
 def basis_signs(run_id: bytes, epoch: int, layer: int, side: str, rows: int, rank: int) -> NDArray[np.int8]:
-    """The `random` basis (SPEC R7): a (rows, rank) int8 matrix of +1/-1.
+    """Return one side of the `random` basis (SPEC R7): a (rows, rank) int8 matrix of +1/-1.
 
     `side` is "U" (rows = out_features) or "V" (rows = in_features). Entry e = row * rank + column is bit
     e % 64 of value e // 64 of the stream; a set bit means -1.
@@ -100,7 +100,7 @@ def basis_signs(run_id: bytes, epoch: int, layer: int, side: str, rows: int, ran
 
 
 def batch_rows(seed: int, batch_size: int, rows: int) -> I64:
-    """Indices of the mini-batch of the update with this seed, drawn with replacement (SPEC R8).
+    """Return the rows of the mini-batch of the update with this seed, drawn with replacement (SPEC R8).
 
     Value k of the stream keyed by `mix64(seed XOR "batch")` modulo `rows`; shape (batch_size,).
     """

@@ -17,15 +17,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sfprotocol.messages import Card, EpochScalars, Feed
 
 Sign = Callable[[bytes], bytes]
-"""Signs a message with the node's own Ed25519 key; returns 64 bytes."""
+"""A function that signs a message with the node's own Ed25519 key and returns 64 bytes."""
 
 Verify = Callable[[bytes, Feed, int, bytes, bytes], bool]
-"""`verifies` below, or the same function with a memory: a simulated swarm checks a signature once."""
+"""`verifies` below, or the same function with a cache: a simulated swarm checks a signature once."""
 
 _PRIME = 2**255 - 19
 _ORDER_EIGHT = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
 _WEAK = {0, 1, _PRIME - 1, _ORDER_EIGHT, _PRIME - _ORDER_EIGHT}
-"""The y of the curve's eight points of small order: under such a key anybody can sign."""
+"""The y-coordinates of the curve's eight points of small order: under such a key anybody can sign."""
 
 _CHAIN = b"sfnode-chain"
 _HEAD = b"sfnode-head"
@@ -34,13 +34,13 @@ _link = struct.Struct(">Ih").pack
 
 
 def genesis(run_id: bytes, feed: Feed) -> bytes:
-    """The chain hash of an empty feed (SPEC S1); 32 bytes."""
+    """Return the chain hash of an empty feed (SPEC S1); 32 bytes."""
     name = run_id + feed.origin + feed.incarnation.to_bytes(8, "big")
     return hashlib.blake2b(name, digest_size=32, person=_CHAIN).digest()
 
 
 def extend(chain: bytes, parts: Iterable[EpochScalars]) -> bytes:
-    """The chain hash after these updates (SPEC S2).
+    """Return the chain hash after these updates (SPEC S2).
 
     Per update: BLAKE2b-256(chain | epoch as u32 | scalar as i16), big-endian.
     """
@@ -52,25 +52,25 @@ def extend(chain: bytes, parts: Iterable[EpochScalars]) -> bytes:
 
 
 def head_message(run_id: bytes, feed: Feed, stop: int, chain: bytes) -> bytes:
-    """What an origin signs: the chain head of its feed after `stop` updates (SPEC S3)."""
+    """Return what an origin signs: the chain head of its feed after `stop` updates (SPEC S3)."""
     return b"".join(
         (_HEAD, run_id, feed.origin, feed.incarnation.to_bytes(8, "big"), stop.to_bytes(8, "big"), chain)
     )
 
 
 def sound(origin: bytes) -> bool:
-    """Whether all implementations of Ed25519 take this for the same, usable key (SPEC S5)."""
+    """Return whether all implementations of Ed25519 take this for the same, usable key (SPEC S5)."""
     y = int.from_bytes(origin, "little") & ((1 << 255) - 1)
     return y < _PRIME and y not in _WEAK
 
 
 def verifies(run_id: bytes, feed: Feed, stop: int, chain: bytes, signature: bytes) -> bool:
-    """Whether `signature` is the origin's over this chain head (SPEC S5)."""
+    """Return whether `signature` is the origin's over this chain head (SPEC S5)."""
     return signed_by(feed.origin, head_message(run_id, feed, stop, chain), signature)
 
 
 def card_message(run_id: bytes, card: Card) -> bytes:
-    """What an origin signs of a card (SPEC K1)."""
+    """Return the message that an origin signs for a card (SPEC K1)."""
     numbers = card.feed.incarnation.to_bytes(8, "big") + card.step.to_bytes(8, "big")
     texts = (text.encode() for text in (card.name, card.team))
     lengths_and_texts = (bytes((len(text),)) + text for text in texts)
@@ -78,7 +78,7 @@ def card_message(run_id: bytes, card: Card) -> bytes:
 
 
 def signed_by(origin: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` is that of `origin` over `message` (SPEC S5)."""
+    """Return whether `signature` is that of `origin` over `message` (SPEC S5)."""
     if not sound(origin):
         return False
     try:

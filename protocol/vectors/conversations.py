@@ -10,41 +10,42 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from plain import plain
 
-from sfprotocol import codec
-from sfprotocol.events import (
-    Action,
-    Admit,
-    Cut,
-    Drop,
-    Event,
-    Examine,
-    Examined,
-    LinkDown,
-    LinkUp,
-    OwnUpdates,
-    Received,
-    Serve,
-    Served,
-    ShowProof,
-    Transmit,
-    Wake,
-    Writable,
-)
-from sfprotocol.flood import HAVE_DELAY
-from sfprotocol.frontier import Frontier, drop_updates, first_updates
-from sfprotocol.inquiry import INQUIRY_TIME
+from sfprotocol.anti_entropy import SYNC_INTERVAL
+from sfprotocol.events import Action, Admit, Event, LinkDown, LinkUp, OwnUpdates, Received, Wake, Writable
+from sfprotocol.frontier import Frontier
+from sfprotocol.host import Close, Commit, Send
+from sfprotocol.host import Host as ProtocolHost
+from sfprotocol.inquiries import INQUIRY_TIME
 from sfprotocol.machine import ASK_TIMEOUT, Machine
 from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
+from sfprotocol.plumtree import HAVE_DELAY
+from sfprotocol.segments import first_updates, join, without_front
 from sfprotocol.signing import extend, genesis
-from sfprotocol.sync import SYNC_INTERVAL
 
 RUN = RunParameters(bytes(range(32)), epoch_updates=4, update_budget=40, scalar_bytes=2, scalar_limit=1000)
 NEW_INCARNATION = 4_000_000_000
+
+
+class Recorded(Machine):
+    """A machine that writes down every call, and is due only when the script says so."""
+
+    due = False
+    write_down: Callable[[Event, list[Action]], None]
+
+    def next_deadline(self) -> float:
+        return float("-inf") if self.due else float("inf")
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        self.due = self.due and not isinstance(event, Wake)
+        actions = super().handle(event, now)
+        self.write_down(event, actions)
+        return actions
 
 
 class Host:
@@ -61,11 +62,10 @@ class Host:
         frontier = Frontier(run)
         for admit in past:
             frontier.advance(admit.feed, admit.segment.stop, admit.chain, admit.segment.parts[-1].epoch)
-            self.log.setdefault(admit.feed, []).append(admit.segment)
         self.start = [
             {**plain(s.feed), "next": s.next, "chain": s.chain.hex(), "epoch": s.epoch} for s in frontier
         ]
-        self.machine = Machine(
+        self.machine = Recorded(
             run,
             frontier,
             own=self.own,
@@ -74,24 +74,31 @@ class Host:
             proven=self.proven,
             now=0.0,
         )
-        self.admitted: list[Admit] = list(past)
+        self.admitted: list[Admit] = []
+        self.append(Commit(tuple(past)))
+        self.host = ProtocolHost(self.machine, self)
         self.links: dict[int, tuple[Host, int]] = {}
 
-    def read(self, feed: Feed, first: int, hops: int) -> Segment:
-        """Everything of `feed` from `first` on; here every segment has one epoch."""
-        last = self.log[feed][-1]
-        merged: dict[int, tuple[int, ...]] = {}
-        for segment in self.log[feed]:
-            for epoch, scalars in segment.parts:
-                merged[epoch] = merged.get(epoch, ()) + scalars
-        parts = tuple(EpochScalars(epoch, scalars) for epoch, scalars in merged.items())
-        return Segment(last.feed_key, first, drop_updates(parts, first), last.signature, hops)
+    # -- the store ---------------------------------------------------------------------------------
+
+    def append(self, commit: Commit) -> None:
+        self.admitted += commit.admits
+        for admit in commit.admits:
+            self.log.setdefault(admit.feed, []).append(admit.segment)
+        self.proofs.update({cut.proof.feed: cut.proof for cut in commit.cuts})
+
+    def read(self, feed: Feed, first: int, max_updates: int = 0) -> Segment:
+        """Return everything of `feed` from `first` on in one segment."""
+        return without_front(join(self.log[feed], 0, self.machine.run.update_budget), first)
 
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
-        """The chain head before `step`, and everything from there on."""
-        whole = self.read(feed, 0, 0)
+        """Return the chain head before `step`, and everything from there on."""
+        whole = self.read(feed, 0)
         chain = extend(genesis(self.machine.run.run_id, feed), first_updates(whole.parts, step))
-        return chain, self.read(feed, step, 0)
+        return chain, self.read(feed, step)
+
+    def proof(self, feed: Feed) -> Proof | None:
+        return self.proofs.get(feed)
 
 
 class Conversation:
@@ -108,8 +115,9 @@ class Conversation:
     def host(
         self, name: str, run: RunParameters = RUN, *, relay: bool = False, past: list[Admit] | None = None
     ) -> Host:
-        self.hosts[name] = Host(name, run, relay=relay, past=past or [])
-        return self.hosts[name]
+        host = self.hosts[name] = Host(name, run, relay=relay, past=past or [])
+        host.machine.write_down = partial(self._write_down, name)
+        return host
 
     def connect(self, one: Host, other: Host) -> None:
         near, far = len(one.links) + 1, len(other.links) + 1
@@ -134,7 +142,8 @@ class Conversation:
         """Let time pass, then wake everybody in turn."""
         self._now += seconds
         for host in self.hosts.values():
-            self._post(host, Wake())
+            host.machine.due = True
+            self._round(host)
             self._drain()
 
     # -- the network -------------------------------------------------------------------------------
@@ -144,42 +153,36 @@ class Conversation:
 
     def _drain(self) -> None:
         while self._queue:
-            self._handle(*self._queue.popleft())
+            host, event = self._queue.popleft()
+            host.host.post(event)
+            self._round(host)
 
-    def _handle(self, host: Host, event: Event) -> None:
-        actions = host.machine.handle(event, self._now)
+    def _round(self, host: Host) -> None:
+        """Run rounds of this host until it has nothing more to do by itself."""
+        while host.host.waiting or host.machine.due:
+            if commit := host.host.decide(self._now):
+                host.append(commit)
+            for effect in host.host.carry_out():
+                match effect:
+                    case Send():
+                        self._send(host, effect)
+                    case Close(link=link):
+                        other, far = host.links[link]
+                        self._post(other, LinkDown(far))
+
+    def _send(self, host: Host, send: Send) -> None:
+        if not isinstance(send.message, Segment):
+            self._carry(host, send.link, send.frame)
+            return
+        meddled = self._meddle.pop(0)(send.frame) if self._meddle else send.frame
+        if meddled is not None:
+            self._carry(host, send.link, meddled)
+        self._post(host, Writable(send.link))
+
+    def _write_down(self, name: str, event: Event, actions: list[Action]) -> None:
         self.steps.append(
-            {"machine": host.name, "now": self._now, "event": plain(event), "actions": plain(tuple(actions))}
+            {"machine": name, "now": self._now, "event": plain(event), "actions": plain(tuple(actions))}
         )
-        for action in actions:
-            self._do(host, action)
-
-    def _do(self, host: Host, action: Action) -> None:
-        match action:
-            case Admit():
-                host.admitted.append(action)
-                host.log.setdefault(action.feed, []).append(action.segment)
-            case Transmit(link=link, message=message):
-                self._carry(host, link, codec.encode(message))
-            case Serve(link=link, feed=feed, first=first, hops=hops):
-                segment = host.read(feed, first, hops)
-                self._handle(host, Served(link, feed, segment.stop, hops))
-                frame = codec.encode(segment)
-                meddled = self._meddle.pop(0)(frame) if self._meddle else frame
-                if meddled is not None:
-                    self._carry(host, link, meddled)
-                self._post(host, Writable(link))
-            case Cut(proof=proof):
-                host.proofs[proof.feed] = proof
-            case ShowProof(link=link, feed=feed):
-                self._carry(host, link, codec.encode(host.proofs[feed]))
-            case Examine(link=link, feed=feed, against=against):
-                step = against.at if isinstance(against, Proof) else against.first
-                kept = host.proofs.get(feed)
-                self._handle(host, Examined(link, feed, against, *host.past(feed, step), kept))
-            case Drop(link=link):
-                other, far = host.links[link]
-                self._post(other, LinkDown(far))
 
     def _carry(self, host: Host, link: int, frame: bytes) -> None:
         other, far = host.links[link]
@@ -266,7 +269,7 @@ def another_run() -> Conversation:
 
 
 def _past(updates: int, *others: int) -> list[Admit]:
-    """What alice's log holds after so many updates, and then some with these scalars."""
+    """Return alice's log after this many updates and some more with these scalars."""
     talk = Conversation("")
     alice = talk.host("alice")
     for scalar in (*range(updates), *others):
@@ -319,7 +322,7 @@ def a_fork() -> Conversation:
 
 
 def conversations() -> dict[str, Any]:
-    """All of flood.json."""
+    """Return the contents of flood.json."""
     scripts = (
         two_nodes, a_line, a_gap, a_lost_tail, a_forgery, another_run, a_witness, an_old_backup, no_witness,
         the_tree, a_fork,

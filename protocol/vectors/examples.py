@@ -1,4 +1,4 @@
-"""Messages of every type, small and at their limits, and bytes that are none: the content of codec.json."""
+"""The contents of codec.json: messages of every type, small and at their limits, and invalid bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PARTS = (EpochScalars(0, (5, -7, 32767)), EpochScalars(1, (0, -32767)), EpochSca
 
 
 def messages() -> list[tuple[str, Message, int]]:
-    """Every type, small and at its limits, with the width of scalars."""
+    """Return messages of every type, small and at their limits, with the width of scalars."""
     key, signature = 2**64 - 1, bytes(range(64))
     feeds = sorted(Feed(origin, number) for origin in ORIGINS for number in (0, 300))
     entries = tuple(Position(feed, 2**32 - 1 - index) for index, feed in enumerate(feeds))
@@ -84,7 +84,7 @@ def _packed(*fields: Any) -> bytes:
 
 
 def bad_encodings() -> list[tuple[str, str, bytes]]:
-    """Bytes that a node whose run has 16-bit scalars must refuse, and why."""
+    """Return bytes that a node whose run has 16-bit scalars must refuse, with the reasons."""
     return [*_bad_shapes(), *_bad_forms(), *_bad_fields(), *_bad_segments(), *_bad_entries()]
 
 

@@ -1,4 +1,4 @@
-"""Writes the test vectors beside this file from the reference implementation (SPEC.md says what they pin).
+"""Write the test vectors beside this file from the reference implementation (SPEC.md says what they pin).
 
     python protocol/vectors/generate.py
 
@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import conversations
-import examples
 import msgpack
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from plain import plain
 
-from sfprotocol import PROTOCOL_VERSION, codec, invitation, listing, seeds
-from sfprotocol.frontier import Frontier, first_updates
+import examples
+from sfprotocol import PROTOCOL_VERSION, codec, invitation, model_listing, seeds
+from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Card, EpochScalars, Feed, RunParameters, Segment
+from sfprotocol.segments import first_updates
 from sfprotocol.signing import card_message, extend, genesis, head_message
 
 HERE = Path(__file__).parent
@@ -207,7 +208,7 @@ def _chain(chain: bytes) -> list[dict[str, Any]]:
 
 
 def segments(secret: bytes, feed: Feed) -> list[Segment]:
-    """The feed in three segments, then the last two joined, then all of it (SPEC S6)."""
+    """Return the feed in three segments, then the last two joined, then all of it (SPEC S6)."""
     cuts = [(0, PARTS[:1]), (3, PARTS[1:2]), (5, PARTS[2:]), (3, PARTS[1:]), (0, PARTS)]
     return [_segment(secret, feed, first, parts) for first, parts in cuts]
 
@@ -220,7 +221,7 @@ def _segment(secret: bytes, feed: Feed, first: int, parts: tuple[EpochScalars, .
 
 
 def forgeries(whole: Segment) -> list[tuple[str, Segment]]:
-    """Segments that must not verify on an empty feed."""
+    """Return segments that must not verify on an empty feed."""
     other_scalar = (EpochScalars(0, (5, -7, 32766)), *whole.parts[1:])
     other_epoch = (*whole.parts[:2], EpochScalars(8, (1,)))
     signature = bytes([whole.signature[0] ^ 1]) + whole.signature[1:]
@@ -248,7 +249,7 @@ def _digest(count: int) -> dict[str, Any]:
 
 
 def _cut_digest() -> dict[str, Any]:
-    """A feed that is cut at step 2, and one of which nothing counts."""
+    """Return a feed that is cut at step 2, and one of which nothing counts."""
     frontier = Frontier(RUN)
     for secret, parts, at in zip(SECRETS, (PARTS, ()), (2, 0), strict=True):
         feed = Feed(origin(secret), 3)
@@ -275,7 +276,7 @@ def _written(frontier: Frontier) -> dict[str, Any]:
 
 
 def _weak_origins() -> list[bytes]:
-    """Keys of small order, then encodings of y that are not below the prime (SPEC S5)."""
+    """Return keys of small order, then encodings of y that are not below the prime (SPEC S5)."""
     prime = 2**255 - 19
     eight = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
     values = [0, 1, prime - 1, eight, prime - eight, eight + 2**255, prime, prime + 1, prime + 3, 2**255 - 1]
@@ -303,25 +304,25 @@ def codec_vectors() -> dict[str, Any]:
 
 FILES = {
     "config.json": b"{}",
-    "model.safetensors": bytes(listing.PIECE) + bytes(range(256)) * 4096 + b"the last piece",
+    "model.safetensors": bytes(model_listing.PIECE) + bytes(range(256)) * 4096 + b"the last piece",
 }
 """The first piece of the second file is all zeros, the second counts bytes, the third is a few words."""
 
 
 def sharing_vectors() -> dict[str, Any]:
     files = [_listed(name, content) for name, content in FILES.items()]
-    encoded = listing.encode(files)
+    encoded = model_listing.encode(files)
     pieces = [
         {"name": piece.name, "offset": piece.offset, "size": piece.size, "hash": piece.hash.hex()}
-        for piece in listing.decode(encoded).pieces()
+        for piece in model_listing.decode(encoded).pieces()
     ]
-    return {"listing": encoded.hex(), "hash": listing.hash_listing(encoded).hex(), "parts": pieces}
+    return {"listing": encoded.hex(), "hash": model_listing.hash_listing(encoded).hex(), "parts": pieces}
 
 
-def _listed(name: str, content: bytes) -> listing.ListedFile:
-    cuts = range(0, len(content), listing.PIECE)
-    hashes = b"".join(listing.hash_piece(content[cut : cut + listing.PIECE]) for cut in cuts)
-    return listing.ListedFile(name, len(content), hashes)
+def _listed(name: str, content: bytes) -> model_listing.ListedFile:
+    cuts = range(0, len(content), model_listing.PIECE)
+    hashes = b"".join(model_listing.hash_piece(content[cut : cut + model_listing.PIECE]) for cut in cuts)
+    return model_listing.ListedFile(name, len(content), hashes)
 
 
 # -- invitations.json --------------------------------------------------------------------------------
@@ -380,7 +381,7 @@ def _link(body: bytes) -> str:
 
 
 def vectors() -> dict[str, str]:
-    """The text of every file by its name."""
+    """Return the text of every file by its name."""
     files = {
         "seeds.json": seed_vectors(),
         "manifest.json": manifest_vectors(),

@@ -1,4 +1,4 @@
-"""Values of the protocol as plain JSON: how the vectors write messages, events and actions.
+"""Values of the protocol as plain JSON, as the vectors write messages, events and actions.
 
 A value with a type is an object with its name under "type"; bytes are hexadecimal; 64-bit fields are decimal
 strings; a feed is spread into "origin" and "incarnation" where it stands alone and is an object elsewhere.
@@ -12,11 +12,11 @@ from typing import Any
 from sfprotocol.messages import Ahead, Branch, Claim, EpochScalars, Feed, Position
 
 WIDE = frozenset({"feed_key", "known"})
-"""Fields of 64 bits."""
+"""Names of fields that have 64 bits."""
 
 
 def plain(value: Any) -> Any:
-    """JSON for a message, event, action, or a part of one."""
+    """Return the JSON of a message, event or action, or of a part of one."""
     match value:
         case bytes():
             return value.hex()

@@ -1,4 +1,4 @@
-"""MeZO's in-place step (Malladi et al. 2023, Algorithm 1), written here as the reference to compare with.
+"""MeZO's in-place step (Malladi et al. 2023, Algorithm 1), the reference for comparison.
 
 Every trained parameter is perturbed where it lies by a generator that is reset to the same seed each time,
 so the direction needs no memory; the price is that all weights are written four times per step. It knows
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class MezoStep(NamedTuple):
-    """What a step measured."""
+    """Outcome of one step."""
 
     gradient: float
     """The projected gradient (L+ - L-) / (2 eps)."""
@@ -31,7 +31,7 @@ def mezo_step(
     epsilon: float,
     learning_rate: float,
 ) -> MezoStep:
-    """One step on `parameters`, in place; `loss` evaluates the same mini-batch at their current values."""
+    """Take one step on `parameters`, in place; `loss` evaluates the mini-batch at their current values."""
     with torch.no_grad():
         _add_noise(parameters, seed, epsilon)
         plus = loss()

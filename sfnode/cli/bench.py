@@ -1,4 +1,4 @@
-"""`sfnode bench`: what this machine can do with a model; the measuring is done by `sfnode.baselines`."""
+"""`sfnode bench`: what this machine can do with a model. `sfnode.bench` measures, `bench_output` prints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from sfnode.cli import benchview
+from sfnode.cli import bench_output
 from sfnode.cli.options import (
     device_option,
     dtype_option,
@@ -18,17 +18,17 @@ from sfnode.cli.options import (
     run_option,
     threads_option,
 )
-from sfnode.config import Manifest
-from sfnode.engine.presets import DEFAULT_MODEL
+from sfnode.manifest import Manifest
+from sfnode.tasks.presets import DEFAULT_MODEL
 
 BATCHES = (1, 4, 16)
-"""A row at a time, MeZO's usual size for a volunteer, and one that fills a processor."""
+"""Default batch sizes: one row, MeZO's usual size for a volunteer, and one that fills a processor."""
 
 MOST_TOKENS = 65_535
-"""With its answer, as many as a task's max_tokens allows."""
+"""Tokens of the longest prompt; with its answer, as many as a task's max_tokens allows."""
 
 
-@click.command(short_help="Show what this machine can do with a model.")
+@click.command
 @option(
     "--model",
     metavar="SOURCE",
@@ -93,21 +93,21 @@ def bench(
     manifest = Manifest.from_toml(run) if run else None
     import torch
 
-    from sfnode.baselines.subject import Wanted
-    from sfnode.cli.benchstory import Plan, told
+    from sfnode.bench.runner import Plan, run_benchmark
+    from sfnode.bench.subject import SubjectSpec
 
     if threads:
         torch.set_num_threads(threads)
-    wanted = Wanted(source=model or "", run=manifest, tokens=tokens, device=device, dtype=dtype, rank=rank)
+    spec = SubjectSpec(source=model or "", run=manifest, tokens=tokens, device=device, dtype=dtype, rank=rank)
     plan = Plan(batches, queries, compare == "mezo", repetitions)
-    result = told(wanted, plan, _say)
+    result = run_benchmark(spec, plan, _say)
     if as_json:
         click.echo(result.model_dump_json(indent=2))
     else:
-        benchview.show(result, Console())
+        bench_output.show(result, Console())
 
 
 def _say(what: str) -> None:
-    """Progress, for somebody who looks on; a line each: a moving one would take time from what is timed."""
+    """Print progress as plain lines at a terminal; a moving bar would take time from what is timed."""
     if sys.stderr.isatty():
         click.echo(what, err=True)

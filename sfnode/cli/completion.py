@@ -1,4 +1,4 @@
-"""`sfnode completion`: the script that makes a shell complete our commands, options and their values."""
+"""`sfnode completion`: a script with which a shell completes commands, options and their values."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ SHELLS = ("bash", "zsh", "fish")
 
 PROGRAM = "sfnode"
 VARIABLE = "_SFNODE_COMPLETE"
-"""With which the script asks sfnode for completions; click derives it from the program's name."""
+"""The variable with which the script asks for completions; click derives it from the program's name."""
 
 
-@click.command(short_help="Print the script that completes commands in your shell.")
+@click.command
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:

@@ -1,4 +1,4 @@
-"""`sfnode doctor`: would a node work here? The looking is done by `sfnode.doctor`."""
+"""`sfnode doctor`: would a node work here? `sfnode.doctor` examines; this module prints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sfnode.cli.ending import DONE, FAILED, interruptible
+from sfnode.cli.exit import DONE, FAILED
 from sfnode.cli.options import (
     data_dir_option,
     device_option,
@@ -30,7 +30,7 @@ COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 
 
 def parse_ntp(_context: Any, _parameter: Any, value: str) -> tuple[str, int] | None:
-    """`HOST[:PORT]`, or `none`."""
+    """Return `HOST[:PORT]` as (host, port), and `none` as None."""
     if value == "none":
         return None
     host, colon, port = value.partition(":")
@@ -39,15 +39,15 @@ def parse_ntp(_context: Any, _parameter: Any, value: str) -> tuple[str, int] | N
     return host, int(port or NTP_PORT)
 
 
-@click.command(short_help="Find out what would keep a node from working here.")
+@click.command
 @link_argument
-@peers_option("Address of a node of the run, to be tried; repeat for more.  [default: those met before]")
+@peers_option("Address of a node of the run, to be tried. Repeat for more.  [default: those met before]")
 @run_option("Run manifest.  [default: the data folder's, or the peers']")
 @data_dir_option
 @option("--model", default="", metavar="SOURCE", help="Would this model fit? A folder, or shape:NAME.")
 @device_option
 @dtype_option
-@host_maddrs_option("Where the node would listen. Repeat for more.")
+@host_maddrs_option("Address on which the node would listen. Repeat for more.")
 @option(
     "--ntp",
     default=NTP_SERVER,
@@ -65,25 +65,26 @@ def parse_ntp(_context: Any, _parameter: Any, value: str) -> tuple[str, int] | N
 def doctor(link: str | None, as_json: bool, **fields: Any) -> int:
     """Examine this machine, its network and the peers (those of LINK, too), as a node would use them.
 
-    Tells what is wrong and what to do. Takes about 15 seconds, joins nothing and leaves nothing behind. Every
-    finding has a number, which docs/doctor.md explains. Exit status 1 if there is a problem.
+    Prints what is wrong and what to do. Takes about 15 seconds, joins nothing and leaves nothing behind.
+    Every finding has a number, which docs/doctor.md explains. Exit status 1 if there is a problem.
     """
     import uvloop
 
-    from sfnode.doctor.case import Case
-    from sfnode.doctor.examine import examine
-    from sfnode.runtime.invitations import read_link
+    from sfnode.cli.event_loop import run
+    from sfnode.doctor.context import Case
+    from sfnode.doctor.examination import examine
+    from sfnode.peers.invitations import read_link
 
     if link:
         fields["peers"] = (*read_link(link).addresses, *fields["peers"])
     if sys.stderr.isatty():
         click.echo("examining (about 15 s) ...", err=True)
-    result = uvloop.run(interruptible(examine(Case(**fields))))
-    click.echo(result.model_dump_json(indent=2) if as_json else _told(result))
+    result = run(examine(Case(**fields)), uvloop.run)
+    click.echo(result.model_dump_json(indent=2) if as_json else _lines(result))
     return FAILED if result.problems else DONE
 
 
-def _told(result: Examination) -> str:
+def _lines(result: Examination) -> str:
     lines = []
     for one in result.findings:
         verdict = click.style(f"{one.verdict:<8}", fg=COLOURS[one.verdict])

@@ -11,21 +11,21 @@ from typing import Any
 import click
 
 from sfnode.cli.options import F, option
-from sfnode.config import Manifest, Training
-from sfnode.engine.presets import DEFAULT_MODEL, PRESETS, default_run
 from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest, Training
+from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
 
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat")
 
 CUSTOM = "custom"
-"""What one answers, when asked for the task, to describe one's own."""
+"""Answer to the question for the task with which the user describes one."""
 
 NO_MODULES = "none"
-"""In place of patterns: train no linear layer, but other parameters alone."""
+"""Value in place of patterns: train no linear layer, only other parameters."""
 
 
 def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[str, str] | None:
-    """`0=terrible,1=great` as a table."""
+    """Return `0=terrible,1=great` as a table."""
     if value is None:
         return None
     pairs = [item.partition("=") for item in value.split(",")]
@@ -35,7 +35,7 @@ def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[
 
 
 def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[str, ...] | None:
-    """`q_proj,v_proj` as a tuple; `none` as an empty one."""
+    """Return `q_proj,v_proj` as a tuple, and `none` as an empty one."""
     if value is None or value.strip().lower() == NO_MODULES:
         return None if value is None else ()
     patterns = tuple(item.strip() for item in value.split(","))
@@ -45,14 +45,14 @@ def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[s
 
 
 def number_option(flag: str, text: str) -> Callable[[F], F]:
-    """The option for a number of the manifest's training section; the help names the section's default."""
+    """Add the option for a number of the manifest's training section; its help names the default."""
     default = getattr(Training(), flag.removeprefix("--").replace("-", "_"))
     kind = type(default)
     what = "COUNT" if kind is int else "NUMBER"
     return option(flag, type=kind, metavar=what, help=f"{text}  [default: {default:g}]")
 
 
-@click.command(short_help="Write the manifest of a new run.")
+@click.command
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False), default="run.toml")
 @option("--name", metavar="NAME", help="Name of the run.  [default: the task]")
 @option("--model", metavar="SOURCE", help=f"Base model: a folder, a Hugging Face id, or {DEFAULT_MODEL}.")
@@ -82,43 +82,50 @@ def number_option(flag: str, text: str) -> Callable[[F], F]:
 @option(
     "--metric",
     type=click.Choice(["accuracy", "f1"]),
-    help="classification: what the model is measured by.  [default: accuracy]",
+    help="classification: the metric of the model.  [default: accuracy]",
 )
-@option("--max-tokens", type=int, metavar="COUNT", help="Longer prompts lose their beginning.")
+@option(
+    "--max-tokens",
+    type=int,
+    metavar="COUNT",
+    help="Most tokens of a prompt; longer ones lose their beginning.",
+)
 @option(
     "--train",
     metavar="SOURCE",
     help="Training data: a .tsv, .csv, .jsonl or .parquet file or hf:NAME[:CONFIG]:SPLIT. A task of your own "
     "may have none: every trainer then brings its own with `join --data`.",
 )
-@option("--test", metavar="SOURCE", help="Held-out data for measuring the model, likewise.")
-@option("--train-limit", type=int, metavar="COUNT", help="Use so many of the training rows.")
-@option("--train-min-words", type=int, metavar="COUNT", help="Use only training rows with so many words.")
-@option("--test-limit", type=int, metavar="COUNT", help="Use so many of the test rows.")
+@option("--test", metavar="SOURCE", help="Held-out data for measuring the model, in the same form.")
+@option("--train-limit", type=int, metavar="COUNT", help="Use only so many training rows.")
+@option(
+    "--train-min-words", type=int, metavar="COUNT", help="Use only training rows with at least so many words."
+)
+@option("--test-limit", type=int, metavar="COUNT", help="Use only so many test rows.")
 @number_option("--rank", "Dimensions of a layer's subspace; a power of two.")
-@number_option("--epsilon", "How far the two points lie from the middle.")
-@number_option("--learning-rate", "Per update, not per round.")
+@number_option("--epsilon", "Distance of the two points from the middle.")
+@number_option("--learning-rate", "Learning rate per update, not per round.")
 @option(
     "--schedule",
     type=click.Choice(["constant", "linear", "cosine"]),
-    help="Of the learning rate, over the epochs.  [default: constant]",
+    help="How the learning rate changes over the epochs.  [default: constant]",
 )
 @number_option("--batch-size", "Rows of one update's mini-batch.")
 @number_option("--epoch-updates", "Updates for which one subspace serves.")
 @number_option("--update-budget", "Updates after which the run is complete.")
 @option("--force", is_flag=True, help="Overwrite OUT.")
 def init(out: Path, force: bool, **given: Any) -> None:
-    """Write a run manifest to OUT (default run.toml): model, task, data and the numbers of the rule.
+    """Write a run manifest to OUT (default run.toml): model, task, data and the numbers of training.
 
-    Asks when there are no options, or, without a terminal, describes the built-in run (whose numbers are not
-    the defaults below, but its own). The manifest never changes: its hash is the identity of the run.
+    Asks when there are no options, or, without a terminal, describes the built-in run (which has numbers of
+    its own, not the defaults below). The manifest never changes: its hash is the identity of the run.
     """
     if out.exists() and not force:
         raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file, or add --force.")
     given = {key: value for key, value in given.items() if value is not None}
     if not given and sys.stdin.isatty():
         given = ask()
-    from sfnode.cli.draft import build  # loads torch
+    from sfnode.models.manifest_builder import build
 
     manifest = build(given)
     _write(out, manifest.to_toml())
@@ -131,13 +138,13 @@ def init(out: Path, force: bool, **given: Any) -> None:
 
 
 def _notes(manifest: Manifest) -> list[str]:
-    """What of the run lies on this machine alone, and how others get it."""
+    """Return what part of the run is on this machine alone, and how others get it."""
     notes = []
     if manifest.model.listing and Path(manifest.model.source).is_dir():
-        notes.append("The base model lies on this machine: other nodes get it from those that have it.")
+        notes.append("The base model is on this machine: other nodes download it from nodes that have it.")
     if any(Path(source).is_file() for source in (manifest.data.train, manifest.data.test) if source):
         notes.append(
-            "The data lie on this machine: others need them at the same place, or train on data of their own "
+            "The data are on this machine: others need them at the same path, or train on data of their own "
             "with `sfnode join --data FILE`."
         )
     return notes
@@ -167,22 +174,22 @@ everybody brings their own and keeps it to themselves.""",
 Held-out examples, to measure what has been learnt: before, now and then, and
 at the end.""",
     "update_budget": """
-An update is one node's measurement of one mini-batch; all nodes together make
-as many as this, then the run is complete. A laptop makes a few a second with a
-small model. More teach more, up to a point, and take longer.""",
+An update is one node's measurement on one mini-batch. The run is complete when
+all nodes together have made so many. A laptop makes a few a second with a
+small model. More updates teach more, up to a point, and take longer.""",
     "kind": """
 classification: one of a few words. sequence-classification: the same for a
 model with a classification head. choice: each row brings its candidates.
 completion: a text after a prompt. text: plain text. chat: conversations.""",
 }
-"""What a newcomer should know before each question."""
+"""Explanations for a newcomer, shown before each question."""
 
 HUB_BUDGET = 20_000
-"""Updates that one may expect to need for a task with a model of the hub, as published for OPT."""
+"""Default budget of updates for a model of the hub, as published for OPT."""
 
 
 def ask() -> dict[str, Any]:
-    """The few questions that matter, in plain words; the answers by parameter name."""
+    """Ask the few questions that matter, and return the answers by parameter name."""
     click.echo(INTRODUCTION)
     _explain("model")
     given: dict[str, Any] = {"model": _text("Base model", DEFAULT_MODEL)}
@@ -207,7 +214,7 @@ def _explain(question: str) -> None:
 
 
 def _ask_task() -> dict[str, Any]:
-    """A task of one's own."""
+    """Ask for the parts of a task that is not ready-made."""
     _explain("kind")
     kind = click.prompt("Kind of task", type=click.Choice(KINDS), default="classification")
     given: dict[str, Any] = {"kind": kind}

@@ -1,11 +1,11 @@
-"""The command `sfnode`: its subcommands, and what becomes of errors.
+"""The command `sfnode`: its commands by name, and what becomes of errors.
 
-Nothing here, nor in a module imported at the top of a command's, loads torch: help and status are instant.
+A command's module is imported when the command is run, and loads torch, asyncio or pydantic only if it needs
+them: `sfnode status` ends before a library like that would have been imported.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,27 +14,48 @@ from typing import NoReturn
 import click
 
 import sfnode
-from sfnode.cli.bench import bench
-from sfnode.cli.completion import completion
-from sfnode.cli.dashboard import dashboard
-from sfnode.cli.doctor import doctor
-from sfnode.cli.ending import DONE, INTERRUPTED, show, show_usage
-from sfnode.cli.guest import finish, leave, limit, pause, resume
-from sfnode.cli.init import init
-from sfnode.cli.invite import invite
-from sfnode.cli.join import join
-from sfnode.cli.offline import evaluate, export, verify
-from sfnode.cli.options import DEFAULT_CONFIG, read_config, variable
-from sfnode.cli.peerid import peer_id_command
-from sfnode.cli.simulate import simulate
-from sfnode.cli.status import status
-from sfnode.cli.swarm import swarm
-from sfnode.cli.top import top
-from sfnode.cli.upgrade import upgrade_check
+from sfnode.cli.exit import DONE, INTERRUPTED, show, show_usage
+from sfnode.cli.lazy_group import Entry, LazyGroup
+from sfnode.cli.options import DEFAULT_CONFIG, config_file
+from sfnode.defaults import variable
 from sfnode.errors import UserError
 
+COMMANDS = {
+    "init": Entry("sfnode.cli.init:init", "Write the manifest of a new run."),
+    "join": Entry("sfnode.cli.join:join", "Run a node: join a run, or start one."),
+    "invite": Entry("sfnode.cli.invite:invite", "Print the link with which others join."),
+    "upgrade-check": Entry(
+        "sfnode.cli.upgrade_check:upgrade_check", "Say whether this sfnode can join a run."
+    ),
+    "completion": Entry(
+        "sfnode.cli.completion:completion", "Print the script that completes commands in your shell."
+    ),
+    "peer-id": Entry(
+        "sfnode.cli.peer_id:peer_id_command", "Print a folder's peer id, even before its node runs."
+    ),
+    "swarm": Entry("sfnode.cli.swarm:swarm", "Run a local swarm and compare its nodes."),
+    "status": Entry("sfnode.cli.status:status", "Show what a running node is doing."),
+    "pause": Entry("sfnode.cli.pause:pause", "Have a running node compute nothing for a while."),
+    "resume": Entry("sfnode.cli.pause:resume", "End a pause."),
+    "limit": Entry("sfnode.cli.limit:limit", "Show or change the limits of a running node."),
+    "finish": Entry("sfnode.cli.leave:finish", "Have a running node complete its step, then leave."),
+    "leave": Entry("sfnode.cli.leave:leave", "End a running node; nothing that is finished is lost."),
+    "export": Entry("sfnode.cli.export:export", "Write the trained model to a folder."),
+    "verify": Entry("sfnode.cli.verify:verify", "Replay the log and check every signature."),
+    "eval": Entry("sfnode.cli.evaluate:evaluate", "Measure the base and the trained model."),
+    "bench": Entry("sfnode.cli.bench:bench", "Show what this machine can do with a model."),
+    "doctor": Entry("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),
+    "simulate": Entry("sfnode.cli.simulate:simulate", "Run a simulated network under faults."),
+    "top": Entry("sfnode.cli.top:top", "Watch a running node in the terminal."),
+    "dashboard": Entry("sfnode.cli.dashboard:dashboard", "Show a running node in the browser."),
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+@click.group(
+    cls=LazyGroup,
+    entries=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(sfnode.__version__, prog_name="sfnode")
 @click.option(
     "--config",
@@ -56,37 +77,18 @@ def cli(context: click.Context, config: Path | None) -> None:
 
     Every option is also an environment variable (its help names it) and a key of the configuration file.
     """
-    context.default_map = read_config(config, cli.commands)
+    file, command = config_file(config), context.invoked_subcommand
+    if command is None or (config is None and not file.exists()):
+        return
+    from sfnode.cli.config_file import read_config
 
-
-for command in (
-    init,
-    join,
-    invite,
-    upgrade_check,
-    completion,
-    peer_id_command,
-    swarm,
-    status,
-    pause,
-    resume,
-    limit,
-    finish,
-    leave,
-    export,
-    verify,
-    evaluate,
-    bench,
-    doctor,
-    simulate,
-    top,
-    dashboard,
-):
-    cli.add_command(command)
+    assert isinstance(cli, LazyGroup)
+    others = (cli.load(name) for name in COMMANDS if name != command)
+    context.default_map = {command: read_config(file, cli.load(command), others)}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit; what a user can act on is one clear message, never a traceback."""
+    """Run the command line and exit; an error that a user can act on is one message, never a traceback."""
     sys.exit(_status(arguments))
 
 
@@ -97,6 +99,6 @@ def _status(arguments: Sequence[str] | None) -> int:
         return show_usage(error)
     except UserError as error:
         return show(error)
-    except (click.Abort, KeyboardInterrupt, asyncio.CancelledError):
+    except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return INTERRUPTED

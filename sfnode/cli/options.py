@@ -1,61 +1,75 @@
-"""How options are declared: once, as a flag, an environment variable and a key of the configuration file.
+"""Declares options: each is a flag, an environment variable and a key of the configuration file.
 
 `--data-dir` is also `SFNODE_DATA_DIR` and `data-dir` in the file. The file is flat TOML: a key applies to
-every command that has the option. Order of precedence: flag, environment, file, default. This module refuses
-to know what any option means.
+every command that has the option. Order of precedence: flag, environment, file, default. Options of a
+node are derived from the fields of `sfnode.settings`; this module does not know what they mean.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
-from sfnode.errors import Code, UserError
-from sfnode.limits import MOST_THREADS
+from sfnode.defaults import DATA_DIR, LOCALHOST, variable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PREFIX = "SFNODE_"
-"""Of every environment variable."""
-
 DEFAULT_CONFIG = Path("~/.config/sfnode/config.toml")
-DEFAULT_DATA_DIR = Path("~/.sfnode")
-
-MOST_QUERIES = 64
-"""Updates of one step: as many as the settings of a node allow."""
-
-LOCALHOST = "127.0.0.1"
-"""Where a node serves what it knows unless its owner names another address."""
-
-
-def variable(flag: str) -> str:
-    """The environment variable of a flag: `--data-dir` has SFNODE_DATA_DIR."""
-    return PREFIX + flag.removeprefix("--").replace("-", "_").upper()
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """`click.option` with its environment variable."""
+    """Return `click.option` with its environment variable."""
     flag = next(name for name in names if name.startswith("--")).partition("/")[0]
     return click.option(*names, envvar=variable(flag), show_envvar=True, **settings)
 
 
 def link_argument(function: F) -> F:
-    """LINK, the same everywhere; an argument, and so without a key in the file."""
+    """Add LINK, which as an argument has no key in the file."""
     return click.argument("link", required=False, metavar="[LINK]", envvar=variable("--link"))(function)
 
 
+def setting(*names: str, **extra: Any) -> Callable[[F], F]:
+    """Return the option for a field of `Settings`, with the field's type, default, bounds and choices."""
+    flag = long_name(names).partition("/")[0]
+    return option(*names, **(_declared(flag.removeprefix("--").replace("-", "_")) | extra))
+
+
+def _declared(name: str) -> dict[str, Any]:
+    """Return what the field `name` of `Settings` says about its option."""
+    from sfnode.settings import Settings
+
+    field = Settings.model_fields[name]
+    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
+    shown = {"default": field.default, "show_default": bool(field.default) and field.default is not True}
+    if get_origin(field.annotation) is Literal:
+        return shown | {"type": click.Choice(kinds)}
+    if kinds == [bool]:
+        return {"default": field.default, "is_flag": True}
+    if kinds == [int]:
+        least, most = (bound(field.metadata, side) for side in ("ge", "le"))
+        return shown | {"type": click.IntRange(least, most)}
+    if kinds == [Path]:
+        return shown | {"type": click.Path(path_type=Path)}
+    if kinds == [str, ...]:
+        return shown | {"multiple": True}
+    return shown
+
+
+def bound(metadata: Iterable[Any], side: str) -> int | None:
+    """Return the bound `ge` or `le` of a field; None if it has none."""
+    return next((getattr(item, side) for item in metadata if hasattr(item, side)), None)
+
+
 def data_dir_option(function: F) -> F:
-    """--data-dir, the same everywhere."""
+    """Add --data-dir. Commands that start at once have it, so it does not import `Settings`."""
     return option(
         "--data-dir",
         type=click.Path(path_type=Path),
         metavar="FOLDER",
-        default=DEFAULT_DATA_DIR,
+        default=DATA_DIR,
         show_default=True,
         callback=lambda _context, _parameter, value: value.expanduser(),
         help="The node's folder: keys, run manifest, update log, control socket. One folder, one node.",
@@ -63,80 +77,58 @@ def data_dir_option(function: F) -> F:
 
 
 def model_option(function: F) -> F:
-    """--model for a run that has its manifest already."""
-    return option(
+    """Add --model for a run that has its manifest already."""
+    return setting(
         "--model",
-        type=click.Path(path_type=Path),
         metavar="FOLDER",
         help="Base model, if not where the manifest says; its digest must be the manifest's.",
     )(function)
 
 
 def device_option(function: F) -> F:
-    """--device, the same everywhere."""
-    return option(
-        "--device",
-        default="cpu",
-        show_default=True,
-        metavar="NAME",
-        help="Where to compute: cpu, cuda, cuda:1, mps.",
-    )(function)
+    """Add --device."""
+    return setting("--device", metavar="NAME", help="Device that computes: cpu, cuda, cuda:1, mps.")(function)
 
 
 def dtype_option(function: F) -> F:
-    """--dtype for a model that is run."""
-    return option(
+    """Add --dtype for a model that is run."""
+    return setting(
         "--dtype",
-        type=click.Choice(["auto", "float32", "bfloat16", "float16", "int8", "nf4"]),
-        default="auto",
-        show_default=True,
-        help="What the model is held and computed in; int8 and nf4 hold its matrices in 8 and 4 bits. auto: "
+        help="Number format of the model; int8 and nf4 hold its matrices in 8 and 4 bits. auto: "
         "float32 on a CPU, bfloat16 elsewhere. Nodes of one run may differ.",
     )(function)
 
 
 def peers_option(text: str) -> Callable[[F], F]:
-    """--peers, with what a command does with them; the same for the options below."""
-    return option("--peers", multiple=True, metavar="MULTIADDR", help=text)
+    """Return --peers; `text` says what the command does with them."""
+    return setting("--peers", metavar="MULTIADDR", help=text)
 
 
 def run_option(text: str) -> Callable[[F], F]:
-    """--run."""
-    return option("--run", type=click.Path(path_type=Path), metavar="FILE", help=text)
+    """Return --run."""
+    return setting("--run", metavar="FILE", help=text)
 
 
 def threads_option(text: str) -> Callable[[F], F]:
-    """--threads; 0 for the default."""
-    count = click.IntRange(0, MOST_THREADS)
+    """Return --threads; 0 means the default."""
+    from sfnode.limits import MAX_THREADS
+
+    count = click.IntRange(0, MAX_THREADS)
     return option("--threads", type=count, default=0, metavar="COUNT", help=text)
 
 
 def queries_option(text: str) -> Callable[[F], F]:
-    """--queries."""
-    return option(
-        "--queries",
-        type=click.IntRange(1, MOST_QUERIES),
-        default=1,
-        show_default=True,
-        metavar="COUNT",
-        help=text,
-    )
+    """Return --queries."""
+    return setting("--queries", metavar="COUNT", help=text)
 
 
 def host_maddrs_option(text: str) -> Callable[[F], F]:
-    """--host-maddrs."""
-    return option(
-        "--host-maddrs",
-        multiple=True,
-        default=["/ip4/0.0.0.0/tcp/0"],
-        show_default=True,
-        metavar="MULTIADDR",
-        help=text,
-    )
+    """Return --host-maddrs."""
+    return setting("--host-maddrs", metavar="MULTIADDR", help=text)
 
 
-def parse_place(_context: Any, _parameter: Any, value: str | None) -> tuple[str, int] | None:
-    """`[HOST:]PORT` to listen on, as (host, port): this machine's own unless a host is given."""
+def parse_listen_address(_context: Any, _parameter: Any, value: str | None) -> tuple[str, int] | None:
+    """Return `[HOST:]PORT` as (host, port); without a host only this machine can connect."""
     if value is None:
         return None
     host, _, port = value.rpartition(":")
@@ -146,71 +138,15 @@ def parse_place(_context: Any, _parameter: Any, value: str | None) -> tuple[str,
 
 
 def json_option(function: F) -> F:
-    """--json, the same everywhere."""
+    """Add --json."""
     return option("--json", "as_json", is_flag=True, help="Print JSON for programs (docs/json.md).")(function)
 
 
 def config_file(given: Path | None) -> Path:
-    """The configuration file that counts, whether it exists or not."""
+    """Return the configuration file that is used, whether it exists or not."""
     return (given or DEFAULT_CONFIG).expanduser()
 
 
-def read_config(given: Path | None, commands: Mapping[str, click.Command]) -> dict[str, dict[str, Any]]:
-    """The configuration file as click's default map: by command, then by parameter.
-
-    Raises UserError BAD_OPTION for a file that does not parse (or that was named and is not there), for a key
-    that no command has, and for a value of the wrong shape. Whether a value makes sense, the option says.
-    """
-    file = config_file(given)
-    if given is None and not file.exists():
-        return {}
-    try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise _bad_config(file, str(error)) from error
-    options = {name: _options(command) for name, command in commands.items()}
-    known = {key: option for of_command in options.values() for key, option in of_command.items()}
-    try:
-        texts = {key: _as_text(key, value, known) for key, value in values.items()}
-    except ValueError as error:
-        raise _bad_config(file, str(error)) from error
-    return {
-        name: {str(of_command[key].name): text for key, text in texts.items() if key in of_command}
-        for name, of_command in options.items()
-    }
-
-
-def _options(command: click.Command) -> dict[str, click.Parameter]:
-    """A command's options by their key in the file: the flag without its dashes."""
-    parameters = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
-    return {long_name(parameter.opts).removeprefix("--"): parameter for parameter in parameters}
-
-
 def long_name(names: Iterable[str]) -> str:
-    """The long one of an option's flags."""
+    """Return the long one of an option's flags."""
     return next(name for name in names if name.startswith("--"))
-
-
-def _as_text(key: str, value: Any, known: Mapping[str, click.Parameter]) -> str | list[str]:
-    """The value as one would type it, for click to understand. Raises ValueError."""
-    if key not in known:
-        close = get_close_matches(key, known, 1)
-        raise ValueError(f"no command has an option {key!r}" + (f"; is it {close[0]!r}?" if close else ""))
-    repeated = known[key].multiple
-    if repeated != isinstance(value, list):
-        raise ValueError(f"{key} takes " + ("a list of values" if repeated else "one value, not a list"))
-    return [_typed(key, item) for item in value] if repeated else _typed(key, value)
-
-
-def _typed(key: str, value: Any) -> str:
-    if not isinstance(value, str | int | float):
-        raise ValueError(f"{key} takes a string, a number or true or false")
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _bad_config(file: Path, reason: str) -> UserError:
-    return UserError(
-        Code.BAD_OPTION,
-        f"the configuration file {file} is not usable: {reason}",
-        'Its keys are the long options without the dashes in front, such as data-dir = "/srv/sfnode".',
-    )

@@ -1,7 +1,4 @@
-"""What somebody who waits is shown, on standard error: a bar on a terminal, a plain line elsewhere.
-
-Knows neither what is waited for nor how long it takes.
-"""
+"""Progress on standard error while the user waits: a bar on a terminal, a plain line elsewhere."""
 
 from __future__ import annotations
 
@@ -24,22 +21,24 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-if TYPE_CHECKING:
-    from sfnode.runtime.status import Status
+from sfnode.schema.node_state import NodeState
 
-STARTING, CATCHING_UP = "starting", ("asking", "catching-up")
-"""States of a node in which its owner waits for it."""
+if TYPE_CHECKING:
+    from sfnode.schema.status import Status
+
+CATCHING_UP = (NodeState.ASKING, NodeState.CATCHING_UP)
+"""States in which a node has its model and lacks others' updates."""
 
 FOLLOW_INTERVAL = 0.25
-"""Seconds between two looks at a node that catches up."""
+"""Seconds between two looks at a node that is catching up."""
 
 Advance = Callable[[int, int], None]
-"""Told how much is done, and of how much."""
+"""A function that is told how much is done, and of how much."""
 
 
 @contextmanager
 def waiting(what: str, *, of_bytes: bool = False) -> Iterator[Advance]:
-    """Show that `what` is under way while the block runs; how far, once the block says so."""
+    """Show that `what` is under way while the block runs, and how far once the block reports it."""
     if not sys.stderr.isatty():
         click.echo(what, err=True)
         yield lambda done, total: None
@@ -52,12 +51,14 @@ def waiting(what: str, *, of_bytes: bool = False) -> Iterator[Advance]:
 
 
 _followers: set[asyncio.Task[None]] = set()
-"""Keeps them from being collected; the event loop ends them with itself."""
+"""References that keep the tasks from being collected; they end with the event loop."""
 
 
 def follow(status: Callable[[], Status]) -> None:
-    """Show on a terminal what a node waits for that starts: its base model from peers, then others' updates.
-    In a file its log says as much."""
+    """Show on a terminal what a starting node waits for: its base model from peers, then others' updates.
+
+    Without a terminal, the node's log says as much.
+    """
     if sys.stderr.isatty():
         task = asyncio.create_task(_follow(status))
         _followers.add(task)
@@ -65,24 +66,24 @@ def follow(status: Callable[[], Status]) -> None:
 
 
 async def _follow(status: Callable[[], Status]) -> None:
-    while (now := status()).state in (STARTING, *CATCHING_UP):
+    while (now := status()).state in (NodeState.STARTING, *CATCHING_UP):
         if now.fetch is not None:
-            await _show("base model from peers", lambda: _fetched(status()), of_bytes=True)
-        elif now.state != STARTING:
+            await _show("base model from peers", lambda: _downloaded(status()), of_bytes=True)
+        elif now.state != NodeState.STARTING:
             await _show("catching up", lambda: _caught_up(status()))
         else:  # the libraries that load a model show bars of their own
             await asyncio.sleep(FOLLOW_INTERVAL)
 
 
 async def _show(what: str, how_far: Callable[[], tuple[int, int] | None], *, of_bytes: bool = False) -> None:
-    """Until nothing is under way any more."""
+    """Show how far it is until `how_far` returns None."""
     with waiting(what, of_bytes=of_bytes) as advance:
         while (far := how_far()) is not None:
             advance(*far)
             await asyncio.sleep(FOLLOW_INTERVAL)
 
 
-def _fetched(now: Status) -> tuple[int, int] | None:
+def _downloaded(now: Status) -> tuple[int, int] | None:
     return (now.fetch.done, now.fetch.total) if now.fetch else None
 
 

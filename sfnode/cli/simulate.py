@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from sfnode.cli.ending import DONE, FAILED
+from sfnode.cli.exit import DONE, FAILED
 from sfnode.cli.options import option
 from sfnode.errors import Code, UserError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
-@click.group(short_help="Run a simulated network under faults.")
+@click.group
 def simulate() -> None:
     """Try the protocol on simulated networks. Nothing is opened, sent or stored."""
 
@@ -93,7 +93,7 @@ def _show(outcome: Outcome, *, brief: bool, first: bool) -> None:
 def _list() -> None:
     from sfnode.sim import report
     from sfnode.sim.scenarios import SCENARIOS
-    from sfnode.sim.topology import names
+    from sfnode.sim.world.topology import names
 
     click.echo("\n".join(report.listing(SCENARIOS.values())))
     click.echo(f"\ntopologies: {', '.join(names())}")
@@ -112,7 +112,7 @@ def _find(name: str) -> Scenario:
 
 
 def _check_topology(name: str | None) -> None:
-    from sfnode.sim.topology import names
+    from sfnode.sim.world.topology import names
 
     if name is not None and name not in names():
         raise UserError(

@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from sfnode.cli.guest import limit_lines
+from sfnode.cli.data_folder import running_node
+from sfnode.cli.limit import limit_lines
 from sfnode.cli.options import data_dir_option, json_option, option
-from sfnode.client import Client
-from sfnode.limits import size_text
-from sfnode.runtime.status import Status
-from sfnode.runtime.viewed import FeedStatus
-from sfnode.store.datadir import Layout
+from sfnode.dashboard.formatting import limits_in_words
+from sfnode.schema.unchecked import plain
+from sfnode.sizes import size_text
+
+if TYPE_CHECKING:
+    from sfnode.schema import FeedStatus, Status
 
 
-@click.command(short_help="Show what a running node is doing.")
+@click.command
 @data_dir_option
 @option("--feeds", "with_feeds", is_flag=True, help="Also list what every feed has contributed.")
 @json_option
 def status(data_dir: Path, with_feeds: bool, as_json: bool) -> None:
     """Show what the node that runs in this folder is doing."""
-    answer = asyncio.run(_ask(Client(Layout(data_dir).control_socket), with_feeds))
-    click.echo(answer.model_dump_json(indent=2) if as_json else "\n".join(_lines(answer)))
+    node = running_node(data_dir)
+    answer, feeds = node.status(), node.every_feed() if with_feeds else []
+    if as_json:
+        more = {"feeds": plain(feeds)} if with_feeds else {}
+        click.echo(json.dumps(plain(answer) | more, indent=2, ensure_ascii=False))
+    else:
+        click.echo("\n".join(_lines(answer, feeds)))
 
 
-class StatusWithFeeds(Status):
-    """With a list that is long in a large run."""
-
-    feeds: list[FeedStatus]
-
-
-async def _ask(client: Client, with_feeds: bool) -> Status:
-    answer = await client.status()
-    return StatusWithFeeds(**dict(answer), feeds=await client.every_feed()) if with_feeds else answer
-
-
-def _lines(s: Status) -> list[str]:
+def _lines(s: Status, feeds: Sequence[FeedStatus]) -> list[str]:
     loss = "" if s.loss is None else f", loss {s.loss:.3f}"
     agreeing = sum(link.agrees for link in s.links)
     lines = [
@@ -51,9 +49,9 @@ def _lines(s: Status) -> list[str]:
     ]
     if s.fetch:
         done, total = size_text(s.fetch.done), size_text(s.fetch.total)
-        lines.append(f"fetching {done} of {total} of the base model, from {s.fetch.peers} peers")
+        lines.append(f"model    {done} of {total} downloaded from {s.fetch.peers} peers")
     lines += [f"paused   {why}" for why in s.pauses]
-    lines += [f"limit    {line}" for line in limit_lines(s.limits).splitlines() if s.limits.in_force()]
+    if limits_in_words(s.limits):
+        lines += [f"limit    {line}" for line in limit_lines(s.limits).splitlines()]
     lines += [f"address  {address}" for address in s.addresses]
-    feeds = s.feeds if isinstance(s, StatusWithFeeds) else []
     return lines + [f"feed     {feed.origin}/{feed.incarnation} {feed.updates}" for feed in feeds]

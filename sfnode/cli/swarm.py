@@ -1,19 +1,14 @@
-"""`sfnode swarm`: the command; what it does is told by `swarmstory`."""
+"""`sfnode swarm`: the command; `sfnode.swarm` runs the nodes, `swarm_progress` prints how they do."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import shutil
-import tempfile
 import time
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from sfnode.cli.ending import interruptible
-from sfnode.cli.localswarm import Plan
+from sfnode.cli.event_loop import run as run_loop
 from sfnode.cli.options import (
     device_option,
     dtype_option,
@@ -22,16 +17,16 @@ from sfnode.cli.options import (
     run_option,
     threads_option,
 )
-from sfnode.cli.results import SwarmResult
-from sfnode.cli.swarmstory import Story
-from sfnode.config import Manifest
+from sfnode.cli.swarm_progress import show_swarm
 from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm
 
 
-@click.command(short_help="Run a local swarm and compare its nodes.")
+@click.command
 @option(
     "--nodes",
-    type=click.IntRange(1, 64),
+    type=click.IntRange(1, MOST_NODES),
     default=4,
     show_default=True,
     metavar="COUNT",
@@ -70,57 +65,29 @@ def swarm(
     fails or when the nodes do not end with the same digest. Ctrl-C ends all of them.
     """
     started = time.monotonic()
-    manifest = Manifest.from_toml(run) if run else _built_in()
-    place = folder or Path(tempfile.mkdtemp(prefix="sfnode-swarm-"))
-    plan = Plan(
+    local = LocalSwarm(
+        Manifest.from_toml(run) if run else _built_in(),
         nodes=nodes,
-        run=_written(manifest, place),
-        folder=place,
+        folder=folder,
         split_data=split_data,
-        threads=threads or max(1, (os.cpu_count() or 1) // nodes),
+        threads=threads,
         device=device,
         dtype=dtype,
     )
-    story = Story(plan, manifest, Console(stderr=as_json, highlight=False), started)
-    result = _told(story, None if folder else place)
+    console = Console(stderr=as_json, highlight=False)
+    result = run_loop(show_swarm(local, console, nodes))
     if as_json:
-        click.echo(result.model_dump_json(indent=2))
+        in_all = {"seconds_in_all": round(time.monotonic() - started, 1)}
+        click.echo(result.model_copy(update=in_all).model_dump_json(indent=2))
     if not result.equal:
         raise UserError(
             Code.DIGESTS_DIFFER,
             "the nodes ended with different digests",
-            f"This is a bug in sfnode: please report it, with the nodes' folders in {place}",
+            f"This is a bug in sfnode: please report it, with the nodes' folders in {local.folder}",
         )
 
 
-def _told(story: Story, scratch: Path | None) -> SwarmResult:
-    """Run the story; the scratch folder stays only if there is something in it to look into."""
-    keep = False
-    try:
-        result = asyncio.run(interruptible(story.tell()))
-        keep = not result.equal
-        return result
-    except UserError:
-        keep = True
-        raise
-    finally:
-        if scratch and not keep:
-            shutil.rmtree(scratch, ignore_errors=True)
-
-
 def _built_in() -> Manifest:
-    from sfnode.cli.draft import default_manifest
+    from sfnode.models.manifest_builder import default_manifest
 
     return default_manifest()
-
-
-def _written(manifest: Manifest, place: Path) -> Path:
-    path = place / "run.toml"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        path.write_text(manifest.to_toml(), encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            Code.BAD_OPTION, f"cannot write to {place}: {error.strerror}", "Name another --folder."
-        ) from error
-    return path

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from pathlib import Path
 
 import click
 
+from sfnode.cli.data_folder import watched_node
 from sfnode.cli.options import data_dir_option, option
-from sfnode.client import Client
-from sfnode.store.datadir import Layout
 
 
-@click.command(short_help="Watch a running node in the terminal.")
+@click.command
 @data_dir_option
 @option("--once", is_flag=True, help="Print one frame and end, as without a terminal or on a dumb one.")
 def top(data_dir: Path, once: bool) -> None:
     """Watch the node that runs in this folder: curves, progress, neighbours, contributions. Press q to quit.
 
-    It waits for a node that is not there or goes away.
+    While no node runs there, it waits for one.
     """
+    import asyncio
+
     from rich.console import Console
 
     from sfnode.dashboard.top import Top, can_be_kept_up_to_date
     from sfnode.dashboard.top import once as one_frame
 
-    client, console = Client(Layout(data_dir).control_socket), Console()
+    client, console = watched_node(data_dir, checked=False), Console()
     if once or not can_be_kept_up_to_date():
         asyncio.run(one_frame(client, console))
         return

@@ -1,1 +1,1 @@
-"""Views of a running node, for a terminal and for a browser; all they know comes through the client."""
+"""Views of a running node for a terminal and a browser, which know it only through the client."""

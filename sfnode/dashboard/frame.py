@@ -1,64 +1,76 @@
-"""One frame of `sfnode top`: from what was seen of a node to lines that fit the terminal.
+"""Draws one frame of `sfnode top`: lines that fit the terminal.
 
 Pure: knows no terminal, no keyboard and no client. Everything that comes from others is Text, never markup,
-and nothing in it is left that a terminal would obey.
+and control characters in it are replaced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import wrap
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import set_cell_size
 from rich.text import Text
 
-from sfnode.dashboard import figures, tables
-from sfnode.dashboard.figures import bar, braille, count, rate, smooth, span, spark
-from sfnode.dashboard.seen import BAD, GOOD, WARN, Now, base_of, doing, together
-from sfnode.limits import size_text
-from sfnode.runtime.viewed import Curves, Measurement, Origins
+from sfnode.dashboard import formatting, tables
+from sfnode.dashboard.formatting import (
+    bar,
+    braille,
+    count,
+    figure,
+    limits_in_words,
+    rate,
+    smooth,
+    span,
+    spark,
+)
+from sfnode.dashboard.snapshot import Mood, Now, base_of, doing, together
+from sfnode.sizes import size_text
+
+if TYPE_CHECKING:
+    from sfnode.schema import Curves, NodeEvaluation, Origins
 
 CHART_LINES = 5
-"""On a terminal of 24 lines; one of more lines gives half of them to the charts."""
+"""Lines of the charts on a terminal of 24 lines; a taller one gives half of its lines to them."""
 
 FIXED_LINES = 11
-"""Lines beside what the node is doing, limits, charts and the table."""
+"""Lines other than those of activity, limits, charts and table."""
 
-LEAST_ROWS = 4
+MIN_ROWS = 4
 """Lines that the charts leave to the table."""
 
 SMOOTH = 4
 """Points to each side over which a noisy curve is averaged."""
 
-TALKING_LINES = 2
-"""For the sentence that says what the node is doing."""
+ACTIVITY_LINES = 2
+"""Lines for the sentence that says what the node is doing."""
 
 LIMITS = "limits  "
 
 LIMIT_LINES = 2
-"""For the limits in force, some of which have long names."""
+"""Lines for the limits in force, some of which have long names."""
 
-STYLES = {GOOD: "green", WARN: "yellow", BAD: "red", "": ""}
+STYLES = {Mood.GOOD: "green", Mood.NEUTRAL: "", Mood.WARN: "yellow", Mood.BAD: "red"}
 
 
 class Shown(NamedTuple):
-    """What is to be drawn."""
+    """The contents of a frame."""
 
     now: Now
     curves: Curves
     origins: Origins | None = None
-    """Instead of the neighbours."""
+    """Drawn in place of the neighbours; None draws those."""
     note: str = ""
-    """For the last line."""
+    """A message for the last line."""
 
 
 def frame(shown: Shown, width: int, height: int) -> list[Text]:
-    """The lines of one frame, at most `height` of at most `width` columns."""
-    talk, limits = _doing(shown.now, width), _limits(shown.now, width)
-    room = height - FIXED_LINES - len(talk) - len(limits)
-    lines = [_title(shown.now, width), *talk, *_bars(shown.now, width), Text()]
-    lines += _charts(shown, width, max(2, min(room - LEAST_ROWS, max(CHART_LINES, room // 2))))
+    """Return the lines of one frame, at most `height` of at most `width` columns."""
+    activity, limits = _doing(shown.now, width), _limits(shown.now, width)
+    room = height - FIXED_LINES - len(activity) - len(limits)
+    lines = [_title(shown.now, width), *activity, *_bars(shown.now, width), Text()]
+    lines += _charts(shown, width, max(2, min(room - MIN_ROWS, max(CHART_LINES, room // 2))))
     lines += [_measured(shown, width), _state(shown.now), *limits, Text()]
     lines += _table(shown, width, height - len(lines) - 1)
     lines += [Text()] * (height - len(lines) - 1)
@@ -66,8 +78,8 @@ def frame(shown: Shown, width: int, height: int) -> list[Text]:
 
 
 def absent(folder: object, reason: str, width: int, height: int) -> list[Text]:
-    """The frame while there is no node to show."""
-    words = "Waiting for it. Start it with `sfnode join`, or name its folder with --data-dir."
+    """Return the frame while there is no node to show."""
+    words = "Waiting for one. Start it with `sfnode join`, or name its folder with --data-dir."
     lines = [
         Text(" sfnode top".ljust(width), "reverse"),
         Text(),
@@ -82,12 +94,12 @@ def absent(folder: object, reason: str, width: int, height: int) -> list[Text]:
 
 
 def ascii_only(lines: Sequence[Text]) -> list[Text]:
-    """The same lines for a terminal without Unicode."""
-    return [Text(figures.plain(line.plain), line.style, spans=line.spans) for line in lines]
+    """Return the same lines for a terminal without Unicode."""
+    return [Text(formatting.plain(line.plain), line.style, spans=line.spans) for line in lines]
 
 
 def _fitting(lines: Sequence[Text], width: int) -> list[Text]:
-    fitting = [Text(figures.printable(line.plain), line.style, spans=line.spans) for line in lines]
+    fitting = [Text(formatting.printable(line.plain), line.style, spans=line.spans) for line in lines]
     for line in fitting:
         line.truncate(width)
     return fitting
@@ -109,7 +121,7 @@ def _title(now: Now, width: int) -> Text:
 
 def _doing(now: Now, width: int) -> list[Text]:
     words = doing(now)
-    lines = wrap(words.text, width, max_lines=TALKING_LINES, placeholder="…")
+    lines = wrap(words.text, width, max_lines=ACTIVITY_LINES, placeholder="…")
     return [Text(line, f"bold {STYLES[words.mood]}".strip()) for line in lines]
 
 
@@ -130,7 +142,7 @@ def _progress(name: str, share: float, words: str, left: float | None, width: in
 
 
 def _charts(shown: Shown, width: int, height: int) -> list[Text]:
-    """Loss on the left, rates on the right, and from when to when."""
+    """Draw the loss on the left and rates on the right, with their ranges."""
     c, p, s = shown.curves, shown.now.progress, shown.now.status
     wide = (width - 3) // 2
     loss, swarm = smooth(c.loss, SMOOTH), smooth(c.swarm_rate, SMOOTH)
@@ -157,12 +169,12 @@ def _number(value: float | None) -> str:
 
 
 def _measured(shown: Shown, width: int) -> Text:
-    """The latest evaluation, and the course of all."""
+    """Draw the latest evaluation, and the course of all."""
     measurements = shown.curves.measurements
     ours = [m for m in measurements if not m.base]
     if not ours:
         line = Text().append("metric  ", "bold")
-        words = "a relay measures nothing" if shown.now.status.role == "relay" else "not measured: press e"
+        words = "a relay evaluates nothing" if shown.now.status.role == "relay" else "not evaluated: press e"
         return line.append(words, "dim")
     line = Text().append(f"{ours[-1].metric}  ", "bold").append(_value(ours[-1]))
     if base := base_of(measurements):
@@ -171,23 +183,23 @@ def _measured(shown: Shown, width: int) -> Text:
     return line.append(f"  {course}", "magenta")
 
 
-def _value(m: Measurement) -> str:
-    return f"{m.value:.3f} ({m.low:.3f}–{m.high:.3f}) at {count(m.known)} updates"
+def _value(m: NodeEvaluation) -> str:
+    return f"{figure(m)} at {count(m.known)} updates"
 
 
 def _state(now: Now) -> Text:
-    """Digest, agreement and lag."""
+    """Draw digest, agreement and lag."""
     words = together(now)
     line = Text().append("digest  ", "bold").append(now.status.digest[:12])
     line.append("  neighbours  ", "bold").append(words.text, STYLES[words.mood])
     if now.near:
         line.append("  largest lag  ", "bold").append(count(max(node.lag for node in now.near)))
-    return line.append(f"  fetching {count(now.status.lacking)}" if now.status.lacking else "", "yellow")
+    return line.append(f"  lacking {count(now.status.lacking)}" if now.status.lacking else "", "yellow")
 
 
 def _limits(now: Now, width: int) -> list[Text]:
-    """Those in force."""
-    told = ", ".join(f"{name} {value}" for name, value in now.status.limits.told().items())
+    """Draw the limits in force."""
+    told = ", ".join(f"{name} {value}" for name, value in limits_in_words(now.status.limits).items())
     room = max(1, width - len(LIMITS))
     lines = wrap(told, room, max_lines=LIMIT_LINES, placeholder="…", break_on_hyphens=False)
     heads = (LIMITS, *(" " * len(LIMITS) for _ in lines))
@@ -204,7 +216,7 @@ def _foot(shown: Shown) -> Text:
     s = shown.now.status
     others = sum(node.kind == "known" for node in shown.now.swarm.nodes)
     keys = ["q quit", "o origins" if shown.origins is None else "o neighbours"]
-    keys += [] if s.role == "relay" else ["e measure"]
+    keys += [] if s.role == "relay" else ["e evaluate"]
     if shown.note:
         return Text("  ".join(keys), "dim").append(f"   {shown.note}", "not dim yellow")
     words = f"{others} more known   {size_text(s.bytes_sent)} out, {size_text(s.bytes_received)} in"

@@ -1,7 +1,7 @@
-"""The web dashboard: a few static files and a few JSON answers, which are those of the control socket.
+"""The web dashboard: static files, and JSON answers made from those of the control socket.
 
-It may run inside a node's process or beside it; either way all it knows comes through the client. Whom it
-lets in is the business of `guard`.
+It may run in the node's process or in one of its own; either way it knows the node only through the client.
+Access is checked by `sfnode.dashboard.access`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from aiohttp import web
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from sfnode.client import Client
-from sfnode.dashboard.guard import guard, is_local
-from sfnode.dashboard.seen import Now, Words, agreement, doing, look, measure, together
+from sfnode.control.answers import answer, invalid
+from sfnode.control.answers import error as refusal
+from sfnode.control.client import Client
+from sfnode.dashboard.access import guard, is_local
+from sfnode.dashboard.formatting import limits_in_words
+from sfnode.dashboard.snapshot import Now, Words, agreement, doing, look, measure, together
 from sfnode.errors import Code, UserError
-from sfnode.runtime.status import Answer, Status
-from sfnode.runtime.viewed import GenerateRequest, OriginsQuery, Progress, Swarm
+from sfnode.schema.base import Answer
+from sfnode.schema.status import Status
+from sfnode.schema.views import GenerateRequest, OriginsQuery, Progress, Swarm
 
 STATIC = Path(__file__).with_name("static")
 
@@ -31,7 +35,7 @@ STOP_GRACE = 0.3
 
 
 class NowAnswer(Answer):
-    """What the page asks for every two seconds: three answers of the node, and in words what they mean."""
+    """The answer that the page asks for every two seconds: three answers of the node, and what they mean."""
 
     status: Status
     progress: Progress
@@ -39,9 +43,9 @@ class NowAnswer(Answer):
     doing: Words
     together: Words
     agreement: dict[str, Words]
-    """By neighbour."""
+    """State of each neighbour compared with ours, by peer id."""
     limits: dict[str, str]
-    """Those in force, as people write them."""
+    """Limits in force, formatted for people."""
 
     @classmethod
     def of(cls, now: Now) -> NowAnswer:
@@ -50,15 +54,15 @@ class NowAnswer(Answer):
             doing=doing(now),
             together=together(now),
             agreement={node.peer: agreement(node, now.known) for node in now.near},
-            limits=now.status.limits.told(),
+            limits=limits_in_words(now.status.limits),
         )
 
 
 @asynccontextmanager
 async def serving(client: Client, host: str, port: int, token: str = "") -> AsyncIterator[str]:
-    """Serve the dashboard within the block; yields the URL to open.
+    """Serve the dashboard within the block, and yield the URL to open.
 
-    Where others than this machine can reach it there is always a token: one is made up if none is given.
+    If other machines can reach it there is always a token; one is generated if none is given.
     Raises UserError PORT_IN_USE.
     """
     token = token or ("" if is_local(host) else secrets.token_urlsafe(24))
@@ -93,7 +97,7 @@ def _url(host: str, port: int, token: str) -> str:
 
 
 def _pages() -> list[web.RouteDef]:
-    """The static files, each by its name; the page itself at /."""
+    """Return the routes of the static files, by their names; the page itself is at /."""
 
     def page(file: Path) -> Callable[[web.Request], Awaitable[web.Response]]:
         body, kind = file.read_bytes(), guess_type(file.name)[0] or "text/plain"
@@ -108,28 +112,28 @@ def _pages() -> list[web.RouteDef]:
 
 
 def _answers(client: Client) -> list[web.RouteDef]:
-    """What the page asks for."""
+    """Return the routes that the page asks."""
 
     async def now(_: web.Request) -> web.Response:
-        return _json(NowAnswer.of(await look(client)))
+        return answer(NowAnswer.of(await look(client)))
 
     async def curves(_: web.Request) -> web.Response:
-        return _json(await client.curves())
+        return answer(await client.curves())
 
     async def origins(request: web.Request) -> web.Response:
         query = OriginsQuery.model_validate(dict(request.query))
-        return _json(await client.origins(**query.model_dump()))
+        return answer(await client.origins(**query.model_dump()))
 
     async def history(_: web.Request) -> web.Response:
-        return _json(await client.history())
+        return answer(await client.history())
 
     async def generate(request: web.Request) -> web.Response:
         wanted = GenerateRequest.model_validate_json(await request.read())
-        return _json(await client.generate(**wanted.model_dump()))
+        return answer(await client.generate(**wanted.model_dump()))
 
     async def evaluate(_: web.Request) -> web.Response:
         await measure(client)
-        return _json(await client.curves())
+        return answer(await client.curves())
 
     return [
         web.get("/api/now", now),
@@ -145,19 +149,10 @@ def _answers(client: Client) -> list[web.RouteDef]:
 async def _errors_as_json(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """A node that is not there is an answer too: the page waits for it."""
+    """Answer errors as JSON; 503 says that no node answers, and the page waits for one."""
     try:
         return await handler(request)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        return _error(400, f"{'.'.join(map(str, first['loc'])) or 'the request'}: {first['msg']}")
+        return invalid(error)
     except UserError as error:
-        return _error(503 if error.code == Code.NODE_NOT_RUNNING else 409, error.what)
-
-
-def _json(model: BaseModel) -> web.Response:
-    return web.Response(text=model.model_dump_json(), content_type="application/json")
-
-
-def _error(status: int, text: str) -> web.Response:
-    return web.json_response({"error": text}, status=status)
+        return refusal(503 if error.code == Code.NODE_NOT_RUNNING else 409, error.what)

@@ -1,56 +1,56 @@
-"""The tables of `sfnode top`: neighbours, or who has contributed what. Pure, like `frame`.
+"""Draws the tables of `sfnode top`: neighbours, or contributions of origins. Pure, like `frame`.
 
-Names are chosen freely by strangers and two can be equal: beside each stands the beginning of the key, which
-nobody can choose.
+Anybody may choose any name, so beside each stands the beginning of the key, which nobody can choose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from sfnode.dashboard.figures import count, delay, percent, printable, short
-from sfnode.dashboard.seen import BAD, Now, agreement
-from sfnode.limits import size_text
-from sfnode.runtime.viewed import Origin, Origins, SwarmNode
+from sfnode.dashboard.formatting import count, delay, percent, printable, short
+from sfnode.dashboard.snapshot import Mood, Now, agreement
+from sfnode.sizes import size_text
+
+if TYPE_CHECKING:
+    from sfnode.schema import Origin, Origins, SwarmNode
 
 T = TypeVar("T")
 
 KEY_DIGITS = 8
-"""Of an origin's key: four billion of them, so that in one run none are alike by chance."""
+"""Hex digits of an origin's key that are shown: enough to tell all origins of a run apart."""
 
 ORIGIN_ROWS = 50
-"""Asked for at a time: as many as a tall terminal has lines for."""
-
+"""Origins asked for at a time: as many as a tall terminal has lines for."""
 
 FLEXIBLE = 0
-"""The width of a column that takes what the others leave it, within these bounds."""
+"""Width of a column that takes what the others leave it, within the bounds below."""
 
-LEAST_FLEXIBLE, MOST_FLEXIBLE = 14, 44
-"""From a cut name and a key to the longest name and a key."""
+MIN_FLEXIBLE, MAX_FLEXIBLE = 14, 44
+"""Widths of a shortened name with a key, and of the longest name with a key."""
 
 
 class Column(NamedTuple):
-    """Of a table."""
+    """A column of a table; `number` aligns it to the right."""
 
     name: str
     width: int
     number: bool = False
 
 
-def named(name: str, origin: str, width: int = 80) -> str:
-    """`name 1a2b3c4d`, of which the key is never cut off, or the key alone."""
-    name, room = printable(name), max(0, width - KEY_DIGITS - 1)
+def named(name: str | None, origin: str, width: int = 80) -> str:
+    """Return `name 1a2b3c4d`, of which the key is never cut off, or the key alone."""
+    name, room = printable(name or ""), max(0, width - KEY_DIGITS - 1)
     if cell_len(name) > room:
         name = set_cell_size(name, room - 1) + "…" if room > 1 else ""
     return f"{name} {origin[:KEY_DIGITS]}".strip()
 
 
 def peers(now: Now, width: int, room: int) -> list[Text]:
-    """The neighbours, as many as there is room for."""
+    """Draw the neighbours, as many as there is room for."""
     columns = _columns(
         width,
         Column("peer", 14),
@@ -71,13 +71,13 @@ def peers(now: Now, width: int, room: int) -> list[Text]:
             count(node.lag),
         ]
         row = _row(columns, [short(node.peer), node.role, *numbers, words.text])
-        return Text(row, "red" if words.mood == BAD else "")
+        return Text(row, "red" if words.mood is Mood.BAD else "")
 
     return _table(columns, now.near, line, room, len(now.near))
 
 
 def origins(page: Origins, width: int, room: int) -> list[Text]:
-    """Those with most updates, counted in the log."""
+    """Draw the origins with most updates, counted in the log."""
     columns = _columns(
         width,
         Column("rank", 6, True),
@@ -89,16 +89,16 @@ def origins(page: Origins, width: int, room: int) -> list[Text]:
 
     def line(origin: Origin) -> Text:
         words = named(origin.name, origin.origin, columns[1].width)
-        cells = [count(origin.rank), words, count(origin.updates), percent(origin.share), origin.team]
+        cells = [count(origin.rank), words, count(origin.updates), percent(origin.share), origin.team or ""]
         return Text(_row(columns, cells), "bold" if origin.own else "")
 
     return _table(columns, page.origins, line, room, page.total)
 
 
 def _columns(width: int, *columns: Column) -> list[Column]:
-    """One takes the width that the others leave it."""
+    """Give the flexible column the width that the others leave."""
     room = width - sum(column.width + 2 for column in columns)
-    wide = max(LEAST_FLEXIBLE, min(MOST_FLEXIBLE, room))
+    wide = max(MIN_FLEXIBLE, min(MAX_FLEXIBLE, room))
     return [column if column.width else column._replace(width=wide) for column in columns]
 
 

@@ -1,7 +1,7 @@
 """`sfnode top`: looks at a node once a second and keeps a terminal up to date, until q is pressed.
 
-Writes only the lines that have changed, so that it costs a slow line little. A node that is not there or goes
-away is said so and waited for.
+Writes only the lines that have changed, which is little on a slow connection. While no node answers, it says
+so and waits for one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from sfnode.client import Client
+from sfnode.control.client import Client
 from sfnode.dashboard.frame import Shown, absent, ascii_only, frame
-from sfnode.dashboard.seen import look_at_all, measure
+from sfnode.dashboard.snapshot import look_at_all, measure
 from sfnode.dashboard.tables import ORIGIN_ROWS
 from sfnode.errors import UserError
 
@@ -30,25 +30,25 @@ INTERVAL = 1.0
 """Seconds between frames."""
 
 QUIT = frozenset("qQ\x03\x04\x1b")
-"""Also Ctrl-C, Ctrl-D and Escape."""
+"""Keys that quit: q, Ctrl-C, Ctrl-D and Escape."""
 
 SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O?.)", re.DOTALL)
-"""What an arrow, F1, or Alt with a letter types: it begins as Escape does, and is not meant."""
+"""Bytes of an arrow key, of F1, or of Alt with a letter: they begin as Escape does and do not quit."""
 
 IMMOBILE = frozenset(("", "dumb", "unknown"))
-"""Terminals whose cursor cannot be moved, by the name that TERM has."""
+"""Values of TERM for terminals whose cursor cannot be moved."""
 
 PLAIN = frozenset(("linux", "vt100", "vt102", "vt220", "ansi"))
-"""Terminals whose font has no braille, whatever the locale says."""
+"""Values of TERM for terminals whose font has no braille, whatever the locale."""
 
 
 def can_be_kept_up_to_date(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether there is somebody at a terminal on which lines can be replaced."""
+    """Return whether standard input and output are a terminal on which lines can be replaced."""
     return sys.stdin.isatty() and sys.stdout.isatty() and environment.get("TERM", "") not in IMMOBILE
 
 
 async def once(client: Client, console: Console) -> None:
-    """Print one frame that leaves a line to the shell. Raises UserError NODE_NOT_RUNNING."""
+    """Print one frame that leaves a line for the shell's prompt. Raises UserError NODE_NOT_RUNNING."""
     now, curves = await look_at_all(client)
     lines = _fitting(frame(Shown(now, curves), console.width, console.height - 1), console)
     while lines and not lines[-1].plain:
@@ -58,23 +58,23 @@ async def once(client: Client, console: Console) -> None:
 
 
 class Top:
-    """One terminal that shows one node."""
+    """A terminal that shows a node."""
 
     def __init__(self, client: Client, folder: Path, console: Console) -> None:
         self._client = client
         self._folder = folder
         self._console = console
-        self._stirred = asyncio.Event()
+        self._wake = asyncio.Event()
         self._quit = asyncio.Event()
         self._measuring: asyncio.Task[None] | None = None
         self._with_origins = False
-        """In the place of the neighbours."""
+        """Whether origins are shown in place of the neighbours."""
         self._note = ""
         self._drawn: list[str] = []
-        """The lines on the screen; none if it has to be cleared first."""
+        """The lines on the screen; empty if the screen has to be cleared first."""
 
     async def run(self) -> None:
-        """Until the user quits; at once then, also while a node does not answer."""
+        """Run until the user quits, which takes effect at once even while a node does not answer."""
         loop = asyncio.get_running_loop()
         with self._console.screen(hide_cursor=True), _single_keys():
             loop.add_reader(sys.stdin.fileno(), self._on_key)
@@ -94,11 +94,11 @@ class Top:
 
     async def _watch(self) -> None:
         while True:
-            self._stirred.clear()
+            self._wake.clear()
             self._draw(await self._lines())
             with suppress(TimeoutError):
                 async with asyncio.timeout(INTERVAL):
-                    await self._stirred.wait()
+                    await self._wake.wait()
 
     async def _lines(self) -> list[Text]:
         try:
@@ -109,7 +109,7 @@ class Top:
             return absent(self._folder, error.what, *self._console.size)
 
     def _draw(self, lines: list[Text]) -> None:
-        """Write what differs from what is on the screen."""
+        """Write the lines that differ from those on the screen."""
         rendered = [self._rendered(line) for line in _fitting(lines, self._console)]
         rendered += [""] * (len(self._drawn) - len(rendered))
         write = self._console.file.write
@@ -127,10 +127,10 @@ class Top:
         return captured.get()
 
     def _redraw(self) -> None:
-        """The terminal has another size, or was somebody else's while we were stopped."""
+        """Draw everything again: the terminal was resized, or used by another program meanwhile."""
         _one_by_one()
         self._drawn = []
-        self._stirred.set()
+        self._wake.set()
 
     # -- keys --------------------------------------------------------------------------------------
 
@@ -146,16 +146,16 @@ class Top:
             self._with_origins = not self._with_origins
         if "e" in keys and (self._measuring is None or self._measuring.done()):
             self._measuring = asyncio.create_task(self._measure())
-        self._stirred.set()
+        self._wake.set()
 
     async def _measure(self) -> None:
-        self._note = "measuring…"
+        self._note = "evaluating…"
         try:
             await measure(self._client)
             self._note = ""
         except UserError as error:
             self._note = error.what
-        self._stirred.set()
+        self._wake.set()
 
     async def _stop(self, *tasks: asyncio.Task[object] | None) -> None:
         there = [task for task in tasks if task is not None]
@@ -165,14 +165,14 @@ class Top:
 
 
 def _fitting(lines: list[Text], console: Console) -> list[Text]:
-    """As much of them as the terminal can show."""
+    """Return the lines in characters that the terminal can show."""
     knows = console.encoding.lower().startswith("utf") and os.environ.get("TERM") not in PLAIN
     return lines if knows else ascii_only(lines)
 
 
 @contextmanager
 def _single_keys() -> Iterator[None]:
-    """Keys come one by one and are not shown."""
+    """Read keys one by one, without echo, within the block."""
     before = termios.tcgetattr(sys.stdin.fileno())
     _one_by_one()
     try:

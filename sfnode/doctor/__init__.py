@@ -1,5 +1,5 @@
-"""`sfnode doctor`: what would keep a node from working on this machine, found out before it runs.
+"""`sfnode doctor`: finds what would keep a node from working on this machine before it runs.
 
 Checks are plain functions that return findings; `examine` runs them all at once, each with a deadline. They
-look and measure, and change nothing but what they remove again.
+observe and measure; whatever they create they also remove.
 """

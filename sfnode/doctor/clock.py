@@ -1,4 +1,4 @@
-"""Whether this machine's clock is right: what time servers say, and what peers' clocks say.
+"""Examines this machine's clock: compares it with time servers and with peers' clocks.
 
 Training itself needs no clock. The roster in the DHT does: entries carry the time at which they expire, and a
 node whose clock is minutes off writes entries that are expired already, or are refused.
@@ -13,36 +13,36 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
-from sfnode.doctor.case import in_thread
+from sfnode.doctor.context import in_thread
 from sfnode.doctor.findings import Finding, Subject, note, ok, problem
-from sfnode.transport.reach import Place, look_up
+from sfnode.transport.libp2p.reachability import TcpEndpoint, resolve
 
 WRONG = 30.0
 """Seconds from which a clock is a problem: a third of the life of an entry in the roster (90 s)."""
 
 INEXACT = 3.0
-"""Seconds from which it is worth saying: other programs on hivemind's DHT refuse such a peer."""
+"""Seconds from which a clock is worth a note: other programs on hivemind's DHT refuse such a peer."""
 
 NTP_PORT = 123
 NTP_DEADLINE = 2.5
-"""Seconds for the one packet there and back; where UDP is blocked nothing will ever come."""
+"""Seconds for one packet there and back; where UDP is blocked no answer comes."""
 
 _NTP_EPOCH = 2_208_988_800
 """Seconds from 1900, where NTP counts from, to 1970."""
 
 _CLIENT = b"\x23" + bytes(47)
-"""An NTP packet of version 4, mode client, which says nothing else (RFC 4330)."""
+"""An otherwise empty NTP packet of version 4, mode client (RFC 4330)."""
 
 _SERVER_MODE = 4
 
 
 async def ntp_ahead(host: str, port: int = NTP_PORT) -> float:
-    """Seconds by which that time server is ahead of this clock. Raises OSError (or TimeoutError)."""
+    """Return the seconds by which a time server is ahead of this clock. Raises OSError or TimeoutError."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[float] = loop.create_future()
     async with asyncio.timeout(NTP_DEADLINE):
-        door, *_ = await in_thread(lambda: look_up(Place("dns", host, port)))
-        transport, _ = await loop.create_datagram_endpoint(lambda: _Asker(answer), remote_addr=door)
+        address, *_ = await in_thread(lambda: resolve(TcpEndpoint("dns", host, port)))
+        transport, _ = await loop.create_datagram_endpoint(lambda: _Asker(answer), remote_addr=address)
         try:
             return await answer
         finally:
@@ -50,7 +50,7 @@ async def ntp_ahead(host: str, port: int = NTP_PORT) -> float:
 
 
 class _Asker(asyncio.DatagramProtocol):
-    """Sends one question; the answer is when the server's clock read what, halfway there and back."""
+    """Sends one request; `answer` becomes the server's time minus the mean of our times before and after."""
 
     def __init__(self, answer: asyncio.Future[float]) -> None:
         self._answer = answer
@@ -58,11 +58,11 @@ class _Asker(asyncio.DatagramProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._asked = time.time()
-        cast(asyncio.DatagramTransport, transport).sendto(_CLIENT)  # uvloop's is none by its class
+        cast(asyncio.DatagramTransport, transport).sendto(_CLIENT)  # uvloop's class does not inherit from it
 
     def datagram_received(self, data: bytes, _: object) -> None:
         if len(data) < 48 or data[0] & 7 != _SERVER_MODE or data[1] == 0 or self._answer.done():
-            return  # no answer of a server that knows the time (stratum 0 says "go away")
+            return  # not an answer of a server that knows the time (stratum 0 refuses)
         whole, part = struct.unpack("!II", data[40:48])
         there = whole - _NTP_EPOCH + part / 2**32
         self._answer.set_result(there - (self._asked + time.time()) / 2)
@@ -72,20 +72,20 @@ class _Asker(asyncio.DatagramProtocol):
             self._answer.set_exception(error if isinstance(error, OSError) else OSError(str(error)))
 
 
-def judged_by_peers(ahead: Sequence[float]) -> Finding:
-    """`ahead`: seconds by which each of their clocks is ahead of ours."""
+def judge_by_peers(ahead: Sequence[float]) -> Finding:
+    """Judge this clock by those of peers, each of which is `ahead` of ours by so many seconds."""
     if ahead:
         those = "a peer's clock" if len(ahead) == 1 else f"the clocks of {len(ahead)} peers"
-        return judged(statistics.median(ahead), those)
+        return judge(statistics.median(ahead), those)
     return note(
         Subject.CLOCK,
-        "there was nothing to compare the clock with: no time server answers, and no peer",
+        "there is nothing to compare the clock with: neither a time server nor a peer answers",
         "Make sure that the system sets its clock by the network; `timedatectl` shows it on most systems.",
     )
 
 
-def judged(ahead: float, by: str) -> Finding:
-    """`ahead`: seconds by which the clock that is called `by` is ahead of ours."""
+def judge(ahead: float, by: str) -> Finding:
+    """Judge this clock by another, described by `by`, that is `ahead` of ours by so many seconds."""
     way = "behind" if ahead > 0 else "ahead of"
     what = f"this clock is {_span(abs(ahead))} {way} {by}"
     if abs(ahead) < INEXACT:

@@ -1,7 +1,7 @@
-"""Whether the model can be computed here: memory, device and driver, fit, and how fast.
+"""Examines whether the model can be computed here: memory, device and driver, fit, and speed.
 
-Loads torch when it is called, and models only to measure. What a parameter takes is known by
-`baselines.memory`, what shapes have by `engine.shapes`.
+Imports torch when it is called, and loads models only to measure them. `bench.memory` knows how much memory a
+parameter takes, `models.shapes` how many parameters a shape has.
 """
 
 from __future__ import annotations
@@ -12,47 +12,51 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from sfnode.config import Manifest
-from sfnode.doctor.case import Case
+from sfnode.doctor.context import Case
 from sfnode.doctor.findings import Finding, Subject, note, ok, problem
 from sfnode.errors import Code, UserError
-from sfnode.limits import size_text
+from sfnode.manifest import Manifest
+from sfnode.sizes import size_text
 
 PROCESS = 512 << 20
-"""Bytes that a node needs besides its weights: the libraries' own (docs/reliability.md) and a mini-batch."""
+"""Bytes that a node needs besides its weights: for the libraries (docs/reliability.md) and a mini-batch."""
 
 SCANT = 1 << 30
 """Bytes below which the machine's owner will notice the node."""
 
 AT_HAND = 1 << 30
-"""Bytes of weights up to which steps are measured without being asked for: loading them takes seconds."""
+"""Bytes of weights up to which steps are measured unasked: loading them takes seconds."""
 
 MEASURED_SECONDS = 3.0
 MEASURED_STEPS = 50
-"""How long steps are measured for, whichever is sooner."""
+"""Seconds and steps after which measuring ends, whichever is sooner."""
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-"""Exists where a driver of Nvidia's is loaded, whatever torch thinks of it."""
+"""A file that exists if a driver of Nvidia is loaded, whether torch can use it or not."""
 
 
 class Size(NamedTuple):
-    """How many parameters the model has."""
+    """The number of parameters of a model."""
 
     parameters: int
     exact: bool
-    """Otherwise only those are counted that the run trains."""
+    """Whether all are counted, and not only those that the run trains."""
 
 
 def look_at_memory() -> Finding:
-    """The machine's memory, whatever the model."""
+    """Examine the machine's memory, whatever the model."""
     import torch
 
-    from sfnode.baselines import memory
+    from sfnode.bench import memory
 
     free = memory.free(torch.device("cpu"))
     if free is None:
-        return note(Subject.MEMORY, "this system does not say how much memory is free", "See for yourself.")
-    what = f"{size_text(free)} of memory can be had"
+        return note(
+            Subject.MEMORY,
+            "this system does not say how much memory is free",
+            "Look it up with the system's own tools.",
+        )
+    what = f"{size_text(free)} of memory are available"
     fix = "Close other programs, or join with --role relay, which needs no model."
     if free < PROCESS:
         return problem(Subject.MEMORY, f"{what}; a node needs {size_text(PROCESS)} besides its model", fix)
@@ -60,7 +64,7 @@ def look_at_memory() -> Finding:
 
 
 def look_at_device(name: str) -> Finding:
-    """The device that was chosen; on a CPU also whether a GPU lies idle."""
+    """Examine the chosen device; if it is a CPU, also whether there is an unused GPU."""
     import torch
 
     from sfnode.engine.trainer import usable_device
@@ -82,7 +86,7 @@ def look_at_device(name: str) -> Finding:
 
 
 def _reason(said: list[warnings.WarningMessage]) -> str:
-    """What torch complained of, such as a driver that is too old; or that it is a build without CUDA."""
+    """Return why torch cannot use the GPU: its own warning, or that it is a build without CUDA."""
     import torch
 
     if torch.version.cuda is None:
@@ -102,7 +106,7 @@ def _gpu_fix() -> str:
 
 
 def _driver() -> str:
-    """What is known of the driver, as the beginning of a fix."""
+    """Return the version of the driver as the beginning of a fix; empty if it is unknown."""
     try:
         return NVIDIA_DRIVER.read_text().splitlines()[0].removeprefix("NVRM version: ").strip() + ". "
     except (OSError, IndexError):
@@ -110,11 +114,11 @@ def _driver() -> str:
 
 
 def look_at_fit(case: Case, manifest: Manifest | None) -> Finding | None:
-    """Whether the model fits into the device's memory in that number format; None if no model is known."""
+    """Examine whether the model fits into the device's memory; None if no model is known."""
     import torch
 
-    from sfnode.baselines import memory
-    from sfnode.engine.model import named_dtype
+    from sfnode.bench import memory
+    from sfnode.models.loader import named_dtype
 
     try:
         size = _size(case.model, manifest)
@@ -130,7 +134,7 @@ def look_at_fit(case: Case, manifest: Manifest | None) -> Finding | None:
 
 
 def _fit(size: Size, dtype: str, free: int, device: str) -> Finding:
-    from sfnode.baselines import memory
+    from sfnode.bench import memory
 
     weights = memory.weights(size.parameters, dtype)
     least = "" if size.exact else "at least "
@@ -155,7 +159,7 @@ def _count(parameters: int) -> str:
 
 def _size(model: str, manifest: Manifest | None) -> Size | None:
     """Raises UserError."""
-    from sfnode.engine import shapes
+    from sfnode.models import shapes
 
     source = model or (manifest.model.source if manifest else "")
     if source and shapes.is_shape(source):
@@ -170,35 +174,35 @@ def _size(model: str, manifest: Manifest | None) -> Size | None:
 
 
 def local_folder(source: str) -> Path | None:
-    """Where the model is if it need not be fetched."""
-    from sfnode.engine import folder
+    """Return the folder of a model that need not be downloaded."""
+    from sfnode.models import files
 
-    if source.startswith(folder.BUILTIN) or (source and Path(source).is_dir()):
-        return folder.resolve(source, "", None)
+    if source.startswith(files.BUILTIN) or (source and Path(source).is_dir()):
+        return files.resolve(source, "", None)
     return None
 
 
 def _local(model: str) -> Path:
-    """The folder of a model that was named. Raises UserError MODEL_*."""
+    """Return the folder of a model that was named. Raises UserError MODEL_*."""
     folder = local_folder(model)
     if folder is None:
         raise UserError(
             Code.MODEL_NOT_FOUND,
             f"{model} is neither a folder here nor a shape",
-            "Fetch the model first, or name one of its size: --model shape:NAME (shape:? lists them).",
+            "Download the model first, or name one of its size: --model shape:NAME (shape:? lists them).",
         )
     return folder
 
 
 def _stored(place: Path) -> int:
-    from sfnode.engine import folder
+    from sfnode.models import files
 
-    return sum(math.prod(tensor.shape) for tensor in folder.stored_tensors(place).values())
+    return sum(math.prod(tensor.shape) for tensor in files.stored_tensors(place).values())
 
 
 def look_at_speed(case: Case, manifest: Manifest | None) -> Finding | None:
-    """Load model and data as a node would, and time steps; None when nobody asked and it takes long."""
-    from sfnode.engine import shapes
+    """Load model and data as a node would, and time steps; None if that takes long and was not asked for."""
+    from sfnode.models import shapes
 
     if manifest is None or not (case.measure or _at_hand(case, manifest)):
         return None
@@ -213,14 +217,14 @@ def look_at_speed(case: Case, manifest: Manifest | None) -> Finding | None:
 
 
 def _at_hand(case: Case, manifest: Manifest) -> bool:
-    """Whether the model is here and small."""
-    from sfnode.engine import folder
+    """Return whether the model is on this machine and small."""
+    from sfnode.models import files
 
     try:
         place = local_folder(case.model or manifest.model.source)
     except UserError:
         return False
-    return place is not None and sum(file.stat().st_size for file in folder.weight_files(place)) <= AT_HAND
+    return place is not None and sum(file.stat().st_size for file in files.weight_files(place)) <= AT_HAND
 
 
 def _updates_per_hour(case: Case, manifest: Manifest) -> float:
@@ -234,7 +238,7 @@ def _updates_per_hour(case: Case, manifest: Manifest) -> float:
         device=case.device,
         dtype=case.dtype,
     )
-    trainer.step([0], 0)  # the first one allocates
+    trainer.step([0], 0)  # the first step allocates
     begin, steps = time.perf_counter(), 0
     while steps < MEASURED_STEPS and time.perf_counter() < begin + MEASURED_SECONDS:
         steps += 1

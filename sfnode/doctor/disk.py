@@ -1,4 +1,4 @@
-"""Whether the data folder's disk can hold a log: room, writing that lasts, locks.
+"""Examines the data folder's disk: room, durable writes, locks.
 
 Probes the folder, or the nearest one above it that exists, and leaves nothing there.
 """
@@ -13,11 +13,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from sfnode.config import Manifest
 from sfnode.doctor.findings import Finding, Subject, milliseconds, note, ok, problem
-from sfnode.limits import size_text
-from sfnode.store.datadir import holder
-from sfnode.store.faults import sync_folder
+from sfnode.manifest import Manifest
+from sfnode.sizes import size_text
+from sfnode.store.data_folder import holder
+from sfnode.store.disk_errors import sync_folder
 
 LOG_BYTES_PER_UPDATE = 12
 """5.3 on disk for updates made one by one (docs/benchmarks.md), and as much again while SQLite tidies up."""
@@ -26,22 +26,22 @@ SPARE = 64 << 20
 """Bytes besides the log: its journal, keys, the node's own messages."""
 
 PROBE = 1 << 20
-"""Bytes that are written to see whether one can."""
+"""Bytes that are written as a test."""
 
 SLOW_SYNC = 0.1
-"""Seconds: a node makes up to ten commits a second."""
+"""Seconds of a sync from which it is worth a note: a node makes up to ten commits a second."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def look_at_disk(data_dir: Path, manifest: Manifest | None) -> list[Finding]:
-    """Both subjects of the data folder's disk."""
+    """Examine both subjects of the data folder's disk."""
     folder = _existing(data_dir)
     return [_space(folder, manifest), _folder(data_dir, folder)]
 
 
 def _existing(path: Path) -> Path:
-    """The folder itself, or the nearest one above it."""
+    """Return the folder itself, or the nearest one above it that exists."""
     path = path.absolute()
     return next(place for place in (path, *path.parents) if place.is_dir())
 
@@ -87,14 +87,14 @@ def _usable(data_dir: Path, seconds: float) -> Finding:
     if seconds > SLOW_SYNC:
         return note(
             Subject.DATA_FOLDER,
-            f"the disk of {data_dir} takes {milliseconds(seconds)} to write something down for good",
-            "It works, but a faster disk (no network share, no memory card) lets the node say things sooner.",
+            f"the disk of {data_dir} takes {milliseconds(seconds)} for a durable write",
+            "It works, but on a faster disk (no network share, no memory card) updates are sent sooner.",
         )
     return ok(Subject.DATA_FOLDER, f"{data_dir} can be written, synced ({milliseconds(seconds)}) and locked")
 
 
 def _locks(path: str) -> bool:
-    """Whether a lock keeps a second holder out."""
+    """Return whether a lock keeps a second holder out."""
     with open(path, "r+b") as first, open(path, "r+b") as second:
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
@@ -105,7 +105,7 @@ def _locks(path: str) -> bool:
 
 
 def _write(descriptor: int, folder: Path) -> float:
-    """Seconds to make a little durable, as the log does, after showing that there is room at all."""
+    """Return the seconds of a small durable write, as of the log; a larger one first tests for room."""
     os.write(descriptor, bytes(PROBE))
     os.fsync(descriptor)
     begin = time.perf_counter()

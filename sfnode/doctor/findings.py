@@ -1,6 +1,6 @@
-"""What a check has found: about which subject, how bad it is, why, and what to do.
+"""Findings of checks: subject, verdict, cause and fix; the shape of `sfnode doctor --json`.
 
-The shape of `sfnode doctor --json`. The numbers are stable and listed in docs/doctor.md. Knows no checks.
+The numbers are stable and listed in docs/doctor.md. Knows no checks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Verdict = Literal["ok", "note", "problem"]
 
 
 class Subject(IntEnum):
-    """The numbers: 1x clock, 2x disk, 3x computing, 4x own network, 5x peers, 6x run, 9x the command."""
+    """Subjects by number: 1x clock, 2x disk, 3x computing, 4x own network, 5x peers, 6x run, 9x command."""
 
     CLOCK = 10
     DATA_FOLDER = 20
@@ -40,7 +40,7 @@ class Subject(IntEnum):
 
 
 class Finding(BaseModel):
-    """One of them. ok: as it should be; note: worth knowing; problem: a node would not work (well)."""
+    """A finding. ok: as it should be; note: worth knowing; problem: a node would not work well, or at all."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,9 +48,9 @@ class Finding(BaseModel):
     subject: str
     verdict: Verdict
     what: str
-    """What was found, and its cause."""
-    fix: str
-    """What to do; empty where all is well."""
+    """The observation and its cause."""
+    fix: str | None
+    """Advice to the user; None where all is well."""
 
 
 class Examination(BaseModel):
@@ -60,18 +60,18 @@ class Examination(BaseModel):
 
     version: str
     seconds: float
-    """That it took."""
+    """Duration of the examination."""
     problems: int
     findings: list[Finding]
 
 
 def number(subject: Subject) -> str:
-    """As it is shown: SD010."""
+    """Return a subject's number as it is shown: SD010."""
     return f"SD{subject:03d}"
 
 
-def found(subject: Subject, verdict: Verdict, what: str, fix: str = "") -> Finding:
-    """A finding. Everything but `ok` must say what to do."""
+def found(subject: Subject, verdict: Verdict, what: str, fix: str | None = None) -> Finding:
+    """Return a finding; everything but `ok` must name a fix."""
     assert verdict == "ok" or fix, f"{subject.name} names no fix"
     return Finding(
         number=number(subject),

@@ -1,6 +1,6 @@
-"""The peers that were named, one by one and step by step: name, TCP, libp2p, manifest, version.
+"""Visits the named peers step by step: name, TCP, libp2p, manifest, version.
 
-The first step that fails is the finding. Knows nothing of what becomes of the answers.
+The first step that fails is the finding.
 """
 
 from __future__ import annotations
@@ -12,17 +12,24 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from sfnode.config import Manifest
-from sfnode.doctor.case import in_thread
+from sfnode.doctor.context import in_thread
 from sfnode.doctor.findings import Finding, Subject, milliseconds, ok, problem
 from sfnode.errors import Code, UserError
-from sfnode.runtime.compatibility import ask_manifest
+from sfnode.manifest import Manifest
+from sfnode.peers.compatibility import ask_manifest
 from sfnode.transport.base import TransportError, bad_address, peer_of
-from sfnode.transport.reach import KNOCK_DEADLINE, Door, Place, knock, look_up, place_of
+from sfnode.transport.libp2p.reachability import (
+    TCP_DEADLINE,
+    SocketAddress,
+    TcpEndpoint,
+    resolve,
+    tcp_endpoint,
+    try_connect,
+)
 from sfprotocol.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
-    from sfnode.transport.hivemind import HivemindTransport
+    from sfnode.transport.libp2p.transport import HivemindTransport
 
 T = TypeVar("T")
 
@@ -32,7 +39,7 @@ MANIFEST_DEADLINE = 4.0
 """Seconds: a relayed dial takes 2-4 s."""
 
 _OTHER_KEY = re.compile(r"remote key matches (\w+)")
-"""How libp2p says that somebody else answered."""
+"""The part of libp2p's error that names the peer that answered instead."""
 
 _ABOUT = {
     Code.BAD_ADDRESS: Subject.PEER,
@@ -40,11 +47,11 @@ _ABOUT = {
     Code.NEWER_PROTOCOL: Subject.VERSION,
     Code.NETWORK_DAEMON: Subject.NETWORK_DAEMON,
 }
-"""What an error that a step raises is about."""
+"""Subjects of the errors that a step raises."""
 
 
-class StepFailed(Exception):  # noqa: N818 (what a step says, caught where steps are taken)
-    """Why a step failed, as a finding."""
+class StepFailed(Exception):  # noqa: N818 (caught by `visit`)
+    """The failure of a step, as a finding."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.what)
@@ -53,25 +60,25 @@ class StepFailed(Exception):  # noqa: N818 (what a step says, caught where steps
 
 @dataclass(slots=True)
 class Visit:
-    """What one peer has let us see."""
+    """Facts learnt about one peer."""
 
     address: str
     finding: Finding | None = None
     answers: bool = False
-    """Whether it is there and speaks libp2p."""
+    """Whether it can be reached and speaks libp2p."""
     clock_ahead: float = 0.0
-    """In seconds, if it answers."""
+    """Seconds by which its clock is ahead of ours, if it answers."""
     manifest: Manifest | None = None
     times: list[str] = field(default_factory=list)
 
 
 async def visit(
-    address: str, guest: Callable[[], Awaitable[HivemindTransport]], expected: Manifest | None
+    address: str, caller: Callable[[], Awaitable[HivemindTransport]], expected: Manifest | None
 ) -> Visit:
-    """All the steps, as far as they lead. `expected`: the manifest of the run that is meant to be joined."""
+    """Take all steps until one fails. `expected` is the manifest of the run to be joined, if known."""
     seen = Visit(address)
     try:
-        await _walk(seen, guest, expected)
+        await _take_steps(seen, caller, expected)
     except StepFailed as failure:
         seen.finding = failure.finding
     except UserError as error:
@@ -79,17 +86,17 @@ async def visit(
     return seen
 
 
-async def _walk(
-    seen: Visit, guest: Callable[[], Awaitable[HivemindTransport]], expected: Manifest | None
+async def _take_steps(
+    seen: Visit, caller: Callable[[], Awaitable[HivemindTransport]], expected: Manifest | None
 ) -> None:
     peer_of(seen.address)
-    place = place_of(seen.address)
-    if place is not None:
-        if place.port > 65_535:
+    endpoint = tcp_endpoint(seen.address)
+    if endpoint is not None:
+        if endpoint.port > 65_535:
             raise bad_address(seen.address, "there is no such port")
-        doors = await _timed(seen, "name", _resolve(seen.address, place))
-        await _timed(seen, "TCP", _connect(seen.address, doors))
-    transport = await guest()
+        addresses = await _timed(seen, "name", _resolve(seen.address, endpoint))
+        await _timed(seen, "TCP", _connect(seen.address, addresses))
+    transport = await caller()
     seen.clock_ahead = await _timed(seen, "libp2p", _shake_hands(seen.address, transport))
     seen.answers = True
     seen.manifest = await _timed(seen, "manifest", _ask(seen.address, transport))
@@ -115,39 +122,39 @@ async def _timed(seen: Visit, step: str, work: Awaitable[T]) -> T:
     return result
 
 
-async def _resolve(address: str, place: Place) -> list[Door]:
+async def _resolve(address: str, endpoint: TcpEndpoint) -> list[SocketAddress]:
     try:
         async with asyncio.timeout(NAME_DEADLINE):
-            return await in_thread(lambda: look_up(place))
+            return await in_thread(lambda: resolve(endpoint))
     except (OSError, ValueError) as error:  # TimeoutError is an OSError, UnicodeError a ValueError
-        if not place.named:
-            raise bad_address(address, f"{place.host} is not an address of its kind") from None
+        if not endpoint.named:
+            raise bad_address(address, f"{endpoint.host} is not an address of its kind") from None
         reason = f"no answer within {NAME_DEADLINE:g} s" if isinstance(error, TimeoutError) else str(error)
         raise StepFailed(
             problem(
                 Subject.PEER_NAME,
-                f"{address}: the name {place.host} does not resolve: {reason}",
+                f"{address}: the name {endpoint.host} does not resolve: {reason}",
                 "Check the spelling, and this machine's name server; or ask for the peer's /ip4/ address.",
             )
         ) from error
 
 
-async def _connect(address: str, doors: Sequence[Door]) -> None:
+async def _connect(address: str, addresses: Sequence[SocketAddress]) -> None:
     try:
-        async with asyncio.timeout(KNOCK_DEADLINE):
-            await knock(doors)
+        async with asyncio.timeout(TCP_DEADLINE):
+            await try_connect(addresses)
     except OSError as error:
         raise StepFailed(_no_tcp(address, error)) from error
 
 
 def _no_tcp(address: str, error: OSError) -> Finding:
     if isinstance(error, ConnectionRefusedError):
-        why = "the machine is there, but nothing listens on that port, or a firewall refuses"
+        why = "the machine is there, but nothing listens on that port, or a firewall refuses connections"
         fix = (
             "The node there does not run, or has another port now: `sfnode status` there prints its address."
         )
     elif isinstance(error, TimeoutError):
-        why = f"no answer within {KNOCK_DEADLINE:g} s: the machine is off, or a firewall drops what is sent"
+        why = f"no answer within {TCP_DEADLINE:g} s: the machine is off, or a firewall drops packets"
         fix = "Check that the machine runs and that its firewall or router lets the port through."
     else:
         why = error.strerror or str(error)
@@ -156,7 +163,7 @@ def _no_tcp(address: str, error: OSError) -> Finding:
 
 
 async def _shake_hands(address: str, transport: HivemindTransport) -> float:
-    """How far its clock is ahead."""
+    """Return the seconds by which its clock is ahead of ours."""
     try:
         async with asyncio.timeout(HANDSHAKE_DEADLINE):
             return await transport.clock_ahead(address)
@@ -169,8 +176,8 @@ def _no_handshake(address: str, error: Exception) -> Finding:
         return problem(
             Subject.PEER_HANDSHAKE,
             f"{address}: the node there has another key, by which it is {other[1]}",
-            "Ask whoever runs it for its address of today (`sfnode status` there prints it): its key was "
-            "replaced, or somebody else is there.",
+            "Ask its owner for its present address (`sfnode status` there prints it): its key was replaced, "
+            "or another node runs there.",
         )
     why = error.reason if isinstance(error, TransportError) else f"silence for {HANDSHAKE_DEADLINE:g} s"
     return problem(
@@ -181,7 +188,7 @@ def _no_handshake(address: str, error: Exception) -> Finding:
 
 
 async def _ask(address: str, transport: HivemindTransport) -> Manifest:
-    """Its run's manifest. Raises UserError BAD_MANIFEST or NEWER_PROTOCOL."""
+    """Return its run's manifest. Raises UserError BAD_MANIFEST or NEWER_PROTOCOL."""
     try:
         async with asyncio.timeout(MANIFEST_DEADLINE):
             manifest = await ask_manifest(transport, address)

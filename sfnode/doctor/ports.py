@@ -1,6 +1,6 @@
-"""Whether the node can listen where it should, and by which addresses this machine can be found.
+"""Examines whether the node can listen on its addresses, and which public addresses this machine has.
 
-Asks the operating system only; nothing is sent.
+Asks only the operating system; nothing is sent.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import psutil
 
 from sfnode.doctor.findings import Finding, Subject, note, ok, problem
 from sfnode.errors import UserError
-from sfnode.store.datadir import holder
-from sfnode.transport.daemon import port_is_free
+from sfnode.store.data_folder import holder
+from sfnode.transport.libp2p.daemon_process import port_is_free
 
 _PORT = re.compile(r"/(?:tcp|udp)/(\d+)")
 
@@ -26,7 +26,7 @@ _SOMEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 def look_at_ports(host_maddrs: Sequence[str], data_dir: Path) -> list[Finding]:
-    """Each address of --host-maddrs."""
+    """Examine each address of --host-maddrs."""
     return [_listen(maddr, data_dir) for maddr in host_maddrs]
 
 
@@ -48,7 +48,7 @@ def _listen(maddr: str, data_dir: Path) -> Finding:
 
 
 def ours(holders: Sequence[psutil.Process], data_dir: Path) -> bool:
-    """Whether the running node of this folder, or its daemon, is among these processes."""
+    """Return whether the running node of this folder, or its daemon, is among these processes."""
     node = holder(data_dir)
     with suppress(psutil.Error):
         return any(node in (one.pid, *(parent.pid for parent in one.parents())) for one in holders)
@@ -56,7 +56,7 @@ def ours(holders: Sequence[psutil.Process], data_dir: Path) -> bool:
 
 
 def _holders(port: int) -> list[psutil.Process]:
-    """The processes that listen on a port, as far as this user may know."""
+    """Return the processes that listen on a port, as far as this user may see them."""
     found = []
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("inet"):
@@ -76,7 +76,7 @@ def _named(holders: Sequence[psutil.Process]) -> str:
 
 
 def own_address(family: socket.AddressFamily) -> str | None:
-    """The address that this machine would send from; None without a route."""
+    """Return the address from which this machine would send; None without a route."""
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((_SOMEWHERE[family], 9))
         return str(probe.getsockname()[0])
@@ -84,7 +84,7 @@ def own_address(family: socket.AddressFamily) -> str | None:
 
 
 def look_at_ipv6() -> Finding:
-    """Whether this machine has a public IPv6 address."""
+    """Examine whether this machine has a public IPv6 address."""
     address = own_address(socket.AF_INET6)
     if address and ip_address(address.partition("%")[0]).is_global:
         return ok(Subject.IPV6, f"this machine has the public IPv6 address {address}")
@@ -96,6 +96,6 @@ def look_at_ipv6() -> Finding:
 
 
 def public_ipv4() -> str | None:
-    """This machine's own IPv4 address if it is public."""
+    """Return this machine's own IPv4 address if it is public."""
     address = own_address(socket.AF_INET)
     return address if address and ip_address(address).is_global else None

@@ -1,4 +1,4 @@
-"""The bases U and V of a run's subspaces: for every epoch and target layer, r directions per side (DESIGN 3).
+"""The bases U and V of a run's subspaces: for every epoch and target, r directions on either side (DESIGN 3).
 
 Everything else asks a `Basis` for its matrices and assumes nothing about where they come from. This module
 knows neither updates nor models.
@@ -12,23 +12,24 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sfnode.config import Target
+from sfnode.manifest import Target
 from sfprotocol.seeds import basis_signs
 
 
 class Basis(Protocol):
-    """What a kind of basis must offer; the manifest's `training.basis` names the kind."""
+    """Interface of a kind of basis; the manifest's `training.basis` names the kind."""
 
     def matrices(self, epoch: int, layer: int) -> tuple[Tensor, Tensor]:
-        """U of shape (out_features, rank) and V of shape (in_features, rank) of one layer in one epoch.
+        """Return U (out_features, rank) and V (in_features, rank) of one target in one epoch, both int8.
 
-        Equal on every node to the bit. int8, so that a cached epoch stays small; users convert to float.
+        They are equal to the bit on every node. int8 keeps a cached epoch small; users convert to float.
         """
         ...
 
 
 class RandomBasis:
-    """The `random` kind: entries +1 or -1 from counters (SPEC R7), so nothing has to be sent."""
+    """Basis of the `random` kind: entries +1 or -1 from counters (SPEC R7), so that nothing has to be
+    sent."""
 
     def __init__(self, run_id: bytes, targets: Sequence[Target], rank: int, device: torch.device) -> None:
         self._run_id = run_id
@@ -37,7 +38,7 @@ class RandomBasis:
         self._device = device
 
     def matrices(self, epoch: int, layer: int) -> tuple[Tensor, Tensor]:
-        """See `Basis`."""
+        """Return U and V as `Basis.matrices` says."""
         target = self._targets[layer]
         u = basis_signs(self._run_id, epoch, layer, "U", target.out_features, self._rank)
         v = basis_signs(self._run_id, epoch, layer, "V", target.in_features, self._rank)

@@ -1,4 +1,4 @@
-"""The exact state of a run: for every epoch, an int64 r x r accumulator per target layer (DESIGN 3).
+"""The exact state of a run: for every epoch, an int64 r x r accumulator per target (DESIGN 3).
 
 Integer addition commutes, so any order, batching and delay of the same updates leaves the same bits. This
 module guards that property: it knows neither floats nor torch, and it does not detect duplicates, which
@@ -23,7 +23,7 @@ class UpdateBatch(NamedTuple):
     """n updates as columns; each array has shape (n,)."""
 
     epochs: I64
-    """The epoch each update says it belongs to, from 0."""
+    """Epoch that each update is labelled with, from 0."""
     seeds: U64
     scalars: I64
     """Quantised directional derivatives, in units of scalar_delta."""
@@ -37,9 +37,10 @@ class Core:
         self._cores: dict[int, I64] = {}
 
     def add(self, batch: UpdateBatch, *others: Core) -> None:
-        """Take in updates, each of which must be new; `others`, of the same shape, take them in, too.
+        """Add updates, none of them twice, to this core and to `others`, which have the same shape.
 
-        To find out what an update moves takes several times as long as to move it.
+        Finding out which entries an update moves takes several times as long as moving them, so that several
+        cores are best served at once. Negated scalars subtract what was added.
         """
         step = max(1, CHUNK_ENTRIES // self._shape[0])
         for start in range(0, len(batch.seeds), step):
@@ -53,25 +54,26 @@ class Core:
                     np.add.at(core._entries(epoch), entries[chosen].reshape(-1), amounts[chosen].reshape(-1))
 
     def epochs(self) -> list[int]:
-        """The epochs whose core is not zero, ascending."""
+        """Return the epochs whose core is not zero, ascending."""
         return sorted(epoch for epoch, core in self._cores.items() if core.any())
 
     def of(self, epoch: int) -> I64:
-        """The core of one epoch, (layers, rank, rank), read-only; zero for an epoch without updates."""
+        """Return the core of one epoch, (layers, rank, rank), read-only; zero for an epoch without
+        updates."""
         core = self._cores.get(epoch)
         view = np.zeros(self._shape, np.int64) if core is None else core.view()
         view.flags.writeable = False
         return view
 
     def forget(self, layer: int, *, but: int | None = None) -> None:
-        """Set one layer to zero in every epoch, or in every one `but` this."""
+        """Set one layer to zero in every epoch, or in all `but` this one."""
         for epoch, core in self._cores.items():
             if epoch != but:
                 core[layer] = 0
         self._cores = {epoch: core for epoch, core in self._cores.items() if core.any()}
 
     def digest(self) -> bytes:
-        """BLAKE2b-256 over the non-zero cores by ascending epoch.
+        """Return BLAKE2b-256 over the non-zero cores in ascending order of epochs.
 
         Each contributes its epoch (8 bytes, big-endian) and its entries (int64, little-endian, C order).
         """
@@ -82,7 +84,7 @@ class Core:
         return state.digest()
 
     def _moves(self, seeds: U64, scalars: I64) -> tuple[I64, I64]:
-        """What entry of a core each update moves in each layer, and by how much; each (n, layers)."""
+        """Return which entry of a core each update moves in each layer, and by how much; each (n, layers)."""
         layers, rank, _ = self._shape
         entries, column, amounts = coordinates(seeds, layers, rank)
         entries *= rank  # in place, as the memory for a copy takes longer than the sum
@@ -92,7 +94,7 @@ class Core:
         return entries, amounts
 
     def _entries(self, epoch: int) -> I64:
-        """The core of one epoch in one dimension, to be written to."""
+        """Return the core of one epoch, flat and writable."""
         if epoch not in self._cores:
             self._cores[epoch] = np.zeros(self._shape, np.int64)
         return self._cores[epoch].reshape(-1)

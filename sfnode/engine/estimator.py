@@ -1,8 +1,8 @@
 """The two-point estimate: what one update measures (DESIGN 3; Malladi et al. 2023, definition 1).
 
 For q seeds and q mini-batches, passes over both points of each give q directional derivatives, which are
-then quantised to the integers that peers exchange. This module writes no matrix, and knows neither cores nor
-where the batches come from.
+quantised to the integers that peers exchange. This module writes no matrix, and knows neither cores nor where
+the batches come from.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from torch import Tensor
 
 from sfnode.engine import forward
 from sfnode.engine.forward import Batch
-from sfnode.engine.model import LoadedModel
-from sfnode.engine.steering import Directions, Motion
-from sfnode.engine.targets import Form
-from sfnode.engine.tasks import Encoded
+from sfnode.models.loader import LoadedModel
+from sfnode.models.perturbation import Directions, Perturbation
+from sfnode.models.targets import Form
+from sfnode.tasks.encoding import Encoded
 
 
 class Estimate(NamedTuple):
-    """One query's result, in units of the task's loss."""
+    """Result of one query, in units of the task's loss."""
 
     alpha: float
     """(L+ - L-) / (2 eps)."""
     loss: float
-    """The mean of L+ and L-, which is the loss at the unmoved point up to eps squared."""
+    """The mean of L+ and L-, which is the unperturbed loss up to a term of order eps squared."""
 
 
 class Points(NamedTuple):
-    """The mini-batches of q queries as one batch that holds every sequence twice: at +eps, then at -eps."""
+    """The mini-batches of q queries as one batch of 2S sequences: all at +eps, then all at -eps."""
 
     batch: Batch
     queries: NDArray[np.int64]
@@ -47,7 +47,7 @@ class Points(NamedTuple):
 def two_point(
     loaded: LoadedModel, directions: Directions, batches: Sequence[Encoded], epsilon: float
 ) -> list[Estimate]:
-    """Estimate k is the derivative of mini-batch k's mean loss along direction k."""
+    """Estimate the derivative of each mini-batch's mean loss along the direction of the same number."""
     # What is added in half precision is not epsilon but the nearest number to it.
     epsilon = float(torch.tensor(epsilon, dtype=directions.u[0].dtype))
     with torch.inference_mode():
@@ -61,9 +61,9 @@ def two_point(
 
 
 def quantise(alpha: float, delta: float, limit: int) -> int:
-    """`clip(round(alpha / delta), -limit, limit)`, halves to even.
+    """Return `clip(round(alpha / delta), -limit, limit)`, halves to even.
 
-    An alpha that is not finite becomes 0: the measurement failed, and 0 moves nothing.
+    An alpha that is not finite becomes 0: the measurement failed, and 0 changes nothing.
     """
     if not math.isfinite(alpha):
         return 0
@@ -71,7 +71,7 @@ def quantise(alpha: float, delta: float, limit: int) -> int:
 
 
 def points(batches: Sequence[Encoded]) -> Points:
-    """The sequences of all mini-batches in order, padded on the right to the longest, and all of it twice."""
+    """Return the sequences of all mini-batches in order, padded on the right to the longest, twice over."""
     sizes = [len(batch.input_ids) for batch in batches]
     firsts = np.cumsum([0, *sizes])
     parts = [forward.batch_of(batch) for batch in batches]
@@ -90,17 +90,17 @@ def points(batches: Sequence[Encoded]) -> Points:
 
 
 def _log_probs(loaded: LoadedModel, directions: Directions, both: Points, epsilon: float) -> Tensor:
-    """Of every target of both points, (2P,) float32, on the device."""
+    """Return the log-probability of every target at both points, (2P,) float32, on the device."""
     found, numbers = [], []
-    with _vectors(loaded, directions) as move_vectors:
-        for sequences in _passes(loaded, both, in_turns=move_vectors is not None):
+    with _vectors(loaded, directions) as perturb_vectors:
+        for sequences in _passes(loaded, both, in_turns=perturb_vectors is not None):
             targets = np.flatnonzero(np.isin(both.batch.sequences, sequences))
             this = forward.take(both.batch, sequences, targets, loaded.device)
             signs = both.signs[sequences] * epsilon
-            if move_vectors is not None:
-                move_vectors(int(both.queries[sequences[0]]), float(signs[0]))
+            if perturb_vectors is not None:
+                perturb_vectors(int(both.queries[sequences[0]]), float(signs[0]))
             by = _coefficients(directions, both.queries[sequences], signs)
-            found.append(forward.log_probs(loaded, this, _motion(directions, by, this)))
+            found.append(forward.log_probs(loaded, this, _perturbation(directions, by, this)))
             numbers.append(targets)
     together = torch.cat(found)
     order = torch.from_numpy(np.argsort(np.concatenate(numbers)))
@@ -108,7 +108,7 @@ def _log_probs(loaded: LoadedModel, directions: Directions, both: Points, epsilo
 
 
 def _passes(loaded: LoadedModel, both: Points, *, in_turns: bool) -> Iterator[NDArray[np.int64]]:
-    """The sequences of each pass. `in_turns`: none holds two points, nor two queries."""
+    """Yield the sequences of each pass. With `in_turns` none holds two points, nor two queries."""
     points = both.queries * 2 + (both.signs < 0) if in_turns else np.zeros_like(both.queries)
     for point in np.unique(points):
         members = np.flatnonzero(points == point)
@@ -118,30 +118,30 @@ def _passes(loaded: LoadedModel, both: Points, *, in_turns: bool) -> Iterator[ND
 def _coefficients(
     directions: Directions, queries: NDArray[np.int64], signs: NDArray[np.floating]
 ) -> NDArray[np.float64]:
-    """(R, k): 1 for what rides along, +eps or -eps for a row's own query, 0 for the others."""
-    by = np.zeros((len(queries), directions.riding + directions.queries))
-    by[:, : directions.riding] = 1.0
-    by[np.arange(len(queries)), directions.riding + queries] = signs
+    """Return (R, k): 1 for the live core, +eps or -eps for a row's own query, 0 for the others."""
+    by = np.zeros((len(queries), directions.live + directions.queries))
+    by[:, : directions.live] = 1.0
+    by[np.arange(len(queries)), directions.live + queries] = signs
     return by
 
 
-def _motion(directions: Directions, by: NDArray[np.float64], this: forward.Pass) -> Motion:
+def _perturbation(directions: Directions, by: NDArray[np.float64], this: forward.Pass) -> Perturbation:
     like = directions.u[0]
-    # What lies in ordinary memory is taken over at once; to wait for the device would be one wait a pass.
+    # From pageable memory the copy is taken at once, and without `non_blocking` every pass would wait for it.
     sequences = torch.from_numpy(by).to(like.device, like.dtype, non_blocking=True)  # (R, k)
     tokens = sequences.repeat_interleave(this.input_ids.shape[1], 0)  # (R * W, k)
-    return Motion(directions, tokens, sequences, sequences[this.rows])
+    return Perturbation(directions, tokens, sequences, sequences[this.rows])
 
 
-class _MoveVectors:
-    """One-dimensional targets, which have no input to move along: they are moved where they lie.
+class _PerturbVectors:
+    """Perturbs one-dimensional targets, which have no input to project: they are changed in place.
 
-    That takes a pass for each point, and exact copies to put back: vectors are small.
+    That takes a pass for each point, and exact copies to restore: vectors are small.
     """
 
     def __init__(self, loaded: LoadedModel, directions: Directions) -> None:
         sites = [(k, site) for k, site in enumerate(loaded.sites) if site.form is Form.VECTOR]
-        own = slice(directions.riding, None)  # nothing rides with a vector
+        own = slice(directions.live, None)  # vectors have no live core
         self._parts = [
             (getattr(site.module, site.parameter).data, directions.u[k][own], directions.v[k][:, own])
             for k, site in sites
@@ -152,26 +152,29 @@ class _MoveVectors:
         for (parameter, u, v), kept in zip(self._parts, self._kept, strict=True):
             torch.add(kept, u[query] * v[0, query], alpha=by, out=parameter)  # (n,)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         for (parameter, _, _), kept in zip(self._parts, self._kept, strict=True):
             parameter.copy_(kept)
 
 
 @contextmanager
-def _vectors(loaded: LoadedModel, directions: Directions) -> Iterator[_MoveVectors | None]:
-    """What moves the one-dimensional targets, None if there are none; puts them back afterwards."""
+def _vectors(loaded: LoadedModel, directions: Directions) -> Iterator[_PerturbVectors | None]:
+    """Yield what perturbs the one-dimensional targets, or None if there are none; restore them afterwards."""
     if not any(site.form is Form.VECTOR for site in loaded.sites):
         yield None
         return
-    move = _MoveVectors(loaded, directions)
+    perturb = _PerturbVectors(loaded, directions)
     try:
-        yield move
+        yield perturb
     finally:
-        move.put_back()
+        perturb.restore()
 
 
 def _estimate(plus: Tensor, minus: Tensor, epsilon: float) -> Estimate:
-    """The difference is taken example by example in float64: it is a small part of either loss."""
+    """Return the estimate from the losses of all examples at both points, (B,) float64 each.
+
+    The difference is taken example by example: it is a small part of either loss.
+    """
     return Estimate(alpha=float((plus - minus).mean()) / (2 * epsilon), loss=float((plus + minus).mean()) / 2)
 
 

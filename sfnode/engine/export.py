@@ -1,7 +1,7 @@
-"""The trained model as files that others can load: a whole Hugging Face model, or a PEFT LoRA adapter.
+"""The trained model as files for other tools: a whole Hugging Face model, or a PEFT LoRA adapter.
 
-Both say exactly what the core says; neither is ever read back into a run. Output is written beside its
-destination and renamed, so that a folder which exists is complete.
+Both hold exactly what the core says; neither is ever read back into a run. Output is written beside its
+destination and renamed, so that a folder that exists is complete.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,20 +20,22 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sfnode.engine.folder import TOKENIZER_FILES
-from sfnode.engine.targets import Form
-from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
+from sfnode.models.files import TOKENIZER_FILES
+from sfnode.models.targets import Form
+
+if TYPE_CHECKING:
+    from sfnode.engine.trainer import Trainer
 
 
 def export_model(trainer: Trainer, out: Path) -> None:
     """Write the model as of now to the new folder `out`, for `from_pretrained` of the same Auto class.
 
-    Weights are refolded from the base first: two nodes with equal digests write equal weights, to the bit if
-    both have loaded the model in the same dtype. Raises UserError when `out` holds something already or
-    cannot be written.
+    Weights are rebuilt from the base weights first: two nodes with equal digests write equal weights, to the
+    bit if both have loaded the model in the same dtype. Raises UserError BAD_OPTION when `out` holds
+    something already or cannot be written, DISK_FULL when there is no room.
     """
-    trainer.live.refold()
+    trainer.weights.rebuild()
     with _finished_folder(out) as folder:
         trainer.loaded.model.save_pretrained(folder)
         for name in TOKENIZER_FILES:
@@ -44,8 +47,8 @@ def export_lora(trainer: Trainer, out: Path) -> None:
     """Write what training changed to the new folder `out`, for `peft.PeftModel.from_pretrained`.
 
     The sum over epochs of rank-r terms is one term of rank r * epochs: the epochs' matrices side by side,
-    with nothing approximated. Raises UserError as `export_model` does, and when vectors or embeddings were
-    trained, for which PEFT's adapters have no such term.
+    with nothing approximated. Raises UserError as `export_model` does, and BAD_OPTION when vectors or
+    embeddings were trained, for which PEFT's adapters have no such term.
     """
     _check_linear(trainer)
     epochs = trainer.core.epochs() or [0]  # an adapter must have a rank; that of a fresh run is all zero
@@ -76,7 +79,8 @@ def _adapter_tensors(trainer: Trainer, epochs: list[int]) -> dict[str, Tensor]:
 
 
 def _term(trainer: Trainer, epoch: int, layer: int) -> tuple[Tensor, Tensor]:
-    """B = U (out, r) and A = -scale * core @ V.T (r, in) of one epoch, computed in float64, fp32."""
+    """Return B = U (out, r) and A = -scale * core @ V.T (r, in) of one epoch, computed in float64, as
+    float32."""
     u, v = trainer.space.basis.matrices(epoch, layer)
     core = torch.from_numpy(trainer.core.of(epoch)[layer].astype(np.float64))
     a = core @ v.cpu().double().t() * -trainer.scale(epoch)
@@ -104,7 +108,8 @@ def _adapter_config(trainer: Trainer, epochs: list[int]) -> dict[str, object]:
 
 @contextmanager
 def _finished_folder(out: Path) -> Iterator[Path]:
-    """A scratch folder beside `out` that takes its place when the block succeeds, and vanishes otherwise."""
+    """Yield a scratch folder beside `out` that takes its place if the block succeeds, and is removed if
+    not."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(
             Code.BAD_OPTION, f"{out} exists already", "Name a new folder, or remove that one first."

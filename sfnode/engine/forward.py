@@ -15,29 +15,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sfnode.engine.model import LoadedModel
-from sfnode.engine.steering import Motion
-from sfnode.engine.tasks import Encoded, Scored
+from sfnode.models.loader import LoadedModel
+from sfnode.models.perturbation import Perturbation
+from sfnode.tasks.encoding import Encoded, Scored
 
 CPU_PASS_ENTRIES = 3 << 19
 """Tokens of a pass times the widest layer's outputs, on a CPU: more make no token cheaper, and activations
 no longer fit the caches (docs/benchmarks.md: 512 tokens at OPT-125M's 3,072, 1,536 at 1,024)."""
 
 LEAST_PASS_TOKENS = 256
-"""However wide the layers: below this a pass costs more for reading the weights than it can save."""
+"""Least tokens of a pass, however wide the layers: below this, reading the weights costs more than is
+saved."""
 
 OTHER_PASS_TOKENS = 65_536
-"""For accelerators, which want all they can get; bounded for the sake of their memory."""
+"""Tokens of a pass on an accelerator, where larger is better; bounded for the sake of its memory."""
 
 READING = 64
-"""Tokens whose computation takes as long as reading the weights once."""
+"""Overhead of a pass on a CPU for reading the weights, in tokens that could be computed meanwhile."""
 
 INTERPRETING = 1 << 15
-"""The same for the interpreter's work on a pass: so many tokens divided by the widest layer's outputs, since
-tokens of wider layers take longer. Together measured at 40 (Llama, 2,048) to 200 tokens (256)."""
+"""Overhead of a pass on a CPU for the interpreter's work: this many tokens divided by the widest layer's
+outputs, since tokens of wider layers take longer. Both together measured at 40 (Llama, 2,048) to 200 tokens
+(256)."""
 
 LAUNCHING = 4_096
-"""Both for an accelerator: tokens that it could compute while the kernels of a pass are launched, layer by
+"""Overhead of a pass on an accelerator: tokens that it could compute while the kernels are launched, layer by
 layer. Estimated, not measured; with some thousands nearly every batch is one pass."""
 
 PASS_LOGITS = 1 << 29
@@ -45,7 +47,7 @@ PASS_LOGITS = 1 << 29
 target, logits are by far the largest thing that a pass holds."""
 
 LOGITS_AT_A_TIME = 1 << 24
-"""Entries that are in float32 at a time: 64 MiB."""
+"""Logits that are in float32 at a time: 64 MiB."""
 
 
 class Batch(NamedTuple):
@@ -58,7 +60,7 @@ class Batch(NamedTuple):
     token_type_ids: NDArray[np.int64]
     """(S, T), the text of a pair that a token belongs to."""
     sequences: NDArray[np.int64]
-    """(P,)."""
+    """(P,), the sequence of each target."""
     columns: NDArray[np.int64]
     """(P,)."""
     targets: NDArray[np.int64]
@@ -83,14 +85,14 @@ class Pass(NamedTuple):
 
 
 def score(loaded: LoadedModel, encoded: Encoded) -> Scored:
-    """One plain pass over a batch, which is what a step is compared with: it must be small enough for one."""
+    """Score a batch that is small enough for one pass: what a step is compared with in benchmarks."""
     batch = batch_of(encoded)
     with torch.inference_mode():
         return _scored(loaded, batch, np.arange(len(batch.input_ids)), np.arange(len(batch.targets)))
 
 
 def score_in_passes(loaded: LoadedModel, encoded: Encoded) -> Scored:
-    """The same of a batch of any size, in passes that take no more memory than those of training."""
+    """Score a batch of any size, in passes that take no more memory than those of training."""
     batch = batch_of(encoded)
     found, numbers = [], []
     with torch.inference_mode():
@@ -102,21 +104,22 @@ def score_in_passes(loaded: LoadedModel, encoded: Encoded) -> Scored:
         return Scored(*(torch.cat(parts)[order] for parts in zip(*found, strict=True)))
 
 
-def log_probs(loaded: LoadedModel, this: Pass, motion: Motion | None) -> Tensor:
-    """The log-probability of each target of a pass, (p,) float32, still on the device."""
-    with loaded.steering.moving(motion):
+def log_probs(loaded: LoadedModel, this: Pass, perturbation: Perturbation | None) -> Tensor:
+    """Return the log-probability of each target of a pass, (p,) float32, still on the device."""
+    with loaded.perturber.applying(perturbation):
         return _log_probs(_logits(loaded, this), this.targets)
 
 
 def batch_of(encoded: Encoded) -> Batch:
-    """The parts of an encoded batch that a model sees."""
+    """Return the parts of an encoded batch that a model sees, as numpy arrays."""
     return Batch(*(getattr(encoded, part).numpy() for part in Batch._fields))
 
 
 def take(
     batch: Batch, sequences: NDArray[np.int64], targets: NDArray[np.int64], device: torch.device
 ) -> Pass:
-    """The pass with these sequences in this order; `targets` are the numbers of those that lie on them."""
+    """Return the pass with these sequences in this order; `targets` are the numbers of the targets on
+    them."""
     width = int(batch.attention_mask[sequences].sum(1).max())
     row_of = np.zeros(len(batch.input_ids), np.int64)
     row_of[sequences] = np.arange(len(sequences))
@@ -132,7 +135,7 @@ def take(
 
 
 def passes(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """These sequences of a batch, by number, cut into passes."""
+    """Cut these sequences of a batch, given by number, into passes."""
     lengths = batch.attention_mask[sequences].sum(1)
     targets = np.bincount(batch.sequences, minlength=len(batch.input_ids))[sequences]
     outputs = 0 if loaded.classifies else loaded.model.config.get_text_config(decoder=True).vocab_size
@@ -143,11 +146,11 @@ def passes(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> I
 def groups(
     lengths: NDArray[np.int64], width: int, device: torch.device, logits: NDArray[np.int64]
 ) -> list[NDArray[np.int64]]:
-    """Sequences by number, cut into groups of like lengths, the longest first; one group is one pass.
+    """Cut sequences into groups of similar lengths, the longest first; one group is one pass.
 
-    `width`: the widest layer's outputs; `logits`: how many of them each sequence's targets need. The cuts
-    between lengths make the sum of padded tokens, and of what each pass costs besides, as small as can be;
-    what is too much for one pass is then cut into equal parts, which exceed a pass by less than a sequence.
+    `width`: the widest layer's outputs; `logits`: how many each sequence's targets need. The cuts between
+    lengths minimise the sum of padded tokens and of the passes' overhead; a group that is too large for one
+    pass is then cut into equal parts, which exceed the limit by less than a sequence.
     """
     order = np.argsort(-lengths, kind="stable")
     descending, counts = np.unique(-lengths, return_counts=True)
@@ -166,7 +169,8 @@ def groups(
 
 
 def _cuts(lengths: list[int], starts: list[int], overhead: float) -> list[tuple[int, int]]:
-    """Ranges of the descending `lengths`: the cheapest way from the first to the last."""
+    """Return the ranges of the descending `lengths` whose passes together cost least (dynamic
+    programming)."""
     cost, came = [0.0], [0]
     for last in range(1, len(lengths) + 1):
         costs = [
@@ -184,7 +188,7 @@ def _cuts(lengths: list[int], starts: list[int], overhead: float) -> list[tuple[
 def _scored(
     loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], targets: NDArray[np.int64]
 ) -> Scored:
-    """What one pass says of these targets, which lie on these sequences."""
+    """Score these targets, which lie on these sequences, in one pass."""
     this = take(batch, sequences, targets, loaded.device)
     logits = _logits(loaded, this)  # (p, vocab)
     chosen = logits.gather(1, this.targets[:, None]).flatten()
@@ -193,11 +197,11 @@ def _scored(
 
 
 def _logits(loaded: LoadedModel, this: Pass) -> Tensor:
-    """(p, vocab) for a language model, (p, classes) for a classification head.
+    """Return the logits of a pass's targets: (p, vocab) of a language model, (p, classes) of a classifier.
 
-    A causal model is not told of padding on the right, which no target can see: what transformers does with
-    a mask costs time. (On an accelerator it waits at the start of a pass in either case, to see whether
-    positions or the mask say something unusual.)
+    A causal model is given no mask for padding on the right, which no target can see: what transformers does
+    with a mask costs time. (On an accelerator it waits at the start of a pass in either case, to inspect
+    positions or mask.)
     """
     network: Any = loaded.model
     if loaded.classifies:
@@ -206,16 +210,16 @@ def _logits(loaded: LoadedModel, this: Pass) -> Tensor:
             given["token_type_ids"] = this.token_type_ids
         logits: Tensor = network(**given).logits
         return logits[this.rows]  # (R, classes) -> (p, classes)
-    loaded.steering.picked = this.rows, this.columns
+    loaded.perturber.head_positions = this.rows, this.columns
     try:
         found: Tensor = network(input_ids=this.input_ids, use_cache=False).logits
     finally:
-        loaded.steering.picked = None
+        loaded.perturber.head_positions = None
     return found
 
 
 def _log_probs(logits: Tensor, targets: Tensor) -> Tensor:
-    """Of each target, (P,) float32 (float64 if the logits are), from logits (P, vocab), block by block."""
+    """Return each target's log-probability, (P,) float32 (or float64), from logits (P, vocab), in blocks."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     block = max(1, LOGITS_AT_A_TIME // logits.shape[1])
     parts = [

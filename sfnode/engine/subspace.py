@@ -1,8 +1,9 @@
-"""The r x r coordinates of every target, where a seed lies in them, and what of the core rides along.
+"""Directions from seeds: the r x r coordinates of every target, and the core that is not yet in its weights.
 
 The bases of the epoch in use are kept as int8, all targets side by side, so that the directions of a step
-are two gathers whatever the number of layers. This module knows seeds and bases; it knows neither models nor
-losses, and of the core only what it is given.
+are two gathers whatever the number of targets. The part of the core that is not merged into the weights, the
+live core, is applied in activation space: it takes the first columns of every direction. This module knows
+seeds and bases; it knows neither models nor losses, and of the core only what it is given.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sfnode.config import Target
 from sfnode.engine.basis import Basis
-from sfnode.engine.steering import Directions
+from sfnode.manifest import Target
+from sfnode.models.perturbation import Directions
 from sfprotocol.seeds import coordinates
 
 CACHED_EPOCHS = 2
@@ -36,7 +37,7 @@ class Columns(NamedTuple):
 
 
 class Subspace:
-    """Turns seeds into directions; `dtype` is that of the layers' inputs."""
+    """Turns seeds into directions, of the dtype of the layers' inputs."""
 
     def __init__(
         self,
@@ -46,10 +47,10 @@ class Subspace:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         *,
-        rides: bool = False,
+        live_core: bool = False,
     ) -> None:
-        """With `rides`, every direction has `rank` columns in front of it that belong to all rows of a batch:
-        the part of the core that is not yet in the weights (`ride`)."""
+        """Begin directions, if `live_core`, with `rank` columns that act on all rows of a batch: U and V of
+        the live core (`set_live_core`)."""
         self.basis = basis
         self.targets = targets
         self.rank = rank
@@ -61,32 +62,33 @@ class Subspace:
         self._layer_of_in = _owners(self._in).to(device)  # (sum in,)
         self._cache: OrderedDict[int, Columns] = OrderedDict()
         self._coming: dict[int, Future[Columns]] = {}
-        self._riding = rank if rides else 0
-        self._u, self._v = self._room(0)
+        self._live = rank if live_core else 0
+        self._u, self._v = self._allocated(0)
 
     def directions(self, seeds: Sequence[int], epoch: int) -> Directions:
-        """The directions of the updates with these seeds: per target s * u_i and v_j, entries +1 and -1.
+        """Return the directions of the updates with these seeds: per target s * u_i and v_j, entries +1 and
+        -1.
 
-        They lie in memory that the next call writes over.
+        They lie in memory that the next call overwrites.
         """
         self._make_room(len(seeds))
         row, column, sign = coordinates(np.array(seeds, np.uint64), len(self.targets), self.rank)
-        columns, riding = self.columns(epoch), self._riding
+        columns, live = self.columns(epoch), self._live
         u = columns.u.gather(0, self._spread(row, self._out, self._layer_of_out))  # (q, sum out)
         u *= self._spread(sign.astype(np.int8), self._out, self._layer_of_out)
         v = columns.v.gather(0, self._spread(column, self._in, self._layer_of_in))  # (q, sum in)
-        self._u[:, riding:] = u.t()
-        self._v[:, riding:] = v.t()
+        self._u[:, live:] = u.t()
+        self._v[:, live:] = v.t()
         u_parts = tuple(part.t() for part in torch.split(self._u, self._out))
-        return Directions(u_parts, torch.split(self._v, self._in), riding)
+        return Directions(u_parts, torch.split(self._v, self._in), live)
 
-    def ride(self, layer: int, u: Tensor, v: Tensor) -> None:
-        """From now on all rows of every batch see W + u v^T for this target: u (out, rank), v (in, rank)."""
-        torch.split(self._u, self._out)[layer][:, : self._riding] = u
-        torch.split(self._v, self._in)[layer][:, : self._riding] = v
+    def set_live_core(self, layer: int, u: Tensor, v: Tensor) -> None:
+        """Have all rows of every batch see W + u v^T for this target; u (out, rank), v (in, rank)."""
+        torch.split(self._u, self._out)[layer][:, : self._live] = u
+        torch.split(self._v, self._in)[layer][:, : self._live] = v
 
     def move(self, device: torch.device) -> None:
-        """Hold everything on another device; bases that were made ahead are made again."""
+        """Move everything to another device; bases that were made ahead are made again."""
         self.device = device
         self._u, self._v = self._u.to(device), self._v.to(device)
         self._layer_of_out, self._layer_of_in = self._layer_of_out.to(device), self._layer_of_in.to(device)
@@ -95,7 +97,7 @@ class Subspace:
             self._cache[epoch] = Columns(columns.u.to(device), columns.v.to(device))
 
     def columns(self, epoch: int) -> Columns:
-        """The bases of an epoch; the few that were used last are kept."""
+        """Return the bases of an epoch; the CACHED_EPOCHS that were used last are kept."""
         if epoch not in self._cache:
             while len(self._cache) >= CACHED_EPOCHS:
                 self._cache.popitem(last=False)
@@ -105,12 +107,12 @@ class Subspace:
         return self._cache[epoch]
 
     def expect(self, epoch: int, executor: Executor) -> None:
-        """Have the bases of an epoch made meanwhile: for a large model that takes longer than a step."""
+        """Have the bases of an epoch made ahead: for a large model that takes longer than a step."""
         if epoch not in self._cache and epoch not in self._coming:
             self._coming = {epoch: executor.submit(self._made, epoch)}
 
     def matrices(self, epoch: int, layer: int) -> tuple[Tensor, Tensor]:
-        """U (out, rank) and V (in, rank) of one target, int8; from the cache if the epoch is there."""
+        """Return U (out, rank) and V (in, rank) of one target, int8; from the cache if the epoch is there."""
         if epoch not in self._cache:
             u, v = self.basis.matrices(epoch, layer)
             return u.to(self.device), v.to(self.device)
@@ -124,28 +126,29 @@ class Subspace:
         return Columns(u.to(self.device), v.to(self.device))
 
     def _spread(self, values: NDArray[Any], sizes: Sequence[int], owners: Tensor) -> Tensor:
-        """A value per target, (q, layers), as one per column of all targets side by side, (q, sum of sizes).
+        """Repeat a value per target, (q, layers), for every column of the target: (q, sum of sizes).
 
-        A CPU repeats ten times as fast as it indexes; an accelerator would wait for the result to arrive.
+        A CPU repeats ten times as fast as it indexes; an accelerator would wait for the repeated values.
         """
         if self.device.type == "cpu":
             return torch.from_numpy(np.repeat(values, sizes, axis=1))
         return torch.from_numpy(values).to(self.device)[:, owners]
 
     def _make_room(self, queries: int) -> None:
-        """Memory for so many queries; what rides along stays."""
-        if self._u.shape[1] != self._riding + queries:
+        """Allocate memory for this many queries, keeping the live core."""
+        if self._u.shape[1] != self._live + queries:
             u, v = self._u, self._v
-            self._u, self._v = self._room(queries)
-            self._u[:, : self._riding] = u[:, : self._riding]
-            self._v[:, : self._riding] = v[:, : self._riding]
+            self._u, self._v = self._allocated(queries)
+            self._u[:, : self._live] = u[:, : self._live]
+            self._v[:, : self._live] = v[:, : self._live]
 
-    def _room(self, queries: int) -> tuple[Tensor, Tensor]:
-        width = self._riding + queries
+    def _allocated(self, queries: int) -> tuple[Tensor, Tensor]:
+        width = self._live + queries
         shapes = (sum(self._out), width), (sum(self._in), width)
         u, v = (torch.zeros(shape, dtype=self.dtype, device=self.device) for shape in shapes)
         return u, v
 
 
 def _owners(sizes: Sequence[int]) -> Tensor:
+    """Return the target that each column belongs to, (sum of sizes,) int64."""
     return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))

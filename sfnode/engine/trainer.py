@@ -1,48 +1,49 @@
-"""One node's training: takes in updates, makes the next one, measures the model (DESIGN 6).
+"""Training without a network: applies updates, measures the next ones, evaluates and exports (DESIGN 6).
 
-Synchronous, and used from one thread. It knows nothing of peers: what arrives through `apply` may be
-anybody's, and what `step` returns changes nothing here until it comes back through `apply`, after the log
-has it.
+Synchronous, and for one thread but for `mini_batches`. It knows nothing of peers: what comes through `apply`
+may be anybody's, and what `step` returns changes nothing here until it is applied.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from sfnode.config import Manifest
-from sfnode.engine import data, forward, model, probe, tasks
+from sfnode.engine import forward, target_check
 from sfnode.engine.basis import RandomBasis
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import quantise, two_point
-from sfnode.engine.folding import LiveWeights
-from sfnode.engine.generate import generate
+from sfnode.engine.export import export_lora, export_model
+from sfnode.engine.merging import MergedWeights
+from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.models import loader
+from sfnode.models.generation import generate
+from sfnode.schema.evaluation import Evaluation
+from sfnode.tasks import dataset
+from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
 from sfprotocol.seeds import batch_rows
 
 EVALUATION_BATCH = 32
-"""Rows of an evaluation that are tokenised, and cut into passes, together."""
+"""Rows of an evaluation that are tokenised and cut into passes together."""
 
 THREADS = torch.get_num_threads()
-"""Before anybody has asked for another number."""
+"""CPU threads that torch uses unless told otherwise."""
 
-Wanted = Callable[[], bool]
-"""Whether something that takes long is to be gone on with."""
-
-PREPARED_STEPS = 4
-"""Mini-batches that are kept ready; those of steps that are never taken make room."""
+GoOn = Callable[[], bool]
+"""Asked now and then whether a long measurement should go on."""
 
 
 class StepResult(NamedTuple):
-    """What one step measured."""
+    """Outcome of one step."""
 
     scalars: tuple[int, ...]
     """One quantised directional derivative per seed."""
@@ -51,14 +52,17 @@ class StepResult(NamedTuple):
 
 
 def always() -> bool:
-    """`Wanted`, whatever happens."""
+    """Go on whatever happens."""
     return True
 
 
 class Trainer:
-    """A base model, the updates so far, and the data that new ones are measured on."""
+    """A base model, the updates so far, and the rows that new ones are measured on.
 
-    def __init__(self, manifest: Manifest, loaded: model.LoadedModel, rows: Sequence[data.Row]) -> None:
+    Use `load` to make one from a manifest, and `close` or a `with` block to end its threads.
+    """
+
+    def __init__(self, manifest: Manifest, loaded: loader.LoadedModel, rows: Sequence[dataset.Row]) -> None:
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device
@@ -66,13 +70,14 @@ class Trainer:
         self.manifest = manifest
         self.loaded = loaded
         self.core = Core(len(targets), numbers.rank)
-        self.space = Subspace(basis, targets, numbers.rank, device, loaded.dtype, rides=not loaded.exact)
-        self.live = LiveWeights(loaded, self.space, self.core, self.scale, time.monotonic)
-        self._parked = False
+        self.space = Subspace(basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact)
+        self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic)
+        self._offloaded = False
         self._rows = rows
-        self._tests: dict[int, list[data.Row]] = {}
-        self._ahead = ThreadPoolExecutor(2, "ahead")
-        self._prepared: OrderedDict[tuple[int, ...], Future[list[tasks.Encoded]]] = OrderedDict()
+        self._tests: dict[int, list[dataset.Row]] = {}
+        self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
+        self.mini_batches = MiniBatches(self._mini_batch, self._ahead)
+        """Mini-batches of coming steps; any thread may prepare them."""
 
     @classmethod
     def load(
@@ -86,19 +91,29 @@ class Trainer:
         dtype: str = "float32",
         training: bool = True,
     ) -> Trainer:
-        """Load model and training data.
+        """Load the base model and the training rows of a run.
 
-        `model_override` and `data_override` replace the manifest's sources (the manifest's limit on rows is
-        not for a node's own data); `shard` (k, n) keeps every n-th training row from row k on; without
-        `training` no training rows are read and `step` must not be called. `dtype` as for `model.load`.
-        Raises UserError MODEL_*, DATA_* or DEVICE.
+        `model_override` and `data_override` replace the manifest's sources (the manifest's limit on rows does
+        not apply to a node's own data); `shard` (k, n) keeps every n-th training row from row k on; without
+        `training` no training rows are read and `step` must not be called. `dtype` as for
+        `models.loader.load`. Raises UserError MODEL_*, DATA_* or DEVICE.
         """
         where = usable_device(device)
         rows = _training_rows(manifest, data_override, shard) if training else []
         return cls(manifest, load_model(manifest, model_override, where, dtype), rows)
 
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads; no step may follow."""
+        self._ahead.shutdown(cancel_futures=True)
+
     def scale(self, epoch: int) -> float:
-        """How far one unit of an epoch's core moves a weight: learning rate times scalar_delta.
+        """Return by how much one unit of an epoch's core changes a weight: learning rate times scalar_delta.
 
         The rate is rounded to float32, since the last bits of a cosine differ between machines.
         """
@@ -106,54 +121,54 @@ class Trainer:
         return float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta
 
     def apply(self, batch: UpdateBatch) -> None:
-        """Take in new updates, own ones too: the core at once and exactly, the weights soon."""
-        self.live.take(batch)
+        """Add updates, own ones too: to the core at once and exactly, to the weights soon.
 
-    def prepare(self, seeds: Sequence[int]) -> None:
-        """Have the mini-batches of a coming step tokenised meanwhile, in a thread of its own."""
-        self._prepared[tuple(seeds)] = self._ahead.submit(self._mini_batches, tuple(seeds))
-        while len(self._prepared) > PREPARED_STEPS:
-            self._prepared.popitem(last=False)
+        None of them may come twice. Updates with negated scalars subtract what was added.
+        """
+        self.weights.add(batch)
 
     def step(self, seeds: Sequence[int], epoch: int) -> StepResult:
-        """Measure one update per seed in the subspace of `epoch`, each on the mini-batch its seed draws."""
+        """Measure one update per seed in the subspace of `epoch`, each on the mini-batch that its seed draws.
+
+        The two-point estimate of Malladi et al. 2023 in all targets at once (DESIGN 3). Raises UserError
+        OUT_OF_MEMORY when an offloaded model finds no room, DATA_MALFORMED for a row that does not fit.
+        """
         numbers = self.manifest.training
-        self.unpark()
-        self.live.follow()
+        self.restore()
+        self.weights.follow()
         directions = self.space.directions(seeds, epoch)
         self.space.expect(min(epoch + 1, numbers.epochs - 1), self._ahead)
-        ahead = self._prepared.pop(tuple(seeds), None)
-        batches = self._mini_batches(seeds) if ahead is None else ahead.result()
-        estimates = two_point(self.loaded, directions, batches, numbers.epsilon)
+        estimates = two_point(self.loaded, directions, self.mini_batches.take(seeds), numbers.epsilon)
         scalars = tuple(
             quantise(estimate.alpha, numbers.scalar_delta, numbers.scalar_limit) for estimate in estimates
         )
         return StepResult(scalars, sum(estimate.loss for estimate in estimates) / len(estimates))
 
-    def park(self) -> None:
-        """Give back the device's memory until the model is needed again, which brings it back by itself."""
-        if not self._parked:
-            self._parked = True
-            self._put_aside()
+    def offload(self) -> None:
+        """Move the model to main memory until it is needed again, which restores it by itself."""
+        if not self._offloaded:
+            self._offloaded = True
+            self._move_away()
 
-    def unpark(self) -> None:
-        """Bring the model back to its device, every bit as it was.
+    def restore(self) -> None:
+        """Move the model back to its device, every bit as it was.
 
-        Raises UserError OUT_OF_MEMORY, and the model is put aside as before, if there is no room for it.
+        Raises UserError OUT_OF_MEMORY, and the model stays offloaded, if there is no room for it.
         """
-        if self._parked:
+        if self._offloaded:
             try:
                 self._move(self.loaded.device)
             except torch.OutOfMemoryError as error:
-                self._put_aside()
+                self._move_away()
                 raise _no_room(self.loaded.device) from error
-            self._parked = False
+            self._offloaded = False
 
     def use_threads(self, count: int | None, most: int | None) -> None:
-        """Compute with so many CPU threads from now on; None: as many as there were at first, or `most`."""
+        """Compute with `count` CPU threads from now on; None: with torch's usual number, or `most` if
+        less."""
         torch.set_num_threads(count or min(THREADS, most or THREADS))
 
-    def _put_aside(self) -> None:
+    def _move_away(self) -> None:
         self._move(torch.device("cpu"))
         _give_back(self.loaded.device)
 
@@ -161,42 +176,52 @@ class Trainer:
         self.loaded.model.to(device)
         self.space.move(device)
 
-    def evaluate(self, limit: int = 0, wanted: Wanted = always) -> tasks.Evaluation:
-        """Measure the model as of now, refolded, on `limit` test rows (0: as many as the manifest says).
+    def evaluate(self, limit: int = 0, go_on: GoOn = always) -> Evaluation:
+        """Measure the rebuilt model as of now on `limit` test rows (0: as many as the manifest says).
 
-        Raises UserError PAUSED as soon as it is no longer `wanted`, which is asked between two batches.
+        Raises UserError DATA_*, and PAUSED when `go_on`, asked between two batches, says no.
         """
-        self.unpark()
-        self.live.refold()
-        return self._evaluate(limit, wanted)
+        self.restore()
+        self.weights.rebuild()
+        return self._evaluate(limit, go_on)
 
-    def evaluate_base(self, limit: int = 0, wanted: Wanted = always) -> tasks.Evaluation:
-        """The same measurement of the base model."""
-        self.unpark()
-        with self.live.at_base():
-            return self._evaluate(limit, wanted)
+    def evaluate_base(self, limit: int = 0, go_on: GoOn = always) -> Evaluation:
+        """Measure the base model like `evaluate`."""
+        self.restore()
+        with self.weights.at_base():
+            return self._evaluate(limit, go_on)
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
-        """What the base model and the model as of now write after `prompt`. Raises UserError BAD_OPTION."""
-        self.unpark()
-        with self.live.at_base():
+        """Return what the base model and the model as of now write after `prompt`, in at most `tokens`
+        tokens.
+
+        Raises UserError BAD_OPTION for a model that classifies.
+        """
+        self.restore()
+        with self.weights.at_base():
             base = generate(self.loaded, prompt, tokens)
         return base, generate(self.loaded, prompt, tokens)
 
-    def _mini_batches(self, seeds: Sequence[int]) -> list[tasks.Encoded]:
-        return [self._mini_batch(seed) for seed in seeds]
+    def export(self, out: Path, form: Literal["hf", "lora"] = "hf") -> None:
+        """Write the model as of now to the new folder `out`.
 
-    def _mini_batch(self, seed: int) -> tasks.Encoded:
+        `hf` is a whole Hugging Face model, `lora` a PEFT adapter of what training changed. Raises UserError
+        BAD_OPTION or DISK_FULL (`engine.export`).
+        """
+        self.restore()
+        (export_model if form == "hf" else export_lora)(self, out)
+
+    def _mini_batch(self, seed: int) -> Encoded:
         chosen = batch_rows(seed, self.manifest.training.batch_size, len(self._rows)).tolist()
-        return tasks.encode(self.manifest.task, self.loaded.tokenizer, [self._rows[row] for row in chosen])
+        return encode(self.manifest.task, self.loaded.tokenizer, [self._rows[row] for row in chosen])
 
-    def _evaluate(self, limit: int, wanted: Wanted) -> tasks.Evaluation:
+    def _evaluate(self, limit: int, go_on: GoOn) -> Evaluation:
         count = limit or self.manifest.data.test_limit
         if count not in self._tests:
             self._tests[count] = _test_rows(self.manifest, count)
 
-        def score(encoded: tasks.Encoded) -> tasks.Scored:
-            if not wanted():
+        def score(encoded: Encoded) -> Scored:
+            if not go_on():
                 raise UserError(
                     Code.PAUSED,
                     "the node was paused while it measured the model",
@@ -205,11 +230,11 @@ class Trainer:
             return forward.score_in_passes(self.loaded, encoded)
 
         task, tokenizer = self.manifest.task, self.loaded.tokenizer
-        return tasks.evaluate(task, tokenizer, self._tests[count], score, EVALUATION_BATCH)
+        return evaluate(task, tokenizer, self._tests[count], score, EVALUATION_BATCH)
 
 
 def _give_back(device: torch.device) -> None:
-    """What torch keeps of a device's memory for later, others may have."""
+    """Return to the system what torch keeps of a device's memory for later."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
@@ -226,19 +251,22 @@ def _no_room(device: torch.device) -> UserError:
 
 def load_model(
     manifest: Manifest, override: Path | None, device: torch.device, dtype: str
-) -> model.LoadedModel:
-    """`model.load`, and a probe whether all targets can be moved. Raises UserError as that does."""
-    loaded = model.load(manifest, override=override, device=device, dtype=dtype)
-    wrong = model.understood(loaded.folder, lambda: probe.complaint(loaded))
-    if wrong:
-        raise model.unsupported(loaded.folder, wrong)
+) -> loader.LoadedModel:
+    """Load the manifest's base model and check that all targets can be perturbed.
+
+    Raises UserError as `models.loader.load` does.
+    """
+    loaded = loader.load(manifest, override=override, device=device, dtype=dtype)
+    problem = loader.with_user_errors(loaded.folder, lambda: target_check.problem(loaded))
+    if problem:
+        raise loader.unsupported(loaded.folder, problem)
     return loaded
 
 
 def _training_rows(
     manifest: Manifest, override: Path | None, shard: tuple[int, int] | None
-) -> list[data.Row]:
-    """The rows that this node draws its mini-batches from."""
+) -> list[dataset.Row]:
+    """Return the rows that this node draws its mini-batches from."""
     public = manifest.data
     source, limit = (public.train, public.train_limit) if override is None else (str(override), 0)
     if not source:
@@ -247,12 +275,12 @@ def _training_rows(
             "the run has no public training data: every trainer brings its own",
             "Give yours with --data FILE.",
         )
-    rows = data.load_rows(source, manifest.task, limit=limit, min_words=public.train_min_words)
-    return data.shard(rows, *shard) if shard else rows
+    rows = dataset.load_rows(source, manifest.task, limit=limit, min_words=public.train_min_words)
+    return dataset.shard(rows, *shard) if shard else rows
 
 
-def _test_rows(manifest: Manifest, limit: int) -> list[data.Row]:
-    """The rows that every node measures the model on."""
+def _test_rows(manifest: Manifest, limit: int) -> list[dataset.Row]:
+    """Return the rows that every node measures the model on."""
     source = manifest.data.test
     if not source:
         raise UserError(
@@ -260,11 +288,11 @@ def _test_rows(manifest: Manifest, limit: int) -> list[data.Row]:
             "the run names no test data, so the model cannot be evaluated",
             "Export the model with `sfnode export` and evaluate it on data of your own.",
         )
-    return data.load_rows(source, manifest.task, limit=limit)
+    return dataset.load_rows(source, manifest.task, limit=limit)
 
 
 def usable_device(name: str) -> torch.device:
-    """The device of that name, tried out. Raises UserError DEVICE."""
+    """Return the device of that name after trying it out. Raises UserError DEVICE."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).add_(1).item()

@@ -1,27 +1,28 @@
-"""The table of attacks, after those of gossipsub-hardening, and what honest nodes must keep while they last.
+"""The table of attacks, after those of gossipsub-hardening, and the limits that honest nodes keep meanwhile.
 
-All run with nodes that find their neighbours themselves, and the attackers stay to the end: what is required
-is that honest nodes become equal all the same.
+All run with nodes that find their neighbours themselves, and the adversaries stay to the end: honest nodes
+must become equal all the same.
 """
 
 from __future__ import annotations
 
-from sfnode.sim.faults import Hardware, LateJoin, Latency, Weather
-from sfnode.sim.hostile import Attack
+from sfnode.sim.adversaries.actors import Attack
+from sfnode.sim.faults.kinds import LateJoin
 from sfnode.sim.scenario import Limits, Load, Scenario
-from sfnode.sim.topology import MANAGED
+from sfnode.sim.world.conditions import Conditions, Hardware, Latency
+from sfnode.sim.world.topology import MANAGED
 
 WORK = Hardware(work=0.0001)
-"""What a frame costs a node: about what the machine takes in CPython."""
+"""Hardware with a cost per frame: about what the machine takes in CPython."""
 
-WEATHER = Weather(Latency("uniform", 0.05, 0.1))
-"""Round trips of 100 ms."""
+CONDITIONS = Conditions(Latency("uniform", 0.05, 0.1))
+"""Conditions with round trips of 100 ms."""
 
 PROMPT = Limits(p99=1.0, worst=3.0)
 
 HONEST = 12
 SYBILS = 480
-"""Forty connections of the attacker try to be there for every honest one."""
+"""Adversaries that make forty connections for every honest one."""
 
 
 def _attack(name: str, says: str, attack: Attack, limits: Limits = PROMPT, **more: object) -> Scenario:
@@ -30,7 +31,7 @@ def _attack(name: str, says: str, attack: Attack, limits: Limits = PROMPT, **mor
         "nodes": HONEST,
         "seconds": 20.0,
         "settle": 20.0,
-        "weather": WEATHER,
+        "conditions": CONDITIONS,
         "hardware": WORK,
         "load": Load(rate=4, most=4),
         **more,
@@ -41,7 +42,7 @@ def _attack(name: str, says: str, attack: Attack, limits: Limits = PROMPT, **mor
 ATTACKS: tuple[Scenario, ...] = (
     _attack(
         "sybil",
-        "Forty mute peers for every honest link want to be neighbours of everybody.",
+        "Forty mute peers for every honest link try to be neighbours of everybody.",
         Attack("mute", actors=SYBILS),
     ),
     _attack(
@@ -53,7 +54,7 @@ ATTACKS: tuple[Scenario, ...] = (
         "eclipse-newcomer",
         "Two hundred mute peers wait for whoever joins last.",
         Attack("mute", target="newcomer", actors=200, links=1),
-        troubles=(LateJoin(6),),
+        faults=(LateJoin(6),),
     ),
     _attack(
         "eclipse-publisher",
@@ -63,7 +64,7 @@ ATTACKS: tuple[Scenario, ...] = (
     ),
     _attack(
         "censor-one",
-        "Three of four nodes pass on everything but what one origin says.",
+        "Three of four nodes pass on everything but the updates of one origin.",
         Attack("censor", target="publisher", actors=36, links=6, renames=False),
     ),
     _attack(
@@ -75,7 +76,7 @@ ATTACKS: tuple[Scenario, ...] = (
         "cold-boot",
         "Ten mute peers for every honest one come at the same moment.",
         Attack("mute", actors=10 * HONEST, start=-1),
-        limits=Limits(),  # at first honest nodes have no road to each other
+        limits=Limits(),  # at first honest nodes cannot reach each other
         settle=180.0,
     ),
     _attack(
@@ -85,12 +86,12 @@ ATTACKS: tuple[Scenario, ...] = (
     ),
     _attack(
         "control-spam",
-        "Peers send invented names, wishes, announcements and prunes without end.",
+        "Peers send invented names, requests, announcements and prunes without end.",
         Attack("spam", actors=60, every=1.0),
     ),
     _attack(
         "replay",
-        "Peers say again and again what they have heard.",
+        "Peers send what they have heard again and again.",
         Attack("replay", actors=60, every=0.25),
     ),
     _attack(
@@ -100,12 +101,12 @@ ATTACKS: tuple[Scenario, ...] = (
     ),
     _attack(
         "equivocation",
-        "Origins tell every second neighbour another history.",
+        "Origins send every second neighbour another history.",
         Attack("equivocate", actors=6, links=6, renames=False),
     ),
     _attack(
         "broken-promises",
-        "Peers say that they have what everybody lacks, and deliver nothing.",
+        "Peers claim to have what everybody lacks, and deliver nothing.",
         Attack("promise", actors=60),
     ),
     _attack(
@@ -115,7 +116,7 @@ ATTACKS: tuple[Scenario, ...] = (
     ),
     _attack(
         "silence",
-        "Peers take all places and say not a word.",
+        "Peers take all links and never send anything.",
         Attack("silent", actors=SYBILS),
     ),
 )

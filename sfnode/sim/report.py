@@ -1,4 +1,4 @@
-"""What a run was like, in words for a person."""
+"""The outcome of a run as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sfnode.sim.scenario import Scenario
 
 
 def lines(outcome: Outcome) -> list[str]:
-    """One run: what happened, what it cost, and if it failed why and how to see that again."""
+    """Return the outcome in lines: what happened, what it cost, and if it failed why and how to repeat it."""
     head = f"{outcome.scenario}: {outcome.nodes} nodes, {outcome.topology}, seed {outcome.seed}"
     said = [f"{head}: {'FAILED' if outcome.failure else 'ok'}"]
     said += _result(outcome)
@@ -20,7 +20,7 @@ def lines(outcome: Outcome) -> list[str]:
 
 
 def line(outcome: Outcome) -> str:
-    """One run in one line."""
+    """Return the outcome in one line."""
     settled = "-" if outcome.settled is None else f"{outcome.settled:.1f}"
     failed = f"  FAILED [{outcome.failure.checker}]" if outcome.failure else ""
     return (
@@ -38,7 +38,7 @@ HEADING = (
 
 
 def listing(scenarios: Iterable[Scenario]) -> list[str]:
-    """The table of scenarios."""
+    """Return the table of scenarios."""
     return [f"{scenario.name:<20} {scenario.says}" for scenario in scenarios]
 
 
@@ -47,7 +47,7 @@ def _result(outcome: Outcome) -> list[str]:
     forks = f", {outcome.forks} forked feeds" if outcome.forks else ""
     return [
         f"  {outcome.updates:,} updates{forks}, {outcome.deliveries:,} deliveries; "
-        f"{100 * outcome.delivered:.2f} % was everywhere when the troubles ended; {settled}",
+        f"{100 * outcome.delivered:.2f} % was everywhere when the faults ended; {settled}",
         f"  delivery  median {outcome.latency_p50:.3f} s, 99 % {outcome.latency_p99:.3f} s, "
         f"slowest {outcome.latency_max:.3f} s",
     ]
@@ -73,7 +73,7 @@ def _why(outcome: Outcome) -> list[str]:
     assert failure
     return [
         f"  [{failure.checker}] {failure.what}",
-        f"  at {failure.when:.3f} s; the last that happened to the nodes concerned:",
+        f"  at {failure.when:.3f} s; the last entries of the nodes concerned:",
         *(f"    {entry}" for entry in failure.trace),
         f"  again with: {outcome.command}",
     ]

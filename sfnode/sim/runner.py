@@ -1,4 +1,4 @@
-"""Runs one scenario: troubles with all checks, then peace, in which all must become equal in bounded time."""
+"""Runs one scenario: first faults, with all checks; then none, and all must become equal in bounded time."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from random import Random
 from types import FrameType
 from typing import Any, TextIO
 
-from sfnode.sim import checks
-from sfnode.sim.failures import Violation
-from sfnode.sim.hostile import KINDS, Attack
+from sfnode.sim.adversaries.actors import KINDS, Attack
+from sfnode.sim.adversaries.turncoats import TURNCOATS
+from sfnode.sim.checks import invariants
+from sfnode.sim.faults.injection import FaultInjection, heal
 from sfnode.sim.scenario import Scenario
-from sfnode.sim.topology import MANAGED, TOPOLOGIES
-from sfnode.sim.traffic import quantiles
-from sfnode.sim.troubles import Troubles, heal
-from sfnode.sim.turncoats import TURNCOATS
-from sfnode.sim.world import World
+from sfnode.sim.world.topology import MANAGED, TOPOLOGIES
+from sfnode.sim.world.traffic import quantiles
+from sfnode.sim.world.violation import Violation
+from sfnode.sim.world.world import World
+from sfprotocol.host import Host, Store
 from sfprotocol.machine import Machine
 
 STAGGER = 1.0
 """Seconds within which the first nodes start, so that they do not tick in step."""
 
 WARM = 3.0
-"""Seconds after which the links are up and the troubles begin."""
+"""Seconds after which the links are up and the faults begin."""
 
 FINE, COARSE = 0.1, 0.5
 """Seconds between looks at all nodes, in small and in large networks."""
@@ -36,8 +37,8 @@ FINE, COARSE = 0.1, 0.5
 SMALL = 32
 
 MOST_AUTHORS = 32
-"""Nodes that compute, of those there are at first. Every link has to be taught the name of every feed once;
-with a thousand authors and a few hundred updates a run would consist of that."""
+"""Nodes that compute, of those there are at first. Every link must learn the name of every feed once; with a
+thousand authors and a few hundred updates a run would consist of little else."""
 
 KNOWN = 2
 """Addresses that a user has for a node that finds its neighbours itself."""
@@ -46,12 +47,12 @@ AFTERMATH = 3.0
 """Seconds after convergence in which nothing may change any more."""
 
 LAST_ENTRIES = 40
-"""Of the trace, shown with a failure."""
+"""Entries of the trace that are shown with a failure."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong, and when."""
+    """The violation that ended a run, and when."""
 
     checker: str
     what: str
@@ -61,7 +62,7 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """Of one run. All times are virtual, but `wall`."""
+    """Result of one run. All times but `wall` are virtual."""
 
     scenario: str
     seed: int
@@ -70,12 +71,12 @@ class Outcome:
     seconds: float
     failure: Failure | None = None
     settled: float | None = None
-    """Seconds from the end of the troubles until all were equal."""
+    """Seconds from the end of the faults until all were equal."""
     updates: int = 0
     forks: int = 0
     deliveries: int = 0
     delivered: float = 0.0
-    """Share of everything made that the nodes had when the troubles ended."""
+    """Share of everything made that the nodes had when the faults ended."""
     latency_p50: float = 0.0
     latency_p99: float = 0.0
     latency_max: float = 0.0
@@ -85,7 +86,7 @@ class Outcome:
     bytes: dict[str, int] = field(default_factory=dict)
     peak_entries: int = 0
     bytes_in: float = 0.0
-    """A second and honest node, as `bytes_out`."""
+    """Bytes a second that an honest node receives, on average; `bytes_out` likewise."""
     bytes_out: float = 0.0
     drops: dict[str, int] = field(default_factory=dict)
     """Links that honest nodes dropped, by the rule that was broken."""
@@ -95,7 +96,7 @@ class Outcome:
 
     @property
     def command(self) -> str:
-        """Runs the same again."""
+        """Command that repeats this run."""
         return (
             f"sfnode simulate network --scenario {self.scenario} --seed {self.seed} --nodes {self.nodes} "
             f"--topology {self.topology} --seconds {self.seconds:g}"
@@ -118,10 +119,11 @@ class Run:
         seconds: float | None = None,
         trace_file: TextIO | None = None,
         machine: Callable[..., Machine] = Machine,
+        host: Callable[[Machine, Store], Host] = Host,
         patience: float = 0.0,
     ) -> None:
-        """`patience`: seconds of real time after which the run counts as hanging; 0 means for ever. Works in
-        the main thread only."""
+        """Count the run as hanging after `patience` seconds of real time; 0 means never, other values work in
+        the main thread only. `machine` and `host` are as of World."""
         self.patience = patience
         self.scenario = scenario
         self.nodes = nodes or scenario.nodes
@@ -129,27 +131,28 @@ class Run:
         self.seconds = scenario.seconds if seconds is None else seconds
         self.world = World(
             seed,
-            weather=scenario.weather,
+            conditions=scenario.conditions,
             hardware=scenario.hardware,
             managed=self.topology == MANAGED,
             trace_file=trace_file,
             machine=machine,
+            host=host,
         )
-        self.checks = checks.Checks(self.world)
+        self.checks = invariants.Checks(self.world)
         self._random = Random(f"{seed}/setup")
         self._founders: frozenset[str] = frozenset()
         self._settled: float | None = None
         self._delivered = 0.0
 
     def outcome(self) -> Outcome:
-        """Run it, and say what became of it."""
+        """Run the scenario and return the outcome."""
         start, failure = time.perf_counter(), None
         collecting = gc.isenabled()
         gc.disable()  # nothing dies in cycles while it runs, and there is much to look through
         try:
             with _alarm(self.patience):
                 self.build()
-                self.rage()
+                self.disturb()
                 self.settle()
                 self.judge()
         except Violation as violation:
@@ -166,7 +169,7 @@ class Run:
     # -- phases ------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Nodes start, links come up."""
+        """Start the nodes and let links come up."""
         world, width = self.world, len(str(self.nodes - 1))
         names = [f"n{index:0{width}}" for index in range(self.nodes)]
         for name in names:
@@ -206,36 +209,36 @@ class Run:
         self.world[name].start()
         self.world.keeper.came(self.world[name])
 
-    def rage(self) -> None:
-        """Updates are made and things go wrong."""
+    def disturb(self) -> None:
+        """Let updates be made while faults happen."""
         stop = self.world.now + self.seconds
-        self.world.half_time, self.world.peace = self.world.now + self.seconds / 2, stop
-        Troubles(self.world, stop, self.seconds / self.scenario.seconds).install(self.scenario.troubles)
+        self.world.faults_middle, self.world.faults_end = self.world.now + self.seconds / 2, stop
+        FaultInjection(self.world, stop, self.seconds / self.scenario.seconds).install(self.scenario.faults)
         self._load(stop)
         self._run(self.seconds)
-        self._delivered = checks.delivered(self.world)
+        self._delivered = invariants.delivered(self.world)
 
     def settle(self) -> None:
-        """Everything is repaired; in bounded time all must be equal, and stay so."""
+        """Repair everything; in bounded time all must be equal, and stay so."""
         world = self.world
         heal(world, self.scenario.hardware)
         start = world.now
-        while not checks.equal(world):
+        while not invariants.equal(world):
             if world.now - start > self.scenario.settle:
-                said, nodes = checks.differences(world)
+                said, nodes = invariants.differences(world)
                 raise Violation(
                     "convergence", f"not equal {self.scenario.settle:g} s after the end: {said}", nodes
                 )
             self._run(FINE)
         self._settled = world.now - start
-        if lacking := checks.complete(world):
+        if lacking := invariants.complete(world):
             raise Violation("union", lacking)
         self._run(AFTERMATH)
-        if not checks.equal(world) or checks.complete(world):
-            raise Violation("convergence", "nodes that were equal are so no longer, and nothing was made")
+        if not invariants.equal(world) or invariants.complete(world):
+            raise Violation("convergence", "nodes that were equal no longer are, and nothing was made")
 
     def judge(self) -> None:
-        """What else the scenario requires."""
+        """Check what else the scenario requires."""
         limits, traffic = self.scenario.limits, self.world.network.traffic
         if not traffic.balanced:
             raise Violation("accounting", "frames were sent that neither arrived nor were lost")
@@ -251,7 +254,7 @@ class Run:
     # -- pieces ------------------------------------------------------------------------------------
 
     def _run(self, seconds: float) -> None:
-        """Let time pass, looking at everybody now and then."""
+        """Let time pass, with the checks at intervals."""
         end = self.world.now + seconds
         every = FINE if self.nodes <= SMALL else COARSE
         while self.world.now < end - 1e-9:
@@ -273,7 +276,7 @@ class Run:
         compute()
 
     def _authors(self, chosen: list[str]) -> list[Any]:
-        """Those that were chosen in the beginning, and whoever came later."""
+        """Return the nodes that were chosen in the beginning, and those that came later."""
         nodes = self.world.nodes
         return [node for name, node in nodes.items() if name in chosen or name not in self._founders]
 
@@ -319,7 +322,7 @@ class Run:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raises Violation in whatever is going on when `seconds` of real time are over."""
+    """Raise Violation in whatever is running when `seconds` of real time are over."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         where = f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}" if frame else "nowhere"
@@ -338,12 +341,12 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 def _pairs(topology: str, names: list[str], random: Random) -> list[tuple[str, str]]:
-    """Who is told of whom: the links themselves or, where nodes choose, some addresses to begin with."""
+    """Return which node is told of which: the links or, where nodes choose, some addresses to begin with."""
     if topology != MANAGED:
         return TOPOLOGIES[topology](names, random)
     return [(name, names[n - back]) for n, name in enumerate(names) for back in range(1, KNOWN + 1)]
 
 
 def simulate(scenario: Scenario, seed: int, **options: Any) -> Outcome:
-    """One run of `scenario`; `options` as of `Run`."""
+    """Run `scenario` once; `options` as of `Run`."""
     return Run(scenario, seed, **options).outcome()

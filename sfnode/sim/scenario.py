@@ -1,28 +1,29 @@
-"""What a scenario is: everything that a run needs besides its seed, as data."""
+"""A scenario: everything that a run needs besides its seed, as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sfnode.sim.faults import CALM, Hardware, Trouble, Weather
-from sfnode.sim.hostile import Attack
+from sfnode.sim.adversaries.actors import Attack
+from sfnode.sim.faults.kinds import Fault
+from sfnode.sim.world.conditions import CALM, Conditions, Hardware
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The updates that are made while the troubles last."""
+    """The updates that are made while the faults last."""
 
     rate: float = 4.0
-    """How many times a second somebody has finished some, in the whole network."""
+    """Times a second that some node finishes updates, in the whole network."""
     most: int = 8
-    """Updates that are finished at once, at most."""
+    """Most updates that are finished at once."""
     origins: int = 0
-    """How many nodes compute; 0 means all, up to the number that `runner` allows."""
+    """Number of nodes that compute; 0 means all, up to the number that `runner` allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is required besides convergence; None where nothing is."""
+    """Limits that a run must keep besides convergence; None where there is no limit."""
 
     p99: float | None = None
     """Seconds from the making of an update to its admission, 99th percentile over honest nodes."""
@@ -41,12 +42,12 @@ class Scenario:
     topology: str = "random"
     nodes: int = 16
     seconds: float = 20.0
-    """How long the troubles last."""
+    """Seconds that the faults last."""
     settle: float = 30.0
-    """Seconds of virtual time within which all must be equal once the troubles are over."""
-    weather: Weather = CALM
+    """Seconds of virtual time within which all must be equal once the faults are over."""
+    conditions: Conditions = CALM
     hardware: Hardware = field(default_factory=Hardware)
     load: Load = field(default_factory=Load)
-    troubles: tuple[Trouble, ...] = ()
+    faults: tuple[Fault, ...] = ()
     attack: Attack | None = None
     limits: Limits = field(default_factory=Limits)

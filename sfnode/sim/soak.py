@@ -1,8 +1,7 @@
-"""Runs random scenarios with random seeds for as long as it is told: `python -m sfnode.sim.soak --seconds
-600`.
+"""Runs random scenarios with random seeds for some time: `python -m sfnode.sim.soak --seconds 600`.
 
-Says how many runs a minute it managed, and for every failure the command that shows it again. Which seeds
-come follows from the first one, which it prints.
+Prints the number of runs a minute, and for every failure the command that repeats it. All seeds follow from
+the first one, which it prints.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from random import Random
 from sfnode.sim import report
 from sfnode.sim.runner import Outcome, simulate
 from sfnode.sim.scenarios import SCENARIOS
-from sfnode.sim.topology import names
+from sfnode.sim.world.topology import names
 
 PATIENCE = 120.0
 """Seconds of real time after which a run counts as hanging."""
 
 SIZES = (5, 30)
-"""Honest nodes."""
+"""Least and largest number of honest nodes."""
 
 USUAL = 0.7
 """Share of the runs that keep the scenario's own topology."""
@@ -41,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def soak(seconds: float, random: Random, chosen: list[str]) -> list[Outcome]:
-    """Run until `seconds` of real time are over; returns what failed."""
+    """Run until `seconds` of real time are over; return what failed."""
     start = time.monotonic()
     runs, failures = 0, []
     while time.monotonic() - start < seconds:
@@ -58,7 +57,7 @@ def soak(seconds: float, random: Random, chosen: list[str]) -> list[Outcome]:
 
 
 def one(random: Random, chosen: list[str]) -> Outcome:
-    """A scenario at random, with a seed, a size and perhaps a topology at random."""
+    """Run a random scenario, with a random seed and size and perhaps a random topology."""
     scenario = SCENARIOS[random.choice(chosen)]
     topology = scenario.topology if random.random() < USUAL or scenario.attack else random.choice(names())
     return simulate(

@@ -1,5 +1,5 @@
-"""What a node keeps on disk: the update log, its identity, and the folder that holds both.
+"""Files that a node keeps on disk: the update log, its identity, and the folder that holds both.
 
-Nothing here knows links, links' peers, models or the event loop. Whatever a disk does wrong leaves this
-package as a `UserError`.
+Nothing here knows links, peers, models or the event loop. Every error of the disk leaves this package as a
+`UserError`.
 """

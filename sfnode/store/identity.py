@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.errors import Code, UserError
-from sfnode.store.faults import disk_faults, sync_folder
+from sfnode.store.disk_errors import disk_faults, sync_folder
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _PRIVATE = stat.S_IRUSR | stat.S_IWUSR
@@ -28,21 +28,21 @@ _PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a node is. `repr` shows the public half only."""
+    """The key pair of a node. `repr` shows the public half only."""
 
     public: bytes
     """Ed25519 public key, 32 bytes: the origin of the node's feeds."""
     exposed: bool
-    """Others could read the key file until now."""
+    """Whether other users could read the key file until now."""
     _key: Ed25519PrivateKey = field(repr=False, compare=False)
 
     def sign(self, data: bytes) -> bytes:
-        """The 64-byte Ed25519 signature of `data`."""
+        """Return the 64-byte Ed25519 signature of `data`."""
         return self._key.sign(data)
 
 
 def load_or_create(path: Path) -> Identity:
-    """The identity in `path`; a fresh one, written there with mode 0600, if there is no such file.
+    """Return the identity in `path`; a new one, written there with mode 0600, if there is no such file.
 
     The caller holds the data folder's lock, so nobody else creates one at the same time. Raises UserError
     DATA_DIR_UNUSABLE for a file that is not an Ed25519 key or cannot be read, DISK_FULL.
@@ -57,7 +57,7 @@ def load_or_create(path: Path) -> Identity:
 
 
 def _write(path: Path, key: Ed25519PrivateKey) -> None:
-    """All or nothing, also in a power cut: half a key would be worse than none."""
+    """Write the key file, all or nothing even in a power cut: half a key would be worse than none."""
     encoded = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -75,7 +75,7 @@ def _write(path: Path, key: Ed25519PrivateKey) -> None:
 
 
 def _make_private(path: Path) -> bool:
-    """Take the file from everybody else; whether that was necessary."""
+    """Make the file readable by its owner only; return whether that was necessary."""
     exposed = bool(path.stat().st_mode & _OTHERS)
     if exposed:
         path.chmod(_PRIVATE)

@@ -1,9 +1,9 @@
 """The update log: every segment that this node has admitted, durable, in SQLite (DESIGN section 4).
 
-An `append` that has returned survives a power cut; one that has not leaves no trace. That is all the rest of
-the node relies on when it sends or applies an update. The log checks that feeds stay contiguous, but it does
-not verify signatures or chains (the machine did, `sfnode verify` does again) and does not know which feed is
-our own.
+An `append` that has returned survives a power cut; one that has not leaves no trace. That is all that the
+rest of the node relies on when it sends or applies an update. The log checks that feeds stay contiguous, but
+does not verify signatures or chains (the machine did, `sfnode verify` does again) and does not know which
+feed is our own.
 
 Threads: `append` and `set_meta` may run in an executor and take turns; reads may go on meanwhile from any
 other thread and never wait for a commit, because SQLite's WAL lets readers see the last committed state and
@@ -17,24 +17,37 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from sfnode.store import rows, schema
-from sfnode.store.faults import BrokenRowError, disk_faults, unusable
-from sfnode.store.recent import Recent
-from sfnode.store.rows import CardRecord, CutRecord, Record
+from sfnode.store import tables
+from sfnode.store.disk_errors import BrokenRowError, disk_faults, unusable
+from sfnode.store.records import (
+    PACKED_UPDATES,
+    SMALL_UPDATES,
+    CardRecord,
+    CutRecord,
+    Record,
+    decode,
+    encode,
+    join,
+    packs,
+)
+from sfnode.store.segment_cache import SegmentCache
 from sfprotocol import seeds
 from sfprotocol.errors import LocalProtocolError
-from sfprotocol.frontier import drop_updates, first_updates
 from sfprotocol.messages import EpochScalars, Feed, Segment
+from sfprotocol.segments import first_updates, merge, without_front
 from sfprotocol.signing import extend, genesis
 
-__all__ = ["CardRecord", "CutRecord", "Record", "Tail", "UpdateLog"]
+if TYPE_CHECKING:
+    from sfnode.store.columns import Columns
+
+__all__ = ["CardRecord", "CutRecord", "Record", "Span", "Tail", "UpdateLog"]
 
 LOOSE_ROWS = 64
 """Pack a feed after this many small rows: 64 rows of one update take 8 KB, and packing more often would write
@@ -42,6 +55,8 @@ every update more often."""
 
 _INSERT = "INSERT INTO segment (feed, first, body) VALUES (?, ?, ?)"
 _SINCE = """SELECT first, body FROM segment WHERE feed = ?1
+    AND first >= (SELECT max(first) FROM segment WHERE feed = ?1 AND first <= ?2) ORDER BY first"""
+_SPAN = """SELECT first, body FROM segment WHERE feed = ?1 AND first < ?3
     AND first >= (SELECT max(first) FROM segment WHERE feed = ?1 AND first <= ?2) ORDER BY first"""
 _AROUND = "SELECT first, body FROM segment WHERE feed = ? AND first <= ? ORDER BY first DESC LIMIT 2"
 _CUTS = """SELECT f.id, f.origin, f.incarnation, c.step, c.chain, c.proof
@@ -56,23 +71,32 @@ _ALL = """SELECT f.origin, f.incarnation, s.first, s.body FROM feed f CROSS JOIN
 
 
 class Tail(NamedTuple):
-    """Where a feed stands; of a feed that is cut, as far as it counts."""
+    """The end of a feed; of one that is cut, of the part that counts."""
 
     feed: Feed
     next: int
-    """The first step that is lacking."""
+    """The first step that is not in the log, or does not count."""
     chain: bytes
-    """Chain head, 32 bytes."""
+    """Chain head before that step, 32 bytes."""
     epoch: int
-    """Of the last update."""
+    """Epoch of the last update."""
 
 
-class _Standing(NamedTuple):
-    """What is kept in memory of a feed; replaced, never changed, and only after a commit."""
+class Span(NamedTuple):
+    """Steps `first .. stop - 1` of a feed."""
+
+    feed: Feed
+    first: int
+    stop: int
+
+
+class _FeedState(NamedTuple):
+    """The part of a feed that is kept in memory; replaced, never changed, and only after a commit."""
 
     number: int
     """The feed's id in the table."""
     key: int
+    """The feed key (SPEC R4)."""
     tail: Tail
     loose: int
     """Small rows appended since the feed was last packed."""
@@ -83,27 +107,34 @@ class UpdateLog:
 
     def __init__(self, path: Path, run_id: bytes, connection: sqlite3.Connection) -> None:
         self.path = path
+        self.generation = 0
+        """Generation of the file's inode, which tells it from a copy; 0 if unknown, as for a reader."""
         self._run_id = run_id
         self._writer, self._writing = connection, Lock()
         self._reader, self._reading = connection, Lock()
         self._memory = Lock()
-        """Guards the two below; never held during input or output."""
-        self._standings: dict[Feed, _Standing] = {}
+        """Guards the three below; never held during input or output."""
+        self._states: dict[Feed, _FeedState] = {}
         self._cuts: dict[Feed, CutRecord] = {}
-        self._recent = Recent()
+        self._recent = SegmentCache()
 
     @classmethod
-    def open(cls, path: Path, run_id: bytes, *, read_only: bool = False) -> UpdateLog:
+    def open(cls, path: Path, run_id: bytes | None = None, *, read_only: bool = False) -> UpdateLog:
         """Open the log of run `run_id` (32 bytes), creating it if there is none.
 
-        With `read_only` the log must exist and is seen as it is now, even while its node goes on writing.
+        With `read_only` the log must exist, and may be of any run if none is named. It is seen as it is now,
+        even while its node goes on writing, and nothing in it is changed, locked or brought up to date.
         Raises UserError: WRONG_RUN, LOG_CORRUPT, DISK_FULL, DATA_DIR_UNUSABLE (also for a log of a newer
         sfnode), DATA_DIR_IN_USE.
         """
         if read_only and not path.exists():
             raise unusable(path, "there is no update log")
+        if run_id is None and not read_only:
+            raise ValueError("a log is opened for writing as that of one run")
         with disk_faults(path):
-            log = cls(path, run_id, schema.connect(path, read_only=read_only))
+            generation = 0 if read_only else tables.inode_generation(path)
+            log = cls(path, run_id or b"", tables.connect(path, read_only=read_only))
+            log.generation = generation
             try:
                 log._begin(read_only)
             except BaseException:
@@ -115,20 +146,21 @@ class UpdateLog:
         if read_only:
             self._reader.execute("BEGIN")  # holds the snapshot until close
         else:
-            schema.create(self._writer, self._run_id)
-        schema.check(self._writer, self.path, self._run_id)
+            tables.create(self._writer, self._run_id)
+        self._run_id = self._run_id or tables.run_of(self._writer, self.path)
+        tables.check(self._writer, self.path, self._run_id)
         if not read_only:
-            schema.upgrade(self._writer)
-            self._reader = schema.connect(self.path, read_only=True)
+            tables.upgrade(self._writer)
+            self._reader = tables.connect(self.path, read_only=True)
         for number, origin, incarnation, first, body in self._reader.execute(_LAST):
-            standing = self._fresh(Feed(origin, incarnation), number)
-            record = rows.decode(standing.tail.feed, standing.key, first, body)
-            self._standings[record.feed] = standing._replace(tail=_tail_after(record))
-        if schema.version(self._reader) < schema.SINCE_CUTS:
+            state = self._fresh(Feed(origin, incarnation), number)
+            record = decode(state.tail.feed, state.key, first, body)
+            self._states[record.feed] = state._replace(tail=_tail_after(record))
+        if tables.version(self._reader) < tables.SINCE_CUTS:
             return
         for number, origin, incarnation, *cut in self._reader.execute(_CUTS):
             feed = Feed(origin, incarnation)
-            self._standings.setdefault(feed, self._fresh(feed, number))
+            self._states.setdefault(feed, self._fresh(feed, number))
             self._cuts[feed] = CutRecord(feed, *cut)
 
     def close(self) -> None:
@@ -143,6 +175,11 @@ class UpdateLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def run_id(self) -> bytes:
+        """The run whose updates these are, 32 bytes."""
+        return self._run_id
+
     # -- writing -------------------------------------------------------------------------------------
 
     def append(
@@ -151,11 +188,11 @@ class UpdateLog:
         cuts: Sequence[CutRecord] = (),
         cards: Sequence[CardRecord] = (),
     ) -> None:
-        """Add these segments, cuts and cards in one transaction, durably; nothing of them on any error.
+        """Add these segments, cuts and cards in one transaction, durably; on an error, none of them.
 
-        A cut or a card takes the place of an earlier one of the same feed. Raises LocalProtocolError when a
-        record does not continue its feed, UserError DISK_FULL when there is no room. After either the log
-        stands where it stood and may be used further.
+        A cut or a card replaces an earlier one of the same feed. Raises LocalProtocolError when a record does
+        not continue its feed, UserError DISK_FULL when there is no room. After either the log is as before
+        and may be used further.
         """
         if not (records or cuts or cards):
             return
@@ -163,13 +200,13 @@ class UpdateLog:
             moved = self._advance(records, cuts)
             with self._transaction() as db:
                 self._insert(db, records, moved)
-                for standing in moved.values():
-                    if standing.loose >= LOOSE_ROWS:
-                        _pack(db, standing)
+                for state in moved.values():
+                    if state.loose >= LOOSE_ROWS:
+                        _pack(db, state)
                 rows_of_cuts = [(moved[cut.feed].number, cut.at, cut.chain, cut.proof) for cut in cuts]
                 db.executemany("INSERT OR REPLACE INTO cut VALUES (?, ?, ?, ?)", rows_of_cuts)
                 rows_of_cards = [
-                    ((moved.get(feed) or self._standings[feed]).number, frame) for feed, frame in cards
+                    ((moved.get(feed) or self._states[feed]).number, frame) for feed, frame in cards
                 ]
                 db.executemany("INSERT OR REPLACE INTO card VALUES (?, ?)", rows_of_cards)
             self._adopt(records, cuts, moved)
@@ -179,42 +216,39 @@ class UpdateLog:
         with self._writing, self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def _advance(self, records: Sequence[Record], cuts: Sequence[CutRecord]) -> dict[Feed, _Standing]:
-        """Where the feeds of `records` and `cuts` will stand; changes nothing."""
-        moved: dict[Feed, _Standing] = {}
-        following = len(self._standings) + 1
+    def _advance(self, records: Sequence[Record], cuts: Sequence[CutRecord]) -> dict[Feed, _FeedState]:
+        """Return the states of the feeds after `records` and `cuts`; changes nothing."""
+        moved: dict[Feed, _FeedState] = {}
+        following = len(self._states) + 1
         for feed in [*(record.feed for record in records), *(cut.feed for cut in cuts)]:
             if feed not in moved:
-                moved[feed] = self._standings.get(feed) or self._fresh(feed, following)
+                moved[feed] = self._states.get(feed) or self._fresh(feed, following)
                 following += moved[feed].number == following
         for record in records:
             moved[record.feed] = _continued(moved[record.feed], record)
         return moved
 
-    def _fresh(self, feed: Feed, number: int) -> _Standing:
+    def _fresh(self, feed: Feed, number: int) -> _FeedState:
         key = seeds.feed_key(self._run_id, feed.origin, feed.incarnation)
-        return _Standing(number, key, Tail(feed, 0, genesis(self._run_id, feed), 0), 0)
+        return _FeedState(number, key, Tail(feed, 0, genesis(self._run_id, feed), 0), 0)
 
     def _insert(
-        self, db: sqlite3.Connection, records: Sequence[Record], moved: dict[Feed, _Standing]
+        self, db: sqlite3.Connection, records: Sequence[Record], moved: dict[Feed, _FeedState]
     ) -> None:
-        strangers = [(moved[feed].number, *feed) for feed in moved if feed not in self._standings]
-        db.executemany("INSERT INTO feed (id, origin, incarnation) VALUES (?, ?, ?)", strangers)
+        new_feeds = [(moved[feed].number, *feed) for feed in moved if feed not in self._states]
+        db.executemany("INSERT INTO feed (id, origin, incarnation) VALUES (?, ?, ?)", new_feeds)
         db.executemany(
             _INSERT,
-            [
-                (moved[feed].number, segment.first, rows.encode(segment, chain))
-                for feed, segment, chain in records
-            ],
+            [(moved[feed].number, segment.first, encode(segment, chain)) for feed, segment, chain in records],
         )
 
     def _adopt(
-        self, records: Sequence[Record], cuts: Sequence[CutRecord], moved: dict[Feed, _Standing]
+        self, records: Sequence[Record], cuts: Sequence[CutRecord], moved: dict[Feed, _FeedState]
     ) -> None:
         with self._memory:
-            for feed, standing in moved.items():
-                packed = standing.loose >= LOOSE_ROWS
-                self._standings[feed] = standing._replace(loose=0) if packed else standing
+            for feed, state in moved.items():
+                packed = state.loose >= LOOSE_ROWS
+                self._states[feed] = state._replace(loose=0) if packed else state
             for record in records:
                 self._recent.add(record.feed, record.segment)
             self._cuts.update((cut.feed, cut) for cut in cuts)
@@ -236,99 +270,118 @@ class UpdateLog:
     # -- reading -------------------------------------------------------------------------------------
 
     def tails(self) -> list[Tail]:
-        """Where every feed stands of which something counts, in the order of feeds."""
-        return sorted(self.standing())
+        """Return the tails of all feeds of which something counts, in the order of feeds."""
+        return sorted(self.unsorted_tails())
 
-    def standing(self) -> list[Tail]:
-        """The same in no order, for whoever asks often: putting many in order keeps all threads waiting."""
+    def unsorted_tails(self) -> list[Tail]:
+        """Return `tails` in no order, for frequent use: sorting many keeps all threads waiting."""
         with self._memory:
-            standings, cuts = list(self._standings.values()), dict(self._cuts)
-        tails = (_counting(standing.tail, cuts.get(standing.tail.feed)) for standing in standings)
+            states, cuts = list(self._states.values()), dict(self._cuts)
+        tails = (_counting(state.tail, cuts.get(state.tail.feed)) for state in states)
         return [tail for tail in tails if tail.next]
 
     def cuts(self) -> list[CutRecord]:
-        """The feeds that are cut, in the order of feeds."""
+        """Return the cuts, in the order of feeds."""
         with self._memory:
             return sorted(self._cuts.values())
 
     def proof(self, feed: Feed) -> bytes | None:
-        """The encoded proof that `feed` is cut where it is, if it is."""
+        """Return the encoded proof for the cut of `feed`; None if it is not cut."""
         with self._memory:
             cut = self._cuts.get(feed)
         return cut.proof if cut else None
 
     def cards(self) -> list[CardRecord]:
-        """The kept cards, in the order of feeds."""
+        """Return the cards, in the order of feeds."""
         with self._reading, disk_faults(self.path):
-            if schema.version(self._reader) < schema.SINCE_CARDS:
+            if tables.version(self._reader) < tables.SINCE_CARDS:
                 return []
             found = self._reader.execute(_CARDS).fetchall()
         return [CardRecord(Feed(origin, incarnation), frame) for origin, incarnation, frame in found]
 
     def updates(self) -> int:
-        """How many updates in the log count."""
-        return sum(tail.next for tail in self.standing())
+        """Return the number of updates that count."""
+        return sum(tail.next for tail in self.unsorted_tails())
 
     def size_bytes(self) -> int:
-        """What the log takes on disk."""
+        """Return the size of the log on disk in bytes."""
         with disk_faults(self.path):
             files = (self.path, self.path.with_name(self.path.name + "-wal"))
             return sum(file.stat().st_size for file in files if file.exists())
 
     def get_meta(self, key: str) -> bytes | None:
-        """What was last kept under `key`."""
+        """Return what was last kept under `key`."""
         with self._reading, disk_faults(self.path):
             row = self._reader.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else bytes(row[0])
 
     def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
-        """The updates of `feed` from step `first` on as one segment that ends where a stored one ends.
+        """Return the updates of `feed` from step `first` on as one segment that ends where a stored one ends.
 
-        At most `max_updates`, except when the stored segment that contains `first` has more left: it comes
-        whole, because only at its end is a signature (SPEC S6). None when we have nothing from `first` on.
+        It has at most `max_updates` updates, except when the stored segment that contains `first` has more
+        left: that comes whole, because only at its end is a signature (SPEC S6). None when the log has
+        nothing from `first` on.
         """
         with self._memory:
-            standing = self._standings.get(feed)
+            state = self._states.get(feed)
             recent = self._recent.since(feed, first)
-        if standing is None or first >= standing.tail.next:
+        if state is None or first >= state.tail.next:
             return None
         if recent:
-            return rows.join(recent, first, max_updates)
-        with self._reading, disk_faults(self.path), self._stored(standing, first) as stored:
-            return rows.join(stored, first, max_updates)
+            return join(recent, first, max_updates)
+        with self._reading, disk_faults(self.path), self._stored(state, first) as stored:
+            return join(stored, first, max_updates)
 
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
-        """Our chain head before `step` of `feed`, and what we have from there to the next signature.
+        """Return the chain head before `step` of `feed`, and the updates from there to the next signature.
 
-        Also what is behind a cut. Where the log ends the segment has no updates and carries the last
-        signature; where it has not come that far the chain head is empty, too.
+        Includes what is behind a cut. At the end of the log the segment has no updates and carries the last
+        signature; beyond the end the chain head is empty, too.
         """
         with self._memory:
-            standing = self._standings.get(feed) or self._fresh(feed, 0)
-        nothing = Segment(standing.key, step, (), bytes(64))
-        if step > standing.tail.next or not standing.tail.next:
+            state = self._states.get(feed) or self._fresh(feed, 0)
+        nothing = Segment(state.key, step, (), bytes(64))
+        if step > state.tail.next or not state.tail.next:
             return (b"" if step else genesis(self._run_id, feed)), nothing
-        with self._reading, disk_faults(self.path), closing(self._around(standing, step)) as cursor:
-            stored = [rows.decode(feed, standing.key, *row) for row in cursor]
+        with self._reading, disk_faults(self.path), closing(self._around(state, step)) as cursor:
+            stored = [decode(feed, state.key, *row) for row in cursor]
         chain = stored[1].chain if len(stored) > 1 else genesis(self._run_id, feed)
         segment = stored[0].segment
         chain = extend(chain, first_updates(segment.parts, step - segment.first))
-        return chain, Segment(
-            standing.key, step, drop_updates(segment.parts, step - segment.first), segment.signature
-        )
+        return chain, without_front(segment, step)
 
-    def _around(self, standing: _Standing, step: int) -> sqlite3.Cursor:
-        """The stored segment with `step`, or the last one, and the one before."""
-        return self._reader.execute(_AROUND, (standing.number, step))
+    def _around(self, state: _FeedState, step: int) -> sqlite3.Cursor:
+        """Select the stored segment with `step`, or the last one, and the one before it."""
+        return self._reader.execute(_AROUND, (state.number, step))
 
     @contextmanager
-    def _stored(self, standing: _Standing, first: int) -> Iterator[Iterable[Segment]]:
-        """The stored segments from the one that contains `first`, read one by one as they are asked for."""
-        with closing(self._reader.execute(_SINCE, (standing.number, first))) as cursor:
-            yield (rows.decode(standing.tail.feed, standing.key, *row).segment for row in cursor)
+    def _stored(self, state: _FeedState, first: int) -> Iterator[Iterable[Segment]]:
+        """Yield an iterable of the stored segments from the one that contains `first`, read one by one."""
+        with closing(self._reader.execute(_SINCE, (state.number, first))) as cursor:
+            yield _decoded(state, cursor)
+
+    def segments(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Segment]]:
+        """Yield the stored segments that hold these steps, each with its span; also what is behind a cut.
+
+        For long reads: what is not in memory comes through a connection of its own, so that no `read` waits.
+        Raises UserError LOG_CORRUPT when steps are missing.
+        """
+        with disk_faults(self.path), ExitStack() as stack:
+            db: sqlite3.Connection | None = None
+            for span in spans:
+                with self._memory:
+                    state = self._states.get(span.feed)
+                    found: Iterable[Segment] = self._recent.since(span.feed, span.first)
+                if state is None:
+                    raise BrokenRowError("a feed is missing")
+                if not found:
+                    db = db or stack.enter_context(self._snapshot())
+                    rows = db.execute(_SPAN, (state.number, span.first, span.stop))
+                    found = _decoded(state, rows)
+                yield from ((span, segment) for segment in _covering(span, found))
 
     def records(self) -> Iterator[Record]:
-        """Every stored segment, feed by feed in the order of feeds and steps; one consistent snapshot."""
+        """Yield every stored segment in the order of feeds and steps, from one consistent snapshot."""
         with disk_faults(self.path), self._snapshot() as db:
             for (origin, incarnation), group in groupby(db.execute(_ALL), key=itemgetter(0, 1)):
                 feed = Feed(origin, incarnation)
@@ -337,14 +390,21 @@ class UpdateLog:
                 for _, _, first, body in group:
                     if first != following:
                         raise BrokenRowError(f"steps {following} to {first} of a feed are missing")
-                    record = rows.decode(feed, key, first, body)
+                    record = decode(feed, key, first, body)
                     following = record.segment.stop
                     yield record
 
-    def replay(self, batch: int = 65_536) -> Iterator[tuple[Feed, int, list[EpochScalars]]]:
-        """All updates as (feed, first step, scalars by epoch), in the order of `records`.
+    def columns(self) -> Columns:
+        """Read all updates that count as numpy columns, for programs that study a run."""
+        from sfnode.store.columns import columns_of
 
-        Every item of a feed but its last has at least `batch` updates, so that applying them is vectorised.
+        return columns_of(self)
+
+    def replay(self, batch: int = 65_536) -> Iterator[tuple[Feed, int, list[EpochScalars]]]:
+        """Yield all updates as (feed, first step, scalars by epoch), in the order of `records`.
+
+        Every item of a feed except its last has at least `batch` updates, so that applying them is
+        vectorised.
         """
         for feed, records in groupby(self.records(), key=attrgetter("feed")):
             first = 0
@@ -352,23 +412,45 @@ class UpdateLog:
             for record in records:
                 parts.extend(record.segment.parts)
                 if record.segment.stop - first >= batch:
-                    yield feed, first, list(rows.merge(parts))
+                    yield feed, first, list(merge(parts))
                     first, parts = record.segment.stop, []
             if parts:
-                yield feed, first, list(rows.merge(parts))
+                yield feed, first, list(merge(parts))
 
     @contextmanager
     def _snapshot(self) -> Iterator[sqlite3.Connection]:
-        """A connection that a long scan may occupy without holding up `read`."""
+        """Open a connection that a long scan may occupy without holding up `read`."""
         if self._writer is self._reader:
             yield self._reader
             return
-        with closing(schema.connect(self.path, read_only=True)) as db:
+        with closing(tables.connect(self.path, read_only=True)) as db:
             yield db
 
 
+def _decoded(state: _FeedState, rows: Iterable[tuple[int, bytes]]) -> Iterator[Segment]:
+    """Yield the segments in these rows of a feed."""
+    return (decode(state.tail.feed, state.key, *row).segment for row in rows)
+
+
+def _covering(span: Span, segments: Iterable[Segment]) -> Iterator[Segment]:
+    """Yield those of consecutive `segments` that hold steps of `span`.
+
+    Raises BrokenRowError when steps are missing.
+    """
+    following = span.first
+    for segment in segments:
+        if following >= span.stop:
+            return
+        if not segment.first <= following < segment.stop:
+            break
+        yield segment
+        following = segment.stop
+    if following < span.stop:
+        raise BrokenRowError(f"step {following} of a feed is missing")
+
+
 def _counting(tail: Tail, cut: CutRecord | None) -> Tail:
-    """As far as it counts."""
+    """Return the tail of the part that counts."""
     return tail if cut is None or cut.at >= tail.next else tail._replace(next=cut.at, chain=cut.chain)
 
 
@@ -376,8 +458,8 @@ def _tail_after(record: Record) -> Tail:
     return Tail(record.feed, record.segment.stop, record.chain, record.segment.parts[-1].epoch)
 
 
-def _continued(before: _Standing, record: Record) -> _Standing:
-    """Where the feed stands after `record`. Raises LocalProtocolError unless it is its continuation."""
+def _continued(before: _FeedState, record: Record) -> _FeedState:
+    """Return the feed's state after `record`. Raises LocalProtocolError unless that continues the feed."""
     segment, tail = record.segment, before.tail
     if segment.feed_key != before.key:
         raise LocalProtocolError("a record's segment is not of the record's feed")
@@ -386,32 +468,32 @@ def _continued(before: _Standing, record: Record) -> _Standing:
     epochs = [tail.epoch, *(part.epoch for part in segment.parts)]
     if epochs != sorted(epochs):
         raise LocalProtocolError("epochs decrease within a feed")
-    small = segment.count < rows.SMALL_UPDATES
+    small = segment.count < SMALL_UPDATES
     return before._replace(tail=_tail_after(record), loose=before.loose + small)
 
 
-def _pack(db: sqlite3.Connection, standing: _Standing) -> None:
+def _pack(db: sqlite3.Connection, state: _FeedState) -> None:
     """Join the small rows at the end of a feed into few."""
-    trailing = _small_rows_at_end(db, standing)
-    for group in rows.packs(trailing):
+    trailing = _small_rows_at_end(db, state)
+    for group in packs(trailing):
         if len(group) == 1:
             continue
         first, last = group[0].segment.first, group[-1]
-        joined = rows.join((record.segment for record in group), first, rows.PACKED_UPDATES)
+        joined = join((record.segment for record in group), first, PACKED_UPDATES)
         db.execute(
             "DELETE FROM segment WHERE feed = ? AND first BETWEEN ? AND ?",
-            (standing.number, first, last.segment.first),
+            (state.number, first, last.segment.first),
         )
-        db.execute(_INSERT, (standing.number, first, rows.encode(joined, last.chain)))
+        db.execute(_INSERT, (state.number, first, encode(joined, last.chain)))
 
 
-def _small_rows_at_end(db: sqlite3.Connection, standing: _Standing) -> list[Record]:
+def _small_rows_at_end(db: sqlite3.Connection, state: _FeedState) -> list[Record]:
     found: list[Record] = []
     query = "SELECT first, body FROM segment WHERE feed = ? ORDER BY first DESC"
-    with closing(db.execute(query, (standing.number,))) as cursor:
+    with closing(db.execute(query, (state.number,))) as cursor:
         for row in cursor:
-            record = rows.decode(standing.tail.feed, standing.key, *row)
-            if record.segment.count >= rows.SMALL_UPDATES:
+            record = decode(state.tail.feed, state.key, *row)
+            if record.segment.count >= SMALL_UPDATES:
                 break
             found.append(record)
     return found[::-1]

@@ -1,9 +1,8 @@
-"""Links inside one process, behind the same interface as real ones: for tests, examples and the simulator.
+"""Links inside one process, behind the same interface as real ones: for tests, examples and local swarms.
 
 The network is perfect unless told otherwise: `Faults` lose, duplicate and delay frames (frames with
 different delays overtake each other), `partition` separates peers. All chance comes from the generator that
-is passed in and all time from the running loop, so a run repeats exactly from one seed under a virtual clock.
-Knows no sockets and no bytes below the frame.
+is passed in and all time from the running loop, so a run under a virtual clock repeats from one seed.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from itertools import count
 from random import Random
 
 from sfnode.transport.base import (
-    LENGTH_BYTES,
-    MAX_FRAME,
     REQUEST_DEADLINE,
     SEND_DEADLINE,
     Link,
@@ -32,6 +29,7 @@ from sfnode.transport.base import (
     serve_link,
 )
 from sfnode.transport.roster import MAX_ROSTER, pack_record, read_record
+from sfprotocol.codec import LENGTH_BYTES, MAX_FRAME
 
 CAPACITY = 64
 """Frames on their way in one direction before send() waits, as the buffers of a real connection do."""
@@ -39,18 +37,18 @@ CAPACITY = 64
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What a network does to each frame, independently."""
+    """Effects of a network on each frame, independently of others."""
 
     loss: float = 0.0
-    """Probability that it never arrives."""
+    """Probability that a frame never arrives."""
     duplication: float = 0.0
-    """Probability that it arrives twice."""
+    """Probability that a frame arrives twice."""
     delay: tuple[float, float] = (0.0, 0.0)
     """Seconds, drawn uniformly for every copy."""
 
 
 class Network:
-    """What connects memory transports: who is there, who can hear whom, and the shared roster."""
+    """The medium of memory transports: its members, partitions between them, and the shared roster."""
 
     def __init__(self, generator: Random, faults: Faults = Faults()) -> None:
         self.faults = faults
@@ -60,16 +58,16 @@ class Network:
         self._roster: dict[bytes, dict[str, tuple[float, object]]] = {}
 
     def partition(self, one: Iterable[str], other: Iterable[str]) -> None:
-        """From now on no peer of `one` hears any of `other`: their links stay open but swallow frames."""
+        """Separate the peers of `one` from those of `other`: links stay open but swallow frames."""
         others = tuple(other)
         self._blocked |= {frozenset((a, b)) for a in one for b in others}
 
     def heal(self) -> None:
-        """Everybody hears everybody again; what was swallowed stays lost."""
+        """End all partitions; what was swallowed stays lost."""
         self._blocked.clear()
 
     def hears(self, one: str, other: str) -> bool:
-        """Whether no partition is between the two."""
+        """Tell whether no partition separates the two."""
         return frozenset((one, other)) not in self._blocked
 
     def join(self, member: MemoryTransport) -> None:
@@ -80,18 +78,18 @@ class Network:
         self._members.pop(member.peer, None)
 
     def reaches(self, caller: str, peer: str) -> bool:
-        """Whether both are there, are not the same, and hear each other."""
+        """Tell whether two different members are up and hear each other."""
         both = {caller, peer}
         return len(both) == 2 and both <= self._members.keys() and self.hears(caller, peer)
 
     def reach(self, caller: str, peer: str) -> MemoryTransport:
-        """The transport called `peer`. Raises TransportError."""
+        """Return the transport of `peer`. Raises TransportError."""
         if not self.reaches(caller, peer):
             raise TransportError(f"{peer} cannot be reached")
         return self._members[peer]
 
     def fates(self, sender: str, receiver: str) -> list[float]:
-        """The delays, in seconds, after which copies of one frame arrive; empty if it is lost."""
+        """Return the delay in seconds of each copy of one frame that arrives; none if it is lost."""
         faults, draw = self.faults, self._generator
         if draw.random() < faults.loss or not self.hears(sender, receiver):
             return []
@@ -103,7 +101,7 @@ class Network:
         self._roster.setdefault(topic, {})[peer] = (expiry, value)
 
     def read(self, topic: bytes, reader: str, now: float) -> list[tuple[str, object]]:
-        """What `reader` finds there: the roster, too, is split by a partition."""
+        """Return what `reader` finds in the roster, which a partition splits, too."""
         entries = sorted(self._roster.get(topic, {}).items())
         return [(p, value) for p, (expiry, value) in entries if expiry > now and self.hears(reader, p)]
 
@@ -142,7 +140,7 @@ class _Pipe:
         return self._arrived.popleft()
 
     def close(self) -> None:
-        """Nothing more goes in; what is on its way still arrives."""
+        """Take no more frames; those on their way still arrive."""
         self.closed = True
         self._changed.set()
 
@@ -242,7 +240,7 @@ class MemoryTransport:
         return [f"/memory/{self.peer}/p2p/{self.peer}"]
 
     async def connect(self, peer: str, addresses: Sequence[str] = ()) -> Link:
-        """Memory peers are found by name; `addresses` are not looked at."""
+        """Find the peer by name; `addresses` are ignored."""
         other = self._network.reach(self.peer, peer)
         there, back = _Pipe(self._network, self.peer, peer), _Pipe(self._network, peer, self.peer)
         other._accept(MemoryLink(self.peer, outbound=False, out=back, into=there))
@@ -256,7 +254,7 @@ class MemoryTransport:
         except TimeoutError:
             reply = None
         if reply is None:
-            raise TransportError(f"{other.peer} gave no answer")
+            raise TransportError(f"{other.peer} gave no response")
         return reply
 
     def on_link(self, handler: LinkHandler) -> None:

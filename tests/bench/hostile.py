@@ -1,11 +1,10 @@
-"""What attacks cost a training node: memory, processor time and training speed, before, during and after.
+"""Measures what attacks cost a training node: memory, CPU time and training speed, before, during and after.
 
     python tests/bench/hostile.py [--seconds 10]
 
-A trainer and a relay of the built-in run on this machine, over hivemind, and a libp2p peer that does
-everything wrong, one attack after the other (tests/network/network_stranger.py says what each is). The
-attacker runs on the same cores, but gets what others leave. Exit status 1 when the node does not come back to
-what it was.
+A trainer and a relay of the built-in run on this machine, over hivemind, and a hostile libp2p peer that makes
+one attack after the other (described in tests/network/attacker.py). It runs on the same cores at low
+priority. Exit status 1 when the node does not recover.
 """
 
 from __future__ import annotations
@@ -16,16 +15,13 @@ from pathlib import Path
 
 import click
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "network"), str(TESTS / "processes")]
+from tests.network.attack_costs import Meter, Row, attacker
+from tests.network.attacker import ATTACKS
+from tests.network.swarm import linked, trains, write_run
+from tests.processes.helpers import LOOPBACK, nodes
 
-from network_siege import Gauge, Row, stranger  # noqa: E402
-from network_stranger import ATTACKS  # noqa: E402
-from network_swarm import linked, trains, write_run  # noqa: E402
-from process_helpers import LOOPBACK, nodes  # noqa: E402
-
-BACK = 0.75
-"""Share of the former speed at which a node has recovered; two windows of a quiet node differ by a tenth."""
+RECOVERED = 0.75
+"""Share of the former speed at which a node has recovered; two measurements in peace differ by a tenth."""
 
 HEAD = "| | updates/s | updates/CPU s | node CPU | p2pd CPU | node MiB | p2pd MiB | the attacker |"
 
@@ -40,29 +36,32 @@ def line(row: Row) -> str:
 
 @click.command()
 @click.option(
-    "--seconds", default=10.0, show_default=True, help="Of each attack, and of the quiet before and after."
+    "--seconds",
+    default=10.0,
+    show_default=True,
+    help="Length of each attack, and of the measurements before and after.",
 )
 def main(seconds: float) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         nodes(Path(folder)) as make,
-        stranger(Path(folder)) as enemy,
+        attacker(Path(folder)) as enemy,
     ):
         write_run(Path(folder))
         relay = make("relay", "--run", "run.toml", "--role", "relay", *LOOPBACK).start()
         node = make("node", "--peers", relay.address(), *LOOPBACK).start()
         trains(node)
         linked(node, relay)
-        gauge = Gauge(node)
+        meter = Meter(node)
         print(HEAD)
         print("|---" * (HEAD.count("|") - 1) + "|")
-        before = gauge.watch("before", seconds)
+        before = meter.watch("before", seconds)
         print(line(before), flush=True)
         for name in ATTACKS:
-            print(line(gauge.attack(enemy, name, seconds)), flush=True)
-        after = gauge.watch("after", seconds)
+            print(line(meter.attack(enemy, name, seconds)), flush=True)
+        after = meter.watch("after", seconds)
         print(line(after))
-    sys.exit(after.updates_per_second < BACK * before.updates_per_second)
+    sys.exit(after.updates_per_second < RECOVERED * before.updates_per_second)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from sfnode.sim import checks, report
+from sfnode.sim import report
 from sfnode.sim.attacks import ATTACKS
-from sfnode.sim.faults import CALM, HALF_ROUND_TRIP, Churn, Hardware, Trouble, Weather
+from sfnode.sim.checks import invariants
+from sfnode.sim.faults.kinds import Churn, Fault
 from sfnode.sim.runner import Run, simulate
 from sfnode.sim.scenario import Load, Scenario
-from sfnode.sim.traffic import quantiles
-from sfnode.sim.world import World
+from sfnode.sim.world.conditions import CALM, HALF_ROUND_TRIP, Conditions, Hardware
+from sfnode.sim.world.traffic import quantiles
+from sfnode.sim.world.world import World
 
 ROUND_TRIP = 2 * HALF_ROUND_TRIP
 WARM, MEASURED = 15.0, 15.0
@@ -41,22 +43,22 @@ class Score:
         print(f"{what:<58} {figure:8.2f} {unit:<6} (target {target:g}){verdict}", flush=True)
 
 
-def steady(nodes: int, seed: int, troubles: tuple[Trouble, ...] = ()) -> Run:
+def steady(nodes: int, seed: int, faults: tuple[Fault, ...] = ()) -> Run:
     """A network that has run for a while, with the traffic of MEASURED seconds."""
     load = Load(rate=8, most=2, origins=16)
-    scenario = Scenario("steady", "", nodes=nodes, load=load, seconds=WARM, troubles=troubles)
+    scenario = Scenario("steady", "", nodes=nodes, load=load, seconds=WARM, faults=faults)
     run = Run(scenario, seed, seconds=WARM)
     run.build()
-    run.rage()
+    run.disturb()
     run.world.network.traffic.forget()
     run.seconds = MEASURED
-    run.rage()
+    run.disturb()
     return run
 
 
-def linked_pair(seed: int, apart: float, weather: Weather = CALM) -> tuple[World, float]:
+def linked_pair(seed: int, apart: float, conditions: Conditions = CALM) -> tuple[World, float]:
     """Two nodes that made updates for so long apart; returns the moment the link is there."""
-    world = World(seed, weather=weather, hardware=Hardware((0.001, 0.002)))
+    world = World(seed, conditions=conditions, hardware=Hardware((0.001, 0.002)))
     nodes = [world.add(f"n{index}") for index in range(2)]
     for node in nodes:
         node.start()
@@ -72,7 +74,7 @@ def linked_pair(seed: int, apart: float, weather: Weather = CALM) -> tuple[World
 
 def until_equal(world: World, start: float, limit: float = 120.0) -> float:
     """Seconds from `start` until all are equal; infinity if that takes longer than `limit`."""
-    while not checks.equal(world):
+    while not invariants.equal(world):
         if world.now - start > limit:
             return float("inf")
         world.agenda.run_until(world.now + 0.005)
@@ -81,7 +83,7 @@ def until_equal(world: World, start: float, limit: float = 120.0) -> float:
 
 def catching_up(seed: int) -> float:
     """Seconds that a node takes which lacks MISSING updates and has one link of 10 Mbit/s."""
-    world = World(seed, weather=Weather(bandwidth=LINE))
+    world = World(seed, conditions=Conditions(bandwidth=LINE))
     giver, taker = world.add("giver"), world.add("taker")
     authors = [world.add(f"author{index}") for index in range(FEEDS)]
     for node in (giver, *authors):

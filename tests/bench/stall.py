@@ -16,7 +16,7 @@ import click
 import numpy as np
 import torch
 
-from sfnode.baselines import measure, subject
+from sfnode.bench import measure, subject
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfprotocol.seeds import update_seeds
@@ -45,7 +45,7 @@ def step(trainer: Trainer, number: int, epoch: int) -> float:
 @click.option("--model", default="shape:opt-125m")
 @click.option("--dtype", default="float32")
 def main(model: str, dtype: str) -> None:
-    with subject.prepared(subject.Wanted(source=model, dtype=dtype)) as found:
+    with subject.load_subject(subject.SubjectSpec(source=model, dtype=dtype)) as found:
         trainer = found.trainer()
         matrices = len(trainer.loaded.sites)
         steps = matrices + SPARE

@@ -17,12 +17,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from sfnode.baselines.subject import Wanted
-from sfnode.cli import benchview
-from sfnode.cli.benchstory import Plan, told
-from sfnode.cli.results import BatchResult, BenchResult
-from sfnode.config import Data, Manifest, Task, Training
-from sfnode.engine import model
+from sfnode.bench.runner import Plan, run_benchmark
+from sfnode.bench.subject import SubjectSpec
+from sfnode.cli import bench_output
+from sfnode.manifest import Data, Manifest, Task, Training
+from sfnode.models import loader
+from sfnode.schema.results import BatchResult, BenchResult
 
 SHARED = Path(__file__).parents[3] / "shared"
 MINI = "mini"
@@ -51,13 +51,13 @@ SST2 = Task(
 )
 
 
-def wanted(name: str) -> Wanted:
+def wanted(name: str) -> SubjectSpec:
     """The model of that name."""
     if name != MINI:
-        return Wanted(source=name)
-    described = model.describe(str(SHARED / "models/opt-mini-sst"), "")
+        return SubjectSpec(source=name)
+    described = loader.describe(str(SHARED / "models/opt-mini-sst"), "")
     data = Data(train=str(SHARED / "data/sst2/train.tsv"), train_min_words=4)
-    return Wanted(run=Manifest(model=described, task=SST2, data=data))
+    return SubjectSpec(run=Manifest(model=described, task=SST2, data=data))
 
 
 def misses(result: BenchResult) -> Iterator[str]:
@@ -87,8 +87,8 @@ def _batch_misses(name: str, batch: BatchResult) -> Iterator[str]:
 def main(names: Sequence[str], sizes: Sequence[int], repetitions: int) -> None:
     missed = []
     for name in names:
-        result = told(wanted(name), Plan(sizes, 1, True, repetitions), lambda what: None)
-        benchview.show(result, Console())
+        result = run_benchmark(wanted(name), Plan(sizes, 1, True, repetitions), lambda what: None)
+        bench_output.show(result, Console())
         missed += misses(result)
     print("\n".join(missed) or "everything within its limits")
     sys.exit(bool(missed))

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import Ended
 
 from sfnode.cli.main import cli, main
+from tests.cli.helpers import Ended
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 
     def parse(command: str, *arguments: object) -> dict[str, Any]:
         seen: dict[str, Any] = {}
-        monkeypatch.setattr(cli.commands[command], "callback", lambda **given: seen.update(given))
+        monkeypatch.setattr(cli.load(command), "callback", lambda **given: seen.update(given))
         with pytest.raises(SystemExit) as end:
             main([command, *(str(argument) for argument in arguments)])
         assert end.value.code == 0

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_helpers import Ended
 
-from sfnode.cli.results import BatchResult, BenchResult
-from sfnode.engine.folder import EMBEDDED
+from sfnode.models.files import EMBEDDED
+from sfnode.schema.results import BatchResult, BenchResult
+from tests.cli.helpers import Ended
 
 Run = Callable[..., Ended]
 

@@ -14,7 +14,7 @@ from sfnode.cli.progress import waiting
 SCRIPT = """
 import sys
 from sfnode.cli.progress import waiting
-from sfnode.observe import log, set_up_logging
+from sfnode.logging import log, set_up_logging
 set_up_logging("info")
 with waiting("replaying the log") as advance:
     for done in range(0, 101, 10):
@@ -63,13 +63,10 @@ def test_on_a_terminal_it_is_a_bar_that_goes_and_log_lines_stay_whole() -> None:
 STARTING_NODE = """
 import asyncio
 from sfnode.cli import progress
-from sfnode.limits import Limits
-from sfnode.runtime.status import FetchStatus, LinkStatus, Status
+from sfnode.schema.status import FetchStatus, LinkStatus
+from tests.schema.helpers import status
 
 progress.FOLLOW_INTERVAL = 0.15  # longer than the bar takes to be drawn anew
-fields = {name: 0 for name, field in Status.model_fields.items() if field.annotation in (int, float)}
-fields |= {name: "" for name, field in Status.model_fields.items() if field.annotation is str}
-fields |= {"addresses": [], "links": [], "pauses": [], "limits": Limits(), "loss": None, "fetch": None}
 link = LinkStatus(
     peer="", outbound=True, role="trainer", known=90, agrees=False, bytes_sent=0, bytes_received=0
 )
@@ -82,7 +79,7 @@ life = (
     {"state": "catching-up", "known": 40, "links": [link]},
     {"state": "training"},
 )
-seen = [Status(**fields | moment) for moment in life for _ in range(3)]
+seen = [status(**moment) for moment in life for _ in range(3)]
 
 async def main():
     progress.follow(lambda: seen.pop(0))

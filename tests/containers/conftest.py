@@ -1,4 +1,4 @@
-"""They build an image and take many minutes: only `pytest -m containers` (make containers) collects them.
+"""Container tests: they build an image and take many minutes; only `pytest -m containers` collects them.
 
 One swarm serves all of them, in the order of their files: the last ends it.
 """
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from docker_helpers import (
+
+from tests.containers.docker import (
     BUILD_DEADLINE,
     Bases,
     bases,
@@ -19,8 +20,8 @@ from docker_helpers import (
     run,
     timed,
 )
-from prometheus_helpers import Prometheus, prometheus_image
-from swarm_helpers import BUDGET, CPU, IMAGE, TRAINERS, Swarm, until_status
+from tests.containers.prometheus import Prometheus, prometheus_image
+from tests.containers.swarm import BUDGET, CPU, IMAGE, TRAINERS, Swarm, until_status
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -35,14 +36,14 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def images(scratch: Path) -> Iterator[Bases]:
-    """An engine that answers, and what the image is made of."""
+    """The base images, with an engine that answers."""
     with engine(scratch):
         yield bases(scratch)
 
 
 @pytest.fixture(scope="session")
 def swarm(images: Bases, scratch: Path) -> Iterator[Swarm]:
-    """The image is built and the relay and the trainers have been told to start; all is gone at the end."""
+    """Build the image and start the relay and the trainers; remove all at the end."""
     manifest = scratch / "run.toml"
     swarm = Swarm(
         compose_command(),
@@ -62,7 +63,7 @@ def swarm(images: Bases, scratch: Path) -> Iterator[Swarm]:
     with timed("image"):
         swarm.compose("build", "relay", deadline=BUILD_DEADLINE)
     manifest.write_text(described_run())
-    swarm.compose("--profile", "views", "down", "--volumes")  # of a test that was killed
+    swarm.compose("--profile", "views", "down", "--volumes")  # left by a killed test
     try:
         swarm.compose("up", "--detach", "--no-build", "--scale", f"trainer={TRAINERS}")
         yield swarm
@@ -71,7 +72,7 @@ def swarm(images: Bases, scratch: Path) -> Iterator[Swarm]:
 
 
 def described_run() -> str:
-    """The manifest of the built-in run with another budget, by the image itself."""
+    """Return the manifest of the built-in run with another budget, written by the image itself."""
     script = f"sfnode init /tmp/run.toml --update-budget {BUDGET} > /dev/null && cat /tmp/run.toml"
     return run("docker", "run", "--rm", "--entrypoint", "sh", IMAGE, "-c", script)
 

@@ -1,4 +1,4 @@
-"""The files of deploy/ agree with each other and with the program. This needs no engine."""
+"""The files of deploy/ agree with each other and with the program. Needs no container engine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 import pytest
 import yaml
 
+from sfnode.cli.lazy_group import LazyGroup
 from sfnode.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
@@ -35,15 +36,16 @@ OPTION = re.compile(r"(?<![{\w])SFNODE_[A-Z_]+(?==|:|, value)")
 
 
 def variables(command: click.Command = cli) -> Iterator[str]:
-    """The environment variables of all options and arguments."""
+    """Yield the environment variables of all options and arguments."""
     for parameter in command.params:
         yield from [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
-    for inner in getattr(command, "commands", {}).values():
+    inner_ones = command.load_all() if isinstance(command, LazyGroup) else getattr(command, "commands", {})
+    for inner in inner_ones.values():
         yield from variables(inner)
 
 
 def replaced(text: str) -> set[str]:
-    """The variables that compose replaces in a text."""
+    """Return the variables that compose replaces in a text."""
     return set(re.findall(r"(?<!\$)\$\{(\w+)", text))
 
 
@@ -68,11 +70,11 @@ def test_the_build_arguments_of_compose_are_those_of_the_dockerfile_with_the_sam
     assert defaults == {name: declared[name] for name in given}
 
 
-def test_the_image_has_what_every_limit_needs() -> None:
+def test_the_image_has_the_libraries_that_limits_need() -> None:
     assert re.search(r"pip install [^&]*'\.\[nvml\]'", DOCKERFILE.replace("\\\n", " "))
 
 
-def test_prometheus_asks_the_services_that_run_nodes_at_the_port_that_they_serve() -> None:
+def test_prometheus_scrapes_the_services_that_run_nodes_at_their_port() -> None:
     (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
     (discovery,) = job["dns_sd_configs"]
     nodes = [name for name, service in COMPOSE["services"].items() if "sfnode" in service["image"]]
@@ -130,13 +132,13 @@ def test_kubernetes_runs_nodes_as_the_image_s_user_with_nothing_writable_but_the
         assert pod["securityContext"]["runAsNonRoot"]
         assert pod["securityContext"]["runAsUser"] == int(user)
         (container,) = pod["containers"]
-        assert container["args"][0] in cli.commands
+        assert container["args"][0] in cli.load_all()
         assert container["securityContext"]["readOnlyRootFilesystem"]
         writable = {one["mountPath"] for one in container["volumeMounts"] if not one.get("readOnly")}
         assert writable == {"/data", "/tmp"}
 
 
-def test_kubernetes_services_lead_to_pods_and_ports_that_there_are() -> None:
+def test_kubernetes_services_lead_to_existing_pods_and_ports() -> None:
     documents = list(kubernetes())
     sets = {one["metadata"]["name"]: one["spec"] for one in documents if one["kind"] == "StatefulSet"}
     for service in (one for one in documents if one["kind"] == "Service"):
@@ -151,4 +153,4 @@ def test_kubernetes_services_lead_to_pods_and_ports_that_there_are() -> None:
 def test_the_service_of_systemd_runs_a_command_that_exists() -> None:
     unit = (DEPLOY / "systemd" / "sfnode.service").read_text()
     (words,) = re.findall(r"^ExecStart=\S*/sfnode (.*)$", unit, re.MULTILINE)
-    assert words.split()[0] in cli.commands
+    assert words.split()[0] in cli.load_all()

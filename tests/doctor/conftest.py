@@ -6,28 +6,21 @@ import asyncio
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import uvloop
-from doctor_helpers import Peer, TimeServer
 
-from sfnode.cli.draft import default_manifest
-from sfnode.config import Manifest
-from sfnode.transport.hivemind import HivemindSettings, HivemindTransport
+from sfnode.manifest import Manifest
+from sfnode.models.manifest_builder import default_manifest
+from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport
 from sfprotocol import codec
 from sfprotocol.messages import ManifestReply
+from tests.doctor.helpers import Peer, TimeServer
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
-
-
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")

@@ -13,15 +13,16 @@ from typing import Any
 
 import msgpack
 import pytest
-from doctor_helpers import Peer, TimeServer
 
-from sfnode.config import Manifest
-from sfnode.doctor import clock, compute, examine, peers, ports
-from sfnode.doctor.case import Case
+from sfnode.doctor import clock, compute, peers, ports
+from sfnode.doctor import examination as examine
+from sfnode.doctor.context import Case
 from sfnode.doctor.disk import look_at_disk
 from sfnode.doctor.findings import Examination, Finding, Subject, number
 from sfnode.doctor.ports import look_at_ports
-from sfnode.store.datadir import open_data_dir
+from sfnode.manifest import Manifest
+from sfnode.store.data_folder import open_data_dir
+from tests.doctor.helpers import Peer, TimeServer
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -41,7 +42,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
-    return Case(data_dir=tmp_path / "node", host_maddrs=("/ip4/127.0.0.1/tcp/0",))
+    return Case(data_dir=tmp_path / "node", device="cpu", dtype="auto", host_maddrs=("/ip4/127.0.0.1/tcp/0",))
 
 
 async def examined(case: Case, **changes: Any) -> Examination:
@@ -168,7 +169,7 @@ async def test_a_clock_that_is_wrong_by_minutes_is_a_problem(
     time_server: TimeServer, ahead: float, verdict: str
 ) -> None:
     host, port = await time_server(ahead)
-    finding = clock.judged(await clock.ntp_ahead(host, port), host)
+    finding = clock.judge(await clock.ntp_ahead(host, port), host)
     assert finding.verdict == verdict
     if ahead:
         assert ("behind" if ahead > 0 else "ahead of") in finding.what
@@ -183,9 +184,9 @@ async def test_a_time_server_that_does_not_know_the_time_is_not_believed(
 
 
 def test_without_a_time_server_the_peers_clocks_count() -> None:
-    assert clock.judged_by_peers([300.0, 301.0, 0.0]).verdict == "problem"
-    assert clock.judged_by_peers([0.1, 0.2, 900.0]).verdict == "ok"
-    assert clock.judged_by_peers([]).verdict == "note"
+    assert clock.judge_by_peers([300.0, 301.0, 0.0]).verdict == "problem"
+    assert clock.judge_by_peers([0.1, 0.2, 900.0]).verdict == "ok"
+    assert clock.judge_by_peers([]).verdict == "note"
 
 
 # -- the disk ------------------------------------------------------------------------------------------

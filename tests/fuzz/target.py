@@ -35,9 +35,9 @@ Target = Callable[[bytes], None]
 
 def targets() -> dict[str, tuple[Target, Callable[[], list[bytes]]]]:
     """Each with its seeds. Imported late, so that atheris can instrument what is fuzzed."""
-    import fuzz_decoders
-    from fuzz_frames import conversation, conversations
-    from fuzz_steps import course
+    from tests.fuzz import decoders as fuzz_decoders
+    from tests.fuzz.frames import conversation, conversations
+    from tests.fuzz.steps import course
 
     def decoder(name: str) -> tuple[Target, Callable[[], list[bytes]]]:
         return fuzz_decoders.DECODERS[name], lambda: fuzz_decoders.seeds(name)
@@ -53,7 +53,7 @@ def with_atheris(name: str, seconds: int) -> None:
     """Does not return: atheris ends the process, with a status other than 0 if anything failed."""
     import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-    with atheris.instrument_imports(include=["sfprotocol", "sfnode.config", "sfnode.store.rows"]):
+    with atheris.instrument_imports(include=["sfprotocol", "sfnode.manifest", "sfnode.store.records"]):
         target, seeds = targets()[name]
     FAILURES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sfnode-fuzz-") as corpus:
@@ -70,8 +70,8 @@ def with_atheris(name: str, seconds: int) -> None:
 
 def by_chance(name: str, seconds: int, seed: int) -> int:
     """Mutate seeds for so long; the number of inputs tried. Ends the process at the first failure."""
-    from fuzz_choices import Choices
-    from fuzz_decoders import mutated
+    from tests.fuzz.choices import Choices
+    from tests.fuzz.decoders import mutated
 
     FAILURES.mkdir(parents=True, exist_ok=True)
     target, seeds = targets()[name]

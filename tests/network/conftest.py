@@ -1,22 +1,19 @@
-"""Puts the helpers of tests/processes within reach, and removes what a killed test run has left."""
+"""Removes the namespaces that a killed test run has left."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-import network_world
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "processes"))
+from tests.network import namespaces as network_namespaces
 
 
 @pytest.fixture(scope="session")
 def namespaces() -> Iterator[None]:
-    """Skips the tests that need namespaces where there are none."""
-    if reason := network_world.lacking():
+    """Skip the tests that need namespaces where there can be none."""
+    if reason := network_namespaces.unavailable():
         pytest.skip(reason)
-    network_world.sweep()
+    network_namespaces.sweep()
     yield
-    network_world.sweep()
+    network_namespaces.sweep()

@@ -1,4 +1,4 @@
-"""One course of a swarm with everything that happens to swarms, and what was seen of it.
+"""One course of a swarm through everything that can happen to it, and what was measured.
 
 A relay and four trainers; one trainer leaves after forty updates, one loses its network daemon, one is killed
 and comes back beside a copy of itself, one joins late, one is stopped for good; the others complete the run.
@@ -16,41 +16,40 @@ from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM, Signals
 from typing import NamedTuple
 
-from process_helpers import LOOPBACK, Node, p2pd_of, sfnode, until
-
-from sfnode.cli.draft import build
-from sfnode.client import Client
-from sfnode.runtime.status import Status
-from sfnode.store.datadir import Layout
+from sfnode.control.client import Client
+from sfnode.models.manifest_builder import build
+from sfnode.schema.status import Status
+from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfprotocol.messages import Feed
 from sfprotocol.names import Names
+from tests.processes.helpers import LOOPBACK, Node, p2pd_of, sfnode, until
 
 UPDATES = 640
-"""What happens takes about 330 of them."""
+"""Update budget; the course takes about 330 updates."""
 
 BATCH = 64
-"""Rows of an update: makes one cost 0.03 s, a hundredth of the start of a node."""
+"""Rows per update: one takes 0.03 s, a hundredth of the start of a node."""
 
 STEPS = 40
-"""Updates of the trainer that leaves after so many."""
+"""Updates after which one trainer leaves."""
 
 NAMES = Names("Ann", "The Owls")
-"""Of that trainer."""
+"""Name of that trainer."""
 
 SURVIVORS = ("revenant", "copy", "late")
-"""The trainers that are there at the end."""
+"""Trainers that are running at the end."""
 
 
 class Ending(NamedTuple):
-    """How a node ended, and how many seconds after it was told to."""
+    """Exit status of a node, and the seconds that it took to end."""
 
     status: int
     seconds: float = 0.0
 
 
 class Course:
-    """Makes it all happen in the folder `home`, in the order of its methods, and keeps what was seen."""
+    """Runs the course in the folder `home`, in the order of its methods, and keeps what was measured."""
 
     def __init__(self, home: Path, make: Callable[..., Node]) -> None:
         self.home = home
@@ -61,7 +60,7 @@ class Course:
         self._join: tuple[str, ...] = ()
 
     def start(self) -> None:
-        """A relay, and four trainers through it."""
+        """Start a relay, and four trainers through it."""
         (self.home / "run.toml").write_text(self.manifest.to_toml())
         relay = self._start("relay", "--run", "run.toml", "--role", "relay", *LOOPBACK)
         self._join = ("--peers", relay.address())
@@ -73,7 +72,7 @@ class Course:
         self.counted_origin = counted.until("it has a key", lambda status: status.origin).origin
 
     def strike(self) -> None:
-        """Kill one and copy its folder; start both, and a latecomer that is told nothing but an address."""
+        """Kill one and copy its folder; start both, and a latecomer that is given only an address."""
         victim = self.nodes["revenant"]
         self.killed = victim.until("it trains", lambda status: status.own_updates > 5)
         victim.end(SIGKILL)
@@ -85,7 +84,7 @@ class Course:
         self._start("late", *self._join)
 
     def recover(self) -> None:
-        """Wait until those three train; stop another one for good while the run is still going on."""
+        """Wait until those three train; stop another one for good before the run is complete."""
         survivors = [self.nodes[name] for name in SURVIVORS]
         self.back, *_ = (node.until("it trains", lambda status: status.own_updates > 0) for node in survivors)
         leaver = self.nodes["leaver"]
@@ -93,7 +92,7 @@ class Course:
         self._end("leaver", SIGTERM)
 
     def complete(self) -> None:
-        """Wait for the end of the run, and ask those who are left what they have."""
+        """Wait until the run is complete, and ask the remaining nodes for their state."""
         self.endings["counted"] = Ending(self.nodes["counted"].wait())
         self.endings["steady"] = Ending(self.nodes["steady"].wait())
         self.final = until("all agree", self._agreement)
@@ -104,14 +103,14 @@ class Course:
         self.relay_says = sfnode(self.home, "status", "--data-dir", relay, python=("-X", "importtime"))
 
     def leave(self) -> None:
-        """All trainers go, in the three ways there are."""
+        """Stop all trainers, in the three ways that there are."""
         self._end("revenant", SIGINT)
         self._end("copy", SIGTERM)
         self.stopped = sfnode(self.home, "leave", "--data-dir", self.nodes["late"].folder)
         self.endings["late"] = Ending(self.nodes["late"].wait())
 
     def outlive(self) -> None:
-        """A newcomer finds nobody but the relay; then the relay goes as well."""
+        """Start a newcomer that finds only the relay; then stop the relay as well."""
         newcomer = self._start("newcomer", *self._join, "--until-complete")
         self.endings["newcomer"] = Ending(newcomer.wait())
         self._end("relay", SIGTERM)
@@ -125,7 +124,7 @@ class Course:
         self.endings[name] = Ending(self.nodes[name].end(number), time.monotonic() - asked)
 
     def _agreement(self) -> dict[str, Status] | None:
-        """What all who are left say, once they say that the run is complete and have the same digest."""
+        """Return the statuses of the remaining nodes once the run is complete and their digests are equal."""
         statuses = {name: self.nodes[name].status() for name in (*SURVIVORS, "relay")}
         said = {name: status for name, status in statuses.items() if status and status.state == "complete"}
         agree = len({status.digest for status in said.values()}) == 1
@@ -133,7 +132,7 @@ class Course:
 
 
 def run(home: Path, make: Callable[..., Node]) -> Course:
-    """Let it all happen."""
+    """Run the whole course."""
     course = Course(home, make)
     course.start()
     course.strike()
@@ -145,7 +144,7 @@ def run(home: Path, make: Callable[..., Node]) -> Course:
 
 
 def own_length(folder: Path, status: Status) -> int:
-    """How many updates of a node's own feed are in the log in this folder."""
+    """Return the number of updates of a node's own feed in the log in this folder."""
     with UpdateLog.open(Layout(folder).log, bytes.fromhex(status.run_id), read_only=True) as log:
         feed = Feed(bytes.fromhex(status.origin), status.incarnation)
         return next(tail.next for tail in log.tails() if tail.feed == feed)

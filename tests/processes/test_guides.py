@@ -1,4 +1,4 @@
-"""The guides, followed word for word: what stands in a `sh` block is run beside a node, the rest is parsed.
+"""The guides, followed word for word: `sh` blocks are run beside a node, other commands are parsed.
 
 A block marked `sh elsewhere` needs a network, a second machine, a program that is not ours or a link of
 somebody's; it is not run, but its commands and options must exist.
@@ -15,26 +15,26 @@ from pathlib import Path
 
 import click
 import pytest
-from process_helpers import LOOPBACK, PATIENCE, environment, nodes, sfnode
 
 from sfnode.cli.main import cli
+from tests.processes.helpers import LOOPBACK, PATIENCE, environment, nodes, sfnode
 
 ROOT = Path(__file__).parents[2]
 
 FOLLOWED = ("operator.md", "volunteer.md")
-"""Pages whose blocks are run, the one that ends the node last."""
+"""Pages whose blocks are run; the one that ends the node comes last."""
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "deploy").glob("*.md"))]
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """The `sh` blocks of a page: what follows the word, and the commands."""
+    """Yield the `sh` blocks of a page: the words after `sh`, and the commands."""
     found = re.findall(r"^```sh *(\w*)\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     yield from found
 
 
 def sfnode_lines(text: str) -> Iterator[list[str]]:
-    """The commands that are ours, without comments."""
+    """Yield the commands of sfnode, without comments."""
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line.replace("…", "..."), comments=True)
         if words[:1] == ["sfnode"]:
@@ -49,10 +49,10 @@ def test_every_command_and_option_in_the_docs_exists(page: Path) -> None:
 
 
 def check(words: list[str]) -> None:
-    """Raises for a command or an option that does not exist; values are not looked at."""
+    """Raise for a command or an option that does not exist; values are not checked."""
     context = click.Context(cli)
     _, rest, _ = cli.make_parser(context).parse_args([word for word in words if word not in ("-h",)])
-    command = cli.commands[rest.pop(0)]
+    command = cli.load(rest.pop(0))
     if isinstance(command, click.Group):
         command = command.commands[rest.pop(0)]
     options = [word.partition("=")[0] for word in rest if word.startswith("--")]
@@ -63,7 +63,7 @@ def check(words: list[str]) -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_the_guides_can_be_followed_word_for_word(tmp_path: Path) -> None:
-    """One node in the folder that commands use by default, and everything that the pages say to type."""
+    """Runs one node in the default folder, and everything that the pages say to type."""
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     script = bin_folder / "sfnode"

@@ -1,4 +1,4 @@
-"""Origins with known keys, what they sign, and a disk in memory to keep it on."""
+"""Origins with known keys, the segments that they sign, and a log in memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.events import Admit
-from sfprotocol.frontier import UNCUT, Frontier, drop_updates, first_updates
+from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
+from sfprotocol.segments import first_updates, join, without_front
 from sfprotocol.signing import extend, head_message
 
 RUN = RunParameters(bytes(range(32)), epoch_updates=50, update_budget=5000, scalar_bytes=2, scalar_limit=1000)
@@ -31,7 +32,7 @@ Parts = Sequence[EpochScalars]
 
 
 def signed(name: str, incarnation: int, first: int, parts: Parts, before: Parts = ()) -> Segment:
-    """What an origin called `name` says about its steps `first ..`, having said `before` until then."""
+    """Return the segment of the origin `name` with `parts` from step `first` on, after `before`."""
     feed = Feed(origin_of(name), incarnation)
     state = Frontier(RUN).state(feed)
     chain = extend(extend(state.chain, before), parts)
@@ -42,11 +43,11 @@ def signed(name: str, incarnation: int, first: int, parts: Parts, before: Parts 
 
 @dataclass
 class Log:
-    """One node's disk: for every feed the segments in order, as they were admitted."""
+    """The log of one node: for every feed the segments in order, as they were admitted."""
 
     rows: dict[Feed, list[tuple[Segment, bytes]]] = field(default_factory=dict)
     cuts: dict[Feed, tuple[Proof, bytes]] = field(default_factory=dict)
-    """With the chain head of what counts."""
+    """The lowest proof of every cut feed, and the chain head of what counts."""
 
     def append(self, admit: Admit) -> None:
         rows = self.rows.setdefault(admit.feed, [])
@@ -54,20 +55,9 @@ class Log:
         rows.append((admit.segment, admit.chain))
 
     def read(self, feed: Feed, first: int) -> Segment:
-        """Everything from `first` on in one segment that ends where a signature is (SPEC S6)."""
-        taken: list[Segment] = []
-        for segment, _ in self.rows[feed]:
-            if segment.stop <= first or (taken and segment.stop - first > MAX_SEGMENT_UPDATES):
-                continue
-            taken.append(segment)
-        merged: list[EpochScalars] = []
-        for part in (part for segment in taken for part in segment.parts):
-            if merged and merged[-1].epoch == part.epoch:
-                merged[-1] = EpochScalars(part.epoch, merged[-1].scalars + part.scalars)
-            else:
-                merged.append(part)
-        parts = drop_updates(tuple(merged), first - taken[0].first)
-        return Segment(taken[0].feed_key, first, parts, taken[-1].signature)
+        """Return the updates from `first` on in one segment that ends where a signature is (SPEC S6)."""
+        rows = (segment for segment, _ in self.rows[feed] if segment.stop > first)
+        return join(rows, first, MAX_SEGMENT_UPDATES)
 
     def cut(self, proof: Proof, chain: bytes) -> None:
         assert proof.cut < self.cut_of(proof.feed), "cut again, and not lower"
@@ -77,14 +67,13 @@ class Log:
         return self.cuts[feed][0].cut if feed in self.cuts else UNCUT
 
     def past(self, run: RunParameters, feed: Feed, step: int) -> tuple[bytes, Segment]:
-        """The chain head before `step`, and what there is from there to the next signature."""
+        """Return the chain head before `step`, and the updates from there to the next signature."""
         state = Frontier(run).state(feed)
         chain, signature = state.chain, bytes(64)
         for segment, head in self.rows.get(feed, []):
             if segment.stop > step:
                 chain = extend(chain, first_updates(segment.parts, step - segment.first))
-                parts = drop_updates(segment.parts, step - segment.first)
-                return chain, Segment(state.key, step, parts, segment.signature)
+                return chain, without_front(segment, step)
             chain, signature = head, segment.signature
         return chain, Segment(state.key, step, (), signature)
 
@@ -98,7 +87,7 @@ class Log:
         return frontier
 
     def updates(self) -> dict[Feed, list[Told]]:
-        """What counts."""
+        """Return the updates that count."""
         told = {
             feed: [(p.epoch, scalar) for segment, _ in rows for p in segment.parts for scalar in p.scalars]
             for feed, rows in self.rows.items()

@@ -1,8 +1,6 @@
-"""One machine whose neighbours are the test itself: for saying to it what no honest peer would."""
+"""One machine whose neighbours are played by the test, which can send what no honest peer would."""
 
 from __future__ import annotations
-
-from feeds import RUN, origin_of, signed, signing_key
 
 from sfprotocol import PROTOCOL_VERSION, codec
 from sfprotocol.events import (
@@ -18,7 +16,6 @@ from sfprotocol.events import (
     Transmit,
     Wake,
 )
-from sfprotocol.flood import NO_TAG
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
@@ -36,25 +33,27 @@ from sfprotocol.messages import (
     Summary,
     Want,
 )
+from sfprotocol.plumtree import NO_TAG
 from sfprotocol.signing import extend
+from tests.protocol.feeds import RUN, origin_of, signed, signing_key
 
 ANN, BOB, EVE = (Feed(origin_of(name), 1) for name in ("ann", "bob", "eve"))
 NEW_INCARNATION = 77
 
 
 def said(name: str, first: int, stop: int) -> Segment:
-    """Steps `first .. stop - 1` of the first incarnation of `name`, whose scalars are the step numbers."""
+    """Return steps `first .. stop - 1` of incarnation 1 of `name`, whose scalars are the step numbers."""
     before = [EpochScalars(0, tuple(range(first)))] if first else []
     return signed(name, 1, first, [EpochScalars(0, tuple(range(first, stop)))], before)
 
 
 class Scripted:
-    """A machine for ann (or a relay), with the actions of its last event."""
+    """The machine of ann, or of a relay."""
 
     def __init__(
         self, own: Feed | None = None, *, run: RunParameters = RUN, proven: bool = True, past: int = 0
     ) -> None:
-        """`past`: how many updates of ann its log holds at the start."""
+        """`past` is the number of updates of ann that its log holds at the start."""
         self.now = 0.0
         frontier = Frontier(run)
         if past:
@@ -74,24 +73,24 @@ class Scripted:
         return self.machine.handle(event, self.now)
 
     def hear(self, link: int, *messages: Message) -> list[Action]:
-        """What the machine does when these messages arrive."""
+        """Return the actions of the machine when these messages arrive."""
         frames = [codec.encode(message, self.machine.run.scalar_bytes) for message in messages]
         return [action for frame in frames for action in self.event(Received(link, frame))]
 
     def greet(self, number: int) -> list[Action]:
-        """A peer comes and says hello."""
+        """Bring up a link to a peer that sends its Hello."""
         self.event(LinkUp(number, f"peer {number}"))
         return self.hear(number, Hello(PROTOCOL_VERSION, self.machine.run.run_id, 0, 0))
 
     def link(self, number: int, *entries: Position) -> list[Action]:
-        """A peer comes, says hello, and tells that it has `entries`."""
+        """Bring up a link to a peer that sends its Hello and has `entries`."""
         return [*self.greet(number), *self.hear(number, self.summary(*entries))]
 
     def unlink(self, number: int) -> list[Action]:
         return self.event(LinkDown(number))
 
     def summary(self, *entries: Position, more: bool = False) -> Summary:
-        """What a peer without forks says that has these positions."""
+        """Return the Summary of a peer that knows no forks and has these positions."""
         claims = tuple(self.claim(*entry) for entry in sorted(entries))
         return Summary(more, 0, bytes(32), claims)
 
@@ -100,7 +99,7 @@ class Scripted:
         return ours if following and ours.next == following else Claim(feed, following, NO_TAG)
 
     def name(self, link: int, *feeds: Feed) -> list[Action]:
-        """The peer teaches names and claims nothing."""
+        """Let the peer teach names and claim nothing."""
         return self.hear(link, self.summary(*(Position(feed, 0) for feed in feeds)))
 
     def wait(self, seconds: float) -> list[Action]:
@@ -113,11 +112,11 @@ class Scripted:
         return actions
 
 
-# -- what was done, briefly --------------------------------------------------------------------------
+# -- parts of actions --------------------------------------------------------------------------------
 
 
 def wants(actions: list[Action]) -> list[tuple[int, tuple[Position, ...]]]:
-    """The Wants among `actions` as (link, entries)."""
+    """Return the Wants among `actions` as (link, entries)."""
     sent = [action for action in actions if isinstance(action, Transmit)]
     return [(action.link, action.message.entries) for action in sent if isinstance(action.message, Want)]
 
@@ -128,7 +127,7 @@ def summaries(actions: list[Action]) -> list[tuple[int, Summary]]:
 
 
 def haves(actions: list[Action]) -> list[tuple[int, tuple[Ahead, ...]]]:
-    """The announcements among `actions` as (link, entries)."""
+    """Return the announcements among `actions` as (link, entries)."""
     sent = [action for action in actions if isinstance(action, Transmit)]
     return [(action.link, action.message.entries) for action in sent if isinstance(action.message, Have)]
 

@@ -8,48 +8,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from feeds import RUN, Log, Told, origin_of, signing_key
-
-from sfprotocol import codec
-from sfprotocol.events import (
-    Action,
-    Admit,
-    ContinueAs,
-    Cut,
-    Drop,
-    Event,
-    Examine,
-    Examined,
-    KeepCard,
-    LinkDown,
-    LinkUp,
-    OwnUpdates,
-    Received,
-    Serve,
-    Served,
-    ShowProof,
-    Transmit,
-    Wake,
-    Writable,
-)
+from sfprotocol.codec import LENGTH_BYTES, MAX_SEGMENT_UPDATES
+from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Received, Writable
 from sfprotocol.frontier import Frontier
+from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
-from sfprotocol.messages import Card, EpochScalars, Feed, Message, Proof, RunParameters, Segment
+from sfprotocol.messages import Card, EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.names import NAMELESS, Names
 from sfprotocol.signing import extend
-
-LENGTH_BYTES = 3
+from tests.protocol.feeds import RUN, Log, Told, origin_of, signing_key
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to every frame, independently."""
+    """What the network does to every frame, independently of all others."""
 
     loss: float = 0.0
     duplication: float = 0.0
@@ -66,7 +44,7 @@ class Wire:
     link: int
     """The sender's number of the link."""
     far: int
-    """The receiver's."""
+    """The receiver's number of the link."""
     open: bool = True
     stalled: bool = False
     """While set, frames wait here and the sender's machine hears no Writable."""
@@ -75,7 +53,7 @@ class Wire:
 
 
 class Node:
-    """A machine with its disk; `restart` makes a new machine from what the disk holds."""
+    """A host and its store, the disk; `restart` makes a new machine from what the disk holds."""
 
     def __init__(
         self,
@@ -98,13 +76,15 @@ class Node:
         self.sent_bytes: Counter[str] = Counter()
         self.updates_sent = 0
         self.faults: list[str] = []
-        """Why links were dropped."""
-        self.undone: list[Action] = []
-        """What the machine has decided and the disk has not yet committed."""
-        self.machine = self._machine(proven=True)
+        """Why links were dropped; empty for an ordinary parting."""
+        self.host = self._host(proven=True)
 
-    def _machine(self, *, proven: bool) -> Machine:
-        return Machine(
+    @property
+    def machine(self) -> Machine:
+        return self.host.machine
+
+    def _host(self, *, proven: bool) -> Host:
+        machine = Machine(
             self.run,
             self.log.frontier(self.run),
             own=self.own,
@@ -115,78 +95,94 @@ class Node:
             cards=self.cards.values(),
             names=self.called,
         )
+        return Host(machine, self)
 
     def restart(self) -> None:
-        """As after kill -9: links, memory and what was not yet committed are gone, the disk is not."""
-        self.undone.clear()
+        """Begin anew as after kill -9: links, memory and a commit under way are gone, the disk is not."""
         for wire in list(self.wires.values()):
             self.swarm.cut(self, wire.receiver)
-        self.machine = self._machine(proven=False)
+        self.host = self._host(proven=False)
 
     def compute(self, updates: int = 1) -> bool:
         """Make own updates, if the machine allows it, of the epoch that it says."""
-        if not self.machine.may_compute:
-            return False
-        assert self.own
-        state = self.machine.frontier.state(self.own)
-        epoch = max(state.epoch, self.run.epoch_of(self.machine.frontier.known))
-        scalars = tuple(self.swarm.random.randint(-1000, 1000) for _ in range(updates))
-        self.handle(OwnUpdates(self.own, state.next, (EpochScalars(epoch, scalars),)))
-        return True
+        made = self.host.own_updates(updates, lambda: self.swarm.random.randint(-1000, 1000))
+        if made:
+            self.handle(made)
+        return made is not None
+
+    # -- rounds ------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        """Give the machine an event; what it decides is carried out after the swarm's commit delay."""
-        waiting = bool(self.undone)
-        self.undone += self.machine.handle(event, self.swarm.now)
-        if not self.swarm.commit_delay:
-            self.commit()
-        elif not waiting:
-            self.swarm.later(self.swarm.random.uniform(0, self.swarm.commit_delay), self.commit)
+        """Give the machine an event; a commit takes up to the swarm's commit delay."""
+        self.host.post(event)
+        self.pump()
 
-    def commit(self) -> None:
-        """Carry out what has been decided, in order."""
-        actions, self.undone = self.undone, []
-        for action in actions:
-            self._do(action)
+    def pump(self) -> None:
+        """Do rounds until nothing waits, or a commit is under way."""
+        due = self.machine.next_deadline() <= self.swarm.now
+        while (self.host.waiting or due) and not self.host.busy:
+            commit = self.host.decide(self.swarm.now)
+            due = False
+            assert self.machine.next_deadline() > self.swarm.now, "a deadline that never passes"
+            if commit and self.swarm.commit_delay:
+                delay = self.swarm.random.uniform(0, self.swarm.commit_delay)
+                self.swarm.later(delay, partial(self._committed, self.host, commit))
+            else:
+                self._finish(commit)
 
-    def _do(self, action: Action) -> None:
-        match action:
-            case Admit():
-                self.log.append(action)
-                if action.feed.origin == origin_of(self.name):
-                    self.swarm.witness(action)
-            case Transmit(link=link, message=message):
-                self._send(link, message)
-            case Serve(link=link, feed=feed, first=first, hops=hops):
-                segment = replace(self.log.read(feed, first), hops=hops)
-                self.updates_sent += segment.count
-                self._send(link, segment)
-                self.handle(Served(link, feed, segment.stop, hops))
-            case Cut(proof=proof):
-                self.log.cut(proof, self.machine.frontier.state(proof.feed).cut_chain)
-            case ShowProof(link=link, feed=feed):
-                self._send(link, self.log.cuts[feed][0])
-            case Examine(link=link, feed=feed, against=against):
-                step = against.at if isinstance(against, Proof) else against.first
-                chain, ours = self.log.past(self.run, feed, step)
-                kept = self.log.cuts[feed][0] if feed in self.log.cuts else None
-                self.handle(Examined(link, feed, against, chain, ours, kept))
-            case Drop(link=link, fault=fault):
-                self.faults.append(fault)
+    def _committed(self, host: Host, commit: Commit) -> None:
+        if host is self.host:  # else it was restarted meanwhile
+            self._finish(commit)
+            self.pump()
+
+    def _finish(self, commit: Commit | None) -> None:
+        if commit:
+            self.append(commit)
+        for effect in self.host.carry_out():
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                self._send(effect)
+            case Close(link=link, fault=fault):
+                self.faults.append(fault or "")
                 if link in self.wires:
                     self.swarm.hang_up(self.wires[link])
-            case KeepCard(card=card):
-                self.cards[card.feed] = card
-            case ContinueAs(feed=feed):
-                self.own = feed
+            case Advanced():
+                pass  # the log says what counts
 
-    def _send(self, link: int, message: Message) -> None:
-        if link not in self.wires:
+    def _send(self, send: Send) -> None:
+        if send.link not in self.wires:
             return
-        frame = codec.encode(message, self.run.scalar_bytes)
-        self.sent[type(message).__name__] += 1
-        self.sent_bytes[type(message).__name__] += len(frame) + LENGTH_BYTES
-        self.swarm.transmit(self.wires[link], frame, segment=isinstance(message, Segment))
+        kind = type(send.message).__name__
+        self.sent[kind] += 1
+        self.sent_bytes[kind] += len(send.frame) + LENGTH_BYTES
+        if isinstance(send.message, Segment):
+            self.updates_sent += send.message.count
+        self.swarm.transmit(self.wires[send.link], send.frame, segment=isinstance(send.message, Segment))
+
+    # -- the store ---------------------------------------------------------------------------------
+
+    def append(self, commit: Commit) -> None:
+        for admit in commit.admits:
+            self.log.append(admit)
+            if admit.feed.origin == origin_of(self.name):
+                self.swarm.witness(admit)
+        for cut in commit.cuts:
+            self.log.cut(cut.proof, cut_chain(self.run, cut.proof))
+        self.cards.update({card.feed: card for card in commit.cards})
+        self.own = commit.own or self.own
+
+    def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
+        assert max_updates == MAX_SEGMENT_UPDATES
+        return self.log.read(feed, first)
+
+    def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
+        return self.log.past(self.run, feed, step)
+
+    def proof(self, feed: Feed) -> Proof | None:
+        return self.log.cuts[feed][0] if feed in self.log.cuts else None
 
 
 class Swarm:
@@ -203,7 +199,7 @@ class Swarm:
         self.random = Random(seed)
         self.faults = faults
         self.commit_delay = commit_delay
-        """Seconds at most between the machine's decision and its execution, as with a disk in between."""
+        """Seconds at most that a commit takes."""
         self.now = 0.0
         self.oracle: dict[Feed, list[Told]] = {}
         self.nodes: dict[str, Node] = {}
@@ -303,15 +299,16 @@ class Swarm:
         self.now = end
 
     def _step(self, end: float) -> bool:
-        node = min(self.nodes.values(), key=lambda node: node.machine.next_deadline())
-        deadline = node.machine.next_deadline()
+        node, deadline = None, float("inf")
+        for candidate in self.nodes.values():
+            if not candidate.host.busy and candidate.machine.next_deadline() < deadline:
+                node, deadline = candidate, candidate.machine.next_deadline()
         arrival = self._agenda[0][0] if self._agenda else float("inf")
         if min(deadline, arrival) > end:
             return False
         self.now = max(self.now, min(deadline, arrival))
-        if deadline < arrival:
-            node.handle(Wake())
-            assert node.machine.next_deadline() > self.now, "a deadline that never passes"
+        if node and deadline < arrival:
+            node.pump()
             return True
         heappop(self._agenda)[2]()
         return True
@@ -347,7 +344,7 @@ class Swarm:
     @property
     def converged(self) -> bool:
         known = sum(len(told) for told in self.oracle.values())
-        if any(node.machine.frontier.known != known or node.undone for node in self.nodes.values()):
+        if any(node.machine.frontier.known != known or node.host.busy for node in self.nodes.values()):
             return False
         digest = self.digest()
         assert all(node.log.updates() == self.oracle for node in self.nodes.values())

@@ -18,5 +18,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def seconds() -> float | None:
-    """How long troubles last: as the scenario says, or short."""
+    """How long faults last: as the scenario says, or short."""
     return None if SEEDS else 6.0

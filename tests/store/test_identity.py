@@ -1,4 +1,4 @@
-"""The node's key file."""
+"""The file with the node's signing key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_new_identity_is_readable_by_its_owner_only(path: Path) -> None:
+def test_a_new_key_file_is_private(path: Path) -> None:
     before = os.umask(0)
     try:
         identity = load_or_create(path)
@@ -66,7 +66,7 @@ def test_a_key_that_others_could_read_is_made_private_and_reported(path: Path, w
 @pytest.mark.parametrize(
     "content", [b"", b"\0" * 32, b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
 )
-def test_a_file_that_is_no_key_is_refused_and_left_alone(path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_key_is_refused_and_kept(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(UserError) as caught:
         load_or_create(path)
@@ -96,7 +96,7 @@ def test_a_key_locked_by_a_password_is_refused(path: Path) -> None:
         load_or_create(path)
 
 
-def test_a_folder_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load_or_create(tmp_path / "nowhere" / "identity.pem")
     assert caught.value.code is Code.DATA_DIR_UNUSABLE

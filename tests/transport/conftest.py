@@ -13,22 +13,15 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import uvloop
-from transport_helpers import POOL
 
 from sfnode.transport.base import Link, LinkClosed, Transport
-from sfnode.transport.hivemind import HivemindSettings, HivemindTransport
+from sfnode.transport.libp2p.keys import ensure_key
+from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport
 from sfnode.transport.memory import MemoryTransport, Network
-from sfnode.transport.peerkey import ensure_key
+from tests.transport.helpers import POOL
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 Nodes = Callable[[int], Awaitable[list[Transport]]]
-
-
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,7 @@ import { listenHistory, redraw, showHistory } from "./history.js";
 import { listenLeaders, showLeaders } from "./leaders.js";
 import { listenPrompt } from "./prompt.js";
 
-const GOOD = ["training", "complete", "idle"];
-const troubles = new Map(); // what went wrong, by what was asked
+const failures = new Map(); // what went wrong, by what was asked
 let seen = null; // the last curves, to draw them again when the window changes
 let seenAt = null; // when the node last answered
 
@@ -20,7 +19,7 @@ async function showNow() {
   document.title = `${status.run_name} – sfnode`;
   tell("run-name", `${status.run_name} (${status.run_id.slice(0, 8)}), ${status.role}`);
   tell("state", status.state);
-  byId("state").className = `pill ${GOOD.includes(status.state) ? "good" : ""}`;
+  byId("state").className = `pill ${now.doing[1]}`;
   tell("up", `up ${span(status.uptime)}`);
   say("doing", now.doing);
   showProgress(status, progress);
@@ -106,9 +105,9 @@ function watched(what, job) {
   return async () => {
     try {
       await job();
-      troubles.delete(what);
+      failures.delete(what);
     } catch (error) {
-      troubles.set(what, error);
+      failures.set(what, error);
       if (!error.gone) console.error(error);
     }
     showTroubles();
@@ -116,10 +115,10 @@ function watched(what, job) {
 }
 
 function showTroubles() {
-  const gone = [...troubles.values()].find((error) => error.gone);
-  const [what, other] = troubles.entries().next().value ?? [];
-  byId("gone").hidden = !troubles.size;
-  if (!troubles.size) return;
+  const gone = [...failures.values()].find((error) => error.gone);
+  const [what, other] = failures.entries().next().value ?? [];
+  byId("gone").hidden = !failures.size;
+  if (!failures.size) return;
   const old = seenAt ? ` What is shown is from ${seenAt.toLocaleTimeString()}.` : "";
   tell("gone", gone ? `The node does not answer: ${gone.message}. Waiting for it.${old}` : `The ${what} could not be shown: ${other.message}`);
   if (gone) {

@@ -10,7 +10,7 @@ export function tell(id, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** The same for words with a mood: good, warn, bad or none. */
+/** The same for words with a mood: good, warn, bad or neutral. */
 export function say(id, [text, mood]) {
   tell(id, text);
   for (const one of ["good", "warn", "bad"]) byId(id).classList.toggle(one, one === mood);

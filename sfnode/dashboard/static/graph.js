@@ -54,7 +54,7 @@ function drawGraph(svg, self, near, far, agreement) {
     if (near.length <= MOST_LABELLED) labels.push(...label(node, at, at.y < middle.y - 1));
   });
   dots.push(dot(self, middle, 11, "this node"));
-  labels.push(text("this node", middle, 24), text(shortened(self.name), middle, 36));
+  labels.push(text("this node", middle, 24), text(shortened(self.name ?? ""), middle, 36));
   svg.replaceChildren(...edges, ...dots, ...labels);
   svg.setAttribute("aria-label", `This node with ${near.length} neighbours; ${far.length} more are known`);
 }

@@ -34,7 +34,7 @@ function origin(one) {
     [count(one.updates), "number"],
     [percent(one.share), "number"],
     bar(one.share),
-    [one.team, "extra isolated"],
+    [one.team ?? "", "extra isolated"],
     [`${one.first_epoch + 1} to ${one.last_epoch + 1}`, "number extra epochs"],
   ]);
   if (one.own) line.className = "own";

@@ -1,0 +1,90 @@
+"""Anti-entropy: Summaries that tell what is there, and when to tell all of it again (SPEC A1-A3, A6).
+
+Flooding is fast and may lose anything; comparing digests is what makes delivery certain. What a Summary shows
+to be missing is for pulls.py to ask for.
+"""
+
+from __future__ import annotations
+
+from sfprotocol.codec import MAX_ENTRIES
+from sfprotocol.events import Action, Transmit
+from sfprotocol.frontier import Frontier
+from sfprotocol.link import Link
+from sfprotocol.messages import Claim, Summary
+from sfprotocol.plumtree import announce
+
+SYNC_INTERVAL = 1.0
+"""Seconds between Summaries, each to the next link in turn: with 6 links every neighbour hears of us every
+6 s and we of it, which costs a quiet node 50 bytes a second."""
+
+FULL_SUMMARY_BASE = 2.0
+FULL_SUMMARY_PER_FEED = 0.02
+"""Seconds between full Summaries on a link whose digest differs: keeps their cost below 3 kB/s a link,
+however many feeds there are."""
+
+MOST_PATIENCE = 16.0
+"""Factor by which that interval grows at most, while telling everything has repaired nothing: as long as
+updates flow, two digests are seldom of the same moment."""
+
+
+def pages(frontier: Frontier, entries: list[Claim]) -> list[Summary]:
+    """Return `entries` (in the order of feeds) as Summaries; only the last has `more` unset.
+
+    One empty page if there are no entries.
+    """
+    cuts = range(0, max(len(entries), 1), MAX_ENTRIES)
+    return [
+        Summary(
+            more=cut + MAX_ENTRIES < len(entries),
+            known=frontier.known,
+            digest=frontier.digest(),
+            entries=tuple(entries[cut : cut + MAX_ENTRIES]),
+        )
+        for cut in cuts
+    ]
+
+
+def tell_all(link: Link, frontier: Frontier, now: float) -> list[Action]:
+    """Tell the peer everything we have, with full names (SPEC A1)."""
+    link.agreement.told_at = now
+    link.outbox.changed.clear()
+    link.names.known.update(state.feed for state in frontier)
+    return [Transmit(link.id, page) for page in pages(frontier, frontier.claims())]
+
+
+def tell_changes(link: Link, frontier: Frontier) -> list[Action]:
+    """Tell the peer what has changed, and the digest that goes with it (SPEC A2)."""
+    return [*announce(link, frontier), *(Transmit(link.id, page) for page in pages(frontier, []))]
+
+
+def tell(link: Link, frontier: Frontier, now: float) -> list[Action]:
+    """Tell the peer what is due: what has changed, or everything where the digests stay apart."""
+    if not wants_full_summary(link, frontier, now):
+        return tell_changes(link, frontier)
+    link.agreement.patience = min(2 * link.agreement.patience, MOST_PATIENCE)
+    return tell_all(link, frontier, now)
+
+
+def wants_full_summary(link: Link, frontier: Frontier, now: float) -> bool:
+    """Return whether the digests have differed for so long that a Summary must have been lost (SPEC A6)."""
+    agreement = link.agreement
+    if agreement.differs_since is None:
+        return False
+    interval = (FULL_SUMMARY_BASE + FULL_SUMMARY_PER_FEED * len(frontier)) * agreement.patience
+    return now - max(agreement.differs_since, agreement.told_at) >= interval
+
+
+def compare(link: Link, digest: bytes, frontier: Frontier, now: float) -> None:
+    """Note whether the peer's digest is ours (SPEC A6)."""
+    agreement = link.agreement
+    agreement.agreed = digest == frontier.digest()
+    if agreement.agreed:
+        agreement.differs_since, agreement.patience = None, 1.0
+    elif agreement.differs_since is None:
+        agreement.differs_since = now
+
+
+def note_known(link: Link, known: int, frontier: Frontier) -> None:
+    """Note how many updates the peer knows by its last Summary."""
+    link.informed = link.informed or known > link.known or 2 * known > frontier.known
+    link.known = known

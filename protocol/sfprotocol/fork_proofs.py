@@ -1,0 +1,101 @@
+"""Fork proofs: an origin has signed two histories of one feed (SPEC E1-E6).
+
+Pure functions on segments, chain heads and signatures. Whom to ask, and what follows from a proof, is decided
+in fork_resolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+
+from sfprotocol.events import Examined
+from sfprotocol.frontier import FeedState
+from sfprotocol.messages import Branch, EpochScalars, Feed, Proof, RunParameters, Segment
+from sfprotocol.segments import drop_updates, first_updates
+from sfprotocol.signing import Verify, extend
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of comparing another history with ours."""
+
+    proof: Proof | None = None
+    same_until: int | None = None
+    """Step at which the shorter of the two ends if there is no proof; None where theirs does not follow from
+    our past."""
+
+
+def judge(run: RunParameters, state: FeedState, event: Examined, signed: Verify) -> Finding:
+    """Compare what a peer has shown with our own log (SPEC E2)."""
+    if isinstance(event.against, Proof):
+        return Finding(_adopted(event, event.against))
+    found = _compare(run, event, event.against, signed)
+    return Finding(_beside_cut(state, event, event.against)) if _meets_cut(state, event, found) else found
+
+
+def _compare(run: RunParameters, event: Examined, theirs: Segment, signed: Verify) -> Finding:
+    head = extend(event.chain, theirs.parts)
+    if not signed(run.run_id, event.feed, theirs.stop, head, theirs.signature):
+        return Finding()
+    ours = event.ours
+    pairs = zip(_updates(ours.parts), _updates(theirs.parts), strict=False)
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    if common == min(ours.count, theirs.count):
+        return Finding(same_until=theirs.first + common)
+    fork = extend(event.chain, first_updates(ours.parts, common))
+    one, other = (Branch(drop_updates(side.parts, common), side.signature) for side in (ours, theirs))
+    return Finding(Proof(event.feed, theirs.first + common, (fork, fork), (one, other)))
+
+
+def _adopted(event: Examined, theirs: Proof) -> Proof | None:
+    """Return the peer's proof if our history leads to it, else a proof that its history and ours differ."""
+    if event.kept and event.kept.at == theirs.at and event.kept.chains[0] != theirs.chains[0]:
+        return _apart(event.feed, theirs, event.kept.chains[0], event.kept.branches[0])
+    if event.chain == theirs.chains[0]:
+        return theirs
+    return _apart(event.feed, theirs, event.chain, Branch(event.ours.parts, event.ours.signature))
+
+
+def _meets_cut(state: FeedState, event: Examined, found: Finding) -> bool:
+    """Return whether a signed continuation of ours meets the cut with another chain head than the cut's."""
+    theirs = event.against
+    if not isinstance(theirs, Segment) or found.same_until is None or event.kept is None:
+        return False
+    if not theirs.first <= state.cut <= theirs.stop:
+        return False
+    return extend(event.chain, first_updates(theirs.parts, state.cut - theirs.first)) != state.cut_chain
+
+
+def _beside_cut(state: FeedState, event: Examined, theirs: Segment) -> Proof:
+    assert event.kept
+    before = state.cut - theirs.first
+    chain = extend(event.chain, first_updates(theirs.parts, before))
+    return _apart(event.feed, event.kept, chain, Branch(drop_updates(theirs.parts, before), theirs.signature))
+
+
+def _apart(feed: Feed, one: Proof, chain: bytes, branch: Branch) -> Proof:
+    """Return a proof of two histories with different heads at one step; where they part is unknown."""
+    return Proof(feed, one.at, (one.chains[0], chain), (one.branches[0], branch))
+
+
+def holds(run: RunParameters, proof: Proof, signed: Verify) -> bool:
+    """Return whether the proof holds: it shows two signed histories that are not one (SPEC E1)."""
+    firsts = [next(_updates(branch.parts), None) for branch in proof.branches]
+    if proof.chains[0] == proof.chains[1] and (None in firsts or firsts[0] == firsts[1]):
+        return False
+    return all(
+        signed(
+            run.run_id,
+            proof.feed,
+            proof.at + sum(len(part.scalars) for part in branch.parts),
+            extend(chain, branch.parts),
+            branch.signature,
+        )
+        for chain, branch in zip(proof.chains, proof.branches, strict=True)
+    )
+
+
+def _updates(parts: tuple[EpochScalars, ...]) -> Iterator[tuple[int, int]]:
+    return ((epoch, scalar) for epoch, scalars in parts for scalar in scalars)

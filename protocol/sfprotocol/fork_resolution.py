@@ -1,0 +1,183 @@
+"""Fork resolution: finding, proving and cutting feeds with two histories (SPEC A7, A8, E1-E5).
+
+Suspicion comes from segments that do not verify and from tags that differ. The peer is then asked for its
+history (inquiries), which is compared with ours (fork_proofs); a proof of two signed histories cuts the feed
+and is shown to everybody. How a node gets what it lacks is no concern of this module.
+"""
+
+from __future__ import annotations
+
+from sfprotocol import fork_proofs, inquiries, plumtree, validation
+from sfprotocol.anti_entropy import SYNC_INTERVAL
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.events import Action, Counters, Cut, Examine, Examined, LinkId, ShowProof
+from sfprotocol.frontier import UNCUT, FeedState, Frontier
+from sfprotocol.link import Link
+from sfprotocol.messages import Claim, Feed, Proof, Segment
+from sfprotocol.own_feed import OwnFeed
+from sfprotocol.pulls import Pulls
+from sfprotocol.rate_limit import FORGERY_COST
+from sfprotocol.segments import without_front
+from sfprotocol.signing import Verify, genesis, sound
+
+SHOW_AGAIN = 10.0
+"""Seconds after which a peer that does not seem to know a proof is sent it again."""
+
+
+class ForkResolution:
+    """The fork resolution of one machine, whose tables it shares."""
+
+    def __init__(
+        self,
+        frontier: Frontier,
+        links: dict[LinkId, Link],
+        pulls: Pulls,
+        own: OwnFeed,
+        counters: Counters,
+        *,
+        verify: Verify,
+    ) -> None:
+        self._run = frontier.run
+        self._frontier = frontier
+        self._links = links
+        self._pulls = pulls
+        self._own = own
+        self._counters = counters
+        self._verify = verify
+
+    # -- suspicion ---------------------------------------------------------------------------------
+
+    def unverified(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
+        """Ask for the peer's history: its segment is garbage, or of another history of the feed (SPEC A7).
+
+        The link stays, within its waste: an honest peer that holds the other branch of a fork must not be
+        cut off. Raises RemoteProtocolError beyond it (SPEC L8).
+        """
+        self._counters.rejected += 1
+        self._charge(link, now)
+        self._pulls.forget(state.feed, link, now)
+        if not state.next:
+            inquiries.avoid(link, state, now)
+            return self._pulls.wake(now)
+        if state.cut == UNCUT:
+            return [*inquiries.begin(link, state, now), *self._pulls.wake(now)]
+        rest = without_front(segment, state.next)
+        return [Examine(link.id, state.feed, rest), *self._pulls.wake(now)]
+
+    def ambiguous(self, link: Link, states: list[FeedState], segment: Segment, now: float) -> list[Action]:
+        """Ask whether one of several feeds with this key is forked: the segment continues none of them."""
+        actions: list[Action] = []
+        for state in states:
+            if segment.first < state.next and inquiries.under_way(link, state, now):
+                self._charge(link, now)
+                actions.append(Examine(link.id, state.feed, segment))
+            elif validation.due(state, segment) and state.next and state.cut == UNCUT:
+                actions += inquiries.begin(link, state, now, whole=True)
+        return actions
+
+    def check_tag(self, link: Link, claim: Claim, now: float) -> list[Action]:
+        """Act on a claim whose tag is not ours: another history, or a cut that one side lacks (SPEC A8)."""
+        state = self._frontier.state(claim.feed)
+        if state.cut <= claim.next and claim.tag != state.claim().tag:
+            return self.show(link, claim.feed, now)
+        if claim.next != state.next or claim.tag in (plumtree.NO_TAG, state.claim().tag):
+            return []
+        shared_key = len(link.names.matching(state.key, self._frontier)) > 1
+        return inquiries.begin(link, state, now, whole=shared_key)
+
+    # -- evidence ----------------------------------------------------------------------------------
+
+    def proven(self, link: Link, proof: Proof, now: float) -> list[Action]:
+        """Act on a proof of two histories of one feed (SPEC E1-E4). The cheap checks come first.
+
+        Raises RemoteProtocolError for a proof that does not hold.
+        """
+        state = self._frontier.state(proof.feed)
+        if not link.names.learn(proof.feed, self._frontier) or proof.cut > state.cut or not state.cut:
+            return self.show(link, proof.feed, now)
+        if proof.cut == state.cut and proof.chains[0] == state.cut_chain:
+            link.proofs.shown[proof.feed] = proof.cut, now
+            return []
+        if not sound(proof.feed.origin) or not fork_proofs.holds(self._run, proof, self._verify):
+            raise RemoteProtocolError("E1", "a proof that proves nothing")
+        ours = state.next > proof.at or (state.next == proof.at and state.next > 0)
+        if proof.cut and (ours or proof.cut == state.cut):
+            return [Examine(link.id, proof.feed, proof)]
+        return self.cut(proof, now)
+
+    def examined(self, event: Examined, now: float) -> list[Action]:
+        """Compare what a peer has shown with our own history, which is at hand now.
+
+        Raises RemoteProtocolError when the peer has wasted too much (SPEC L8).
+        """
+        state = self._frontier.state(event.feed)
+        if isinstance(event.against, Proof) and not event.against.cut <= state.cut:
+            return []
+        if state.cut != (event.kept.cut if event.kept else UNCUT):  # the log was read before it was cut
+            return [Examine(event.link, event.feed, event.against)]
+        finding = fork_proofs.judge(self._run, state, event, self._verify)
+        if finding.proof:
+            return self.cut(finding.proof, now)
+        link = self._links.get(event.link)
+        if link is None or isinstance(event.against, Proof):
+            return []
+        if finding.same_until is not None:
+            return self._same(link, state, event, finding.same_until, now)
+        if len(link.names.matching(state.key, self._frontier)) > 1:
+            return []  # it was another feed's
+        return self._strange(link, state, now)
+
+    def _strange(self, link: Link, state: FeedState, now: float) -> list[Action]:
+        """Look further back: what the peer has shown does not follow from our past."""
+        self._charge(link, now)
+        return inquiries.look_further_back(link, state, now)
+
+    def _same(self, link: Link, state: FeedState, event: Examined, until: int, now: float) -> list[Action]:
+        """Look at the rest of what the peer has shown: up to step `until` its history is ours."""
+        assert isinstance(event.against, Segment)
+        if until < min(event.against.stop, state.next):
+            return [Examine(link.id, event.feed, without_front(event.against, until))]
+        if until >= state.next:
+            link.inquiries.pop(event.feed, None)
+            self._pulls.heard_of(link, event.feed, event.against.stop, now)
+        return []
+
+    # -- consequences ------------------------------------------------------------------------------
+
+    def cut(self, proof: Proof, now: float) -> list[Action]:
+        """Cut the feed and tell everybody first (SPEC E3, E4); nothing else moves the frontier back."""
+        feed, at = proof.feed, proof.cut
+        state = self._frontier.state(feed)
+        if at >= state.cut:
+            return []
+        stop = max(at, state.next)
+        for link in self._links.values():
+            link.inquiries.pop(feed, None)
+        self._frontier.cut(feed, at, proof.chains[0] if at else genesis(self._run.run_id, feed))
+        self._counters.cuts += 1
+        self._pulls.finish(feed)
+        shown = [action for link in self._links.values() for action in self.show(link, feed, now)]
+        return [Cut(proof, stop), *shown, *self._own.overtaken(feed)]
+
+    def show(self, link: Link, feed: Feed, now: float) -> list[Action]:
+        """Send the proof that `feed` is cut; nothing if it is not cut or the peer has it (SPEC E3)."""
+        state = self._frontier.state(feed)
+        if not link.greeted or state.cut == UNCUT:
+            return []
+        cut, since = link.proofs.shown.get(feed, (UNCUT, float("-inf")))
+        if cut == state.cut and now - since < SHOW_AGAIN:
+            return []
+        if now - since < SYNC_INTERVAL:
+            link.proofs.again[feed] = None
+            return []
+        link.proofs.shown[feed] = state.cut, now
+        return [ShowProof(link.id, feed)]
+
+    def show_again(self, link: Link, now: float) -> list[Action]:
+        """Send the proofs that were put off: an origin with a thousand forks must not use up its neighbours'
+        share of waste."""
+        feeds, link.proofs.again = list(link.proofs.again), {}
+        return [action for feed in feeds for action in self.show(link, feed, now)]
+
+    def _charge(self, link: Link, now: float) -> None:
+        link.waste.charge(FORGERY_COST, len(self._frontier), now)

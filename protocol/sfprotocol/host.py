@@ -1,0 +1,326 @@
+"""The host of a machine: takes events in rounds, says what to commit, carries out what was decided.
+
+Theory of operation. Everybody who runs a machine (the daemon, the simulator, fuzzers, test swarms) needs the
+same loop, and needs its order to be exact: *durable, then sent, then applied*. A round has three phases:
+
+    decide     events are handled; what they admit, cut, name or renew comes back as one Commit
+    (commit)   the adapter makes the Commit durable, when and where it likes, or crashes before it has
+    carry_out  everything else that was decided, in order, as plain effects for the adapter
+
+Events that arrive during a round wait for the next one. What the machine asks of the log (Serve, ShowProof,
+Examine) is looked up here, and the answers are events of the next round.
+
+The host refuses to know sockets, threads, disks and clocks: time is an argument, the log is a `Store`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from sfprotocol import codec
+from sfprotocol.codec import MAX_SEGMENT_UPDATES
+from sfprotocol.errors import LocalProtocolError
+from sfprotocol.events import (
+    Action,
+    Admit,
+    ContinueAs,
+    Cut,
+    Drop,
+    Event,
+    Examine,
+    Examined,
+    KeepCard,
+    LinkDown,
+    LinkId,
+    LinkUp,
+    OwnUpdates,
+    Received,
+    Serve,
+    Served,
+    ShowProof,
+    Transmit,
+    Wake,
+)
+from sfprotocol.machine import Machine
+from sfprotocol.messages import Card, EpochScalars, Feed, Message, Proof, RunParameters, Segment
+from sfprotocol.signing import genesis
+
+MAX_ROUND = 512
+"""Events taken into one commit: bounds how long a frame waits for the disk."""
+
+ROUND_TIME = 0.05
+"""Seconds of real time after which a round takes no more events: hashing the chains of long segments takes a
+while, and whoever runs the host has other things to do."""
+
+MAX_UNHANDLED = 32
+"""Frames of one link that may wait for the machine; beyond that the link is not read (backpressure)."""
+
+
+# -- what is to be written, and where it is read from ------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Changes that one round makes durable, all or none, before anything that follows from them is done."""
+
+    admits: tuple[Admit, ...] = ()
+    """Segments in the order of admission."""
+    cuts: tuple[Cut, ...] = ()
+    """Cuts in the order in which they were found; of one feed each is lower than the one before."""
+    cards: tuple[Card, ...] = ()
+    own: Feed | None = None
+    """Our own feed from now on; None if it has not changed."""
+
+
+class Store(Protocol):
+    """The log of one node, as far as the protocol needs it."""
+
+    def append(self, commit: Commit) -> None:
+        """Make `commit` durable, all of it or nothing. Called by the adapter, between the two phases."""
+
+    def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
+        """Return the updates of `feed` from step `first` on, up to a signature (SPEC S6); None at the end."""
+
+    def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
+        """Return the chain head before `step`, and what there is from there to the next signature."""
+
+    def proof(self, feed: Feed) -> Proof | None:
+        """Return the proof of the lowest cut of `feed`, if it is cut."""
+
+
+def cut_chain(run: RunParameters, proof: Proof) -> bytes:
+    """Return the chain head of what still counts of the feed that `proof` cuts (SPEC E4)."""
+    return proof.chains[0] if proof.cut else genesis(run.run_id, proof.feed)
+
+
+# -- what is to be done ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this frame. After a Segment, post Writable once everything given to the link has left."""
+
+    link: LinkId
+    message: Message
+    frame: bytes
+    """The encoding of `message`; the same object for all links that are sent the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End the link once what was sent on it has left, then post LinkDown."""
+
+    link: LinkId
+    fault: str | None
+    """The SPEC rule that the peer broke, with the reason; None for an ordinary parting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """Notice that the updates of `feed` below step `before` counted until now, and those below `stop` do now.
+
+    `stop` is below `before` after a cut. Whoever applies updates reads them from the store.
+    """
+
+    feed: Feed
+    before: int
+    stop: int
+
+
+Effect = Send | Close | Advanced
+
+
+# -- the host ----------------------------------------------------------------------------------------
+
+
+class Host:
+    """One machine and its store, run in rounds. Not thread-safe; never blocks."""
+
+    def __init__(self, machine: Machine, store: Store) -> None:
+        self.machine = machine
+        self._store = store
+        self._events: deque[Event] = deque()
+        self._links: set[LinkId] = set()
+        """Open links; only ever asked for membership."""
+        self._unhandled: dict[LinkId, int] = {}
+        """Frames among the events, by link; no zeros."""
+        self._decided: list[Action] | None = None
+        """Actions that the round under way has decided on; None between rounds."""
+
+    # -- events ------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Number of events that wait for a round."""
+        return len(self._events)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a round was decided and is not carried out yet."""
+        return self._decided is not None
+
+    def post(self, event: Event) -> None:
+        """Queue an event for the machine."""
+        match event:
+            case Received(link=link):
+                self._unhandled[link] = self._unhandled.get(link, 0) + 1
+            case LinkUp(link=link):
+                self._links.add(link)
+            case LinkDown(link=link):
+                self._links.discard(link)
+        self._events.append(event)
+
+    def has_room(self, link: LinkId) -> bool:
+        """Whether another frame of this link may be posted; if not, the link is not to be read."""
+        return self._unhandled.get(link, 0) < MAX_UNHANDLED
+
+    def own_updates(self, most: int, scalar: Callable[[], int]) -> OwnUpdates | None:
+        """Return the next updates of our own feed, `most` at most, as an engine would finish them now.
+
+        Each value comes from `scalar`, within the limit of the run. What waits among the events is counted as
+        made. None when no update may be made. For engines that are simulated; the event is not posted.
+        """
+        machine, own = self.machine, self.machine.own
+        if own is None or not machine.may_compute:
+            return None
+        state, run = machine.frontier.state(own), machine.run
+        posted = [event for event in self._events if isinstance(event, OwnUpdates) and event.feed == own]
+        first = state.next + sum(len(part.scalars) for event in posted for part in event.parts)
+        count = min(most, run.update_budget - first, MAX_SEGMENT_UPDATES)
+        if count <= 0:
+            return None
+        epoch = max(state.epoch, run.epoch_of(machine.frontier.known))
+        epoch = max([epoch, *(event.parts[-1].epoch for event in posted)])
+        return OwnUpdates(own, first, (EpochScalars(epoch, tuple(scalar() for _ in range(count))),))
+
+    # -- a round -----------------------------------------------------------------------------------
+
+    def decide(
+        self, now: float, *, clock: Callable[[], float] | None = None, most: int = MAX_ROUND
+    ) -> Commit | None:
+        """Begin a round: handle up to `most` events, and Wake if the machine's deadline has come.
+
+        With a `clock`, which has shown `now`, no more events are taken after ROUND_TIME. Returns what must be
+        durable before `carry_out`, None if that is nothing.
+        """
+        if self._decided is not None:
+            raise LocalProtocolError("a round is decided before the last one was carried out")
+        actions: list[Action] = []
+        for _ in range(min(len(self._events), most)):
+            actions += self._handle(self._events.popleft(), now)
+            if clock is not None and clock() - now > ROUND_TIME:
+                break
+        if now >= self.machine.next_deadline():
+            actions += self.machine.handle(Wake(), now)
+        self._decided = actions
+        return commit_of(actions)
+
+    def carry_out(self) -> list[Effect]:
+        """End the round, whose Commit is durable by now: return what to do, in order.
+
+        Raises LocalProtocolError when the store lacks what the machine relies on.
+        """
+        if self._decided is None:
+            raise LocalProtocolError("nothing was decided that could be carried out")
+        actions, self._decided = self._decided, None
+        frames = _Frames(self._store, self.machine.run.scalar_bytes)
+        effects: list[Effect] = []
+        for action in actions:
+            if effect := self._effect(action, frames):
+                effects.append(effect)
+        return effects
+
+    def _handle(self, event: Event, now: float) -> list[Action]:
+        if isinstance(event, Received):
+            left = self._unhandled.pop(event.link) - 1
+            if left:
+                self._unhandled[event.link] = left
+        return self.machine.handle(event, now)
+
+    def _effect(self, action: Action, frames: _Frames) -> Effect | None:
+        match action:
+            case Transmit(link=link, message=message) if link in self._links:
+                return Send(link, message, frames.of(message))
+            case Serve(link=link) if link in self._links:
+                return self._serve(action, frames)
+            case ShowProof(link=link, feed=feed) if link in self._links:
+                proof = frames.proof(feed)
+                return Send(link, proof, frames.of(proof))
+            case Drop(link=link, fault=fault) if link in self._links:
+                self._links.discard(link)
+                return Close(link, fault or None)
+            case Admit(feed=feed, segment=segment, counted=counted) if counted:
+                return Advanced(feed, segment.first, segment.first + counted)
+            case Cut(proof=proof, stop=stop) if stop > proof.cut:
+                return Advanced(proof.feed, stop, proof.cut)
+            case Examine():
+                self._examine(action)
+        return None  # durable by now, or for a link that is gone
+
+    def _serve(self, serve: Serve, frames: _Frames) -> Send:
+        segment = frames.segment(serve)
+        self.post(Served(serve.link, serve.feed, segment.stop, serve.hops))
+        return Send(serve.link, segment, frames.of(segment))
+
+    def _examine(self, examine: Examine) -> None:
+        feed, against = examine.feed, examine.against
+        step = against.at if isinstance(against, Proof) else against.first
+        chain, ours = self._store.past(feed, step)
+        self.post(Examined(examine.link, feed, against, chain, ours, self._store.proof(feed)))
+
+
+def commit_of(actions: list[Action]) -> Commit | None:
+    """Return what of `actions` has to be durable before the others are carried out; None if nothing has."""
+    admits = tuple(action for action in actions if isinstance(action, Admit))
+    cuts = tuple(action for action in actions if isinstance(action, Cut))
+    cards = tuple(action.card for action in actions if isinstance(action, KeepCard))
+    renewals = [action.feed for action in actions if isinstance(action, ContinueAs)]
+    if not (admits or cuts or cards or renewals):
+        return None
+    return Commit(admits, cuts, cards, renewals[-1] if renewals else None)
+
+
+class _Frames:
+    """The messages of one round as bytes: each is read and encoded once, to however many links it goes."""
+
+    def __init__(self, store: Store, scalar_bytes: int) -> None:
+        self._store = store
+        self._scalar_bytes = scalar_bytes
+        self._encoded: dict[int, tuple[Message, bytes]] = {}
+        """Encodings by identity of the message, which is kept so that no other takes its place in memory."""
+        self._read: dict[tuple[Feed, int], Segment] = {}
+        self._served: dict[tuple[Feed, int, int], Segment] = {}
+        self._proofs: dict[Feed, Proof] = {}
+
+    def of(self, message: Message) -> bytes:
+        """Return the encoding of `message`."""
+        if id(message) not in self._encoded:
+            self._encoded[id(message)] = message, codec.encode(message, self._scalar_bytes)
+        return self._encoded[id(message)][1]
+
+    def segment(self, serve: Serve) -> Segment:
+        """Return what is served, with its hop count."""
+        asked = serve.feed, serve.first, serve.hops
+        if asked not in self._served:
+            self._served[asked] = replace(self._from_log(serve.feed, serve.first), hops=serve.hops)
+        return self._served[asked]
+
+    def _from_log(self, feed: Feed, first: int) -> Segment:
+        if (feed, first) not in self._read:
+            segment = self._store.read(feed, first, MAX_SEGMENT_UPDATES)
+            if segment is None:
+                raise LocalProtocolError(f"the log ends before step {first}, which is to be served")
+            self._read[feed, first] = segment
+        return self._read[feed, first]
+
+    def proof(self, feed: Feed) -> Proof:
+        """Return the proof that `feed` is cut."""
+        if feed not in self._proofs:
+            proof = self._store.proof(feed)
+            if proof is None:
+                raise LocalProtocolError("a proof that is to be shown is not in the log")
+            self._proofs[feed] = proof
+        return self._proofs[feed]

@@ -1,0 +1,247 @@
+"""One link: how far its two sides have introduced themselves, and what is known of the peer (SPEC L2-L4).
+
+Theory of operation. Both sides of a link do the same, each in its own direction. The state of a link is what
+the peer has told so far:
+
+    UP       the stream is open and our Hello is sent; the peer's Hello is awaited
+    GREETED  a valid Hello has arrived, and we have told the peer everything we have (SPEC A1). It may now
+             send whatever belongs on a link, and feeds that advance are noted in its outbox. Nothing is
+             served yet, as we do not know what the peer has.
+    SYNCED   the peer has told everything it has (a Summary without `more`); from now on it is served
+
+A link that ends is deleted with everything it knew (SPEC L4), so there is no state for that. TRANSITIONS is
+the whole table, and `Link.enter` the only function that changes the state; to go where the table does not
+lead is our own error (LocalProtocolError). ALLOWED lists the messages that a peer may send in each state;
+`check_allowed` turns any other into the peer's error (RemoteProtocolError).
+
+What a link remembers lies in parts, one for each concern: names of feeds, outbox, inbox, agreement of
+digests, fork proofs, waste. The parts are plain data; plumtree, anti_entropy, pulls, inquiries,
+fork_resolution and cards act on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
+from sfprotocol.events import LinkId
+from sfprotocol.frontier import Frontier
+from sfprotocol.messages import (
+    Card,
+    Feed,
+    Goodbye,
+    Have,
+    Hello,
+    Message,
+    Proof,
+    Prune,
+    Segment,
+    Summary,
+    Want,
+)
+from sfprotocol.rate_limit import Waste
+
+MAX_FEEDS = 65_536
+"""Feeds of one run, and names that one link may teach us of feeds of which we have nothing: 40 MB for the
+frontier, 20 MB (32 MB if all names are invented) for a link. Beyond that, sum regions (DESIGN section 8)."""
+
+
+class LinkState(Enum):
+    """The progress of a peer's introduction."""
+
+    UP = "up"
+    GREETED = "greeted"
+    SYNCED = "synced"
+
+
+TRANSITIONS: dict[LinkState, frozenset[LinkState]] = {
+    LinkState.UP: frozenset({LinkState.GREETED}),
+    LinkState.GREETED: frozenset({LinkState.SYNCED}),
+    LinkState.SYNCED: frozenset(),
+}
+"""The states that may follow each state."""
+
+_AFTER_HELLO = frozenset({Segment, Summary, Have, Want, Prune, Proof, Card, Goodbye})
+
+ALLOWED: dict[LinkState, frozenset[type]] = {
+    LinkState.UP: frozenset({Hello, Goodbye}),
+    LinkState.GREETED: _AFTER_HELLO,
+    LinkState.SYNCED: _AFTER_HELLO,
+}
+"""The messages that a peer may send in each state."""
+
+
+@dataclass(slots=True)
+class FeedNames:
+    """The feeds that one side can name to the other by their keys (SPEC A3)."""
+
+    known: set[Feed] = field(default_factory=set)
+    """Feeds whose full name the peer knows."""
+    taught: dict[int, list[Feed]] = field(default_factory=dict)
+    """Feeds, by key, that this peer taught us when we had nothing of them yet. Kept with the link, so that
+    invented names cost the link that brought them and go with it."""
+
+    def learn(self, feed: Feed, frontier: Frontier) -> bool:
+        """Note that the peer has named `feed` in full; return False beyond MAX_FEEDS."""
+        if feed not in frontier and feed not in self.known:
+            if max(len(frontier), len(self.taught)) >= MAX_FEEDS:
+                return False
+            self.taught.setdefault(frontier.state(feed).key, []).append(feed)
+        self.known.add(feed)
+        return True
+
+    def matching(self, key: int, frontier: Frontier) -> list[Feed]:
+        """Return the feeds that this key may mean on this link; several where keys collide (SPEC S5)."""
+        return list(dict.fromkeys([*frontier.keyed(key), *self.taught.get(key, ())]))
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Feeds that the peer still has to be sent or told of (SPEC FL1); never messages."""
+
+    writable: bool = True
+    """Whether everything handed to the link has been written (SPEC FL7)."""
+    sent: dict[Feed, int] = field(default_factory=dict)
+    """The step up to which we have served this link, or may leave it to the peer to pull."""
+    dirty: dict[Feed, int] = field(default_factory=dict)
+    """Feeds to serve, in order, with the hop count of the segment."""
+    serving: dict[Feed, int] = field(default_factory=dict)
+    """The first step of every Serve that has not been reported Served."""
+    changed: dict[Feed, None] = field(default_factory=dict)
+    """Feeds that advanced since they were last announced on this link."""
+    lazy: set[Feed] = field(default_factory=set)
+    """Feeds that the peer has asked us not to push: the link is lazy for them (SPEC FL8)."""
+    announce_at: float = float("inf")
+    """Time at which to announce what has changed and is not pushed (SPEC FL9)."""
+
+
+@dataclass(slots=True)
+class Inbox:
+    """Feeds that the peer promises, was asked for, or brings."""
+
+    ahead: dict[Feed, None] = field(default_factory=dict)
+    """Feeds of which the peer has (or had) more than we have."""
+    asked: dict[Feed, None] = field(default_factory=dict)
+    """Pulls outstanding on this link."""
+    pruned: dict[Feed, float] = field(default_factory=dict)
+    """Feeds that we have asked the peer not to push, with the time at which we did."""
+    useful: int = 0
+    """Updates that this link was the first to bring."""
+    brought_at: float = float("-inf")
+    """Time at which the peer last brought something that we lacked."""
+    broken: int = 0
+    """Number of pulls in a row in which the peer did not give what it says it has."""
+    let_down: int = 0
+    """Number of pulls that came to nothing within WANT_TIMEOUT, since the peer last brought something."""
+
+
+@dataclass(slots=True)
+class Agreement:
+    """The comparison of both sides' digests (SPEC A6)."""
+
+    agreed: bool = False
+    """Whether the peer's last Summary carried our digest of that moment."""
+    differs_since: float | None = None
+    """Time at which a Summary first carried another digest than ours; None while the digests agree."""
+    told_at: float = 0.0
+    """Time at which we last told this peer everything."""
+    patience: float = 1.0
+    """Factor by which the interval until everything is told again has grown."""
+
+
+@dataclass(slots=True)
+class Inquiry:
+    """One feed for whose history a peer is asked (SPEC A7)."""
+
+    until: float
+    """Time from which the peer may be asked for the feed again, and for another history of it."""
+    stage: int = 0
+    """Index into inquiries.LOOK_BACK; beyond it when there is nothing more to ask for."""
+
+
+@dataclass(slots=True)
+class ProofsShown:
+    """Fork proofs that the peer was sent (SPEC E3)."""
+
+    shown: dict[Feed, tuple[int, float]] = field(default_factory=dict)
+    """The cut that the last proof of a feed proved, and the time at which it was sent."""
+    again: dict[Feed, None] = field(default_factory=dict)
+    """Feeds of which a proof with a lower cut is to be sent at the next tick."""
+
+
+@dataclass(slots=True)
+class Link:
+    """Everything that the machine knows about one link and the peer behind it."""
+
+    id: LinkId
+    peer: str
+    heard: float
+    """Time at which the last frame arrived."""
+    state: LinkState = LinkState.UP
+    role: int = 0
+    """The role in the peer's Hello: 0 trainer, 1 relay (SPEC L2)."""
+    known: int = 0
+    """Number of updates that the peer knew, by its last Hello or Summary."""
+    informed: bool = False
+    """Whether the peer said that it knows more than half as many updates as we, or more than before."""
+    has: dict[Feed, int] = field(default_factory=dict)
+    """The step up to which the peer has each feed by its own word: it told us, or it sent it to us."""
+    cards: dict[Feed, int] = field(default_factory=dict)
+    """The step of the newest card of each feed that either side has sent on this link (SPEC K4)."""
+    inquiries: dict[Feed, Inquiry] = field(default_factory=dict)
+    """Feeds of which this peer sent something that does not continue ours."""
+    names: FeedNames = field(default_factory=FeedNames)
+    outbox: Outbox = field(default_factory=Outbox)
+    inbox: Inbox = field(default_factory=Inbox)
+    agreement: Agreement = field(default_factory=Agreement)
+    proofs: ProofsShown = field(default_factory=ProofsShown)
+    waste: Waste = field(default_factory=Waste)
+
+    def enter(self, state: LinkState) -> None:
+        """Change to `state`. Raises LocalProtocolError unless TRANSITIONS allows it."""
+        if state not in TRANSITIONS[self.state]:
+            raise LocalProtocolError(
+                f"link {self.id} cannot become {state.value} while it is {self.state.value}"
+            )
+        self.state = state
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the peer's Hello has arrived."""
+        return self.state is not LinkState.UP
+
+    @property
+    def synced(self) -> bool:
+        """Whether the peer has told everything that it has."""
+        return self.state is LinkState.SYNCED
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the peer had the same updates as we when it last told its digest."""
+        return self.agreement.agreed
+
+    @property
+    def useful(self) -> int:
+        """Number of updates that this link was the first to bring."""
+        return self.inbox.useful
+
+    @property
+    def blank(self) -> bool:
+        """Whether the peer has shown nothing: no update by its own word, nor that it takes in ours."""
+        return not self.has and not self.agreed and not self.informed
+
+    def position(self, feed: Feed) -> int:
+        """Return the first step of `feed` that the peer lacks, or need not be sent unless it asks."""
+        return max(self.has.get(feed, 0), self.outbox.sent.get(feed, 0))
+
+
+def check_allowed(link: Link, message: Message) -> None:
+    """Raise RemoteProtocolError for a message that has no place on a link in this state (SPEC L2, L6)."""
+    if type(message) in ALLOWED[link.state]:
+        return
+    if not link.greeted:
+        raise RemoteProtocolError("L2", "the first message is not a Hello")
+    if isinstance(message, Hello):
+        raise RemoteProtocolError("L2", "a second Hello")
+    raise RemoteProtocolError("L6", "a question or its answer on a flood link")

@@ -1,0 +1,135 @@
+"""The listing of a base model: its files, their sizes, and the hash of every piece (SPEC B1, B2).
+
+One hash in the manifest stands for all of it. This module knows bytes and names; it opens no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgpack
+
+from sfprotocol.errors import RemoteProtocolError
+
+PIECE = 1 << 20
+"""Bytes of a piece: the most that is lost when a transfer breaks off, for 32 bytes of hash."""
+
+MAX_LISTING = 16 << 20
+"""Bytes of a listing: enough for half a terabyte of weights."""
+
+MAX_FILES = 4096
+MAX_SIZE = (1 << 50) - 1
+HASH_BYTES = 32
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_BOUNDS = {"max_array_len": MAX_FILES, "max_map_len": 0, "max_ext_len": 0, "max_bin_len": MAX_LISTING}
+
+
+class ListedFile(NamedTuple):
+    """One file. Its name contains no path and does not begin with a dot."""
+
+    name: str
+    size: int
+    hashes: bytes
+    """The hashes of its pieces, one after the other."""
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces."""
+        return pieces_of(self.size)
+
+
+class Piece(NamedTuple):
+    """One piece of a model: its place in a file, its size and its hash."""
+
+    name: str
+    offset: int
+    size: int
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a base model, by name."""
+
+    files: tuple[ListedFile, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    def pieces(self) -> list[Piece]:
+        """Return parts 1, 2, ... of the model, in their order (SPEC B2)."""
+        return [_piece(file, number) for file in self.files for number in range(file.pieces)]
+
+
+def pieces_of(size: int) -> int:
+    """Return the number of pieces of a file of `size` bytes."""
+    return -(-size // PIECE)
+
+
+def hash_piece(data: bytes | memoryview) -> bytes:
+    """Return the hash of a piece (SPEC B1)."""
+    return hashlib.blake2b(data, digest_size=HASH_BYTES, person=b"sfnode-piece").digest()
+
+
+def hash_listing(encoded: bytes) -> bytes:
+    """Return the hash by which a manifest names a listing (SPEC B2)."""
+    return hashlib.blake2b(encoded, digest_size=HASH_BYTES, person=b"sfnode-listing").digest()
+
+
+def encode(files: Iterable[ListedFile]) -> bytes:
+    """Return the one encoding of a listing. Raises RemoteProtocolError for files that no model may have."""
+    listing = _build([list(file) for file in sorted(files, key=lambda file: file.name.encode())])
+    return _pack(listing)
+
+
+def decode(encoded: bytes) -> Listing:
+    """Return the listing that these bytes encode. Raises RemoteProtocolError (SPEC B1) for any others."""
+    _require(len(encoded) <= MAX_LISTING, "it is too long")
+    try:
+        fields = msgpack.unpackb(encoded, raw=False, strict_map_key=True, **_BOUNDS)
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError("B1", f"not MessagePack: {error}") from None
+    listing = _build(fields)
+    _require(_pack(listing) == encoded, "not in canonical form")
+    return listing
+
+
+def _pack(listing: Listing) -> bytes:
+    return bytes(msgpack.packb([list(file) for file in listing.files], use_bin_type=True))
+
+
+def _piece(file: ListedFile, number: int) -> Piece:
+    offset = number * PIECE
+    digest = file.hashes[number * HASH_BYTES : (number + 1) * HASH_BYTES]
+    return Piece(file.name, offset, min(PIECE, file.size - offset), digest)
+
+
+def _build(fields: Any) -> Listing:
+    _require(isinstance(fields, list) and 0 < len(fields) <= MAX_FILES, "no files, or too many")
+    files = tuple(_file(item) for item in fields)
+    ascending = all(a.name < b.name for a, b in pairwise(files))  # names are ASCII: as their bytes
+    _require(ascending, "names are not in strictly ascending order")
+    return Listing(files)
+
+
+def _file(value: Any) -> ListedFile:
+    _require(isinstance(value, list) and len(value) == 3, "a file has not three fields")
+    name, size, hashes = value
+    _require(isinstance(name, str) and _NAME.fullmatch(name) is not None, "not the name of a file")
+    _require(type(size) is int and 0 <= size <= MAX_SIZE, "a size out of bounds")
+    fitting = isinstance(hashes, bytes) and len(hashes) == HASH_BYTES * pieces_of(size)
+    _require(fitting, "not one hash for each piece")
+    return ListedFile(name, size, hashes)
+
+
+def _require(condition: bool, reason: str) -> None:
+    if not condition:
+        raise RemoteProtocolError("B1", reason)

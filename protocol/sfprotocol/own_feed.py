@@ -1,0 +1,100 @@
+"""Our own feed, and whether we may extend it (SPEC I1-I3).
+
+A feed must never be continued from two histories. A log that was restored from a backup, or a copied data
+folder, looks like an honest past but may lack what we have said since; so a node with a past asks first:
+
+    asking -> proven   when a witness has our feed and no more of it than our log, or under a new incarnation
+
+Updates are made only while proven. This module knows no links: the machine says what peers have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from sfprotocol import validation
+from sfprotocol.errors import LocalProtocolError
+from sfprotocol.events import Action, ContinueAs, Counters, OwnUpdates
+from sfprotocol.frontier import Frontier
+from sfprotocol.messages import Feed, Segment
+from sfprotocol.signing import Sign, extend, head_message
+from sfprotocol.validation import Verified
+
+
+class OwnFeed:
+    """Our feed and the proof that nobody knows more of it than our log; a relay has no feed."""
+
+    def __init__(
+        self,
+        feed: Feed | None,
+        frontier: Frontier,
+        counters: Counters,
+        *,
+        sign: Sign,
+        draw: Callable[[], int],
+        proven: bool,
+        ask_until: float,
+    ) -> None:
+        """`draw` returns a random incarnation (32 bits); `proven`: nobody else can know more of `feed`.
+
+        Raises LocalProtocolError for a feed that is cut: it can never be continued.
+        """
+        if feed is not None and frontier.is_cut(feed):
+            raise LocalProtocolError("the own feed is cut: it takes a new incarnation")
+        self.feed = feed
+        self.proven = proven
+        self._frontier = frontier
+        self._counters = counters
+        self._sign = sign
+        self._draw = draw
+        self._ask_until = ask_until
+
+    @property
+    def deadline(self) -> float:
+        """Time at which to stop asking; infinity when there is nothing to ask."""
+        return float("inf") if self.proven or self.feed is None else self._ask_until
+
+    def check(self, has: Mapping[Feed, int]) -> list[Action]:
+        """Continue anew if, while we ask, a peer that has `has` knows more of our feed than our log (I2)."""
+        if self.feed is None or self.proven or has.get(self.feed, 0) <= self._frontier.next(self.feed):
+            return []
+        return self.renew()
+
+    def hear_out(self, has: Mapping[Feed, int]) -> None:
+        """Judge whether a peer that has told everything it has, `has`, is a witness of our feed (SPEC I2).
+
+        If it has at least as much as our log of all other feeds, then what it lacks of ours is most likely a
+        tail that we never sent. A peer that knows nothing of us may have joined a minute ago.
+        """
+        if self.feed is None or self.proven:
+            return
+        theirs = has.get(self.feed, 0)
+        informed = self._frontier.within(has, but=self.feed)
+        self.proven = theirs > 0 and (informed or theirs >= self._frontier.next(self.feed))
+
+    def overtaken(self, feed: Feed) -> list[Action]:
+        """Continue anew if `feed`, which others have extended or which was cut, is ours (SPEC I3, E5)."""
+        return self.renew() if feed == self.feed else []
+
+    def renew(self) -> list[Action]:
+        """Continue under a new incarnation, of which nobody can know yet (SPEC I3)."""
+        assert self.feed is not None
+        self.feed = Feed(self.feed.origin, self._draw())
+        self.proven = True
+        self._counters.incarnations += 1
+        return [ContinueAs(self.feed)]
+
+    def signed(self, updates: OwnUpdates) -> Verified:
+        """Return new updates as a signed segment. Raises LocalProtocolError for what no peer would admit."""
+        if not self.proven:
+            raise LocalProtocolError("own updates before the own feed is proven")
+        run, state = self._frontier.run, self._frontier.state(updates.feed)
+        if updates.first != state.next:
+            raise LocalProtocolError(f"own updates from step {updates.first}; the feed is at {state.next}")
+        segment = Segment(state.key, updates.first, updates.parts, b"")
+        if fault := validation.fault(run, state, segment):
+            raise LocalProtocolError(fault)
+        chain = extend(state.chain, updates.parts)
+        signature = self._sign(head_message(run.run_id, updates.feed, segment.stop, chain))
+        return Verified(replace(segment, signature=signature), chain, segment.count, chain)

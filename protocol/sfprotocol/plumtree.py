@@ -1,0 +1,186 @@
+"""Flooding: what each link still has to be sent, and in which order (SPEC FL1-FL10).
+
+A link's outbox holds *dirty feeds*, never messages: when the link can take more, whatever its peer lacks of a
+dirty feed is read from the log at that moment. A slow link therefore needs no more memory than a fast one,
+loses nothing, and gets its backlog in few large segments instead of many small ones.
+
+New updates spread along a tree for each feed, made of the links that were first to bring it (Plumtree, by
+Leitao, Pereira and Rodrigues, 2007). Links of the tree are eager: segments are pushed on them. A link that
+brings what is known already is asked to become lazy, that is, to announce instead of pushing. An announcement
+that no segment follows shows where the tree is broken, and the pull that answers it repairs the tree.
+
+Flooding carries what is new. What a peer lacked when the link came up it pulls (pulls.py) from one neighbour
+and not from all of them.
+"""
+
+from __future__ import annotations
+
+from sfprotocol.codec import MAX_ENTRIES, MAX_SEGMENT_UPDATES
+from sfprotocol.events import Action, LinkId, Serve, Served, Transmit
+from sfprotocol.frontier import FeedState, Frontier
+from sfprotocol.link import Link
+from sfprotocol.messages import Ahead, Claim, Feed, Have, Prune, Segment, Summary
+from sfprotocol.rate_limit import Bucket
+
+TTL = 16
+"""Hops that a segment is pushed. With 6 links a million nodes lie within 8 hops; beyond 16 the topology is a
+chain, and announcements do the rest. Never a bound on acceptance."""
+
+HAVE_DELAY = 0.2
+"""Seconds for which announcements on a link are collected: several updates of a fast feed cost one entry, and
+a tree that works has usually delivered everywhere by the time it is announced."""
+
+PRUNE_AGAIN = 10.0
+"""Seconds after which a link that still pushes is asked again not to: the first Prune was lost."""
+
+PRUNE_CROSSING = 2.0
+"""Seconds within which a link may bring something that it had pushed before it was asked not to."""
+
+PUSH_RATE, PUSH_BURST = 20.0, 64.0
+"""Segments of one feed that are pushed on, a second and at once. A trainer signs at most 10 a second; what an
+origin makes in excess of this is announced, and pulled in larger pieces."""
+
+NO_TAG = bytes(4)
+"""The tag of an entry that claims nothing."""
+
+MAX_BURST = 64
+"""Segments handed to a link before it must report Writable: keeps one link from starving the others."""
+
+MAX_BURST_UPDATES = 65_536
+"""Updates handed to a link before it must report Writable. 128 KiB cross a line of 100 kbit/s in 10 s, the
+time after which the peer gives up on a pull: more in a queue would be asked for, and sent, twice."""
+
+
+def mark(links: dict[LinkId, Link], state: FeedState, segment: Segment, hops: int, now: float) -> None:
+    """Note for every link that a feed has advanced by `segment`, to `state`: it is to be pushed or announced.
+
+    `hops` is the hop count that the forwarded segment will carry: 0 for our own updates, which go to all
+    links; at the TTL nothing is pushed. Links without a Hello are left out, as they are told everything
+    at their Hello; so is the link that brought the segment, as its peer has it.
+    """
+    feed = state.feed
+    for link in links.values():
+        if not link.greeted or link.has.get(feed, 0) >= state.next:
+            continue
+        outbox = link.outbox
+        outbox.changed[feed] = None
+        if not hops or (hops < TTL and feed not in outbox.lazy):
+            outbox.sent.setdefault(feed, segment.first)
+            outbox.dirty[feed] = min(hops, outbox.dirty.get(feed, hops))
+        else:
+            outbox.announce_at = min(outbox.announce_at, now + HAVE_DELAY)
+
+
+def announce(link: Link, frontier: Frontier) -> list[Action]:
+    """Return Haves for what has changed and is not being pushed (SPEC FL9), in the order of keys."""
+    outbox = link.outbox
+    outbox.announce_at = float("inf")
+    feeds = [feed for feed in outbox.changed if link.position(feed) < frontier.next(feed)]
+    feeds = [feed for feed in feeds if feed not in outbox.dirty and feed not in outbox.serving]
+    outbox.changed.clear()
+    unnamed = [feed for feed in feeds if feed not in link.names.known]
+    # Feeds that share a key cannot be told apart here; full Summaries tell of both.
+    unique = {state.key: state.next for state in map(frontier.state, feeds)}
+    entries = [Ahead(key, unique[key]) for key in sorted(unique)]
+    cuts = range(0, len(entries), MAX_ENTRIES)
+    haves = [Transmit(link.id, Have(tuple(entries[cut : cut + MAX_ENTRIES]))) for cut in cuts]
+    return [*introduce(link, unnamed, frontier), *haves]
+
+
+def wanted(link: Link, feed: Feed, following: int, frontier: Frontier) -> None:
+    """Serve `feed` from step `following` on: the peer has asked for it, and is pushed to again (SPEC A4).
+
+    Whatever we believed of the peer, it lacks what it asks for.
+    """
+    link.names.known.add(feed)
+    link.outbox.lazy.discard(feed)
+    link.outbox.sent[feed] = following
+    if following < frontier.next(feed):
+        link.outbox.dirty[feed] = 0
+
+
+def pruned(link: Link, prune: Prune, frontier: Frontier) -> None:
+    """Announce these feeds on the link from now on instead of pushing them (SPEC FL8)."""
+    for key in prune.feed_keys:
+        link.outbox.lazy.update(frontier.keyed(key))
+
+
+class Tree:
+    """The part of every feed's tree that this node sees: which links bring which feeds."""
+
+    def __init__(self) -> None:
+        self._first: dict[Feed, LinkId] = {}
+        """The link, by feed, that was the first to bring its newest updates."""
+        self._pushes: dict[Feed, Bucket] = {}
+
+    def brought(self, link: Link, feed: Feed, now: float) -> None:
+        """Note that `link` was the first to bring something of `feed`."""
+        self._first[feed] = link.id
+        if now - link.inbox.pruned.get(feed, now) > PRUNE_CROSSING:
+            del link.inbox.pruned[feed]  # it is still eager, and useful
+
+    def prune(self, links: dict[LinkId, Link], link: Link, state: FeedState, now: float) -> list[Action]:
+        """Ask `link`, which has pushed what we had, to announce `state.feed` instead (SPEC FL8).
+
+        Only if another link is left that has just brought the feed and was not asked the same: crossing
+        messages must not cut off a feed altogether.
+        """
+        feed = state.feed
+        first = links.get(self._first.get(feed, -1))
+        if first is None or first is link or feed in first.inbox.pruned:
+            return []
+        if now - link.inbox.pruned.get(feed, float("-inf")) < PRUNE_AGAIN:
+            return []
+        link.inbox.pruned[feed] = now
+        return [Transmit(link.id, Prune((state.key,)))]
+
+    def may_push(self, feed: Feed, now: float) -> bool:
+        """Return whether another segment of somebody's `feed` may be pushed on now (SPEC FL10)."""
+        bucket = self._pushes.setdefault(feed, Bucket(PUSH_BURST, now))
+        return bucket.take(1.0, now, rate=PUSH_RATE, burst=PUSH_BURST)
+
+
+def flush(link: Link, frontier: Frontier) -> list[Action]:
+    """Serve as many dirty feeds as the link takes now; before that, teach it the names it lacks."""
+    outbox = link.outbox
+    if not (outbox.dirty and outbox.writable and link.synced):
+        return []
+    serves: list[Action] = []
+    unnamed: list[Feed] = []
+    room = MAX_BURST_UPDATES
+    while outbox.dirty and len(serves) < MAX_BURST and room > 0:
+        feed, hops = next(iter(outbox.dirty.items()))
+        del outbox.dirty[feed]
+        first = link.position(feed)
+        if first >= frontier.next(feed):
+            continue
+        if feed not in link.names.known:
+            unnamed.append(feed)
+        room -= min(frontier.next(feed) - first, MAX_SEGMENT_UPDATES)
+        outbox.serving[feed] = first
+        serves.append(Serve(link.id, feed, first, hops))
+    outbox.writable = not serves
+    return [*introduce(link, unnamed, frontier), *serves]
+
+
+def served(link: Link, event: Served, frontier: Frontier, now: float) -> None:
+    """Note how far a Serve went; the rest of the feed, if any, waits for its next turn."""
+    outbox, feed = link.outbox, event.feed
+    first = outbox.serving.pop(feed, 0)
+    if first <= link.position(feed):  # else a Want has meanwhile gone back behind what was served
+        outbox.sent[feed] = max(event.stop, outbox.sent.get(feed, 0))
+    if link.position(feed) >= frontier.next(feed):
+        return
+    if event.hops and feed in outbox.lazy:
+        outbox.announce_at = min(outbox.announce_at, now + HAVE_DELAY)
+    else:
+        outbox.dirty.setdefault(feed, event.hops)
+
+
+def introduce(link: Link, feeds: list[Feed], frontier: Frontier) -> list[Action]:
+    """Return Summaries that claim nothing and teach the peer the names of `feeds` (SPEC A3)."""
+    link.names.known.update(feeds)
+    entries = tuple(Claim(feed, 0, NO_TAG) for feed in sorted(feeds))
+    cuts = range(0, len(entries), MAX_ENTRIES)
+    pages = [entries[cut : cut + MAX_ENTRIES] for cut in cuts]
+    return [Transmit(link.id, Summary(False, frontier.known, frontier.digest(), page)) for page in pages]

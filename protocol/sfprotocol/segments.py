@@ -1,0 +1,79 @@
+"""Segments as values: split, merge and join them (SPEC S4, S6).
+
+Pure functions on updates that somebody has signed. They verify nothing (validation does) and know no log: the
+store, the simulated disk and the protocol machine share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, groupby
+from operator import attrgetter
+
+from sfprotocol.messages import EpochScalars, Segment
+
+
+class MissingStepsError(ValueError):
+    """The segments to be joined are not consecutive, or do not contain the first step asked for."""
+
+
+def drop_updates(parts: Iterable[EpochScalars], count: int) -> tuple[EpochScalars, ...]:
+    """Return `parts` without their first `count` updates."""
+    kept = []
+    for epoch, scalars in parts:
+        if count >= len(scalars):
+            count -= len(scalars)
+            continue
+        kept.append(EpochScalars(epoch, scalars[count:]))
+        count = 0
+    return tuple(kept)
+
+
+def first_updates(parts: Iterable[EpochScalars], count: int) -> tuple[EpochScalars, ...]:
+    """Return the first `count` updates of `parts`."""
+    kept = []
+    for epoch, scalars in parts:
+        if count <= 0:
+            break
+        kept.append(EpochScalars(epoch, scalars[:count]))
+        count -= len(scalars)
+    return tuple(kept)
+
+
+def without_front(segment: Segment, step: int) -> Segment:
+    """Return `segment` from `step` on; its signature still vouches for the rest (SPEC S6)."""
+    return replace(segment, first=step, parts=drop_updates(segment.parts, step - segment.first))
+
+
+def merge(parts: Iterable[EpochScalars]) -> tuple[EpochScalars, ...]:
+    """Return the same updates in the same order, with neighbours of one epoch in one part (SPEC S4)."""
+    groups = groupby(parts, key=attrgetter("epoch"))
+    return tuple(EpochScalars(epoch, _scalars(group)) for epoch, group in groups)
+
+
+def _scalars(parts: Iterator[EpochScalars]) -> tuple[int, ...]:
+    return tuple(chain.from_iterable(part.scalars for part in parts))
+
+
+def join(segments: Iterable[Segment], first: int, max_updates: int) -> Segment:
+    """Return one segment of at most `max_updates` updates from step `first` on (SPEC S6).
+
+    `segments` are consecutive and the first of them contains step `first`; they are read only as far as
+    needed. The result ends where one of them ends, since only there is a signature; a first segment with more
+    than `max_updates` is not cut. Its hop count is 0. Raises MissingStepsError when a step is missing.
+    """
+    taken: list[Segment] = []
+    for segment in segments:
+        if taken and segment.stop - first > max_updates:
+            break
+        if taken and segment.first != taken[-1].stop:
+            raise MissingStepsError(f"steps {taken[-1].stop} to {segment.first} of a feed are missing")
+        taken.append(segment)
+        if segment.stop - first >= max_updates:
+            break
+    if not taken or not taken[0].first <= first < taken[0].stop:
+        raise MissingStepsError(f"step {first} of a feed is missing")
+    parts = taken[0].parts if len(taken) == 1 else merge(part for segment in taken for part in segment.parts)
+    fresh = drop_updates(parts, first - taken[0].first)
+    return Segment(taken[0].feed_key, first, fresh, taken[-1].signature)

@@ -1,0 +1,1 @@
+"""Benchmarks of `sfnode bench`: step time, memory, throughput."""

@@ -1,0 +1,169 @@
+"""Measures the peak memory of an action and a device's free memory, and computes what would fit into that.
+
+On a CPU the peak is the resident set of the whole process, which is what a machine must have: the kernel's
+high-water mark, reset before the action (proc(5), clear_refs). Only Linux has it; where it cannot be reset,
+the resident set is sampled, and elsewhere it is unknown. On CUDA the peak is that of torch's allocator.
+Before every action garbage is collected and returned to the system: an allocator that keeps freed pages would
+lend them to the next action unseen. This module knows neither models nor methods.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import statistics
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+RUNS = 3
+"""Measurements of an action's peak; the median counts, as allocators are not quite repeatable."""
+
+SAMPLED = 0.002
+"""Seconds between samples of the resident set where there is no high-water mark."""
+
+_SELF = Path("/proc/self")
+_GROUP = Path("/sys/fs/cgroup")
+_RESET_HIGH_WATER_MARK = "5"
+
+BYTES_PER_PARAMETER = {
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "int8": 1.0 + 4 / 4096,  # a float32 scale for each output row, which has 4,096 numbers in a 7B model
+    "nf4": 4.127 / 8,  # with its scales, themselves quantised (Dettmers et al. 2023)
+}
+"""Bytes that a parameter of a large model takes, by the dtype of the weights."""
+
+
+class Fit(NamedTuple):
+    """The largest model that fits in one dtype."""
+
+    dtype: str
+    bytes_per_parameter: float
+    parameters: int
+
+
+class Room(NamedTuple):
+    """Memory of a device at some moment."""
+
+    free: int | None
+    """Bytes that are available; None where that is unknown."""
+    resident: int
+    """Bytes in use by this process, or on CUDA by its tensors; 0 where that is unknown."""
+
+
+def weights(parameters: int, dtype: str) -> int:
+    """Return the bytes of that many parameters in a dtype."""
+    return int(parameters * BYTES_PER_PARAMETER[dtype])
+
+
+def largest(free: int, overhead: int) -> list[Fit]:
+    """Return what fits into `free` bytes when `overhead` of them go to everything but the weights."""
+    room = max(0, free - overhead)
+    sizes = {dtype: BYTES_PER_PARAMETER[dtype] for dtype in ("float32", "bfloat16", "int8", "nf4")}
+    return [Fit(dtype, size, int(room / size)) for dtype, size in sizes.items()]
+
+
+def free(device: torch.device) -> int | None:
+    """Return the bytes that are available on a device; None where that is unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    available = _line(Path("/proc/meminfo"), "MemAvailable:")
+    allowed = _allowed()
+    return min(available, allowed) if available is not None and allowed is not None else available
+
+
+def room(device: torch.device) -> Room:
+    """Return the memory of the device as it is now."""
+    tidy()
+    if device.type == "cuda":
+        return Room(free(device), int(torch.cuda.memory_allocated(device)))
+    return Room(free(device), (device.type == "cpu" and _line(_SELF / "status", "VmRSS:")) or 0)
+
+
+def peak(action: Callable[[], object], device: torch.device) -> int | None:
+    """Return the peak of bytes in use while `action` runs, the median of RUNS; None where that is unknown."""
+    if device.type == "cuda":
+        return int(statistics.median(_cuda_peak(action, device) for _ in range(RUNS)))
+    if device.type != "cpu" or _line(_SELF / "status", "VmHWM:") is None:
+        return None
+    return int(statistics.median(_resident_peak(action) for _ in range(RUNS)))
+
+
+def tidy() -> None:
+    """Return unused memory to the system."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
+    if trim is not None:
+        trim(0)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _cuda_peak(action: Callable[[], object], device: torch.device) -> int:
+    tidy()
+    torch.cuda.reset_peak_memory_stats(device)
+    action()
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.max_memory_allocated(device))
+
+
+def _resident_peak(action: Callable[[], object]) -> int:
+    tidy()
+    try:
+        (_SELF / "clear_refs").write_text(_RESET_HIGH_WATER_MARK)
+    except OSError:  # a container may forbid it
+        with _sampled() as seen:
+            action()
+        return max(seen)
+    action()
+    return _line(_SELF / "status", "VmHWM:") or 0
+
+
+@contextmanager
+def _sampled() -> Iterator[list[int]]:
+    """Sample the resident set, in bytes, while the block runs."""
+    seen = [_line(_SELF / "status", "VmRSS:") or 0]
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(SAMPLED):
+            seen.append(_line(_SELF / "status", "VmRSS:") or 0)
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        looking.join()
+
+
+def _line(file: Path, name: str) -> int | None:
+    """Return the kilobytes on the line that begins with `name`, in bytes."""
+    try:
+        lines = file.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
+
+
+def _allowed() -> int | None:
+    """Return the bytes that a container's control group still allows; None where there is no bound."""
+    try:
+        most = (_GROUP / "memory.max").read_text().strip()
+        if most == "max":
+            return None
+        statistics = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        # Files that were read count as used, and make room as soon as somebody wants it.
+        used = int((_GROUP / "memory.current").read_text()) - int(statistics["inactive_file"])
+        return max(0, int(most) - used)
+    except (OSError, ValueError, KeyError):
+        return None

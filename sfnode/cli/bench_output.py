@@ -1,0 +1,115 @@
+"""Formats the results of `sfnode bench` for 80 columns."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from sfnode.schema.results import BatchResult, BenchResult
+
+GB = 1e9
+
+
+def show(result: BenchResult, console: Console) -> None:
+    """Print the whole result."""
+    console.print(heading(result), highlight=False)
+    console.print(_times(result), _memory(result))
+    if any(batch.mezo_matrices_ratio is not None for batch in result.batches):
+        console.print(_mezo(result))
+    console.print(_incoming(result), highlight=False)
+    if result.fits:
+        console.print(_fits(result))
+
+
+def heading(result: BenchResult) -> str:
+    """Format what was measured, and where."""
+    queries = f"{result.queries} queries" if result.queries > 1 else "one query"
+    return (
+        f"{result.model}: {_count(result.parameters)} parameters, {_count(result.trained_parameters)} "
+        f"trained in {result.matrices} matrices\n"
+        f"{result.dtype} on {result.device} ({result.device_name}), {result.threads} threads, rank "
+        f"{result.rank}, {queries} a step\n"
+        f"medians of {result.repetitions} turns\n"
+    )
+
+
+def _times(result: BenchResult) -> Table:
+    table = _table("Time of a step", "batch", "two forwards", "step", "ratio", "tokens/s", "updates/h")
+    for batch in result.batches:
+        table.add_row(
+            str(batch.batch),
+            _seconds(batch.forwards_seconds),
+            _seconds(batch.step_seconds),
+            f"{batch.step_ratio:.2f}",
+            f"{batch.tokens_per_second:,.0f}",
+            f"{batch.updates_per_hour:,.0f}",
+        )
+    return table
+
+
+def _memory(result: BenchResult) -> Table:
+    table = _table("Memory at its peak", "batch", "inference, batch doubled", "training", "ratio")
+    for batch in result.batches:
+        ratio = "" if batch.memory_ratio is None else f"{batch.memory_ratio:.2f}"
+        table.add_row(
+            str(batch.batch), _bytes(batch.inference_peak_bytes), _bytes(batch.training_peak_bytes), ratio
+        )
+    return table
+
+
+def _mezo(result: BenchResult) -> Table:
+    table = _table("MeZO's step in place", "batch", "same matrices", "by our step", "all", "by our step")
+    for batch in result.batches:
+        table.add_row(str(batch.batch), *_mezo_cells(batch))
+    return table
+
+
+def _mezo_cells(batch: BatchResult) -> list[str]:
+    pairs = (
+        (batch.mezo_matrices_seconds, batch.mezo_matrices_ratio),
+        (batch.mezo_all_seconds, batch.mezo_all_ratio),
+    )
+    cells = []
+    for seconds, ratio in pairs:
+        cells += ["", ""] if seconds is None or ratio is None else [_seconds(seconds), f"{ratio:.1f}"]
+    return cells
+
+
+def _incoming(result: BenchResult) -> Table:
+    shares = [f"share, batch {batch.batch}" for batch in result.batches]
+    table = _table("Taking in others' updates", "updates a step", "core", "weights, at times", *shares)
+    for incoming in result.incoming:
+        table.add_row(
+            f"{incoming.updates:,}",
+            _seconds(incoming.add_seconds),
+            _seconds(incoming.fold_seconds),
+            *(f"{share:.2%}" for share in incoming.shares.values()),
+        )
+    return table
+
+
+def _fits(result: BenchResult) -> Table:
+    title = f"Largest model for the {_bytes(result.free_bytes)} that are free"
+    table = _table(title, "weights", "bytes a parameter", "parameters")
+    for fit in result.fits:
+        table.add_row(fit.dtype, f"{fit.bytes_per_parameter:g}", _count(fit.parameters))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:.1f} ms" if value < 10 else f"{value:.1f} s"
+
+
+def _bytes(value: int | None) -> str:
+    return "unknown" if value is None else f"{value / GB:.2f} GB"
+
+
+def _count(value: int) -> str:
+    return f"{value / 1e9:.2f} B" if value >= GB else f"{value / 1e6:.1f} M"

@@ -1,0 +1,47 @@
+"""Helpers for commands that use a data folder: ask the node that runs in it, or open the run it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sfnode.control.client import Client, SyncClient
+from sfnode.errors import Code, UserError
+from sfnode.store.data_folder import Layout
+
+if TYPE_CHECKING:
+    from sfnode.manifest import Manifest
+    from sfnode.store.log import UpdateLog
+
+
+def running_node(data_dir: Path) -> SyncClient:
+    """Return a client of the node in this folder whose answers are printed and not validated."""
+    return SyncClient(Layout(data_dir).control_socket, checked=False)
+
+
+def watched_node(data_dir: Path, *, checked: bool) -> Client:
+    """Return a client of the node in this folder for an event loop."""
+    return Client(Layout(data_dir).control_socket, checked=checked)
+
+
+@contextmanager
+def opened_run(data_dir: Path) -> Iterator[tuple[Manifest, UpdateLog]]:
+    """Open the manifest and, for reading, the log of this folder; its node may be running or not.
+
+    Raises UserError DATA_DIR_UNUSABLE if there is no run in it.
+    """
+    from sfnode.manifest import Manifest
+    from sfnode.store.log import UpdateLog
+
+    layout = Layout(data_dir)
+    if not layout.manifest.exists():
+        raise UserError(
+            Code.DATA_DIR_UNUSABLE,
+            f"{data_dir} holds no run",
+            "Name a folder in which a node has run with --data-dir.",
+        )
+    manifest = Manifest.from_toml(layout.manifest)
+    with UpdateLog.open(layout.log, manifest.run_id, read_only=True) as update_log:
+        yield manifest, update_log

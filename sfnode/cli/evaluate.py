@@ -1,0 +1,71 @@
+"""`sfnode eval`: the base model and the trained model on the run's test rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sfnode.cli.options import data_dir_option, device_option, dtype_option, json_option, model_option, option
+from sfnode.cli.progress import waiting
+from sfnode.dashboard.formatting import figure
+from sfnode.errors import Code, UserError
+
+if TYPE_CHECKING:
+    from sfnode.cli.trained_model import TrainedModel
+    from sfnode.schema.results import EvalResult
+
+
+@click.command("eval")
+@data_dir_option
+@model_option
+@device_option
+@dtype_option
+@option(
+    "--limit",
+    type=click.IntRange(0),
+    default=0,
+    metavar="COUNT",
+    help="Use only so many test rows.  [default: as many as the manifest says]",
+)
+@json_option
+def evaluate(data_dir: Path, model: Path | None, device: str, dtype: str, limit: int, as_json: bool) -> None:
+    """Measure the base model, and the model as of now, on the run's test rows."""
+    from sfnode.cli.trained_model import load
+
+    result = _measured(load(data_dir, model, device, dtype), limit)
+    click.echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result)))
+
+
+def _measured(trained: TrainedModel, limit: int) -> EvalResult:
+    from sfnode.schema.results import EvalResult
+
+    trainer = trained.trainer
+    if not trainer.manifest.data.test:
+        raise UserError(
+            Code.DATA_NEEDED,
+            "the run's manifest names no test data",
+            "`sfnode export` writes the model, to be measured on data of your own.",
+        )
+    with waiting("measuring the base model"):
+        before = trainer.evaluate_base(limit)
+    with waiting("measuring the model"):
+        after = trainer.evaluate(limit)
+    return EvalResult(
+        run_id=trainer.manifest.run_id.hex(),
+        updates=trained.updates,
+        digest=trained.digest,
+        before=before,
+        after=after,
+    )
+
+
+def _lines(result: EvalResult) -> list[str]:
+    before, after = result.before, result.after
+    return [
+        f"{before.metric} (95 % interval) on {before.count} test rows, "
+        f"{result.updates} updates ({result.digest[:16]})",
+        f"before  {figure(before)}  loss {before.loss:.4f}",
+        f"after   {figure(after)}  loss {after.loss:.4f}",
+    ]

@@ -1,0 +1,58 @@
+"""A click group that imports a command when it is run: help and completion need only names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+
+class Entry(NamedTuple):
+    """A command that has not been imported."""
+
+    where: str
+    """`module:attribute`."""
+    help: str
+    """One line for lists of commands."""
+
+
+class LazyGroup(click.Group):
+    """A group of the commands in `entries`, by name."""
+
+    def __init__(self, *arguments: Any, entries: Mapping[str, Entry], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._entries = entries
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted(self._entries)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        return self.load(name) if name in self._entries else None
+
+    def load(self, name: str) -> click.Command:
+        """Return the command called `name`."""
+        if name not in self.commands:
+            module, _, attribute = self._entries[name].where.partition(":")
+            command: click.Command = getattr(import_module(module), attribute)
+            command.short_help = self._entries[name].help
+            self.add_command(command, name)
+        return self.commands[name]
+
+    def load_all(self) -> dict[str, click.Command]:
+        """Return all commands, in the order of the entries."""
+        return {name: self.load(name) for name in self._entries}
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._entries[name].help) for name in sorted(self._entries)])
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [
+            CompletionItem(name, help=entry.help)
+            for name, entry in sorted(self._entries.items())
+            if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, context, incomplete)]

@@ -1,0 +1,92 @@
+"""Formats a local swarm for 80 columns: live progress, and the closing table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from sfnode.dashboard.formatting import figure
+from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.node_state import NodeState
+from sfnode.schema.results import SwarmResult
+from sfnode.schema.status import Status
+
+SHORT_DIGEST = 12
+"""Hex digits of a digest that tell nodes apart at a glance."""
+
+
+def progress_line(statuses: Sequence[Status | None]) -> str:
+    """Format the updates of the slowest node, the rate of all nodes, and their mean loss."""
+    there = [status for status in statuses if status]
+    if len(there) < len(statuses):
+        return f"{len(there)} of {len(statuses)} nodes are up"
+    budget = there[0].update_budget
+    known = min(status.known for status in there)
+    rate = sum(status.updates_per_second for status in there)
+    losses = [status.loss for status in there if status.loss is not None]
+    loss = f", loss {sum(losses) / len(losses):.3f}" if losses else ""
+    return f"{known} of {budget} updates, {rate:.0f}/s{loss}"
+
+
+def progress_table(name: str, statuses: Sequence[Status | None]) -> Table:
+    """Return a table with one row for each node."""
+    table = Table(title=f"run {name}: {progress_line(statuses)}", title_justify="left")
+    table.add_column("node", justify="right")
+    table.add_column("state")
+    for column in ("known", "own", "per s", "loss", "links"):
+        table.add_column(column, justify="right")
+    table.add_column("digest")
+    for number, status in enumerate(statuses, 1):
+        table.add_row(str(number), *(_cells(status) if status else (NodeState.STARTING,)))
+    return table
+
+
+def _cells(status: Status) -> list[str]:
+    return [
+        status.state,
+        str(status.known),
+        str(status.own_updates),
+        f"{status.updates_per_second:.1f}",
+        "" if status.loss is None else f"{status.loss:.3f}",
+        str(len(status.links)),
+        status.digest[:SHORT_DIGEST],
+    ]
+
+
+def closing_table(result: SwarmResult) -> Table:
+    """Return a table of what each node did, and of its digests."""
+    table = Table()
+    table.add_column("node", justify="right")
+    table.add_column("own updates", justify="right")
+    table.add_column("digest")
+    table.add_column("core digest")
+    for node in result.nodes:
+        table.add_row(
+            str(node.node),
+            str(node.own_updates),
+            node.digest[:SHORT_DIGEST],
+            (node.core_digest or "")[:SHORT_DIGEST],
+        )
+    return table
+
+
+def measurement_line(when: str, measured: Evaluation) -> str:
+    """Format an evaluation: `base model: accuracy 0.526 (0.493-0.559), loss 0.687 on 872 held-out rows`."""
+    what = f"{measured.metric} {figure(measured)}, loss {measured.loss:.3f}"
+    return f"{when}: {what} on {measured.count} held-out rows"
+
+
+def verdict(result: SwarmResult) -> list[str]:
+    """Format the last lines: what training changed, what it cost, and whether the nodes agree."""
+    lines = []
+    if result.before and result.after:
+        before, after = result.before, result.after
+        lines.append(f"{after.metric} {figure(before)} -> {figure(after)} on {after.count} held-out rows")
+        lines.append(f"loss {before.loss:.3f} -> {after.loss:.3f}")
+    lines.append(f"{result.updates} updates in {result.seconds:.1f} s")
+    if result.bytes_per_update:
+        lines[-1] += f", {result.bytes_per_update:.1f} bytes per update on the wire"
+    if result.equal:
+        return [*lines, f"OK: all digests are equal ({result.nodes[0].digest[:16]})"]
+    return [*lines, "FAILED: the digests differ"]

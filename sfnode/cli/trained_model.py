@@ -1,0 +1,48 @@
+"""The model of a node's folder with everything in its log applied, for `sfnode export` and `sfnode eval`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sfnode.cli.data_folder import opened_run
+from sfnode.cli.progress import waiting
+
+if TYPE_CHECKING:
+    from sfnode.engine.trainer import Trainer
+    from sfnode.store.log import UpdateLog
+
+
+class TrainedModel(NamedTuple):
+    """A model as of now."""
+
+    trainer: Trainer
+    digest: str
+    """State digest, in hex."""
+    updates: int
+
+
+def load(data_dir: Path, model: Path | None, device: str, dtype: str) -> TrainedModel:
+    """Load the base model and apply the log. Raises UserError DATA_DIR_UNUSABLE, MODEL_* or DEVICE."""
+    from sfnode.engine.trainer import Trainer
+    from sfnode.modelshare.sharing import model_of
+    from sfnode.store.audit import state_digest
+    from sfnode.store.data_folder import Layout
+
+    with opened_run(data_dir) as (manifest, update_log):
+        model = model_of(Layout(data_dir), model)
+        trainer = Trainer.load(manifest, model_override=model, device=device, dtype=dtype, training=False)
+        _replay(trainer, update_log)
+        return TrainedModel(trainer, state_digest(manifest, update_log), update_log.updates())
+
+
+def _replay(trainer: Trainer, update_log: UpdateLog) -> None:
+    """Apply everything in the log."""
+    from sfnode.store.replay import changes, stops
+
+    done, total = 0, update_log.updates()
+    with waiting("replaying the log") as advance:
+        for batch in changes(update_log, {}, stops(update_log)):
+            trainer.apply(batch)
+            done += len(batch.seeds)
+            advance(done, total)

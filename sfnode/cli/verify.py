@@ -1,0 +1,29 @@
+"""`sfnode verify`: replay a node's log from genesis and check all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sfnode.cli.data_folder import opened_run
+from sfnode.cli.options import data_dir_option, json_option
+from sfnode.cli.progress import waiting
+
+
+@click.command
+@data_dir_option
+@json_option
+def verify(data_dir: Path, as_json: bool) -> None:
+    """Replay the log of a node's folder from genesis, check every signature, and print the digests."""
+    from sfnode.store.audit import audit
+
+    with opened_run(data_dir) as (manifest, update_log), waiting("verifying the log"):
+        result = audit(manifest, update_log)
+    if as_json:
+        click.echo(result.model_dump_json(indent=2))
+        return
+    click.echo(
+        f"{result.signatures} signatures and {result.updates} updates of {result.feeds} feeds verified"
+    )
+    click.echo(f"digest       {result.digest}\ncore digest  {result.core_digest}")

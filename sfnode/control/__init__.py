@@ -1,0 +1,1 @@
+"""The local control API: server, routes, metrics, and its client."""

@@ -1,0 +1,242 @@
+"""Typed clients of a running node's control API: `Client` for an event loop, `SyncClient` without one.
+
+They import no code of the node, neither an HTTP library nor, until an answer is validated, pydantic.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import urlencode
+
+from sfnode import schema
+from sfnode.control import http
+from sfnode.errors import Code, UserError
+from sfnode.schema import unchecked
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+T = TypeVar("T", bound="BaseModel")
+R = TypeVar("R")
+
+Kind = Callable[[], type[T]]
+"""Names the model of an answer; called, and so loaded, only when an answer is validated."""
+
+ANSWER_DEADLINE = 10.0
+"""Seconds for an answer that needs no model."""
+
+EVALUATE_DEADLINE = 3600.0
+"""Seconds for an evaluation: a large model on a CPU takes its time."""
+
+FEEDS_PAGE = 1000
+"""Feeds asked for at a time, as many as a node tells (`sfnode.schema.views.MAX_PAGE`)."""
+
+
+class Client:
+    """Asks the node that listens on the Unix socket `socket`, from within an event loop.
+
+    Every method raises UserError: NODE_NOT_RUNNING if no node answers, and whatever the node refuses. With
+    `checked=False` answers are not validated but taken as they are (`sfnode.schema.unchecked`).
+    """
+
+    _exchange = staticmethod(http.exchange)
+
+    def __init__(self, socket: Path, *, checked: bool = True) -> None:
+        self._socket = socket
+        self._checked = checked
+
+    async def status(self) -> schema.Status:
+        return await self._ask(lambda: schema.Status, "/status")
+
+    async def digest(self) -> schema.CoreStatus:
+        return await self._ask(lambda: schema.CoreStatus, "/digest", deadline=EVALUATE_DEADLINE)
+
+    async def evaluate(self, *, base: bool = False, limit: int = 0) -> schema.NodeEvaluation:
+        """Evaluate the model as of now, or the base model, on `limit` test rows, or on all if that is 0."""
+        body = {"base": base, "limit": limit}
+        return await self._tell(lambda: schema.NodeEvaluation, "/evaluate", body, EVALUATE_DEADLINE)
+
+    async def invitation(self) -> schema.InviteResult:
+        return await self._ask(lambda: schema.InviteResult, "/invitation")
+
+    async def progress(self) -> schema.Progress:
+        return await self._ask(lambda: schema.Progress, "/views/progress")
+
+    async def curves(self) -> schema.Curves:
+        return await self._ask(lambda: schema.Curves, "/views/curves")
+
+    async def swarm(self) -> schema.Swarm:
+        return await self._ask(lambda: schema.Swarm, "/views/swarm")
+
+    async def feeds(self, *, offset: int = 0, limit: int = 100) -> schema.Feeds:
+        return await self._ask(
+            lambda: schema.Feeds, f"/views/feeds?{urlencode({'offset': offset, 'limit': limit})}"
+        )
+
+    async def every_feed(self) -> list[schema.FeedStatus]:
+        """Ask page by page; a feed that begins meanwhile may be missing."""
+        found: list[schema.FeedStatus] = []
+        while page := (await self.feeds(offset=len(found), limit=FEEDS_PAGE)).feeds:
+            found += page
+        return found
+
+    async def origins(self, *, offset: int = 0, limit: int = 100, find: str = "") -> schema.Origins:
+        query = urlencode({"offset": offset, "limit": limit, "find": find})
+        return await self._ask(lambda: schema.Origins, f"/views/origins?{query}")
+
+    async def history(self, *, points: int = 200) -> schema.History:
+        return await self._ask(lambda: schema.History, f"/views/history?points={points}")
+
+    async def generate(self, prompt: str, *, tokens: int = 32) -> schema.Generated:
+        """Have the base model and the model as of now continue `prompt`, by `tokens` tokens at most."""
+        body = {"prompt": prompt, "tokens": tokens}
+        return await self._tell(lambda: schema.Generated, "/generate", body, EVALUATE_DEADLINE)
+
+    async def pause(self, seconds: float | None = None) -> schema.Status:
+        """Pause the node for so long, or until `resume`."""
+        return await self._tell(lambda: schema.Status, "/pause", {"seconds": seconds})
+
+    async def resume(self) -> schema.Status:
+        return await self._tell(lambda: schema.Status, "/resume")
+
+    async def limits(self) -> schema.Limits:
+        return await self._ask(lambda: schema.Limits, "/limits")
+
+    async def limit(self, changes: Mapping[str, Any]) -> schema.Limits:
+        """Replace some limits, all or none of them; None removes a limit."""
+        return await self._tell(lambda: schema.Limits, "/limits", dict(changes))
+
+    async def finish(self) -> None:
+        """Ask the node to complete what is running, hand it over, and leave."""
+        await self._send("POST", "/finish", None, ANSWER_DEADLINE)
+
+    async def leave(self) -> None:
+        """Ask the node to end at once."""
+        await self._send("POST", "/leave", None, ANSWER_DEADLINE)
+
+    async def _ask(self, kind: Kind[T], path: str, *, deadline: float | None = None) -> T:
+        return self._read(kind, await self._send("GET", path, None, deadline or ANSWER_DEADLINE))
+
+    async def _tell(self, kind: Kind[T], path: str, body: Any = None, deadline: float | None = None) -> T:
+        return self._read(kind, await self._send("POST", path, body, deadline or ANSWER_DEADLINE))
+
+    def _read(self, kind: Kind[T], text: bytes) -> T:
+        try:
+            return kind().model_validate_json(text) if self._checked else cast(T, unchecked.read(text))
+        except ValueError as error:  # pydantic's ValidationError is one
+            raise other_version(self._socket) from error
+
+    async def _send(self, method: str, path: str, body: Any, deadline: float) -> bytes:
+        try:
+            received = await self._exchange(self._socket, http.request(method, path, body), deadline)
+            status, text = http.response(received)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise _no_answer(self._socket, reason) from error
+        if status != 200:
+            raise _refused(text)
+        return text
+
+
+class _BlockingClient(Client):
+    """A client whose coroutines never suspend."""
+
+    _exchange = staticmethod(http.exchange_blocking)
+
+
+class SyncClient:
+    """Asks the same as `Client`, without an event loop; every call waits for its answer."""
+
+    def __init__(self, socket: Path, *, checked: bool = True) -> None:
+        self._client = _BlockingClient(socket, checked=checked)
+
+    def status(self) -> schema.Status:
+        return _finished(self._client.status())
+
+    def digest(self) -> schema.CoreStatus:
+        return _finished(self._client.digest())
+
+    def evaluate(self, *, base: bool = False, limit: int = 0) -> schema.NodeEvaluation:
+        return _finished(self._client.evaluate(base=base, limit=limit))
+
+    def invitation(self) -> schema.InviteResult:
+        return _finished(self._client.invitation())
+
+    def progress(self) -> schema.Progress:
+        return _finished(self._client.progress())
+
+    def curves(self) -> schema.Curves:
+        return _finished(self._client.curves())
+
+    def swarm(self) -> schema.Swarm:
+        return _finished(self._client.swarm())
+
+    def feeds(self, *, offset: int = 0, limit: int = 100) -> schema.Feeds:
+        return _finished(self._client.feeds(offset=offset, limit=limit))
+
+    def every_feed(self) -> list[schema.FeedStatus]:
+        return _finished(self._client.every_feed())
+
+    def origins(self, *, offset: int = 0, limit: int = 100, find: str = "") -> schema.Origins:
+        return _finished(self._client.origins(offset=offset, limit=limit, find=find))
+
+    def history(self, *, points: int = 200) -> schema.History:
+        return _finished(self._client.history(points=points))
+
+    def generate(self, prompt: str, *, tokens: int = 32) -> schema.Generated:
+        return _finished(self._client.generate(prompt, tokens=tokens))
+
+    def pause(self, seconds: float | None = None) -> schema.Status:
+        return _finished(self._client.pause(seconds))
+
+    def resume(self) -> schema.Status:
+        return _finished(self._client.resume())
+
+    def limits(self) -> schema.Limits:
+        return _finished(self._client.limits())
+
+    def limit(self, changes: Mapping[str, Any]) -> schema.Limits:
+        return _finished(self._client.limit(changes))
+
+    def finish(self) -> None:
+        _finished(self._client.finish())
+
+    def leave(self) -> None:
+        _finished(self._client.leave())
+
+
+def other_version(socket: Path) -> UserError:
+    """Return the error for an answer that is not what this sfnode expects."""
+    return _no_answer(socket, "it says something else; is it of another version of sfnode?")
+
+
+def _finished(call: Coroutine[Any, Any, R]) -> R:
+    """Return the result of a coroutine that never suspends."""
+    try:
+        call.send(None)
+    except StopIteration as end:
+        return cast(R, end.value)
+    raise AssertionError("a blocking call has suspended")
+
+
+def _no_answer(socket: Path, reason: str) -> UserError:
+    return UserError(
+        Code.NODE_NOT_RUNNING,
+        f"no node answers at {socket}: {reason}",
+        "Is it running there? Name its folder with --data-dir.",
+    )
+
+
+def _refused(answer: bytes) -> UserError:
+    """Return the error that the node reports, with its number if it has one."""
+    try:
+        said = json.loads(answer)
+        reason = str(said["error"])
+        if "code" in said:
+            return UserError(Code(said["code"]), f"the node refuses: {reason}", str(said["fix"]))
+    except (ValueError, LookupError, TypeError):
+        reason = answer.decode(errors="replace")
+    return UserError(Code.BAD_OPTION, f"the node refuses: {reason}", "Ask it for something it can do.")

@@ -1,0 +1,195 @@
+"""A node's status as Prometheus metrics: `GET /metrics`, on the control socket or on TCP.
+
+Every value is read from one `Status`, so that metrics and `sfnode status` always agree. A metric is a line of
+`METRICS`; docs/metrics.md documents it. This module counts nothing by itself.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import NamedTuple, Protocol
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, exposition
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sfnode.errors import Code, UserError
+from sfnode.schema.node_state import NodeState
+from sfnode.schema.status import Status
+
+STOP_GRACE = 0.1
+"""Seconds for which a stopping node waits for a scrape under way."""
+
+PATH = "/metrics"
+
+INFO = ("version", "run_id", "run_name", "role", "peer", "origin")
+LINK = ("peer", "role")
+"""Labels of the metrics of a link; those of sfnode_info are `INFO`."""
+
+
+class Sample(NamedTuple):
+    """One value, with the values of its labels in the order in which the metric names them."""
+
+    labels: tuple[str, ...]
+    value: float
+
+
+class Described(NamedTuple):
+    """One metric: its name, its help text, how it is read from a status, and the names of its labels."""
+
+    name: str
+    text: str
+    read: Callable[[Status], Iterable[Sample]]
+    labels: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The metric's type, by Prometheus's convention that names of counters end in _total."""
+        return "counter" if self.name.endswith("_total") else "gauge"
+
+
+class Node(Protocol):
+    """A node whose status can be scraped."""
+
+    def status(self) -> Status: ...
+
+
+def _info(status: Status) -> list[Sample]:
+    """A label without a value, such as the origin of a relay, is empty."""
+    return [Sample(tuple(getattr(status, name) or "" for name in INFO), 1.0)]
+
+
+def _state(status: Status) -> list[Sample]:
+    """All states are exposed: one that vanished would look like one that lasts."""
+    return [Sample((state.value,), float(state is status.state)) for state in NodeState]
+
+
+def _of_node(name: str, value: str | Callable[[Status], float], text: str) -> Described:
+    """Return the metric of a field or a function of the status; it is absent while that is None."""
+    read = attrgetter(value) if isinstance(value, str) else value
+
+    def samples(status: Status) -> list[Sample]:
+        found = read(status)
+        return [] if found is None else [Sample((), float(found))]
+
+    return Described(name, text, samples)
+
+
+def _of_link(name: str, field: str, text: str) -> Described:
+    """Return the metric of a field of every link; of two links with one peer, only the last counts."""
+
+    def samples(status: Status) -> list[Sample]:
+        links = {(link.peer, link.role): float(getattr(link, field)) for link in status.links}
+        return [Sample(labels, value) for labels, value in links.items()]
+
+    return Described(name, text, samples, LINK)
+
+
+# fmt: off
+METRICS: Sequence[Described] = (
+    Described("sfnode_info", "Always 1; its labels say which node this is.", _info, INFO),
+    Described("sfnode_state", "1 for the state that the node is in, 0 for the others.", _state, ("state",)),
+    _of_node("sfnode_uptime_seconds", "uptime", "Since the process started."),
+    _of_node("sfnode_updates_known_total", "known", "Updates in the log, of all origins."),
+    _of_node("sfnode_update_budget", "update_budget", "Updates after which the run is complete."),
+    _of_node("sfnode_updates_lacking", "lacking",
+             "Updates that neighbours have announced and that have not arrived yet."),
+    _of_node("sfnode_epoch", "epoch", "Epoch of the next update, from 0."),
+    _of_node("sfnode_epochs", "epochs", "Epochs of the whole run."),
+    _of_node("sfnode_own_updates_total", "own_updates", "Updates that this process has made."),
+    _of_node("sfnode_contributed_total", "contributed",
+             "Updates of the node's feed in the log, over all its starts."),
+    _of_node("sfnode_own_updates_per_second", "updates_per_second",
+             "Own updates per second, over the last ten seconds."),
+    _of_node("sfnode_loss", "loss",
+             "Recent training loss, a moving average, in nats; absent while there is none."),
+    _of_node("sfnode_feeds", "feed_count", "Feeds in the log."),
+    _of_node("sfnode_links", lambda s: len(s.links), "Neighbours."),
+    _of_node("sfnode_links_agreeing", lambda s: sum(link.agrees for link in s.links),
+             "Neighbours whose last summary carried our digest at that moment."),
+    _of_node("sfnode_bytes_sent_total", "bytes_sent", "Bytes sent over all links since the start."),
+    _of_node("sfnode_bytes_received_total", "bytes_received",
+             "Bytes received over all links since the start."),
+    _of_node("sfnode_segment_bytes_sent_total", "segment_bytes_sent",
+             "The part of the bytes sent that carried updates."),
+    _of_node("sfnode_updates_sent_total", "updates_sent", "Updates sent, counted once for each link."),
+    _of_node("sfnode_log_bytes", "log_bytes", "Size of the update log on disk."),
+    _of_link("sfnode_link_updates_known", "known", "Updates that a neighbour knew in its last report."),
+    _of_link("sfnode_link_agrees", "agrees",
+             "1 if a neighbour's last summary carried our digest at that moment, else 0."),
+    _of_link("sfnode_link_bytes_sent_total", "bytes_sent", "Bytes sent over the link to a neighbour."),
+    _of_link("sfnode_link_bytes_received_total", "bytes_received",
+             "Bytes received over the link to a neighbour."),
+)
+# fmt: on
+"""Contributions of origins are left to `GET /views/origins`: a label for every key would be too many."""
+
+
+class StatusCollector(Collector):
+    """A collector for prometheus-client that reads the status at every scrape."""
+
+    def __init__(self, status: Callable[[], Status]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status()
+        for described in METRICS:
+            yield _family(described, status)
+
+    def describe(self) -> Iterator[Metric]:
+        """Return nothing, so that registering needs no status."""
+        return iter(())
+
+
+def _family(described: Described, status: Status) -> Metric:
+    make = CounterMetricFamily if described.kind == "counter" else GaugeMetricFamily
+    family = make(described.name, described.text, labels=described.labels)
+    for sample in described.read(status):
+        family.add_metric(sample.labels, sample.value)
+    return family
+
+
+def route(node: Node) -> web.RouteDef:
+    """Return the route `GET /metrics`, which answers in the text format that the client prefers."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(StatusCollector(node.status))
+
+    async def metrics(request: web.Request) -> web.Response:
+        encode, kind = exposition.choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(registry), headers={"Content-Type": kind})
+
+    return web.get(PATH, metrics)
+
+
+async def serve(node: Node, host: str, port: int) -> Callable[[], Awaitable[None]]:
+    """Serve `GET /metrics`, and nothing else, on TCP; return the function that stops it.
+
+    Raises UserError PORT_IN_USE or BAD_OPTION.
+    """
+    application = web.Application()
+    application.add_routes([route(node)])
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_GRACE)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise _cannot_listen(host, port, error) from error
+    return runner.cleanup
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
+    if error.errno == errno.EADDRINUSE:
+        return UserError(
+            Code.PORT_IN_USE,
+            f"another program already listens on {host}:{port}, where metrics should be served",
+            "Choose another port with --metrics.",
+        )
+    return UserError(
+        Code.BAD_OPTION,
+        f"metrics cannot be served on {host}:{port}: {error.strerror or error}",
+        "Give --metrics a port above 1023 and an address of this machine, or the port alone.",
+    )

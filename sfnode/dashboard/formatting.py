@@ -1,0 +1,160 @@
+"""Formats numbers for people, and draws curves and bars with characters. Knows no node and no terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from sfnode.sizes import size_text
+
+if TYPE_CHECKING:
+    from sfnode.schema import Evaluation
+
+SIZES = ("memory", "upload_rate", "download_rate")
+"""Limits in bytes, or in bytes per second."""
+
+BLANK = "⠀"
+"""The braille character without dots."""
+
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""Dots of a braille character, by column, then by row from the top."""
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+_PLAIN = {**{chr(code): "*" for code in range(0x2801, 0x2900)}, BLANK: " "} | dict(
+    zip("█░▁▂▃▄▅▆▇·─…–", "#._.-=+*#.-.-", strict=True)
+)
+
+
+def plain(text: str) -> str:
+    """Replace what a terminal without Unicode cannot show by ASCII."""
+    return "".join(_PLAIN.get(letter, letter if letter.isascii() else "?") for letter in text)
+
+
+def printable(text: str) -> str:
+    """Replace control characters, and those that reverse the order of letters, each by one visible sign."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+
+
+def count(number: int) -> str:
+    """Format 1234567 as `1,234,567`."""
+    return f"{number:,}"
+
+
+def span(seconds: float | None) -> str:
+    """Format a duration: `0:41`, `12:10`, `3 h 05`, `4 d 7 h`; `?` if it is unknown."""
+    if seconds is None or not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02}" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def delay(seconds: float | None) -> str:
+    """Format a round trip: `0.4 ms`, `12 ms`, `1.3 s`."""
+    if seconds is None:
+        return "-"
+    if seconds >= 0.9995:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1000:.{1 if seconds < 0.00995 else 0}f} ms"
+
+
+def rate(number: float | None) -> str:
+    """Format a rate per second; `?` if it is unknown."""
+    if number is None:
+        return "?"
+    return f"{number:.1f}" if number < 99.95 else f"{number:,.0f}"
+
+
+def percent(share: float) -> str:
+    """Format 0.5 as `50 %` and 0.0123 as `1.2 %`; only zero is `0 %`."""
+    if 0 < share < 0.0005:
+        return "< 0.1 %"
+    return f"{100 * share:.{0 if share >= 0.0995 or not share else 1}f} %"
+
+
+def short(name: str, width: int = 12) -> str:
+    """Shorten a long id to its end, where peer ids differ."""
+    return name if len(name) <= width else "…" + name[1 - width :]
+
+
+def figure(found: Evaluation) -> str:
+    """Format a value with its 95 % confidence interval, such as `0.526 (0.493-0.559)`."""
+    return f"{found.value:.3f} ({found.low:.3f}-{found.high:.3f})"
+
+
+def limits_in_words(limits: object) -> dict[str, str]:
+    """Format the limits in force, by name; `limits` is a `Limits`, checked or not."""
+    return {name: _limit(name, value) for name, value in vars(limits).items() if value}
+
+
+def _limit(name: str, value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(value)
+    if name in SIZES:
+        return size_text(value)
+    return "yes" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def bar(share: float, width: int) -> str:
+    """Draw a bar that is filled from the left."""
+    filled = round(max(0.0, min(1.0, share)) * width)
+    return "█" * filled + "░" * (width - filled)
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """Draw the last `width` values as blocks of their heights; infinite ones and NaN are left out."""
+    shown = [value for value in values[-width:] if math.isfinite(value)]
+    low, high = bounds(shown)
+    steps = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round((value - low) / (high - low) * steps)] for value in shown)
+
+
+def bounds(values: Sequence[float | None]) -> tuple[float, float]:
+    """Return the lowest and the highest value, or bounds around them if they are equal."""
+    there = [value for value in values if value is not None and math.isfinite(value)]
+    low, high = min(there, default=0.0), max(there, default=1.0)
+    return (low, high) if high - low > 1e-9 else (low - 0.5, high + 0.5)
+
+
+def braille(values: Sequence[float | None], width: int, height: int) -> list[str]:
+    """Draw a curve over the whole width, as `height` lines; None leaves a gap."""
+    columns, rows = 2 * width, 4 * height
+    low, high = bounds(values)
+    levels = [
+        None if value is None else round((high - value) / (high - low) * (rows - 1))
+        for value in _spread(values, columns)
+    ]
+    cells = [[0] * width for _ in range(height)]
+    for column, (level, before) in enumerate(zip(levels, [None, *levels], strict=False)):
+        if level is None:
+            continue
+        start = level if before is None else before
+        for row in range(min(level, start), max(level, start) + 1):
+            cells[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
+    return ["".join(chr(0x2800 + cell) for cell in line) for line in cells]
+
+
+def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
+    """Return each value as the mean of the values around it; None stays None."""
+    result: list[float | None] = []
+    for place in range(len(values)):
+        near = [v for v in values[max(0, place - window) : place + window + 1] if v is not None]
+        result.append(sum(near) / len(near) if near and values[place] is not None else None)
+    return result
+
+
+def _spread(values: Sequence[float | None], columns: int) -> list[float | None]:
+    """Stretch or shrink the values to as many as there are columns; several become their mean."""
+    if not values:
+        return [None] * columns
+    edges = [column * len(values) / columns for column in range(columns + 1)]
+    spread: list[float | None] = []
+    for start, stop in pairwise(edges):
+        part = [v for v in values[int(start) : max(int(start) + 1, int(stop))] if v is not None]
+        spread.append(sum(part) / len(part) if part else None)
+    return spread

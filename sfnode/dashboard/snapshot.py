@@ -1,0 +1,145 @@
+"""Looks at a node through the client, and says what that means. Knows neither terminal nor browser."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from sfnode.control.client import Client
+from sfnode.dashboard.formatting import count, percent, rate
+from sfnode.schema.node_state import NodeState
+
+if TYPE_CHECKING:
+    from sfnode.schema import Curves, NodeEvaluation, Progress, Status, Swarm, SwarmNode
+
+PATIENCE = 30.0
+"""Seconds for which digests of neighbours may differ before that is worth a warning: while updates are under
+way, two nodes hardly ever have the same set of them at the same moment."""
+
+MEASURED_ROWS = 200
+"""Test rows of an evaluation that is asked for here: it takes seconds on a CPU, and its wide interval shows
+that the rows are few."""
+
+
+class Mood(StrEnum):
+    """Tone of a sentence about a node."""
+
+    GOOD = "good"
+    NEUTRAL = "neutral"
+    WARN = "warn"
+    """It wants attention."""
+    BAD = "bad"
+
+
+class Words(NamedTuple):
+    """A sentence about a node, and its mood."""
+
+    text: str
+    mood: Mood = Mood.NEUTRAL
+
+
+class Now(NamedTuple):
+    """The answers that change all the time, asked for at one moment."""
+
+    status: Status
+    progress: Progress
+    swarm: Swarm
+
+    @property
+    def near(self) -> list[SwarmNode]:
+        return [node for node in self.swarm.nodes if node.kind == "neighbour"]
+
+    @property
+    def known(self) -> int:
+        """Updates known when the node described its neighbours."""
+        return self.swarm.nodes[0].known
+
+
+async def look(client: Client) -> Now:
+    """Ask the node. Raises UserError NODE_NOT_RUNNING if there is none."""
+    return Now(*await asyncio.gather(client.status(), client.progress(), client.swarm()))
+
+
+async def look_at_all(client: Client) -> tuple[Now, Curves]:
+    """Ask the node. Raises UserError NODE_NOT_RUNNING if there is none."""
+    return await asyncio.gather(look(client), client.curves())
+
+
+async def measure(client: Client) -> None:
+    """Have the model as of now evaluated, and first the base model if it has not been, for comparison.
+
+    Raises UserError.
+    """
+    if base_of((await client.curves()).measurements) is None:
+        await client.evaluate(base=True, limit=MEASURED_ROWS)
+    await client.evaluate(limit=MEASURED_ROWS)
+
+
+def base_of(measurements: Sequence[NodeEvaluation]) -> NodeEvaluation | None:
+    """Return the last evaluation of the base model."""
+    return next((m for m in reversed(measurements) if m.base), None)
+
+
+# -- in words ------------------------------------------------------------------------------------------
+
+
+def doing(now: Now) -> Words:
+    """Say in one sentence what the node is doing, for the owner of the machine."""
+    words = doing_in(now.status)
+    if now.near or now.status.state in (NodeState.STARTING, NodeState.COMPLETE):
+        return words
+    return Words(f"{words.text} It has no neighbours at the moment.", Mood.WARN)
+
+
+def doing_in(s: Status) -> Words:
+    """Say what a node in this state is doing."""
+    share = percent(s.contributed / max(s.known, 1))
+    match s.state:
+        case NodeState.TRAINING if not s.contributed:
+            return Words("Training: the first update is being computed.", Mood.GOOD)
+        case NodeState.TRAINING:
+            made = f"{count(s.contributed)} updates so far ({share} of all)"
+            return Words(f"Training: {made}, {rate(s.updates_per_second)} more every second.", Mood.GOOD)
+        case NodeState.STARTING:
+            return Words("Getting ready: the base model is being downloaded or loaded.")
+        case NodeState.ASKING:
+            return Words("Getting ready: asking peers which of this node's updates they have.")
+        case NodeState.CATCHING_UP:
+            return Words(f"Catching up: {count(s.lacking)} updates are still missing.")
+        case NodeState.PAUSED:
+            return Words(f"Paused: {'; '.join(s.pauses)}.", Mood.WARN)
+        case NodeState.FINISHING:
+            return Words("Finishing: the node leaves when its neighbours have its last updates.")
+        case NodeState.COMPLETE if s.role == "relay":
+            return Words("The run is complete; this relay still serves it.", Mood.GOOD)
+        case NodeState.COMPLETE:
+            own = f"{count(s.contributed)} updates ({share}) are from this node."
+            return Words(f"The run is complete; {own}", Mood.GOOD)
+        case NodeState.IDLE if s.role == "relay":
+            return Words("Relaying: it forwards updates of others, which needs no model.", Mood.GOOD)
+        case NodeState.IDLE:
+            made = "Idle: it has made all the updates that it was asked for, and still serves others."
+            return Words(made, Mood.GOOD)
+
+
+def agreement(node: SwarmNode, known: int) -> Words:
+    """Compare a neighbour's state with ours, which has `known` updates."""
+    if node.agrees:
+        return Words("same digest", Mood.GOOD)
+    if node.known < known:
+        return Words(f"{count(known - node.known)} behind")
+    if node.known > known:
+        return Words(f"{count(node.known - known)} ahead")
+    return Words("digest differs", Mood.BAD) if (node.differs_for or 0) > PATIENCE else Words("under way")
+
+
+def together(now: Now) -> Words:
+    """Compare all neighbours' states with ours; updates under way are normal."""
+    moods = [agreement(node, now.known).mood for node in now.near]
+    if not moods:
+        return Words("no neighbours", Mood.WARN)
+    if differing := moods.count(Mood.BAD):
+        return Words(f"{count(differing)} of {count(len(moods))} out of step", Mood.BAD)
+    return Words(f"{count(len(moods))} in step", Mood.GOOD)

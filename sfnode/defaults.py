@@ -1,0 +1,23 @@
+"""Defaults that commands need which must start at once, and how the environment variable of a flag is called.
+
+Imports nothing but the standard library. All else about a node's settings is in `sfnode.settings`, which
+takes its own defaults from here where they are here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PREFIX = "SFNODE_"
+"""Starts the name of every environment variable."""
+
+DATA_DIR = Path("~/.sfnode")
+"""A node's folder; keys, run manifest, log and control socket lie in it."""
+
+LOCALHOST = "127.0.0.1"
+"""Address at which a node serves its dashboard and metrics unless its owner names another."""
+
+
+def variable(flag: str) -> str:
+    """Return the environment variable of a flag: `--data-dir` has SFNODE_DATA_DIR."""
+    return PREFIX + flag.removeprefix("--").replace("-", "_").upper()

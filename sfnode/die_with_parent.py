@@ -1,0 +1,35 @@
+"""Starts a program that dies with its parent: `python die_with_parent.py PARENT_PID PROGRAM ARGUMENTS...`
+
+A node killed with SIGKILL must not leave its p2pd behind, holding the port. This runs between fork and exec
+as a process of its own, because Python code between the two can deadlock in a process with threads. It is
+started by path under `python -I -S` and imports nothing of sfnode.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+"""Request of <linux/prctl.h>: send a signal when the parent *thread* ends; it survives exec."""
+
+
+def tied(command: list[str]) -> list[str]:
+    """Return the command line of a child that is killed when this process ends in whatever way (on Linux)."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
+def main(parent: str, program: str, *arguments: str) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Elsewhere p2pd ends by itself when its control connection closes, unless it hangs.
+    if os.getppid() != int(parent):
+        sys.exit("the parent died first")
+    try:
+        os.execv(program, [program, *arguments])
+    except OSError as error:
+        sys.exit(f"cannot run {program}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

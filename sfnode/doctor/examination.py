@@ -1,0 +1,304 @@
+"""Runs all checks at once, each with a deadline, and sorts what they find.
+
+Knows which check needs results of another, but not what the checks look at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import sfnode
+from sfnode.doctor import clock, compute, disk, network, ports
+from sfnode.doctor.context import Case, in_thread
+from sfnode.doctor.findings import Examination, Finding, Subject, note, number, ok, problem
+from sfnode.doctor.peers import Visit, visit
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.node.startup import remembered_peers
+from sfnode.store.data_folder import Layout
+from sfnode.store.log import UpdateLog
+from sfnode.transport.base import TransportError
+from sfprotocol import PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    from sfnode.transport.libp2p.transport import HivemindTransport
+
+T = TypeVar("T")
+Check = Callable[[], Awaitable[list[Finding]]]
+
+DEADLINE = 12.0
+"""Seconds for a check once the libraries are loaded: most dead peers take four; a peer that is slow at every
+step takes up to twelve."""
+
+MEASURE_DEADLINE = 300.0
+"""Seconds for loading and measuring a model when that was asked for."""
+
+RELAY_DEADLINE = 6.0
+"""Seconds for a connection through a relay, which takes one or two."""
+
+MAX_REMEMBERED = 5
+"""Peers of earlier sessions that are visited when none is named."""
+
+ABOUT_PEERS = frozenset(
+    number(subject)
+    for subject in (
+        Subject.PEER_NAME, Subject.PEER_TCP, Subject.PEER_HANDSHAKE, Subject.PEER_MANIFEST,
+    )
+)  # fmt: skip
+"""Problems with a peer that become notes if another peer answers."""
+
+
+class Examiner:
+    """One examination: its checks, and what they share."""
+
+    def __init__(self, case: Case, stack: AsyncExitStack) -> None:
+        self._case = case
+        self._stack = stack
+        self._local: Manifest | None = None
+        self._run_finding: Finding | None = None
+        self._shared: dict[str, asyncio.Task[Any]] = {}
+        self._read_run()
+        self._peers = case.peers or self._remembered()
+
+    async def findings(self) -> list[Finding]:
+        """Run all checks and return their findings, sorted by number."""
+        checks: dict[str, Check] = {
+            "clock": self._clock,
+            "disk": self._disk,
+            "memory": self._memory,
+            "device": self._device,
+            "model": self._fit,
+            "speed": self._speed,
+            "ports": self._ports,
+            "network daemon": self._daemon,
+            "peers": self._peers_found,
+            "reachability": self._reach,
+            "DHT": self._dht,
+            "run": self._run,
+        }
+        found = await asyncio.gather(*(self._finished(name, check) for name, check in checks.items()))
+        return sorted((one for several in found for one in several), key=lambda one: one.number)
+
+    async def end(self) -> None:
+        """Cancel what is still under way."""
+        for task in self._shared.values():
+            task.cancel()
+        await asyncio.gather(*self._shared.values(), return_exceptions=True)
+
+    # -- what checks share -------------------------------------------------------------------------
+
+    def _read_run(self) -> None:
+        kept = Layout(self._case.data_dir).manifest
+        file = self._case.run or (kept if kept.exists() else None)
+        if file is None:
+            return
+        try:
+            self._local = Manifest.from_toml(file)
+        except UserError as error:
+            subject = Subject.VERSION if error.code == Code.NEWER_PROTOCOL else Subject.RUN
+            self._run_finding = problem(subject, error.what, error.fix)
+
+    def _remembered(self) -> tuple[str, ...]:
+        """Return peers that the node of this folder has met."""
+        log = Layout(self._case.data_dir).log
+        if self._local is None or not log.exists():
+            return ()
+        with suppress(UserError), UpdateLog.open(log, self._local.run_id, read_only=True) as opened:
+            return tuple(remembered_peers(opened)[:MAX_REMEMBERED])
+        return ()
+
+    async def _once(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of `make`, which runs once for all checks, even if some give up waiting."""
+        if name not in self._shared:
+            self._shared[name] = asyncio.create_task(make())
+        result: T = await asyncio.shield(self._shared[name])
+        return result
+
+    async def _libraries(self) -> None:
+        await self._once("libraries", lambda: in_thread(_load_libraries))
+
+    async def _caller(self) -> HivemindTransport:
+        await self._libraries()
+        return await self._once("caller", lambda: network.start_caller(self._stack))
+
+    async def _visits(self) -> list[Visit]:
+        return await self._once("visits", self._visit_all)
+
+    async def _visit_all(self) -> list[Visit]:
+        peers = dict.fromkeys(self._peers)
+        return list(await asyncio.gather(*(visit(peer, self._caller, self._local) for peer in peers)))
+
+    async def _manifest(self) -> Manifest | None:
+        """Return the run's manifest: the one given, or that of the peers."""
+        visits = [] if self._local else await self._visits()
+        return self._local or next((seen.manifest for seen in visits if seen.manifest), None)
+
+    async def _answering(self) -> list[str]:
+        return [seen.address for seen in await self._visits() if seen.answers]
+
+    async def _finished(self, name: str, check: Check) -> list[Finding]:
+        await self._libraries()
+        long = name == "speed" and self._case.measure
+        deadline = MEASURE_DEADLINE if long else DEADLINE
+        try:
+            async with asyncio.timeout(deadline):
+                return await check()
+        except TimeoutError:
+            what = f"the check of the {name} did not end within {deadline:g} s"
+            return [
+                note(Subject.UNFINISHED, what, "Try again; if that does not help, what it examines hangs.")
+            ]
+        except Exception as error:  # one check must not take the others with it
+            what = f"the check of the {name} failed: {type(error).__name__}: {error}"
+            return [problem(Subject.UNFINISHED, what, "This is a bug in sfnode: please report it.")]
+
+    # -- the checks --------------------------------------------------------------------------------
+
+    async def _clock(self) -> list[Finding]:
+        if self._case.ntp:
+            with suppress(OSError):
+                ahead = await clock.ntp_ahead(*self._case.ntp)
+                return [clock.judge(ahead, f"the time server {self._case.ntp[0]}")]
+        return [clock.judge_by_peers([seen.clock_ahead for seen in await self._visits() if seen.answers])]
+
+    async def _disk(self) -> list[Finding]:
+        manifest = await self._manifest()
+        return await in_thread(lambda: disk.look_at_disk(self._case.data_dir, manifest))
+
+    async def _memory(self) -> list[Finding]:
+        return [await in_thread(compute.look_at_memory)]
+
+    async def _device(self) -> list[Finding]:
+        return [await in_thread(lambda: compute.look_at_device(self._case.device))]
+
+    async def _fit(self) -> list[Finding]:
+        manifest = await self._manifest()
+        return _those(await in_thread(lambda: compute.look_at_fit(self._case, manifest)))
+
+    async def _speed(self) -> list[Finding]:
+        manifest = await self._manifest()
+        return _those(await in_thread(lambda: compute.look_at_speed(self._case, manifest)))
+
+    async def _ports(self) -> list[Finding]:
+        listen = await in_thread(lambda: ports.look_at_ports(self._case.host_maddrs, self._case.data_dir))
+        return [*listen, ports.look_at_ipv6()]
+
+    async def _daemon(self) -> list[Finding]:
+        try:
+            await self._caller()
+        except UserError as error:
+            return [problem(Subject.NETWORK_DAEMON, error.what, error.fix)]
+        return [ok(Subject.NETWORK_DAEMON, "the libp2p daemon starts")]
+
+    async def _peers_found(self) -> list[Finding]:
+        found = [seen.finding for seen in await self._visits() if seen.finding]
+        found = [one for one in found if one.number != number(Subject.NETWORK_DAEMON)]
+        if not any(one.verdict == "ok" for one in found):
+            return found
+        return [one.model_copy(update={"verdict": "note"}) if _dispensable(one) else one for one in found]
+
+    async def _reach(self) -> list[Finding]:
+        public = ports.public_ipv4()
+        if public:
+            what = f"this machine has the public address {public}: others reach it, unless firewalls refuse"
+            return [ok(Subject.REACH, what)]
+        relays = await self._answering()
+        if not relays:
+            return []
+        relay = await self._relay(relays)
+        way = f"; through {relay} they can" if relay else f", nor within {RELAY_DEADLINE:g} s through a peer"
+        return [
+            note(
+                Subject.REACH,
+                f"this machine has no public IPv4 address: nodes outside cannot connect to it directly{way}",
+                f"{'Join with --auto-relay, or forward' if relay else 'Forward'} a port and name it with "
+                "--announce-maddrs. A node that nobody can connect to still works: it connects to others.",
+            )
+        ]
+
+    async def _relay(self, relays: Sequence[str]) -> str | None:
+        try:
+            caller = await self._caller()
+            host = await network.start_host(self._stack, relays)
+            async with asyncio.timeout(RELAY_DEADLINE):
+                return await network.through_relay(caller, host, relays)
+        except (TimeoutError, TransportError, UserError):
+            return None
+
+    async def _dht(self) -> list[Finding]:
+        peers = await self._answering()
+        if not peers:
+            return []
+        begin = time.perf_counter()
+        try:
+            there = await network.through_dht(await self._caller(), peers)
+            why = "what was written into it is not found"
+        except (TransportError, UserError) as error:
+            there, why = False, str(error)
+        if there:
+            took = time.perf_counter() - begin
+            return [ok(Subject.DHT, f"an entry in the peers' DHT was written and found in {took:.1f} s")]
+        return [
+            problem(
+                Subject.DHT,
+                f"the peers' DHT does not work from here: {why}",
+                "A wrong clock is the usual cause; otherwise name other peers.",
+            )
+        ]
+
+    async def _run(self) -> list[Finding]:
+        if self._run_finding:
+            return [self._run_finding]
+        manifest = await self._manifest()
+        if manifest is None:
+            if self._peers:
+                return []
+            fix = "Name the run with --peers ADDRESS or --run FILE to have it examined, too."
+            return [note(Subject.RUN, "no run was named, so only this machine was examined", fix)]
+        numbers = manifest.training
+        return [
+            ok(
+                Subject.RUN,
+                f"run {manifest.name} ({manifest.run_id.hex()[:16]}): {manifest.model.source}, "
+                f"{numbers.update_budget:,} updates",
+            ),
+            ok(
+                Subject.VERSION,
+                f"the run speaks protocol {manifest.protocol}, and this sfnode {sfnode.__version__} speaks "
+                f"{PROTOCOL_VERSION}",
+            ),
+        ]
+
+
+def _those(finding: Finding | None) -> list[Finding]:
+    return [finding] if finding else []
+
+
+def _dispensable(finding: Finding) -> bool:
+    return finding.number in ABOUT_PEERS
+
+
+def _load_libraries() -> None:
+    """Import the libraries in one thread: concurrent imports of one library see it half initialised."""
+    import sfnode.bench.memory
+    import sfnode.engine.trainer
+    import sfnode.transport.libp2p.transport  # noqa: F401
+
+
+async def examine(case: Case) -> Examination:
+    """Run all checks, which takes about 15 s at most unless steps of a large model are measured."""
+    begin = time.perf_counter()
+    async with AsyncExitStack() as stack:
+        examiner = Examiner(case, stack)
+        stack.push_async_callback(examiner.end)
+        findings = await examiner.findings()
+    return Examination(
+        version=sfnode.__version__,
+        seconds=round(time.perf_counter() - begin, 1),
+        problems=sum(one.verdict == "problem" for one in findings),
+        findings=findings,
+    )

@@ -1,0 +1,289 @@
+"""Merging cores into the weights of a model: W = base - sum over epochs of rate * delta * U A V^T (DESIGN 3).
+
+There are two ways. A rebuild starts from the base weights and rounds each weight once, so that the weights
+depend on the core alone, to the bit and on any machine, and not on the order in which updates came. In
+between, what is new since the last rebuild is merged cheaply: into the weights where their precision allows
+it. In half precision one update is less than the rounding of a weight, and so the new part of the core, the
+live core, is applied in activation space (`Subspace.set_live_core`). It has room for one epoch; when that is
+over, the live core is merged into the weights with stochastic rounding, by which changes far below the
+rounding are kept on average. None of this ever feeds back into the shared state. Duty cycles bound the time
+that all of it takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.subspace import Subspace
+from sfnode.models.loader import LoadedModel, matrix, store_rows
+from sfnode.models.quantized import BLOCK_ENTRIES, row_blocks
+from sfnode.models.targets import Form
+from sfprotocol.seeds import I64
+
+MERGE_REST = 80
+"""A merge that took t seconds is followed by at least 80 t without one: about 1 % of the time. Until then
+steps use weights that lack the newest updates, as they do on any node."""
+
+REBUILD_REST = 150
+"""The same for a target's rebuild: less than 1 % of the time."""
+
+QUANTISED_REBUILD_REST = 10
+"""The same for quantised weights, into which nothing but a rebuild merges anything: 9 % of the time at
+most."""
+
+EXACT = 1 << 24
+"""Integers below this are exact in float32, whatever the order in which a product adds them up."""
+
+
+class DutyCycle:
+    """Bounds the share of time that a repeated action takes: t seconds are followed by `rest * t` without
+    it."""
+
+    def __init__(self, clock: Callable[[], float], rest: int) -> None:
+        self._clock = clock
+        self._rest = rest
+        self._next = -math.inf
+
+    def due(self) -> bool:
+        """Return whether the action may be repeated now."""
+        return self._clock() >= self._next
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Time the action in the block."""
+        start = self._clock()
+        yield
+        end = self._clock()
+        self._next = end + self._rest * (end - start)
+
+
+class MergedWeights:
+    """The target matrices of one model as a function of a core that keeps growing.
+
+    `scale(epoch)` is rate * delta: by how much one unit of the core changes a weight. `clock` in seconds.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        space: Subspace,
+        core: Core,
+        scale: Callable[[int], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self._loaded = loaded
+        self._space = space
+        self._core = core
+        self._scale = scale
+        self._merges = DutyCycle(clock, MERGE_REST)
+        self._rebuilds = DutyCycle(clock, QUANTISED_REBUILD_REST if loaded.quantised else REBUILD_REST)
+        self._pending = Core(len(loaded.sites), space.rank)
+        """The part of the core that is not in the weights."""
+        self._changed = False
+        """Whether anything has become pending since the last merge."""
+        self._newest = -1
+        self._live_epochs = [-1] * len(loaded.sites)
+        """Epoch of the live core of each target."""
+        self._waiting: deque[int] = deque()
+        """Targets that wait for their rebuild, the longest wait first."""
+        self._behind: deque[int] = deque()
+        """Targets whose live core is of an epoch that is over; no quantised ones, which wait for a
+        rebuild."""
+        self._noise, self._random = _noise(loaded), Random()
+        self._blank = True
+        """No step has been taken: updates that are replayed before that are in the core alone, from which the
+        first step rebuilds, so that a long history is added up only once."""
+        self._exact = True
+        """The weights are those of a rebuild from the core as it is."""
+
+    def add(self, batch: UpdateBatch) -> None:
+        """Add updates to the core at once; the weights follow with `follow` or `rebuild`."""
+        if not len(batch.seeds):
+            return
+        self._core.add(batch, *(() if self._blank else (self._pending,)))
+        self._exact = False
+        self._changed = not self._blank
+        newest = int(batch.epochs.max())
+        if newest > self._newest:
+            self._newest = newest
+            every = range(len(self._live_epochs))
+            self._waiting.extend(sorted(set(every) - set(self._waiting)))
+            if not (self._loaded.exact or self._loaded.quantised):
+                self._behind.extend(sorted(set(every) - set(self._behind)))
+
+    def follow(self) -> None:
+        """Bring the weights nearer to the core as far as the duty cycles allow; to be called before every
+        step.
+
+        Delays a step by the rebuild of one target, the merge of one live core and one merge of what is
+        pending at most.
+        """
+        if self._blank:
+            self._blank = False
+            return self.rebuild()
+        if self._waiting and self._rebuilds.due():
+            with self._rebuilds.timed():
+                self._rebuild(self._waiting.popleft())
+                _finish(self._loaded.device)
+        if self._behind:
+            self._merge_past(self._behind.popleft())
+        if self._changed and self._merges.due():
+            with self._merges.timed():
+                self._merge_pending()
+                _finish(self._loaded.device)
+            self._changed = False
+        return None
+
+    def rebuild(self) -> None:
+        """Set every weight to base minus the sum over all epochs, rounded once, unless it is that already."""
+        if self._exact:
+            return
+        for number in range(len(self._live_epochs)):
+            self._rebuild(number)
+        self._waiting.clear()
+        self._behind.clear()
+        self._merge_pending()  # nothing is pending any more, which clears the live cores
+        self._changed, self._blank, self._exact = False, False, True
+
+    @contextmanager
+    def at_base(self) -> Iterator[None]:
+        """Give the model the base weights within the block, and rebuild them afterwards."""
+        self.rebuild()
+        for number, site in enumerate(self._loaded.sites):
+            store_rows(site, 0, self._loaded.base_weights.read(number))
+        try:
+            yield
+        finally:
+            self._exact = False
+            self.rebuild()
+
+    def _merge_pending(self) -> None:
+        """Merge what is pending, each update with the basis and rate of its own epoch."""
+        epochs = self._pending.epochs()
+        if self._loaded.exact:
+            for epoch in epochs:
+                self._space.columns(epoch)  # all targets at once
+                for number in range(len(self._live_epochs)):
+                    self._merge(number, epoch)
+            self._pending = Core(len(self._live_epochs), self._space.rank)
+            return
+        for number, site in enumerate(self._loaded.sites):
+            if site.form is Form.VECTOR:  # sees no activations, and is in float32 in any trained model
+                for epoch in epochs:
+                    self._merge(number, epoch)
+                self._pending.forget(number)
+            else:
+                self._set_live_core(number, max(self._live_epochs[number], 0))
+
+    def _merge(self, number: int, epoch: int) -> None:
+        """Merge what is pending of one epoch into one target."""
+        scale, u, right = self._change(number, epoch)
+        matrix(self._loaded.sites[number]).addmm_(u.float(), right, alpha=-scale)
+
+    def _change(self, number: int, epoch: int) -> tuple[float, Tensor, Tensor]:
+        """Return scale, U (out, k) int8 and A V^T (k, in) of what is pending, for the k columns that
+        changed."""
+        a = self._pending.of(epoch)[number]
+        rows = np.flatnonzero(a.any(axis=1))  # (k,)
+        u, v = self._space.matrices(epoch, number)
+        return self._scale(epoch), u[:, rows], _float(a[rows], v.device) @ v.float().t()
+
+    def _merge_past(self, number: int) -> None:
+        """Merge what is pending of past epochs into a target; the newest epoch becomes its live core.
+
+        Rounding is stochastic: up or down with probabilities that keep the mean (Gupta et al. 2015). A later
+        rebuild removes the noise.
+        """
+        over = [epoch for epoch in self._pending.epochs() if epoch != self._newest]
+        changes = [self._change(number, epoch) for epoch in over if self._pending.of(epoch)[number].any()]
+        weight = matrix(self._loaded.sites[number])
+        for rows in row_blocks(*weight.shape) if changes else ():
+            block = weight[rows].float()
+            for scale, u, right in changes:
+                block.addmm_(u[rows].float(), right, alpha=-scale)
+            weight[rows] = self._rounded(block)
+        self._pending.forget(number, but=self._newest)
+        self._live_epochs[number] = self._newest
+        self._set_live_core(number, self._newest)
+
+    def _rounded(self, block: Tensor) -> Tensor:
+        """Return `block` (n, in) float32 plus noise, so that rounding to nearest rounds stochastically."""
+        start = self._random.randrange(self._noise.numel() - block.numel() + 1)
+        noise = self._noise[start : start + block.numel()].view_as(block)
+        # The exponent alone, 2**e: times the machine epsilon it is the spacing of representable numbers.
+        power = block.view(torch.int32).bitwise_and(0x7F800000).view(torch.float32)
+        return block.addcmul_(power, noise, value=torch.finfo(self._loaded.dtype).eps)
+
+    def _set_live_core(self, number: int, epoch: int) -> None:
+        """Make what is pending of one epoch a target's live core; the rest waits for the rebuild."""
+        u, v = self._space.matrices(epoch, number)  # (out, rank), (in, rank)
+        a = _float(self._pending.of(epoch)[number], v.device)
+        self._space.set_live_core(number, u, v.float() @ a.t() * -self._scale(epoch))
+
+    @property
+    def _exact_on(self) -> torch.device:
+        """The device on which float64 is computed: Apple's GPUs have none."""
+        device = self._space.device
+        return torch.device("cpu") if device.type == "mps" else device
+
+    def _rebuild(self, number: int) -> None:
+        """Rebuild one target's weights, block by block, and forget what is pending of it."""
+        site = self._loaded.sites[number]
+        base = self._loaded.base_weights.read(number)  # (out, in)
+        terms = [self._term(number, epoch) for epoch in self._core.epochs()]
+        for rows in row_blocks(*base.shape):
+            block = base[rows].to(self._exact_on).double()
+            for scale, bound, u, right in terms:
+                dtype = torch.float32 if bound < EXACT else torch.float64
+                product = torch.mm(u[rows].to(dtype), right.to(dtype))
+                block.sub_(product.double().mul_(scale))
+            store_rows(site, rows.start, block)
+        self._pending.forget(number)
+        self._live_epochs[number] = self._newest
+        if not self._loaded.exact:
+            self._set_live_core(number, max(self._newest, 0))
+
+    def _term(self, number: int, epoch: int) -> tuple[float, int, Tensor, Tensor]:
+        """Return scale, a bound of the entries of U A V^T, U (out, rank) int8 and A V^T (rank, in) as floats.
+
+        All of them are integers, so that the product is exact: below 2**24 in float32, and below 2**53, which
+        no run reaches, in float64.
+        """
+        a = self._core.of(epoch)[number]
+        bound = int(np.abs(a).sum())
+        u, v = (side.to(self._exact_on) for side in self._space.matrices(epoch, number))
+        dtype = torch.float32 if bound < EXACT else torch.float64
+        right = torch.from_numpy(a.copy()).to(v.device, dtype) @ v.to(dtype).t()
+        return self._scale(epoch), bound, u, right
+
+
+def _noise(loaded: LoadedModel) -> Tensor:
+    """Return numbers from -1/2 to 1/2; each block takes a slice from a random place.
+
+    They come from a generator of their own: what else draws from torch's is not disturbed.
+    """
+    if loaded.exact or loaded.quantised:
+        return torch.empty(0)
+    largest = max((site.target.in_features for site in loaded.sites), default=1)
+    generator = torch.Generator(loaded.device)
+    generator.seed()
+    return torch.rand(2 * max(BLOCK_ENTRIES, largest), generator=generator, device=loaded.device) - 0.5
+
+
+def _float(entries: I64, device: torch.device) -> Tensor:
+    return torch.from_numpy(entries.astype(np.float32)).to(device)
+
+
+def _finish(device: torch.device) -> None:
+    """Wait for the device, so that the work is timed and not its submission."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,48 @@
+"""The mini-batches of coming steps, tokenised in threads of their own while the engine computes.
+
+The one part of an engine that threads other than its own may use. It knows neither rows nor tokenizers, only
+what encodes the mini-batch of a seed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from threading import Lock
+
+from sfnode.tasks.encoding import Encoded
+
+PREPARED_STEPS = 4
+"""Steps whose mini-batches are kept ready; those of steps that are never taken make room."""
+
+Draw = Callable[[int], Encoded]
+"""Encodes the mini-batch that a seed draws; called from several threads."""
+
+
+class MiniBatches:
+    """Draws and encodes mini-batches, ahead of time where a step was announced; any thread may call it."""
+
+    def __init__(self, draw: Draw, executor: Executor) -> None:
+        self._draw = draw
+        self._executor = executor
+        self._lock = Lock()
+        self._prepared: OrderedDict[tuple[int, ...], Future[list[Encoded]]] = OrderedDict()
+
+    def prepare(self, seeds: Sequence[int]) -> None:
+        """Have the mini-batches of a coming step encoded meanwhile; returns at once."""
+        key = tuple(seeds)
+        with self._lock:
+            self._prepared[key] = self._executor.submit(self._encoded, key)
+            while len(self._prepared) > PREPARED_STEPS:
+                self._prepared.popitem(last=False)
+
+    def take(self, seeds: Sequence[int]) -> list[Encoded]:
+        """Return one mini-batch for each seed, waiting for those that are being prepared."""
+        key = tuple(seeds)
+        with self._lock:
+            prepared = self._prepared.pop(key, None)
+        return self._encoded(key) if prepared is None else prepared.result()
+
+    def _encoded(self, seeds: Sequence[int]) -> list[Encoded]:
+        return [self._draw(seed) for seed in seeds]

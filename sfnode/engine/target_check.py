@@ -1,0 +1,109 @@
+"""Checks that the targets of a model can be perturbed row by row, and that a language model is causal.
+
+Two short sequences go through the model, and one of them is perturbed. Run once when a model is loaded: what
+a model's code does with its rows cannot be read off its modules. Knows models and perturbations; knows no
+data.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sfnode.engine import forward
+from sfnode.engine.forward import Batch
+from sfnode.models.loader import LoadedModel
+from sfnode.models.perturbation import Directions, Perturbation
+from sfnode.models.targets import Form
+
+TOKENS = 3
+"""Length of the two sequences: with two a row per token could be taken for a row per sequence."""
+
+PREDICTED = 16
+"""Tokens whose log-probabilities are compared for causality: that of a single one may agree by accident."""
+
+DISTANCE = 0.05
+"""Size of the first sequence's perturbation: enough to show in half precision."""
+
+TOLERANCE = 0.02
+"""Relative difference of log-probabilities that rounding may make between two ways to the same product."""
+
+
+def problem(loaded: LoadedModel) -> str | None:
+    """Return why the model cannot be trained, or None if it can."""
+    this = _sequences(loaded)
+    with torch.inference_mode():
+        still = forward.log_probs(loaded, this, None)
+        loaded.perturber.seen.clear()
+        try:
+            perturbed = forward.log_probs(loaded, this, _perturbation(loaded, this, range(len(loaded.sites))))
+        except ValueError as error:  # a target saw a number of rows that is none of the batch's
+            return f"{error}, as in a mixture of experts"
+        idle = _unseen(loaded)
+        if idle:
+            return f"{idle} is never called as a layer"
+        if not _same(perturbed[1], still[1]):
+            return f"{_culprit(loaded, this, still)} does not keep the rows of a batch apart"
+        return _non_causal(loaded)
+
+
+def _sequences(loaded: LoadedModel) -> forward.Pass:
+    """Return two sequences and the last position of each."""
+    ids = np.arange(2 * TOKENS).reshape(2, TOKENS) % _vocabulary(loaded)
+    columns = np.zeros(2, np.int64) if loaded.classifies else np.full(2, TOKENS - 1)
+    batch = Batch(ids, np.ones_like(ids), np.zeros_like(ids), np.arange(2), columns, np.zeros(2, np.int64))
+    return forward.take(batch, np.arange(2), np.arange(2), loaded.device)
+
+
+def _vocabulary(loaded: LoadedModel) -> int:
+    """Return the size of the vocabulary; a model that also sees images has a configuration for text."""
+    return int(loaded.model.config.get_text_config(decoder=True).vocab_size)
+
+
+def _non_causal(loaded: LoadedModel) -> str | None:
+    """Return what is wrong with a language model that sees the tokens it has to predict, as an encoder
+    does."""
+    if loaded.classifies:
+        return None
+    ids = np.arange(TOKENS)[None].repeat(2, 0) % _vocabulary(loaded)
+    ids[1, -1] = (ids[1, -1] + 1) % _vocabulary(loaded)
+    rows = np.arange(2).repeat(PREDICTED)
+    targets = np.arange(2 * PREDICTED) % PREDICTED % _vocabulary(loaded)
+    batch = Batch(ids, np.ones_like(ids), np.zeros_like(ids), rows, np.zeros_like(rows), targets)
+    this = forward.take(batch, np.arange(2), np.arange(len(targets)), loaded.device)
+    first, second = forward.log_probs(loaded, this, None).chunk(2)  # each after the same one token
+    return None if _same(first, second) else "it reads both ways: what it predicts depends on what follows"
+
+
+def _perturbation(loaded: LoadedModel, this: forward.Pass, numbers: range) -> Perturbation:
+    """Perturb the first sequence, in these targets, along directions of ones, and the second not at all."""
+    by = torch.tensor([[DISTANCE], [0.0]], dtype=loaded.dtype, device=loaded.device)  # (2, 1)
+    directions = Directions(
+        tuple(
+            by.new_full((1, s.target.out_features), float(n in numbers)) for n, s in enumerate(loaded.sites)
+        ),
+        tuple(by.new_ones((s.target.in_features, 1)) for s in loaded.sites),
+        live=0,
+    )
+    return Perturbation(directions, by.repeat_interleave(TOKENS, 0), by, by[this.rows])
+
+
+def _unseen(loaded: LoadedModel) -> str | None:
+    """Return a target that no pass has gone through, if there is one."""
+    sites = enumerate(loaded.sites)
+    names = (s.target.name for n, s in sites if s.form is not Form.VECTOR and n not in loaded.perturber.seen)
+    return next(names, None)
+
+
+def _culprit(loaded: LoadedModel, this: forward.Pass, still: Tensor) -> str:
+    """Return the first target whose perturbation alone changes the second sequence."""
+    for number, site in enumerate(loaded.sites):
+        perturbed = forward.log_probs(loaded, this, _perturbation(loaded, this, range(number, number + 1)))
+        if not _same(perturbed[1], still[1]):
+            return site.target.name
+    return "the model"
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)

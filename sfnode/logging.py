@@ -1,0 +1,82 @@
+"""Logging: one logger for all of sfnode; two formats that the command line sets up, never an import.
+
+Text is for people. JSON is for programs: one object per line, whatever a message or an exception contains.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from sfnode.errors import UserError
+
+log = logging.getLogger("sfnode")
+"""The logger of the whole package. Without `set_up_logging` it goes where the host program sends its logs."""
+
+FORMATS = ("text", "json")
+"""Values of `--log-format`."""
+
+_ORDINARY = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+"""Attributes of every record; any other was given as `extra` and is a field."""
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """A handler for the current `sys.stderr`: while a progress bar replaces it, lines go above the bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.stream is not sys.stderr:
+            self.setStream(sys.stderr)
+        super().emit(record)
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line: time (RFC 3339, UTC), level, logger, message, fields, exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if fields := {name: value for name, value in vars(record).items() if name not in _ORDINARY}:
+            line["fields"] = {name: _plain(value) for name, value in fields.items()}
+        if record.exc_info and record.exc_info[0] is not None:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON has: NaN and infinities as text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def set_up_logging(level: str, form: str = "text") -> None:
+    """Send the log to standard error; from other libraries only warnings. Changes the global logging, so only
+    the command line calls it."""
+    handler = _Stderr()
+    handler.setFormatter(
+        JsonFormatter()
+        if form == "json"
+        else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+    )
+    logging.getLogger().handlers = [handler]
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.captureWarnings(form == "json")  # Python's warnings would not be JSON lines otherwise
+    log.setLevel(level.upper())
+    logging.getLogger("aiohttp.server").addFilter(_is_own_fault)
+
+
+def _is_own_fault(record: logging.LogRecord) -> bool:
+    """Drop records of requests that are not HTTP: they are answered with 400 and are no fault of ours."""
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__module__ != "aiohttp.http_exceptions"
+
+
+def log_error(error: UserError) -> None:
+    """Log the error that ends a node, for programs that read its log."""
+    log.error("%s", error.what, extra={"code": f"SF{error.code:03d}", "fix": error.fix})

@@ -1,0 +1,290 @@
+"""The run manifest: what all nodes of a run share.
+
+A manifest is the immutable description of one training run; the run id is its canonical hash. It is written
+as TOML by `sfnode init` and travels between nodes as canonical MessagePack (SPEC M1-M3). This module knows
+fields and their bounds; it does not load models or data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgpack
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from sfnode.errors import Code, UserError
+from sfprotocol import PROTOCOL_VERSION
+from sfprotocol.messages import RunParameters
+
+MAX_MANIFEST_BYTES = 192 * 1024
+"""Size limit of an encoded manifest: it fits one frame, and the targets of a 7B model take 20 KiB."""
+
+MAX_EPOCHS = 65_536
+"""Most epochs of a run: the epoch of a segment then takes at most three bytes (SPEC S4)."""
+
+
+class Section(BaseModel):
+    """A frozen table of the manifest; unknown keys are errors, so that a typo cannot pass silently."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Target(Section):
+    """One trained matrix, `name:OUTxIN` in the TOML: W has shape (out_features, in_features)."""
+
+    name: str = Field(min_length=1, max_length=200)
+    out_features: int = Field(ge=1, le=1 << 24)
+    in_features: int = Field(ge=1, le=1 << 24)
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        form = re.fullmatch(r"(.+):([0-9]+)x([0-9]+)", text, re.ASCII)
+        if form is None:
+            raise ValueError(f"{text!r} is not of the form NAME:OUTxIN")
+        return cls(name=form[1], out_features=int(form[2]), in_features=int(form[3]))
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.out_features}x{self.in_features}"
+
+
+class Model(Section):
+    """The base model. `source`: `builtin:NAME`, a local folder, or a Hugging Face hub id."""
+
+    source: str
+    revision: str = ""
+    digest: str = Field(pattern="^[0-9a-f]{64}$")
+    listing: str = Field(default="", pattern="^([0-9a-f]{64})?$")
+    """Hash of the listing by which nodes download the model from each other (SPEC B2); empty: they do not."""
+    targets: tuple[str, ...] = Field(min_length=1, max_length=4096)
+
+    @field_validator("targets")
+    @classmethod
+    def _targets_parse(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            Target.parse(text)
+        if len(set(value)) != len(value):
+            raise ValueError("a target is listed twice")
+        return value
+
+    def parsed_targets(self) -> tuple[Target, ...]:
+        """Return the targets in the order in which layers are numbered."""
+        return tuple(Target.parse(text) for text in self.targets)
+
+
+class Task(Section):
+    """The meaning of a row of data: `template` is the prompt, and an answer follows it.
+
+    The fields of a row are named in braces, `{field}` or `{field|filter}` (sfnode/tasks/templates.py lists
+    the filters). A space sets the answer off unless the prompt ends or the answer begins in white space.
+
+    classification: `verbalizer` maps the row's label to the answer;
+    sequence-classification: `template` is all the text, which `{separator}` may part in two, and `verbalizer`
+    maps the row's label to the name of a class; a model with a classification head gives the classes scores,
+    in the verbalizer's order;
+    choice: the row brings its candidates (`candidates_field`), the answer is `completion` with `{candidate}`
+    filled in, and `label_field` has the right one (its text, its index, or a list of texts);
+    completion: the answer is `completion`; text: there is no answer, the loss is on the whole of `template`;
+    chat: `messages_field` holds a conversation, the loss is on what the assistant says in it.
+
+    `metric`: accuracy, f1 (macro-averaged, of a classification), or, if empty, what is usual for the kind.
+    """
+
+    kind: Literal["classification", "sequence-classification", "choice", "completion", "text", "chat"]
+    template: str = ""
+    label_field: str = "label"
+    verbalizer: dict[str, str] = Field(default_factory=dict)
+    candidates_field: str = ""
+    completion: str = ""
+    messages_field: str = Field(default="messages", min_length=1)
+    metric: Literal["", "accuracy", "f1"] = ""
+    max_tokens: int = Field(default=256, ge=8, le=65_536)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether each row has one of the verbalizer's labels."""
+        return self.kind in ("classification", "sequence-classification")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Task:
+        words = [word.strip() for word in self.verbalizer.values()]
+        if not self.template and self.kind != "chat":
+            raise ValueError(f"the task kind {self.kind} needs a template")
+        if self.labelled and (len(set(words)) < max(2, len(words)) or "" in words):
+            raise ValueError("a classification needs a verbalizer with two or more different words")
+        if self.kind in ("choice", "completion") and not self.completion:
+            raise ValueError(f"the task kind {self.kind} needs a completion")
+        if self.kind == "choice" and not self.candidates_field:
+            raise ValueError("the task kind choice needs a candidates_field")
+        if self.metric and not self.labelled and (self.kind, self.metric) != ("choice", "accuracy"):
+            raise ValueError(f"the task kind {self.kind} cannot be measured by {self.metric}")
+        return self
+
+
+class Data(Section):
+    """The sources of rows.
+
+    A file (.tsv .csv .jsonl .parquet), `hf:NAME[:CONFIG]:SPLIT` or `builtin:NAME:SPLIT`.
+    `train` may be empty for a run on private data only: every trainer then brings its own with `--data`.
+    """
+
+    train: str = ""
+    test: str = ""
+    train_limit: int = Field(default=0, ge=0)
+    train_min_words: int = Field(default=0, ge=0)
+    test_limit: int = Field(default=0, ge=0)
+
+
+class Training(Section):
+    """The numbers of the update rule (DESIGN section 3). Learning rates are per update."""
+
+    rank: int = Field(default=32, ge=1, le=1024)
+    basis: Literal["random"] = "random"
+    epsilon: float = Field(default=1e-3, gt=0, le=1)
+    learning_rate: float = Field(default=6e-6, gt=0, le=1)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    batch_size: int = Field(default=4, ge=1, le=4096)
+    epoch_updates: int = Field(default=1024, ge=1, le=1 << 32)
+    update_budget: int = Field(default=4096, ge=1, le=(1 << 32) - 1)
+    scalar_bits: Literal[8, 16] = 16
+    scalar_delta: float = Field(default=1 / 64, gt=0, allow_inf_nan=False)
+    scalar_limit: int = Field(default=32_767, ge=1, le=32_767)
+
+    @field_validator("rank")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError("rank must be a power of two")
+        return value
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Training:
+        if self.scalar_bits == 8 and self.scalar_limit > 127:
+            raise ValueError("scalar_limit is at most 127 when scalar_bits is 8")
+        if self.epochs > MAX_EPOCHS:
+            raise ValueError(f"update_budget / epoch_updates is at most {MAX_EPOCHS}")
+        return self
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs that the budget spans."""
+        return -(-self.update_budget // self.epoch_updates)
+
+    def rate(self, epoch: int) -> float:
+        """Return the learning rate of the updates of `epoch`, counted from 0."""
+        progress = epoch / self.epochs
+        factor = {
+            "constant": 1.0,
+            "linear": 1.0 - progress,
+            "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+        }[self.schedule]
+        return self.learning_rate * factor
+
+
+class Manifest(Section):
+    """One training run. Two manifests with equal canonical bytes are the same run."""
+
+    protocol: int = Field(default=PROTOCOL_VERSION, ge=1)
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")] = "run"
+    admission: Literal["open"] = "open"
+    model: Model
+    task: Task
+    data: Data
+    training: Training = Training()
+
+    def canonical(self) -> bytes:
+        """Return canonical MessagePack (SPEC M2): all fields, maps sorted by key, floats as float64."""
+        encoded: bytes = msgpack.packb(_sorted(self.model_dump(mode="json")), use_bin_type=True)
+        return encoded
+
+    @property
+    def run_id(self) -> bytes:
+        """32 bytes: BLAKE2b-256 of the canonical bytes (SPEC M3)."""
+        return hashlib.blake2b(self.canonical(), digest_size=32, person=b"sfnode-manifest").digest()
+
+    def parameters(self) -> RunParameters:
+        """Return what the protocol machine needs to know of the run."""
+        t = self.training
+        return RunParameters(
+            run_id=self.run_id,
+            epoch_updates=t.epoch_updates,
+            update_budget=t.update_budget,
+            scalar_bytes=t.scalar_bits // 8,
+            scalar_limit=t.scalar_limit,
+        )
+
+    def to_toml(self) -> str:
+        fields = self.model_dump(mode="json")
+        # a multi-line string would turn \r\n into \n, and the file would name another run
+        return tomli_w.dumps(fields, multiline_strings=b"\r" not in self.canonical())
+
+    @classmethod
+    def from_toml(cls, path: Path) -> Manifest:
+        """Read a manifest file. Raises UserError BAD_MANIFEST or NEWER_PROTOCOL."""
+        try:
+            fields = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise UserError(
+                Code.BAD_MANIFEST,
+                f"cannot read the run manifest {path}: {error}",
+                "Write one with `sfnode init`, or get the run's own with `sfnode join --peers ADDRESS`.",
+            ) from error
+        return cls._checked(fields, str(path))
+
+    @classmethod
+    def from_canonical(cls, encoded: bytes, source: str) -> Manifest:
+        """Decode a manifest that came from a peer; bytes that are not canonical are refused."""
+        if len(encoded) > MAX_MANIFEST_BYTES:
+            raise UserError(
+                Code.BAD_MANIFEST, f"the manifest from {source} is too large", "Join through another peer."
+            )
+        try:
+            fields = msgpack.unpackb(encoded, raw=False, strict_map_key=True)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise UserError(
+                Code.BAD_MANIFEST,
+                f"the manifest from {source} does not decode: {error}",
+                "Join through another peer.",
+            ) from error
+        manifest = cls._checked(fields, source)
+        if manifest.canonical() != encoded:
+            raise UserError(
+                Code.BAD_MANIFEST,
+                f"the manifest from {source} is not in canonical form",
+                "Join through another peer.",
+            )
+        return manifest
+
+    @classmethod
+    def _checked(cls, fields: Any, source: str) -> Manifest:
+        version = fields.get("protocol") if isinstance(fields, dict) else None
+        if isinstance(version, int) and version > PROTOCOL_VERSION:
+            raise UserError(
+                Code.NEWER_PROTOCOL,
+                f"the run of {source} speaks protocol {version}; this sfnode speaks {PROTOCOL_VERSION}",
+                "Upgrade: pip install --upgrade sfnode",
+            )
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise UserError(
+                Code.BAD_MANIFEST,
+                f"the run manifest {source} is not valid: {where}: {first['msg']}",
+                "Correct that field, or write a fresh manifest with `sfnode init`.",
+            ) from error
+
+
+def _sorted(value: Any) -> Any:
+    """Return the same value with the keys of every map in the order of their UTF-8 bytes."""
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value, key=lambda k: k.encode())}
+    if isinstance(value, list):
+        return [_sorted(item) for item in value]
+    return value

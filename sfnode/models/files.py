@@ -1,0 +1,237 @@
+"""The base model as files: where they are, whether they are safe, and the digest that names them.
+
+Reads safetensors by their header, so that weights of any size are hashed without being loaded. This module
+knows neither torch nor architectures, and it never opens a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub import snapshot_download
+
+from sfnode.errors import Code, UserError
+from sfnode.models import hub
+
+BUILTIN = "builtin:"
+EMBEDDED = Path(__file__).parent.parent / "embedded"
+"""Folder of `builtin:NAME` in the installed package."""
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "bpe.codes",
+    "chat_template.jinja",
+    "dict.txt",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "source.spm",
+    "special_tokens_map.json",
+    "spiece.model",
+    "spm.model",
+    "target.spm",
+    "tekken.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.bpe",
+    "vocab.json",
+    "vocab.txt",
+)
+"""Everything that may change how text becomes tokens, in any kind of tokenizer, in the order of hashing."""
+
+DOWNLOAD = ("model*.safetensors", INDEX, CONFIG, "generation_config.json", *TOKENIZER_FILES)
+"""Patterns of what is downloaded from the hub: no pickles and no code."""
+
+ADAPTER = "adapter_config.json"
+"""File of an adapter, which transformers would silently load on top of the weights that the digest covers."""
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
+
+MAX_HEADER = 100 << 20
+"""The safetensors format's own bound on its header, in bytes."""
+
+HASH_CHUNK = 16 << 20
+"""Bytes hashed at a time, so that a file never has to be resident as a whole."""
+
+
+class StoredTensor(NamedTuple):
+    """Place of one tensor in a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    """Bytes from the start of the file."""
+    size: int
+    """Size in bytes."""
+
+
+def resolve(source: str, revision: str, override: Path | None) -> Path:
+    """Return the local folder of a base model, downloading it if need be.
+
+    `override`, when given, replaces the source (its digest is still checked by whoever loads it). Raises
+    UserError MODEL_NOT_FOUND, or MODEL_UNSAFE for a folder that holds its weights as pickles only.
+    """
+    if override is not None:
+        folder = override
+    elif source.startswith(BUILTIN):
+        folder = EMBEDDED / Path(source.removeprefix(BUILTIN)).name
+    elif Path(source).is_dir():
+        folder = Path(source)
+    else:
+        folder = _download(source, revision)
+    weight_files(folder)
+    if (folder / ADAPTER).exists():
+        raise UserError(
+            Code.MODEL_UNSAFE,
+            f"{folder} holds an adapter ({ADAPTER}) besides the base model",
+            "Give a folder with the base model alone; merge the adapter first if you want it in.",
+        )
+    return folder
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files that hold the weights, as transformers would choose them.
+
+    Raises UserError MODEL_NOT_FOUND, MODEL_UNSAFE or MODEL_UNSUPPORTED.
+    """
+    if (folder / CONFIG).is_file():
+        if (folder / SINGLE).is_file():
+            return [folder / SINGLE]
+        if (folder / INDEX).is_file():
+            return _shards(folder)
+    raise _no_weights(folder)
+
+
+def digest(folder: Path) -> str:
+    """Return BLAKE2b-256, in hex, over a base model's tensors and the files that give them meaning.
+
+    Tensors come sorted by name, each as a JSON line `[name, dtype, shape, size]` and its raw bytes, whichever
+    file they are in: splitting a model into other shards changes nothing. Then come config.json and the
+    tokenizer's files that are present, each as a JSON line `[name, size]` and its bytes.
+    """
+    state = hashlib.blake2b(digest_size=32)
+    tensors = stored_tensors(folder)
+    for name in sorted(tensors):
+        stored = tensors[name]
+        state.update(_line([name, stored.dtype, list(stored.shape), stored.size]))
+        with stored.file.open("rb") as handle:
+            handle.seek(stored.offset)
+            for start in range(0, stored.size, HASH_CHUNK):
+                state.update(handle.read(min(HASH_CHUNK, stored.size - start)))
+    for file in (CONFIG, *TOKENIZER_FILES):
+        if (folder / file).is_file():
+            content = (folder / file).read_bytes()
+            state.update(_line([file, len(content)]) + content)
+    return state.hexdigest()
+
+
+def _line(fields: list[Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return all tensors of a base model by name. Raises UserError MODEL_* when they are not all there."""
+    tensors: dict[str, StoredTensor] = {}
+    for file in weight_files(folder):
+        for name, stored in _read(file):
+            if name in tensors:
+                raise _broken(file, f"tensor {name} is in another shard as well")
+            tensors[name] = stored
+    return tensors
+
+
+def _read(file: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the tensors of one file: 8 bytes of header length, a JSON header, then the data it points to."""
+    try:
+        total = file.stat().st_size
+        with file.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            if length > min(MAX_HEADER, total - 8):
+                raise ValueError("the header is longer than the file")
+            header = json.loads(handle.read(length))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            yield name, _stored(entry, file, 8 + length, total)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _broken(file, str(error)) from error
+
+
+def _stored(entry: dict[str, Any], file: Path, begin: int, total: int) -> StoredTensor:
+    """Return the place that a header's entry gives; offsets count from `begin`, the file has `total`
+    bytes."""
+    start, stop = entry["data_offsets"]
+    if not 0 <= start <= stop <= total - begin:
+        raise ValueError("a tensor reaches past the end of the file")
+    shape = tuple(int(size) for size in entry["shape"])
+    return StoredTensor(str(entry["dtype"]), shape, file, begin + start, stop - start)
+
+
+def _shards(folder: Path) -> list[Path]:
+    try:
+        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        files = [folder / Path(name).name for name in sorted(set(names))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _broken(folder / INDEX, str(error)) from error
+    for file in files:
+        if not file.is_file():
+            raise _broken(folder / INDEX, f"{file.name} is missing")
+    return files
+
+
+def _download(source: str, revision: str) -> Path:
+    """Return the folder of a model from the hub, or from its cache when the hub is unreachable."""
+    unreachable = hub.unreachable()
+    patterns, offline = list(DOWNLOAD), unreachable is not None
+    try:
+        return Path(
+            snapshot_download(
+                source, revision=revision or None, allow_patterns=patterns, local_files_only=offline
+            )
+        )
+    except Exception as error:  # its library also passes on what libraries of its own raise
+        wanted = f"{source} at revision {revision}" if revision else source
+        reason = unreachable or next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(
+            Code.MODEL_NOT_FOUND,
+            f"the base model {wanted} is neither a local folder nor available from the hub: {reason}",
+            "Check its name and your connection, or give a folder that holds it.",
+        ) from error
+
+
+def _no_weights(folder: Path) -> UserError:
+    if not folder.is_dir():
+        return UserError(
+            Code.MODEL_NOT_FOUND,
+            f"there is no base model at {folder}",
+            "Give a folder in Hugging Face format, or the name of a model on the hub.",
+        )
+    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    if pickles:
+        return UserError(
+            Code.MODEL_UNSAFE,
+            f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code when it is loaded",
+            "Use a revision of the model that has safetensors, or convert it yourself if you trust it.",
+        )
+    return UserError(
+        Code.MODEL_NOT_FOUND,
+        f"{folder} is not a base model: it needs {CONFIG} and {SINGLE} (or {INDEX})",
+        "Give a folder in Hugging Face format with safetensors weights.",
+    )
+
+
+def _broken(file: Path, reason: str) -> UserError:
+    return UserError(
+        Code.MODEL_UNSUPPORTED,
+        f"{file} is not a sound safetensors file: {reason}",
+        "Download the model again.",
+    )

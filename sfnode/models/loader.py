@@ -1,0 +1,336 @@
+"""Loading the base model: from a source to modules whose weights can be trained (DESIGN 6).
+
+Knows how transformers loads a model, in which precision, and whether it is the one of the run's manifest. It
+knows nothing of updates, subspaces or tasks. Only safetensors are read, and no code from a model's folder is
+run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+from transformers.utils import logging
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest, Model
+from sfnode.models.base_weights import DTYPES, BaseWeights, float_tensors
+from sfnode.models.files import BUILTIN, digest, resolve
+from sfnode.models.perturbation import Perturber
+from sfnode.models.pieces import listing_hash
+from sfnode.models.quantized import KINDS, QuantisedLinear, quantise_layers
+from sfnode.models.targets import DEFAULT, Form, PretrainedModel, Selection, Site, choose, locate, view
+from sfprotocol.seeds import derive_key, stream
+
+__all__ = ["LoadedModel", "describe", "digest", "load", "make_trainable", "resolve", "tokenizer_of"]
+
+T = TypeVar("T")
+_library_log: Any = logging
+
+AUTO = "auto"
+
+STORED = "stored"
+"""Name for the dtype of the base model's own files, which is that of an export."""
+
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+HEAD_SPREAD = 0.02
+"""Half-width of the weights of a classification head that the base model's files lack, about what
+transformers' models start such a head with."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A base model ready for training: in evaluation mode, without gradients, its targets perturbable."""
+
+    model: PretrainedModel
+    tokenizer: Any
+    sites: tuple[Site, ...]
+    """The targets, in the manifest's order."""
+    base_weights: BaseWeights
+    perturber: Perturber
+    folder: Path
+    device: torch.device
+    dtype: torch.dtype
+    """Compute dtype of the layers."""
+    quantised: bool
+    """Whether matrices are stored in fewer bits (int8, nf4)."""
+    classifies: bool
+    """Whether it has a classification head instead of a language-model head."""
+
+    @property
+    def widest(self) -> int:
+        """Number of outputs of the widest target."""
+        return max((site.target.out_features for site in self.sites), default=1)
+
+    @property
+    def exact(self) -> bool:
+        """Whether single updates can be merged into the weights, being large beside their rounding."""
+        return not self.quantised and self.dtype in (torch.float32, torch.float64)
+
+
+def describe(source: str, revision: str, selection: Selection = DEFAULT, classifier_labels: int = 0) -> Model:
+    """Return the manifest's entry for a base model: source, digest and targets in order (for `sfnode init`).
+
+    `classifier_labels`: the number of classes of an encoder's classification head. A hub model without
+    a revision is pinned to the commit that was found. Raises UserError MODEL_*.
+    """
+    folder = resolve(source, revision, None)
+    skeleton = with_user_errors(folder, lambda: _skeleton(folder, classifier_labels))
+    if classifier_labels:
+        _check_head(folder, skeleton, classifier_labels)
+    targets = with_user_errors(folder, lambda: choose(skeleton, selection))
+    from_hub = not source.startswith(BUILTIN) and not Path(source).is_dir()
+    return Model(
+        source=source,
+        revision=revision or (folder.name if from_hub else ""),
+        digest=digest(folder),
+        listing="" if source.startswith(BUILTIN) else listing_hash(folder),
+        targets=tuple(str(target) for target in targets),
+    )
+
+
+def load(
+    manifest: Manifest, *, override: Path | None, device: torch.device, dtype: str = "float32"
+) -> LoadedModel:
+    """Load the manifest's base model on `device`, or the same model from the folder `override`.
+
+    `dtype`: float32, bfloat16, float16, a quantised kind (int8, nf4), STORED, or auto (float32 on a CPU,
+    bfloat16 elsewhere). Raises UserError MODEL_DIGEST when the files are not those that the run started
+    from, MODEL_UNSUPPORTED when the targets are not those that the manifest lists or cannot be moved, and
+    DEVICE for a dtype that cannot be had.
+    """
+    wanted = manifest.model
+    folder = resolve(wanted.source, wanted.revision, override)
+    _check_digest(folder, wanted.digest)
+    labels = len(manifest.task.verbalizer) if manifest.task.kind == "sequence-classification" else 0
+    model = with_user_errors(folder, lambda: _weights(folder, stored_dtype(folder), labels))
+    tokenizer = tokenizer_of(folder)
+    sites = with_user_errors(folder, lambda: locate(model, wanted.parsed_targets()))
+    return make_trainable(model, tokenizer, sites, folder, device, dtype)
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """Load the tokenizer in a model's folder. Raises UserError MODEL_UNSUPPORTED."""
+    _silence_transformers()
+    found: Any = with_user_errors(
+        folder, lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    )
+    if set(found.get_vocab()) <= set(found.all_special_tokens):
+        # what transformers makes of a folder without the files: all words are unknown to it
+        raise UserError(
+            Code.MODEL_UNSUPPORTED,
+            f"the tokenizer in {folder} knows no words: its vocabulary is missing",
+            "Put the tokenizer's files beside the model's (mostly tokenizer.json and tokenizer_config.json).",
+        )
+    return found
+
+
+def make_trainable(
+    model: PretrainedModel,
+    tokenizer: Any,
+    sites: tuple[Site, ...],
+    folder: Path,
+    device: torch.device,
+    dtype: str,
+) -> LoadedModel:
+    """Make a model on the CPU that holds the base weights ready for training on `device`.
+
+    Raises UserError DEVICE for a dtype that cannot be had.
+    """
+    compute = compute_dtype(dtype, device, model.dtype)
+    _check_vectors(sites, dtype, compute)
+    base_weights = BaseWeights(sites, float_tensors(folder), model.base_model_prefix)
+    if dtype in KINDS:
+        replaced: dict[nn.Module, QuantisedLinear] = quantise_layers(model, dtype, compute, device)
+        sites = tuple(site._replace(module=replaced.get(site.module, site.module)) for site in sites)
+    for parameter in model.parameters():  # not the buffers: rotary frequencies must not be rounded
+        # a copy, for transformers maps files into memory, where a change of theirs would be one of ours
+        parameter.data = parameter.data.to(device, compute, copy=True)
+    model.to(device).eval().requires_grad_(False)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        sites=sites,
+        base_weights=base_weights,
+        perturber=Perturber(model, sites),
+        folder=folder,
+        device=device,
+        dtype=compute,
+        quantised=dtype in KINDS,
+        classifies=model.get_output_embeddings() is None,
+    )
+
+
+def named_dtype(name: str, device: torch.device) -> str:
+    """Return the name of the dtype that AUTO stands for on a device; other names stand for themselves."""
+    suits = "float32" if device.type == "cpu" else "bfloat16"
+    return suits if name == AUTO else name
+
+
+def compute_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dtype:
+    """Return the dtype that layers compute in for a `--dtype`; quantised weights take the device's usual
+    one."""
+    if name == STORED:
+        return stored
+    return FLOATS[named_dtype(AUTO if name in KINDS else name, device)]
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """Return the float dtype of the stored tensors; float32 if there are several."""
+    found = {DTYPES[stored.dtype] for stored in float_tensors(folder).values()}
+    return found.pop() if len(found) == 1 else torch.float32
+
+
+def store_rows(site: Site, first: int, rows: Tensor) -> None:
+    """Write rows (n, in) of a target's W from row `first` on, rounding each number once."""
+    if isinstance(site.module, QuantisedLinear):
+        site.module.store(first, rows)
+    else:
+        matrix(site)[first : first + rows.shape[0]].copy_(rows)
+
+
+def matrix(site: Site) -> Tensor:
+    """Return a target that is not quantised as W (out_features, in_features), sharing its memory."""
+    return view(getattr(site.module, site.parameter).data, site.form)
+
+
+def _auto(labels: int) -> Any:
+    return AutoModelForSequenceClassification if labels else AutoModelForCausalLM
+
+
+def _settings(folder: Path, labels: int) -> Any:
+    """Return config.json's configuration; with `labels`, that many classes for the head."""
+    settings = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if labels:
+        settings.num_labels = labels
+    return settings
+
+
+def _skeleton(folder: Path, labels: int) -> PretrainedModel:
+    """Return the model's modules without memory for their weights."""
+    _silence_transformers()
+    with torch.device("meta"):
+        return _auto(labels).from_config(_settings(folder, labels), trust_remote_code=False)
+
+
+def _silence_transformers() -> None:
+    """Silence transformers, for this module checks and reports by itself what is wrong with a model."""
+    _library_log.disable_progress_bar()
+    _library_log.set_verbosity_error()
+
+
+def _weights(folder: Path, dtype: torch.dtype, labels: int) -> PretrainedModel:
+    if labels:
+        _check_head(folder, _skeleton(folder, labels), labels)
+    _silence_transformers()
+    model, report = _auto(labels).from_pretrained(
+        folder,
+        config=_settings(folder, labels),
+        dtype=dtype,  # not config.json's, which may be narrower than what the files hold
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    _fill_head(model, report["missing_keys"])
+    absent = sorted(_unfilled(model, report["missing_keys"]))
+    absent += sorted(str(key) for key in report["mismatched_keys"])
+    if absent:  # transformers would fill them with random numbers, other ones on every node
+        raise ValueError(f"its files lack {absent[0]}")
+    return model.eval().requires_grad_(False)
+
+
+def _fill_head(model: PretrainedModel, missing: Any) -> None:
+    """Give a classification head that the files lack the same small random weights on every node (SPEC R2).
+
+    Matrices are filled from the stream of their name. Vectors stay what transformers has made them, ones in
+    norms and zeros in biases.
+    """
+    for name in _head_keys(model, missing):
+        parameter = model.get_parameter(name).data
+        if parameter.dim() < 2:
+            continue
+        draws = stream(derive_key(b"sfnode head", name.encode()), 0, parameter.numel()) >> np.uint64(40)
+        spread = torch.from_numpy(draws.astype(np.float32)) / 2**23 - 1  # exact, from -1 to 1
+        parameter.copy_(spread.view(parameter.shape) * HEAD_SPREAD)
+
+
+def _head_keys(model: PretrainedModel, missing: Any) -> list[str]:
+    """Return those missing parameters that belong to a classification head or to its pooler."""
+    if model.get_output_embeddings() is not None:
+        return []
+    body = f"{model.base_model_prefix}."
+    return sorted(name for name in missing if not name.startswith(body) or ".pooler." in name)
+
+
+def _unfilled(model: PretrainedModel, missing: Any) -> set[str]:
+    return set(missing) - set(_head_keys(model, missing))
+
+
+def with_user_errors(folder: Path, action: Callable[[], T]) -> T:
+    """Return the result of a call that reads a model; raise what it raises as UserError MODEL_UNSUPPORTED."""
+    try:
+        return action()
+    except UserError:
+        raise
+    except Exception as error:  # transformers documents no common base of what it raises
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise unsupported(folder, reason) from error
+
+
+def _check_digest(folder: Path, wanted: str) -> None:
+    actual = digest(folder)
+    if actual != wanted:
+        raise UserError(
+            Code.MODEL_DIGEST,
+            f"the base model in {folder} has digest {actual}; the run started from {wanted}",
+            "Give the folder of the run's own base model, or the revision that its manifest names.",
+        )
+
+
+def _check_head(folder: Path, skeleton: PretrainedModel, labels: int) -> None:
+    """Refuse a classification head for another number of classes; the files may lack one altogether."""
+    files, body = float_tensors(folder), f"{skeleton.base_model_prefix}."
+    for name, parameter in skeleton.named_parameters():
+        stored = None if name.startswith(body) else files.get(name)
+        if stored is not None and stored.shape != parameter.shape and len(parameter) == labels:
+            raise UserError(
+                Code.MODEL_UNSUPPORTED,
+                f"the classification head in {folder} is one for {stored.shape[0]} classes ({name}), "
+                f"and the task has {labels}",
+                "Give --verbalizer a label for each class of the model, in the order of its outputs, or take "
+                "a model without a head, which gets a new one.",
+            )
+
+
+def _check_vectors(sites: tuple[Site, ...], dtype: str, compute: torch.dtype) -> None:
+    """Refuse to train vectors in half precision, where a change of 0.001 to a norm's weight of 1 is lost."""
+    vector = next((site.target.name for site in sites if site.form is Form.VECTOR), None)
+    if vector is not None and dtype != STORED and compute not in (torch.float32, torch.float64):
+        name = str(compute).removeprefix("torch.")
+        raise UserError(
+            Code.DEVICE,
+            f"the run trains {vector}, a vector, and {name} is too coarse for its changes",
+            "Use --dtype float32, or join a run that trains matrices only.",
+        )
+
+
+def unsupported(folder: Path, reason: str) -> UserError:
+    return UserError(
+        Code.MODEL_UNSUPPORTED,
+        f"{folder} cannot be trained: {reason}",
+        "Choose other layers with `sfnode init --target-modules`, or a model that transformers loads "
+        "without code of its own, such as OPT or Llama.",
+    )

@@ -1,0 +1,190 @@
+"""Builds a run manifest from the options of `sfnode init`; every option has a default that works.
+
+Imports torch to examine the base model and local data, so that mistakes are found before volunteers join.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Data, Manifest, Model, Task, Training
+from sfnode.models import files, loader
+from sfnode.models.targets import DEFAULT, Selection
+from sfnode.tasks import chat, dataset, presets
+
+DEFAULT_TASK = "reviews"
+HUB_TASK = "sst2"
+"""The task for a model that is not built in: a small one that every language model can learn."""
+
+TASK_FIELDS = (
+    "kind",
+    "template",
+    "label_field",
+    "verbalizer",
+    "candidates_field",
+    "completion",
+    "messages_field",
+    "metric",
+    "max_tokens",
+)
+
+ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
+"""Ends of the names of architectures that are, or can become, models with a classification head."""
+
+CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
+"""Ends of the names of language models. For other names the model's type says whether it is an encoder."""
+
+
+def default_manifest() -> Manifest:
+    """Return the run that `sfnode swarm` and `make demo` train."""
+    return build({})
+
+
+def build(given: dict[str, Any]) -> Manifest:
+    """Return the manifest that options of `sfnode init`, by parameter name, describe.
+
+    Raises UserError: BAD_OPTION, MODEL_*, and DATA_* for local data that do not fit the task.
+    """
+    source, revision = given.get("model", presets.DEFAULT_MODEL), given.get("revision", "")
+    source = _absolute(source)
+    name = _preset_name(given, source)
+    preset = presets.preset(name) if name else None
+    try:
+        task = _task(preset, given, files.resolve(source, revision, None))
+        described = loader.describe(source, revision, _selection(given), _classes(task))
+        manifest = Manifest(
+            name=given.get("name", name or "run"),
+            model=described,
+            task=task,
+            data=_section(preset.data if preset else Data(), given),
+            training=_section(_training(described, name), given),
+        )
+    except ValidationError as error:
+        raise _bad_option(error) from error
+    _try_data(manifest)
+    return manifest
+
+
+def _preset_name(given: dict[str, Any], source: str) -> str:
+    """Return the preset to start from; an empty name for a task that is not ready-made."""
+    custom = [field for field in ("kind", "template") if field in given]
+    if "preset" in given and "kind" in given:
+        raise UserError(
+            Code.BAD_OPTION,
+            "--task names a ready-made task and --kind describes one of your own",
+            "Give one of the two; --template and the like may change a ready-made task.",
+        )
+    if custom and "preset" not in given:
+        return ""
+    default = DEFAULT_TASK if source == presets.DEFAULT_MODEL else HUB_TASK
+    return str(given.get("preset", default))
+
+
+def _selection(given: dict[str, Any]) -> Selection:
+    kinds = {kind: bool(given.get(f"train_{kind}")) for kind in ("embeddings", "biases", "norms")}
+    return Selection(given.get("target_modules", DEFAULT.modules), **kinds)
+
+
+def _classes(task: Task) -> int:
+    """Return the number of classes of the model's classification head; 0 for a language model."""
+    return len(task.verbalizer) if task.kind == "sequence-classification" else 0
+
+
+def _training(described: Model, preset: str) -> Training:
+    if described.source == presets.DEFAULT_MODEL and preset == DEFAULT_TASK:
+        return presets.default_run().training
+    return Training()
+
+
+def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> Task:
+    """Return the preset's task, adapted to the model in this folder, with the fields that were given."""
+    fields: dict[str, Any] = {}
+    if preset:
+        fields = presets.task_of(preset, headed=_is_encoder(_json(home / files.CONFIG))).model_dump()
+    task = Task(**fields | {key: given[key] for key in TASK_FIELDS if key in given})
+    _check_kind(task, home)
+    positions = _positions(home)
+    return task.model_copy(update={"max_tokens": min(task.max_tokens, positions)}) if positions else task
+
+
+def _check_kind(task: Task, home: Path) -> None:
+    """Refuse an encoder for a language task: transformers would load it, but it sees what it predicts."""
+    if task.kind != "sequence-classification" and _is_encoder(_json(home / files.CONFIG)):
+        raise UserError(
+            Code.MODEL_UNSUPPORTED,
+            f"{home} classifies whole texts, and a task of the kind {task.kind} needs a model that predicts "
+            "the next token",
+            "Take a language model such as OPT or Llama, or the kind sequence-classification.",
+        )
+
+
+def _section(base: Any, given: dict[str, Any]) -> Any:
+    """Return the section `base` with the fields that were given."""
+    fields = {key: given.get(key, value) for key, value in base.model_dump().items()}
+    return type(base)(
+        **{key: _absolute(value) if isinstance(value, str) else value for key, value in fields.items()}
+    )
+
+
+def _absolute(source: str) -> str:
+    """Return an existing path as an absolute one, for other nodes on this machine; leave other sources."""
+    path = Path(source).expanduser()
+    return str(path.resolve()) if source and path.exists() else source
+
+
+def _is_encoder(config: dict[str, Any]) -> bool:
+    """Return whether a model classifies whole texts rather than predicting the next token."""
+    names = config.get("architectures") or []
+    if any(name.endswith(ENCODER_HEADS) for name in names):
+        return True
+    masked = config.get("model_type") in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    one_sided = not config.get("is_decoder") and not config.get("is_encoder_decoder")
+    return masked and one_sided and not any(name.endswith(CAUSAL_HEADS) for name in names)
+
+
+def _positions(home: Path) -> int:
+    """Return how many tokens the model takes; 0 if it does not say.
+
+    The tokenizer knows better where a table of positions does not begin at 0 (RoBERTa's).
+    """
+    config, tokenizer = _json(home / files.CONFIG), _json(home / "tokenizer_config.json")
+    sizes = (
+        config.get("max_position_embeddings"),
+        config.get("n_positions"),
+        tokenizer.get("model_max_length"),
+    )
+    return min((size for size in sizes if isinstance(size, int)), default=0)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """Return the object in a file; an empty one if the model has no such file."""
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found
+
+
+def _try_data(manifest: Manifest) -> None:
+    """Read the local data files, and check that the model has a template for them.
+
+    Data on the hub are left to the nodes, which need them anyway.
+    """
+    for source in (manifest.data.train, manifest.data.test):
+        if source and not source.startswith(("hf:", "builtin:")):
+            dataset.load_rows(source, manifest.task)
+    tokenizer = loader.tokenizer_of(files.resolve(manifest.model.source, manifest.model.revision, None))
+    if manifest.task.kind == "chat":
+        chat.require_template(tokenizer)
+
+
+def _bad_option(error: ValidationError) -> UserError:
+    first = error.errors(include_url=False)[0]
+    flag = f"--{first['loc'][0]}".replace("_", "-") if first["loc"] else "the options together"
+    reason = first["msg"].removeprefix("Value error, ")
+    return UserError(
+        Code.BAD_OPTION, f"{flag}: {reason}", "`sfnode init --help` says what each option may be."
+    )

@@ -1,0 +1,180 @@
+"""Perturbing the layers of a model in activation space (DESIGN 6).
+
+W + m u v^T acts on an input x as W x + m (v . x) u. Every target gets a forward of its own that computes this
+in the one product it makes anyway: the second term, with the bias, is what the product is added to. Each row
+of a batch has an m of its own, so that both points of an estimate, for several queries at once, come out of
+one pass, and no weight is written. Knows layers and directions; knows neither seeds nor losses nor cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sfnode.models.quantized import QuantisedLinear
+from sfnode.models.targets import Form, PretrainedModel, Site, view
+
+Layer = Callable[[Tensor], Tensor]
+
+
+class Directions(NamedTuple):
+    """k rank-one directions u v^T per target: those of the live core, then one for each of q queries."""
+
+    u: tuple[Tensor, ...]
+    """Per target (k, out_features)."""
+    v: tuple[Tensor, ...]
+    """Per target (in_features, k)."""
+    live: int
+    """Number of the k that are the live core's, which acts on every row alike (`engine.subspace`)."""
+
+    @property
+    def queries(self) -> int:
+        """Number of queries, q."""
+        return self.u[0].shape[0] - self.live
+
+
+class Perturbation(NamedTuple):
+    """Amounts by which each row of one pass is perturbed along each direction, in the directions' dtype."""
+
+    directions: Directions
+    tokens: Tensor
+    """(S * T, k), for layers that see a row per token."""
+    sequences: Tensor
+    """(S, k), for layers that see a row per sequence, as a classification head does."""
+    outputs: Tensor
+    """(P, k), for the head of a language model, which sees `head_positions` only."""
+
+
+class Perturber:
+    """Perturbs the targets of one model while a pass goes through it."""
+
+    def __init__(self, model: PretrainedModel, sites: Sequence[Site]) -> None:
+        """Replace the forward of every target of `model`, for good."""
+        self.head_positions: tuple[Tensor, Tensor] | None = None
+        """(P,) sequence and (P,) column of the hidden states that the head sees; None: all."""
+        self._perturbation: Perturbation | None = None
+        self.seen: set[int] = set()
+        """The targets that were perturbed since this was last cleared."""
+        head = model.get_output_embeddings()
+        for number, site in enumerate(sites):
+            _patch(self, number, site, head)
+        if head is not None:
+            self._patch_head(head, sites)
+
+    @contextmanager
+    def applying(self, perturbation: Perturbation | None) -> Iterator[None]:
+        """Apply a perturbation to every pass within the block."""
+        self._perturbation = perturbation
+        try:
+            yield
+        finally:
+            self._perturbation = None
+
+    def perturbation(self, number: int) -> Perturbation | None:
+        """Return the perturbation that target `number` has to apply, if any, and note that it was asked."""
+        if self._perturbation is not None:
+            self.seen.add(number)
+        return self._perturbation
+
+    def _patch_head(self, head: nn.Module, sites: Sequence[Site]) -> None:
+        """Show the head only the positions that are wanted; perturb it with an embedding it is tied to."""
+        for number, site in enumerate(sites):
+            if site.form is Form.EMBEDDING and getattr(site.module, site.parameter) is head.weight:
+                head.forward = _tied_head(self, number, head)
+        forward: Layer = head.forward
+
+        def at_positions(hidden: Tensor) -> Tensor:
+            chosen = self.head_positions
+            return forward(hidden if chosen is None else hidden[chosen])  # (S, T, d) -> (P, d)
+
+        head.forward = at_positions
+
+
+def _patch(perturber: Perturber, number: int, site: Site, head: nn.Module | None) -> None:
+    module: Any = site.module
+    if site.form is Form.EMBEDDING:
+        module.forward = _embedding(perturber, number, module)
+    elif site.form is not Form.VECTOR:  # vectors are perturbed in place: `engine.estimator`
+        module.forward = _linear(perturber, number, site, module is head)
+
+
+def _linear(perturber: Perturber, number: int, site: Site, is_head: bool) -> Layer:
+    """Return the forward of a linear layer."""
+    module: Any = site.module
+    plain: Layer = module.forward
+
+    def forward(x: Tensor) -> Tensor:
+        perturbation = perturber.perturbation(number)
+        if perturbation is None:
+            return plain(x)
+        u, v = perturbation.directions.u[number], perturbation.directions.v[number]
+        rows = x.reshape(-1, v.shape[0])  # (N, in)
+        by = perturbation.outputs if is_head else _rows_of(perturbation, rows.shape[0], site.target.name)
+        quantised = isinstance(module, QuantisedLinear)
+        weight = module.dense() if quantised else view(module.weight, site.form)  # (out, in)
+        return _perturbed(rows, weight.t(), module.bias, u, v, by).view(*x.shape[:-1], u.shape[1])
+
+    return forward
+
+
+def _tied_head(perturber: Perturber, number: int, head: Any) -> Layer:
+    """Return the forward of a head whose weight is the embedding's transposed: u and v change places."""
+    plain: Layer = head.forward
+
+    def forward(x: Tensor) -> Tensor:
+        perturbation = perturber.perturbation(number)
+        if perturbation is None:
+            return plain(x)
+        u, v = perturbation.directions.u[number], perturbation.directions.v[number]  # (k, d), (vocab, k)
+        rows = x.reshape(-1, u.shape[1])  # (P, d)
+        y = _perturbed(rows, head.weight.t(), head.bias, v.t(), u.t(), perturbation.outputs)
+        return y.view(*x.shape[:-1], v.shape[0])
+
+    return forward
+
+
+def _embedding(perturber: Perturber, number: int, module: Any) -> Layer:
+    """Return the forward of a table, which adds m v[id] u to a row.
+
+    Positions come in once for all sequences, (1, T), and go out for each, (S, T, d).
+    """
+    plain: Layer = module.forward
+    scale = getattr(module, "embed_scale", 1.0)  # of transformers' scaled embeddings, which multiply last
+
+    def forward(ids: Tensor) -> Tensor:
+        perturbation = perturber.perturbation(number)
+        if perturbation is None:
+            return plain(ids)
+        u, v = perturbation.directions.u[number], perturbation.directions.v[number]
+        by = perturbation.tokens.view(perturbation.sequences.shape[0], ids.shape[-1], -1)  # (S, T, k)
+        along = v[ids] * by  # (S or 1, T, k) * (S, T, k)
+        rows: Tensor = plain(ids) + (along @ u) * scale  # (S, T, d)
+        return rows
+
+    return forward
+
+
+def _perturbed(x: Tensor, weight: Tensor, bias: Tensor | None, u: Tensor, v: Tensor, by: Tensor) -> Tensor:
+    """Return x W + b + ((x v) * by) u, (N, out).
+
+    x (N, in), weight (in, out), bias (out,) or None, u (k, out), v (in, k), by (N, k). The rank-k term takes
+    the place of the bias as what the product is added to: no further pass over y.
+    """
+    along = torch.mm(x, v).mul_(by)  # (N, k)
+    if u.shape[0] == 1:  # an outer product is no work for a matrix product's machinery
+        y = along * u if bias is None else torch.addcmul(bias, along, u)
+    else:
+        y = torch.mm(along, u) if bias is None else torch.addmm(bias, along, u)
+    return y.addmm_(x, weight)
+
+
+def _rows_of(perturbation: Perturbation, rows: int, name: str) -> Tensor:
+    if rows == perturbation.tokens.shape[0]:
+        return perturbation.tokens
+    if rows == perturbation.sequences.shape[0]:
+        return perturbation.sequences
+    raise ValueError(f"{name} sees {rows} rows where the batch has {perturbation.tokens.shape[0]} tokens")

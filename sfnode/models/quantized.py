@@ -1,0 +1,166 @@
+"""Linear layers whose weight is stored in 8 or 4 bits and expanded where it is used.
+
+Only weights are quantised: inputs, products and outputs have the layer's compute dtype. Weights are quantised
+anew from full precision in whole blocks of rows, never changed in place, so that rounding errors never add
+up. Knows nothing of updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers.pytorch_utils import Conv1D
+
+from sfnode.errors import Code, UserError
+
+INT8_STEPS = 127
+"""The largest magnitude of a stored entry; -128 is left out, so that the range is symmetric."""
+
+BLOCK_ENTRIES = 1 << 20
+"""Entries of a block that is held in higher precision while it is rounded: three in float64 take 25 MiB.
+Copies of whole matrices would be most of what loading needs, and would fragment the heap."""
+
+
+def row_blocks(rows: int, columns: int) -> Iterator[slice]:
+    """Yield the rows of a matrix in ascending blocks of at most BLOCK_ENTRIES entries, or of one row."""
+    step = max(1, BLOCK_ENTRIES // columns)
+    for first in range(0, rows, step):
+        yield slice(first, first + step)
+
+
+class QuantisedLinear(nn.Module):
+    """y = x W^T + b with W (out, in) quantised."""
+
+    def __init__(
+        self,
+        out_features: int,
+        in_features: int,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.out_features = out_features
+        self.in_features = in_features
+        self.dtype = dtype
+        self.bias = None if bias is None else nn.Parameter(bias.to(dtype), requires_grad=False)
+        self._allocate(device)
+
+    def _allocate(self, device: torch.device) -> None:
+        """Make room for W on the device."""
+        raise NotImplementedError
+
+    def dense(self) -> Tensor:
+        """Return W (out, in) in the compute dtype."""
+        raise NotImplementedError
+
+    def store(self, first: int, rows: Tensor) -> None:
+        """Quantise rows (n, in) of W, of any float dtype, from row `first` on; blocks come in ascending
+        order."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.dense(), self.bias)
+
+
+class Int8Linear(QuantisedLinear):
+    """Linear layer with an int8 per entry and a float32 scale per row: its largest magnitude is 127 steps."""
+
+    entries: Tensor
+    """(out, in) int8."""
+    scales: Tensor
+    """(out, 1) float32."""
+
+    def _allocate(self, device: torch.device) -> None:
+        entries = torch.empty(self.out_features, self.in_features, dtype=torch.int8, device=device)
+        self.register_buffer("entries", entries, persistent=False)
+        scales = torch.empty(self.out_features, 1, dtype=torch.float32, device=device)
+        self.register_buffer("scales", scales, persistent=False)
+
+    def dense(self) -> Tensor:
+        return self.entries.to(self.dtype).mul_(self.scales.to(self.dtype))
+
+    def store(self, first: int, rows: Tensor) -> None:
+        block = slice(first, first + rows.shape[0])
+        exact = rows.to(self.scales.device, torch.float32)
+        scale = exact.abs().amax(1, keepdim=True).div_(INT8_STEPS)  # (n, 1)
+        scale.masked_fill_(scale == 0, 1.0)  # a row of zeros
+        self.scales[block] = scale
+        self.entries[block] = exact.div(scale).round_().to(torch.int8)
+
+
+class Nf4Linear(QuantisedLinear):
+    """Linear layer in the 4-bit normal float of QLoRA (Dettmers et al. 2023), by the bitsandbytes library."""
+
+    def _allocate(self, device: torch.device) -> None:
+        self._device = device
+        self._library = bitsandbytes()
+        self._entries: Tensor | None = None
+        self._state: Any = None
+        self._blocks: list[Tensor] = []
+
+    def dense(self) -> Tensor:
+        weight: Tensor = self._library.functional.dequantize_4bit(self._entries, self._state)
+        return weight.view(self.out_features, self.in_features)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move the library's tensors, too, which torch does not know as buffers."""
+        moved: Any = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self._entries is not None:
+            self._entries = fn(self._entries)
+            self._state.to(self._entries.device)
+        return moved
+
+    def store(self, first: int, rows: Tensor) -> None:
+        """Collect rows until the last one is there: blocks of 64 entries run on over rows."""
+        self._blocks.append(rows.to(self._device, self.dtype))
+        if first + rows.shape[0] == self.out_features:
+            whole = torch.cat(self._blocks).flatten()  # on a CPU the library mistakes rows for blocks
+            self._blocks = []
+            quantise = self._library.functional.quantize_4bit
+            self._entries, self._state = quantise(whole, quant_type="nf4", compress_statistics=True)
+
+
+KINDS: dict[str, Any] = {"int8": Int8Linear, "nf4": Nf4Linear}
+"""Classes of quantised layers by the name of the `--dtype`."""
+
+
+def quantise_layers(
+    model: Any, kind: str, dtype: torch.dtype, device: torch.device
+) -> dict[nn.Module, QuantisedLinear]:
+    """Replace all linear layers but the language-model head by quantised ones on `device`.
+
+    One after the other, so that no more than one is in memory twice. Returns {old layer: new layer}. Raises
+    UserError DEVICE when a library is missing.
+    """
+    head = model.get_output_embeddings()
+    replaced: dict[nn.Module, QuantisedLinear] = {}
+    for name, old in list(model.named_modules()):
+        if type(old) in (nn.Linear, Conv1D) and old is not head:
+            weight: Any = old.weight.t() if isinstance(old, Conv1D) else old.weight
+            bias: Any = old.bias
+            new = KINDS[kind](*weight.shape, bias, dtype, device)
+            for rows in row_blocks(*weight.shape):
+                new.store(rows.start, weight[rows])
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, new)
+            replaced[old] = new
+            old._parameters.clear()  # whoever still holds the old layer must not hold its memory
+    return replaced
+
+
+def bitsandbytes() -> Any:
+    """Return the library for 4 bits, an optional dependency. Raises UserError DEVICE."""
+    try:
+        import bitsandbytes as library
+    except ImportError as error:
+        raise UserError(
+            Code.DEVICE,
+            "--dtype nf4 needs the bitsandbytes library, which is not installed",
+            "Install it with `pip install 'sfnode[nf4]'`, or use --dtype int8.",
+        ) from error
+    return library

@@ -1,0 +1,262 @@
+"""Choice of the parameters of a model that are trained, and the view of each as a matrix (DESIGN 6).
+
+Linear layers are chosen by patterns in the manner of PEFT's `target_modules`; embeddings, biases and norms by
+switch. What cannot be trained is refused with its name and the reason. A model whose weights have no memory
+(on the `meta` device) does as well as a loaded one. Knows nothing of files, bases or updates; runs no model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from transformers.pytorch_utils import Conv1D
+
+from sfnode import manifest
+
+PretrainedModel = Any
+"""A model of transformers; that library types its classes otherwise from release to release."""
+
+ALL_LINEAR = "all-linear"
+"""The pattern for every linear layer but the language-model head."""
+
+_POSITIONS = re.compile(r"(.+\.)?(wpe|position_embeddings?)")
+"""The names under which transformers' models keep a table with a row for each position."""
+
+_PLAIN = "transformers.models.falcon.modeling_falcon.FalconLinear"
+"""A subclass of nn.Linear that writes out what its parent does; transformers has no other."""
+
+
+class Form(Enum):
+    """Memory layout of a parameter, compared with the matrix W (out, in) of a target."""
+
+    LINEAR = auto()
+    """(out, in), W itself."""
+    CONV1D = auto()
+    """(in, out)."""
+    EMBEDDING = auto()
+    """(in, out): a row of `out` numbers for each of `in` tokens or positions."""
+    VECTOR = auto()
+    """(n,), for W of shape (n, 1)."""
+
+
+class Site(NamedTuple):
+    """Place of a target in a model."""
+
+    target: manifest.Target
+    module: nn.Module
+    parameter: str
+    """The module's attribute: "weight", "bias" or whatever else a norm calls its vectors."""
+    form: Form
+
+
+class Selection(NamedTuple):
+    """Choice of what a run trains."""
+
+    modules: tuple[str, ...] = (ALL_LINEAR,)
+    """Patterns for linear layers: names of modules, what their names end in, or regular expressions."""
+    embeddings: bool = False
+    biases: bool = False
+    norms: bool = False
+
+
+DEFAULT = Selection()
+"""All linear layers and nothing else."""
+
+
+def choose(model: PretrainedModel, selection: Selection) -> list[manifest.Target]:
+    """Return the selected targets in the model's own order, a module's weight before its vectors.
+
+    Raises ValueError with a readable reason when a pattern matches nothing or something that is not a linear
+    layer, when something chosen cannot be trained, and when nothing is chosen.
+    """
+    named = {name for pattern in selection.modules for name in _matching(model, pattern)}
+    known = _sites(model)
+    wanted = {
+        site.target.name
+        for name, site in known.items()
+        if name in named or _switched_on(model, name, site, selection, named)
+    }
+    targets = [site.target for name, site in known.items() if name in wanted and name == site.target.name]
+    if not targets:
+        raise ValueError("nothing in it is chosen for training")
+    _check_shared(model, known, targets)
+    return targets
+
+
+def locate(model: PretrainedModel, targets: Sequence[manifest.Target]) -> tuple[Site, ...]:
+    """Return the site of every target. Raises ValueError that names a target that is not there, and why."""
+    known = _sites(model)
+    for target in targets:
+        if target.name not in known:
+            instead = _instead(model, target.name, known)
+            raise ValueError(f"it has no {target}, which the run trains: {instead}")
+        if known[target.name].target != target:
+            raise ValueError(f"it has {known[target.name].target} where the run trains {target}")
+    _check_shared(model, known, targets)
+    return tuple(known[target.name] for target in targets)
+
+
+def view(parameter: Tensor, form: Form) -> Tensor:
+    """Return the parameter as W (out, in), sharing its memory."""
+    if form is Form.VECTOR:
+        return parameter[:, None]  # (n,) -> (n, 1)
+    return parameter if form is Form.LINEAR else parameter.t()
+
+
+def _sites(model: PretrainedModel) -> dict[str, Site]:
+    """Return everything that can be trained, by name, in the model's own order.
+
+    A parameter that several modules hold has one site, under all their names: that of the embedding if there
+    is one (as with a language-model head tied to it), or else of the first.
+    """
+    found = list(_all_sites(model))
+    owners: dict[int, Site] = {}
+    for site in found:
+        key = id(getattr(site.module, site.parameter))
+        if key not in owners or (site.form is Form.EMBEDDING and owners[key].form is not Form.EMBEDDING):
+            owners[key] = site
+    return {site.target.name: owners[id(getattr(site.module, site.parameter))] for site in found}
+
+
+def _all_sites(model: PretrainedModel) -> Iterator[Site]:
+    for name, module in model.named_modules():
+        form = _form(module)
+        if form is not None:
+            yield _site(name, module, "weight", form)
+        if form in (Form.LINEAR, Form.CONV1D) or "Norm" in type(module).__name__:
+            for attribute, parameter in module.named_parameters(recurse=False):
+                if parameter.dim() == 1:
+                    yield _site(f"{name}.{attribute}", module, attribute, Form.VECTOR)
+
+
+def _site(name: str, module: nn.Module, parameter: str, form: Form) -> Site:
+    out_features, in_features = view(getattr(module, parameter), form).shape
+    return Site(
+        manifest.Target(name=name, out_features=out_features, in_features=in_features),
+        module,
+        parameter,
+        form,
+    )
+
+
+def _form(module: nn.Module) -> Form | None:
+    """Return the form of a module's weight, or None for a module whose weight cannot be trained."""
+    if _is_linear(module):
+        return Form.CONV1D if isinstance(module, Conv1D) else Form.LINEAR
+    return Form.EMBEDDING if _is_lookup(module) else None
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Return whether a module computes W x + b from its weight when it is called, and nothing else.
+
+    A subclass may store or use its weight in its own way (quantised layers do). The output projection of
+    nn.MultiheadAttention has the right `forward`, which is never called.
+    """
+    kind = type(module)
+    if kind is NonDynamicallyQuantizableLinear:
+        return False
+    ordinary = kind.forward in (nn.Linear.forward, Conv1D.forward)
+    return ordinary or f"{kind.__module__}.{kind.__qualname__}" == _PLAIN
+
+
+def _is_lookup(module: nn.Module) -> bool:
+    """Return whether a module returns the rows of its weight that its input names, perhaps times
+    `embed_scale`.
+
+    That factor is what transformers' scaled word embeddings (Gemma's) add to nn.Embedding. Others, such as
+    OPT's table of positions, are called with something other than row numbers.
+    """
+    if type(module).forward is nn.Embedding.forward:
+        return True
+    return isinstance(module, nn.Embedding) and hasattr(module, "embed_scale")
+
+
+def _matching(model: PretrainedModel, pattern: str) -> list[str]:
+    """Return the names of the modules that a pattern stands for, all trainable. Raises ValueError."""
+    matched = _linear_layers(model) if pattern.lower() == ALL_LINEAR else _called(model, pattern)
+    for name in matched:
+        _check_trainable(name, model.get_submodule(name))
+    return matched
+
+
+def _linear_layers(model: PretrainedModel) -> list[str]:
+    """Return every linear layer but the language-model head; a classification head is one of them."""
+    head = model.get_output_embeddings()
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
+    ]
+
+
+def _called(model: PretrainedModel, pattern: str) -> list[str]:
+    """Return the modules of that name, or whose names end in it, or that match it as a regular expression."""
+    names = [name for name, _ in model.named_modules() if name]
+    matched = [name for name in names if name == pattern or name.endswith(f".{pattern}")]
+    if not matched:
+        try:
+            matched = [name for name in names if re.fullmatch(pattern, name)]
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no module's name and no regular expression: {error}") from error
+    if not matched:
+        trainable = [name for name, module in model.named_modules() if _form(module) is not None]
+        raise ValueError(f"it has no module {pattern!r}; {_near(pattern, trainable)}")
+    return matched
+
+
+def _check_trainable(name: str, module: nn.Module) -> None:
+    if _form(module) is not None:
+        return
+    kind = type(module).__name__
+    if isinstance(module, nn.Linear | Conv1D):
+        raise ValueError(f"{name} is a {kind}, which is not computed as an ordinary linear layer is")
+    raise ValueError(f"{name} is a {kind}, no linear layer")
+
+
+def _switched_on(
+    model: PretrainedModel, name: str, site: Site, selection: Selection, named: set[str]
+) -> bool:
+    """Return whether a site is trained because its kind is."""
+    if site.form is Form.EMBEDDING:
+        is_token = site.module is model.get_input_embeddings()
+        return selection.embeddings and (is_token or _POSITIONS.fullmatch(name) is not None)
+    if site.form is not Form.VECTOR:
+        return False
+    if not _is_linear(site.module):
+        return selection.norms
+    is_head = site.module is model.get_output_embeddings()
+    return selection.biases and (not is_head or name.removesuffix(f".{site.parameter}") in named)
+
+
+def _check_shared(model: PretrainedModel, known: dict[str, Site], targets: Sequence[manifest.Target]) -> None:
+    """Raise ValueError for a target that two modules share: only an embedding and its tied head are
+    supported."""
+    chosen = {target.name for target in targets}
+    head = model.get_output_embeddings()
+    for name, site in known.items():
+        owner = site.target.name
+        tied = site.form is Form.EMBEDDING and model.get_submodule(name) is head
+        if name != owner and owner in chosen and not tied:
+            raise ValueError(f"{name} and {owner} share one parameter, which cannot be trained")
+
+
+def _instead(model: PretrainedModel, name: str, known: Iterable[str]) -> str:
+    """Return what the model has in place of a target that is not there."""
+    modules = dict(model.named_modules())
+    if name in modules:
+        return f"{name} is a {type(modules[name]).__name__} there"
+    return _near(name, known)
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    """Return names like this one, whole ones or their endings, as text."""
+    known = list(names)
+    endings = dict.fromkeys(part.rpartition(".")[2] for part in known)
+    close = get_close_matches(name, [*endings, *known], 3)
+    return f"close to it: {', '.join(close)}" if close else f"there are {', '.join(list(endings)[:12])}"

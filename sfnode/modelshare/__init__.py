@@ -1,0 +1,1 @@
+"""Downloads base models from peers and serves them to others, piece by piece."""

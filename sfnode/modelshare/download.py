@@ -1,0 +1,415 @@
+"""Downloads a base model from peers: piece by piece, from several at once, each piece checked on arrival.
+
+Fills a folder that may hold parts of the model already. Does not know who the peers are, where the finished
+model goes, or whether it is the run's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
+from sfnode.models.pieces import missing, require_safe, write_piece
+from sfnode.resources.bandwidth import RateLimit
+from sfnode.sizes import size_text
+from sfnode.store.disk_errors import disk_faults
+from sfnode.transport.base import TransportError, peer_of
+from sfprotocol import codec
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.messages import PartReply, PartRequest
+from sfprotocol.model_listing import MAX_LISTING, Listing, Piece, decode, hash_listing, hash_piece
+
+AT_A_TIME = 2
+"""Parts asked of one peer at a time (SPEC B6): a transport lets a peer open four streams."""
+
+RELAYED_BYTES = 60 * 1024
+"""Largest reply in bytes that may go through a relay (SPEC B3)."""
+
+LOOK_INTERVAL = 2.0
+"""Seconds between looks for further peers."""
+
+REPORT_INTERVAL = 10.0
+"""Seconds between lines of progress in the log."""
+
+STALL = 20.0
+"""Seconds that a peer may leave a part half sent: as long as a request may take (REQUEST_DEADLINE)."""
+
+SLOW = 30.0
+"""Seconds after which a part is slow. At the end of a download a slow part is asked of every peer, others of
+two: neither one peer that stalls nor two that work together can hold it up."""
+
+MIN_PAUSE, MAX_PAUSE = 0.25, 8.0
+"""Seconds before a peer that had nothing for us is asked again; the pause doubles from the first to the
+second."""
+
+PATIENCE = 180.0
+"""Seconds without a single part after which the download fails."""
+
+SPARE_BYTES = 64 << 20
+"""Bytes that must stay free on the disk: the node's log goes on growing there."""
+
+Request = Callable[[str, bytes], Awaitable[bytes]]
+"""`Transport.request`: from an address and an encoded request to the encoded reply."""
+
+
+class Progress(NamedTuple):
+    """Progress of a download."""
+
+    done: int
+    """Bytes that are here, including those of earlier attempts."""
+    total: int
+    peers: int
+    """Number of peers that have sent something."""
+
+
+class _NothingNow(Exception):  # noqa: N818 (an answer, not an error)
+    """The peer has nothing for us, at least not now."""
+
+
+@dataclass(slots=True, eq=False)
+class _Source:
+    """A peer that may have the model."""
+
+    peer: str
+    addresses: list[str] = field(default_factory=list)
+    """Full addresses, the one to try next first."""
+    banned: bool = False
+    pause: float = MIN_PAUSE
+    """Seconds before it is asked again, should it have nothing for us."""
+    gave: bool = False
+    """It has sent a part."""
+
+    def add(self, address: str) -> None:
+        if address not in self.addresses:
+            self.addresses.append(address)
+
+
+_Work = Callable[[_Source], Coroutine[Any, Any, None]]
+
+
+class _Requested(NamedTuple):
+    """A part that has been requested."""
+
+    since: float
+    sources: set[_Source]
+
+
+class ModelDownload:
+    """One attempt to fill a folder with the files of a listing. Await `run` once."""
+
+    def __init__(
+        self,
+        wanted: bytes,
+        folder: Path,
+        *,
+        request: Request,
+        peers: Callable[[], Sequence[str]],
+        rate_limit: RateLimit,
+        clock: Callable[[], float],
+    ) -> None:
+        """`wanted` is the listing's hash; `peers()` are full addresses of those who may have the model;
+        `rate_limit` is that of what this node receives."""
+        self._wanted = wanted
+        self._folder = folder
+        self._request = request
+        self._peers = peers
+        self._rate_limit = rate_limit
+        self._clock = clock
+        self._sources: dict[str, _Source] = {}
+        self._tasks: dict[asyncio.Task[None], _Source] = {}
+        """Tasks that ask a peer for one part after the other, and which peer."""
+        self._encoded = b""
+        self._pieces: list[Piece] = []
+        self._queue: deque[int] = deque()
+        """Missing parts that no peer is being asked for."""
+        self._requested: dict[int, _Requested] = {}
+        """Missing parts that some peers are being asked for."""
+        self._total = self._done = 0
+        self._progress_at = clock()
+        """Time at which a part last came, or could have come."""
+        self._waiting = 0
+        """Requests that wait until this node may receive more."""
+        self._listed, self._complete = asyncio.Event(), asyncio.Event()
+        self._reported_at = clock()
+
+    @property
+    def progress(self) -> Progress:
+        """Progress of this download."""
+        givers = sum(source.gave for source in self._sources.values())
+        return Progress(self._done, self._total, givers)
+
+    async def run(self, listing: bytes | None = None) -> bytes:
+        """Fill the folder and return the encoded listing. `listing` is that of an earlier attempt, if any.
+
+        Raises UserError MODEL_NOT_FOUND when nobody has the model, DISK_FULL, or DATA_DIR_UNUSABLE.
+        """
+        self._encoded = listing or b""
+        if not listing:
+            await self._ask_peers(self._get_listing, 1, self._listed)
+        found = _safe_listing(self._encoded)
+        self._pieces = found.pieces()
+        self._total = found.size
+        await self._examine_folder(found)
+        await self._ask_peers(self._get_pieces, AT_A_TIME, self._complete)
+        return self._encoded
+
+    # -- what is to be downloaded ------------------------------------------------------------------
+
+    async def _examine_folder(self, listing: Listing) -> None:
+        with disk_faults(self._folder):
+            lacking_parts, free = await asyncio.to_thread(_prepare, self._folder, listing)
+        self._queue.extend(lacking_parts)
+        lacking = sum(self._pieces[number - 1].size for number in self._queue)
+        self._done = self._total - lacking
+        if not self._queue:
+            self._complete.set()
+        if lacking + SPARE_BYTES > free:
+            raise UserError(
+                Code.DISK_FULL,
+                f"the base model needs {size_text(lacking)} more in {self._folder}, where {size_text(free)} "
+                "are free",
+                "Make room, or name a folder on a larger disk with --data-dir.",
+            )
+        log.info("base model: %s of %s to download from peers", size_text(lacking), size_text(self._total))
+
+    # -- from which peers --------------------------------------------------------------------------
+
+    def _find_sources(self) -> list[_Source]:
+        """Return all peers that may have the model."""
+        for address in self._peers():
+            with suppress(UserError):
+                peer = peer_of(address)
+                self._sources.setdefault(peer, _Source(peer)).add(address)
+        return [source for source in self._sources.values() if not source.banned]
+
+    async def _ask_peers(self, work: _Work, at_a_time: int, done: asyncio.Event) -> None:
+        """Run `work` for every peer that we know, until `done`."""
+        try:
+            while not done.is_set():
+                self._raise_faults()
+                self._start_tasks(work, at_a_time)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_INTERVAL):
+                        await done.wait()
+                self._check_patience()
+                self._report()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._tasks.clear()
+
+    def _start_tasks(self, work: _Work, at_a_time: int) -> None:
+        busy = Counter(self._tasks.values())
+        for source in self._find_sources():
+            for _ in range(at_a_time - busy[source]):
+                self._tasks[asyncio.create_task(work(source))] = source
+
+    def _report(self) -> None:
+        if self._clock() - self._reported_at > REPORT_INTERVAL:
+            self._reported_at, now = self._clock(), self.progress
+            done, total = size_text(now.done), size_text(now.total)
+            log.info("base model: %s of %s, from %d peers", done, total, now.peers)
+
+    def _raise_faults(self) -> None:
+        """Forget the tasks that have ended; raise what ended them, such as a full disk."""
+        for task in [task for task in self._tasks if task.done()]:
+            del self._tasks[task]
+            task.result()
+
+    def _ban(self, source: _Source) -> None:
+        """Ask a peer no more that sends what it should not (SPEC B4)."""
+        if not source.banned:
+            log.warning(
+                "base model: %s sends something else than it should; it is not asked again", source.peer
+            )
+        source.banned = True
+
+    def _check_patience(self) -> None:
+        if self._waiting:
+            self._progress_at = self._clock()
+        if self._clock() - self._progress_at > PATIENCE:
+            raise UserError(
+                Code.MODEL_NOT_FOUND,
+                f"no peer has sent a part of the base model for {PATIENCE:g} s ({len(self._sources)} asked)",
+                "Try again later (what has come is kept), or get the model and name its folder with --model.",
+            )
+
+    # -- piece by piece ----------------------------------------------------------------------------
+
+    async def _get_listing(self, source: _Source) -> None:
+        """Ask for the listing. All peers are asked at once, as it is small, and some may be dead or lie."""
+        while not (self._listed.is_set() or source.banned):
+            encoded = await self._get_part(source, 0, MAX_LISTING, lambda d: hash_listing(d) == self._wanted)
+            if encoded is not None:
+                self._encoded, self._progress_at = encoded, self._clock()
+                self._listed.set()
+            else:
+                await self._pause(source)
+
+    async def _get_pieces(self, source: _Source) -> None:
+        """Ask for one piece after the other."""
+        while not (self._complete.is_set() or source.banned):
+            number = self._next_part(source)
+            if number is None:
+                await asyncio.sleep(MIN_PAUSE)
+            elif not await self._get_piece(source, number):
+                await self._pause(source)
+
+    async def _pause(self, source: _Source) -> None:
+        """Wait until a peer that had nothing for us may be asked again."""
+        if not source.banned:
+            await asyncio.sleep(source.pause)
+            source.pause = min(2 * source.pause, MAX_PAUSE)
+
+    def _next_part(self, source: _Source) -> int | None:
+        """Return a part to ask this peer for: one that no peer is asked for; at the end, a slow one."""
+        number = self._queue.popleft() if self._queue else next(self._slow(source), None)
+        if number is not None:
+            self._requested.setdefault(number, _Requested(self._clock(), set())).sources.add(source)
+        return number
+
+    def _slow(self, source: _Source) -> Iterator[int]:
+        """Yield the parts that only one other peer is asked for, or that are slow for no fault of ours."""
+        for number, request in self._requested.items():
+            stuck = not self._waiting and self._clock() - request.since > SLOW
+            if source not in request.sources and (stuck or len(request.sources) == 1):
+                yield number
+
+    async def _get_piece(self, source: _Source, number: int) -> bool:
+        """Download a piece from this peer; return whether it came, as it should be."""
+        piece = self._pieces[number - 1]
+        try:
+            data = await self._get_part(source, number, piece.size, lambda d: hash_piece(d) == piece.hash)
+            if data is not None:
+                await self._store(source, number, piece, data)
+            return data is not None
+        finally:
+            self._end_request(source, number)
+
+    async def _get_part(
+        self, source: _Source, number: int, most: int, right: Callable[[bytes], bool]
+    ) -> bytes | None:
+        """Return a part of at most `most` bytes that is `right`; None if the peer does not send it."""
+        try:
+            data = await self._read_part(source, number, most)
+            if right(data):
+                return data
+            self._ban(source)
+        except RemoteProtocolError as error:
+            log.debug("base model: %s: %s", source.peer, error)
+            self._ban(source)
+        except (TransportError, _NothingNow) as error:
+            log.debug("base model: %s: %s", source.peer, error)
+            source.addresses.append(source.addresses.pop(0))
+        return None
+
+    def _end_request(self, source: _Source, number: int) -> None:
+        """Note that this peer is no longer asked for the part, whatever became of it."""
+        request = self._requested.get(number)
+        if request is not None:
+            request.sources.discard(source)
+            if not request.sources:
+                del self._requested[number]
+                self._queue.appendleft(number)
+
+    async def _store(self, source: _Source, number: int, piece: Piece, data: bytes) -> None:
+        if number not in self._requested:
+            return  # another peer was faster
+        with disk_faults(self._folder):
+            await asyncio.to_thread(write_piece, self._folder, piece, data)
+        if self._requested.pop(number, None) is None:
+            return
+        source.gave, source.pause = True, MIN_PAUSE
+        self._done += len(data)
+        self._progress_at = self._clock()
+        if not self._queue and not self._requested:
+            self._complete.set()
+
+    async def _read_part(self, source: _Source, number: int, most: int) -> bytes:
+        """Return a whole part of at most `most` bytes.
+
+        Raises TransportError, RemoteProtocolError, _NothingNow.
+        """
+        data = bytearray()
+        silent_since: float | None = None
+        while True:
+            reply = await self._read_range(source, number, len(data), most)
+            if reply.size > most:
+                raise RemoteProtocolError("B3", f"part {number} is larger than it can be")
+            if reply.data:
+                data += reply.data
+                silent_since = None
+                if len(data) >= reply.size:
+                    return bytes(data)
+                continue
+            silent_since = silent_since or self._clock()
+            if not data or reply.size == 0 or self._clock() - silent_since > STALL:
+                raise _NothingNow("it has nothing for us, at least not now")
+            await asyncio.sleep(MIN_PAUSE)  # giving up would lose what has come of this part
+
+    async def _read_range(self, source: _Source, number: int, offset: int, most: int) -> PartReply:
+        """Return what one request brings of a part from `offset` on."""
+        address = source.addresses[0]
+        most_at_once = RELAYED_BYTES if "/p2p-circuit" in address else codec.MAX_PART_BYTES
+        length = int(min(most - offset, most_at_once, self._rate_limit.largest_bulk))
+        question = PartRequest(self._wanted, number, offset, length)
+        frame = await self._limited_request(address, question)
+        reply = codec.decode(frame)
+        if not isinstance(reply, PartReply):
+            raise RemoteProtocolError("B3", "the answer is no part")
+        if reply.data and len(reply.data) != min(length, reply.size - offset):
+            raise RemoteProtocolError("B3", f"part {number} came in another length than asked for")
+        return reply
+
+    async def _limited_request(self, address: str, question: PartRequest) -> bytes:
+        """Return the encoded reply to a request that is made once this node may receive more."""
+        await self._wait_turn()
+        self._rate_limit.reserve(question.length)
+        frame = b""
+        try:
+            frame = await self._request(address, codec.encode(question))
+        except UserError as error:  # what somebody wrote into the roster is not an address
+            raise TransportError(error.what) from None
+        finally:
+            self._rate_limit.count(len(frame), question.length)
+        return frame
+
+    async def _wait_turn(self) -> None:
+        """Wait until this node may receive more."""
+        self._waiting += 1
+        try:
+            await self._rate_limit.ready_for_bulk()
+        finally:
+            self._waiting -= 1
+
+
+def _prepare(folder: Path, listing: Listing) -> tuple[list[int], int]:
+    """Make the folder and its empty files; return the missing parts and the bytes free on the disk."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in listing.files:
+        if file.size == 0:
+            (folder / file.name).touch()
+    return missing(folder, listing), shutil.disk_usage(folder).free
+
+
+def _safe_listing(encoded: bytes) -> Listing:
+    """Decode a listing. The manifest vouches for its bytes, but may itself be hostile (SPEC B5)."""
+    try:
+        listing = decode(encoded)
+        require_safe(listing)
+        return listing
+    except RemoteProtocolError as error:
+        raise UserError(
+            Code.MODEL_UNSAFE,
+            f"the run's base model must not be downloaded from peers: {error.reason}",
+            "Do not join this run unless you trust whoever started it; then name the model with --model.",
+        ) from error

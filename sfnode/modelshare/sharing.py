@@ -1,0 +1,285 @@
+"""The base model of one node: finds its folder, downloads it from peers if need be, and serves it to others.
+
+The engine thread calls `find` and waits there until the folder is complete; the event loop downloads
+meanwhile and answers other nodes. Knows files and messages; does not look into models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
+from sfnode.manifest import Manifest
+from sfnode.models import files as model_folder
+from sfnode.models.pieces import list_model, read_piece
+from sfnode.modelshare.download import ModelDownload, Progress
+from sfnode.resources.bandwidth import Bandwidth
+from sfnode.settings import Settings
+from sfnode.store.data_folder import Layout
+from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder
+from sfnode.transport.base import Transport
+from sfprotocol.messages import PartReply, PartRequest
+from sfprotocol.model_listing import Piece, decode, hash_listing
+from sfprotocol.rate_limit import Bucket
+
+SHARE_BURST, SHARE_RATE = float(64 << 20), float(2 << 20)
+"""Bytes of the model that a node sends to all others together, at once and per second (SPEC B6): a small
+model goes at once, a large one at what a home line can spare."""
+
+ANSWER_PATIENCE = 3.0
+"""Seconds that an answer may wait for its turn on the uplink; then the peer is told to ask again."""
+
+NOT_HERE, NOT_NOW = PartReply(0, b""), PartReply(1, b"")
+"""Answers without data: this node does not have the part; it has it and is too busy (SPEC B3)."""
+
+
+class Sharing:
+    """The base model's files, for the engine of this node and for other nodes.
+
+    Methods are called on the event loop, except `find`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        manifest: Manifest,
+        layout: Layout,
+        transport: Transport,
+        *,
+        peers: Callable[[], Sequence[str]],
+        bandwidth: Bandwidth,
+        clock: Callable[[], float],
+    ) -> None:
+        """`peers()` are full addresses of those who may have the model."""
+        self._settings = settings
+        self._manifest = manifest
+        self._wanted = bytes.fromhex(manifest.model.listing)
+        self._layout = layout
+        self._transport = transport
+        self._peers = peers
+        self._bandwidth = bandwidth
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._folder: Path | None = None
+        self._download: ModelDownload | None = None
+        self._downloading: Future[None] | None = None
+        self._closed = False
+        self._listing: bytes | None = None
+        """The encoded listing; None as long as the model is not listed, or if it cannot be shared."""
+        self._pieces: list[Piece] = []
+        self._listing_task: asyncio.Task[None] | None = None
+        self._bucket = Bucket(SHARE_BURST, clock())
+
+    @property
+    def gives(self) -> bool:
+        """Whether this node gives the model to others."""
+        chosen = self._settings.share_model
+        return bool(self._wanted) and (self._settings.role == "trainer" if chosen is None else chosen)
+
+    @property
+    def progress(self) -> Progress | None:
+        """Progress of the download from peers; None while there is none."""
+        return self._download.progress if self._download else None
+
+    def close(self) -> None:
+        """Stop: nobody waits for the model any longer."""
+        self._closed = True
+        for waited in (self._downloading, self._listing_task):
+            if waited:
+                waited.cancel()
+
+    async def run(self) -> None:
+        """Download the model of a relay that is to share it; in a trainer the engine thread asks for it."""
+        if self._settings.role == "relay" and self.gives:
+            await asyncio.to_thread(self.find)
+
+    # -- for this node -----------------------------------------------------------------------------
+
+    def find(self) -> Settings:
+        """Return the node's settings with the folder of the base model in them.
+
+        Call it on another thread than the event loop's: it waits until the model has been downloaded, if need
+        be. Raises UserError MODEL_*, DISK_FULL, and CancelledError when the node stops meanwhile.
+        """
+        if not self._wanted:
+            return self._settings
+        self._folder = self._find_local() or self._from_peers()
+        return self._settings.model_copy(update={"model": self._folder})
+
+    def _find_local(self) -> Path | None:
+        """Return the model's folder if it is on this machine or the hub has it."""
+        wanted = self._manifest.model
+        kept = self._layout.model if self._layout.model.is_dir() else None
+        override = self._settings.model or (None if Path(wanted.source).is_dir() else kept)
+        try:
+            return model_folder.resolve(wanted.source, wanted.revision, override)
+        except UserError as error:
+            if error.code != Code.MODEL_NOT_FOUND or self._settings.model or not self._peers():
+                raise
+            log.info("the base model is neither here nor on the hub; asking peers for it")
+            return None
+
+    def _from_peers(self) -> Path:
+        self._downloading = asyncio.run_coroutine_threadsafe(self._download_all(), self._loop)
+        if self._closed:
+            self._downloading.cancel()
+        self._downloading.result()
+        return self._layout.model
+
+    async def _download_all(self) -> None:
+        partial = self._layout.partial_model
+        self._download = ModelDownload(
+            self._wanted,
+            partial,
+            request=self._transport.request,
+            peers=self._peers,
+            rate_limit=self._bandwidth.download,
+            clock=self._clock,
+        )
+        listing = await asyncio.to_thread(self._stored_listing)
+        encoded = await self._download.run(listing)
+        await asyncio.to_thread(self._accept, partial, encoded)
+        self._download = None
+
+    def _accept(self, partial: Path, encoded: bytes) -> None:
+        """Move the download to its place. Its pieces are as listed; only now it shows whether the listing is
+        the model's."""
+        names = {file.name for file in decode(encoded).files}
+        wanted = self._manifest.model.digest
+        found = _digest(partial, names)
+        with disk_faults(partial):
+            if found != wanted:
+                shutil.rmtree(partial)
+                raise _another_model(found, wanted)
+            for name in names:
+                sync_file(partial / name)
+            self._layout.listing.write_bytes(encoded)
+            shutil.rmtree(self._layout.model, ignore_errors=True)
+            os.replace(partial, self._layout.model)
+            sync_folder(self._layout.path)
+        log.info("base model: complete, and the one that the manifest names")
+
+    def _stored_listing(self) -> bytes | None:
+        """Return the listing that an earlier start has left, if its hash is right."""
+        with suppress(OSError):
+            encoded = self._layout.listing.read_bytes()
+            if hash_listing(encoded) == self._wanted:
+                return encoded
+        return None
+
+    # -- for others --------------------------------------------------------------------------------
+
+    async def answer(self, question: PartRequest) -> PartReply:
+        """Return what this node sends of a part (SPEC B3)."""
+        if self._folder is None or question.listing != self._wanted or not self.gives:
+            return NOT_HERE
+        if not await self._is_listed():
+            return NOT_NOW
+        if self._listing is None or question.part > len(self._pieces):
+            return NOT_HERE
+        size = self._pieces[question.part - 1].size if question.part else len(self._listing)
+        length = min(question.length, size - question.offset)
+        if length <= 0:
+            return NOT_HERE
+        if not await self._may_send(length):  # a request that gets no data uses up nobody's share
+            return NOT_NOW
+        if question.part == 0:
+            return PartReply(size, self._listing[question.offset : question.offset + length])
+        data = await asyncio.to_thread(self._read, self._folder, question)
+        return PartReply(size, data) if data is not None else NOT_HERE
+
+    def _read(self, folder: Path, question: PartRequest) -> bytes | None:
+        try:
+            piece = self._pieces[question.part - 1]
+            return read_piece(folder, piece, question.offset, question.length) or None
+        except OSError as error:
+            log.warning("cannot read the base model: %s", error)
+            return None
+
+    async def _may_send(self, length: int) -> bool:
+        """Return whether the rate limits have room for an answer soon; then it is counted at once."""
+        upload = self._bandwidth.upload
+        if length > upload.largest_bulk:
+            return False
+        try:
+            async with asyncio.timeout(ANSWER_PATIENCE):
+                await upload.ready_for_bulk()
+        except TimeoutError:
+            return False
+        if not self._bucket.take(length, self._clock(), rate=SHARE_RATE, burst=SHARE_BURST):
+            return False
+        upload.count(length)
+        return True
+
+    async def _is_listed(self) -> bool:
+        """Return whether the model is listed, which takes as long as reading all of it."""
+        if self._listing_task is None:
+            self._listing_task = asyncio.create_task(self._list())
+        await asyncio.wait([self._listing_task], timeout=ANSWER_PATIENCE)
+        return self._listing_task.done()
+
+    async def _list(self) -> None:
+        folder = self._folder
+        assert folder is not None
+        encoded = await asyncio.to_thread(self._make_listing, folder)
+        if encoded is not None:
+            self._listing, self._pieces = encoded, decode(encoded).pieces()
+
+    def _make_listing(self, folder: Path) -> bytes | None:
+        """Return the encoded listing of the model in `folder`; None if it cannot be shared."""
+        try:
+            encoded = self._stored_listing()
+            if encoded is None or not _fits(folder, encoded):
+                encoded = list_model(folder)
+        except (OSError, UserError) as error:
+            log.warning("the base model cannot be shared: %s", error)
+            return None
+        if hash_listing(encoded) != self._wanted:
+            log.info("the base model here is split into other files than the run's; it is not shared")
+            return None
+        with suppress(OSError):
+            self._layout.listing.write_bytes(encoded)
+        return encoded
+
+
+def model_of(layout: Layout, given: Path | None) -> Path | None:
+    """Return where a command finds the base model of a folder's run: as given, or as downloaded."""
+    return given or (layout.model if layout.model.is_dir() else None)
+
+
+def _fits(folder: Path, listing: bytes) -> bool:
+    """Return whether a folder has the files of this listing, by name and size; receivers check the rest."""
+    files = ((folder / file.name, file.size) for file in decode(listing).files)
+    return all(path.is_file() and path.stat().st_size == size for path, size in files)
+
+
+def _digest(folder: Path, names: set[str]) -> str:
+    """Return the digest of a folder, after removing everything that is not one of these files."""
+    for stray in folder.iterdir():
+        if stray.name not in names:
+            _remove(stray)
+    return model_folder.digest(folder)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _another_model(found: str, wanted: str) -> UserError:
+    return UserError(
+        Code.MODEL_DIGEST,
+        f"the files that the manifest lists are not the base model that it names: their digest is "
+        f"{found[:16]}..., the run started from {wanted[:16]}...",
+        "The manifest contradicts itself: tell the person who started the run, or get the model and name its "
+        "folder with --model.",
+    )

@@ -1,0 +1,1 @@
+"""The running node: puts log, machine, transport, engine and control API together."""

@@ -1,0 +1,273 @@
+"""The asyncio adapter of the protocol host: frames and own updates in, the log's thread, frames out.
+
+The order "durable, then sent, then applied" is the host's (`sfprotocol.host`); what a round has to make
+durable is written here, on a thread of its own, and the round is carried out when it is on disk. The driver
+knows links only as things that take frames, and the engine only as something that reads updates from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from sfnode.logging import log
+from sfnode.node.link_pump import LinkPump
+from sfnode.resources.bandwidth import Bandwidth
+from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
+from sfnode.transport.base import Link
+from sfprotocol import codec
+from sfprotocol.codec import LENGTH_BYTES
+from sfprotocol.events import Cut, Event, LinkDown, LinkId, LinkUp
+from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
+from sfprotocol.machine import Machine
+from sfprotocol.messages import Feed, Proof, RunParameters, Segment
+
+DROP_GRACE = 1.0
+"""Seconds for a last Goodbye to leave."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes over all links since the start, links that are gone included."""
+
+    sent: int = 0
+    received: int = 0
+    segment_bytes_sent: int = 0
+    updates_sent: int = 0
+
+
+class LogStore:
+    """The update log as the host's `Store`; `append` runs on the disk thread."""
+
+    def __init__(
+        self, update_log: UpdateLog, run: RunParameters, continue_as: Callable[[Feed], None]
+    ) -> None:
+        """`continue_as` remembers a new own feed durably."""
+        self._log = update_log
+        self._run = run
+        self._continue_as = continue_as
+        self.read = update_log.read
+        self.past = update_log.past
+
+    def append(self, commit: Commit) -> None:
+        """Write `commit`. Raises UserError DISK_FULL and LocalProtocolError; the log is then as it was.
+
+        A new own feed comes first: should the process end in between, an incarnation is lost and no feed is
+        continued that others may know better (SPEC I3).
+        """
+        if commit.own is not None:
+            self._continue_as(commit.own)
+        records = [Record(admit.feed, admit.segment, admit.chain) for admit in commit.admits]
+        cuts = [self._cut_record(cut.proof) for cut in commit.cuts]
+        cards = [CardRecord(card.feed, codec.encode(card, self._run.scalar_bytes)) for card in commit.cards]
+        self._log.append(records, cuts, cards)
+
+    def proof(self, feed: Feed) -> Proof | None:
+        """Return the proof of the lowest cut of `feed`, if it is cut."""
+        frame = self._log.proof(feed)
+        if frame is None:
+            return None
+        proof = codec.decode(frame, self._run.scalar_bytes)
+        assert isinstance(proof, Proof)
+        return proof
+
+    def _cut_record(self, proof: Proof) -> CutRecord:
+        frame = codec.encode(proof, self._run.scalar_bytes)
+        return CutRecord(proof.feed, proof.cut, cut_chain(self._run, proof), frame)
+
+
+class Driver:
+    """Runs the host, one round after another, until `finish` or until a local fault ends the node."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        update_log: UpdateLog,
+        *,
+        clock: Callable[[], float],
+        advanced: Callable[[Mapping[Feed, int]], None],
+        continue_as: Callable[[Feed], None],
+        after_round: Callable[[], None],
+    ) -> None:
+        """`advanced` is called once a round, when it is durable, with the feeds that moved: of each the first
+        step that does not count, which is lower than before if the feed was cut. `continue_as` remembers a
+        new own feed durably and is called on the disk thread. `after_round` is called whenever the machine's
+        state may have changed."""
+        self.machine = machine
+        self.traffic = Traffic()
+        self.bandwidth = Bandwidth()
+        self.pumps: dict[LinkId, LinkPump] = {}
+        self.between_rounds = asyncio.Lock()
+        """Lock under which all that the machine has admitted is on disk, and `advanced` was called for it."""
+        self.on_fault: Callable[[str], None] = lambda peer: None
+        """Called with a peer that broke a rule, before its link is dropped."""
+        self._store = LogStore(update_log, machine.run, continue_as)
+        self._host = Host(machine, self._store)
+        self._clock = clock
+        self._advanced = advanced
+        self._after_round = after_round
+        self._finishing = False
+        """Whether no more events are taken in; those that wait are still handled."""
+        self._finished = False
+        self._arrived = asyncio.Event()
+        self._round_done = asyncio.Event()
+        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
+        self._dropping: set[asyncio.Task[None]] = set()
+        self._next_link = 0
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the machine (from the event loop's thread)."""
+        if not self._finishing:
+            self._host.post(event)
+            self._arrived.set()
+
+    def finish(self) -> None:
+        """Let `run` return when all that was posted until now has been done."""
+        self._finishing = True
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Run the host. Raises UserError (disk full) and LocalProtocolError, which end the node.
+
+        Ended by `finish`. When it is cancelled instead, a commit under way still happens, but nothing that
+        should follow from it: only a node that comes to an end may do that.
+        """
+        try:
+            while not self._finished:
+                await self._wait()
+                async with self.between_rounds:
+                    await self._round()
+        finally:
+            self._finished = True
+            self._round_done.set()
+            self._disk.shutdown(wait=False)
+
+    async def carry(self, link: Link) -> None:
+        """Carry the protocol over `link` until it ends."""
+        self._next_link += 1
+        number = self._next_link
+        pump = LinkPump(
+            number, link, self.post, lambda: self._host.has_room(number), bandwidth=self.bandwidth
+        )
+        self.pumps[number] = pump
+        self.post(LinkUp(number, link.peer))
+        try:
+            await pump.finished()
+            if pump.fault:
+                self._blame(link.peer, pump.fault)
+        finally:
+            del self.pumps[number]
+            self.traffic.sent += link.bytes_sent
+            self.traffic.received += link.bytes_received
+            self.post(LinkDown(number))
+
+    async def hand_over(self, grace: float) -> None:
+        """Wait until all that was posted is done and every link has been given everything, `grace` seconds
+        at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                while not self._finished and (self._host.waiting or not handed_over(self.machine)):
+                    self._round_done.clear()
+                    await self._round_done.wait()
+
+    async def close_links(self, grace: float) -> None:
+        """Give what is queued `grace` seconds to leave, then end all links."""
+        pumps = list(self.pumps.values())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await asyncio.gather(*(pump.drain() for pump in pumps))
+        for pump in pumps:
+            pump.close()
+        for task in self._dropping:
+            task.cancel()
+
+    # -- rounds ------------------------------------------------------------------------------------
+
+    async def _wait(self) -> None:
+        """Wait until an event arrives or the machine's next deadline."""
+        if self._host.waiting or self._finishing:
+            await asyncio.sleep(0)
+            return
+        self._arrived.clear()
+        delay = max(0.0, self.machine.next_deadline() - self._clock())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._arrived.wait()
+
+    async def _round(self) -> None:
+        """Take in what has arrived and do what follows from it."""
+        commit = self._host.decide(self._clock(), clock=self._clock)
+        for pump in self.pumps.values():
+            pump.resume()
+        if commit is not None:
+            for cut in commit.cuts:
+                _report_cut(cut)
+            appending = asyncio.get_running_loop().run_in_executor(self._disk, self._store.append, commit)
+            await asyncio.shield(appending)
+        self._carry_out(self._host.carry_out())
+        self._finished = self._finishing and not self._host.waiting
+        self._after_round()
+        self._round_done.set()
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        moved: dict[Feed, int] = {}
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._send(effect)
+                case Close():
+                    self._close(effect)
+                case Advanced(feed=feed, stop=stop):
+                    moved[feed] = stop
+        if moved:
+            self._advanced(moved)
+
+    def _send(self, send: Send) -> None:
+        pump = self.pumps.get(send.link)
+        if pump is None:
+            return
+        if isinstance(send.message, Segment):
+            self.traffic.segment_bytes_sent += LENGTH_BYTES + len(send.frame)
+            self.traffic.updates_sent += send.message.count
+        pump.send(send.frame, segment=isinstance(send.message, Segment))
+
+    def _close(self, close: Close) -> None:
+        pump = self.pumps.get(close.link)
+        if pump is None:
+            return
+        if close.fault:
+            self._blame(pump.link.peer, close.fault)
+        self._dropping.add(task := asyncio.create_task(_close_drained(pump)))
+        task.add_done_callback(self._dropping.discard)
+
+    def _blame(self, peer: str, fault: str) -> None:
+        log.warning("dropped the link to %s, which broke rule %s", peer, fault)
+        self.on_fault(peer)
+
+
+def handed_over(machine: Machine) -> bool:
+    """Return whether all neighbours that have told us what they have were given the rest, our own feed above
+    all."""
+    own, stop = machine.own, machine.frontier.next(machine.own) if machine.own else 0
+    return not any(
+        link.synced and (link.outbox.dirty or not link.outbox.writable or (own and link.position(own) < stop))
+        for link in machine.links.values()
+    )
+
+
+def _report_cut(cut: Cut) -> None:
+    log.warning(
+        "origin %s has signed two histories: %d of its updates do not count any more",
+        cut.proof.feed.origin.hex()[:16], cut.stop - cut.proof.cut,
+    )  # fmt: skip
+
+
+async def _close_drained(pump: LinkPump) -> None:
+    """Close a link once what is queued has left: a Goodbye should still reach the peer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DROP_GRACE):
+            await pump.drain()
+    pump.close()

@@ -1,0 +1,34 @@
+"""Loads the engine of a node; the only module of the package that loads torch."""
+
+from __future__ import annotations
+
+from threading import Lock
+
+from sfnode.manifest import Manifest
+from sfnode.node.engine_thread import Engine
+from sfnode.settings import Settings
+
+_loading = Lock()
+"""transformers cannot load two models at the same time in one process, which may run several nodes."""
+
+
+def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
+    """Load the base model and the training rows. Takes seconds: call it on the engine's thread.
+
+    Raises UserError MODEL_*, DATA_* or DEVICE.
+    """
+    import torch
+
+    from sfnode.engine.trainer import Trainer
+
+    if settings.limits.threads:
+        torch.set_num_threads(settings.limits.threads)
+    with _loading:
+        return Trainer.load(
+            manifest,
+            model_override=settings.model,
+            data_override=settings.data,
+            shard=settings.shard,
+            device=settings.device,
+            dtype=settings.dtype,
+        )

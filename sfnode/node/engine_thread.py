@@ -1,0 +1,251 @@
+"""The engine thread: one queue in, callbacks out.
+
+Everything that touches the model happens here, one thing at a time, so that the engine needs no locks and the
+event loop never waits for a forward pass. Of updates the event loop passes on positions alone, `{feed: steps
+that count}`: the thread reads what lies between them and its own from the log, whether that is the whole
+history after loading, the news of a round, or a cut. However long the engine is busy, what waits for it is
+bounded by the number of feeds. This module knows no links, and of the log only that positions can be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.schema.evaluation import Evaluation
+from sfprotocol.messages import Feed
+
+T = TypeVar("T")
+
+
+class StepResult(Protocol):
+    """The engine's result for a step (`engine.trainer.StepResult`)."""
+
+    @property
+    def scalars(self) -> tuple[int, ...]: ...
+    @property
+    def loss(self) -> float: ...
+
+
+class MiniBatches(Protocol):
+    """The part of an engine that any thread may call, at any time (`engine.mini_batches.MiniBatches`)."""
+
+    def prepare(self, seeds: Sequence[int]) -> None:
+        """Have the mini-batches of a coming step tokenised elsewhere; returns at once."""
+        ...
+
+
+class Engine(Protocol):
+    """The part of `engine.trainer.Trainer` that a node needs, declared without torch.
+
+    Everything but `mini_batches.prepare` is called on the engine thread.
+    """
+
+    @property
+    def core(self) -> Core: ...
+    @property
+    def mini_batches(self) -> MiniBatches: ...
+    def apply(self, batch: UpdateBatch) -> None: ...
+    def step(self, seeds: Sequence[int], epoch: int) -> StepResult: ...
+    def evaluate(self, limit: int, go_on: Callable[[], bool]) -> Evaluation: ...
+    def evaluate_base(self, limit: int, go_on: Callable[[], bool]) -> Evaluation: ...
+    def offload(self) -> None: ...
+    def restore(self) -> None: ...
+    def use_threads(self, count: int | None, most: int | None) -> None: ...
+    def generate(self, prompt: str, tokens: int) -> tuple[str, str]: ...
+
+
+ReadChanges = Callable[[Mapping[Feed, int], Mapping[Feed, int]], Iterator[UpdateBatch]]
+"""`read(applied, stops)`: the updates between two positions of each feed, in batches of bounded size; negated
+where a feed goes back (`store.replay.changes`). Called on the engine thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Evaluate these consecutive steps of our own feed, in one batched forward."""
+
+    feed: Feed
+    first: int
+    epoch: int
+    seeds: tuple[int, ...]
+
+
+class EngineThread:
+    """Runs an Engine in a daemon thread, from loading it to the end; `start` starts it.
+
+    To be made and called on the event loop. `on_ready()`, `on_result(order, result)` and `on_failure(error)`
+    are called there, too: `on_ready` once the engine is loaded and has applied what was advanced before
+    `start`, `on_failure` also with what the other two raise.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Engine],
+        read: ReadChanges,
+        *,
+        on_ready: Callable[[], None],
+        on_result: Callable[[Order, StepResult], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._load = load
+        self._read = read
+        self._on_ready = on_ready
+        self._on_result = on_result
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        self._jobs: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
+        self.busy = 0.0
+        """Seconds in which a step ran, until now."""
+        self._lock = threading.Lock()
+        """Guards the two below; held for moments only."""
+        self._stops: dict[Feed, int] | None = None
+        """Positions that wait in the queue and may still change; None if none wait, or a question has to be
+        answered before later ones."""
+        self._waiting: deque[Order] = deque()
+        """Orders that have not begun."""
+        self._applied: dict[Feed, int] = {}
+        """Steps of each feed that are in the cores; the thread's own."""
+        self._prepare: Callable[[Sequence[int]], None] | None = None
+        """Set once the engine is loaded."""
+        self._open: set[asyncio.Future[Any]] = set()
+        """Calls that have no answer yet; the event loop's own."""
+        self._ended = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Load the engine and begin with what has been asked for."""
+        self._jobs.put(lambda engine: self._post(self._on_ready))
+        self._thread.start()
+
+    def advance(self, stops: Mapping[Feed, int]) -> None:
+        """Have these feeds applied up to these steps, which the log holds, and subtracted beyond them."""
+        with self._lock:
+            if self._stops is None:
+                waiting: dict[Feed, int] = {}
+                self._stops = waiting
+                self._jobs.put(lambda engine: self._catch_up(engine, waiting))
+            self._stops.update(stops)
+
+    def order(self, order: Order) -> None:
+        """Evaluate a step; the result comes through `on_result`."""
+        if self._prepare is not None:
+            self._prepare(order.seeds)
+        with self._lock:
+            self._waiting.append(order)
+        self._jobs.put(lambda engine: self._step(engine, order))
+
+    def withdraw(self) -> list[Order]:
+        """Withdraw the orders that have not begun, in the order in which they were given."""
+        with self._lock:
+            orders = list(self._waiting)
+            self._waiting.clear()
+        return orders
+
+    def call(self, function: Callable[[Engine], T]) -> asyncio.Future[T]:
+        """Run `function(engine)` after what was asked before, between two steps; its result or exception.
+
+        The future is cancelled when the thread ends without an answer.
+        """
+        future: asyncio.Future[T] = self._loop.create_future()
+        if self._ended:
+            future.cancel()
+            return future
+        self._open.add(future)
+        future.add_done_callback(self._open.discard)
+
+        def job(engine: Engine) -> None:
+            try:
+                result = function(engine)
+            except Exception as error:  # the caller's to handle, not the end of the thread
+                self._post(_fail, future, error)
+            else:
+                self._post(_settle, future, result)
+
+        self._jobs.put(job)
+        return future
+
+    def ask(self, question: Callable[[Engine], T]) -> asyncio.Future[T]:
+        """Like `call`, about exactly the updates that were advanced until now, and no later ones."""
+        with self._lock:
+            self._stops = None
+        return self.call(question)
+
+    async def stop(self, grace: float) -> bool:
+        """Ask the thread to end and give it `grace` seconds. False if a long forward pass was left behind."""
+        self._stopping.set()
+        self._jobs.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join, grace)
+        self._end()
+        return not self._thread.is_alive()
+
+    def _end(self) -> None:
+        """Answer nothing more: whoever waits for an answer must not wait for ever."""
+        self._ended = True
+        for future in list(self._open):
+            future.cancel()
+
+    def _catch_up(self, engine: Engine, stops: dict[Feed, int]) -> None:
+        """Bring the cores to these positions, unless the node stops meanwhile."""
+        with self._lock:
+            if self._stops is stops:
+                self._stops = None  # from here on it does not change
+        for batch in self._read(self._applied, stops):
+            if self._stopping.is_set():
+                return
+            engine.apply(batch)
+        self._applied.update(stops)
+
+    def _step(self, engine: Engine, order: Order) -> None:
+        with self._lock:
+            if not (self._waiting and self._waiting[0] is order):
+                return  # withdrawn
+            self._waiting.popleft()
+        begun = time.monotonic()
+        result = engine.step(order.seeds, order.epoch)
+        self.busy += time.monotonic() - begun
+        self._post(self._on_result, order, result)
+
+    def _run(self) -> None:
+        try:
+            engine = self._load()
+            self._prepare = engine.mini_batches.prepare
+            while (job := self._jobs.get()) is not None and not self._stopping.is_set():
+                job(engine)
+        except CancelledError:
+            pass  # what it waited for was called off: the node stops
+        except BaseException as error:  # an engine that fails is a local fault: loud
+            self._post(self._on_failure, error)
+        finally:
+            self._post(self._end)
+
+    def _post(self, callback: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._call_back, callback, *args)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    def _call_back(self, callback: Callable[..., None], *args: Any) -> None:
+        try:
+            callback(*args)
+        except Exception as error:  # the event loop would only log it
+            self._on_failure(error)
+
+
+def _settle(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,223 @@
+"""One node of one run, to be started and stopped from any program that has an event loop.
+
+It installs no signal handlers, ends no process and leaves logging as it is: that is for the program to do
+(`sfnode.cli.join` is one). Everything that starting makes, stopping takes apart, in the reverse order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from sfnode.control import prometheus, server
+from sfnode.node import startup
+from sfnode.node.engine_loading import load_trainer
+from sfnode.node.running import LoadEngine, RunningNode
+from sfnode.store.data_folder import DataDir, control_socket_path, open_data_dir
+from sfnode.store.log import UpdateLog
+from sfnode.transport.base import Transport
+from sfnode.transport.libp2p.settings import HivemindSettings
+
+if TYPE_CHECKING:
+    from sfnode.manifest import Manifest
+    from sfnode.schema.evaluation import NodeEvaluation
+    from sfnode.schema.status import CoreStatus, Status
+    from sfnode.schema.views import Generated
+    from sfnode.settings import Settings
+
+MakeTransport = Callable[["Settings", DataDir, tuple[str, ...]], Transport]
+"""Builds the transport for these settings, this folder and these bootstrap addresses."""
+
+LIBP2P = "sfnode.transport.libp2p.transport"
+"""The module of the usual transport; with it come hivemind and torch, seconds of work."""
+
+
+class Node:
+    """A node with these settings; nothing happens before `start` (or `async with`).
+
+    `make_transport` and `load_engine` stand in for libp2p and for the model, in tests above all.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        make_transport: MakeTransport | None = None,
+        load_engine: LoadEngine = load_trainer,
+    ) -> None:
+        self.settings = settings
+        self._make_transport = make_transport
+        self._load_engine = load_engine
+        self._running: RunningNode | None = None
+        self._life: asyncio.Task[None] | None = None
+
+    # -- starting and stopping ---------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Join the run; return once the node is on the network, while its model is still being loaded.
+
+        Raises UserError for whatever the user can act on, and RuntimeError if `stop` is called meanwhile;
+        then it leaves nothing running.
+        """
+        if self._life is not None:
+            raise RuntimeError("a node is started once; make another for another start")
+        joined = asyncio.get_running_loop().create_future()
+        self._life = asyncio.create_task(self._live(joined), name="sfnode")
+        try:
+            await asyncio.wait([joined, self._life], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            call_off(self._life)
+            await asyncio.wait([self._life])  # what it fails with meanwhile is raised by `stop`
+            raise
+        if joined.done():
+            return
+        if self._life.cancelled():
+            raise RuntimeError("the node was stopped while it started")
+        self._life.result()  # raises what kept it from joining
+
+    async def wait(self) -> None:
+        """Wait for the node's end. Raises the fault that ended it.
+
+        It ends after `leave` or `finish` (called here or through the control socket), and when it has done
+        what its settings ask for. A start that was called off is an end too.
+        """
+        if self._life is None:
+            raise RuntimeError("the node was not started")
+        await asyncio.wait([self._life])  # the cancelling of either side stays on that side
+        if not self._life.cancelled():
+            self._life.result()
+
+    def leave(self) -> None:
+        """Have the node end at once; `wait` returns within two seconds. A signal handler may call this."""
+        self.running.stop()
+
+    def finish(self) -> None:
+        """Have the node complete what is running, hand it over to its neighbours, and end."""
+        self.running.finish()
+
+    async def stop(self) -> None:
+        """Leave, and wait for the end. Does nothing to a node that has ended or was never started.
+
+        Calls off a start that another task waits for. Raises the fault that ended the node.
+        """
+        if self._life is None:
+            return
+        if self._running is None:
+            call_off(self._life)
+        else:
+            self._running.stop()
+        await self.wait()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop. A fault that ended the node is raised here unless it is being raised already."""
+        try:
+            await self.stop()
+        except BaseException as fault:
+            if fault is not error:
+                raise
+
+    async def _live(self, joined: asyncio.Future[None]) -> None:
+        """The node's life, in the order in which it starts; the stack takes it apart backwards."""
+        settings = self.settings
+        async with AsyncExitStack() as stack:
+            data_dir = await startup.in_thread(
+                lambda: stack.enter_context(open_data_dir(settings.data_dir))  # may wait for seconds
+            )
+            local = startup.local_manifest(settings, data_dir)
+            bootstrap = () if data_dir.manifest.exists() else settings.peers
+            startup.renew_copied_peer_id(local, data_dir)
+            transport = await self._transport(data_dir, bootstrap)
+            stack.push_async_callback(transport.stop)
+            await transport.start()
+            manifest = await startup.agree_on_manifest(settings, local, transport, data_dir)
+            update_log = stack.enter_context(UpdateLog.open(data_dir.log, manifest.run_id))
+            running = RunningNode(settings, manifest, data_dir, update_log, transport, self._load_engine)
+            await running.limiter.start()
+            stack.push_async_callback(await server.serve(running, data_dir.control_socket))
+            if settings.metrics:
+                stack.push_async_callback(await prometheus.serve(running, *settings.metrics))
+            self._running = running
+            joined.set_result(None)
+            await running.live()
+
+    async def _transport(self, data_dir: DataDir, bootstrap: tuple[str, ...]) -> Transport:
+        if self._make_transport is None:
+            await asyncio.to_thread(import_module, LIBP2P)  # the loop has others to serve meanwhile
+        return (self._make_transport or libp2p)(self.settings, data_dir, bootstrap)
+
+    # -- what it is asked --------------------------------------------------------------------------
+
+    @property
+    def running(self) -> RunningNode:
+        """The node's parts. Raises RuntimeError before it has joined its run."""
+        if self._running is None:
+            raise RuntimeError("the node has not joined its run: `await node.start()` first")
+        return self._running
+
+    @property
+    def manifest(self) -> Manifest:
+        """The run's manifest."""
+        return self.running.manifest
+
+    @property
+    def control_socket(self) -> Path:
+        """Path at which `Client` finds this node; the same before and after it runs."""
+        return control_socket_path(self.settings.data_dir)
+
+    def addresses(self) -> list[str]:
+        """Full addresses by which others can join through this node."""
+        return self.running.transport.addresses()
+
+    def status(self) -> Status:
+        """The node's status as of now, the same as `sfnode status --json`."""
+        return self.running.status()
+
+    async def evaluate(self, *, base: bool = False, limit: int = 0) -> NodeEvaluation:
+        """Measure the model as of now, or the base model, on the run's test rows.
+
+        `limit` is the number of rows; 0 means as many as the manifest says. Waits for the model to be loaded.
+        Raises UserError BAD_OPTION for a relay, PAUSED, and DATA_NEEDED for a run without test data.
+        """
+        return await self.running.evaluate(base, limit)
+
+    async def generate(self, prompt: str, *, tokens: int = 32) -> Generated:
+        """Continue `prompt` by at most `tokens` tokens, by the base model and by the model as of now."""
+        return await self.running.generate(prompt, tokens)
+
+    async def digest(self) -> CoreStatus:
+        """Return state digest and core digest of one and the same moment."""
+        return await self.running.core_status()
+
+
+def call_off(life: asyncio.Task[None]) -> None:
+    """Cancel a start, once: a second time would interrupt the taking apart."""
+    if not life.cancelling():
+        life.cancel()
+
+
+def libp2p(settings: Settings, data_dir: DataDir, bootstrap: tuple[str, ...]) -> Transport:
+    """The transport over libp2p for these settings; loads hivemind, and with it torch."""
+    from sfnode.transport.libp2p.transport import HivemindTransport
+
+    return HivemindTransport(
+        HivemindSettings(
+            identity_path=data_dir.libp2p_identity,
+            host_maddrs=settings.host_maddrs,
+            announce_maddrs=settings.announce_maddrs,
+            bootstrap=bootstrap,
+            use_auto_relay=settings.auto_relay,
+            trusted_relays=settings.trusted_relays or settings.peers,
+            client_mode=settings.client_mode,
+        )
+    )

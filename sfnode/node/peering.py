@@ -1,0 +1,332 @@
+"""The peer manager in the daemon: carries out its actions with transport and driver, reports the results.
+
+Decides nothing about peers; that is `peers.manager`. It also watches the transport and restarts it when it
+breaks. The address book is written on a thread of its own, and no link is carried before everything that was
+to be remembered by then is on disk (SPEC I2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+from math import isfinite
+from random import Random
+from typing import Any
+
+from sfnode.errors import UserError
+from sfnode.logging import log
+from sfnode.node.driver import Driver
+from sfnode.peers.address_book import AddressBook
+from sfnode.peers.events import (
+    Action,
+    Announce,
+    Announced,
+    AnnounceFailed,
+    Bootstrap,
+    BootstrapAnswered,
+    Carry,
+    Close,
+    Dial,
+    DialFailed,
+    Event,
+    Find,
+    FindFailed,
+    Found,
+    LinkCount,
+    LinkEnded,
+    LinkId,
+    LinkOpened,
+    Observed,
+    PeerFaulted,
+    Presence,
+    PresenceChanged,
+    Remember,
+    Restarted,
+    StopBootstrap,
+    StopDial,
+    Wake,
+)
+from sfnode.peers.manager import PeerManager
+from sfnode.transport.base import Link, PeerRecord, Transport, TransportError, serve_link
+
+RESTART_PAUSE, RESTART_PAUSE_MOST = 0.5, 15.0
+"""Seconds before another attempt to restart a transport that could not be restarted; doubles."""
+
+RESTART_SPACING = 5.0
+"""Seconds between two restarts at least, should the network daemon die as soon as it runs."""
+
+Jobs = dict[str, asyncio.Task[None]]
+"""Tasks by peer."""
+
+
+class Peering:
+    """The links and the address book of one node; `run` until cancelled."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        driver: Driver,
+        *,
+        topic: bytes,
+        book: AddressBook,
+        own_record: Callable[[], PeerRecord],
+        remember: Callable[[list[str]], None],
+        random: Random,
+    ) -> None:
+        """Take a started transport, the roster's `topic` (the run id), the record to announce, and a function
+        that stores addresses durably and is called on another thread."""
+        self.manager = PeerManager(transport.peer, book, random, _now())
+        self.restarts = 0
+        """Number of times that the transport has been restarted."""
+        self.roster: list[PeerRecord] = []
+        """Result of the last search."""
+        self._transport = transport
+        self._driver = driver
+        self._topic = topic
+        self._own_record = own_record
+        self._remember = remember
+        self._numbers = count(1)
+        self._links: dict[LinkId, Link] = {}
+        self._dials: Jobs = {}
+        self._bootstraps: Jobs = {}
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._carrying: set[asyncio.Task[None]] = set()
+        """Links that we have opened; those of others run in tasks of the transport."""
+        self._told = asyncio.Event()
+        """Set when the manager has heard of something, so that its next deadline may be another one."""
+        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="peers")
+        self._written: asyncio.Future[None] | None = None
+        """The last write of the address book; earlier ones are done when it is."""
+        self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no link, and none is being opened."""
+        return self.manager.alone
+
+    def stay_away(self, away: bool) -> None:
+        """Have no links from now on, or have them again; without effect once `leave` was called."""
+        self._tell(PresenceChanged(Presence.AWAY if away else Presence.OPEN))
+
+    def leave(self) -> None:
+        """Open and accept no more links, for good; those that are open stay."""
+        self._tell(PresenceChanged(Presence.LEAVING))
+
+    async def run(self) -> None:
+        """Keep links until cancelled. Raises what a local fault raises, such as UserError DISK_FULL."""
+        self._transport.on_link(self.serve)
+        self._driver.on_fault = self._blame
+        self._start(self._keep_time())
+        self._start(self._watch())
+        try:
+            raise await self._faults.get()
+        finally:
+            self.leave()
+            jobs = list(self._jobs)
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            await self._until_written()
+            self._disk.shutdown(wait=False)
+
+    # -- events and actions ------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> list[Action]:
+        """Let the manager decide and begin what it asks for, except for Carry, which `serve` does itself."""
+        actions = self.manager.handle(self._observed(), _now()) + self.manager.handle(event, _now())
+        for action in actions:
+            self._begin(action)
+        self._told.set()
+        return actions
+
+    def _observed(self) -> Observed:
+        machine, counts = self._driver.machine, []
+        numbers = {pump.link: number for number, pump in self._driver.pumps.items()}
+        for number, link in self._links.items():
+            heard, known = link.bytes_received > 0, machine.links.get(numbers.get(link, 0))
+            counts.append(
+                LinkCount(number, heard, known.useful, known.blank) if known else LinkCount(number, heard)
+            )
+        return Observed(tuple(counts), tuple(self._transport.addresses()))
+
+    def _begin(self, action: Action) -> None:
+        match action:
+            case Dial(peer=peer, addresses=addresses):
+                self._start_for(peer, self._dials, self._dial(peer, addresses))
+            case StopDial(peer=peer):
+                _cancel(self._dials.get(peer))
+            case Bootstrap(peer=peer, address=address):
+                self._start_for(peer, self._bootstraps, self._bootstrap(peer, address))
+            case StopBootstrap(peer=peer):
+                _cancel(self._bootstraps.get(peer))
+            case Close(link=number, reason=reason):
+                if link := self._links.get(number):
+                    log.debug("closing the link with %s: %s", link.peer, reason.value)
+                    self._start(link.close())
+            case Announce(ttl=ttl):
+                self._start(self._announce(ttl))
+            case Find():
+                self._start(self._find())
+            case Remember(addresses=addresses):
+                self._write(addresses)
+
+    def _start(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a job in the background; asyncio itself would forget it."""
+        task = asyncio.create_task(job)
+        self._jobs.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _start_for(self, peer: str, table: Jobs, job: Coroutine[Any, Any, None]) -> None:
+        """Start a job that may be given up, and keep it in `table` while it runs."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if table.get(peer) is task:
+                del table[peer]
+
+        table[peer] = self._start(job)
+        table[peer].add_done_callback(ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """End `run` if a job has raised: what others do wrong it reports as events, so the fault is ours."""
+        self._jobs.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._faults.put_nowait(error)
+
+    def _blame(self, peer: str) -> None:
+        self._tell(PeerFaulted(peer))
+
+    # -- time --------------------------------------------------------------------------------------
+
+    async def _keep_time(self) -> None:
+        while True:
+            self._told.clear()
+            delay = self.manager.next_deadline() - _now()
+            if delay <= 0:
+                self._tell(Wake())
+                await asyncio.sleep(0)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay if isfinite(delay) else None):
+                    await self._told.wait()
+
+    async def _watch(self) -> None:
+        """Restart the transport whenever it breaks; nothing else is awaited here."""
+        restarted_at = float("-inf")
+        while True:
+            why = await self._transport.broken()
+            await asyncio.sleep(restarted_at + RESTART_SPACING - _now())
+            restarted_at = _now()
+            log.warning("the network daemon %s; restarting it", why)
+            await self._restart()
+            log.info("the network daemon is back after %.1f s", _now() - restarted_at)
+
+    async def _restart(self) -> None:
+        """Try until it works."""
+        pause = RESTART_PAUSE
+        while not await self._restarted():
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RESTART_PAUSE_MOST)
+        self.restarts += 1
+        self._tell(Restarted())
+
+    async def _restarted(self) -> bool:
+        try:
+            await self._transport.restart()
+            return True
+        except (TransportError, UserError) as error:
+            log.warning("restarting the network daemon failed: %s", error)
+            return False
+
+    # -- links -------------------------------------------------------------------------------------
+
+    async def serve(self, link: Link) -> None:
+        """Offer a link to the manager, whoever opened it, and carry it until it ends if it is wanted."""
+        number = next(self._numbers)
+        self._links[number] = link
+        try:
+            actions = self._tell(LinkOpened(number, link.peer, link.outbound, link.address))
+            for action in actions:
+                if isinstance(action, Carry):
+                    await self._carry(link, action)
+            await link.close()
+        finally:
+            del self._links[number]
+            self._tell(LinkEnded(number, link.bytes_received > 0))
+
+    async def _carry(self, link: Link, carry: Carry) -> None:
+        log.debug("link %s %s", "to" if link.outbound else "from", link.peer)
+        if carry.instead_of in self._links:
+            await self._links[carry.instead_of].close()
+        if await self._until_written():
+            await self._driver.carry(link)
+
+    async def _dial(self, peer: str, addresses: tuple[str, ...]) -> None:
+        try:
+            link = await self._transport.connect(peer, addresses)
+        except TransportError as error:
+            log.debug("cannot reach %s: %s", peer, error.reason)
+            self._tell(DialFailed(peer))
+            return
+        self._carrying.add(task := asyncio.create_task(serve_link(self.serve, link)))
+        task.add_done_callback(self._carrying.discard)
+
+    # -- the address book on disk ------------------------------------------------------------------
+
+    def _write(self, addresses: tuple[str, ...]) -> None:
+        loop = asyncio.get_running_loop()
+        self._written = loop.run_in_executor(self._disk, self._remember, list(addresses))
+        self._start(_outcome(self._written))
+
+    async def _until_written(self) -> bool:
+        """Wait for all writes that have been ordered until now; return whether the last one succeeded."""
+        last = self._written
+        if last is None:
+            return True
+        await asyncio.wait([last])
+        return last.exception() is None
+
+    # -- the network -------------------------------------------------------------------------------
+
+    async def _announce(self, ttl: float) -> None:
+        record = self._own_record()
+        try:
+            await self._transport.announce(self._topic, record, ttl)
+        except TransportError as error:
+            log.debug("announcing: %s", error.reason)
+            self._tell(AnnounceFailed())
+        else:
+            self._tell(Announced(record.addresses))
+
+    async def _find(self) -> None:
+        try:
+            self.roster = await self._transport.find(self._topic)
+        except TransportError as error:
+            log.debug("searching the roster: %s", error.reason)
+            self._tell(FindFailed())
+        else:
+            self._tell(Found(tuple(self.roster)))
+
+    async def _bootstrap(self, peer: str, address: str) -> None:
+        """Try one address at a time, so that a malformed one in the roster spoils only itself."""
+        answered = False
+        with suppress(TransportError, UserError):
+            answered = await self._transport.bootstrap([address]) > 0
+        self._tell(BootstrapAnswered(peer, answered))
+
+
+async def _outcome(written: asyncio.Future[None]) -> None:
+    """Raise what a write has raised. Cancelling this does not cancel the write."""
+    await asyncio.shield(written)
+
+
+def _cancel(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

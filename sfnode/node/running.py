@@ -1,0 +1,351 @@
+"""A node that has joined its run: its parts, wired to each other, and what each tells the others.
+
+`sfnode.node.node` builds it once folder, network, manifest and log are there, and takes those apart again.
+Stopping takes less than two seconds, whatever the engine is doing; everything computed by then is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from random import SystemRandom
+from typing import NamedTuple, TypeVar
+
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
+from sfnode.manifest import Manifest
+from sfnode.modelshare.sharing import Sharing
+from sfnode.node import startup
+from sfnode.node.catch_up import CatchUp
+from sfnode.node.driver import Driver
+from sfnode.node.engine_thread import Engine, EngineThread, Order, StepResult
+from sfnode.node.peering import Peering
+from sfnode.node.shutdown import Departure
+from sfnode.node.state import describe
+from sfnode.node.step_scheduler import StepScheduler
+from sfnode.node.views import Views
+from sfnode.peers.address_book import AddressBook
+from sfnode.peers.latency import ECHO
+from sfnode.resources.limiter import ResourceLimiter
+from sfnode.resources.quotas import DailyTraffic
+from sfnode.resources.sensors import Sensors
+from sfnode.schema.evaluation import NodeEvaluation
+from sfnode.schema.status import CoreStatus, Status
+from sfnode.schema.views import Generated
+from sfnode.settings import Settings
+from sfnode.store.data_folder import DataDir
+from sfnode.store.log import UpdateLog
+from sfnode.store.replay import changes, stops
+from sfnode.transport.base import PeerRecord, Transport, TransportError
+from sfprotocol import codec
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.messages import Feed, ManifestReply, ManifestRequest, PartRequest
+
+REPORT_INTERVAL = 10.0
+"""Seconds between lines of progress in the log."""
+
+REPORTED = {"state", "known", "update_budget", "epoch", "own_updates", "updates_per_second", "loss", "digest"}
+"""Fields of the status that such a line has, for programs."""
+
+ENGINE_GRACE = 0.5
+"""Seconds that a step in progress may still take when the node stops; then it is abandoned."""
+
+LINK_GRACE = 0.4
+"""Seconds for handing our last updates to neighbours when the node stops, and as many for the last frames."""
+
+MODEL_SOURCES = 16
+"""Peers that are asked for the base model if it has to come from peers."""
+
+LoadEngine = Callable[[Settings, Manifest], Engine]
+"""Loads the model and the data; called on the engine's thread."""
+
+T = TypeVar("T")
+
+
+class Moment(NamedTuple):
+    """The state whose model an answer of the engine is about."""
+
+    digest: str
+    known: int
+
+
+class RunningNode:
+    """The parts of one node; answers the control API."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        manifest: Manifest,
+        data_dir: DataDir,
+        update_log: UpdateLog,
+        transport: Transport,
+        load_engine: LoadEngine,
+    ) -> None:
+        self.settings = settings
+        self.manifest = manifest
+        self.log = update_log
+        self.transport = transport
+        self.clock = asyncio.get_running_loop().time
+        self.started_at = self.clock()
+        self.stopping = asyncio.Event()
+        self._fault: BaseException | None = None
+        self.machine = startup.open_machine(settings, manifest, data_dir, update_log, self.clock())
+        self.driver = Driver(
+            self.machine,
+            update_log,
+            clock=self.clock,
+            advanced=self._advanced,
+            continue_as=self._continue_as,
+            after_round=self._after_round,
+        )
+        self._look_for_others()
+        self._catch_up = CatchUp(
+            self.machine,
+            told_peers=bool(settings.peers),
+            met_peers=lambda: bool(startup.remembered_peers(update_log)),
+            clock=self.clock,
+        )
+        self.views = Views(self, self._catch_up.done)
+        self.limiter = ResourceLimiter(
+            settings.limits,
+            machine=Sensors(settings.device),
+            bandwidth=self.driver.bandwidth,
+            traffic=DailyTraffic(update_log),
+            close_links=self.peering.stay_away,
+            fail=self.fail,
+            clock=self.clock,
+        )
+        self.sharing = Sharing(
+            settings,
+            manifest,
+            data_dir,
+            transport,
+            peers=lambda: self.book.sample(MODEL_SOURCES),
+            bandwidth=self.driver.bandwidth,
+            clock=self.clock,
+        )
+        self._departure = Departure(
+            self.machine, done=self._done, alone=lambda: self.peering.alone, clock=self.clock
+        )
+        transport.on_request(self._answer)
+        self._load_engine = load_engine
+        self.scheduler: StepScheduler | None = None
+        self.engine_thread: EngineThread | None = None
+        self.engine_loaded = False
+
+    def _look_for_others(self) -> None:
+        given, remembered = self.settings.peers, startup.remembered_peers(self.log)
+        random = SystemRandom()
+        self.book = AddressBook(self.transport.peer, given, remembered, random)
+        self.peering = Peering(
+            self.transport,
+            self.driver,
+            topic=self.manifest.run_id,
+            book=self.book,
+            own_record=self._record,
+            remember=lambda addresses: startup.remember_peers(self.log, addresses),
+            random=random,
+        )
+
+    # -- callbacks ---------------------------------------------------------------------------------
+
+    def _advanced(self, stops: Mapping[Feed, int]) -> None:
+        """Have the engine follow the feeds that have moved, each up to its first step that does not count."""
+        if self.engine_thread:
+            self.engine_thread.advance(stops)
+
+    def _continue_as(self, feed: Feed) -> None:
+        """Record the new feed of our own; called on the disk thread."""
+        log.warning("cannot prove that this log is all we ever said: continuing under a new incarnation")
+        startup.remember_feed(self.log, feed)
+
+    def _after_round(self) -> None:
+        """Give the scheduler its turn, and leave if it is time; there is a round at least once a second."""
+        if self.scheduler:
+            self.scheduler.ready = self.scheduler.ready or (self.engine_loaded and self._catch_up.done())
+            self.scheduler.advance()
+        if not self.stopping.is_set() and self._departure.due():
+            log.info("done: leaving")
+            self.stop()
+
+    def _on_engine_ready(self) -> None:
+        self.engine_loaded = True
+        log.info("model loaded")
+        self.limiter.model_loaded()
+        self._after_round()
+
+    def _on_result(self, order: Order, result: StepResult) -> None:
+        self.limiter.step_done()  # before more is ordered
+        if self.scheduler:
+            self.scheduler.on_result(order, result)
+
+    def _done(self) -> bool:
+        complete = self.settings.until_complete and self.machine.complete
+        if self.limiter.finishing and not (self.scheduler and self.scheduler.busy):
+            return True
+        return complete or (self.scheduler is not None and self.scheduler.exhausted)
+
+    def _record(self) -> PeerRecord:
+        role = 0 if self.settings.role == "trainer" else 1
+        addresses = tuple(self.transport.addresses())
+        return PeerRecord(self.transport.peer, addresses, role, self.machine.frontier.known)
+
+    async def _answer(self, _: str, frame: bytes) -> bytes:
+        if frame == ECHO:
+            return ECHO
+        try:
+            question = codec.decode(frame)
+        except RemoteProtocolError as error:
+            raise TransportError(str(error)) from error
+        if isinstance(question, PartRequest):
+            return codec.encode(await self.sharing.answer(question))
+        if not isinstance(question, ManifestRequest):
+            raise TransportError("only manifests and models are answered here")
+        return codec.encode(ManifestReply(self.manifest.canonical()))
+
+    # -- living ------------------------------------------------------------------------------------
+
+    async def live(self) -> None:
+        """Run until `stop`, a fault, or the end that the settings ask for. Raises the fault."""
+        if self.settings.role == "trainer":
+            self._start_engine()
+        driving = asyncio.create_task(self._guard(self.driver.run))
+        jobs = (
+            *(self.peering.run, self.views.run, self.limiter.run),
+            *(self.sharing.run, self._report),
+        )
+        looking = [asyncio.create_task(self._guard(job)) for job in jobs]
+        try:
+            await self.stopping.wait()
+        finally:
+            await self._end(driving, looking)
+        if self._fault:
+            raise self._fault
+
+    def stop(self) -> None:
+        """Ask the node to stop."""
+        self.stopping.set()
+
+    def finish(self) -> None:
+        """Ask the node to complete what is running, hand it over and stop."""
+        self.limiter.finish()
+        self._after_round()
+
+    def fail(self, error: BaseException) -> None:
+        """A local fault: stop the node and let `live` raise it."""
+        self._fault = self._fault or error
+        self.stop()
+
+    def _start_engine(self) -> None:
+        self.engine_thread = EngineThread(
+            lambda: self._load_engine(self.sharing.find(), self.manifest),
+            partial(changes, self.log),
+            on_ready=self._on_engine_ready,
+            on_result=self._on_result,
+            on_failure=self.fail,
+        )
+        self.engine_thread.advance(stops(self.log))
+        self.scheduler = StepScheduler(
+            self.machine,
+            order=self.engine_thread.order,
+            post=self.driver.post,
+            clock=self.clock,
+            queries=self.settings.queries,
+            steps=self.settings.steps,
+        )
+        self.limiter.serve(self.scheduler, self.engine_thread)
+        self.engine_thread.start()
+
+    async def _guard(self, job: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await job()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.fail(error)
+
+    async def _end(self, driving: asyncio.Task[None], looking: list[asyncio.Task[None]]) -> None:
+        """Stop computing, log and send what is finished, and close the links."""
+        self.peering.leave()
+        self.sharing.close()
+        self.limiter.stop()
+        if self.engine_thread and not await self.engine_thread.stop(ENGINE_GRACE):
+            log.debug("a step in progress was abandoned")
+        if self.scheduler:
+            self.scheduler.flush()
+        await self.driver.hand_over(LINK_GRACE)
+        self.driver.finish()
+        await driving
+        await self.driver.close_links(LINK_GRACE)
+        for task in looking:
+            task.cancel()
+        await asyncio.gather(*looking, return_exceptions=True)
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_INTERVAL)
+            s = self.status()
+            loss = "" if s.loss is None else f"  loss {s.loss:.3f}"
+            log.info(
+                "%s  %d of %d updates  own %d at %.1f/s%s  links %d  digest %s",
+                s.state, s.known, s.update_budget, s.own_updates, s.updates_per_second, loss,
+                len(s.links), s.digest[:12],
+                extra=s.model_dump(include=REPORTED),
+            )  # fmt: skip
+
+    # -- the control API ---------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        return describe(self)
+
+    async def evaluate(self, base: bool, limit: int) -> NodeEvaluation:
+        """Accuracy or loss on the test rows, of the model as of now or of the base model."""
+        wanted = self.limiter.until_a_pause()
+        moment, result = await self._ask_engine(
+            lambda engine: engine.evaluate_base(limit, wanted) if base else engine.evaluate(limit, wanted)
+        )
+        answer = NodeEvaluation(
+            **dict(result),
+            seconds=self.clock() - self.started_at,
+            known=0 if base else moment.known,
+            base=base,
+            digest=None if base else moment.digest,
+        )
+        self.views.remember(answer)
+        return answer
+
+    async def generate(self, prompt: str, tokens: int) -> Generated:
+        """Continue `prompt` with the base model and the model as of now, by at most `tokens` tokens each."""
+        moment, (base, now) = await self._ask_engine(lambda engine: engine.generate(prompt, tokens))
+        return Generated(base=base, now=now, digest=moment.digest, known=moment.known)
+
+    async def core_status(self) -> CoreStatus:
+        """State digest and core digest of one and the same moment; a relay has no cores."""
+        if self.engine_thread is None:
+            frontier = self.machine.frontier
+            return CoreStatus(digest=frontier.digest().hex(), core_digest=None, known=frontier.known)
+        moment, core = await self._ask_engine(lambda engine: engine.core.digest())
+        return CoreStatus(digest=moment.digest, core_digest=core.hex(), known=moment.known)
+
+    async def _ask_engine(self, question: Callable[[Engine], T]) -> tuple[Moment, T]:
+        """Return the engine's answer, and the moment whose updates, and no others, it had applied by then.
+
+        Raises UserError BAD_OPTION for a relay, and NODE_NOT_RUNNING if the node ends before it has answered.
+        """
+        if self.engine_thread is None:
+            raise UserError(Code.BAD_OPTION, "a relay holds no model", "Ask a trainer of the run.")
+        async with self.driver.between_rounds:
+            frontier = self.machine.frontier
+            moment = Moment(frontier.digest().hex(), frontier.known)
+            answer = self.engine_thread.ask(self.limiter.offloading_again(question))
+        try:
+            return moment, await answer
+        except asyncio.CancelledError:
+            if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise
+            raise UserError(
+                Code.NODE_NOT_RUNNING,
+                "the node ended before it could answer",
+                "Start it again, or use `sfnode eval` on its folder.",
+            ) from None

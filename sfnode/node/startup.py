@@ -1,0 +1,236 @@
+"""Decides, before a node runs, which run it joins and whether it may continue its own feed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
+from sfnode.manifest import Manifest
+from sfnode.peers.compatibility import ask_manifest
+from sfnode.settings import Settings
+from sfnode.store import data_folder
+from sfnode.store.data_folder import DataDir
+from sfnode.store.disk_errors import disk_faults, sync_folder
+from sfnode.store.identity import Identity, load_or_create
+from sfnode.store.log import UpdateLog
+from sfnode.store.replay import frontier_of
+from sfnode.transport.base import Transport, TransportError
+from sfprotocol import codec
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.machine import Machine
+from sfprotocol.messages import Card, Feed, RunParameters
+from sfprotocol.names import Names
+from sfprotocol.signing import Sign
+
+_INCARNATION = "incarnation"
+_MET_PEERS = "peers"
+
+T = TypeVar("T")
+
+OWN_FOLDER = "This folder serves that run: give the other one a folder of its own with --data-dir."
+ASK_AGAIN = "Check the address and the run id with whoever invited you."
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Return what `work` returns, without blocking the loop; if cancelled, only once `work` has ended."""
+    working = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        raise
+
+
+def local_manifest(settings: Settings, data_dir: DataDir) -> Manifest | None:
+    """Return the manifest given with --run, or the one that this data folder was used for, or None."""
+    kept = Manifest.from_toml(data_dir.manifest) if data_dir.manifest.exists() else None
+    given = Manifest.from_toml(settings.run) if settings.run else None
+    if kept and given and kept.run_id != given.run_id:
+        raise UserError(
+            Code.WRONG_RUN,
+            f"{data_dir.path} belongs to run {kept.run_id.hex()[:16]} ({kept.name}), not to "
+            f"{given.run_id.hex()[:16]} ({given.name})",
+            OWN_FOLDER,
+        )
+    manifest = given or kept
+    if manifest:
+        check_run_id(manifest, settings.run_id, OWN_FOLDER if kept else ASK_AGAIN)
+    return manifest
+
+
+def check_run_id(manifest: Manifest, wanted: str, fix: str = ASK_AGAIN) -> None:
+    """Raise UserError WRONG_RUN unless the run's id starts with `wanted` (hex, may be empty)."""
+    if not manifest.run_id.hex().startswith(wanted.lower()):
+        raise UserError(
+            Code.WRONG_RUN,
+            f"this is run {manifest.run_id.hex()[:16]} ({manifest.name}), not {wanted[:16]}",
+            fix,
+        )
+
+
+def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
+    """Give the copy of a trainer's folder a libp2p identity of its own, before the network starts.
+
+    Two nodes with one peer id take each other's links away: every neighbour keeps the newer link only.
+    """
+    if manifest is None or not data_dir.log.exists():
+        return
+    with UpdateLog.open(data_dir.log, manifest.run_id, read_only=True) as update_log:
+        if update_log.get_meta(_INCARNATION) is not None and data_folder.moved(update_log):
+            data_dir.libp2p_identity.unlink(missing_ok=True)
+
+
+async def fetch_manifest(transport: Transport, peers: tuple[str, ...]) -> Manifest:
+    """Return the manifest of the first peer that sends one.
+
+    Raises UserError PEERS_UNREACHABLE when none answers, NEWER_PROTOCOL or BAD_MANIFEST when all that answer
+    send what cannot be used.
+    """
+    reasons: list[str] = []
+    unusable: UserError | None = None
+    for address in peers:
+        try:
+            manifest = await ask_manifest(transport, address)
+        except (TransportError, RemoteProtocolError) as error:
+            reasons.append(f"{address}: {error}")
+            continue
+        try:
+            return Manifest.from_canonical(manifest, address)
+        except UserError as error:
+            unusable = unusable or error
+    raise unusable or UserError(
+        Code.PEERS_UNREACHABLE,
+        "no peer sent the run's manifest: " + "; ".join(reasons),
+        "Check the address and that the node there is running and can be reached from here.",
+    )
+
+
+async def agree_on_manifest(
+    settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir
+) -> Manifest:
+    """Return the run's manifest (ours, the peers', or both if they are the same); keep it in the folder."""
+    manifest = local
+    if settings.peers:
+        manifest = await _peers_manifest(settings, transport, data_dir) or local
+    if manifest:
+        check_run_id(manifest, settings.run_id)
+        check_run_id(manifest, local.run_id.hex() if local else "")
+    if manifest is None:
+        raise UserError(
+            Code.BAD_OPTION,
+            "there is no run to join",
+            "Give --peers ADDRESS to join one, or --run FILE to start one (`sfnode init` writes the file).",
+        )
+    if not data_dir.manifest.exists():
+        await in_thread(lambda: _keep(manifest, data_dir.manifest))
+    return manifest
+
+
+async def _peers_manifest(settings: Settings, transport: Transport, data_dir: DataDir) -> Manifest | None:
+    """Return the manifest of the peers in the settings; None if none answers and this folder has one.
+
+    They are asked on later starts, too: a folder of another run must not quietly go on with that run.
+    """
+    try:
+        return await fetch_manifest(transport, settings.peers)
+    except UserError:
+        if data_dir.manifest.exists():
+            return None
+        raise
+
+
+def _keep(manifest: Manifest, path: Path) -> None:
+    """Write the manifest durably, all or nothing."""
+    with disk_faults(path):
+        partial = path.with_suffix(".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(manifest.to_toml())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        sync_folder(path.parent)
+
+
+def open_machine(
+    settings: Settings, manifest: Manifest, data_dir: DataDir, update_log: UpdateLog, now: float
+) -> Machine:
+    """Return the protocol machine in the state of the log; only a trainer's has a feed to continue."""
+    parameters = manifest.parameters()
+    frontier = frontier_of(parameters, update_log)
+    own: Feed | None = None
+    sign: Sign = _never_sign
+    proven = True
+    if settings.role == "trainer":
+        identity = load_or_create(data_dir.identity)
+        if identity.exposed:
+            log.warning(
+                "others could read %s until now, and may be able to sign as this node", data_dir.identity
+            )
+        own, proven = own_feed(update_log, identity)
+        sign = identity.sign
+    return Machine(
+        parameters,
+        frontier,
+        own=own,
+        sign=sign,
+        draw_incarnation=draw_incarnation,
+        proven=proven,
+        now=now,
+        cards=kept_cards(update_log, parameters),
+        names=Names(settings.display_name, settings.team),
+    )
+
+
+def kept_cards(update_log: UpdateLog, run: RunParameters) -> list[Card]:
+    """Return the cards in the log; they were verified before they were written."""
+    messages = (codec.decode(record.frame, run.scalar_bytes) for record in update_log.cards())
+    return [message for message in messages if isinstance(message, Card)]
+
+
+def _never_sign(_: bytes) -> bytes:
+    raise AssertionError("a relay has nothing to sign")
+
+
+def draw_incarnation() -> int:
+    """Draw a fresh incarnation (SPEC I3): 32 random bits, so that copies of a folder draw different ones."""
+    return secrets.randbits(32)
+
+
+def own_feed(update_log: UpdateLog, identity: Identity) -> tuple[Feed, bool]:
+    """Return our feed, and whether it is proven that nobody knows more of it than this log (SPEC I1-I3).
+
+    A fresh log and a copied one start a new incarnation, which nobody else can know. Of a node that has never
+    met a peer, nobody can know more.
+    """
+    kept = update_log.get_meta(_INCARNATION)
+    if kept is not None:
+        feed = Feed(identity.public, int.from_bytes(kept, "big"))
+        if not data_folder.moved(update_log) and update_log.proof(feed) is None:
+            return feed, update_log.get_meta(_MET_PEERS) is None
+        log.warning("this data folder was copied or restored; continuing under a new incarnation")
+    feed = Feed(identity.public, draw_incarnation())
+    remember_feed(update_log, feed)
+    return feed, True
+
+
+def remember_feed(update_log: UpdateLog, feed: Feed) -> None:
+    """Record durably that `feed` is ours, before anything is computed for it."""
+    update_log.set_meta(_INCARNATION, feed.incarnation.to_bytes(8, "big"))
+    data_folder.remember_location(update_log)
+
+
+def remembered_peers(update_log: UpdateLog) -> list[str]:
+    """Return the addresses of peers that this node has met."""
+    kept = update_log.get_meta(_MET_PEERS)
+    return kept.decode().split() if kept else []
+
+
+def remember_peers(update_log: UpdateLog, addresses: list[str]) -> None:
+    """Record these addresses for the next start."""
+    update_log.set_meta(_MET_PEERS, " ".join(addresses).encode())

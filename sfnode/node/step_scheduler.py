@@ -1,0 +1,210 @@
+"""Schedules the steps of the engine, and turns finished ones into updates.
+
+Between the protocol machine, which says whether to compute and at which step and epoch, and the engine
+thread, which evaluates. It knows neither links nor files.
+
+Positions in our feed: where this process started, what is admitted (the machine's frontier), posted, computed
+and ordered. Every limit is a distance between two of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from sfnode.node.engine_thread import Order, StepResult
+from sfprotocol import seeds
+from sfprotocol.codec import MAX_SEGMENT_UPDATES
+from sfprotocol.events import OwnUpdates
+from sfprotocol.machine import Machine
+from sfprotocol.messages import EpochScalars, Feed
+
+FLUSH_INTERVAL = 0.1
+"""Seconds between own segments: few enough signatures and commits for a fast engine, and no wait for a slow
+one, whose steps take longer than this."""
+
+ORDERS_AHEAD = 2
+"""Steps handed to the engine at a time: one that runs and one that follows at once."""
+
+RATE_WINDOW = 10.0
+"""Seconds over which the update rate is measured."""
+
+LOSS_MEMORY = 0.95
+"""Weight of the past in the moving average of the loss."""
+
+
+class StepScheduler:
+    """Orders steps and posts updates; call `advance` whenever anything may have changed."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        order: Callable[[Order], None],
+        post: Callable[[OwnUpdates], None],
+        clock: Callable[[], float],
+        queries: int,
+        steps: int,
+    ) -> None:
+        """`queries` updates are evaluated at one point; at most `steps` updates are made (0: no limit)."""
+        self.ready = False
+        """The engine is loaded and the node has caught up."""
+        self.loss: float | None = None
+        self.held = False
+        """No more steps are ordered for now."""
+        self.ahead = ORDERS_AHEAD
+        """Steps handed to the engine at a time."""
+        self._machine = machine
+        self._order = order
+        self._post = post
+        self._clock = clock
+        self._queries = queries
+        self._steps = steps
+        self._feed: Feed | None = None
+        self._made_before = 0
+        """Updates made in earlier incarnations of this process."""
+        self._started = self._posted = self._ordered = 0
+        """Positions in the feed."""
+        self._epoch = 0
+        self._at_work = 0
+        """Orders without a result so far."""
+        self._finished: list[tuple[int, int]] = []
+        """(epoch, scalar) of finished steps that are not yet posted."""
+        self._flushed_at = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+        self._recent: deque[tuple[float, int]] = deque()
+
+    @property
+    def made(self) -> int:
+        """Number of updates of this process that the machine has admitted."""
+        if self._feed is None:
+            return 0
+        # Posted updates are not admitted if the incarnation ended first; others may be, from a peer.
+        return self._made_before + min(self._posted, self._machine.frontier.next(self._feed)) - self._started
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether this node has made the updates that it was asked for, or can no longer make them."""
+        return bool(self._steps) and (self.made >= self._steps or self._machine.complete)
+
+    @property
+    def busy(self) -> bool:
+        """Whether more own updates are on their way."""
+        if self._feed is None:
+            return False
+        at_work = self._at_work > 0 and not self._machine.complete
+        return at_work or self._computed > self._machine.frontier.next(self._feed)
+
+    @property
+    def _computed(self) -> int:
+        """First step that is not finished."""
+        return self._posted + len(self._finished)
+
+    def rate(self) -> float:
+        """Return own updates per second over RATE_WINDOW."""
+        now = self._clock()
+        while self._recent and self._recent[0][0] < now - RATE_WINDOW:
+            self._recent.popleft()
+        if not self._recent:
+            return 0.0
+        span = max(now - self._recent[0][0], 1.0)
+        return sum(count for _, count in self._recent) / span
+
+    def advance(self) -> None:
+        """Order as many steps as the engine should have."""
+        self._follow_feed()
+        while self.ready and not self.held and self._machine.may_compute and self._at_work < self.ahead:
+            count = min(self._queries, self._allowed())
+            if count <= 0:
+                return
+            self._order(self._next(count))
+
+    def on_result(self, order: Order, result: StepResult) -> None:
+        """Take in a finished step.
+
+        It is dropped when its feed has ended meanwhile, and when the run has: what a long step adds to a
+        complete run could come after others have left (SPEC U6).
+        """
+        self._at_work -= 1
+        if not self._machine.complete and (order.feed, order.first) == (self._feed, self._computed):
+            self._finished += [(order.epoch, scalar) for scalar in result.scalars]
+            self._measure(result)
+            self._flush_soon()
+        if self._at_work == 0:
+            self._ordered = self._computed  # what was dropped is ordered again if it is still needed
+        self.advance()
+
+    def forget(self, orders: Sequence[Order]) -> None:
+        """Forget these orders, the last ones, which will not be evaluated."""
+        self._at_work -= len(orders)
+        if first := [order.first for order in orders if order.feed == self._feed]:
+            self._ordered = first[0]
+
+    def flush(self) -> None:
+        """Post finished steps as own updates."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if not self._finished or self._feed is None:
+            return
+        parts = tuple(
+            EpochScalars(epoch, tuple(scalar for _, scalar in group))
+            for epoch, group in groupby(self._finished, key=lambda item: item[0])
+        )
+        self._post(OwnUpdates(self._feed, self._posted, parts))
+        self._posted += len(self._finished)
+        self._finished.clear()
+        self._flushed_at = self._clock()
+
+    def _flush_soon(self) -> None:
+        due = self._flushed_at + FLUSH_INTERVAL - self._clock()
+        if due <= 0:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(due, self.flush)
+
+    def _measure(self, result: StepResult) -> None:
+        self._recent.append((self._clock(), len(result.scalars)))
+        past = self.loss
+        if past is None or not math.isfinite(past):
+            self.loss = result.loss
+        else:
+            self.loss = LOSS_MEMORY * past + (1 - LOSS_MEMORY) * result.loss
+
+    def _follow_feed(self) -> None:
+        """Start at the machine's position when our feed is new: at the start, and in a new incarnation."""
+        if self._machine.own is None or self._machine.own == self._feed:
+            return
+        self._made_before = self.made
+        self._feed = self._machine.own
+        self._started = self._posted = self._ordered = self._machine.frontier.next(self._feed)
+        self._epoch = self._machine.frontier.state(self._feed).epoch
+        self._finished.clear()
+
+    def _allowed(self) -> int:
+        """Return how many more updates may be ordered.
+
+        Counting what is under way keeps our feed within the budget (SPEC U6); what is not yet admitted must
+        fit one segment (SPEC S4), however slow the disk is.
+        """
+        assert self._feed is not None
+        frontier, run = self._machine.frontier, self._machine.run
+        under_way = self._ordered - frontier.next(self._feed)
+        allowed = min(run.update_budget - frontier.known, MAX_SEGMENT_UPDATES) - under_way
+        if not self._steps:
+            return allowed
+        return min(allowed, self._steps - self._made_before - (self._ordered - self._started))
+
+    def _next(self, count: int) -> Order:
+        """Return an order for the next `count` steps."""
+        assert self._feed is not None
+        self._epoch = max(self._epoch, self._machine.run.epoch_of(self._machine.frontier.known))
+        key = self._machine.frontier.state(self._feed).key
+        step_seeds = seeds.update_seeds(key, self._ordered, count)
+        order = Order(self._feed, self._ordered, self._epoch, tuple(step_seeds.tolist()))
+        self._ordered += count
+        self._at_work += 1
+        return order

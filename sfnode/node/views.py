@@ -1,0 +1,246 @@
+"""Collects the views of a running node: curves, progress, the swarm around it, origins and history.
+
+A relay has the same views as a trainer. This module reads the node's parts and changes none of them; it knows
+neither how views are asked for (`sfnode.control.routes`) nor how they look on a screen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+
+from sfnode.node.startup import remembered_peers
+from sfnode.node.state import carried, greeted, role_of
+from sfnode.peers.invitations import invite
+from sfnode.peers.latency import Latency
+from sfnode.schema import InviteResult
+from sfnode.schema.views import (
+    Curves,
+    Feeds,
+    FeedsQuery,
+    FeedStatus,
+    History,
+    HistoryQuery,
+    Origins,
+    OriginsQuery,
+    Progress,
+    Swarm,
+    SwarmEdge,
+    SwarmNode,
+)
+from sfnode.stats.history import LogIndex
+from sfnode.stats.time_series import Rate, Sample, TimeSeries
+from sfprotocol.link import Link as ProtocolLink
+from sfprotocol.names import Names
+
+if TYPE_CHECKING:
+    from sfnode.node.running import RunningNode
+    from sfnode.schema.evaluation import NodeEvaluation
+    from sfnode.transport.base import Link
+
+T = TypeVar("T")
+
+SAMPLE_INTERVAL = 1.0
+"""Seconds between samples: as often as a person can follow."""
+
+MAX_MEASUREMENTS = 256
+"""Evaluations that are remembered; the oldest are dropped."""
+
+
+class Views:
+    """The views of one node; `run` samples it until cancelled."""
+
+    def __init__(self, node: RunningNode, caught_up: Callable[[], bool]) -> None:
+        """`caught_up` says whether updates that arrive are new, not history that this node is loading."""
+        self._node = node
+        self._caught_up = caught_up
+        self._series = TimeSeries(SAMPLE_INTERVAL)
+        self._rate = Rate()
+        self._swarm_rate: float | None = None
+        self._measurements: list[NodeEvaluation] = []
+        self._index = LogIndex(node.log, self._names)
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
+        """The thread in which the index is queried, one query at a time."""
+        self._latency = Latency(node.transport)
+
+    async def run(self) -> None:
+        """Sample the node regularly."""
+        try:
+            while True:
+                self._sample()
+                await asyncio.sleep(SAMPLE_INTERVAL)
+        finally:
+            await self._latency.stop()
+            self._index.close()
+            await self._ask(lambda: None)  # nothing is being read any more
+
+    def remember(self, evaluation: NodeEvaluation) -> None:
+        """Add a finished evaluation to the curves."""
+        self._measurements.append(evaluation)
+        del self._measurements[:-MAX_MEASUREMENTS]
+
+    # -- views -------------------------------------------------------------------------------------
+
+    def progress(self) -> Progress:
+        """Return how far the run has come."""
+        run, known, rate = self._node.machine.run, self._node.machine.frontier.known, self._swarm_rate
+        epoch = run.epoch_of(known)
+        begun = epoch * run.epoch_updates
+        size = min(run.epoch_updates, run.update_budget - begun)
+        return Progress(
+            known=known,
+            update_budget=run.update_budget,
+            epoch=epoch,
+            epochs=run.last_epoch + 1,
+            epoch_known=known - begun,
+            epoch_updates=size,
+            updates_per_second=rate,
+            epoch_seconds_left=_left(begun + size - known, rate),
+            seconds_left=_left(run.update_budget - known, rate),
+        )
+
+    def curves(self) -> Curves:
+        """Return what was sampled since the start."""
+        samples = self._series.samples
+        return Curves(
+            now=self._uptime(),
+            interval=self._series.interval,
+            seconds=[round(sample.seconds, 2) for sample in samples],
+            known=[sample.known for sample in samples],
+            own_rate=[sample.own_rate for sample in samples],
+            swarm_rate=[sample.swarm_rate for sample in samples],
+            loss=[sample.loss for sample in samples],
+            measurements=self._measurements,
+        )
+
+    def feeds(self, query: FeedsQuery) -> Feeds:
+        """Return a page of all feeds; an origin may have several."""
+        frontier = self._node.machine.frontier
+        return Feeds(
+            total=len(frontier),
+            offset=query.offset,
+            feeds=[
+                FeedStatus(origin=s.feed.origin.hex(), incarnation=s.feed.incarnation, updates=s.next)
+                for s in islice(frontier, query.offset, query.offset + query.limit)
+            ],
+        )
+
+    async def origins(self, query: OriginsQuery) -> Origins:
+        """Return a page of the origins with their contributions, counted in the log."""
+        machine = self._node.machine
+        own = machine.own.origin if machine.own else b""
+        return await self._ask(lambda: self._index.origins(own, query.offset, query.limit, query.find))
+
+    async def history(self, query: HistoryQuery) -> History:
+        """Return the course of the run, from the log."""
+        return await self._ask(lambda: self._index.history(query.points))
+
+    def invitation(self) -> InviteResult:
+        """Return the link with which others join. Raises UserError NO_ADDRESS."""
+        node = self._node
+        return invite(node.manifest, node.transport.addresses(), remembered_peers(node.log))
+
+    def _names(self) -> dict[bytes, Names]:
+        """Return the names of origins, in the index thread; copies first what the event loop may change."""
+        return self._node.machine.cards.names()
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._beside, question)
+
+    def swarm(self) -> Swarm:
+        """Return this node, its neighbours, and the other nodes of the roster."""
+        node, links = self._node, greeted(self._node)
+        self._latency.look(self._ways([link for _, link in links]))
+        neighbours = [self._neighbour(state, link) for state, link in links]
+        near = {node.transport.peer, *(neighbour.peer for neighbour in neighbours)}
+        others = [
+            SwarmNode(
+                peer=record.peer,
+                kind="known",
+                role=role_of(record.role),
+                known=record.known,
+                lag=self._lag(record.known),
+            )
+            for record in node.peering.roster
+            if record.peer not in near
+        ]
+        edges = [
+            SwarmEdge(source=node.transport.peer, target=link.peer)
+            if link.outbound
+            else SwarmEdge(source=link.peer, target=node.transport.peer)
+            for _, link in links
+        ]
+        return Swarm(nodes=[self._self(), *neighbours, *others], edges=edges)
+
+    # -- sampling ----------------------------------------------------------------------------------
+
+    def _sample(self) -> None:
+        node, now = self._node, self._node.clock()
+        if self._swarm_rate is not None or self._caught_up():
+            self._swarm_rate = self._rate.update(now, node.machine.frontier.known)
+        scheduler = node.scheduler
+        self._series.add(
+            Sample(
+                seconds=self._uptime(),
+                known=node.machine.frontier.known,
+                own_rate=scheduler.rate() if scheduler else 0.0,
+                swarm_rate=self._swarm_rate,
+                loss=scheduler.loss if scheduler else None,
+            )
+        )
+
+    def _uptime(self) -> float:
+        return self._node.clock() - self._node.started_at
+
+    def _lag(self, known: int) -> int:
+        return max(0, self._node.machine.frontier.known - known)
+
+    def _ways(self, links: list[Link]) -> dict[str, str]:
+        """Return one address of each neighbour for which any is known."""
+        found = {}
+        for link in links:
+            seen = f"{link.address.partition('/p2p/')[0]}/p2p/{link.peer}" if link.address else ""
+            ways = [*self._node.book.addresses(link.peer), *filter(None, [seen])]
+            if ways:
+                found[link.peer] = ways[0]
+        return found
+
+    def _self(self) -> SwarmNode:
+        node = self._node
+        sent, received = carried(node)
+        return SwarmNode(
+            peer=node.transport.peer,
+            kind="self",
+            role=node.settings.role,
+            known=node.machine.frontier.known,
+            lag=0,
+            agrees=True,
+            bytes_sent=sent,
+            bytes_received=received,
+            name=(node.settings.display_name or None) if node.machine.own else None,
+        )
+
+    def _neighbour(self, state: ProtocolLink, link: Link) -> SwarmNode:
+        since = state.agreement.differs_since
+        return SwarmNode(
+            peer=link.peer,
+            kind="neighbour",
+            role=role_of(state.role),
+            known=state.known,
+            lag=0 if state.agreed else self._lag(state.known),
+            agrees=state.agreed,
+            differs_for=None if since is None else max(0.0, self._node.clock() - since),
+            latency=self._latency.of(link.peer),
+            outbound=link.outbound,
+            bytes_sent=link.bytes_sent,
+            bytes_received=link.bytes_received,
+        )
+
+
+def _left(updates: int, rate: float | None) -> float | None:
+    if updates <= 0:
+        return 0.0
+    return updates / rate if rate else None

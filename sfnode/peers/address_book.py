@@ -1,0 +1,247 @@
+"""The peers that a node has heard of: which may be dialled, bootstrapped from, and kept for the next start.
+
+Most addresses come from the roster, into which anybody can write anything. So they are hints, there is room
+for a bounded number of them, and they displace neither what the user gave nor peers whose links were of use.
+Knows no links and opens none; time and randomness are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from random import Random
+
+from sfnode.errors import UserError
+from sfnode.transport.base import PeerRecord, peer_of
+from sfnode.transport.roster import MAX_ADDRESSES
+
+MAX_BOOK = 64
+"""Peers known from the roster alone, and peers remembered: ten times the links that a node looks for."""
+
+MAX_MET = 32
+"""Peers whose links were of use and which strangers in the roster cannot displace; the latest count."""
+
+BACKOFF_FIRST, BACKOFF_MOST = 2.0, 120.0
+"""Seconds before a peer that could not be reached is dialled again; doubles each time."""
+
+BACKOFF_MOST_GIVEN = 10.0
+"""The same at most for peers that the user gave. While strangers take every place that becomes free, a node
+may have to ask often before it gets one, and nobody but these is known to lead out of such a siege."""
+
+FAULT_FIRST, FAULT_MOST = 60.0, 3_600.0
+"""Seconds for which a peer that broke a rule gets no link, in either direction; doubles each time. A new id
+costs nothing: this stops a broken program from coming back, and makes an attacker begin anew each time."""
+
+MAX_FAULTS = 256
+"""Peers whose faults are remembered; 40 KiB. Beyond that the one that is soonest forgiven is forgotten."""
+
+BOOTSTRAP_FIRST, BOOTSTRAP_MOST = 2.0, 60.0
+"""Seconds between attempts to bootstrap from an address that was given or remembered; doubles until it
+answers."""
+
+_MOST_DOUBLINGS = 10
+
+
+@dataclass(slots=True)
+class _Entry:
+    """Facts known about one peer."""
+
+    heard: tuple[str, ...] = ()
+    """Full addresses from the roster or the last run, the newest first; at most MAX_ADDRESSES."""
+    pinned: tuple[str, ...] = ()
+    """Full addresses that the user gave."""
+    stays: bool = False
+    """Whether strangers cannot displace it: it was given or remembered."""
+    failures: int = 0
+    """Dials in a row that came to nothing."""
+    not_before: float = float("-inf")
+    """Time before which it is not dialled."""
+    silences: int = 0
+    """Bootstrap attempts in a row that were not answered."""
+    bootstrap_at: float = float("-inf")
+    """Time of the next bootstrap attempt."""
+
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self.heard, *self.pinned]))
+
+
+@dataclass(slots=True)
+class _Fault:
+    """The faults of one peer: how many, and until when it gets no link."""
+
+    times: int
+    until: float
+
+
+class AddressBook:
+    """The peers that this node has heard of, itself excepted."""
+
+    def __init__(self, own: str, given: Iterable[str], remembered: Iterable[str], random: Random) -> None:
+        """Take the id of this node, the addresses that its user gave, and those that `worth_keeping` returned
+        in its last life.
+
+        Raises UserError BAD_ADDRESS for anything in `given` that is not an address.
+        """
+        self._own = own
+        self._random = random
+        self._entries: dict[str, _Entry] = {}
+        self._faults: dict[str, _Fault] = {}
+        self._met: dict[str, None] = {}
+        """Peers whose links were of use, the latest last."""
+        for address in reversed(list(remembered)):  # the newest are added last
+            self._add(address.rpartition("/")[2], [address], stays=True)
+        for address in given:
+            peer = peer_of(address)
+            entry = self._entries.setdefault(peer, _Entry(stays=True))
+            entry.pinned = (*entry.pinned, address)
+        self._entries.pop(own, None)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def note(self, records: Iterable[PeerRecord], linked: Collection[str]) -> None:
+        """Add peers from the roster. To make room, forget peers that are neither `linked` nor trusted: those
+        that failed most first, equals at random."""
+        for record in records:
+            self._add(record.peer, record.addresses)
+        spare = [peer for peer in self._entries if not self.trusted(peer) and peer not in linked]
+        for peer in self._by_failures(spare)[MAX_BOOK:]:
+            del self._entries[peer]
+
+    # -- whom to dial ------------------------------------------------------------------------------
+
+    def candidates(self, now: float) -> list[str]:
+        """Return the peers that may be dialled now; those that failed least first, equals in random order."""
+        return self._by_failures(self.dialable(now))
+
+    def dialable(self, now: float) -> Iterator[str]:
+        """Iterate over the same peers in no particular order, drawing no random number."""
+        for peer, entry in self._entries.items():
+            if entry.not_before <= now and not self.refused(peer, now):
+                yield peer
+
+    def trusted(self, peer: str) -> bool:
+        """Tell whether the user gave this peer, or a link with it was of use."""
+        entry = self._entries.get(peer)
+        return peer in self._met or (entry is not None and entry.stays)
+
+    def addresses(self, peer: str) -> tuple[str, ...]:
+        """Return the full addresses of a peer; none if it is not, or no longer, in the book."""
+        entry = self._entries.get(peer)
+        return entry.addresses() if entry else ()
+
+    def failed(self, peer: str, now: float) -> None:
+        """Note that the peer could not be reached, closed the link at once, or sent nothing."""
+        if entry := self._entries.get(peer):
+            most = BACKOFF_MOST_GIVEN if entry.pinned else BACKOFF_MOST
+            wait = min(BACKOFF_FIRST * 2 ** min(entry.failures, _MOST_DOUBLINGS), most)
+            entry.failures += 1
+            entry.not_before = now + self._about(wait)
+
+    def succeeded(self, peer: str) -> None:
+        """Note that a link with the peer was of use."""
+        if entry := self._entries.get(peer):
+            entry.failures, entry.not_before = 0, float("-inf")
+            self._met.pop(peer, None)
+            self._met[peer] = None
+            if len(self._met) > MAX_MET:
+                del self._met[next(iter(self._met))]
+
+    def forget_failures(self) -> None:
+        """Let every peer be tried again at once: our own transport was broken, so failures say nothing."""
+        for entry in self._entries.values():
+            entry.failures, entry.not_before = 0, float("-inf")
+            entry.silences, entry.bootstrap_at = 0, float("-inf")
+
+    # -- peers that broke a rule -------------------------------------------------------------------
+
+    def misbehaved(self, peer: str, now: float) -> None:
+        """Refuse the peer any link for a while: it broke a rule, or sent nothing of use."""
+        before = self._faults.pop(peer, None)
+        times = before.times + 1 if before else 1
+        wait = min(FAULT_FIRST * 2.0 ** min(times - 1, _MOST_DOUBLINGS), FAULT_MOST)
+        self._faults[peer] = _Fault(times, now + wait)
+        if len(self._faults) > MAX_FAULTS:
+            del self._faults[min(self._faults, key=lambda name: self._faults[name].until)]
+
+    def refused(self, peer: str, now: float) -> bool:
+        """Tell whether a fault of this peer is still held against it."""
+        fault = self._faults.get(peer)
+        return fault is not None and now < fault.until
+
+    # -- bootstrapping -----------------------------------------------------------------------------
+
+    def sample(self, count: int) -> list[str]:
+        """Return one address each of at most `count` peers to find the others through, the user's first."""
+        order = sorted(self._by_failures(self._entries), key=lambda peer: not self._entries[peer].pinned)
+        return self._one_address_each(order[:count])
+
+    def due_for_bootstrap(self, now: float, linked: Collection[str], count: int) -> list[str]:
+        """Return one address of each of at most `count` peers to bootstrap from now: peers that were given or
+        remembered and are not `linked`, the user's first."""
+        waiting = [
+            peer
+            for peer, entry in self._entries.items()
+            if entry.stays and entry.bootstrap_at <= now and peer not in linked
+        ]
+        order = sorted(self._shuffled(waiting), key=lambda peer: not self._entries[peer].pinned)
+        return self._one_address_each(order[:count])
+
+    def strangers(self, linked: Collection[str], count: int) -> list[str]:
+        """Return one address of each of at most `count` random peers that are not `linked`, including those
+        that have failed for long: they may be in another part of a network that has healed."""
+        others = self._shuffled(peer for peer in self._entries if peer not in linked)
+        return self._one_address_each(others[:count])
+
+    def bootstrapped(self, peer: str, answered: bool, now: float) -> bool:
+        """Note the result of a bootstrap attempt; return whether the peer answered after being silent."""
+        entry = self._entries.get(peer)
+        if entry is None:
+            return False
+        back = answered and entry.silences > 0
+        wait = min(BOOTSTRAP_FIRST * 2.0 ** min(entry.silences, _MOST_DOUBLINGS), BOOTSTRAP_MOST)
+        entry.silences = 0 if answered else entry.silences + 1
+        entry.bootstrap_at = now + self._about(BOOTSTRAP_MOST if answered else wait)
+        if back:
+            entry.failures, entry.not_before = 0, float("-inf")
+        return back
+
+    def worth_keeping(self, linked: Collection[str]) -> list[str]:
+        """Return the addresses of at most MAX_BOOK peers for the next start: of neighbours first, then of
+        trusted peers."""
+        order = sorted(
+            self._entries,
+            key=lambda p: (p not in linked, not self.trusted(p), self._entries[p].failures, p),
+        )
+        kept = sorted(order[:MAX_BOOK])
+        return [address for peer in kept for address in self.addresses(peer)[:MAX_ADDRESSES]]
+
+    def _add(self, peer: str, addresses: Iterable[str], *, stays: bool = False) -> None:
+        usable = [address for address in addresses if _is_address_of(peer, address)]
+        if peer == self._own or not usable:
+            return
+        entry = self._entries.setdefault(peer, _Entry(stays=stays))
+        entry.heard = tuple(dict.fromkeys([*usable, *entry.heard]))[:MAX_ADDRESSES]
+
+    def _one_address_each(self, peers: Iterable[str]) -> list[str]:
+        return [self._random.choice(self.addresses(peer)) for peer in peers]
+
+    def _by_failures(self, peers: Iterable[str]) -> list[str]:
+        return sorted(self._shuffled(peers), key=lambda peer: self._entries[peer].failures)
+
+    def _shuffled(self, peers: Iterable[str]) -> list[str]:
+        order = sorted(peers)
+        self._random.shuffle(order)
+        return order
+
+    def _about(self, seconds: float) -> float:
+        """Add jitter, so that nodes that lost a peer together do not all return together."""
+        return seconds * self._random.uniform(0.8, 1.2)
+
+
+def _is_address_of(peer: str, address: str) -> bool:
+    """Tell whether this is an address of `peer` that can be kept in a list separated by blanks."""
+    try:
+        return address.split() == [address] and peer_of(address) == peer
+    except UserError:
+        return False

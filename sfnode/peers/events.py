@@ -1,0 +1,233 @@
+"""Events that the peer manager takes in, and actions that it asks for: frozen data, no behaviour.
+
+A link has a number that its host chose; numbers are never used twice in one life of a node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from sfnode.transport.base import PeerRecord
+
+LinkId = int
+
+
+class Presence(Enum):
+    """Whether a node takes part in the network."""
+
+    OPEN = "open"
+    """Dials, lets peers in and announces itself."""
+    AWAY = "away"
+    """Has no links and contacts nobody, until it is OPEN again."""
+    LEAVING = "leaving"
+    """Opens and accepts no more links, and keeps those it has. Final."""
+
+
+class Reason(Enum):
+    """Reason for closing a link."""
+
+    UNWANTED = "there is no room for it"
+    DOUBLE = "there is another link with this peer"
+    GAVE_WAY = "another peer is of more use"
+    MUTE = "the peer has shown nothing"
+    SILENT = "the peer has not sent a single frame"
+    AWAY = "this node is to have no links"
+
+
+# -- events --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The time that `next_deadline` named has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCount:
+    """Counts of one link since it was opened."""
+
+    link: LinkId
+    heard: bool
+    """Whether a frame has arrived."""
+    useful: int | None = None
+    """Updates that this link was the first to bring; None while the machine does not have the link."""
+    blank: bool = True
+    """Whether the peer has shown nothing so far; read only together with `useful`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The present state of links and of the node; sent before any event whose outcome may depend on it."""
+
+    links: tuple[LinkCount, ...]
+    addresses: tuple[str, ...]
+    """Full addresses under which others reach this node."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOpened:
+    """A link has been opened, by a dial of ours or by the peer; it is answered with Carry or Close."""
+
+    link: LinkId
+    peer: str
+    outbound: bool
+    address: str = ""
+    """Address at which the other end is seen, empty if that is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEnded:
+    """A link has ended, whoever closed it."""
+
+    link: LinkId
+    heard: bool
+    """Whether a frame has ever arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class DialFailed:
+    """A peer could not be reached."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The roster has taken our record."""
+
+    addresses: tuple[str, ...]
+    """Our addresses, as announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceFailed:
+    """The roster has not taken our record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A search of the roster has returned these records."""
+
+    records: tuple[PeerRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FindFailed:
+    """A search of the roster has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapAnswered:
+    """A bootstrap attempt has ended."""
+
+    peer: str
+    answered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFaulted:
+    """A peer broke a rule of the protocol; its link is being dropped."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The transport was broken and works again; all links are lost or will be reported lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class PresenceChanged:
+    """The node's owner, or its shutdown, wants another presence."""
+
+    presence: Presence
+
+
+Event = (
+    Wake
+    | Observed
+    | LinkOpened
+    | LinkEnded
+    | DialFailed
+    | Announced
+    | AnnounceFailed
+    | Found
+    | FindFailed
+    | BootstrapAnswered
+    | PeerFaulted
+    | Restarted
+    | PresenceChanged
+)
+
+
+# -- actions -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open a link to this peer; report LinkOpened or DialFailed."""
+
+    peer: str
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopDial:
+    """Give up a dial under way; report nothing."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """Carry the protocol over this link once every earlier Remember is durable (SPEC I2) and `instead_of` is
+    closed; report LinkEnded."""
+
+    link: LinkId
+    instead_of: LinkId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close this link. Its end need not be reported."""
+
+    link: LinkId
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Put our record into the roster for `ttl` seconds; report Announced or AnnounceFailed."""
+
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Search the roster; report Found or FindFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """Join the roster's network through this peer; report BootstrapAnswered."""
+
+    peer: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopBootstrap:
+    """Give up a bootstrap attempt under way; report nothing."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """Keep these addresses, durably, for the next start of this node."""
+
+    addresses: tuple[str, ...]
+
+
+Action = Dial | StopDial | Carry | Close | Announce | Find | Bootstrap | StopBootstrap | Remember

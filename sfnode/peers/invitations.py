@@ -1,0 +1,98 @@
+"""Invitations: composing the link of a node, and reading a link for `sfnode join`.
+
+Loads neither torch nor the network. The format of a link is in `sfprotocol.invitation` (SPEC N1-N4); which
+addresses go into one is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.schema.results import InviteResult, Reach
+from sfnode.transport.base import best_first, is_loopback, is_private
+from sfprotocol import PROTOCOL_VERSION, invitation
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.invitation import Invitation, NewerLinkError
+
+OWN_ADDRESSES = 2
+"""Addresses of the node itself in a link: one is mostly enough, and a QR code has little room."""
+
+OTHER_PEERS = 2
+"""Other peers in a link, with one address each, in case this node is away."""
+
+
+def compose(run_id: bytes, own: Sequence[str], others: Sequence[str]) -> Invitation:
+    """Compose an invitation of a node's own addresses and those of peers that it has met.
+
+    Loopback addresses are left out unless there is nothing else. Raises UserError NO_ADDRESS.
+    """
+    addresses = [*best_first(own)[:OWN_ADDRESSES], *_one_each(others, OTHER_PEERS)]
+    useful = [address for address in addresses if not is_loopback(address)] or addresses
+    if not useful:
+        raise UserError(
+            Code.NO_ADDRESS,
+            "there is no address to invite to: this node listens nowhere and has met nobody",
+            "Ask for a link where a node of the run can be reached, or start this one without --client-mode.",
+        )
+    return invitation.invite(PROTOCOL_VERSION, run_id, useful)
+
+
+def invite(manifest: Manifest, own: Sequence[str], others: Sequence[str]) -> InviteResult:
+    """Return the invitation to a run, as a link and in its parts. Raises UserError NO_ADDRESS."""
+    said = compose(manifest.run_id, own, others)
+    return InviteResult(
+        link=invitation.write(said),
+        run_id=manifest.run_id.hex(),
+        run_name=manifest.name,
+        protocol=manifest.protocol,
+        addresses=list(said.addresses),
+        reach=reach(said),
+    )
+
+
+def _one_each(addresses: Iterable[str], count: int) -> list[str]:
+    """Return the best address of each of `count` peers, the most widely reachable first."""
+    best: dict[str, str] = {}
+    for address in best_first(list(addresses)):
+        best.setdefault(address.rpartition("/p2p/")[2], address)
+    return list(best.values())[:count]
+
+
+def reach(said: Invitation) -> Reach:
+    """Return from where somebody may join with this invitation."""
+    if all(is_loopback(address) for address in said.addresses):
+        return "machine"
+    return "network" if all(is_private(address) for address in said.addresses) else "internet"
+
+
+def read_link(link: str) -> Invitation:
+    """Read a link. Raises UserError BAD_LINK or NEWER_PROTOCOL."""
+    try:
+        said = invitation.read(link)
+    except NewerLinkError as error:
+        raise _newer(f"this is {error.reason}") from None
+    except RemoteProtocolError as error:
+        raise UserError(
+            Code.BAD_LINK,
+            f"this is not an invitation: {error.reason}",
+            "Copy it whole, from `sfnode:` to its last character; a plain address goes with --peers.",
+        ) from None
+    if said.protocol > PROTOCOL_VERSION:
+        raise _newer(f"the run speaks protocol {said.protocol}; this sfnode speaks {PROTOCOL_VERSION}")
+    return said
+
+
+def check_same_run(said: Invitation, wanted: str) -> None:
+    """Raise UserError WRONG_RUN unless the link's run id starts with `wanted` (hex, may be empty)."""
+    if not said.run_id.hex().startswith(wanted.lower()):
+        raise UserError(
+            Code.WRONG_RUN,
+            f"the link leads to run {said.run_id.hex()[:16]}, not to {wanted[:16]}",
+            "Leave out --run-id, or ask for a link to the run you want.",
+        )
+
+
+def _newer(what: str) -> UserError:
+    return UserError(Code.NEWER_PROTOCOL, what, "Upgrade: pip install --upgrade sfnode")

@@ -1,0 +1,499 @@
+"""Every decision about peers: whom to dial and let in, when to announce, search, bootstrap and probe.
+
+Sans-IO: `handle(event, now)` returns what to do, `next_deadline()` says when to send the next Wake. Time is
+an argument (seconds of any monotonic clock), randomness is injected, and nothing here opens, waits or logs.
+The daemon (`node.peering`) and the simulator (`sim.world.peering`) carry out the same actions.
+
+Theory of operation. A node that is OPEN does five jobs, each when its own deadline comes:
+
+    job        interval
+    announce   ANNOUNCE_INTERVAL; LONELY_INTERVAL while our record is wrong or may have reached nobody
+    find       FIND_INTERVAL; while links are missing LONELY_INTERVAL, doubling while nobody new is found
+    bootstrap  LONELY_INTERVAL: alone through anybody until one answers, else through silent given peers
+    probe      PROBE_INTERVAL with jitter: bootstrap from strangers, give up a link, dial somebody new
+    check      CHECK_INTERVAL, and whenever a link, dial or search ends: drop mute peers, dial missing links
+
+A job under way is not begun again before it has ended, unless a bootstrap peer answers after a silence: it
+may know others of whom our part of the network has never heard. After a restart of the transport, and when
+the node comes back, all jobs are due at once. Which links there should be is decided in `peers.selection`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, KeysView
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from sfnode.peers import selection
+from sfnode.peers.address_book import AddressBook
+from sfnode.peers.events import (
+    Action,
+    Announce,
+    Announced,
+    AnnounceFailed,
+    Bootstrap,
+    BootstrapAnswered,
+    Carry,
+    Close,
+    Dial,
+    DialFailed,
+    Event,
+    Find,
+    FindFailed,
+    Found,
+    LinkCount,
+    LinkEnded,
+    LinkId,
+    LinkOpened,
+    Observed,
+    PeerFaulted,
+    Presence,
+    PresenceChanged,
+    Reason,
+    Remember,
+    Restarted,
+    StopBootstrap,
+    StopDial,
+    Wake,
+)
+from sfnode.peers.selection import Standing, address_range
+from sfnode.transport.base import CONNECT_DEADLINE, peer_of
+
+CHECK_INTERVAL = 2.0
+"""Seconds between checks of the links; a link that ends is replaced at once."""
+
+LONELY_INTERVAL = 2.0
+"""Seconds between attempts of a node that has no links, or fewer than it wants."""
+
+FIND_INTERVAL = 30.0
+"""Seconds between searches of the roster when no links are missing."""
+
+ANNOUNCE_INTERVAL = 30.0
+ANNOUNCE_TTL = 90.0
+"""Seconds after which a dead node is gone from the roster; two announcements may fail before that."""
+
+PROBE_INTERVAL = 60.0
+"""Seconds, on average, between probes. In two halves of a swarm of 20 nodes that can reach each other again,
+some node then contacts the other half within seconds."""
+
+PROBE_JITTER = 0.8, 1.2
+"""Range of the factor by which one interval between probes differs from PROBE_INTERVAL."""
+
+BOOTSTRAPS_ALONE = 8
+"""Peers from which a node without links bootstraps at a time."""
+
+BOOTSTRAPS_BESIDE = 2
+"""Peers from which a node with links bootstraps at a time; it has time."""
+
+RACE_WINDOW = 2 * CONNECT_DEADLINE
+"""Seconds within which two links between the same peers may come from both dialling at once."""
+
+SHORT_LIVED = 10.0
+"""Seconds; a link that ends sooner was of no use: the peer is full, or of another run, or broken."""
+
+FIRST_WORD_DEADLINE = 15.0
+"""Seconds for a peer's first frame: Hello, which it sends at once (SPEC L2), over the slowest line; well
+below the silence after which any link is dropped (SPEC L7)."""
+
+_MOST_DOUBLINGS = 10
+"""Doublings of the interval between searches; FIND_INTERVAL is reached long before."""
+
+_NEVER, _ALWAYS = float("inf"), float("-inf")
+
+
+@dataclass(slots=True)
+class _Neighbour:
+    """A peer with a link that carries the protocol."""
+
+    link: LinkId
+    peer: str
+    outbound: bool
+    """Whether this side opened the present link."""
+    chosen: bool
+    """Whether we wanted this peer, though it may have opened the present link: counts as outbound."""
+    since: float
+    range: str | None
+    heard: bool = False
+    blank: bool = True
+    useful: float = 0.0
+    """Updates that the link brought first, older ones counting less."""
+    counted: int = 0
+    """The machine's own count when `useful` was last brought up to date."""
+    counted_at: float = 0.0
+
+    def standing(self) -> Standing:
+        return Standing(self.peer, self.chosen, self.since, self.range, self.useful, self.blank)
+
+
+@dataclass(slots=True)
+class _Job:
+    """Something that is done at intervals and takes a while."""
+
+    began: float = _ALWAYS
+    running: int = 0
+
+    def begin(self, now: float) -> None:
+        self.began = now
+        self.running += 1
+
+    def end(self) -> None:
+        self.running = max(0, self.running - 1)
+
+    def due(self, interval: float) -> float:
+        return _NEVER if self.running else self.began + interval
+
+
+class PeerManager:
+    """The links of one node, its address book, and when to look for more."""
+
+    def __init__(self, own: str, book: AddressBook, random: Random, now: float) -> None:
+        """Take this node's id; `random` draws the moments of probes."""
+        self.book = book
+        self.presence = Presence.OPEN
+        self._own = own
+        self._random = random
+        self._neighbours: dict[str, _Neighbour] = {}
+        self._dialling: dict[str, None] = {}
+        self._bootstrapping: dict[str, None] = {}
+        """Peers of the present round of bootstrap attempts that have not answered yet."""
+        self._until_one = False
+        """Whether the present round ends with the first answer."""
+        self._announcing, self._finding, self._round = _Job(), _Job(), _Job()
+        self._checked_at = _ALWAYS
+        self._probe_at = now + random.uniform(0, PROBE_INTERVAL)
+        self._in_vain = 0
+        """Searches in a row that named nobody but neighbours."""
+        self._addresses: tuple[str, ...] = ()
+        self._announced: tuple[str, ...] = ()
+        """Our addresses as the roster has them; none if nobody but ourselves may have heard."""
+        self._met = False
+        """Whether there has been a link in this life."""
+        self._remembered: tuple[str, ...] | None = None
+        self._actions: list[Action] = []
+        self._do = self._actions.append
+        self._handlers: dict[type, Callable[[Any, float], None]] = {
+            Wake: lambda _, now: self._wake(now),
+            Observed: self._on_observed,
+            LinkOpened: self._on_link_opened,
+            LinkEnded: self._on_link_ended,
+            DialFailed: self._on_dial_failed,
+            Announced: self._on_announced,
+            AnnounceFailed: lambda *_: self._announcing.end(),
+            Found: self._on_found,
+            FindFailed: lambda *_: self._finding.end(),
+            BootstrapAnswered: self._on_bootstrap_answered,
+            PeerFaulted: lambda event, now: self.book.misbehaved(event.peer, now),
+            Restarted: self._on_restarted,
+            PresenceChanged: self._on_presence_changed,
+        }
+        self._jobs: tuple[tuple[Callable[[], float], Callable[[float], None]], ...] = (
+            (lambda: self._probe_at, self._probe),
+            (lambda: self._checked_at + CHECK_INTERVAL, self._check),
+            (self._announce_due, self._announce),
+            (self._find_due, self._find),
+            (lambda: self._round.due(LONELY_INTERVAL), self._bootstrap),
+        )
+        """Jobs of an OPEN node, with the time each is due; first those that may make others due."""
+
+    # -- what others ask ---------------------------------------------------------------------------
+
+    @property
+    def linked(self) -> KeysView[str]:
+        """The peers with which there are links."""
+        return self._neighbours.keys()
+
+    @property
+    def dialling(self) -> KeysView[str]:
+        """The peers to which links are being opened."""
+        return self._dialling.keys()
+
+    @property
+    def wanting(self) -> bool:
+        """Whether links are missing."""
+        return selection.missing(self.standings()) > 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no link, and none is being opened."""
+        return not (self.linked or self.dialling)
+
+    def standings(self) -> list[Standing]:
+        """Return the links as `selection` sees them, in the order in which they were opened."""
+        return [neighbour.standing() for neighbour in self._neighbours.values()]
+
+    def has_room_for(self, peer: str, address: str, now: float) -> bool:
+        """Tell whether an inbound link of this peer, which has none, would be accepted."""
+        newcomer = Standing(peer, False, now, address_range(address))
+        verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)
+        return self.presence is Presence.OPEN and verdict.accept
+
+    # -- the one entry -----------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Return what follows from `event`, to be carried out in this order."""
+        self._actions.clear()
+        self._handlers[type(event)](event, now)
+        return self._actions.copy()
+
+    def next_deadline(self) -> float:
+        """Return the time of the next Wake; infinity if there is nothing to wait for."""
+        deadlines = [_first_word_due(n) for n in self._neighbours.values()]
+        if self.presence is Presence.OPEN:
+            deadlines += [due() for due, _ in self._jobs]
+        return min(deadlines, default=_NEVER)
+
+    def _wake(self, now: float) -> None:
+        for neighbour in list(self._neighbours.values()):
+            if _first_word_due(neighbour) <= now:
+                self._close(neighbour, Reason.SILENT)
+                self.book.failed(neighbour.peer, now)
+        if self.presence is Presence.OPEN:
+            for due, job in self._jobs:
+                if due() <= now:
+                    job(now)
+
+    # -- links -------------------------------------------------------------------------------------
+
+    def _on_observed(self, event: Observed, now: float) -> None:
+        self._addresses = event.addresses
+        by_link = {neighbour.link: neighbour for neighbour in self._neighbours.values()}
+        for count in event.links:
+            if neighbour := by_link.get(count.link):
+                _count(neighbour, count, now)
+
+    def _on_link_opened(self, event: LinkOpened, now: float) -> None:
+        if event.outbound:
+            self._dialling.pop(event.peer, None)
+        rival = self._neighbours.get(event.peer)
+        if self._wants(event, rival, now):
+            self._carry(event, rival, now)
+            return
+        self._do(Close(event.link, Reason.DOUBLE if rival else Reason.UNWANTED))
+        if not event.outbound:
+            return
+        if rival:
+            rival.chosen = True
+        elif self.presence is Presence.OPEN:
+            self.book.failed(event.peer, now)
+        self._check(now)
+
+    def _carry(self, event: LinkOpened, rival: _Neighbour | None, now: float) -> None:
+        chosen = event.outbound or (rival is not None and rival.chosen)
+        where = address_range(event.address)
+        self._neighbours[event.peer] = _Neighbour(
+            event.link, event.peer, event.outbound, chosen, now, where, counted_at=now
+        )
+        if not self._met:
+            self._met = True
+            self._keep_book()
+        self._do(Carry(event.link, rival.link if rival else None))
+
+    def _wants(self, event: LinkOpened, rival: _Neighbour | None, now: float) -> bool:
+        """Decide whether to keep a link that has just been opened, in place of `rival` if there is one.
+
+        A peer opens a second link when it has lost the first, so the newer one counts. But when both dial at
+        once each sees the other's link as the second; then both keep the one that the smaller id opened.
+        """
+        if self.presence is not Presence.OPEN or self.book.refused(event.peer, now):
+            return False
+        if rival is None:
+            return self._has_room(event, now)
+        if event.outbound == rival.outbound or now - rival.since > RACE_WINDOW:
+            return True
+        return event.outbound == (self._own < event.peer)
+
+    def _has_room(self, event: LinkOpened, now: float) -> bool:
+        """Decide about a peer that is no neighbour; make room for it if selection says so."""
+        newcomer = Standing(event.peer, event.outbound, now, address_range(event.address))
+        if event.outbound:
+            return selection.may_keep(newcomer, self.standings())
+        verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)
+        self._give_up(verdict.instead_of, Reason.GAVE_WAY, now)
+        return verdict.accept
+
+    def _give_up(self, peer: str | None, reason: Reason, now: float) -> None:
+        """Close the link with `peer`, if anybody is meant, as it is of less use than others."""
+        if peer is None:
+            return
+        neighbour = self._neighbours[peer]
+        self._close(neighbour, reason)
+        if neighbour.blank:
+            self.book.misbehaved(peer, now)
+        else:
+            self.book.succeeded(peer)
+
+    def _close(self, neighbour: _Neighbour, reason: Reason) -> None:
+        del self._neighbours[neighbour.peer]
+        self._do(Close(neighbour.link, reason))
+        self._checked_at = _ALWAYS  # the next check is due at once
+
+    def _on_link_ended(self, event: LinkEnded, now: float) -> None:
+        ended = next((n for n in self._neighbours.values() if n.link == event.link), None)
+        if ended is None:
+            return
+        del self._neighbours[ended.peer]
+        if not self.book.refused(ended.peer, now):
+            if now - ended.since < SHORT_LIVED or not event.heard:
+                self.book.failed(ended.peer, now)
+            else:
+                self.book.succeeded(ended.peer)
+        self._check(now)
+
+    def _on_dial_failed(self, event: DialFailed, now: float) -> None:
+        if event.peer in self._dialling:  # else it has been given up
+            del self._dialling[event.peer]
+            self.book.failed(event.peer, now)
+            self._check(now)
+
+    def _check(self, now: float) -> None:
+        """Drop mute peers, dial whoever is missing, and keep the address book."""
+        if self.presence is not Presence.OPEN:
+            return
+        for peer in selection.whom_to_let_go(self.standings(), self._dialling, self.book, now):
+            self._give_up(peer, Reason.MUTE, now)
+        self._checked_at = now
+        self._dial(selection.whom_to_dial(self.standings(), self._dialling, self.book, now))
+        self._keep_book()
+
+    def _dial(self, peers: Iterable[str]) -> None:
+        for peer in peers:
+            self._dialling[peer] = None
+            self._do(Dial(peer, self.book.addresses(peer)))
+
+    def _keep_book(self) -> None:
+        """Remember peers for the next start, and that there have been any (SPEC I2)."""
+        addresses = tuple(self.book.worth_keeping(self.linked))
+        if self._met and addresses != self._remembered:
+            self._remembered = addresses
+            self._do(Remember(addresses))
+
+    # -- the roster --------------------------------------------------------------------------------
+
+    def _announce_due(self) -> float:
+        settled = self._neighbours and self._addresses == self._announced
+        return self._announcing.due(ANNOUNCE_INTERVAL if settled else LONELY_INTERVAL)
+
+    def _announce(self, now: float) -> None:
+        self._announcing.begin(now)
+        self._do(Announce(ANNOUNCE_TTL))
+
+    def _on_announced(self, event: Announced, now: float) -> None:
+        self._announcing.end()
+        # Announced while alone it may have reached nobody but ourselves: then it is announced again.
+        self._announced = event.addresses if self._neighbours else ()
+
+    def _find_due(self) -> float:
+        """Back off while the roster names nobody but neighbours: a search costs kilobytes, and in a small
+        swarm links are always missing."""
+        if not self.wanting:
+            return self._finding.due(FIND_INTERVAL)
+        return self._finding.due(min(LONELY_INTERVAL * 2.0**self._in_vain, FIND_INTERVAL))
+
+    def _find(self, now: float) -> None:
+        self._finding.begin(now)
+        self._do(Find())
+
+    def _on_found(self, event: Found, now: float) -> None:
+        self._finding.end()
+        strangers = {record.peer for record in event.records} - {self._own, *self.linked}
+        promising = strangers or not self._neighbours
+        self._in_vain = 0 if promising else min(self._in_vain + 1, _MOST_DOUBLINGS)
+        self.book.note(event.records, self.linked)
+        self._check(now)
+
+    # -- bootstrapping and probes ------------------------------------------------------------------
+
+    def _bootstrap(self, now: float) -> None:
+        """Begin a round: through anybody while alone; otherwise, for ever, through peers that were given or
+        remembered and are not neighbours."""
+        self._until_one = not self._neighbours
+        if self._until_one:
+            addresses = self.book.sample(BOOTSTRAPS_ALONE)
+        else:
+            addresses = self.book.due_for_bootstrap(now, self.linked, BOOTSTRAPS_BESIDE)
+        self._bootstrapping = {peer_of(address): None for address in addresses}
+        self._round = _Job(now, running=len(addresses))
+        self._bootstrap_from(addresses)
+
+    def _bootstrap_from(self, addresses: Iterable[str]) -> None:
+        self._actions += [Bootstrap(peer_of(address), address) for address in addresses]
+
+    def _on_bootstrap_answered(self, event: BootstrapAnswered, now: float) -> None:
+        if event.peer in self._bootstrapping:
+            del self._bootstrapping[event.peer]
+            self._round.end()
+            if event.answered and self._until_one:
+                self._end_round()
+        back = self.book.bootstrapped(event.peer, event.answered, now)
+        if back and self.presence is Presence.OPEN:
+            # Others may be there of whom our part of the network has never heard.
+            self._meet(event.peer, now)
+            self._announce(now)
+            self._find(now)
+
+    def _end_round(self) -> None:
+        self._actions += map(StopBootstrap, self._bootstrapping)
+        self._bootstrapping = {}
+        self._round.running = 0
+
+    def _meet(self, peer: str, now: float) -> None:
+        """Dial a peer that has come back: beyond the target, but by no more than one link."""
+        busy = self.linked | self.dialling
+        room = len(busy) <= selection.TARGET_LINKS
+        if room and peer not in busy and not self.book.refused(peer, now):
+            self._dial([peer])
+
+    def _probe(self, now: float) -> None:
+        """Look beyond the neighbours: each half of a split swarm may have enough links, and no other reason
+        to look further."""
+        self._probe_at = now + PROBE_INTERVAL * self._random.uniform(*PROBE_JITTER)
+        self._bootstrap_from(self.book.strangers(self.linked, BOOTSTRAPS_BESIDE))
+        self._give_up(selection.whom_to_give_up(self.standings(), now), Reason.GAVE_WAY, now)
+        self._dial(selection.whom_to_probe(self.standings(), self._dialling, self.book, now))
+
+    # -- restarts and absence ----------------------------------------------------------------------
+
+    def _on_restarted(self, event: Restarted, now: float) -> None:
+        self.book.forget_failures()
+        self._begin_anew(now)
+
+    def _begin_anew(self, now: float) -> None:
+        """Let every job be due now, or as soon as it has ended."""
+        for job in (self._announcing, self._finding, self._round):
+            job.began = _ALWAYS
+        self._probe_at = min(self._probe_at, now)
+        self._in_vain = 0
+        self._checked_at = _ALWAYS
+        self._wake(now)
+
+    def _on_presence_changed(self, event: PresenceChanged, now: float) -> None:
+        if self.presence in (event.presence, Presence.LEAVING):
+            return
+        self.presence = event.presence
+        if event.presence is Presence.OPEN:
+            self._begin_anew(now)
+            return
+        self._actions += map(StopDial, self._dialling)
+        self._dialling.clear()
+        self._end_round()
+        if event.presence is Presence.AWAY:
+            for neighbour in list(self._neighbours.values()):
+                self._close(neighbour, Reason.AWAY)
+                if not neighbour.blank:
+                    self.book.succeeded(neighbour.peer)
+
+
+def _first_word_due(neighbour: _Neighbour) -> float:
+    return _NEVER if neighbour.heard else neighbour.since + FIRST_WORD_DEADLINE
+
+
+def _count(neighbour: _Neighbour, count: LinkCount, now: float) -> None:
+    """Take over what has been counted since the last time."""
+    neighbour.heard = neighbour.heard or count.heard
+    elapsed, neighbour.counted_at = now - neighbour.counted_at, now
+    neighbour.useful = selection.decayed(neighbour.useful, elapsed)
+    if count.useful is not None:
+        neighbour.blank = count.blank
+        neighbour.useful += count.useful - neighbour.counted
+        neighbour.counted = count.useful

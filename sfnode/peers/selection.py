@@ -1,0 +1,266 @@
+"""Selection of links: which peers to dial, to let in and to give up. Pure functions.
+
+`peers.manager` asks; the only randomness is the address book's generator.
+
+Ids and inbound connections cost an attacker nothing, so neither may decide who our neighbours are:
+- Links that we open ourselves go to peers that we chose at random, and inbound links cannot take their
+  places: to eclipse a node an attacker has to fill its address book as well, and even then half of the peers
+  that it dials are peers that it has met before.
+- Addresses cost more than ids: a range of addresses gets a bounded number of links.
+- The oldest and the most useful links are never given up for a newcomer. An attacker who floods a node
+  with connections competes for what is left, and pays by being useful.
+- Every node now and then opens a link to a random peer and gives up the least useful one. So the halves of a
+  split swarm merge again, and no node stays surrounded for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from sfnode.peers.address_book import AddressBook
+
+TARGET_LINKS = 6
+"""Links that a node wants: a random graph of any size then survives the loss of a third of its nodes."""
+
+MAX_LINKS = 12
+"""Most links of a node in all, so that its memory and its upload have a bound."""
+
+MIN_OUTBOUND = 2
+"""Links of our own choice that are never given up of our own accord while there is nobody else to dial: with
+two each, a random graph is still connected."""
+
+WANTED_OUTBOUND = 3
+"""Links of our own choice that we look for even when others' fill the target: MIN_OUTBOUND and one that may
+fail."""
+
+MAX_INBOUND = MAX_LINKS - WANTED_OUTBOUND - 1
+"""Links that others may open: room remains for the links of our own choice and one probe. More than
+TARGET_LINKS, so that newcomers find room everywhere."""
+
+MAX_OUTBOUND_OF_RANGE = 2
+MAX_INBOUND_OF_RANGE = 4
+"""Most links to public addresses of one range. A swarm within one range is still connected (two links of each
+node's own choice are enough for that) and has twice the room that its newcomers need."""
+
+SETTLE_TIME = 30.0
+"""Seconds in which a new link may prove useful before it can be given up. It also bounds how fast a flood of
+newcomers can replace one another."""
+
+BLANK_TIME = 5.0
+"""Seconds after which a peer that has shown nothing at all need not be kept: a full Summary has arrived by
+then, and every participant has something to report. Once given up it is refused for a while. So mute peers
+may fill every place at once but cannot hold it, and each honest peer that gets in stays."""
+
+OLDEST_KEPT = 3
+MOST_USEFUL_KEPT = 3
+"""Links that no newcomer replaces: the oldest, and those that brought most news."""
+
+HALF_LIFE = 300.0
+"""Seconds after which the updates that a link has brought count half."""
+
+
+class Standing(NamedTuple):
+    """One link, as far as decisions depend on it."""
+
+    peer: str
+    outbound: bool
+    """Whether it is of our own choice."""
+    since: float
+    """Time at which it was opened."""
+    range: str | None = None
+    """Range of the peer's address, None if its links have no bound: see `address_range`."""
+    useful: float = 0.0
+    """Number of updates that it was the first to bring; older ones count less: see `decayed`."""
+    blank: bool = False
+    """Whether the peer has shown nothing so far."""
+
+
+class Verdict(NamedTuple):
+    """Whether to accept an inbound link, and which peer's link to give up for it."""
+
+    accept: bool
+    instead_of: str | None = None
+
+
+REFUSED = Verdict(False)
+
+
+def whom_to_dial(
+    links: Sequence[Standing], dialling: Collection[str], book: AddressBook, now: float
+) -> list[str]:
+    """Return the peers to dial now, in addition to those that are being dialled already."""
+    peers = _in_turn(links, book, book.candidates(now))
+    return _choose(links, dialling, book, peers, missing(links) - len(dialling))
+
+
+def missing(links: Sequence[Standing]) -> int:
+    """Return how many more links a node should open."""
+    wanted = max(TARGET_LINKS - len(links), WANTED_OUTBOUND - _count(links, outbound=True))
+    return max(0, min(wanted, MAX_LINKS - len(links)))
+
+
+def whom_to_probe(
+    links: Sequence[Standing], dialling: Collection[str], book: AddressBook, now: float
+) -> list[str]:
+    """Return at most one peer that is no neighbour, to dial beyond the target if there is room."""
+    count = min(1, MAX_LINKS - len(links) - len(dialling))
+    return _choose(links, dialling, book, book.candidates(now), count)
+
+
+def whom_to_let_in(newcomer: Standing, links: Sequence[Standing], book: AddressBook, now: float) -> Verdict:
+    """Judge an inbound link of a peer that is no neighbour yet."""
+    inbound = [link for link in links if not link.outbound]
+    if book.refused(newcomer.peer, now):
+        return REFUSED
+    if newcomer.range and _of_range(inbound, newcomer.range) >= MAX_INBOUND_OF_RANGE:
+        return REFUSED
+    if len(inbound) < MAX_INBOUND and len(links) < MAX_LINKS:
+        return Verdict(True)
+    return _replaceable(links, now)
+
+
+def may_keep(link: Standing, links: Sequence[Standing]) -> bool:
+    """Judge a link that we have just opened, now that its address is known; `links` are all others."""
+    outbound = [other for other in links if other.outbound]
+    crowded = bool(link.range) and _of_range(outbound, link.range) >= MAX_OUTBOUND_OF_RANGE
+    return len(links) < MAX_LINKS and not crowded
+
+
+def whom_to_give_up(links: Sequence[Standing], now: float) -> str | None:
+    """Return the peer of the least useful link of our own choice; None unless there are more than wanted."""
+    if len(links) <= TARGET_LINKS or _count(links, outbound=True) <= WANTED_OUTBOUND:
+        return None
+    kept = _oldest(links)
+    spare = [link for link in links if link.outbound and link.peer not in kept and _settled(link, now)]
+    return min(spare, key=_worth).peer if spare else None
+
+
+def whom_to_let_go(
+    links: Sequence[Standing], dialling: Collection[str], book: AddressBook, now: float
+) -> list[str]:
+    """Return the peers of our own choice that have shown nothing for BLANK_TIME. MIN_OUTBOUND links of our
+    choice remain, mute or not, unless there are peers to dial instead."""
+    mute = [link.peer for link in links if link.outbound and _stale(link, now)]
+    if not mute:
+        return []
+    others = [link for link in links if link.peer not in mute]
+    instead = _choose(others, [*dialling, *mute], book, book.candidates(now), len(mute))
+    spare = _count(links, outbound=True) - MIN_OUTBOUND + len(instead)
+    return mute[: max(0, spare)]
+
+
+def decayed(useful: float, elapsed: float) -> float:
+    """Return the part of `useful` that still counts after `elapsed` seconds."""
+    return float(useful * 0.5 ** (elapsed / HALF_LIFE))
+
+
+def address_range(address: str) -> str | None:
+    """Return the range to which a multiaddress belongs; None if links to it have no bound.
+
+    Public addresses of one /16 (IPv6: /32) most likely have one owner, or one to whom they cost little.
+    Private and loopback addresses are exempt: there the whole swarm is one laboratory or one machine, and an
+    attacker inside it does not need many addresses. A relayed peer belongs to the range of its relay, which
+    could invent any number of peers; a DNS name is a range of its own.
+    """
+    kind, _, rest = address.lstrip("/").partition("/")
+    host = rest.partition("/")[0]
+    if kind.startswith("dns"):
+        return host.lower() or None
+    if kind == "p2p" and "/p2p-circuit" in address:
+        return host or None
+    if kind not in ("ip4", "ip6"):
+        return None
+    try:
+        ip = ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    if ip.version == 6 and ip.ipv4_mapped:
+        ip = ip.ipv4_mapped
+    if not ip.is_global:
+        return None
+    return ip.packed[: 2 if ip.version == 4 else 4].hex()
+
+
+def _choose(
+    links: Sequence[Standing], dialling: Collection[str], book: AddressBook, peers: Iterable[str], count: int
+) -> list[str]:
+    """Return the first `count` of `peers` that are neither neighbours nor in a crowded range."""
+    if count <= 0:
+        return []
+    busy = {link.peer for link in links} | set(dialling)
+    ranges = [link.range for link in links if link.outbound]
+    ranges += [range_of(book.addresses(peer)) for peer in dialling]
+    chosen: list[str] = []
+    for peer in peers:
+        if peer in busy:
+            continue
+        where = range_of(book.addresses(peer))
+        if where and ranges.count(where) >= MAX_OUTBOUND_OF_RANGE:
+            continue
+        chosen.append(peer)
+        ranges.append(where)
+        if len(chosen) == count:
+            break
+    return chosen
+
+
+def range_of(addresses: Iterable[str]) -> str | None:
+    """Return the first range among a peer's addresses. A hint: `may_keep` judges by the one that answered."""
+    return next(filter(None, map(address_range, addresses)), None)
+
+
+def _in_turn(links: Sequence[Standing], book: AddressBook, peers: Iterable[str]) -> list[str]:
+    """Order `peers` so that half of our choice are trusted, however many strangers fill the roster, and half
+    are strangers, however many we trust."""
+    busy = {link.peer for link in links}
+    known: list[str] = []
+    strangers: list[str] = []
+    for peer in peers:
+        if peer not in busy:
+            (known if book.trusted(peer) else strangers).append(peer)
+    chosen = [book.trusted(link.peer) for link in links if link.outbound]
+    first, second = (known, strangers) if 2 * sum(chosen) <= len(chosen) else (strangers, known)
+    pairs = [peer for pair in zip(first, second, strict=False) for peer in pair]
+    return pairs + first[len(second) :] + second[len(first) :]
+
+
+def _replaceable(links: Sequence[Standing], now: float) -> Verdict:
+    """Make room for a newcomer: in place of a mute inbound peer, else of the least useful inbound link that
+    nothing protects."""
+    blank = [link.peer for link in links if not link.outbound and _stale(link, now)]
+    if blank:
+        return Verdict(True, blank[0])
+    best = sorted(links, key=lambda link: (-link.useful, link.since, link.peer))
+    kept = _oldest(links) | {link.peer for link in best[:MOST_USEFUL_KEPT] if link.useful > 0}
+    spare = [link for link in links if not link.outbound and link.peer not in kept and _settled(link, now)]
+    if not spare:
+        return REFUSED
+    return Verdict(True, min(spare, key=_worth).peer)
+
+
+def _worth(link: Standing) -> tuple[float, float, str]:
+    """Sort key: the least useful link first, of equals the youngest."""
+    return link.useful, -link.since, link.peer
+
+
+def _oldest(links: Sequence[Standing]) -> set[str]:
+    order = sorted(links, key=lambda link: (link.since, link.peer))
+    return {link.peer for link in order[:OLDEST_KEPT]}
+
+
+def _stale(link: Standing, now: float) -> bool:
+    return link.blank and now - link.since >= BLANK_TIME
+
+
+def _settled(link: Standing, now: float) -> bool:
+    return now - link.since >= SETTLE_TIME
+
+
+def _count(links: Sequence[Standing], *, outbound: bool) -> int:
+    return sum(link.outbound == outbound for link in links)
+
+
+def _of_range(links: Sequence[Standing], where: str | None) -> int:
+    return sum(link.range == where for link in links)

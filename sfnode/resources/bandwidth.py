@@ -1,0 +1,135 @@
+"""Limits on what a node sends and receives: rates over all its links, and the bytes that its quota leaves.
+
+Stands in front of the links and of transfers of the base model; knows neither what a frame means nor whose
+link it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from contextlib import suppress
+
+from sfnode.resources.token_bucket import TokenBucket
+
+BULK_RESERVE = 0.5
+"""Share of the bucket that must be full before a bulk transfer may begin. Links wait for the rate alone, and
+so come first."""
+
+LONGEST_HOLD = 20.0
+"""Seconds for which one bulk transfer may keep the links silent; their peers wait three times as long
+(SPEC L7)."""
+
+
+class RateLimit:
+    """The rate limit of one direction, shared by all links and by bulk transfers beside them.
+
+    A link awaits `ready` before a frame and calls `count` with its size. A bulk transfer awaits
+    `ready_for_bulk` and then calls `count` or `reserve` with nothing awaited in between; otherwise many would
+    pass at once where one may.
+    """
+
+    def __init__(self, bandwidth: Bandwidth) -> None:
+        self.total = 0
+        """Bytes since the start."""
+        self.largest_bulk: float = math.inf
+        """Bytes that one bulk transfer may take at once."""
+        self._bandwidth = bandwidth
+        self._bucket: TokenBucket | None = None
+
+    def limit(self, rate: int | None) -> None:
+        """Allow `rate` bytes per second from now on; None removes the limit."""
+        self._bucket = TokenBucket(rate, _now()) if rate else None
+        self.largest_bulk = rate * LONGEST_HOLD if rate else math.inf
+        self._bandwidth.wake()
+
+    async def ready(self) -> None:
+        """Wait until the next frame may go."""
+        await self._wait(0.0)
+
+    async def ready_for_bulk(self) -> None:
+        """Wait until a bulk transfer may go, after the links."""
+        await self._wait(BULK_RESERVE)
+
+    def reserve(self, size: int) -> None:
+        """Set aside bytes that have been asked for, until `count` says how many came."""
+        self._bandwidth.reserved += size
+        self._spend(size)
+
+    def count(self, size: int, reserved: int = 0) -> None:
+        """Count bytes that were carried, of which `reserved` had been set aside."""
+        self.total += size
+        self._bandwidth.reserved -= reserved
+        self._spend(size - reserved)
+        if size < reserved:
+            self._bandwidth.wake()
+        self._bandwidth.check_exhausted()
+
+    async def _wait(self, reserve: float) -> None:
+        while (seconds := self._seconds_to_wait(reserve)) > 0:
+            await self._bandwidth.changed(seconds)
+
+    def _seconds_to_wait(self, reserve: float) -> float:
+        if self._bandwidth.committed:
+            return math.inf
+        return self._bucket.wait(_now(), reserve) if self._bucket else 0.0
+
+    def _spend(self, size: int) -> None:
+        if self._bucket:
+            self._bucket.spend(size, _now())
+
+
+class Bandwidth:
+    """The rate limits of both directions, and the bytes that are left for both together."""
+
+    def __init__(self) -> None:
+        self.upload = RateLimit(self)
+        self.download = RateLimit(self)
+        self.on_exhausted: Callable[[], None] = lambda: None
+        """Called when the bytes that were left have been used up."""
+        self.reserved = 0
+        """Bytes that have been asked for and not been counted yet."""
+        self._stop_at = math.inf
+        self._wake = asyncio.Event()
+
+    @property
+    def total(self) -> int:
+        """Bytes in both directions since the start."""
+        return self.upload.total + self.download.total
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no more bytes may be carried."""
+        return self.total >= self._stop_at
+
+    @property
+    def committed(self) -> bool:
+        """Whether all bytes that were left are used up or reserved, so that no transfer may begin."""
+        return self.total + self.reserved >= self._stop_at
+
+    def set_remaining(self, size: float) -> None:
+        """Allow so many more bytes from now on, in both directions together; infinity for no limit."""
+        before, self._stop_at = self._stop_at, self.total + size
+        if self._stop_at > before:
+            self.wake()
+
+    def check_exhausted(self) -> None:
+        """Call `on_exhausted` if no bytes are left."""
+        if self.exhausted:
+            self.on_exhausted()
+
+    def wake(self) -> None:
+        """Make everybody who waits look at the limits again, which have changed."""
+        self._wake.set()
+        self._wake = asyncio.Event()
+
+    async def changed(self, patience: float) -> None:
+        """Wait until limits change, for `patience` seconds at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if math.isinf(patience) else patience):
+                await self._wake.wait()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,412 @@
+"""Keeps a node within its owner's limits: looks at the machine, asks the policy, holds back steps and bytes.
+
+It opens and closes three gates: that of the steps handed to the engine, that of the bytes on the links, and
+that of the links themselves. It acts between two forward passes: a step that has begun is completed, one that
+has not is withdrawn. It knows neither updates nor peers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Protocol, TypeVar
+
+from sfnode.errors import Code, UserError
+from sfnode.limits import Limits
+from sfnode.logging import log
+from sfnode.resources.bandwidth import Bandwidth
+from sfnode.resources.policy import (
+    ComputeRate,
+    PauseReason,
+    Readings,
+    Usage,
+    pause_reasons,
+    spare_cores,
+)
+from sfnode.resources.quotas import DailyTraffic
+
+LOOK_INTERVAL = 2.0
+"""Seconds between looks at the machine: soon enough for somebody who starts a game, and hardly any work."""
+
+RETURN_INTERVAL = 30.0
+"""Seconds between two attempts to bring the model back to a device that has no room for it: each may move a
+part of it there and back."""
+
+ASKED = "asked for"
+"""Reason for a pause that the owner has asked for."""
+
+ROOM = "room"
+"""Name of the reason that is no limit: the model was offloaded, and other programs have taken its memory."""
+
+
+class Machine(Protocol):
+    """Readings of the machine (`resources.sensors.Sensors`). Not for two threads at once, except `joules`."""
+
+    @property
+    def cores(self) -> float: ...
+    def check(self, limits: Limits) -> None: ...
+    def look(self, limits: Limits) -> Readings: ...
+    def joules(self) -> float: ...
+
+
+class Engine(Protocol):
+    """The part of `engine.trainer.Trainer` by which limits change a model between two steps."""
+
+    def offload(self) -> None: ...
+    def restore(self) -> None: ...
+    def use_threads(self, count: int | None, most: int | None) -> None: ...
+
+
+class Scheduler(Protocol):
+    """The part of `node.step_scheduler` that hands steps to the engine."""
+
+    held: bool
+    """No more steps are ordered."""
+    ahead: int
+    """Steps handed to the engine at a time."""
+
+    def advance(self) -> None: ...
+    def forget(self, orders: list[Any]) -> None: ...
+
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Engine)
+
+
+class EngineThread(Protocol):
+    """The part of `node.engine_thread` that evaluates the steps."""
+
+    busy: float
+    """Seconds in which a step ran."""
+
+    def withdraw(self) -> list[Any]: ...
+    def call(self, function: Callable[[Engine], T], /) -> asyncio.Future[T]: ...
+
+
+class ResourceLimiter:
+    """Keeps one node within its limits. Await `start`, then `run` until cancelled.
+
+    Everything is called on the event loop.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        machine: Machine,
+        bandwidth: Bandwidth,
+        traffic: DailyTraffic,
+        close_links: Callable[[bool], None],
+        fail: Callable[[BaseException], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`close_links(True)` says that there may be no links; `fail` takes an error of the engine."""
+        self.limits = limits
+        self.reasons: list[PauseReason] = []
+        """Reasons why the node does not compute now; none if it does, or only rests between two steps."""
+        self.finishing = False
+        """Nothing more is begun, and the node leaves when the step in progress is done."""
+        self._stopped = False
+        """The node stops: nobody waits for the result of an evaluation any more."""
+        self._machine = machine
+        self._bandwidth = bandwidth
+        self._traffic = traffic
+        self._close_links = close_links
+        self._fail = fail
+        self._clock = clock
+        self._scheduler: Scheduler | None = None
+        self._engine_thread: EngineThread | None = None
+        self._steps_ahead = 1
+        """Steps that the scheduler hands out at a time when no rest is due after each."""
+        self._readings: Readings | None = None
+        self._spare: int | None = None
+        """Cores on which threads of the engine find room; None until the machine was looked at."""
+        self._paused_until = -math.inf
+        self._pause_count = 0
+        self._beside_links = 0
+        """Bytes that went over the network and over no link."""
+        self._links_closed = False
+        self._offloaded = False
+        """The engine was told to offload the model, and has not brought it back."""
+        self._returning = False
+        """The engine was told to bring it back, and has not answered yet."""
+        self._no_room: str | None = None
+        """Reason why the last attempt to bring it back failed; others will follow."""
+        self._return_at = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._sensing = asyncio.Lock()
+        """Held while the sensors are read, and while limits are replaced."""
+        self._compute_rate = ComputeRate(Limits(), math.inf, Usage(0.0, 0.0, 0.0), clock())
+
+    async def start(self) -> None:
+        """Put the limits in force. Raises UserError LIMIT_UNAVAILABLE."""
+        async with self._sensing:
+            await asyncio.to_thread(self._machine.check, self.limits)
+            self._apply()
+        self._bandwidth.on_exhausted = self._settle
+
+    def serve(self, scheduler: Scheduler, engine_thread: EngineThread) -> None:
+        """Limit this engine, too; nothing is ordered before the machine has been looked at."""
+        self._scheduler, self._engine_thread = scheduler, engine_thread
+        self._steps_ahead = scheduler.ahead
+        scheduler.held = True
+        self._apply_steps_ahead()
+        self._apply_threads()
+
+    # -- what the owner asks for -------------------------------------------------------------------
+
+    def pause(self, seconds: float | None) -> None:
+        """Compute nothing for so long, or until `resume`. Raises UserError BAD_OPTION."""
+        if self._scheduler is None:
+            raise UserError(
+                Code.BAD_OPTION, "a relay computes nothing that could pause", "End it with `sfnode leave`."
+            )
+        self._paused_until = math.inf if seconds is None else self._clock() + seconds
+        self._settle()
+
+    def resume(self) -> None:
+        """End a pause that was asked for; limits stay in force."""
+        self._paused_until, self._no_room = -math.inf, None
+        self._settle()
+
+    def finish(self) -> None:
+        """Begin nothing more, for good."""
+        self.finishing = True
+        self._settle()
+
+    def stop(self) -> None:
+        """End an evaluation in progress, for good."""
+        self._stopped = True
+
+    async def limit(self, changes: Mapping[str, Any]) -> None:
+        """Replace some limits, all or none; they are in force when this returns.
+
+        The sensors that they need are tried first, in a thread: that may load a driver. Raises pydantic's
+        ValidationError, and UserError LIMIT_UNAVAILABLE.
+        """
+        async with self._sensing:
+            limits = self.limits.changed(changes)
+            await asyncio.to_thread(self._machine.check, limits)
+            readings = await self._read_sensors(limits)
+            new_threads = limits.threads != self.limits.threads
+            self.limits = limits
+            log.info("limits: %s", limits.in_force() or "none")
+            self._apply()
+            if new_threads:
+                self._apply_threads()
+        self._take_in(readings)
+
+    @property
+    def paused(self) -> bool:
+        """Whether no step may begin, for longer than a rest between two steps."""
+        return bool(self.reasons)
+
+    def reason_texts(self) -> list[str]:
+        """Return why the node pauses, for people."""
+        return [reason.text for reason in self.reasons]
+
+    def until_a_pause(self) -> Callable[[], bool]:
+        """Return a function that is true until the next pause or the end; any thread may call it."""
+        count = self._pause_count
+        return lambda: self._pause_count == count and not self._stopped
+
+    def offloading_again(self, question: Callable[[E], T]) -> Callable[[E], T]:
+        """Return `question`, after which a model that was offloaded for a pause is offloaded again."""
+
+        def ask(engine: E) -> T:
+            try:
+                return question(engine)
+            finally:
+                if self._offloaded:
+                    engine.offload()
+
+        return ask
+
+    # -- what it does ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look at the machine regularly."""
+        try:
+            while True:
+                await self._look()
+                await self._traffic.flush_if_due(self._carried())
+                await asyncio.sleep(LOOK_INTERVAL)
+        finally:
+            self._cancel_timer()
+            self._bandwidth.on_exhausted = lambda: None
+            await self._traffic.flush(self._carried())
+
+    def step_done(self) -> None:
+        """Note that the engine has completed a step."""
+        if self._compute_rate.limited:
+            self._settle()
+
+    def model_loaded(self) -> None:
+        """Start measuring anew: what loading the model has used need not be made up for."""
+        self._compute_rate = self._new_compute_rate()
+        self._settle()
+
+    def _apply(self) -> None:
+        self._bandwidth.upload.limit(self.limits.upload_rate)
+        self._bandwidth.download.limit(self.limits.download_rate)
+        self._compute_rate = self._new_compute_rate()
+        self._apply_steps_ahead()
+
+    def _new_compute_rate(self) -> ComputeRate:
+        return ComputeRate(self.limits, self._machine.cores, self._usage(), self._clock())
+
+    def _apply_steps_ahead(self) -> None:
+        """Order one step ahead under a limited rate, so that a rest comes after every step."""
+        if self._scheduler:
+            self._scheduler.ahead = 1 if self._compute_rate.limited else self._steps_ahead
+
+    def _apply_threads(self) -> None:
+        """Have the engine use as many threads as the owner says; otherwise no more than find a core."""
+        count, most = self.limits.threads, self._spare
+        self._tell_engine(lambda engine: engine.use_threads(count, most))
+
+    def _tell_engine(self, job: Callable[[Engine], None]) -> None:
+        """Have the engine do this between two steps."""
+        if self._engine_thread:
+            self._engine_thread.call(job).add_done_callback(self._job_done)
+
+    def _job_done(self, outcome: asyncio.Future[None]) -> None:
+        if not outcome.cancelled() and (error := outcome.exception()):
+            self._fail(error)
+
+    async def _look(self) -> None:
+        async with self._sensing:
+            readings = await self._read_sensors(self.limits)
+        self._take_in(readings)
+
+    async def _read_sensors(self, limits: Limits) -> Readings:
+        offloaded_before = self._offloaded
+        readings = await asyncio.to_thread(self._machine.look, limits)
+        # A model offloaded from a GPU lies in this process, and would keep itself from coming back
+        return readings._replace(resident=0) if offloaded_before or self._offloaded else readings
+
+    def _take_in(self, readings: Readings) -> None:
+        self._readings = readings
+        spare = spare_cores(readings.free, self._spare)
+        if spare != self._spare:
+            self._spare = spare
+            self._apply_threads()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Open or close the gates."""
+        self._cancel_timer()
+        was_paused, self.reasons = self.paused, self._find_reasons()
+        if was_paused != self.paused:
+            self._pause_count += self.paused
+            log.info("paused: %s", "; ".join(self.reason_texts())) if self.paused else log.info("resumed")
+        self._apply_quota()
+        now = self._clock()
+        rest = 0.0 if self.paused else self._compute_rate.rest(self._usage(), now)
+        if self.finishing or self._readings is None or rest > 0 or not self._may_compute(now):
+            self._hold()
+        else:
+            self._release()
+        self._settle_after(rest or self._paused_until - now)
+
+    def _may_compute(self, now: float) -> bool:
+        """Whether nothing keeps the node from computing; or nothing but room, and a new attempt is due."""
+        lacks_room = [reason.limit for reason in self.reasons] == [ROOM]
+        return not self.paused or (lacks_room and now >= self._return_at)
+
+    def _find_reasons(self) -> list[PauseReason]:
+        """Lack of room is a reason only where there is no other: it is not known as long as nobody tries."""
+        reasons = self._present_reasons()
+        return reasons or ([PauseReason(ROOM, self._no_room)] if self._no_room else [])
+
+    def _present_reasons(self) -> list[PauseReason]:
+        found: list[PauseReason] = []
+        if self._readings is not None:
+            readings = self._readings._replace(day_bytes=self._traffic.today(self._carried()))
+            found = pause_reasons(self.limits, readings, {reason.limit for reason in self.reasons})
+        if self._scheduler is None:
+            return [reason for reason in found if reason.limit == "mb_per_day"]
+        left = self._paused_until - self._clock()
+        return [PauseReason(None, asked_text(left)), *found] if left > 0 else found
+
+    def _apply_quota(self) -> None:
+        """Allow the bytes that are left of the day, and no links when there are none."""
+        self._bandwidth.set_remaining(self._traffic.remaining(self.limits.mb_per_day, self._carried()))
+        closed = any(reason.limit == "mb_per_day" for reason in self.reasons)
+        if closed != self._links_closed:
+            self._links_closed = closed
+            self._close_links(closed)
+
+    def _carried(self) -> int:
+        """Return the bytes since the start: those of the links, and what else the network daemon has moved.
+
+        The daemon moves twice what links carry, between this process and the network.
+        """
+        links = self._bandwidth.total
+        if self._readings is not None:
+            self._beside_links = max(self._beside_links, self._readings.moved - 2 * links)
+        return links + self._beside_links
+
+    def _hold(self) -> None:
+        if self._scheduler is None or self._engine_thread is None:
+            return
+        self._scheduler.held = True
+        self._scheduler.forget(self._engine_thread.withdraw())
+        # A process that is too large would only grow by offloading its model
+        if any(reason.limit != "memory" for reason in self.reasons) and not self._offloaded:
+            self._offloaded = True
+            self._tell_engine(lambda engine: engine.offload())
+
+    def _release(self) -> None:
+        if self._scheduler is None or self._engine_thread is None:
+            return
+        if self._offloaded:
+            self._restore(self._engine_thread)
+            return
+        self._scheduler.held = False
+        self._scheduler.advance()
+
+    def _restore(self, engine_thread: EngineThread) -> None:
+        """Bring the model back to its device, and then go on."""
+
+        def restore(engine: Engine) -> None:
+            engine.restore()
+            self._offloaded = False  # before the engine's next job: `offloading_again` looks at it there
+
+        if not self._returning:
+            self._returning = True
+            engine_thread.call(restore).add_done_callback(self._restored)
+
+    def _restored(self, outcome: asyncio.Future[None]) -> None:
+        self._returning, self._no_room = False, None
+        error = None if outcome.cancelled() else outcome.exception()
+        if isinstance(error, UserError) and error.code is Code.OUT_OF_MEMORY:
+            self._no_room = f"room: {error.what}; tried again every {RETURN_INTERVAL:g} s"
+            self._return_at = self._clock() + RETURN_INTERVAL
+        elif error:
+            self._fail(error)
+        self._settle()
+
+    def _usage(self) -> Usage:
+        joules = self._machine.joules() if self.limits.watts is not None else 0.0
+        return Usage(time.process_time(), self._engine_thread.busy if self._engine_thread else 0.0, joules)
+
+    def _settle_after(self, seconds: float) -> None:
+        if 0 < seconds < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._settle)
+
+    def _cancel_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+
+def asked_text(seconds: float) -> str:
+    """Return the reason for a pause that was asked for and lasts so much longer: `asked for, until 14:30`."""
+    if math.isinf(seconds):
+        return ASKED
+    end = datetime.now() + timedelta(seconds=seconds)
+    return f"{ASKED}, until {end:%H:%M}" if seconds < 12 * 3600 else f"{ASKED}, until {end:%Y-%m-%d %H:%M}"

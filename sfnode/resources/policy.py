@@ -1,0 +1,168 @@
+"""Rules for pauses of training (on battery, outside hours, while a game runs, when hot) and for its rests.
+
+The owner's limits and the readings of the sensors go in; reasons to pause and seconds to rest come out. Some
+limits name a condition: while it does not hold, the node pauses. The others name a rate (CPU seconds, busy
+seconds or joules per second): whatever exceeded it is made up for by a rest. Pure: no clock, no sensors, no
+model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from datetime import time
+from typing import NamedTuple
+
+from sfnode.limits import MEGABYTE, Hours, Limits
+from sfnode.resources.token_bucket import TokenBucket
+
+COOL_DOWN = 3.0
+"""Degrees below its limit at which a hot device may go on; otherwise it would switch every second."""
+
+MEMORY_MARGIN = 0.95
+"""Share of the memory limit below which a process that has exceeded it may go on; for the same reason."""
+
+
+class Readings(NamedTuple):
+    """Readings of the sensors at one moment; a value that no limit asks for may be anything."""
+
+    moment: time
+    """Local time of day."""
+    idle: float
+    """Seconds since somebody used the machine."""
+    mains: bool
+    """Whether the machine is on mains power."""
+    programs: frozenset[str]
+    """Names of the running programs, as `normalised_program` returns them."""
+    celsius: float
+    resident: int
+    """Resident memory of this process in bytes."""
+    free: float
+    """Cores that this process may use and that no other program keeps busy."""
+    moved: int = 0
+    """Bytes that the network daemon has read and written since the node started."""
+    day_bytes: int = 0
+    """Bytes sent and received today; filled in by the limiter, as no sensor knows them."""
+
+
+class PauseReason(NamedTuple):
+    """One reason not to compute."""
+
+    limit: str | None
+    """Name of the limit that asks for the pause; None if the owner asked for it."""
+    text: str
+    """The reason for people."""
+
+
+def pause_reasons(limits: Limits, readings: Readings, before: Collection[str | None]) -> list[PauseReason]:
+    """Return what keeps the node from computing now; `before` names the limits that did so until now."""
+    found = ((limit, rule(limits, readings, limit in before)) for limit, rule in _RULES.items())
+    return [PauseReason(limit, text) for limit, text in found if text is not None]
+
+
+def _hours(limits: Limits, readings: Readings, _: bool) -> str | None:
+    outside = limits.hours is not None and readings.moment not in Hours(limits.hours)
+    return f"hours: only {limits.hours}" if outside else None
+
+
+def _idle(limits: Limits, readings: Readings, _: bool) -> str | None:
+    in_use = limits.idle is not None and readings.idle < limits.idle * 60
+    return f"idle: in use within the last {limits.idle:g} min" if in_use else None
+
+
+def _mains(limits: Limits, readings: Readings, _: bool) -> str | None:
+    return "battery" if limits.mains and not readings.mains else None
+
+
+def normalised_program(name: str) -> str:
+    """Return the form in which names of programs are compared: lower case, without `.exe`."""
+    return name.lower().removesuffix(".exe")
+
+
+def _programs(limits: Limits, readings: Readings, _: bool) -> str | None:
+    running = [name for name in limits.not_while if normalised_program(name) in readings.programs]
+    return f"program: {running[0]} is running" if running else None
+
+
+def _celsius(limits: Limits, readings: Readings, before: bool) -> str | None:
+    if limits.celsius is None:
+        return None
+    hot = readings.celsius > limits.celsius - (COOL_DOWN if before else 0)
+    return f"temperature: {readings.celsius:.0f} °C, limit {limits.celsius:g}" if hot else None
+
+
+def _memory(limits: Limits, readings: Readings, before: bool) -> str | None:
+    if limits.memory is None:
+        return None
+    full = readings.resident > limits.memory * (MEMORY_MARGIN if before else 1)
+    return f"memory: {readings.resident / 1e6:.0f} MB, limit {limits.memory / 1e6:.0f}" if full else None
+
+
+def _traffic(limits: Limits, readings: Readings, _: bool) -> str | None:
+    if limits.mb_per_day is None:
+        return None
+    used_up = readings.day_bytes >= limits.mb_per_day * MEGABYTE
+    today = readings.day_bytes / MEGABYTE
+    return f"traffic: {today:.1f} MB today, limit {limits.mb_per_day:g}" if used_up else None
+
+
+_RULES: dict[str, Callable[[Limits, Readings, bool], str | None]] = {
+    "hours": _hours,
+    "idle": _idle,
+    "mains": _mains,
+    "not_while": _programs,
+    "celsius": _celsius,
+    "memory": _memory,
+    "mb_per_day": _traffic,
+}
+"""The rule of each limit, which returns why it asks for a pause, or None. The last argument of a rule says
+whether the limit asked for one until now."""
+
+
+def spare_cores(free: float, before: int | None) -> int:
+    """Return the number of cores on which threads of the engine find room.
+
+    A thread that waits for its core holds up all others, as the pieces of a model that threads share take
+    milliseconds. Half of a core is worth a thread. `before` is the last result: the number does not change
+    with every small change of the load.
+    """
+    most, least = (max(1, math.floor(free + margin)) for margin in (0.5, 0.25))
+    return most if before is None else min(max(before, least), most)
+
+
+class Usage(NamedTuple):
+    """Resources that computing has used since the process started."""
+
+    cpu: float
+    """CPU seconds."""
+    busy: float
+    """Seconds in which a step ran."""
+    joules: float
+
+
+class ComputeRate:
+    """The rest between two steps that the limits on CPU, GPU and power ask for."""
+
+    def __init__(self, limits: Limits, cores: float, usage: Usage, now: float) -> None:
+        rates = (_share(limits.cpu, cores), _share(limits.gpu, 1), limits.watts)
+        self._buckets = [TokenBucket(rate, now) if rate else None for rate in rates]
+        self._usage = usage
+
+    @property
+    def limited(self) -> bool:
+        """Whether any of these limits is set."""
+        return any(self._buckets)
+
+    def rest(self, usage: Usage, now: float) -> float:
+        """Return the seconds until the next step may begin, given all that has been used by now."""
+        rests = [0.0]
+        for bucket, total, before in zip(self._buckets, usage, self._usage, strict=True):
+            if bucket:
+                bucket.spend(total - before, now)
+                rests.append(bucket.wait(now))
+        self._usage = usage
+        return max(rests)
+
+
+def _share(percent: float | None, whole: float) -> float | None:
+    return percent and percent / 100 * whole

@@ -1,0 +1,294 @@
+"""Sensors of the machine: load, user activity, power supply, programs, temperature, memory, energy.
+
+Reads them through psutil, and those of NVIDIA GPUs through NVML where its library is installed; only those
+that a limit asks for. What follows from the readings, `policy` decides.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from uuid import UUID
+
+import psutil
+
+from sfnode.errors import Code, UserError
+from sfnode.limits import Limits
+from sfnode.resources.cgroups import allowed_cores
+from sfnode.resources.policy import Readings, normalised_program
+
+BUSY_SHARE = 0.15
+"""Share of all cores; when other programs take more, the machine counts as in use. An idle desktop takes a
+few percent, a film ten."""
+
+CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
+"""Drivers that measure a processor, as Linux names them, the most exact first."""
+
+DAEMON = "p2pd"
+"""Process name of the network daemon."""
+
+MIN_SPAN = 1.0
+"""Seconds over which the load is measured at least; the system counts in hundredths."""
+
+_psutil: Any = psutil
+"""psutil, untyped: some of its functions exist on some systems only."""
+
+
+class Gpu(Protocol):
+    """The sensors of a GPU."""
+
+    def celsius(self) -> float: ...
+    def joules(self) -> float: ...
+
+
+class Sensors:
+    """The sensors that one node computing on `device` needs. Not for two threads at once, except `joules`."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._process = psutil.Process()
+        self._gpu: Gpu | None = None
+        self._daemon = _Daemon(self._process)
+        self._load = self._measure_load()
+        self._busy = 0.0
+        """Share of the machine that other programs used between the last two looks."""
+        self._used_at = time.monotonic()
+        """Time at which the machine was last seen in use; it counts as in use at the start."""
+
+    @property
+    def cores(self) -> float:
+        """Number of cores that this process may use; in a container perhaps a fraction of one."""
+        found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(found, allowed_cores())
+
+    def check(self, limits: Limits) -> None:
+        """Raise UserError LIMIT_UNAVAILABLE for a limit on something that cannot be measured here.
+
+        May take seconds: it may load NVML and torch.
+        """
+        if limits.watts is not None:
+            self._open_gpu("watts").joules()
+        if limits.celsius is not None:
+            self._celsius()
+
+    def look(self, limits: Limits) -> Readings:
+        """Read the sensors that these limits need. Takes a millisecond; listing programs, some tens of them.
+
+        Raises UserError LIMIT_UNAVAILABLE.
+        """
+        return Readings(
+            moment=datetime.now().time(),
+            idle=self._idle() if limits.idle is not None else 0.0,
+            mains=_on_mains() if limits.mains else True,
+            programs=running_programs() if limits.not_while else frozenset(),
+            celsius=self._celsius() if limits.celsius is not None else 0.0,
+            resident=self._process.memory_info().rss if limits.memory is not None else 0,
+            free=min(self.cores, (psutil.cpu_count() or 1) * (1 - self._others())),
+            moved=self._daemon.used().moved,
+        )
+
+    def joules(self) -> float:
+        """Return the energy that the GPU has drawn since its driver was loaded; for the limit on watts."""
+        return self._open_gpu("watts").joules()
+
+    def _idle(self) -> float:
+        """Return the seconds without a key pressed in a terminal and without much load by other programs."""
+        now = time.monotonic()
+        if self._others() > BUSY_SHARE:
+            self._used_at = now
+        return min(now - self._used_at, terminals_idle())
+
+    def _others(self) -> float:
+        """Return the share of the machine that other programs use."""
+        if time.monotonic() - self._load.at >= MIN_SPAN:
+            load = self._measure_load()
+            self._busy, self._load = load.others_since(self._load), load
+        return self._busy
+
+    def _measure_load(self) -> _Load:
+        return _load(_used_by(self._process).cpu + self._daemon.used().cpu)
+
+    def _celsius(self) -> float:
+        if self._device.startswith("cuda"):
+            return self._open_gpu("celsius").celsius()
+        return processor_celsius()
+
+    def _open_gpu(self, limit: str) -> Gpu:
+        if self._gpu is None:
+            if not self._device.startswith("cuda"):
+                raise _unavailable(limit, f"no sensor tells what {self._device!r} draws", _GPU_ONLY)
+            self._gpu = _Nvidia(self._device, limit)
+        return self._gpu
+
+
+_GPU_ONLY = "The limits watts and, on a GPU, celsius are for --device cuda; elsewhere limit cpu or threads."
+_NVML = "Install it with `pip install 'sfnode[nvml]'`, or take the limit away."
+
+
+class _Nvidia:
+    """One GPU through NVML."""
+
+    def __init__(self, device: str, limit: str) -> None:
+        try:
+            import pynvml
+        except ImportError as error:
+            raise _unavailable(limit, "the library nvidia-ml-py is not installed", _NVML) from error
+        self._library: Any = pynvml
+        self._limit = limit
+        self._handle = self._query(lambda: self._open(device))
+
+    def celsius(self) -> float:
+        kind = self._library.NVML_TEMPERATURE_GPU
+        return float(self._query(lambda: self._library.nvmlDeviceGetTemperature(self._handle, kind)))
+
+    def joules(self) -> float:
+        millijoules = self._query(lambda: self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        return float(millijoules) / 1000
+
+    def _open(self, device: str) -> Any:
+        """Open the GPU that CUDA calls `device`.
+
+        CUDA counts the GPUs that CUDA_VISIBLE_DEVICES lists, by number or by UUID; by number it counts the
+        fastest first, NVML in the order of the slots. So the number serves only where CUDA gives no UUID, or
+        one that NVML does not know.
+        """
+        self._library.nvmlInit()
+        number = int(device.partition(":")[2] or 0)
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        name = listed.split(",")[number].strip() if listed else str(number)
+        if not name.isdecimal():
+            return self._library.nvmlDeviceGetHandleByUUID(name)
+        with suppress(self._library.NVMLError, LookupError):
+            return self._library.nvmlDeviceGetHandleByUUID(_cuda_name(number))
+        return self._library.nvmlDeviceGetHandleByIndex(int(name))
+
+    def _query(self, question: Any) -> Any:
+        try:
+            return question()
+        except (self._library.NVMLError, LookupError, ValueError) as error:
+            raise _unavailable(self._limit, f"NVML says: {error}", "Take the limit away.") from error
+
+
+def _cuda_name(number: int) -> str:
+    """Return NVML's name for the GPU that has this number in CUDA. Raises LookupError if CUDA gives none."""
+    import torch
+
+    try:
+        uuid = torch.cuda.get_device_properties(number).uuid
+    except (AttributeError, AssertionError, RuntimeError) as error:  # an old torch, no CUDA, or no such GPU
+        raise LookupError(str(error)) from error
+    return f"GPU-{UUID(bytes=uuid) if isinstance(uuid, bytes) else uuid}"
+
+
+class _Used(NamedTuple):
+    """Resources that a process has used."""
+
+    moved: int = 0
+    """Bytes read and written; 0 where the system does not tell (Linux does)."""
+    cpu: float = 0.0
+    """CPU seconds."""
+
+
+def _used_by(process: psutil.Process) -> _Used:
+    times = process.cpu_times()
+    counters = process.io_counters() if hasattr(process, "io_counters") else None
+    moved = counters.read_chars + counters.write_chars if counters else 0
+    return _Used(moved, times.user + times.system)
+
+
+class _Daemon:
+    """The network daemon that this process has started, and those that ran before it."""
+
+    def __init__(self, parent: psutil.Process) -> None:
+        self._parent = parent
+        self._process: psutil.Process | None = None
+        self._now = self._before = _Used()
+        self._at_first = 0
+        """Bytes that this one had read and written when it was first seen: its files, and what it told
+        this process."""
+
+    def used(self) -> _Used:
+        """Return what all of them have used: bytes to and from the network and this process.
+
+        The bytes that the daemon exchanges with other peers on its own account are seen nowhere else.
+        """
+        try:
+            if self._process is None:
+                found = next(child for child in self._parent.children() if child.name() == DAEMON)
+                self._at_first, self._process = _used_by(found).moved, found
+            used = _used_by(self._process)
+            self._now = used._replace(moved=used.moved - self._at_first)
+        except (psutil.Error, StopIteration):
+            self._process = None
+            self._before, self._now = self._total(), _Used()
+        return self._total()
+
+    def _total(self) -> _Used:
+        return _Used(self._before.moved + self._now.moved, self._before.cpu + self._now.cpu)
+
+
+def processor_celsius() -> float:
+    """Return the temperature of the processor's hottest part. Raises UserError LIMIT_UNAVAILABLE."""
+    found: Any = _psutil.sensors_temperatures() if hasattr(_psutil, "sensors_temperatures") else {}
+    for driver in CPU_SENSORS:
+        if values := [sensor.current for sensor in found.get(driver, ())]:
+            return float(max(values))
+    raise _unavailable(
+        "celsius",
+        "this machine shows no temperature of its processor",
+        "Virtual machines and containers mostly show none; limit cpu or threads instead.",
+    )
+
+
+def running_programs() -> frozenset[str]:
+    """Return the names of processes and of their files, as `normalised_program` writes them."""
+    names: set[str] = set()
+    for process in psutil.process_iter(["name", "exe"]):
+        found = (process.info["name"], Path(process.info["exe"] or "").name)
+        names.update(normalised_program(name) for name in found if name)
+    return frozenset(names)
+
+
+def terminals_idle() -> float:
+    """Return the seconds since a key was last pressed in a terminal with a login, as `w` shows them."""
+    pressed = []
+    for user in psutil.users():
+        with suppress(OSError):
+            pressed.append((Path("/dev") / (user.terminal or "none")).stat().st_atime)
+    return max(0.0, time.time() - max(pressed)) if pressed else float("inf")
+
+
+def _on_mains() -> bool:
+    """Return whether the machine is on mains power; one without a battery is."""
+    battery = _psutil.sensors_battery() if hasattr(_psutil, "sensors_battery") else None
+    return battery is None or battery.power_plugged is not False
+
+
+class _Load(NamedTuple):
+    """CPU seconds until now: used on the whole machine, used by this node's processes, and available."""
+
+    at: float
+    """Time of measurement by `time.monotonic`."""
+    busy: float
+    own: float
+    capacity: float
+
+    def others_since(self, before: _Load) -> float:
+        """Return the share of the machine that other programs have used since then."""
+        used = (self.busy - before.busy) - (self.own - before.own)
+        return max(0.0, used) / max(self.capacity - before.capacity, 1e-6)
+
+
+def _load(own: float) -> _Load:
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # counted twice
+    return _Load(time.monotonic(), total - idle, own, total)
+
+
+def _unavailable(limit: str, why: str, fix: str) -> UserError:
+    return UserError(Code.LIMIT_UNAVAILABLE, f"the limit {limit} cannot be kept: {why}", fix)

@@ -1,1 +1,0 @@
-"""The running node: pumps the protocol machine, keeps links, trains off-loop, answers the control socket."""

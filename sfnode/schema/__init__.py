@@ -1,0 +1,74 @@
+"""Types of what the control API, `--json` and metrics say; imports neither the node nor the engine.
+
+The names below are loaded when they are first used: pydantic takes longer to import than most commands need.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sfnode.limits import Limits
+    from sfnode.schema.evaluation import Evaluation, NodeEvaluation
+    from sfnode.schema.node_state import NodeState
+    from sfnode.schema.results import InviteResult
+    from sfnode.schema.status import CoreStatus, Status
+    from sfnode.schema.views import (
+        Curves,
+        Feeds,
+        FeedStatus,
+        Generated,
+        History,
+        Origin,
+        Origins,
+        Progress,
+        Swarm,
+        SwarmNode,
+    )
+
+_MODULES = {
+    "CoreStatus": "sfnode.schema.status",
+    "Curves": "sfnode.schema.views",
+    "Evaluation": "sfnode.schema.evaluation",
+    "FeedStatus": "sfnode.schema.views",
+    "Feeds": "sfnode.schema.views",
+    "Generated": "sfnode.schema.views",
+    "History": "sfnode.schema.views",
+    "InviteResult": "sfnode.schema.results",
+    "Limits": "sfnode.limits",
+    "NodeEvaluation": "sfnode.schema.evaluation",
+    "NodeState": "sfnode.schema.node_state",
+    "Origin": "sfnode.schema.views",
+    "Origins": "sfnode.schema.views",
+    "Progress": "sfnode.schema.views",
+    "Status": "sfnode.schema.status",
+    "Swarm": "sfnode.schema.views",
+    "SwarmNode": "sfnode.schema.views",
+}
+
+__all__ = [
+    "CoreStatus",
+    "Curves",
+    "Evaluation",
+    "FeedStatus",
+    "Feeds",
+    "Generated",
+    "History",
+    "InviteResult",
+    "Limits",
+    "NodeEvaluation",
+    "NodeState",
+    "Origin",
+    "Origins",
+    "Progress",
+    "Status",
+    "Swarm",
+    "SwarmNode",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

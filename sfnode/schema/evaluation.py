@@ -1,0 +1,34 @@
+"""A measurement of a model on test rows: one type from the task that computes it to the dashboard."""
+
+from __future__ import annotations
+
+from sfnode.schema.base import Answer
+
+
+class Evaluation(Answer):
+    """Scores of a model on some rows."""
+
+    metric: str
+    """accuracy, f1, exact_match (completion, greedily decoded) or perplexity (text, chat)."""
+    value: float
+    low: float
+    """Lower end of the value's 95 % confidence interval."""
+    high: float
+    """Upper end; infinite for the perplexity of a single row."""
+    loss: float
+    """Mean loss of the rows in nats, as trained on."""
+    count: int
+    """Number of rows."""
+
+
+class NodeEvaluation(Evaluation):
+    """An evaluation that a running node was asked for: also which model it is about, and when."""
+
+    seconds: float
+    """Time at which it was finished, in seconds since the start of the node."""
+    known: int
+    """Updates in the model; 0 for the base model."""
+    base: bool
+    """Whether the base model was evaluated."""
+    digest: str | None
+    """State digest (SPEC D3) of the model; None for the base model."""

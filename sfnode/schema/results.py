@@ -1,0 +1,183 @@
+"""Output of commands with `--json`: stable shapes, which docs/json.md describes.
+
+The answers of a running node are in `sfnode.schema.status` and `sfnode.schema.views`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sfnode.schema.base import Answer
+from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.status import Status
+from sfnode.schema.views import FeedStatus
+
+
+class StatusResult(Status):
+    """`sfnode status --json --feeds`; without --feeds it is a `Status`."""
+
+    feeds: list[FeedStatus]
+
+
+class EvalResult(Answer):
+    """`sfnode eval --json`."""
+
+    run_id: str
+    updates: int
+    digest: str
+    before: Evaluation
+    after: Evaluation
+
+
+class VerifyResult(Answer):
+    """`sfnode verify --json`."""
+
+    run_id: str
+    feeds: int
+    updates: int
+    signatures: int
+    digest: str
+    core_digest: str
+
+
+Reach = Literal["internet", "network", "machine"]
+
+
+class InviteResult(Answer):
+    """`sfnode invite --json`."""
+
+    link: str
+    run_id: str
+    run_name: str
+    protocol: int
+    addresses: list[str]
+    reach: Reach
+    """Networks from which the addresses can be reached, as far as they tell; network is a private one."""
+
+
+class PeerProtocol(Answer):
+    """The protocol version that one peer speaks."""
+
+    address: str
+    protocol: int | None
+    reason: str | None
+    """Reason why the version is unknown; None if it is known."""
+
+
+class UpgradeResult(Answer):
+    """`sfnode upgrade-check --json`."""
+
+    version: str
+    protocol: int
+    run_id: str | None
+    """None if no peer sent the manifest."""
+    run_name: str | None
+    """None if unknown, or of a later protocol."""
+    run_protocol: int | None
+    peers: list[PeerProtocol]
+    can_join: bool
+
+
+class NodeResult(Answer):
+    """One node of a local swarm."""
+
+    node: int
+    own_updates: int
+    digest: str
+    core_digest: str | None
+
+
+class SwarmResult(Answer):
+    """`sfnode swarm --json`."""
+
+    version: str
+    run_id: str
+    run_name: str
+    updates: int
+    update_budget: int
+    equal: bool
+    """Whether all digests and all core digests are the same."""
+    before: Evaluation | None
+    after: Evaluation | None
+    """`before` and `after` are None for a run without test data."""
+    nodes: list[NodeResult]
+    bytes_per_update: float
+    bytes_sent: int
+    seconds: float
+    """Seconds from the first update that was seen until all nodes had all of them."""
+    seconds_in_all: float
+    """Seconds since the start of the command."""
+
+
+class BatchResult(Answer):
+    """One size of a mini-batch in `sfnode bench`."""
+
+    batch: int
+    """Rows of each query's mini-batch."""
+    tokens: int
+    """Tokens in a step's mini-batches, without padding."""
+    forwards_seconds: float
+    """Time of two plain forward passes."""
+    step_seconds: float
+    step_ratio: float
+    """Time of a step divided by that of two forward passes."""
+    tokens_per_second: float
+    """Tokens through the step, at both points."""
+    updates_per_hour: float
+    inference_peak_bytes: int | None
+    """Peak memory of a plain forward pass with the batch doubled; None if unknown."""
+    training_peak_bytes: int | None
+    memory_ratio: float | None
+    mezo_matrices_seconds: float | None
+    """Time of MeZO's step on the same matrices; None unless asked for, or if it cannot work."""
+    mezo_matrices_ratio: float | None
+    """The same divided by the time of our step."""
+    mezo_all_seconds: float | None
+    """Time of MeZO's step on all parameters."""
+    mezo_all_ratio: float | None
+
+
+class IncomingResult(Answer):
+    """The cost of applying others' updates, in `sfnode bench`."""
+
+    updates: int
+    """Updates that arrive during a step."""
+    add_seconds: float
+    """Time to add them to the core."""
+    fold_seconds: float
+    """Time to merge the core into the weights once, however many updates it holds."""
+    shares: dict[int, float]
+    """Share of a step's time, in the long run, by batch."""
+
+
+class FitResult(Answer):
+    """The largest model that fits, in one number format, in `sfnode bench`."""
+
+    dtype: str
+    bytes_per_parameter: float
+    parameters: int
+
+
+class BenchResult(Answer):
+    """`sfnode bench --json`."""
+
+    version: str
+    model: str
+    parameters: int
+    trained_parameters: int
+    matrices: int
+    device: str
+    device_name: str
+    dtype: str
+    threads: int
+    rank: int
+    queries: int
+    repetitions: int
+    batches: list[BatchResult]
+    incoming: list[IncomingResult]
+    weight_bytes: int
+    overhead_bytes: int | None
+    """The largest training peak, without the weights."""
+    free_bytes: int | None
+    """Memory that was free on the device before the model was loaded."""
+    fits: list[FitResult]

@@ -1,0 +1,91 @@
+"""The status of a running node: the stable, documented shape of `GET /status` and `status --json`."""
+
+from __future__ import annotations
+
+from sfnode.limits import Limits
+from sfnode.schema.base import Answer
+from sfnode.schema.node_state import NodeState
+
+
+class LinkStatus(Answer):
+    """One neighbour."""
+
+    peer: str
+    outbound: bool
+    role: str
+    known: int
+    """Updates that it knew in its last report."""
+    agrees: bool
+    """Whether its last Summary carried our digest at that moment."""
+    bytes_sent: int
+    bytes_received: int
+
+
+class FetchStatus(Answer):
+    """The download of the base model from peers."""
+
+    done: int
+    """Bytes that have arrived, including earlier attempts."""
+    total: int
+    """Bytes in all; 0 until the model listing has arrived."""
+    peers: int
+    """Peers that have sent some of it."""
+
+
+class Status(Answer):
+    """A node as of now. Hashes and keys are hex, rates per second, bytes over all links since the start.
+
+    Its size depends on the number of links and not on that of feeds, because it is asked for every second.
+    """
+
+    version: str
+    run_id: str
+    run_name: str
+    role: str
+    state: NodeState
+    pid: int
+    peer: str
+    addresses: list[str]
+    known: int
+    update_budget: int
+    epoch: int
+    epochs: int
+    digest: str
+    """The state digest (SPEC D3): equal digests mean equal models."""
+    origin: str | None
+    """The public key that signs its updates; None for a relay."""
+    incarnation: int | None
+    """Incarnation of the origin, and so the feed, that it continues; None for a relay."""
+    own_updates: int
+    """Updates made by this process."""
+    contributed: int
+    """Updates of the node's feed in the log, over all its starts."""
+    updates_per_second: float
+    """Own updates per second, over the last ten seconds."""
+    loss: float | None
+    """Recent training loss, a moving average."""
+    lacking: int
+    """Updates that neighbours have announced and that have not arrived yet."""
+    links: list[LinkStatus]
+    feed_count: int
+    bytes_sent: int
+    bytes_received: int
+    segment_bytes_sent: int
+    updates_sent: int
+    """Updates sent, counted once for each link; segment_bytes_sent / updates_sent is the cost of one."""
+    log_bytes: int
+    uptime: float
+    fetch: FetchStatus | None
+    """None while no base model is being downloaded from peers."""
+    pauses: list[str]
+    """Reasons why it computes nothing now, one sentence each."""
+    limits: Limits
+
+
+class CoreStatus(Answer):
+    """State digest and core digest of one moment: the second checks the engine against the log."""
+
+    digest: str
+    core_digest: str | None
+    """None for a relay, which has no cores."""
+    known: int

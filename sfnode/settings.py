@@ -1,0 +1,74 @@
+"""The settings of one node: the one source of their defaults, bounds and choices.
+
+Flat and typed: a field is a flag of `sfnode join`, an environment variable, a key of the configuration file
+(`sfnode.cli.options` derives the flags from the fields) and an argument of `Settings(...)` in a program.
+Nothing here reads the environment or a file. What is the same for every node of a run: `sfnode.manifest`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator
+
+from sfnode.defaults import DATA_DIR
+from sfnode.limits import Limits
+from sfnode.manifest import Section
+from sfprotocol import names
+
+
+def _name(value: str) -> str:
+    """The name as it may be told to others (SPEC K2). Raises ValueError."""
+    if fault := names.fault(value):
+        raise ValueError(f"{fault}; take up to {names.MAX_NAME} bytes of visible characters")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
+
+
+class Settings(Section):
+    """Settings of one node on its machine; `sfnode join --help` explains each field.
+
+    Raises pydantic's ValidationError (a ValueError) for a field that is unknown or out of bounds.
+    """
+
+    data_dir: Annotated[Path, AfterValidator(Path.expanduser), Field(validate_default=True)] = DATA_DIR
+    run: Path | None = None
+    run_id: str = ""
+    """Hex; a run whose id does not begin so is refused."""
+    peers: tuple[str, ...] = ()
+    role: Literal["trainer", "relay"] = "trainer"
+    model: Path | None = None
+    share_model: bool | None = None
+    """None: trainers do, relays do not."""
+    data: Path | None = None
+    shard: tuple[int, int] | None = None
+    """(k, n): every n-th row of the training data, from row k on; k counts from 0."""
+    device: str = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4"] = "auto"
+    queries: int = Field(default=1, ge=1, le=64)
+    """Updates evaluated in one batched forward pass."""
+    steps: int = Field(default=0, ge=0)
+    """Updates to make before the node leaves; 0: no limit."""
+    until_complete: bool = False
+    host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    announce_maddrs: tuple[str, ...] = ()
+    auto_relay: bool = False
+    trusted_relays: tuple[str, ...] = ()
+    """Relays that `auto_relay` may use; if empty, the peers."""
+    client_mode: bool = False
+    limits: Limits = Limits()
+    """`--threads` and `--limit-NAME` on the command line."""
+    display_name: Name = ""
+    team: Name = ""
+    metrics: tuple[str, int] | None = None
+    """Host and port of `GET /metrics` on TCP; it is a route of the control socket in any case."""
+
+    @field_validator("shard")
+    @classmethod
+    def _shard_exists(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
+        if value is not None and not 0 <= value[0] < value[1]:
+            raise ValueError("a shard is (k, n) with 0 <= k < n")
+        return value

@@ -1,0 +1,1 @@
+"""Adversaries: peers that attack the run."""

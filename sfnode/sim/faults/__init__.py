@@ -1,0 +1,1 @@
+"""Fault injection: the kinds of faults as data, and what makes them happen."""

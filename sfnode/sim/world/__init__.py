@@ -1,0 +1,1 @@
+"""The simulated world: clock, network, disks, and nodes that run the shipped host and machine."""

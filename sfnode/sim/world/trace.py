@@ -1,0 +1,104 @@
+"""The trace of a run: a hash over all frames, equal for equal runs, and the last entries for debugging.
+
+Entries are kept as values and formatted only when they are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TextIO
+
+from sfprotocol.messages import Feed, Hello, Message, Proof, Segment, Summary, Want
+
+KEPT = 50_000
+"""Entries that are kept to explain a failure."""
+
+_moment = struct.Struct(">d").pack
+
+
+class Entry(NamedTuple):
+    """Something that happened at a node; `other` is the second node concerned, if any."""
+
+    when: float
+    node: str
+    what: str
+    other: str
+    detail: Any
+
+    def text(self) -> str:
+        return f"{self.when:10.4f}  {self.node:<8} {self.what:<9} {self.other:<8} {describe(self.detail)}"
+
+
+class Trace:
+    """The last entries, a hash over all frames and, if a file is given, all entries in it."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._file = file
+
+    def note(self, when: float, node: str, what: str, other: str = "", detail: Any = None) -> None:
+        """Add an entry."""
+        entry = Entry(when, node, what, other, detail)
+        self._entries.append(entry)
+        if self._file:
+            self._file.write(entry.text() + "\n")
+
+    def frame(self, when: float, frame: bytes) -> None:
+        """Add a frame that was sent to the hash."""
+        self._hash.update(_moment(when))
+        self._hash.update(frame)
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def last(self, count: int, nodes: Iterable[str] = ()) -> list[str]:
+        """Return the last entries that concern one of `nodes`, or any node, as text."""
+        wanted = set(nodes)
+        chosen: list[str] = []
+        for entry in reversed(self._entries):
+            if not wanted or entry.node in wanted or entry.other in wanted:
+                chosen.append(entry.text())
+            if len(chosen) == count:
+                break
+        return chosen[::-1]
+
+
+def describe(detail: Any) -> str:
+    """Return a message, an action or anything else in one line."""
+    match detail:
+        case None:
+            return ""
+        case Segment(feed_key=key, first=first, stop=stop, hops=hops):
+            return f"Segment {key:016x} [{first}..{stop}) hops {hops}"
+        case Summary(more=more, known=known, digest=digest, entries=entries):
+            tail = " more" if more else ""
+            return f"Summary known {known} digest {digest.hex()[:8]} {_entries(entries)}{tail}"
+        case Want(entries=entries):
+            return f"Want {_entries(entries)}"
+        case Hello(known=known):
+            return f"Hello known {known}"
+        case Proof(feed=feed, at=at):
+            return f"Proof {feed_name(feed)} at {at}"
+        case bytes():
+            return f"{len(detail)} bytes {detail[:16].hex()}"
+        case _:
+            return str(detail)[:200]
+
+
+def _entries(entries: Iterable[Any]) -> str:
+    listed = list(entries)
+    shown = " ".join(f"{feed_name(entry.feed)}:{entry.next}" for entry in listed[:6])
+    return f"({shown}{' ...' if len(listed) > 6 else ''})"
+
+
+def feed_name(feed: Feed) -> str:
+    return f"{feed.origin.hex()[:6]}.{feed.incarnation:x}"
+
+
+def kind_of(message: Message | None) -> str:
+    """Return the name of the message's type; Raw for bytes that are no message."""
+    return "Raw" if message is None else type(message).__name__

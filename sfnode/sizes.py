@@ -1,0 +1,12 @@
+"""Numbers of bytes as people read them. Imports nothing, for commands that must start at once."""
+
+from __future__ import annotations
+
+
+def size_text(count: float) -> str:
+    """Format a number of bytes: 87 B, 1.2 kB, 3.4 GB."""
+    units = iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while abs(count) >= 999.5 and unit != "TB":
+        count, unit = count / 1000, next(units)
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"

@@ -1,0 +1,1 @@
+"""Figures over time: time series, contributions, the history of a run."""

@@ -1,0 +1,73 @@
+"""Time series of a running node in bounded memory, and rates over a time window.
+
+Knows no node and no clock: the caller gives values and times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import NamedTuple
+
+MAX_SAMPLES = 512
+"""Most samples of a time series: more than a browser's chart has pixels for; 40 KiB."""
+
+RATE_WINDOW = 10.0
+"""Seconds over which the swarm's rate is measured, as is the rate of own updates."""
+
+
+class Sample(NamedTuple):
+    """The state of a node at one moment."""
+
+    seconds: float
+    """Seconds since the start."""
+    known: int
+    """Updates known."""
+    own_rate: float
+    """Own updates per second."""
+    swarm_rate: float | None
+    """Updates per second of all nodes; None as long as the node catches up."""
+    loss: float | None
+
+
+class TimeSeries:
+    """Samples at equal intervals from the start until now; the interval doubles when they become many."""
+
+    def __init__(self, interval: float) -> None:
+        self.interval = interval
+        self._tolerance = interval / 2
+        """Seconds by which a sample may come too early: callers are never quite on time."""
+        self.samples: list[Sample] = []
+
+    def add(self, sample: Sample) -> None:
+        """Keep this sample if one is due."""
+        if self.samples and sample.seconds - self.samples[-1].seconds < self.interval - self._tolerance:
+            return
+        self.samples.append(sample._replace(loss=_finite(sample.loss)))
+        if len(self.samples) > MAX_SAMPLES:
+            self.samples = self.samples[::2]
+            self.interval *= 2
+
+
+class Rate:
+    """The growth of a count per second."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[float, int]] = deque()
+
+    def update(self, now: float, count: int) -> float:
+        """Take in a count; return the growth per second over the last RATE_WINDOW seconds.
+
+        A count that falls starts a new measurement.
+        """
+        if self._counts and count < self._counts[-1][1]:
+            self._counts.clear()
+        self._counts.append((now, count))
+        while now - self._counts[0][0] > RATE_WINDOW:
+            self._counts.popleft()
+        since, first = self._counts[0]
+        return (count - first) / (now - since) if now > since else 0.0
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None

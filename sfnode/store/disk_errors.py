@@ -1,0 +1,112 @@
+"""Turns errors of the disk, from the operating system and SQLite, into errors that a user can act on.
+
+Knows error numbers and what makes a write durable; does not know what is being written.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sfnode.errors import Code, UserError
+
+_NO_ROOM_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_ROOM = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
+"""SQLite says FULL for ENOSPC alone; over a quota or a file size limit it says IOERR_WRITE."""
+
+_CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_REFUSED = frozenset(
+    {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR}
+)
+_PRIMARY = 0xFF
+"""The low byte of an extended SQLite result code is the primary one."""
+
+
+class BrokenRowError(Exception):
+    """The bytes of a row in the log are not those that were written."""
+
+
+@contextmanager
+def disk_faults(path: Path) -> Iterator[None]:
+    """Raise UserError for everything that the disk behind `path` can do to the statements inside.
+
+    Errors that only our own code can cause (a broken constraint, bad SQL) pass through: they are loud.
+    """
+    try:
+        yield
+    except BrokenRowError as error:
+        raise corrupt(path, str(error)) from error
+    except sqlite3.Error as error:
+        fault = _from_sqlite(path, error)
+        if fault is None:
+            raise
+        raise fault from error
+    except OSError as error:
+        raise _from_os(path, error) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names of new files in `folder` survive a power cut."""
+    sync_file(folder)
+
+
+def sync_file(file: Path) -> None:
+    """Make what was written to a file survive a power cut."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def corrupt(path: Path, reason: str) -> UserError:
+    """Return the error for a log that cannot be trusted any more."""
+    return UserError(
+        Code.LOG_CORRUPT,
+        f"the update log {path} is damaged: {reason}",
+        "Move it away and start the node again: it gets all updates from its peers. Then check the disk.",
+    )
+
+
+def unusable(path: Path, reason: str) -> UserError:
+    """Return the error for a folder, or a file in it, that cannot be used as it is."""
+    return UserError(
+        Code.DATA_DIR_UNUSABLE,
+        f"cannot use {path}: {reason}",
+        "Correct that, or name another folder with --data-dir.",
+    )
+
+
+def _full(path: Path, reason: str) -> UserError:
+    return UserError(
+        Code.DISK_FULL,
+        f"no room to write {path}: {reason}",
+        "Free some space, or raise the quota or file size limit; if there is room, check the disk.",
+    )
+
+
+def _from_os(path: Path, error: OSError) -> UserError:
+    reason = error.strerror or str(error)
+    return _full(path, reason) if error.errno in _NO_ROOM_ERRNO else unusable(path, reason)
+
+
+def _from_sqlite(path: Path, error: sqlite3.Error) -> UserError | None:
+    """Return the error for the user; None if it is our own fault."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        return None
+    primary = code & _PRIMARY
+    if code in _NO_ROOM:
+        return _full(path, str(error))
+    if primary in _CORRUPT or code == sqlite3.SQLITE_IOERR_SHORT_READ:
+        return corrupt(path, str(error))
+    if primary in _BUSY:
+        return UserError(
+            Code.DATA_DIR_IN_USE, f"another process is writing {path}", "Stop it, or use another --data-dir."
+        )
+    return unusable(path, str(error)) if primary in _REFUSED else None

@@ -1,0 +1,111 @@
+"""Encodes segments as rows of the log, and joins them: pure functions, no SQLite, no files.
+
+The body of a row, little-endian: CRC-32 of all that follows, signature (64 bytes), chain head (32 bytes),
+scalar width (1 byte), number of parts (4 bytes), then epoch and count of every part (4 bytes each), then the
+scalars of all parts. The width is 1 byte where every scalar of the row fits, else 2: late in a run, when
+derivatives are small, this halves the log.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from sfnode.store.disk_errors import BrokenRowError
+from sfprotocol import segments
+from sfprotocol.codec import pack_scalars, unpack_scalars
+from sfprotocol.errors import LocalProtocolError
+from sfprotocol.messages import EpochScalars, Feed, Segment
+
+PACKED_UPDATES = 512
+"""Small neighbouring rows of a feed are packed into rows of at most this many updates. Large enough that
+signature, chain head and bookkeeping cost a quarter of a byte per update; small enough to stay far below the
+largest segment (SPEC S4), since a row is also the smallest piece that can be sent."""
+
+SMALL_UPDATES = PACKED_UPDATES // 2
+"""A row below this is worth packing. Half of PACKED_UPDATES: two small neighbours then always fit one row, so
+packing cannot leave many small rows behind."""
+
+_HEAD = struct.Struct("<I64s32sBI")
+_CRC_BYTES = 4
+_PART = struct.Struct("<II")
+
+
+class Record(NamedTuple):
+    """One segment as it is logged. `segment.hops` is not stored."""
+
+    feed: Feed
+    segment: Segment
+    chain: bytes
+    """Chain head (32 bytes) after the segment's last update (SPEC S2)."""
+
+
+class CardRecord(NamedTuple):
+    """The card of a feed's origin (SPEC K)."""
+
+    feed: Feed
+    frame: bytes
+    """The encoded Card."""
+
+
+class CutRecord(NamedTuple):
+    """A cut: from step `at` on nothing of a feed counts (SPEC E4)."""
+
+    feed: Feed
+    at: int
+    chain: bytes
+    """Chain head (32 bytes) at the end of what counts."""
+    proof: bytes
+    """The encoded Proof."""
+
+
+def encode(segment: Segment, chain_head: bytes) -> bytes:
+    """Return the body of the row that stores `segment`. Raises LocalProtocolError for what does not fit."""
+    scalars = tuple(chain.from_iterable(part.scalars for part in segment.parts))
+    if not scalars or len(segment.signature) != 64 or len(chain_head) != 32:
+        raise LocalProtocolError("a segment needs updates, a signature of 64 and a chain head of 32 bytes")
+    width = 1 if min(scalars) >= -128 and max(scalars) <= 127 else 2
+    head = _HEAD.pack(0, segment.signature, chain_head, width, len(segment.parts))
+    parts = b"".join(_PART.pack(part.epoch, len(part.scalars)) for part in segment.parts)
+    body = head[_CRC_BYTES:] + parts + pack_scalars(scalars, width)
+    return zlib.crc32(body).to_bytes(_CRC_BYTES, "little") + body
+
+
+def decode(feed: Feed, feed_key: int, first: int, body: bytes) -> Record:
+    """Return what `encode` was given. Raises BrokenRowError when the bytes are not what it returned."""
+    if len(body) < _HEAD.size or zlib.crc32(body[_CRC_BYTES:]) != int.from_bytes(body[:_CRC_BYTES], "little"):
+        raise BrokenRowError(f"the checksum of a row of {len(body)} bytes (step {first}) does not match")
+    _, signature, chain_head, width, count = _HEAD.unpack_from(body)
+    start = _HEAD.size + count * _PART.size
+    table = list(_PART.iter_unpack(body[_HEAD.size : start])) if start <= len(body) else []
+    if width not in (1, 2) or sum(updates for _, updates in table) * width != len(body) - start:
+        raise BrokenRowError(f"a row (step {first}) has a sound checksum and lengths that do not fit")
+    scalars = unpack_scalars(body[start:], width)
+    parts = []
+    offset = 0
+    for epoch, updates in table:
+        parts.append(EpochScalars(epoch, scalars[offset : offset + updates]))
+        offset += updates
+    return Record(feed, Segment(feed_key, first, tuple(parts), signature), chain_head)
+
+
+def join(rows: Iterable[Segment], first: int, max_updates: int) -> Segment:
+    """Return `rows` joined as `segments.join` does. Raises BrokenRowError when a step is missing."""
+    try:
+        return segments.join(rows, first, max_updates)
+    except segments.MissingStepsError as error:
+        raise BrokenRowError(str(error)) from None
+
+
+def packs(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    """Split consecutive `records` of one feed into groups of at most PACKED_UPDATES updates, first fit."""
+    start = 0
+    for index, record in enumerate(records):
+        if record.segment.stop - records[start].segment.first > PACKED_UPDATES and index > start:
+            yield records[start:index]
+            start = index
+    if records:
+        yield records[start:]

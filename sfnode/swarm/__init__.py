@@ -1,0 +1,1 @@
+"""Local swarms: node processes on this machine."""

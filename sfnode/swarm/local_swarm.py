@@ -1,0 +1,263 @@
+"""A local swarm: N nodes of a run as processes on this machine, from their start to equal digests.
+
+Starts, watches and compares the nodes; it prints nothing. No node outlives the process that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import sfnode
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.node_state import NodeState
+from sfnode.schema.results import NodeResult, SwarmResult
+from sfnode.schema.status import CoreStatus, Status
+from sfnode.swarm.node_process import NodeProcess
+
+MOST_NODES = 64
+"""Processes that load torch; more than this fit no machine that one would call local."""
+
+POLL_INTERVAL = 0.5
+"""Seconds between looks at the nodes."""
+
+AGREE_DEADLINE = 60.0
+"""Seconds after the last update within which all digests must be equal."""
+
+
+class SwarmProgress(NamedTuple):
+    """The nodes as of one moment."""
+
+    seconds: float
+    """Seconds since the start of the swarm."""
+    statuses: tuple[Status | None, ...]
+    """The last status of each node, by number; None before its first answer."""
+
+    @property
+    def known(self) -> int:
+        """Updates that all nodes have."""
+        return min(status.known if status else 0 for status in self.statuses)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all nodes have used up the update budget."""
+        return all(status and status.state is NodeState.COMPLETE for status in self.statuses)
+
+    @property
+    def agree(self) -> bool:
+        """Whether all nodes have answered and their state digests are equal."""
+        return len({status.digest if status else None for status in self.statuses}) == 1
+
+
+class LocalSwarm:
+    """The nodes of one run. Use it as an async context manager: at its end no process is left.
+
+    `async for progress in swarm` looks at the nodes regularly until the run is complete and all digests agree
+    (or should have long since); `await swarm.compare()` then says whether they do, and what was gained.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        nodes: int = 4,
+        folder: Path | None = None,
+        split_data: bool = True,
+        threads: int = 0,
+        device: str | None = None,
+        dtype: str | None = None,
+        evaluate: bool = True,
+    ) -> None:
+        """Nothing is started or written before `start` (or `async with`).
+
+        `folder` holds the nodes' folders; without one they lie in a temporary folder, which is kept only if
+        there is something in it to look into. `split_data` gives every node its own part of the training
+        rows. `threads` of each node: 0 shares out the cores. `evaluate`: measure the base model meanwhile and
+        the trained one at the end, if the run has test data.
+        """
+        if not 1 <= nodes <= MOST_NODES:
+            raise ValueError(f"a local swarm has 1 to {MOST_NODES} nodes")
+        self.manifest = manifest
+        self.nodes: list[NodeProcess] = []
+        self.folder = folder
+        self._count = nodes
+        self._scratch: Path | None = None
+        """The temporary folder."""
+        self._shared = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
+        self._shared += ["--threads", str(threads or max(1, (os.cpu_count() or 1) // nodes))]
+        self._shared += ["--device", device] if device else []
+        self._shared += ["--dtype", dtype] if dtype else []
+        self._split_data = split_data and nodes > 1
+        self._evaluates = evaluate and bool(manifest.data.test)
+        self._measuring: asyncio.Task[Evaluation] | None = None
+        self._started = self._first_update = self._complete_since = 0.0
+        """Monotonic times; 0 before it has happened."""
+        self._keep = False
+        """Whether `stop` leaves the temporary folder."""
+
+    # -- starting and stopping ---------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the first node alone, and once it answers the others, who join through it.
+
+        Raises UserError BAD_OPTION when the folder cannot be written, SWARM_FAILED when a node ends.
+        """
+        self._started = time.monotonic()
+        run = self._write_run()
+        self.nodes = [NodeProcess(n, run.parent / f"node-{n}") for n in range(1, self._count + 1)]
+        first, *others = self.nodes
+        await first.start([*self._arguments(first), "--run", str(run)])
+        with self._keeping():
+            address = (await first.answering()).addresses[0]
+        for node in others:
+            await node.start([*self._arguments(node), "--peers", address])
+        if self._evaluates:
+            self._measuring = asyncio.create_task(self._evaluate(base=True))
+
+    async def stop(self) -> None:
+        """Stop all nodes; remove the temporary folder unless a node has failed or digests differ."""
+        if self._measuring:
+            self._measuring.cancel()
+            await asyncio.gather(self._measuring, return_exceptions=True)
+        await asyncio.gather(*(node.stop() for node in self.nodes))
+        if self._scratch and not self._keep:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """Keep the temporary folder if a node fails meanwhile: the error names a log in it."""
+        try:
+            yield
+        except UserError:
+            self._keep = True
+            raise
+
+    def _write_run(self) -> Path:
+        """Write the manifest into the swarm's folder."""
+        if self.folder is None:
+            self.folder = self._scratch = Path(tempfile.mkdtemp(prefix="sfnode-swarm-"))
+        path = self.folder / "run.toml"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(self.manifest.to_toml(), encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                Code.BAD_OPTION,
+                f"cannot write to {self.folder}: {error.strerror}",
+                "Name another --folder.",
+            ) from error
+        return path
+
+    def _arguments(self, node: NodeProcess) -> list[str]:
+        shard = ["--shard", f"{node.number}/{self._count}"] if self._split_data else []
+        return [*self._shared, *shard]
+
+    # -- watching ----------------------------------------------------------------------------------
+
+    @property
+    def before(self) -> Evaluation | None:
+        """The evaluation of the base model, once there is one."""
+        task = self._measuring
+        return task.result() if task and task.done() and not (task.cancelled() or task.exception()) else None
+
+    async def look(self) -> SwarmProgress:
+        """Look at the nodes once. Raises UserError SWARM_FAILED when one has ended."""
+        with self._keeping():
+            statuses = tuple(await asyncio.gather(*(node.look() for node in self.nodes)))
+        now = time.monotonic()
+        if not self._first_update and any(status and status.known for status in statuses):
+            self._first_update = now
+        return SwarmProgress(now - self._started, statuses)
+
+    async def __aiter__(self) -> AsyncIterator[SwarmProgress]:
+        """Look at the nodes regularly until the run is complete and the base model is measured."""
+        while True:
+            progress = await self.look()
+            yield progress
+            if self._measured() and self._finished(progress):
+                return
+            await asyncio.sleep(POLL_INTERVAL)
+
+    def _measured(self) -> bool:
+        """Whether the base model is measured, or need not be. Raises what the measurement has failed with."""
+        if self._measuring is None:
+            return True
+        return self._measuring.done() and self._measuring.result() is not None
+
+    def _finished(self, progress: SwarmProgress) -> bool:
+        if not progress.complete:
+            return False
+        self._complete_since = self._complete_since or time.monotonic()
+        if progress.agree:
+            return True
+        given_up = time.monotonic() - self._complete_since > AGREE_DEADLINE
+        self._keep = self._keep or given_up
+        return given_up
+
+    # -- comparing ---------------------------------------------------------------------------------
+
+    async def compare(self) -> SwarmResult:
+        """Measure the model and compare the digests of all nodes. Raises UserError SWARM_FAILED."""
+        seconds = time.monotonic() - self._first_update if self._first_update else 0.0
+        after = await self._evaluate(base=False) if self._evaluates else None
+        with self._keeping():
+            digests = await asyncio.gather(*(node.ask(node.client.digest()) for node in self.nodes))
+        statuses = [status for status in (await self.look()).statuses if status]
+        pairs = zip(statuses, digests, strict=True)
+        sent = sum(status.updates_sent for status in statuses)
+        equal = len({(digest.digest, digest.core_digest) for digest in digests}) == 1
+        self._keep = self._keep or not equal
+        return SwarmResult(
+            version=sfnode.__version__,
+            run_id=self.manifest.run_id.hex(),
+            run_name=self.manifest.name,
+            updates=digests[0].known,
+            update_budget=self.manifest.training.update_budget,
+            equal=equal,
+            before=self.before,
+            after=after,
+            nodes=[_node_result(number, *pair) for number, pair in enumerate(pairs, 1)],
+            bytes_per_update=sum(status.segment_bytes_sent for status in statuses) / max(sent, 1),
+            bytes_sent=sum(status.bytes_sent for status in statuses),
+            seconds=round(seconds, 1),
+            seconds_in_all=round(time.monotonic() - self._started, 1),
+        )
+
+    async def _evaluate(self, *, base: bool) -> Evaluation:
+        """Have the first node measure the model on the run's test rows."""
+        node = self.nodes[0]
+        with self._keeping():
+            return await node.ask(node.client.evaluate(base=base))
+
+
+def _node_result(number: int, status: Status, digest: CoreStatus) -> NodeResult:
+    """Own updates by the signed log, so that those of an earlier start in the same folder count too."""
+    return NodeResult(
+        node=number,
+        own_updates=status.contributed,
+        digest=digest.digest,
+        core_digest=digest.core_digest,
+    )

@@ -1,0 +1,1 @@
+"""Tasks: from rows of data to tokens, losses and metrics."""

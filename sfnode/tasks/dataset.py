@@ -1,0 +1,196 @@
+"""Rows of data from files, from the Hugging Face hub or from the package: checked, filtered and selected.
+
+Every node that names the same source gets the same rows in the same order, because a mini-batch is a list of
+row numbers drawn from a seed. Errors in a row name the file and the line. This module leaves
+it to `prompts` what a row means, and never runs code that comes with data.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Task
+from sfnode.tasks import prompts, synthetic
+from sfprotocol.seeds import derive_key, stream
+
+Row = dict[str, Any]
+_Placed = tuple[str, Row]
+"""A row and its place as a user finds it: `train.tsv, line 7`."""
+
+_FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:NAME[:CONFIG]:SPLIT, or builtin:reviews:train."
+
+
+def load_rows(source: str, task: Task, *, limit: int = 0, min_words: int = 0) -> list[Row]:
+    """Load the rows of a file, of `hf:NAME[:CONFIG]:SPLIT` or of `builtin:reviews:train|test` for `task`.
+
+    Rows with fewer than `min_words` words (`prompts.word_count`) are left out; of the rest `limit` rows
+    (0: all) are selected, the same ones on every node. Raises UserError DATA_NOT_FOUND, or DATA_MALFORMED
+    with the place of the first row that does not fit the task.
+    """
+    rows = []
+    for place, row in _read(source):
+        wrong = prompts.problem(task, row)
+        if wrong:
+            raise _malformed(f"{place}: {wrong}")
+        if not min_words or prompts.word_count(task, row) >= min_words:
+            rows.append(row)
+    if not rows:
+        raise _malformed(f"{source} has no rows" + (f" of at least {min_words} words" if min_words else ""))
+    return _selection(rows, limit)
+
+
+def shard(rows: Sequence[Row], index: int, of: int) -> list[Row]:
+    """Return part `index` of `of` (0-based): every of-th row, so that a file sorted by label splits
+    evenly."""
+    if not 0 <= index < of:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"there is no shard {index} of {of}",
+            "Number the shards from 0 to one less than their count.",
+        )
+    if len(rows) < of:
+        raise _malformed(f"{len(rows)} rows cannot be split over {of} nodes")
+    return list(rows[index::of])
+
+
+def _selection(rows: list[Row], limit: int) -> list[Row]:
+    """Return `limit` rows in their old order: those with the smallest values of one fixed stream."""
+    if not limit or limit >= len(rows):
+        return rows
+    values = stream(derive_key(b"sfnode row selection"), 0, len(rows))
+    return [rows[index] for index in np.sort(np.argsort(values, kind="stable")[:limit])]
+
+
+def _read(source: str) -> Iterator[_Placed]:
+    """Yield every row of a source with its place."""
+    kind, _, rest = source.partition(":")
+    if kind == "builtin":
+        return _builtin(source, rest)
+    if kind == "hf":
+        return _hub(source, rest)
+    path = Path(source).expanduser()
+    readers = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
+    if path.suffix not in readers:
+        raise UserError(Code.DATA_NOT_FOUND, f"{source} is not a kind of data that sfnode reads", _FORMS)
+    if not path.is_file():
+        raise UserError(Code.DATA_NOT_FOUND, f"there is no file {source}", _FORMS)
+    return readers[path.suffix](path)
+
+
+def _builtin(source: str, rest: str) -> Iterator[_Placed]:
+    if rest == "reviews:train":
+        rows = synthetic.rows("train")
+    elif rest == "reviews:test":
+        rows = synthetic.rows("test")
+    else:
+        raise UserError(Code.DATA_NOT_FOUND, f"sfnode ships no data called {source}", _FORMS)
+    return _numbered(source, "row", rows)
+
+
+def _hub(source: str, rest: str) -> Iterator[_Placed]:
+    """Yield the rows of a split of a data set on the hub; only data sets without code of their own."""
+    name, *config, split = rest.split(":") if rest.count(":") in (1, 2) else ("", "")
+    if not name or not split:
+        raise UserError(Code.DATA_NOT_FOUND, f"{source} is not of the form hf:NAME[:CONFIG]:SPLIT", _FORMS)
+    import datasets  # type: ignore[import-untyped]  # a second to import, and most runs read a file
+
+    try:
+        rows = datasets.load_dataset(name, *config, split=split)
+    except Exception as error:  # the library raises whatever its storage and network layers raise
+        raise UserError(
+            Code.DATA_NOT_FOUND,
+            f"cannot load {source}: {_first_line(error)}",
+            "Check the name, the configuration and the split on the hub, and that the hub can be reached.",
+        ) from error
+    return _numbered(source, "row", rows)
+
+
+def _parquet(path: Path) -> Iterator[_Placed]:
+    import datasets
+
+    try:
+        files = {"train": str(path)}
+        rows = list(datasets.load_dataset("parquet", data_files=files, split="train", streaming=True))
+    except Exception as error:  # pyarrow's and fsspec's errors share no base class
+        raise _malformed(f"{path} is not a readable Parquet file: {_first_line(error)}") from error
+    return _numbered(str(path), "row", rows)
+
+
+def _numbered(source: str, unit: str, rows: Iterable[Row]) -> Iterator[_Placed]:
+    return ((f"{source}, {unit} {number}", row) for number, row in enumerate(rows, start=1))
+
+
+def _tsv(path: Path) -> Iterator[_Placed]:
+    # Tab-separated files of the GLUE kind hold bare quote characters, which are text like any other.
+    return _table(path, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
+def _csv(path: Path) -> Iterator[_Placed]:
+    return _table(path, delimiter=",", quoting=csv.QUOTE_MINIMAL)
+
+
+def _table(path: Path, *, delimiter: str, quoting: Any) -> Iterator[_Placed]:
+    """Yield the rows below a header line; every value is a string."""
+    lines = io.StringIO(_text(path), newline="")
+    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+    header: list[str] = []
+    line = 1
+    try:
+        header = next(reader, [])
+        if len(set(header)) != len(header):
+            raise _malformed(f"{path}, line 1: a column name occurs twice")
+        line = reader.line_num + 1
+        for values in reader:
+            if values and len(values) != len(header):
+                wrong = f"{len(values)} columns where the header has {len(header)}"
+                raise _malformed(f"{path}, line {line}: {wrong}")
+            if values:
+                yield f"{path}, line {line}", dict(zip(header, values, strict=True))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise _malformed(f"{path}, line {line}: {error}") from error
+
+
+def _jsonl(path: Path) -> Iterator[_Placed]:
+    """Yield the JSON object on each line; empty lines are skipped."""
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _malformed(f"{path}, line {number}: not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise _malformed(f"{path}, line {number}: not a JSON object")
+        yield f"{path}, line {number}", row
+
+
+def _text(path: Path) -> str:
+    """Return the text of a UTF-8 file without a byte order mark."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            Code.DATA_NOT_FOUND, f"cannot read {path}: {error.strerror}", "Check the permissions of the file."
+        ) from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _malformed(f"{path}, line {line}: not UTF-8") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _malformed(what: str) -> UserError:
+    return UserError(Code.DATA_MALFORMED, what, "Correct the data, or name another source.")

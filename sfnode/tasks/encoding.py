@@ -1,0 +1,210 @@
+"""Tensors from rows; losses, scores and metrics from log-probabilities.
+
+Scoring and training follow MeZO (Malladi et al. 2023; princeton-nlp/MeZO, large_models/utils.py and run.py):
+a candidate's score is the mean log-probability of its tokens, and classification is trained on the
+cross-entropy over the candidates' scores. This module knows tokenizers and log-probabilities; it knows no
+model and no update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sfnode.manifest import Task
+from sfnode.schema.evaluation import Evaluation
+from sfnode.tasks import metrics
+from sfnode.tasks.prompts import Prompt, Row, RowText, length, render_row
+from sfnode.tasks.tokenization import Example, example
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A batch of B examples as S sequences of at most T tokens, right-padded; all tensors on the CPU.
+
+    Candidates of one example that differ only after a common beginning share its sequence: in a causal model
+    what comes later changes nothing before it.
+    """
+
+    input_ids: Tensor
+    """(S, T) int64."""
+    attention_mask: Tensor
+    """(S, T) int64, 0 on padding."""
+    token_type_ids: Tensor
+    """(S, T) int64, which text of a pair each token belongs to, for models that tell them apart; 0 on
+    padding, and everywhere where the tokenizer does not say."""
+    sequences: Tensor
+    """(P,) int64, the sequence whose output predicts each target."""
+    columns: Tensor
+    """(P,) int64, the column of it that predicts the target; 0 where a model has one output a sequence."""
+    targets: Tensor
+    """(P,) int64, the token (or class) predicted at each position."""
+    slots: Tensor
+    """(P,) int64, flat indices into (B, K): the candidate that each target belongs to."""
+    tokens: Tensor
+    """(B, K) float32, the number of targets of each candidate; 0 where an example has fewer candidates."""
+    right: Tensor
+    """(B, K) bool, the correct candidates."""
+    contrastive: bool
+    """Whether the loss compares the candidates, or is that of the correct one's tokens alone."""
+
+    @property
+    def examples(self) -> int:
+        """Number of examples, B."""
+        return self.right.shape[0]
+
+    def scores(self, log_probs: Tensor) -> Tensor:
+        """Return each candidate's mean log-probability a token, (B, K) float32; -inf where there is none.
+
+        `log_probs`: (P,) float32, one for each target.
+        """
+        tokens = self.tokens.to(log_probs.device)  # (B, K)
+        sums = log_probs.new_zeros(tokens.numel())
+        sums.index_add_(0, self.slots.to(log_probs.device), log_probs)
+        return torch.where(tokens > 0, sums.view_as(tokens) / tokens, -math.inf)
+
+    def losses(self, log_probs: Tensor) -> Tensor:
+        """Return the loss of each example, (B,) float32, from the log-probability of each target, (P,).
+
+        Contrastive: the cross-entropy over the candidates' scores; else minus the mean log-probability of the
+        tokens of the first correct answer.
+        """
+        scores = self.scores(log_probs)  # (B, K)
+        first = self.right.to(log_probs.device).int().argmax(1, keepdim=True)  # (B, 1)
+        if self.contrastive:
+            scores = scores.log_softmax(1)
+        return -scores.gather(1, first).flatten()
+
+
+class Scored(NamedTuple):
+    """Result of a forward pass over an `Encoded`."""
+
+    log_probs: Tensor
+    """(P,) float32, the log-probability of each target at its position."""
+    greedy: Tensor
+    """(P,) bool, whether the target is the likeliest token there."""
+
+
+class _Answers(NamedTuple):
+    """A model's answers to some rows, all (B,) on the CPU."""
+
+    losses: Tensor
+    """float64."""
+    tokens: Tensor
+    """float64, the number of targets of the first correct answer."""
+    chosen: Tensor
+    """int64, the candidate with the highest score."""
+    right: Tensor
+    """int64, the first correct candidate."""
+    hit: Tensor
+    """bool, whether the row is answered correctly."""
+
+
+def encode(task: Task, tokenizer: Any, rows: Sequence[Row], *, every_candidate: bool = False) -> Encoded:
+    """Encode rows as tensors. Raises UserError DATA_MALFORMED when a target does not fit max_tokens.
+
+    For a `choice` task training needs the first correct candidate only, as in MeZO; `every_candidate` encodes
+    all, to score them.
+    """
+    texts = [render_row(task, row) for row in rows]
+    if task.kind == "choice" and not every_candidate:
+        texts = [_first_right(text) for text in texts]
+    pad = tokenizer.pad_token_id
+    return _collate([example(tokenizer, words, task.max_tokens) for words in texts], pad or 0, task.labelled)
+
+
+def evaluate(
+    task: Task,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    forward: Callable[[Encoded], Scored],
+    batch_size: int,
+) -> Evaluation:
+    """Measure a model on some rows; `forward` runs it on `batch_size` rows at a time."""
+    rows = sorted(rows, key=lambda row: length(render_row(task, row)))  # similar lengths need little padding
+    batches = []
+    for start in range(0, len(rows), batch_size):
+        encoded = encode(task, tokenizer, rows[start : start + batch_size], every_candidate=True)
+        batches.append(_answers(task, encoded, forward(encoded)))
+    answers = _Answers(*map(torch.cat, zip(*batches, strict=True)))
+    metric, measured = _measured(task, answers)
+    loss = float(answers.losses.mean())
+    return Evaluation(metric=metric, **measured._asdict(), loss=loss, count=len(rows))
+
+
+def _first_right(words: RowText) -> RowText:
+    assert isinstance(words, Prompt)
+    return Prompt(words.prompt, (words.answers[words.right[0]],), (0,))
+
+
+def _answers(task: Task, encoded: Encoded, scored: Scored) -> _Answers:
+    scores = encoded.scores(scored.log_probs).cpu()  # (B, K)
+    chosen, right = scores.argmax(1), encoded.right.int().argmax(1)  # (B,)
+    return _Answers(
+        losses=encoded.losses(scored.log_probs).double().cpu(),
+        tokens=encoded.tokens.gather(1, right[:, None]).flatten().double(),
+        chosen=chosen,
+        right=right,
+        hit=_written(encoded, scored)
+        if task.kind == "completion"
+        else encoded.right.gather(1, chosen[:, None]).flatten(),
+    )
+
+
+def _written(encoded: Encoded, scored: Scored) -> Tensor:
+    """Return which completions greedy decoding would write, (B,) bool: each token is the likeliest in its
+    place."""
+    wrong = (~scored.greedy.cpu()).float()  # (P,)
+    return torch.zeros(encoded.examples).index_add_(0, encoded.slots, wrong) == 0
+
+
+def _measured(task: Task, answers: _Answers) -> tuple[str, metrics.Measured]:
+    """Return the name of the task's metric and its value."""
+    if task.kind in ("text", "chat"):
+        surprises = answers.losses * answers.tokens  # (rows,), in nats
+        return "perplexity", metrics.perplexity(surprises.numpy(), answers.tokens.numpy())
+    if task.metric == "f1":
+        classes = len(task.verbalizer)
+        return "f1", metrics.macro_f1(answers.chosen.numpy(), answers.right.numpy(), classes)
+    name = "exact_match" if task.kind == "completion" else "accuracy"
+    return name, metrics.share(int(answers.hit.sum()), len(answers.hit))
+
+
+def _collate(examples: Sequence[Example], pad: int, contrastive: bool) -> Encoded:
+    inputs = [ids for one in examples for ids in one.inputs]
+    types = [ids for one in examples for ids in one.types]
+    lengths = np.array([len(ids) for ids in inputs])
+    width = int(lengths.max())  # T
+    sequence, column, token, candidate = np.concatenate([one.targets for one in examples]).astype(np.int64).T
+    counts = [len(one.targets) for one in examples]
+    firsts = np.cumsum([0] + [len(one.inputs) for one in examples[:-1]])
+    options = int(candidate.max()) + 1  # K
+    slots = np.repeat(np.arange(len(examples)), counts) * options + candidate
+    tokens = np.bincount(slots, minlength=len(examples) * options).astype(np.float32)
+    return Encoded(
+        input_ids=_padded(inputs, width, pad),
+        attention_mask=torch.from_numpy((np.arange(width) < lengths[:, None]).astype(np.int64)),
+        token_type_ids=_padded(types, width, 0),
+        sequences=torch.from_numpy(np.repeat(firsts, counts) + sequence),
+        columns=torch.from_numpy(np.ascontiguousarray(column)),
+        targets=torch.from_numpy(np.ascontiguousarray(token)),
+        slots=torch.from_numpy(slots),
+        tokens=torch.from_numpy(tokens.reshape(len(examples), options)),
+        right=torch.tensor([[slot in one.right for slot in range(options)] for one in examples]),
+        contrastive=contrastive,
+    )
+
+
+def _padded(sequences: Sequence[NDArray[np.signedinteger]], width: int, pad: int) -> Tensor:
+    """Return the sequences padded on the right, (S, width) int64."""
+    found = np.full((len(sequences), width), pad, np.int64)
+    for row, ids in zip(found, sequences, strict=True):
+        row[: len(ids)] = ids
+    return torch.from_numpy(found)

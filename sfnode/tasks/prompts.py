@@ -1,0 +1,175 @@
+"""Text from a row of data: a prompt and its candidate answers, a text to classify, or a conversation.
+
+The one place that reads the fields of a row as the manifest's task says. It knows nothing of tokens, tensors
+or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sfnode.manifest import Task
+from sfnode.tasks import templates
+
+Row = Mapping[str, Any]
+
+ASSISTANT = "assistant"
+"""The role whose messages a model learns to write, as chat templates name it."""
+
+
+class Prompt(NamedTuple):
+    """A row with a prompt."""
+
+    prompt: str
+    answers: tuple[str, ...]
+    """Candidates for what follows the prompt; a single one unless the task has several."""
+    right: tuple[int, ...]
+    """Indices of the correct answers, the one to train on first."""
+
+
+class LabelledTexts(NamedTuple):
+    """A row of a sequence classification."""
+
+    texts: tuple[str, ...]
+    """One text, or the two on either side of the template's separator."""
+    classes: int
+    right: int
+    """Index of the row's class."""
+
+
+class Message(NamedTuple):
+    """A message of a conversation."""
+
+    role: str
+    content: str
+
+
+class Conversation(NamedTuple):
+    """A row of a chat task."""
+
+    messages: tuple[Message, ...]
+
+
+RowText = Prompt | LabelledTexts | Conversation
+"""A row as text."""
+
+
+def render_row(task: Task, row: Row) -> RowText:
+    """Return the text of a row in which `problem` finds nothing wrong."""
+    if task.kind == "chat":
+        said = row[task.messages_field]
+        return Conversation(tuple(Message(one["role"], one["content"]) for one in said))
+    if task.kind == "sequence-classification":
+        return LabelledTexts(templates.texts(task.template, row), len(task.verbalizer), _class(task, row))
+    prompt = templates.render(task.template, row)
+    if task.kind == "classification":
+        return Prompt(prompt, tuple(task.verbalizer.values()), (_class(task, row),))
+    if task.kind == "choice":
+        candidates = row[task.candidates_field]
+        return Prompt(prompt, tuple(_answer(task, row, c) for c in candidates), _right(task, row))
+    if task.kind == "completion":
+        return Prompt(prompt, (templates.render(task.completion, row),), (0,))
+    return Prompt("", (prompt,), (0,))
+
+
+def fields(task: Task) -> tuple[str, ...]:
+    """Return the fields that a row must have, those of the template first."""
+    if task.kind == "chat":
+        return (task.messages_field,)
+    names = templates.fields(task.template)
+    if task.kind == "sequence-classification":
+        names = tuple(name for name in names if name != templates.SEPARATOR)
+    if task.completion:
+        names += templates.fields(task.completion)
+    if task.labelled or task.kind == "choice":
+        names += (task.label_field,)
+    if task.kind == "choice":
+        names += (task.candidates_field,)
+    return tuple(dict.fromkeys(names))
+
+
+def length(words: RowText) -> int:
+    """Return the number of characters of a row's longest sequence."""
+    if isinstance(words, Conversation):
+        return sum(len(message.content) for message in words.messages)
+    if isinstance(words, LabelledTexts):
+        return sum(map(len, words.texts))
+    return len(words.prompt) + max(map(len, words.answers))
+
+
+def word_count(task: Task, row: Row) -> int:
+    """Return the number of words in the first field of the template, or in the whole conversation."""
+    if task.kind == "chat":
+        return sum(len(message["content"].split()) for message in row[task.messages_field])
+    return len(str(row[fields(task)[0]]).split())
+
+
+def problem(task: Task, row: Row) -> str | None:
+    """Return why a row does not fit the task, or None if it does."""
+    lacking = [repr(name) for name in fields(task) if row.get(name) is None]
+    if lacking:
+        return f"no {', '.join(lacking)}; the row has {', '.join(repr(name) for name in row) or 'nothing'}"
+    if task.labelled and label(row[task.label_field]) not in task.verbalizer:
+        known = ", ".join(task.verbalizer)
+        return f"the label {label(row[task.label_field])!r} is none of the task's labels ({known})"
+    if task.kind == "choice":
+        return _choice_problem(task, row)
+    wrong = _chat_problem(row[task.messages_field]) if task.kind == "chat" else None
+    if wrong:
+        return f"{task.messages_field!r} {wrong}"
+    learnt = _learnt(render_row(task, row))
+    return None if all(text.strip() for text in learnt) else "there is no text to learn"
+
+
+def label(value: object) -> str:
+    """Return a label as the verbalizer writes it; booleans as JSON does."""
+    return str(value).lower() if isinstance(value, bool) else str(value).strip()
+
+
+def _learnt(words: RowText) -> tuple[str, ...]:
+    """Return the texts that the model learns, none of which may be blank."""
+    if isinstance(words, Conversation):
+        return tuple(message.content for message in words.messages if message.role == ASSISTANT)
+    return ("".join(words.texts),) if isinstance(words, LabelledTexts) else words.answers
+
+
+def _class(task: Task, row: Row) -> int:
+    return list(task.verbalizer).index(label(row[task.label_field]))
+
+
+def _answer(task: Task, row: Row, candidate: str) -> str:
+    return templates.render(task.completion, {**row, templates.CANDIDATE: candidate})
+
+
+def _right(task: Task, row: Row) -> tuple[int, ...]:
+    """Return the indices of the correct candidates; the label is an index, a text, or a list of texts."""
+    candidates, given = row[task.candidates_field], row[task.label_field]
+    if isinstance(given, int):
+        return (given,) if 0 <= given < len(candidates) else ()
+    texts = [given] if isinstance(given, str) else given
+    return tuple(candidates.index(text) for text in texts if text in candidates)
+
+
+def _choice_problem(task: Task, row: Row) -> str | None:
+    candidates, given = row[task.candidates_field], row[task.label_field]
+    if not isinstance(candidates, list) or not all(isinstance(c, str) and c.strip() for c in candidates):
+        return f"{task.candidates_field!r} is not a list of texts"
+    if not isinstance(given, int | str | list):
+        return f"{task.label_field!r} is neither a text, nor a list of texts, nor a number"
+    return None if _right(task, row) else f"{task.label_field!r} names none of the candidates"
+
+
+def _chat_problem(messages: object) -> str | None:
+    """Return what is wrong with messages; the assistant must answer one, as its opening has no prompt."""
+    if not isinstance(messages, list):
+        return "is not a list of messages"
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, dict):
+            return f"has a message {number} that is no object with a role and a content"
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                return f"has a message {number} without a text as its {key}"
+    if not any(message["role"] == ASSISTANT for message in messages[1:]):
+        return "has no answer of the assistant's"
+    return None

@@ -1,0 +1,124 @@
+"""Templates: text with the fields of a row in braces, `{field}` or `{field|filter}`; `{{` is a brace.
+
+A template is all a manifest can say about prompts, so that every node writes the same prompt from the same
+row and a manifest never carries code. This module knows nothing of tokens, labels or tasks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from string import Formatter
+from typing import Any, NamedTuple
+
+from sfnode.errors import Code, UserError
+
+CANDIDATE = "candidate"
+"""The field that a `choice` task adds to a row: the candidate being written."""
+
+SEPARATOR = "separator"
+"""Name in braces between the two texts of a `sequence-classification`; no field of a row there."""
+
+Row = Mapping[str, Any]
+
+
+def _question(text: str, _: Row) -> str:
+    """Put a capital letter first and a question mark last, as MeZO does for BoolQ."""
+    text = text if text.endswith("?") else f"{text}?"
+    return text[0].upper() + text[1:]
+
+
+FILTERS: Mapping[str, Callable[[str, Row], str]] = {
+    "strip": lambda text, _: text.strip(),
+    "question": _question,
+    "bullets": lambda text, _: text.replace("@highlight\n", "- "),
+    "cloze": lambda text, row: text.replace("@placeholder", str(row[CANDIDATE])),
+}
+"""Functions that may follow the bar. `bullets` and `cloze` read ReCoRD's two markers."""
+
+
+class Part(NamedTuple):
+    """A stretch of literal text, then a field (none at the very end)."""
+
+    literal: str
+    field: str
+    filter: str
+
+
+@lru_cache(maxsize=64)
+def parse(template: str) -> tuple[Part, ...]:
+    """Parse a template. Raises UserError BAD_MANIFEST where braces or filters are wrong."""
+    try:
+        pieces = list(Formatter().parse(template))
+    except ValueError as error:
+        raise _bad(template, str(error)) from error
+    parts = []
+    for literal, field, spec, conversion in pieces:
+        name, _, filter_name = (field or "").partition("|")
+        if spec or conversion or (field is not None and not name):
+            raise _bad(template, f"{{{field}}} is not a field name")
+        if filter_name and filter_name not in FILTERS:
+            raise _bad(template, f"there is no filter {filter_name!r}; there are {', '.join(FILTERS)}")
+        parts.append(Part(literal, name, filter_name))
+    if not any(part.field for part in parts):
+        raise _bad(template, "it names no field")
+    return tuple(parts)
+
+
+def fields(template: str) -> tuple[str, ...]:
+    """Return the fields of a row that a template reads, in order, each once."""
+    names = (part.field for part in parse(template) if part.field not in ("", CANDIDATE))
+    return tuple(dict.fromkeys(names))
+
+
+def render(template: str, row: Row) -> str:
+    """Return the text of a row, which must have every field of the template (`prompts.problem` checks)."""
+    return "".join(literal + _value(field, name, row) for literal, field, name in parse(template))
+
+
+def texts(template: str, row: Row) -> tuple[str, ...]:
+    """Return the text of a row, or the two texts on either side of `{separator}`.
+
+    Raises UserError BAD_MANIFEST where there are more than two, which no tokenizer takes.
+    """
+    written = [""]
+    for literal, field, name in parse(template):
+        written[-1] += literal
+        if field == SEPARATOR:
+            written.append("")
+        else:
+            written[-1] += _value(field, name, row)
+    if len(written) > 2:
+        raise _bad(template, f"{{{SEPARATOR}}} may occur in it once")
+    return tuple(written)
+
+
+def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """Return the length of the longest common prefix of two texts, or of their tokens."""
+    if left == right[: len(left)]:  # mostly, and much faster
+        return len(left)
+    pairs = zip(left, right, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _value(field: str, filter_name: str, row: Row) -> str:
+    """Return the text of a field; nothing for the missing one at a template's end."""
+    if not field:
+        return ""
+    value = str(row[field])
+    return FILTERS[filter_name](value, row) if filter_name else value
+
+
+def join(prompt: str, answer: str) -> str:
+    """Join prompt and answer with a space, unless one of the two has white space there."""
+    apart = not prompt or prompt[-1].isspace() or not answer or answer[0].isspace()
+    return prompt + answer if apart else f"{prompt} {answer}"
+
+
+def _bad(template: str, why: str) -> UserError:
+    return UserError(
+        Code.BAD_MANIFEST,
+        f"the template {template!r} cannot be read: {why}",
+        "Name the fields of a row in braces, as in '{sentence} It was'; write {{ for a brace.",
+    )

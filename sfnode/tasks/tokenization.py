@@ -1,0 +1,172 @@
+"""Token ids, and the targets that a model must predict, from the text of a row.
+
+Candidates and answers are tokenised as MeZO does (large_models/utils.py), texts for a classification head
+with the tokenizer's own special tokens. Each distinct row is tokenised once per tokenizer. This module knows
+tokenizers; it knows no tensor and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sfnode.errors import Code, UserError
+from sfnode.tasks import chat
+from sfnode.tasks.prompts import Conversation, LabelledTexts, Prompt, RowText
+from sfnode.tasks.templates import common_prefix, join
+
+CACHED_TOKENS = 4_000_000
+"""Tokens of seen examples that are kept for each tokenizer, at 5 to 21 bytes each. SST-2 fits whole."""
+
+I32 = NDArray[np.int32]
+
+
+class Example(NamedTuple):
+    """One row as token ids."""
+
+    inputs: tuple[I32, ...]
+    """The sequences that are fed in."""
+    types: tuple[NDArray[np.int8], ...]
+    """Text of a pair to which each token of a sequence belongs; 0 where the tokenizer does not say."""
+    targets: I32
+    """(P, 4): each target's sequence, the column that predicts it, token (or class) and candidate."""
+    right: tuple[int, ...]
+    """Indices of the correct candidates."""
+
+
+class _Cache:
+    """The examples that one tokenizer has encoded, and its lock."""
+
+    def __init__(self) -> None:
+        self.examples: dict[tuple[RowText, int], Example] = {}
+        self.tokens = 0
+        self.lock = Lock()
+
+
+_caches: WeakKeyDictionary[Any, _Cache] = WeakKeyDictionary()
+_making = Lock()
+
+
+def lock_of(tokenizer: Any) -> Lock:
+    """Return the lock to hold while calling a tokenizer.
+
+    Mini-batches are tokenised in threads of their own, while others evaluate and generate. A fast tokenizer
+    keeps truncation as a state and raises "Already borrowed" for a second thread.
+    """
+    return _cache_of(tokenizer).lock
+
+
+def example(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
+    """Tokenise a row, at most `max_tokens` to a sequence.
+
+    Raises UserError DATA_MALFORMED when what must be predicted does not fit.
+    """
+    cache = _cache_of(tokenizer)
+    key = (words, max_tokens)
+    found = cache.examples.get(key)
+    if found is None:
+        with cache.lock:
+            if cache.tokens > CACHED_TOKENS:
+                cache.examples.clear()
+                cache.tokens = 0
+            found = cache.examples[key] = _tokenise(tokenizer, words, max_tokens)
+            cache.tokens += sum(len(ids) for ids in found.inputs)
+    return found
+
+
+def _cache_of(tokenizer: Any) -> _Cache:
+    with _making:
+        return _caches.setdefault(tokenizer, _Cache())
+
+
+def _tokenise(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
+    if isinstance(words, LabelledTexts):
+        return _labelled(tokenizer, words, max_tokens)
+    if isinstance(words, Conversation):
+        return _conversation(tokenizer, words, max_tokens)
+    return _answered(tokenizer, words, max_tokens)
+
+
+def _labelled(tokenizer: Any, words: LabelledTexts, max_tokens: int) -> Example:
+    """Make one sequence; each class is a candidate, which the one output of the sequence predicts."""
+    found = tokenizer(*words.texts, truncation=True, max_length=max_tokens, verbose=False)
+    targets = [(0, 0, number, number) for number in range(words.classes)]
+    plain = _example([found.input_ids], targets, (words.right,))
+    types = found.get("token_type_ids")  # BERT's tokenizer has them, RoBERTa's has not
+    return plain if types is None else plain._replace(types=(np.array(types, np.int8),))
+
+
+def _conversation(tokenizer: Any, words: Conversation, max_tokens: int) -> Example:
+    """Make one sequence, which loses its end if it is too long."""
+    ids, said = chat.tokenise(tokenizer, words)
+    targets = [(0, column - 1, ids[column], 0) for column in said if 0 < column < max_tokens]
+    if not targets:
+        raise _unfit(f"the assistant in the conversation {chat.opening(words.messages)}", max_tokens)
+    last = targets[-1][1]  # what comes after it predicts nothing
+    return _example([ids[: last + 1]], targets, (0,))
+
+
+def _answered(tokenizer: Any, words: Prompt, max_tokens: int) -> Example:
+    """Make the sequences of all candidates; those that differ only after a common beginning share one."""
+    inputs: list[list[int]] = []
+    targets = []
+    whole = enumerate(_sequences(tokenizer, words, max_tokens))
+    # The longest first, so that a sequence that another one begins with finds that other one.
+    for candidate, (ids, first) in sorted(whole, key=lambda item: -len(item[1][0])):
+        fed = ids[:-1]  # the last token predicts nothing
+        home = next((n for n, other in enumerate(inputs) if other[: len(fed)] == fed), len(inputs))
+        if home == len(inputs):
+            inputs.append(fed)
+        targets += [(home, column - 1, ids[column], candidate) for column in range(first, len(ids))]
+    return _example(inputs, targets, words.right)
+
+
+def _example(
+    inputs: Sequence[Sequence[int]], targets: Sequence[tuple[int, ...]], right: tuple[int, ...]
+) -> Example:
+    fed = tuple(np.array(ids, np.int32) for ids in inputs)
+    types = tuple(np.zeros(len(ids), np.int8) for ids in fed)
+    return Example(fed, types, np.array(targets, np.int32), right)
+
+
+def _sequences(tokenizer: Any, words: Prompt, max_tokens: int) -> list[tuple[list[int], int]]:
+    """Return for each answer the token ids of prompt and answer, and the index of the answer's first token.
+
+    Sequences have at most max_tokens: a prompt that is too long loses its beginning, the same for all
+    answers; an answer without a prompt (a text) loses its end. Prompt and answer are tokenised as one piece,
+    and the answer begins where that departs from the prompt's own tokens.
+    """
+    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    room = max_tokens - len(start)
+    pieces = [_ids(tokenizer, join(words.prompt, answer)) for answer in words.answers]
+    alone = _ids(tokenizer, words.prompt.rstrip(" ")) if words.prompt else []
+    cut = max(0, max(map(len, pieces)) - room) if words.prompt else 0
+    earliest = max(len(start), 1)  # the very first token of a sequence is predicted by nothing
+    sequences = []
+    for piece, answer in zip(pieces, words.answers, strict=True):
+        ids = start + piece[cut:][:room]
+        departs = common_prefix(piece, alone)
+        first = len(start) + departs - cut if words.prompt else earliest
+        if not earliest <= first < len(ids):
+            raise _unfit(f"the answer {answer[:60]!r}", max_tokens)
+        sequences.append((ids, first))
+    return sequences
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    """Tokenise a text without special tokens; where a tokenizer would add them, if at all, varies."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    return ids
+
+
+def _unfit(what: str, max_tokens: int) -> UserError:
+    return UserError(
+        Code.DATA_MALFORMED,
+        f"{what} cannot be predicted within max_tokens = {max_tokens}",
+        "Raise max_tokens in the run's task, or leave such rows out of the data.",
+    )

@@ -1,0 +1,127 @@
+"""Health of p2pd and the addresses that it reports, asked through hivemind's P2P.
+
+p2pd may die, hang, or lose its connection to hivemind while it seems well. Imports nothing of hivemind, but
+knows the internals of its P2P.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from sfnode.transport.base import TransportError, peer_of
+from sfnode.transport.libp2p.calls import Calls, cancel
+from sfnode.transport.libp2p.daemon_process import Daemon
+
+ANSWER_DEADLINE = 2.0
+"""Seconds for p2pd to say its id over a local socket; a busy one needs milliseconds."""
+
+PING_INTERVAL = 0.4
+"""Seconds between two such pings, which cost half a millisecond."""
+
+HANG_TICK, HANG_TICKS = 0.25, 5
+"""Longest that p2pd may leave a ping unanswered: so many wake-ups of our own loop, so many seconds apart. A
+pause of this process (a busy machine, a laptop that slept) is thus not taken for one of p2pd. 0.4 s + 5 x
+0.25 s make 1.65 s."""
+
+
+class Pulse:
+    """The health of one p2pd, to which `p2p` is attached."""
+
+    def __init__(self, p2pd: Daemon, p2p: Any, calls: Calls, relays: Sequence[str]) -> None:
+        """Take the full addresses of the relays through which we ask to be reached."""
+        self.addresses: list[str] = []
+        """Addresses of this node as p2pd reports them, without /p2p/ID."""
+        self._p2pd = p2pd
+        self._p2p = p2p
+        self._calls = calls
+        self._relays = relays
+
+    async def ask(self, deadline: float = ANSWER_DEADLINE) -> None:
+        """Ask p2pd for this node's addresses. Raises TransportError."""
+        _, found = await self._calls.within(
+            deadline, "asking p2pd for its addresses", self._p2p._client.identify()
+        )
+        addresses = []
+        for maddr in found:
+            with suppress(Exception):  # libp2p knows more kinds of addresses than hivemind
+                addresses.append(str(maddr))
+        if self._relays:
+            # p2pd does not report relayed addresses, or only those through public ones.
+            peers = await self.connected()
+            addresses += [f"{relay}/p2p-circuit" for relay in self._relays if peer_of(relay) in peers]
+        self.addresses = list(dict.fromkeys(addresses))
+
+    async def connected(self) -> set[str]:
+        """Return the peers to which p2pd has connections. Raises TransportError."""
+        call = self._p2p._client.list_peers()
+        peers = await self._calls.within(ANSWER_DEADLINE, "asking p2pd for its peers", call)
+        return {str(peer.peer_id) for peer in peers}
+
+    async def beats(self) -> bool:
+        """Tell whether p2pd and its connection to hivemind work."""
+        if not self._p2pd.alive or any(task.done() for task in _conversations(self._p2p)):
+            return False
+        try:
+            await self.ask()
+        except TransportError:
+            return False
+        _forget_finished(self._p2p)
+        return True
+
+    async def stops(self) -> str:
+        """Wait until p2pd has died or hangs; return which."""
+        ends = {
+            asyncio.create_task(self._p2pd.ended()): "is gone",
+            asyncio.create_task(_hung_up(self._p2p)): "is gone",  # sometimes noticed sooner
+            asyncio.create_task(self._hung()): "hangs",
+        }
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel(ends)
+        return next(why for end, why in ends.items() if end in done)
+
+    async def _hung(self) -> None:
+        """Return when p2pd has left a ping unanswered for HANG_TICKS."""
+        ticks = 0
+        while ticks < HANG_TICKS:
+            ping = asyncio.create_task(self.beats())
+            while not ping.done() and ticks < HANG_TICKS:
+                await asyncio.wait([ping], timeout=HANG_TICK)
+                ticks += 1
+            if ping.done() and ping.result():
+                ticks = 0
+                await asyncio.sleep(PING_INTERVAL)
+        await cancel([ping])
+
+
+async def detach(p2p: Any) -> None:
+    """End hivemind's tasks and let calls that wait for p2pd fail instead of hang."""
+    control = p2p._client.control
+    for call in list(control._pending_calls.values()):
+        if not call.done():
+            call.set_exception(TransportError("the network is stopped"))
+    await p2p.shutdown()
+    await cancel([*_conversations(p2p), *control._handler_tasks.values()])
+
+
+def _conversations(p2p: Any) -> list[asyncio.Task[Any]]:
+    """Return the tasks in which hivemind talks to p2pd. When one has ended, calls hang."""
+    control = p2p._client.control
+    tasks = (control._read_task, control._write_task, p2p._listen_task)
+    return [task for task in tasks if task is not None]
+
+
+async def _hung_up(p2p: Any) -> None:
+    """Return when one of these tasks has ended."""
+    await asyncio.wait(_conversations(p2p), return_when=asyncio.FIRST_COMPLETED)
+
+
+def _forget_finished(p2p: Any) -> None:
+    """Drop the finished tasks that hivemind keeps for every DHT request that its sender has cancelled."""
+    tasks = p2p._client.control._handler_tasks
+    for call_id in [call_id for call_id, task in tasks.items() if task.done()]:
+        del tasks[call_id]

@@ -1,0 +1,417 @@
+"""The transport over libp2p: streams through `hivemind.P2P`, the roster in a `hivemind.dht.DHTNode`.
+
+The only module that imports hivemind (and with it torch: 2 s), so import it where it is needed, not at the
+top. We start p2pd, tied to our own life, and attach hivemind to it; each call has a deadline, and every error
+is mapped to ours. Knows nothing of runs and updates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hivemind.hivemind_cli
+from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.p2p import P2P, PeerID
+from hivemind.proto.dht_pb2 import PingRequest
+from hivemind.utils.logging import use_hivemind_log_handler
+from hivemind.utils.multiaddr import Multiaddr
+from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
+from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import get_dht_time
+
+from sfnode.errors import UserError
+from sfnode.transport import base
+from sfnode.transport.base import Link, LinkHandler, PeerRecord, RequestHandler, TransportError
+from sfnode.transport.libp2p.calls import (
+    AbandonedTasks,
+    Calls,
+    Demote,
+    cancel,
+    contain_inbound,
+    one_line,
+    remember_sockets,
+    wait_briefly,
+)
+from sfnode.transport.libp2p.daemon_process import (
+    Daemon,
+    daemon_error,
+    peers_unreachable,
+    port_is_free,
+    start_daemon,
+    wait_for_ports,
+)
+from sfnode.transport.libp2p.health import Pulse, detach
+from sfnode.transport.libp2p.keys import ensure_key
+from sfnode.transport.libp2p.reachability import listening
+from sfnode.transport.libp2p.settings import HivemindSettings, p2pd_flags, relays_of, same_ports
+from sfnode.transport.libp2p.streams import StreamLink, Switchboard, ask, seen_at
+from sfnode.transport.roster import MAX_ROSTER, MAX_TTL, Bounds, pack_record, read_record, roster_key
+
+__all__ = ["HivemindSettings", "HivemindTransport"]
+
+LINK_PROTOCOL = "/sfnode/link/1"
+REQUEST_PROTOCOL = "/sfnode/request/1"
+"""Protocol ids of our two kinds of stream; the number changes with an incompatible framing."""
+
+ATTACH_DEADLINE = 5.0
+"""Seconds for each local step of a start, on a machine that may be busy."""
+
+RPC_DEADLINE = 3.0
+"""Seconds for one DHT message and its answer; a dead peer costs this much."""
+
+DHT_DEADLINE = 10.0
+"""Seconds for one store or search: three rounds that each meet a dead peer."""
+
+BOOTSTRAP_GRACE = 2.0
+"""Seconds that slower bootstrap peers have after the first has answered; one is enough."""
+
+MAX_TOPICS = 256
+"""Most DHT keys that this node stores for others; with a full roster in each they take 200 MiB."""
+
+_P2P_CODE = bytes.fromhex("a503")
+"""Varint that precedes a peer id in a binary multiaddress."""
+
+P2PD = Path(hivemind.hivemind_cli.__file__).with_name("p2pd")
+
+
+log = logging.getLogger(__name__)
+
+
+logging.addLevelName(logging.WARNING, "WARNING")  # importing hivemind has renamed it, for everybody
+
+
+def _quieten_hivemind() -> None:
+    """Turn hivemind's messages, and what asyncio says about its abandoned tasks, into debug messages of ours.
+
+    Idempotent. Touches hivemind's own logger, and filters asyncio's for what comes from hivemind.
+    """
+    use_hivemind_log_handler("nowhere")
+    logger, asyncio_log = logging.getLogger("hivemind"), logging.getLogger("asyncio")
+    logger.propagate = False
+    if not any(isinstance(handler, Demote) for handler in logger.handlers):
+        logger.addHandler(Demote())
+    if not any(isinstance(one, AbandonedTasks) for one in asyncio_log.filters):
+        library, ours = Path(hivemind.__file__).parent, Path(__file__).parents[2]
+        asyncio_log.addFilter(AbandonedTasks(library, ours))
+
+
+def _parse(address: str) -> Multiaddr:
+    """Parse a multiaddress. Raises UserError BAD_ADDRESS.
+
+    hivemind encodes the id of a relay inside an address as a CID, which libp2p does not read: we put the
+    plain id there.
+    """
+    start, *hops = address.split("/p2p/")
+    try:
+        encoded = Multiaddr(start).to_bytes()
+        for hop in hops:
+            peer, slash, rest = hop.partition("/")
+            plain = PeerID.from_base58(peer).to_bytes()
+            encoded += _P2P_CODE + bytes([len(plain)]) + plain + Multiaddr(slash + rest or "/").to_bytes()
+        str(parsed := Multiaddr(encoded))  # raises for an id that is not one
+        return parsed
+    except (ValueError, MultiaddrError) as error:
+        raise base.bad_address(address, one_line(error)) from error
+
+
+def _split(address: str) -> tuple[PeerID, Multiaddr]:
+    """Return the peer and its address without /p2p/ID. Raises UserError BAD_ADDRESS."""
+    peer = base.peer_of(address)
+    _parse(address)
+    return PeerID.from_base58(peer), _parse(address.removesuffix(f"/p2p/{peer}"))
+
+
+def _check_addresses(settings: HivemindSettings) -> None:
+    """Raise UserError BAD_ADDRESS for a malformed one. host_maddrs are checked when p2pd listens."""
+    for address in (*settings.bootstrap, *settings.trusted_relays):
+        _split(address)
+    for address in settings.announce_maddrs:
+        _parse(address)
+        if "/tcp/0" in address or "/udp/0" in address:
+            raise base.bad_address(address, "others need the port itself, 0 is not one")
+
+
+def _addresses_of(peer: str, addresses: Iterable[str]) -> list[Multiaddr]:
+    """Return those `addresses` that are well-formed and belong to `peer`, without /p2p/ID."""
+    found = []
+    for address in addresses:
+        with suppress(UserError):
+            target, maddr = _split(address)
+            if target.to_base58() == peer:
+                found.append(maddr)
+    return found
+
+
+class _Storage(DHTLocalStorage):  # type: ignore[misc]
+    """Storage of a DHT node with a limit on the entries of one key; hivemind limits keys only."""
+
+    def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
+        held = self.get(key)
+        full = held and isinstance(held.value, DictionaryDHTValue) and len(held.value) >= MAX_ROSTER
+        if full and subkey not in held.value:
+            return False
+        return bool(super().store_subkey(key, subkey, value, expiration_time))
+
+
+@dataclass(slots=True)
+class _Session:
+    """Everything that runs between a start and a stop."""
+
+    p2pd: Daemon
+    p2p: P2P
+    dht: DHTNode
+    calls: Calls
+    pulse: Pulse
+
+
+class HivemindTransport:
+    """A `Transport` over libp2p, for one identity."""
+
+    def __init__(self, settings: HivemindSettings) -> None:
+        self.peer = ""
+        self._settings = settings
+        self._hosts = settings.host_maddrs
+        self._stack = AsyncExitStack()
+        self._session: _Session | None = None
+        self._board = Switchboard(self._disconnect)
+        self._changing = asyncio.Lock()
+
+    def on_link(self, handler: LinkHandler) -> None:
+        self._board.link_handler = handler
+
+    def on_request(self, handler: RequestHandler) -> None:
+        self._board.request_handler = handler
+
+    async def start(self) -> None:
+        """Start p2pd and join the DHT. Raises UserError as `Transport.start` does: PEERS_UNREACHABLE if there
+        are bootstrap peers and none of them answers."""
+        _quieten_hivemind()
+        _check_addresses(self._settings)
+        async with self._changing:
+            await self._begin()
+        others = [address for address in self._settings.bootstrap if base.peer_of(address) != self.peer]
+        if others and not await self.bootstrap(others):
+            await self.stop()
+            raise peers_unreachable(others)
+
+    async def stop(self) -> None:
+        """Stop everything. Waits for a start or restart under way: cancel that first."""
+        async with self._changing:
+            await self._end()
+
+    async def restart(self) -> None:
+        """Restart everything. Kills p2pd first, so that nobody goes on waiting for one that hangs."""
+        async with self._changing:
+            if self._session is not None:
+                self._session.p2pd.kill()
+            await self._end()
+            await self._begin()
+
+    async def healthy(self) -> bool:
+        return self._session is not None and await self._session.pulse.beats()
+
+    async def broken(self) -> str:
+        return await self._session.pulse.stops() if self._session else "does not run"
+
+    def addresses(self) -> list[str]:
+        found = self._session.pulse.addresses if self._session else []
+        return [f"{address}/p2p/{self.peer}" for address in base.best_first(found)]
+
+    async def connect(self, peer: str, addresses: Sequence[str] = ()) -> Link:
+        """Open a link; addresses that are malformed or of another peer are skipped."""
+        return self._board.keep(await self._open(peer, _addresses_of(peer, addresses), LINK_PROTOCOL))
+
+    async def request(self, address: str, frame: bytes) -> bytes:
+        target, maddr = _split(address)
+        return await ask(await self._open(target.to_base58(), [maddr], REQUEST_PROTOCOL), frame)
+
+    async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
+        session = self._running()
+        expiry = get_dht_time() + min(ttl, MAX_TTL)
+        call = session.dht.store(roster_key(topic), pack_record(record), expiry, subkey=self.peer)
+        if not await session.calls.within(DHT_DEADLINE, "announcing this node", call):
+            raise TransportError("announcing this node: no peer took the record; is this clock right?")
+
+    async def find(self, topic: bytes) -> list[PeerRecord]:
+        session = self._running()
+        call = session.dht.get(roster_key(topic), latest=True)
+        found = await session.calls.within(DHT_DEADLINE, "searching the roster", call)
+        if found is None or not isinstance(found.value, dict):
+            return []
+        records = [read_record(peer, entry.value) for peer, entry in found.value.items()]
+        return sorted(record for record in records if record is not None)[:MAX_ROSTER]
+
+    async def clock_ahead(self, address: str) -> float:
+        """Dial a peer, ask its DHT for the time, and return by how many seconds its clock is ahead of ours.
+
+        Raises TransportError, and UserError BAD_ADDRESS.
+        """
+        target, maddr = _split(address)
+        await self._dial(target, [maddr])
+        session, asked = self._running(), get_dht_time()
+        dht = session.dht.protocol
+        call = dht.get_stub(target).rpc_ping(PingRequest(peer=dht.node_info), timeout=RPC_DEADLINE)
+        answer = await session.calls.within(RPC_DEADLINE + 1, "asking for the time", call)
+        return float(answer.dht_time - (asked + get_dht_time()) / 2)
+
+    async def bootstrap(self, addresses: Sequence[str]) -> int:
+        """Bootstrap; wait for the first answer as long as it takes, and BOOTSTRAP_GRACE for the others."""
+        session = self._running()
+        dht = session.dht
+        attempts = [asyncio.create_task(self._join(session, *peer)) for peer in self._others(addresses)]
+        try:
+            for attempt in asyncio.as_completed(attempts):
+                if await attempt:
+                    await wait_briefly(attempts, BOOTSTRAP_GRACE)
+                    with suppress(TransportError):
+                        call = dht.find_nearest_nodes([dht.node_id])
+                        await session.calls.within(RPC_DEADLINE, "joining the DHT", call)
+                    break
+        finally:
+            await cancel(attempts)
+        return sum(one.done() and not one.cancelled() and one.result() for one in attempts)
+
+    def _others(self, addresses: Iterable[str]) -> list[tuple[PeerID, Multiaddr]]:
+        """Return the well-formed addresses of other peers."""
+        others = []
+        for address in addresses:
+            with suppress(UserError):
+                target, maddr = _split(address)
+                if target != self.peer:
+                    others.append((target, maddr))
+        return others
+
+    async def _join(self, session: _Session, target: PeerID, maddr: Multiaddr) -> bool:
+        """Dial one peer and introduce its DHT node and ours to each other; return whether it answered."""
+        try:
+            await self._dial(target, [maddr])
+            call = session.dht.protocol.call_ping(target)
+            return await session.calls.within(RPC_DEADLINE + 1, "ping", call) is not None
+        except TransportError as error:
+            log.debug("bootstrap: %s", error.reason)
+            return False
+
+    async def _dial(self, target: PeerID, maddrs: Sequence[Multiaddr]) -> None:
+        """Have p2pd connect to a peer at addresses where somebody listens."""
+        session = self._running()
+        client = session.p2p._client  # P2P itself takes no addresses
+        if str(target) not in await session.pulse.connected():
+            texts = {str(maddr): maddr for maddr in maddrs}
+            maddrs = [texts[text] for text in await listening(list(texts))]
+            if not maddrs:
+                raise TransportError(f"dialling {target}: nobody listens there")
+        call = client.connect(target, maddrs)
+        await session.calls.within(base.CONNECT_DEADLINE, f"dialling {target}", call)
+
+    async def _open(self, peer: str, maddrs: Sequence[Multiaddr], protocol: str) -> StreamLink:
+        if peer == self.peer:
+            raise TransportError("that is this node itself")
+        try:
+            target = PeerID.from_base58(peer)
+        except ValueError:
+            raise TransportError(f"{peer!r} is not a peer id") from None
+        if maddrs:
+            await self._dial(target, maddrs)
+        session = self._running()
+        call = session.p2p.call_binary_stream_handler(target, protocol)
+        what = f"opening a stream to {peer}"
+        other, reader, writer = await session.calls.within(base.CONNECT_DEADLINE, what, call)
+        return StreamLink(peer, True, reader, writer, seen_at(other))
+
+    async def _disconnect(self, peer: str) -> None:
+        """End p2pd's connection to a peer, if there is one."""
+        with suppress(TransportError):
+            session = self._running()
+            call = session.p2p._client.disconnect(PeerID.from_base58(peer))
+            await session.calls.within(base.CONNECT_DEADLINE, f"disconnecting {peer}", call)
+
+    def _running(self) -> _Session:
+        if self._session is None:
+            raise TransportError("the network is not running")
+        return self._session
+
+    async def _begin(self) -> None:
+        if self._session is not None:
+            raise RuntimeError("the transport is running already")
+        try:
+            await asyncio.to_thread(ensure_key, self._settings.identity_path)
+            folder = _private_folder()
+            self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            p2pd = await self._start_p2pd(folder / "p2pd.sock")
+            self._stack.push_async_callback(p2pd.stop)
+            self._session = await self._attach(p2pd, Multiaddr(f"/unix{folder}/p2pd.sock"))
+            self._hosts = same_ports(self._settings, self._session.pulse.addresses)
+        except TransportError as error:
+            await self._end()
+            raise daemon_error(f"the network daemon does not answer: {error.reason}") from error
+        except BaseException:
+            await self._end()
+            raise
+
+    async def _start_p2pd(self, control: Path) -> Daemon:
+        if not self._settings.client_mode:
+            if not all(map(port_is_free, self._hosts)):  # a port got by chance is not worth a wait
+                self._hosts = self._settings.host_maddrs
+            await wait_for_ports(self._hosts)
+        return await start_daemon(P2PD, p2pd_flags(self._settings, self._hosts, control))
+
+    async def _attach(self, p2pd: Daemon, control: Multiaddr) -> _Session:
+        calls = Calls()
+        p2p = await calls.within(ATTACH_DEADLINE, "attaching", P2P.replicate(control))
+        self._stack.push_async_callback(detach, p2p)
+        remember_sockets(p2p._client.control.daemon_connector)
+        contain_inbound(p2p._client.control)
+        self.peer = str(p2p.peer_id)
+        self._stack.push_async_callback(self._board.hang_up)
+        for name, accept in (
+            (LINK_PROTOCOL, self._board.accept_link),
+            (REQUEST_PROTOCOL, self._board.accept_request),
+        ):
+            await calls.within(ATTACH_DEADLINE, "listening", p2p.add_binary_stream_handler(name, accept))
+        dht = await calls.within(ATTACH_DEADLINE, "DHT", _create_dht(p2p, self._settings.client_mode))
+        pulse = Pulse(p2pd, p2p, calls, relays_of(self._settings))
+        await pulse.ask(ATTACH_DEADLINE)
+        return _Session(p2pd, p2p, dht, calls, pulse)
+
+    async def _end(self) -> None:
+        if self._session is not None:
+            self._session.calls.fail()
+        self._session = None
+        await self._stack.aclose()
+
+
+def _private_folder() -> Path:
+    """Make a folder of mode 0700 for p2pd's control socket: whoever reaches the socket controls p2pd."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="sfnode-"))
+    except OSError as error:
+        raise daemon_error(f"there is no folder for its socket: {error}") from error
+
+
+async def _create_dht(p2p: P2P, client_mode: bool) -> DHTNode:
+    """Create a DHT node with bounded memory, without hivemind's caches and their background tasks."""
+    dht = await DHTNode.create(
+        p2p=p2p,
+        node_id=DHTID.generate(source=p2p.peer_id.to_bytes()),  # the same after a restart
+        wait_timeout=RPC_DEADLINE,
+        backoff_rate=1.0,  # a peer that was away is asked again after 5 s, however long it was away
+        cache_locally=False,
+        cache_nearest=0,
+        cache_on_store=False,
+        cache_refresh_before_expiry=0,
+        reuse_get_requests=False,
+        client_mode=client_mode,
+        record_validator=Bounds(MSGPackSerializer.loads),
+    )
+    dht.protocol.storage, dht.protocol.cache = _Storage(MAX_TOPICS), _Storage(MAX_TOPICS)
+    return dht

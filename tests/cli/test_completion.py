@@ -1,0 +1,64 @@
+"""`sfnode completion`: scripts that shells accept, and completions of commands, options and values."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.shell_completion import BashComplete
+
+from sfnode.cli.completion import PROGRAM, SHELLS, VARIABLE
+from sfnode.cli.main import cli
+from tests.cli.helpers import Ended
+
+Run = Callable[..., Ended]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_accepts_its_script(shell: str, sfnode: Run, tmp_path: Path) -> None:
+    ended = sfnode("completion", shell)
+    assert (ended.status, ended.err) == (0, "")
+    assert f"{VARIABLE}={shell}_complete" in ended.out
+    assert PROGRAM in ended.out
+    script = tmp_path / "script"
+    script.write_text(ended.out)
+    if shutil.which(shell):  # bash is everywhere; the others are looked at where they are
+        option = "--no-execute" if shell == "fish" else "-n"
+        assert subprocess.run([shell, option, script], capture_output=True).stderr == b""
+
+
+def test_bash_completes_with_the_script(sfnode: Run, tmp_path: Path) -> None:
+    """The script itself, in a real bash, with a program of our name that notes how it was asked."""
+    (tmp_path / "script").write_text(sfnode("completion", "bash").out)
+    program = tmp_path / "sfnode"
+    program.write_text('#!/bin/sh\n[ "$_SFNODE_COMPLETE" = bash_complete ] && echo plain,trainer\n')
+    program.chmod(0o755)
+    words = 'COMP_WORDS=(sfnode join --role ""); COMP_CWORD=3'
+    ask = f'{words}; _sfnode_completion sfnode; echo "${{COMPREPLY[@]}}"'
+    ended = subprocess.run(
+        ["bash", "-c", f"source {tmp_path}/script; {ask}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    assert ended.stdout.split() == ["trainer"]
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "expected"),
+    [
+        ([], "inv", {"invite"}),
+        (["join"], "--share", {"--share-model"}),
+        (["join", "--role"], "", {"trainer", "relay"}),
+        (["completion"], "", set(SHELLS)),
+    ],
+)
+def test_commands_options_and_values_are_completed(
+    words: list[str], incomplete: str, expected: set[str]
+) -> None:
+    found = BashComplete(cli, {}, PROGRAM, VARIABLE).get_completions(words, incomplete)
+    assert {item.value for item in found} == expected

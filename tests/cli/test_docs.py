@@ -1,0 +1,86 @@
+"""What the documentation lists is what there is: every error, every field of every JSON output."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from sfnode.cli.init import KINDS
+from sfnode.doctor.findings import Examination, Finding
+from sfnode.errors import Code
+from sfnode.limits import Limits
+from sfnode.schema import views
+from sfnode.schema.evaluation import Evaluation, NodeEvaluation
+from sfnode.schema.results import (
+    BatchResult,
+    BenchResult,
+    EvalResult,
+    FitResult,
+    IncomingResult,
+    InviteResult,
+    NodeResult,
+    PeerProtocol,
+    StatusResult,
+    SwarmResult,
+    UpgradeResult,
+    VerifyResult,
+)
+from sfnode.schema.status import FetchStatus, LinkStatus
+from sfnode.tasks.presets import PRESETS
+from sfnode.tasks.templates import FILTERS
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+SECTIONS = {
+    "status --json": (StatusResult, LinkStatus, FetchStatus, views.FeedStatus),
+    "limit --json": (Limits,),
+    "verify --json": (VerifyResult,),
+    "eval --json": (EvalResult, Evaluation),
+    "invite --json": (InviteResult,),
+    "upgrade-check --json": (UpgradeResult, PeerProtocol),
+    "swarm --json": (SwarmResult, NodeResult),
+    "doctor --json": (Examination, Finding),
+    "GET /views/progress": (views.Progress,),
+    "GET /views/curves": (views.Curves, NodeEvaluation),
+    "GET /views/swarm": (views.Swarm, views.SwarmNode, views.SwarmEdge),
+    "GET /views/feeds": (views.Feeds,),
+    "GET /views/origins": (views.Origins, views.Origin, views.Team),
+    "GET /views/history": (views.History, views.HistoryPoint, views.Leader),
+    "POST /generate": (views.Generated,),
+    "bench --json": (BenchResult, BatchResult, IncomingResult, FitResult),
+}
+
+
+def sections(name: str) -> dict[str, str]:
+    """The text under each second-level heading of a page, by the heading."""
+    _, *parts = re.split(r"^## ", (DOCS / name).read_text(), flags=re.MULTILINE)
+    return {heading: text for heading, _, text in (part.partition("\n") for part in parts)}
+
+
+def test_every_error_has_an_entry_and_every_entry_is_an_error() -> None:
+    assert list(sections("errors.md")) == [f"SF{code:03d} {code.name}" for code in Code]
+
+
+@pytest.mark.parametrize("code", Code, ids=lambda code: code.name)
+def test_an_entry_says_something(code: Code) -> None:
+    assert len(sections("errors.md")[f"SF{code:03d} {code.name}"].split()) >= 15
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_every_field_of_a_json_output_is_documented_in_its_order(heading: str) -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", sections("json.md")[heading], flags=re.MULTILINE)
+    documented = [re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) for table in tables]
+    models: tuple[type[BaseModel], ...] = SECTIONS[heading]
+    assert documented == [list(model.model_fields) for model in models]
+
+
+METRICS = ("accuracy", "f1", "exact_match", "perplexity")
+
+
+def test_every_ready_made_task_every_kind_every_filter_and_every_metric_is_documented() -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", (DOCS / "tasks.md").read_text(), flags=re.MULTILINE)
+    documented = [re.findall(r"^\| `([\w-]+)` \|", table, flags=re.MULTILINE) for table in tables]
+    assert documented == [list(PRESETS), list(KINDS), list(FILTERS), list(METRICS)]

@@ -1,0 +1,252 @@
+"""`sfnode init`: a manifest from nothing, from flags or from answers; read again, it is the same run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sfnode.cli.init import INTRODUCTION, QUESTIONS
+from sfnode.manifest import Manifest
+from sfnode.models import pieces
+from sfnode.models.files import EMBEDDED
+from sfnode.models.manifest_builder import default_manifest
+from sfnode.tasks.presets import PRESETS
+from tests.cli.helpers import Ended
+
+Run = Callable[..., Ended]
+
+ROWS = {
+    "classification": "text\tlabel\nfine\tyes\npoor\tno\n",
+    "sequence-classification": '{"text": "fine", "label": "yes"}\n',
+    "choice": '{"question": "2+2", "options": ["3", "4"], "answer": "4"}\n',
+    "completion": '{"question": "2+2", "answer": "4"}\n',
+    "text": '{"text": "once upon a time"}\n',
+    "chat": '{"talk": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}\n',
+}
+FLAGS = {
+    "classification": ("--template", "{text} it was", "--verbalizer", "yes=good,no=bad"),
+    "choice": (
+        *("--template", "{question} =", "--completion", "{candidate}"),
+        *("--candidates-field", "options", "--label-field", "answer"),
+    ),
+    "completion": ("--template", "{question} =", "--completion", "{answer}"),
+    "text": ("--template", "{text}"),
+    "sequence-classification": ("--template", "{text}", "--verbalizer", "yes=good,no=bad"),
+    "chat": ("--messages-field", "talk"),
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A base model in a folder of the user's, with a chat template."""
+    folder = Path(shutil.copytree(EMBEDDED / "tiny", tmp_path / "model"))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    return folder
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sit at a terminal and type these lines."""
+
+    def type_in(*lines: str) -> None:
+        keyboard, terminal = os.openpty()
+        os.write(keyboard, "".join(f"{line}\n" for line in lines).encode())
+        monkeypatch.setattr(sys, "stdin", os.fdopen(terminal, closefd=False))
+
+    return type_in
+
+
+def data_file(kind: str) -> Path:
+    """Rows for a task of this kind."""
+    path = Path("rows.tsv" if kind == "classification" else "rows.jsonl").resolve()
+    path.write_text(ROWS[kind])
+    return path
+
+
+def written(ended: Ended, file: str = "run.toml") -> Manifest:
+    """The manifest that was written; what was printed of it is right."""
+    assert (ended.status, ended.err) == (0, "")
+    manifest = Manifest.from_toml(Path(file))
+    printed = re.search(rf"wrote {re.escape(file)}: run (\S+), id ([0-9a-f]{{64}})\n", ended.out)
+    assert printed is not None
+    assert printed.groups() == (manifest.name, manifest.run_id.hex())
+    _, _, following = ended.out.partition("What happens next:\n")
+    assert f"  sfnode join --run {file} " in following
+    assert "  sfnode invite " in following
+    return manifest
+
+
+def test_without_options_and_without_a_terminal_it_describes_the_built_in_run(sfnode: Run) -> None:
+    manifest = written(sfnode("init"))
+    assert manifest == default_manifest()
+    assert manifest.model.source == "builtin:tiny"
+    assert manifest.data.train == "builtin:reviews:train"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_brings_its_prompt_its_answers_and_its_data(preset: str, model: Path, sfnode: Run) -> None:
+    manifest = written(sfnode("init", "--model", model, "--task", preset))
+    expected = PRESETS[preset]
+    assert manifest.name == preset
+    assert manifest.data == expected.data
+    assert manifest.task == expected.task.model_copy(update={"max_tokens": manifest.task.max_tokens})
+
+
+def test_prompts_are_never_longer_than_the_model_can_take(model: Path, sfnode: Run) -> None:
+    manifest = written(sfnode("init", "--model", model, "--task", "boolq"))
+    assert manifest.task.max_tokens == 64 < PRESETS["boolq"].task.max_tokens
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_task_of_ones_own_is_described_by_flags(kind: str, model: Path, sfnode: Run) -> None:
+    data = data_file(kind)
+    flags = ("--kind", kind, *FLAGS[kind], "--train", data, "--test", data)
+    manifest = written(sfnode("init", "own.toml", "--name", "mine", "--model", model, *flags), "own.toml")
+    assert (manifest.name, manifest.task.kind) == ("mine", kind)
+    assert FLAGS[kind][1] in (manifest.task.template, manifest.task.messages_field)
+    assert manifest.data.train == manifest.data.test == str(data)
+
+
+def test_a_run_may_have_no_public_training_data(model: Path, sfnode: Run) -> None:
+    flags = ("--kind", "text", "--template", "{text}", "--test", data_file("text"))
+    assert written(sfnode("init", "--model", model, *flags)).data.train == ""
+
+
+def test_files_and_folders_are_named_so_that_other_nodes_here_find_them(model: Path, sfnode: Run) -> None:
+    data_file("classification")
+    flags = ("--kind", "classification", *FLAGS["classification"], "--train", "rows.tsv")
+    manifest = written(sfnode("init", "--model", model.name, *flags))
+    assert manifest.model.source == str(model)
+    assert manifest.data.train == str(model.parent / "rows.tsv")
+
+
+def test_every_number_can_be_given(model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SFNODE_UPDATE_BUDGET", "77")
+    flags = ("--rank", 4, "--epsilon", 0.01, "--learning-rate", 0.5, "--schedule", "cosine")
+    more = ("--batch-size", 3, "--epoch-updates", 11, "--train-limit", 99, "--train-min-words", 2)
+    training = written(sfnode("init", "--model", model, "--task", "reviews", *flags, *more)).training
+    assert (training.rank, training.epsilon, training.learning_rate) == (4, 0.01, 0.5)
+    assert (training.schedule, training.batch_size) == ("cosine", 3)
+    assert (training.epoch_updates, training.update_budget) == (11, 77)
+
+
+def test_the_same_options_give_the_same_run(model: Path, sfnode: Run) -> None:
+    first = written(sfnode("init", "a.toml", "--model", model, "--task", "rte"), "a.toml")
+    second = written(sfnode("init", "b.toml", "--model", model, "--task", "rte"), "b.toml")
+    assert first.run_id == second.run_id
+
+
+def test_at_a_terminal_enter_alone_gives_the_built_in_run(sfnode: Run, answers: Callable[..., None]) -> None:
+    answers("", "", "", "", "")
+    ended = sfnode("init")
+    assert "Base model" in ended.out
+    assert Manifest.from_toml(Path("run.toml")).task == default_manifest().task
+    assert Manifest.from_toml(Path("run.toml")) == default_manifest()
+    assert all(QUESTIONS[name] in ended.out for name in QUESTIONS if name != "kind")
+
+
+def test_explanations_fit_a_terminal() -> None:
+    lines = [line for text in (INTRODUCTION, *QUESTIONS.values()) for line in text.splitlines()]
+    assert max(map(len, lines)) <= 80
+
+
+def test_one_is_told_what_others_need_that_lies_on_this_machine_alone(model: Path, sfnode: Run) -> None:
+    data = data_file("text")
+    ended = sfnode("init", "--model", model, "--kind", "text", "--template", "{text}", "--train", data)
+    assert "other nodes download it from nodes that have it" in ended.out
+    assert "sfnode join --data FILE" in ended.out
+    manifest = written(ended)
+    assert manifest.model.listing == pieces.listing_hash(model)
+    assert default_manifest().model.listing == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("classification", ("{text} it was", "label", "yes=good,no=bad")),
+        ("choice", ("{question} =", "answer", "options", "{candidate}")),
+        ("completion", ("{question} =", "{answer}")),
+        ("text", ("{text}",)),
+        ("sequence-classification", ("{text}", "label", "yes=good,no=bad")),
+        ("chat", ("talk",)),
+    ],
+)
+def test_at_a_terminal_one_is_asked_for_a_task_of_ones_own(
+    kind: str, told: tuple[str, ...], model: Path, sfnode: Run, answers: Callable[..., None]
+) -> None:
+    data = data_file(kind)
+    answers(str(model), "custom", kind, *told, str(data), str(data), "123")
+    asked = sfnode("init", "asked.toml")
+    assert asked.status == 0, asked.err
+    answers()
+    flags = ("--kind", kind, *FLAGS[kind], "--train", data, "--test", data, "--update-budget", 123)
+    given = written(sfnode("init", "given.toml", "--model", model, *flags), "given.toml")
+    assert Manifest.from_toml(Path("asked.toml")) == given
+
+
+def test_an_answer_that_makes_no_sense_is_asked_for_again(
+    model: Path, sfnode: Run, answers: Callable[..., None]
+) -> None:
+    data = str(data_file("classification"))
+    told = ("fly", "custom", "classification", "{text} it was", "label", "yes,no", "yes=good,no=bad")
+    answers(str(model), *told, data, data, "many", "123")
+    ended = sfnode("init")
+    assert ended.status == 0, ended.err
+    assert (ended.out + ended.err).count("Error: ") == 3
+
+
+def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
+    Path("run.toml").write_text("precious")
+    ended = sfnode("init")
+    assert ended.status == 1
+    assert ended.err.startswith("sfnode: SF010: run.toml exists already")
+    assert Path("run.toml").read_text() == "precious"
+    assert written(sfnode("init", "--force")) == default_manifest()
+
+
+@pytest.mark.parametrize(
+    ("flags", "number", "says"),
+    [
+        (("--rank", "12"), 10, "--rank: rank must be a power of two"),
+        (("--learning-rate", "-1"), 10, "--learning-rate: "),
+        (("--update-budget", "0"), 10, "--update-budget: "),
+        (("--name", "two words"), 10, "--name: "),
+        (("--task", "juggling"), 10, "'juggling'"),
+        (("--task", "sst2", "--kind", "text"), 10, "--task names a ready-made task"),
+        (("--template", "{text}"), 10, "--kind: "),
+        (("--kind", "classification", "--template", "{text}"), 10, "verbalizer"),
+        (("--kind", "completion", "--template", "{text}"), 10, "completion"),
+        (("--model", "no/such/folder"), 20, "no/such/folder"),
+        (("--train", "nowhere.tsv"), 30, "there is no file nowhere.tsv"),
+        (("--train", "rows.xlsx"), 30, "rows.xlsx is not a kind of data"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_what_cannot_be_is_refused_with_the_option_that_says_it(
+    flags: tuple[str, ...], number: int, says: str, sfnode: Run
+) -> None:
+    ended = sfnode("init", *flags)
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith(f"sfnode: SF{number:03d}: ")
+    assert says in ended.err
+    assert not Path("run.toml").exists()
+
+
+def test_a_row_that_does_not_fit_the_task_is_found_now_not_by_the_volunteers(sfnode: Run) -> None:
+    Path("rows.tsv").write_text("text\tlabel\nfine\t1\npoor\t7\n")
+    ended = sfnode("init", "--train", "rows.tsv")
+    assert ended.status == 1
+    assert ended.err.startswith("sfnode: SF031: ")
+    assert "rows.tsv, line 3" in ended.err
+
+
+def test_a_place_that_cannot_be_written_to_is_named(sfnode: Run) -> None:
+    ended = sfnode("init", "no/such/folder/run.toml")
+    assert ended.status == 1
+    assert ended.err.startswith("sfnode: SF010: cannot write no/such/folder/run.toml")

@@ -1,0 +1,145 @@
+"""`sfnode init` chooses the form of a task by the model: encoders class bare texts, chat needs a template."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from sfnode.manifest import Manifest
+from sfnode.models.files import EMBEDDED
+from sfnode.tasks.presets import PRESETS
+from tests.cli.helpers import Ended
+
+Run = Callable[..., Ended]
+
+SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Path:
+    """A tiny BERT with a classification head and the built-in model's tokenizer."""
+    build: Any = AutoModelForSequenceClassification
+    settings = AutoConfig.for_model("bert", vocab_size=8, max_position_embeddings=40, **SIZES)
+    build.from_config(settings).save_pretrained(tmp_path / "bert")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED / "tiny" / file, tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def change(file: Path, **fields: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def manifest(ended: Ended) -> Manifest:
+    assert ended.status == 0, ended.err
+    return Manifest.from_toml(Path("run.toml"))
+
+
+def test_an_encoder_gets_the_bare_texts_of_a_preset(encoder: Path, sfnode: Run) -> None:
+    task = manifest(sfnode("init", "--model", encoder, "--task", "rte")).task
+    assert (task.kind, task.template) == ("sequence-classification", PRESETS["rte"].texts)
+    assert (task.verbalizer, task.max_tokens) == (PRESETS["rte"].task.verbalizer, 40)
+
+
+ENCODERS = [
+    ({"architectures": ["BertForMaskedLM"]}, True),
+    ({"architectures": ["BertForPreTraining"]}, True),
+    ({"architectures": ["BertModel"]}, True),
+    ({"architectures": ["BertLMHeadModel"], "is_decoder": True}, False),
+    ({"architectures": ["BertModel"], "is_decoder": True}, False),
+]
+
+
+@pytest.mark.parametrize(("fields", "is_encoder"), ENCODERS)
+def test_what_is_an_encoder_its_configuration_says(
+    fields: dict[str, Any], is_encoder: bool, encoder: Path
+) -> None:
+    from sfnode.models.manifest_builder import _is_encoder
+
+    change(encoder / "config.json", **fields)
+    assert _is_encoder(json.loads((encoder / "config.json").read_text())) == is_encoder
+
+
+def test_a_tokenizer_that_takes_less_than_the_model_counts(encoder: Path, sfnode: Run) -> None:
+    change(encoder / "tokenizer_config.json", model_max_length=38)
+    assert manifest(sfnode("init", "--model", encoder, "--task", "sst2")).task.max_tokens == 38
+
+
+def test_a_task_that_an_encoder_cannot_do_is_refused_with_those_that_it_can(
+    encoder: Path, sfnode: Run
+) -> None:
+    ended = sfnode("init", "--model", encoder, "--task", "record")
+    assert ended.status == 1
+    assert ended.err.startswith("sfnode: SF010: an encoder")
+    assert "reviews, sst2, rte, boolq, wic, multirc" in ended.err
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(EMBEDDED / "tiny", tmp_path / "model"))
+
+
+def conversations() -> Path:
+    row = {"talk": [{"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}]}
+    Path("talk.jsonl").write_text(json.dumps(row))
+    return Path("talk.jsonl").resolve()
+
+
+def test_a_chat_task_needs_a_model_with_a_chat_template(model: Path, sfnode: Run) -> None:
+    flags = ("--model", model, "--kind", "chat", "--messages-field", "talk", "--train", conversations())
+    ended = sfnode("init", *flags)
+    assert ended.status == 1
+    assert ended.err.startswith("sfnode: SF022: the model's tokenizer has no chat template")
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    task = manifest(sfnode("init", *flags)).task
+    assert (task.kind, task.messages_field) == ("chat", "talk")
+
+
+def test_a_chat_template_is_a_part_of_the_model(model: Path, sfnode: Run) -> None:
+    """Two nodes that word conversations differently would train different models."""
+    flags = ("--model", model, "--kind", "chat", "--messages-field", "talk", "--force")
+    digests = []
+    for text in ("{{ messages[0].content }}", "{{ messages[1].content }}"):
+        (model / "chat_template.jinja").write_text(text)
+        digests.append(manifest(sfnode("init", *flags)).model.digest)
+    assert digests[0] != digests[1]
+
+
+def test_a_metric_may_be_chosen_for_a_classification_only(model: Path, sfnode: Run) -> None:
+    chosen = manifest(sfnode("init", "--model", model, "--task", "sst2", "--metric", "f1"))
+    assert chosen.task.metric == "f1"
+    ended = sfnode("init", "--model", model, "--task", "record", "--metric", "f1", "--force")
+    assert ended.status == 1
+    assert "cannot be measured by f1" in ended.err
+
+
+HEADED = ("--kind", "sequence-classification", "--template", "{text}")
+THREE = ("--verbalizer", "0=bad,1=middling,2=good", "--train", "builtin:reviews:train")
+WRITTEN = ("--kind", "text", "--template", "{text}", "--train", "builtin:reviews:train")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [((*HEADED, *THREE), "one for 2 classes"), (WRITTEN, "needs a model that predicts the next token")],
+)
+def test_a_task_that_the_encoder_cannot_do_is_refused(
+    encoder: Path, sfnode: Run, options: tuple[str, ...], reason: str
+) -> None:
+    ended = sfnode("init", "--model", encoder, *options)
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith("sfnode: SF022")
+    assert reason in ended.err
+
+
+def test_a_model_without_its_tokenizer_is_refused(encoder: Path, sfnode: Run) -> None:
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (encoder / file).unlink()
+    ended = sfnode("init", "--model", encoder, "--task", "sst2")
+    assert ended.err.startswith("sfnode: SF022")
+    assert "tokenizer" in ended.err

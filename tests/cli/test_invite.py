@@ -1,0 +1,166 @@
+"""`sfnode invite` and `sfnode join LINK`: what the link says, and which links are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sfnode.cli.join import _following
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.models.manifest_builder import default_manifest
+from sfnode.node import startup
+from sfnode.peers import invitations
+from sfnode.settings import Settings
+from sfnode.store.data_folder import open_data_dir
+from sfnode.store.log import UpdateLog
+from sfprotocol import PROTOCOL_VERSION, invitation
+from tests.cli.helpers import Ended
+
+Run = Callable[..., Ended]
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/31337/p2p/QmSelf"
+PRIVATE = "/ip4/192.168.1.7/tcp/31337/p2p/QmSelf"
+PUBLIC = "/ip4/9.9.9.9/tcp/31337/p2p/QmSelf"
+RELAYED = "/ip4/9.9.9.8/tcp/4/p2p/QmRelay/p2p-circuit/p2p/QmSelf"
+OTHERS = [f"/ip4/8.8.8.{number}/tcp/1/p2p/Qm{number}" for number in range(1, 9)]
+
+
+@pytest.fixture
+def run() -> Manifest:
+    return default_manifest()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, run: Manifest) -> Path:
+    """A folder in which a node has met peers."""
+    with open_data_dir(tmp_path / "node") as data_dir:
+        data_dir.manifest.write_text(run.to_toml())
+        with UpdateLog.open(data_dir.log, run.run_id) as log:
+            startup.remember_peers(log, OTHERS)
+    return tmp_path / "node"
+
+
+# -- which addresses ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "told", "reach"),
+    [
+        ([LOOPBACK, PRIVATE, PUBLIC], [], [PUBLIC, PRIVATE], "internet"),
+        ([PUBLIC, RELAYED], OTHERS, [PUBLIC, RELAYED, *OTHERS[:2]], "internet"),
+        ([LOOPBACK, PRIVATE], [], [PRIVATE], "network"),
+        ([LOOPBACK], [], [LOOPBACK], "machine"),
+        ([LOOPBACK], OTHERS, OTHERS[:2], "internet"),
+        ([], ["/ip4/10.0.0.1/tcp/1/p2p/Qm1", *OTHERS[:1]], OTHERS[:1], "internet"),
+        (
+            [PUBLIC],
+            ["/ip4/hello/p2p/Qm1", "/p2p/Qm2", *OTHERS[2:3]],
+            [PUBLIC, *OTHERS[2:3], "/ip4/hello/p2p/Qm1"],
+            "internet",
+        ),
+    ],
+)
+def test_a_link_leads_where_it_helps_most(
+    own: list[str], others: list[str], told: list[str], reach: str
+) -> None:
+    said = invitations.compose(bytes(32), own, others)
+    assert list(said.addresses) == told
+    assert invitations.reach(said) == reach
+
+
+def test_a_node_that_nobody_can_reach_and_that_has_met_nobody_cannot_invite() -> None:
+    with pytest.raises(UserError) as refusal:
+        invitations.compose(bytes(32), [], [])
+    assert refusal.value.code == Code.NO_ADDRESS
+
+
+# -- sfnode invite -----------------------------------------------------------------------------------
+
+
+def test_a_node_that_does_not_run_invites_to_the_peers_it_remembers(
+    folder: Path, run: Manifest, sfnode: Run
+) -> None:
+    ended = sfnode("invite", "--data-dir", folder)
+    assert ended.status == 0
+    assert ended.out.startswith("sfnode join sfnode:")
+    assert ended.out.count("\n") == 1
+    assert "does not run" in ended.err
+    said = invitation.read(ended.out.removeprefix("sfnode join "))
+    assert said == invitation.invite(PROTOCOL_VERSION, run.run_id, OTHERS[:2])
+
+
+def test_the_link_for_programs_is_the_same(folder: Path, run: Manifest, sfnode: Run) -> None:
+    found = json.loads(sfnode("invite", "--data-dir", folder, "--json").out)
+    assert found["run_id"] == run.run_id.hex()
+    assert found["reach"] == "internet"
+    said = invitation.read(found["link"])
+    assert (list(said.addresses), said.run_id) == (found["addresses"], run.run_id)
+
+
+def test_the_qr_code_fits_a_terminal_and_is_drawn_when_asked_for(folder: Path, sfnode: Run) -> None:
+    *drawn, line = sfnode("invite", "--data-dir", folder, "--qr").out.splitlines()
+    assert line.startswith("sfnode join ")
+    assert set("".join(drawn)) <= set("█▀▄ ")
+    assert len({len(row) for row in drawn if row}) == 1
+    assert len(drawn[0]) <= 80
+
+
+@pytest.mark.parametrize("where", [".", "nowhere"])
+def test_a_folder_without_a_run_has_nothing_to_invite_to(where: str, sfnode: Run) -> None:
+    ended = sfnode("invite", "--data-dir", where)
+    assert ended.status == 1
+    assert ended.err.startswith("sfnode: SF043: ")
+
+
+# -- sfnode join LINK --------------------------------------------------------------------------------
+
+
+def test_a_link_says_whom_to_ask_and_which_run_it_must_be(run: Manifest) -> None:
+    link = invitation.write(invitation.invite(1, run.run_id, OTHERS[:2]))
+    fields = _following(link, {"run_id": "", "peers": ("/dns/more/tcp/1/p2p/QmMore",), "threads": 3})
+    assert fields == {
+        "run_id": run.run_id.hex(),
+        "peers": (*OTHERS[:2], "/dns/more/tcp/1/p2p/QmMore"),
+        "threads": 3,
+    }
+
+
+def test_a_link_with_a_typo_is_refused(run: Manifest, sfnode: Run) -> None:
+    link = invitation.write(invitation.invite(1, run.run_id, OTHERS[:1]))
+    for wrong in (link[:-1], link.replace("C", "c", 1), link + link, LOOPBACK, "run.toml", "sfnode:"):
+        ended = sfnode("join", wrong)
+        assert (ended.status, ended.out) == (1, "")
+        assert ended.err.startswith("sfnode: SF014: this is not an invitation: ")
+
+
+def test_a_link_to_a_run_of_a_later_protocol_asks_for_an_upgrade(run: Manifest, sfnode: Run) -> None:
+    link = invitation.write(invitation.invite(PROTOCOL_VERSION + 1, run.run_id, OTHERS[:1]))
+    ended = sfnode("join", link)
+    assert ended.status == 1
+    assert ended.err.startswith("sfnode: SF012: the run speaks protocol 2; this sfnode speaks 1")
+    vectors = Path(__file__).parents[2] / "protocol" / "vectors" / "invitations.json"
+    invalid = {vector["name"]: vector["link"] for vector in json.loads(vectors.read_text())["invalid"]}
+    assert sfnode("join", invalid["of a later version"]).err.startswith("sfnode: SF012: ")
+
+
+def test_a_link_to_another_run_than_the_folders_or_the_one_asked_for_is_refused(
+    folder: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = invitation.write(invitation.invite(1, bytes(32), OTHERS[:1]))
+    ended = sfnode("join", link, "--run-id", "01")
+    assert ended.status == 1
+    assert ended.err.startswith("sfnode: SF013: the link leads to run 0000000000000000, not to 01")
+    settings = Settings(data_dir=folder, **_following(link, {"run_id": "", "peers": ()}))
+    with open_data_dir(folder) as data_dir, pytest.raises(UserError) as refusal:
+        startup.local_manifest(settings, data_dir)
+    assert refusal.value.code == Code.WRONG_RUN
+    assert "--data-dir" in refusal.value.fix
+
+
+def test_the_link_may_come_from_the_environment(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SFNODE_LINK", "sfnode:nothing")
+    assert sfnode("join").err.startswith("sfnode: SF014: ")

@@ -1,0 +1,108 @@
+"""Commands that ask a running node and end: what they print, and how little they load for that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sfnode.schema.results import InviteResult, StatusResult
+from sfnode.schema.status import Status
+from tests.cli.fake_node import ANSWERS, INVITATION, STATUS, fake_node
+from tests.cli.helpers import Ended
+
+Run = Callable[..., Ended]
+
+HEAVY = {
+    *("torch", "numpy", "transformers", "aiohttp", "hivemind"),
+    *("pydantic", "asyncio", "rich", "uvloop", "msgpack", "cryptography", "sfprotocol", "sfnode.node"),
+}
+
+
+def loaded(arguments: list[str], **variables: str) -> tuple[str, set[str]]:
+    """What a command line printed in a process of its own, and the slow libraries that it has loaded."""
+    script = (
+        "import sys\n"
+        "from sfnode.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        f"finally:\n    print(*{HEAVY} & set(sys.modules), file=sys.stderr)\n"
+    )
+    command = [sys.executable, "-c", script, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, env=variables or None)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout, set(ended.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("status", "state    idle as relay"),
+        ("status --json", '"state": "idle"'),
+        ("status --feeds", "feed     cd/0 3"),
+        ("limit", "cpu           50"),
+        ("limit cpu=25", "cpu           25"),
+        ("limit --json", '"cpu": 50'),
+        ("pause 2h", "paused: asked for"),
+        ("resume", "still paused: asked for"),
+        ("leave", "left"),
+        ("finish", "finished"),
+        ("invite", "sfnode join sfnode:x"),
+        ("invite --json", '"reach": "internet"'),
+    ],
+)
+def test_a_question_to_a_running_node_loads_no_library(arguments: str, says: str, tmp_path: Path) -> None:
+    with fake_node(tmp_path / "node"):
+        out, heavy = loaded([*arguments.split(), "--data-dir", str(tmp_path / "node")])
+    assert says in out
+    assert heavy == set()
+
+
+def test_help_and_the_completion_of_commands_load_no_library(tmp_path: Path) -> None:
+    assert loaded(["--help"])[1] == set()
+    words = {"_SFNODE_COMPLETE": "bash_complete", "COMP_WORDS": "sfnode st", "COMP_CWORD": "1"}
+    script = "import sys\nfrom sfnode.cli.main import cli\ncli.main([], prog_name='sfnode')\n"
+    command = [sys.executable, "-X", "importtime", "-c", script]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env={**words, "PYTHONPATH": ":".join(sys.path)}
+    )
+    assert ended.stdout == "plain,status\n"
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert imported & HEAVY == set()
+
+
+def test_top_draws_a_frame_without_validating_it(tmp_path: Path) -> None:
+    """pydantic takes as long to import as all else that it needs."""
+    script = "import sys, sfnode.dashboard.top; print(*{'pydantic', 'aiohttp', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "\n"
+
+
+def test_what_is_printed_as_json_is_what_the_node_said(tmp_path: Path, sfnode: Run) -> None:
+    with fake_node(tmp_path / "node"):
+        said = {
+            name: sfnode(*name.split(), "--json", "--data-dir", tmp_path / "node").out
+            for name in ("status", "status --feeds", "invite")
+        }
+    assert json.loads(said["status"]) == json.loads(STATUS.model_dump_json())
+    assert Status.model_validate_json(said["status"]).run_name == "NaN"
+    assert StatusResult.model_validate_json(said["status --feeds"]).feeds[0].updates == 3
+    assert InviteResult.model_validate_json(said["invite"]) == INVITATION
+
+
+def test_a_node_of_another_version_is_said_to_be_one(tmp_path: Path, sfnode: Run) -> None:
+    older = json.loads(STATUS.model_dump_json())
+    del older["epochs"]
+    with fake_node(tmp_path / "node", {**ANSWERS, "GET /status": json.dumps(older)}):
+        ended = sfnode("status", "--data-dir", tmp_path / "node")
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith("sfnode: SF060: the node's answer has no field epochs")
+
+
+def test_a_configuration_file_with_keys_of_the_command_alone_loads_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f'data-dir = "{tmp_path}/node"\n')
+    with fake_node(tmp_path / "node"):
+        assert loaded(["--config", str(file), "status"])[1] == set()

@@ -1,0 +1,188 @@
+"""Every option is a flag, an environment variable and a key of the configuration file; the first counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from sfnode.cli.main import cli
+from sfnode.cli.options import DEFAULT_CONFIG, long_name, variable
+from tests.cli.helpers import Ended
+
+Parse = Callable[..., dict[str, Any]]
+Run = Callable[..., Ended]
+
+OPTIONS = [
+    pytest.param(command, parameter, id=f"{name} {long_name(parameter.opts)}")
+    for name, command in cli.load_all().items()
+    for parameter in command.params
+    if isinstance(parameter, click.Option)
+]
+
+
+@pytest.fixture
+def config(home: Path) -> Callable[[str], Path]:
+    """Write the configuration file that is read without being named."""
+
+    def write(text: str) -> Path:
+        file = home / DEFAULT_CONFIG.relative_to("~")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize(("command", "parameter"), OPTIONS)
+def test_every_option_has_its_environment_variable_and_says_so_in_its_help(
+    command: click.Command, parameter: click.Option
+) -> None:
+    assert parameter.envvar == variable(long_name(parameter.opts))
+    assert parameter.show_envvar
+    assert parameter.help
+    assert parameter.help.endswith((".", "]"))
+
+
+@pytest.mark.parametrize(("command", "parameter"), OPTIONS)
+def test_every_option_is_a_key_of_the_configuration_file(
+    command: click.Command, parameter: click.Option, config: Callable[[str], Path], received: Parse
+) -> None:
+    key = long_name(parameter.opts).removeprefix("--")
+    value, expected = _example(parameter)
+    config(f"{key} = {value}\n")
+    assert received(str(command.name), *_arguments(command))[str(parameter.name)] == expected
+
+
+def test_a_flag_counts_before_the_variable_the_variable_before_the_file_the_file_before_the_default(
+    config: Callable[[str], Path], received: Parse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def threads(*arguments: str) -> object:
+        return received("join", *arguments)["threads"]
+
+    assert threads() == 0
+    config("threads = 1\n")
+    assert threads() == 1
+    monkeypatch.setenv("SFNODE_THREADS", "2")
+    assert threads() == 2
+    assert threads("--threads", "3") == 3
+
+
+def test_a_switch_can_be_turned_off_in_the_file_and_on_again_by_variable_or_flag(
+    config: Callable[[str], Path], received: Parse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config("share-model = false\nuntil-complete = true\n")
+    assert received("join") | {"share_model": False, "until_complete": True} == received("join")
+    assert received("join", "--share-model")["share_model"] is True
+    monkeypatch.setenv("SFNODE_SHARE_MODEL", "1")
+    monkeypatch.setenv("SFNODE_UNTIL_COMPLETE", "0")
+    assert received("join") | {"share_model": True, "until_complete": False} == received("join")
+
+
+def test_several_values_are_a_list_in_the_file_and_words_in_the_variable(
+    config: Callable[[str], Path], received: Parse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config('peers = ["/ip4/1.2.3.4/tcp/1/p2p/QmA", "/ip4/1.2.3.4/tcp/1/p2p/QmB"]\n')
+    assert received("join")["peers"] == ("/ip4/1.2.3.4/tcp/1/p2p/QmA", "/ip4/1.2.3.4/tcp/1/p2p/QmB")
+    monkeypatch.setenv("SFNODE_PEERS", "/dns/a/tcp/1/p2p/QmC /dns/b/tcp/1/p2p/QmD")
+    assert received("join")["peers"] == ("/dns/a/tcp/1/p2p/QmC", "/dns/b/tcp/1/p2p/QmD")
+
+
+def test_a_key_applies_to_every_command_that_has_the_option(
+    config: Callable[[str], Path], received: Parse, tmp_path: Path
+) -> None:
+    config(f'data-dir = "{tmp_path}/node"\njson = true\n')
+    for command in ("status", "verify", "eval"):
+        assert received(command) | {"data_dir": tmp_path / "node", "as_json": True} == received(command)
+    assert received("join")["data_dir"] == tmp_path / "node"
+
+
+def test_a_file_can_be_named_by_flag_or_variable(
+    tmp_path: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, other = tmp_path / "named.toml", tmp_path / "other.toml"
+    named.write_text('data-dir = "/nowhere/named"\n')
+    other.write_text('data-dir = "/nowhere/other"\n')
+    monkeypatch.setenv("SFNODE_CONFIG", str(other))
+    assert "/nowhere/other" in sfnode("verify").err
+    assert "/nowhere/named" in sfnode("--config", named, "verify").err
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("bananas = 3", "no command has an option 'bananas'"),
+        ("data_dir = '/srv'", "is it 'data-dir'?"),
+        ("as-json = true", "no command has an option 'as-json'"),
+        ("peers = '/ip4/1.2.3.4/tcp/1/p2p/QmA'", "peers takes a list of values"),
+        ("threads = [1, 2]", "threads takes one value"),
+        ("threads = 2026-01-01", "threads takes a string, a number or true or false"),
+        ("[join]\nthreads = 1", "no command has an option 'join'"),
+        ("threads =", "not usable"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused_with_the_reason(
+    text: str, reason: str, config: Callable[[str], Path], sfnode: Run
+) -> None:
+    file = config(text)
+    ended = sfnode("status")
+    assert ended.status == 1
+    assert ended.err.startswith(f"sfnode: SF010: the configuration file {file} is not usable")
+    assert reason in ended.err
+
+
+def test_a_file_that_was_named_must_exist(sfnode: Run) -> None:
+    ended = sfnode("--config", "nowhere.toml", "status")
+    assert ended.status == 1
+    assert "nowhere.toml" in ended.err
+
+
+def test_a_bad_value_is_blamed_on_the_place_it_came_from(
+    config: Callable[[str], Path], sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = config('nodes = "many"\n')
+    ended = sfnode("swarm")
+    assert ended.status == 2
+    assert "--nodes" in ended.err
+    assert f"from the configuration file {file}" in ended.err
+    monkeypatch.setenv("SFNODE_NODES", "few")
+    assert "SFNODE_NODES" in sfnode("swarm").err
+
+
+def _arguments(command: click.Command) -> list[str]:
+    """What the command cannot do without."""
+    return ["out"] if command.name == "export" else []
+
+
+def _example(option: click.Option) -> tuple[str, object]:
+    """A value in TOML that is not the option's default, and what the command should receive."""
+    special: dict[str, tuple[str, object]] = {
+        "batches": ("[2, 3]", (2, 3)),
+        "limit_hours": ('"22:00-7:00"', "22:00-07:00"),
+        "limit_not_while": ('"steam, blender"', ("steam", "blender")),
+        "limit_upload_rate": ('"500k"', 500_000),
+        "limit_download_rate": ("2000", 2000),
+        "shard": ('"2/3"', (1, 3)),
+        "metrics": ('"9100"', ("127.0.0.1", 9100)),
+        "ntp": ('"time.example"', ("time.example", 123)),
+        "dashboard": ('"[::1]:9200"', ("::1", 9200)),
+        "listen": ('"0.0.0.0:9200"', ("0.0.0.0", 9200)),
+        "dashboard_token": ('"a word that nobody guesses"', "a word that nobody guesses"),
+        "verbalizer": ('"0=no,1=yes"', {"0": "no", "1": "yes"}),
+        "target_modules": ('"q_proj, fc1"', ("q_proj", "fc1")),
+    }
+    if option.name in special:
+        return special[option.name]
+    if option.is_flag:
+        return str(not option.default).lower(), not option.default
+    if isinstance(option.type, click.Choice):
+        return f'"{option.type.choices[-1]}"', option.type.choices[-1]
+    if isinstance(option.type, click.Path):
+        return '"/srv/some/where"', Path("/srv/some/where")
+    if option.multiple:
+        return '["/dns/a", "/dns/b"]', ("/dns/a", "/dns/b")
+    numbers: dict[str, tuple[str, object]] = {"float": ("0.5", 0.5), "text": ('"word"', "word")}
+    return numbers.get(option.type.name, ("7", 7))

@@ -1,0 +1,86 @@
+"""The options of `sfnode join` are the fields of `Settings`: no default, bound or choice is written twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+import pytest
+from pydantic import ValidationError
+
+from sfnode.cli.join import join
+from sfnode.cli.limit_options import take_limits
+from sfnode.cli.options import bound
+from sfnode.limits import Limits
+from sfnode.settings import Settings
+
+OF_THE_COMMAND = {"dashboard", "dashboard_token", "log_level", "log_format"}
+"""Options that are about the process and not about the node in it."""
+
+OPTIONS = {str(option.name): option for option in join.params if isinstance(option, click.Option)}
+
+OF_THE_NODE = OPTIONS.keys() & Settings.model_fields.keys()
+OF_ITS_LIMITS = {f"limit_{name}": name for name in Limits.model_fields} | {"threads": "threads"}
+
+
+def test_every_option_is_a_field_and_every_field_an_option() -> None:
+    limits = OF_ITS_LIMITS.keys() - {"limit_threads"}
+    assert OPTIONS.keys() - OF_THE_NODE - limits == OF_THE_COMMAND
+    assert Settings.model_fields.keys() - OF_THE_NODE == {"limits"}
+    assert OPTIONS.keys() >= limits
+
+
+@pytest.mark.parametrize("name", sorted(OF_THE_NODE))
+def test_an_option_has_the_default_the_bounds_and_the_choices_of_its_field(name: str) -> None:
+    option, field = OPTIONS[name], Settings.model_fields[name]
+    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
+    if field.default not in (None, ()):
+        assert option.default == field.default
+    assert option.multiple == (field.annotation == tuple[str, ...])
+    assert option.is_flag == (bool in (field.annotation, *kinds))
+    choices = option.type.choices if isinstance(option.type, click.Choice) else ()
+    assert list(choices) == (kinds if get_origin(field.annotation) is Literal else [])
+    assert isinstance(option.type, click.Path) == (Path in (field.annotation, *kinds))
+    assert (field.annotation is int) == isinstance(option.type, click.IntRange)
+    if isinstance(option.type, click.IntRange):
+        assert (option.type.min, option.type.max) == (
+            bound(field.metadata, "ge"),
+            bound(field.metadata, "le"),
+        )
+
+
+def test_nothing_given_on_the_command_line_is_nothing_given_to_the_node(received: Any) -> None:
+    given = received("join")
+    limits = take_limits(given)
+    assert Settings(limits=limits, **{name: given[name] for name in OF_THE_NODE}) == Settings()
+
+
+def test_the_threads_of_the_command_line_are_those_of_the_limits() -> None:
+    kind = OPTIONS["threads"].type
+    assert isinstance(kind, click.IntRange)
+    assert kind.max == bound(Limits.model_fields["threads"].metadata, "le")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"queries": 65},
+        {"steps": -1},
+        {"dtype": "float64"},
+        {"display_name": "a" * 33},
+        {"team": "\x1b[31mred"},
+        {"shard": (4, 4)},
+        {"limits": {"threads": 0}},
+        {"bananas": 3},
+    ],
+    ids=str,
+)
+def test_a_program_gets_no_further_than_the_command_line(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Settings.model_validate(wrong)
+
+
+def test_the_data_folder_may_begin_at_home(home: Path) -> None:
+    assert Settings().data_dir == home / ".sfnode"
+    assert Settings(data_dir=Path("~/a")).data_dir == home / "a"

@@ -1,0 +1,146 @@
+"""The command itself: it starts at once, explains itself, and ends with a status that means something."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import sfnode
+from sfnode.cli.main import cli
+from tests.cli.helpers import Ended
+
+Run = Callable[..., Ended]
+
+HEAVY = ("torch", "transformers", "hivemind", "datasets", "huggingface_hub", "uvloop")
+COMMANDS = (
+    "peer-id",
+    "dashboard",
+    "top",
+    "completion",
+    "upgrade-check",
+    "invite",
+    "init",
+    "join",
+    "swarm",
+    "status",
+    "pause",
+    "resume",
+    "limit",
+    "finish",
+    "leave",
+    "export",
+    "verify",
+    "bench",
+    "eval",
+    "doctor",
+    "simulate",
+)
+
+
+def heavy_after(*arguments: str) -> list[str]:
+    """The slow libraries that a fresh process has loaded when this command line has ended."""
+    script = (
+        "import sys\n"
+        "from sfnode.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        f"finally:\n    print('loaded', *[m for m in {HEAVY} if m in sys.modules], file=sys.stderr)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
+    last = ended.stderr.splitlines()[-1].split()
+    assert last[0] == "loaded", ended.stderr
+    return last[1:]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("status",), ("join", "--help"), ("verify",), ("invite",)]
+)
+def test_help_and_commands_that_only_look_load_no_heavy_library(arguments: tuple[str, ...]) -> None:
+    assert heavy_after(*arguments) == []
+
+
+def test_the_help_lists_every_command_in_one_line_each(sfnode: Run) -> None:
+    ended = sfnode("--help")
+    assert ended.status == 0
+    assert set(cli.load_all()) == set(COMMANDS)
+    width = max(map(len, COMMANDS))
+    for name, command in cli.load_all().items():
+        assert f"  {name:<{width}}  {command.short_help}\n" in ended.out
+    assert "..." not in ended.out.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_under_h_too(name: str, sfnode: Run) -> None:
+    ended = sfnode(name, "-h")
+    assert ended.status == 0
+    assert ended.out == sfnode(name, "--help").out
+    assert ended.err == ""
+
+
+def test_the_version_is_the_packages(sfnode: Run) -> None:
+    assert sfnode("--version") == Ended(0, f"sfnode, version {__import__('sfnode').__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("fly",),
+        ("status", "--fly"),
+        ("join", "--role", "king"),
+        ("join", "--shard", "5/4"),
+        ("join", "--queries", "0"),
+        ("join", "--display-name", "a" * 33),
+        ("join", "--team", "\x1b[31mred"),
+        ("swarm", "--nodes", "0"),
+        ("init", "--verbalizer", "terrible,great"),
+        ("export",),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_ends_with_status_2(
+    arguments: tuple[str, ...], sfnode: Run
+) -> None:
+    ended = sfnode(*arguments)
+    assert ended.status == 2
+    assert ended.out == ""
+    assert "Error: " in ended.err
+
+
+def test_without_a_command_the_help_is_shown(sfnode: Run) -> None:
+    ended = sfnode()
+    assert ended.status == 2
+    assert "Commands:" in ended.out + ended.err
+
+
+@pytest.mark.parametrize("name", ["status", "pause", "resume", "limit", "finish", "leave"])
+def test_without_a_node_there_is_nobody_to_ask(name: str, sfnode: Run, tmp_path: Path) -> None:
+    ended = sfnode(name, "--data-dir", "nobody")
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith(f"sfnode: SF060: no node answers at {tmp_path}/nobody/")
+    assert "--data-dir" in ended.err
+
+
+@pytest.mark.parametrize("arguments", [("verify",), ("export", "out"), ("eval",)])
+def test_a_folder_without_a_run_is_said_to_be_one(arguments: tuple[str, ...], sfnode: Run) -> None:
+    ended = sfnode(*arguments, "--data-dir", "nothing")
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith("sfnode: SF043: nothing holds no run")
+
+
+def test_an_interrupt_ends_with_status_130(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.load("verify"), "callback", interrupted)
+    ended = sfnode("verify")
+    assert ended.status == 130
+    assert ended.err.strip() == "interrupted"
+
+
+def test_python_m_sfnode_is_the_same_command() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "sfnode", "--version"], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == f"sfnode, version {sfnode.__version__}\n"

@@ -1,0 +1,139 @@
+"""What `sfnode swarm` shows, and what it does when the worst is true: digests that differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from sfnode.cli.swarm_output import closing_table, measurement_line, progress_line, progress_table, verdict
+from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.results import NodeResult, SwarmResult
+from sfnode.swarm import local_swarm
+from tests.cli.helpers import Ended
+from tests.swarm.conftest import script as script
+from tests.swarm.helpers import MANIFEST, Script, evaluation, status
+from tests.swarm.test_local_swarm import UNEQUAL
+
+Run = Callable[..., Ended]
+
+
+def result(*digests: str, cores: tuple[str, ...] = ("c", "c")) -> SwarmResult:
+    """A swarm of two nodes that ended with these digests."""
+    nodes = [
+        NodeResult(node=number, own_updates=50, digest=digest, core_digest=core)
+        for number, (digest, core) in enumerate(zip(digests, cores, strict=True), 1)
+    ]
+    measured = [evaluation(value) for value in (0.5, 0.75)]
+    return SwarmResult(
+        version="0", run_id="ab", run_name="run", updates=100, update_budget=98,
+        equal=len(set(digests)) == len(set(cores)) == 1, before=measured[0], after=measured[1], nodes=nodes,
+        bytes_per_update=12.345, bytes_sent=999, seconds=2.5, seconds_in_all=10.0,
+    )  # fmt: skip
+
+
+def drawn(table: Table) -> list[str]:
+    """The table as a terminal of 80 columns shows it."""
+    screen = StringIO()
+    Console(width=80, file=screen).print(table)
+    return screen.getvalue().splitlines()
+
+
+def test_progress_fits_a_terminal_of_80_columns_with_nothing_cut_off() -> None:
+    lines = drawn(progress_table("a-rather-long-name", [status(), None]))
+    assert max(map(len, lines)) <= 80
+    row = next(line for line in lines if "catching-up" in line)
+    for text in ("123456", "34567", "123.4", "12.346", "0123456789ab"):
+        assert text in row
+    assert any("starting" in line for line in lines)
+
+
+def test_progress_is_that_of_the_slowest_at_the_rate_of_all() -> None:
+    line = progress_line([status(known=10, loss=1.0), status(known=12, loss=2.0), status(loss=None)])
+    assert line == "10 of 200000 updates, 370/s, loss 1.500"
+
+
+def test_while_nodes_start_it_says_how_many_are_up() -> None:
+    assert progress_line([status(), None, None]) == "1 of 3 nodes are up"
+
+
+def test_the_closing_words_are_the_figures_and_the_verdict() -> None:
+    said = result("d", "d")
+    assert verdict(said) == [
+        "accuracy 0.500 (0.400-0.700) -> 0.750 (0.650-0.950) on 9 held-out rows",
+        "loss 0.500 -> 0.250",
+        "100 updates in 2.5 s, 12.3 bytes per update on the wire",
+        "OK: all digests are equal (d)",
+    ]
+    rows = [line.split() for line in drawn(closing_table(said))]
+    assert ["│", "1", "│", "50", "│", "d", "│", "c", "│"] in rows
+
+
+def test_a_measurement_is_said_with_its_95_percent_interval() -> None:
+    measured = Evaluation(metric="accuracy", value=0.526, low=0.493, high=0.559, loss=0.687, count=872)
+    expected = "base model: accuracy 0.526 (0.493-0.559), loss 0.687 on 872 held-out rows"
+    assert measurement_line("base model", measured) == expected
+
+
+def test_a_run_without_test_data_has_no_accuracy_to_show() -> None:
+    said = result("d", "d").model_copy(update={"before": None, "after": None})
+    assert verdict(said)[0].startswith("100 updates")
+
+
+@pytest.mark.parametrize(("digests", "cores"), UNEQUAL)
+def test_digests_or_cores_that_differ_are_a_failure(
+    digests: tuple[str, str],
+    cores: tuple[str, str],
+    script: Script,
+    sfnode: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(local_swarm, "AGREE_DEADLINE", 0.0)
+    script.digests, script.cores = digests, cores
+    (tmp_path / "run.toml").write_text(MANIFEST.to_toml())
+    ended = sfnode("swarm", "--run", "run.toml", "--folder", "kept", "--nodes", "2", "--json")
+    assert ended.status == 1
+    differing = SwarmResult.model_validate(json.loads(ended.out))
+    assert [(node.digest, node.core_digest) for node in differing.nodes] == list(
+        zip(digests, cores, strict=True)
+    )
+    assert "sfnode: SF062: " in ended.err
+    assert "kept" in ended.err
+    assert "FAILED: the digests differ" in ended.err
+    assert verdict(differing)[-1] == "FAILED: the digests differ"
+
+
+def test_a_swarm_is_told_from_its_start_to_its_verdict(script: Script, sfnode: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(MANIFEST.to_toml())
+    ended = sfnode("swarm", "--run", "run.toml", "--folder", "kept", "--nodes", "2")
+    assert ended.status == 0
+    told = ended.out
+    for text in (
+        "starting 2 nodes of run a-name",
+        "base model: accuracy 0.500 (0.400-0.700)",
+        "0 of 2 nodes are up",
+        "accuracy 0.500 (0.400-0.700) -> 0.750 (0.650-0.950) on 9 held-out rows",
+        "OK: all digests are equal (d)",
+    ):
+        assert text in told
+    assert told.count("base model:") == 1
+
+
+def test_a_folder_that_cannot_be_made_is_named(sfnode: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(MANIFEST.to_toml())
+    (tmp_path / "file").write_text("")
+    ended = sfnode("swarm", "--run", "run.toml", "--folder", "file/nodes")
+    assert ended.status == 1
+    assert ended.err.startswith("sfnode: SF010: cannot write to file/nodes")
+
+
+def test_a_manifest_that_is_not_there_is_an_error_before_anything_starts(sfnode: Run) -> None:
+    ended = sfnode("swarm", "--run", "nowhere.toml")
+    assert ended.status == 1
+    assert ended.err.startswith("sfnode: SF011: cannot read the run manifest nowhere.toml")

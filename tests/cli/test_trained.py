@@ -1,0 +1,103 @@
+"""What `sfnode init` puts into the manifest's list of targets, as its options say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sfnode.manifest import Manifest
+from sfnode.models.manifest_builder import default_manifest
+from tests.cli.helpers import Ended
+
+Run = Callable[..., Ended]
+
+LAYERS = [f"model.decoder.layers.{n}" for n in range(3)]
+"""Of the built-in model, an OPT."""
+
+
+@pytest.fixture
+def trained(sfnode: Run) -> Callable[..., list[str]]:
+    """The targets of the run that these options describe."""
+
+    def init(*options: object) -> list[str]:
+        ended = sfnode("init", "--force", *options)
+        assert (ended.status, ended.err) == (0, "")
+        return list(Manifest.from_toml(Path("run.toml")).model.targets)
+
+    return init
+
+
+def test_without_options_all_linear_layers_are_trained(trained: Callable[..., list[str]]) -> None:
+    assert trained() == trained("--target-modules", "all-linear") == list(default_manifest().model.targets)
+    assert len(trained()) == 3 * 6
+
+
+def test_patterns_choose_linear_layers(trained: Callable[..., list[str]]) -> None:
+    expected = [f"{layer}.{name}" for layer in LAYERS for name in ("self_attn.q_proj:64x64", "fc1:256x64")]
+    assert trained("--target-modules", "fc1, q_proj") == expected
+    assert trained("--target-modules", r".*\.2\.fc[12]") == [
+        f"{LAYERS[2]}.fc1:256x64",
+        f"{LAYERS[2]}.fc2:64x256",
+    ]
+
+
+def test_embeddings_biases_and_norms_are_trained_if_asked_for(trained: Callable[..., list[str]]) -> None:
+    assert trained("--train-embeddings") == ["model.decoder.embed_tokens:64x164", *trained()]
+    norms = trained("--train-norms", "--target-modules", "none")
+    assert len(norms) == 2 + 3 * 4
+    assert all("norm" in name and name.endswith(":64x1") for name in norms)
+    fc1 = trained("--train-biases", "--target-modules", "fc1")
+    assert [name for name in fc1 if "0.fc1" in name] == [
+        f"{LAYERS[0]}.fc1:256x64",
+        f"{LAYERS[0]}.fc1.bias:256x1",
+    ]
+    assert len(fc1) == 3 + 3 * 6
+
+
+def test_what_is_trained_may_be_said_by_variable_or_file(
+    trained: Callable[..., list[str]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = trained("--target-modules", "q_proj,v_proj", "--train-norms")
+    file = home / ".config/sfnode/config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text('target-modules = "q_proj,v_proj"\ntrain-norms = true\n')
+    assert trained() == expected
+    file.unlink()
+    monkeypatch.setenv("SFNODE_TARGET_MODULES", "q_proj,v_proj")
+    monkeypatch.setenv("SFNODE_TRAIN_NORMS", "1")
+    assert trained() == expected
+
+
+def test_another_choice_is_another_run(sfnode: Run) -> None:
+    for file, option in (("a.toml", "--train-norms"), ("b.toml", "--train-biases")):
+        assert sfnode("init", file, option).status == 0
+    assert Manifest.from_toml(Path("a.toml")).run_id != Manifest.from_toml(Path("b.toml")).run_id
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--target-modules", "q_porj"), "no module 'q_porj'; close to it: q_proj"),
+        (
+            ("--target-modules", "self_attn_layer_norm"),
+            "self_attn_layer_norm is a LayerNorm, no linear layer",
+        ),
+        (("--target-modules", "none"), "nothing in it is chosen for training"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_the_reason(
+    options: tuple[str, ...], says: str, sfnode: Run
+) -> None:
+    ended = sfnode("init", *options)
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith("sfnode: SF022: ")
+    assert says in ended.err
+    assert not Path("run.toml").exists()
+
+
+def test_a_list_with_a_gap_in_it_is_a_slip(sfnode: Run) -> None:
+    ended = sfnode("init", "--target-modules", "q_proj,,v_proj")
+    assert ended.status == 2
+    assert "--target-modules" in ended.err

@@ -1,0 +1,112 @@
+"""The swarm of deploy/compose.yaml as a user runs it: `docker compose`, `docker` and `sfnode status`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tests.containers.docker import ROOT, run
+
+T = TypeVar("T")
+
+PROJECT, IMAGE = "sfnode-test", "sfnode-test"
+
+TRAINERS = 5
+
+BUDGET = 10_000_000
+"""Update budget of the run: more than any machine makes during the tests."""
+
+CPU = 10
+"""Percent of all cores for each trainer: five of them leave room for the test's own commands."""
+
+PATIENCE = 1200.0
+"""Seconds after which something counts as failed: six nodes may share two cores with others."""
+
+
+class Swarm:
+    """One project of `docker compose`."""
+
+    def __init__(self, compose: list[str], environment: dict[str, str]) -> None:
+        self._compose = [*compose, "--project-name", PROJECT, "--file", str(ROOT / "deploy" / "compose.yaml")]
+        self.environment = environment
+
+    def compose(self, *arguments: object, deadline: float = PATIENCE) -> str:
+        return run(*self._compose, *arguments, deadline=deadline, env=os.environ | self.environment)
+
+    def containers(self, service: str) -> list[str]:
+        return sorted(self.compose("--profile", "views", "ps", "--quiet", service).split())
+
+    def nodes(self) -> list[str]:
+        return [*self.containers("relay"), *self.containers("trainer")]
+
+
+def status(container: str) -> dict[str, Any] | None:
+    """Return what `sfnode status --json --feeds` prints in there, None while nothing answers."""
+    ended = subprocess.run(
+        ["docker", "exec", container, "sfnode", "status", "--json", "--feeds"],
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    return json.loads(ended.stdout) if ended.returncode == 0 else None
+
+
+def until(what: str, look: Callable[[], T | None], explain: Callable[[], object] = str) -> T:
+    """Return the result of `look` as soon as it is true."""
+    give_up = time.monotonic() + PATIENCE
+    while not (seen := look()):
+        assert time.monotonic() < give_up, f"{what}: waited in vain. {explain()}"
+        time.sleep(0.5)
+    return seen
+
+
+def until_status(what: str, container: str, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Wait for a status of which `condition` is true, and return it."""
+    last: dict[str, Any] | None = None
+
+    def look() -> dict[str, Any] | None:
+        nonlocal last
+        last = status(container)
+        return last if last and condition(last) else None
+
+    return until(what, look, lambda: f"It is {last} and said {logs(container)}")
+
+
+def logs(container: str) -> str:
+    ended = subprocess.run(
+        ["docker", "logs", "--tail", "30", container], capture_output=True, text=True, check=False
+    )
+    return ended.stdout + ended.stderr
+
+
+def execute(container: str, *command: str) -> str:
+    """Return the output of a command in a container; it must succeed."""
+    return run("docker", "exec", container, *command, deadline=PATIENCE)
+
+
+def inspect(container: str, what: str) -> str:
+    return run("docker", "inspect", "--format", what, container).strip()
+
+
+def own(status: dict[str, Any]) -> int:
+    """Return the number of updates of this node in its log."""
+    return of_origin(status, status["origin"])
+
+
+def of_origin(status: dict[str, Any], origin: str) -> int:
+    """Return the number of updates of an origin in this node's log."""
+    return sum(feed["updates"] for feed in status["feeds"] if feed["origin"] == origin)
+
+
+def without(status: dict[str, Any], origin: str) -> int:
+    """Return the number of updates of all origins but one in this node's log."""
+    return sum(feed["updates"] for feed in status["feeds"] if feed["origin"] != origin)
+
+
+def of_others(status: dict[str, Any]) -> int:
+    """Return the number of updates of all other nodes in its log."""
+    return without(status, status["origin"])

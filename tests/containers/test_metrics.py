@@ -1,0 +1,135 @@
+"""A real Prometheus sees the swarm: every node is scraped, every panel has data, no alert fires."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.containers.docker import ROOT, run
+from tests.containers.prometheus import Prometheus
+from tests.containers.swarm import TRAINERS, Swarm, execute, inspect, until, until_status
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
+
+DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "sfnode.json"
+METRICS, OPERATOR = ROOT / "docs" / "metrics.md", ROOT / "docs" / "operator.md"
+
+TRAINERS_ONLY = {"sfnode_loss"}
+"""Metrics that a node without a model does not have."""
+
+_SCRAPE = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
+
+
+def scraped(container: str) -> dict[str, dict[str, float]]:
+    """Return /metrics of a container: the values of each metric by their labels."""
+    found = re.findall(r"^(\w+)(\{.*\})? (\S+)$", execute(container, "python", "-c", _SCRAPE), re.MULTILINE)
+    values: dict[str, dict[str, float]] = {}
+    for name, labels, value in found:
+        values.setdefault(name, {})[labels] = float(value)
+    return values
+
+
+def documented() -> set[str]:
+    return set(re.findall(r"^\| `(sfnode_\w+)` \|", METRICS.read_text(), re.MULTILINE))
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Yield every expression that the documentation recommends, with the page's name."""
+    for page in (METRICS, OPERATOR):
+        for line in page.read_text().splitlines():
+            if line.startswith("|") and (found := re.search(r"\| `([^`]*sfnode_[^`]*)` \|$", line)):
+                yield page.name, found[1]
+
+
+def targets(prometheus: Prometheus) -> list[dict[str, Any]]:
+    return list(prometheus.ask("targets", state="active")["activeTargets"])
+
+
+def values(prometheus: Prometheus, expression: str) -> list[float]:
+    """Return the finite values of an expression now, of all its series."""
+    result = prometheus.ask("query", query=expression)
+    samples = (
+        [result["result"]] if result["resultType"] == "scalar" else [one["value"] for one in result["result"]]
+    )
+    return [float(value) for _, value in samples if math.isfinite(float(value))]
+
+
+def takes_part(status: dict[str, Any]) -> bool:
+    """Return whether a node has neighbours and, unless it is a relay, a loss."""
+    return bool(status["links"]) and (status["role"] == "relay" or status["loss"] is not None)
+
+
+def test_every_node_answers_with_the_documented_metrics(swarm: Swarm, trainers: list[str]) -> None:
+    names = documented()
+    assert len(names) > 20
+    for container in swarm.nodes():
+        now = until_status("it takes part", container, takes_part)
+        said = scraped(container)
+        expected = names - TRAINERS_ONLY if now["role"] == "relay" else names
+        assert expected - set(said) == set()
+        assert said["sfnode_updates_known_total"][""] >= now["known"]
+        (info,) = said["sfnode_info"]
+        assert f'peer="{now["peer"]}"' in info
+
+
+def test_prometheus_finds_and_scrapes_every_node(
+    swarm: Swarm, trainers: list[str], prometheus: Prometheus
+) -> None:
+    addresses = {
+        inspect(node, "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}") + ":9100"
+        for node in swarm.nodes()
+    }
+
+    def all_up() -> bool:
+        seen = targets(prometheus)
+        up = {target["labels"]["instance"] for target in seen if target["health"] == "up"}
+        return up == addresses and len(seen) == len(addresses)
+
+    until("all targets are up", all_up, lambda: json.dumps(targets(prometheus)))
+
+
+def test_prometheus_does_not_run_as_root(prometheus: Prometheus) -> None:
+    _, *users = run("docker", "top", prometheus.container, "-eo", "uid,pid").splitlines()
+    assert users
+    assert "0" not in {line.split()[0] for line in users}
+
+
+def least(target: dict[str, str]) -> int:
+    """Return the number of series of a panel's expression: one, or one for each node with the metric."""
+    if "{{instance}}" not in target["legendFormat"]:
+        return 1
+    return TRAINERS if set(re.findall(r"sfnode_\w+", target["expr"])) <= TRAINERS_ONLY else TRAINERS + 1
+
+
+def test_every_panel_of_the_dashboard_has_data_of_every_node(
+    prometheus: Prometheus, trainers: list[str]
+) -> None:
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel["targets"]:
+            seen = until(
+                f"{panel['title']} has {least(target)} series",
+                lambda target=target: enough(values(prometheus, target["expr"]), least(target)),
+                lambda target=target: json.dumps(prometheus.ask("query", query=target["expr"])),
+            )
+            print(f"panel {panel['title']}: {len(seen)} series, such as {seen[0]:.3f}")
+
+
+def enough(seen: list[float], least: int) -> list[float] | None:
+    return seen if len(seen) >= least else None
+
+
+def test_prometheus_understands_every_expression_in_the_docs_and_no_alert_fires(
+    prometheus: Prometheus, trainers: list[str]
+) -> None:
+    found = list(expressions())
+    assert {page for page, _ in found} == {METRICS.name, OPERATOR.name}
+    for page, expression in found:
+        seen = values(prometheus, expression)
+        alarm = re.search(r"(==|>) \d+$", expression)
+        assert not (alarm and seen), f"{page}: {expression} is {seen}"
+        print(f"{page}: {expression}: {len(seen)} series")

@@ -1,0 +1,186 @@
+"""The clients: with and without an event loop, with and without validation, and what is not an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from sfnode import schema
+from sfnode.control import http
+from sfnode.control.client import FEEDS_PAGE, Client, SyncClient
+from sfnode.errors import Code, UserError
+from sfnode.schema import status, unchecked, views
+from sfnode.schema.evaluation import Evaluation
+from tests.node.helpers import Swarm
+
+CALLS = [name for name, _ in inspect.getmembers(Client, inspect.iscoroutinefunction) if name[0] != "_"]
+
+
+async def test_without_an_event_loop_the_answers_are_the_same(swarm: Swarm) -> None:
+    a = await swarm.first(role="relay")
+    path = a.layout.control_socket
+    blocking, loop = SyncClient(path), Client(path)
+    assert (await asyncio.to_thread(blocking.status)).run_id == (await loop.status()).run_id
+    assert await asyncio.to_thread(blocking.digest) == await loop.digest()
+    assert await asyncio.to_thread(blocking.every_feed) == await loop.every_feed() == []
+    assert await asyncio.to_thread(blocking.limits) == await loop.limits()
+    with pytest.raises(UserError) as refusal:
+        await asyncio.to_thread(blocking.evaluate)
+    assert refusal.value.code == Code.BAD_OPTION
+    await asyncio.to_thread(blocking.leave)
+    await a.ended()
+
+
+async def test_unchecked_answers_have_the_same_fields(swarm: Swarm) -> None:
+    a, b = await swarm.first(), await swarm.join("b")
+    await b.until(lambda: b.machine.own in a.machine.frontier and a.machine.own in b.machine.frontier)
+    plain = Client(b.layout.control_socket, checked=False)
+    for name in ("status", "progress", "curves", "swarm", "origins", "limits"):
+        seen = await getattr(plain, name)()
+        model = type(await getattr(b.client, name)())
+        assert list(vars(seen)) == list(model.model_fields)
+        model.model_validate(unchecked.plain(seen))
+    assert (await plain.status()).links[0].peer == "a"
+
+
+async def test_an_invitation_leads_to_the_run_and_to_this_node(swarm: Swarm) -> None:
+    a = await swarm.first(role="relay")
+    said = await a.client.invitation()
+    assert (said.run_id, said.addresses) == (swarm.run.run_id.hex(), [a.address])
+    assert said.link.startswith("sfnode:")
+
+
+def test_both_clients_offer_the_same_calls() -> None:
+    for name in CALLS:
+        one, other = inspect.signature(getattr(Client, name)), inspect.signature(getattr(SyncClient, name))
+        assert one == other, name
+    assert {name for name in vars(SyncClient) if name[0] != "_"} == set(CALLS)
+
+
+def test_making_a_client_touches_nothing(tmp_path: Path) -> None:
+    Client(tmp_path / "nowhere" / "control.sock")
+    SyncClient(tmp_path / "nowhere" / "control.sock")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_client_loads_no_library_until_an_answer_is_validated() -> None:
+    script = (
+        "import sys, sfnode.control.client\n"
+        "heavy = {'aiohttp', 'asyncio', 'pydantic', 'numpy', 'torch', 'sfnode.node', 'sfprotocol'}\n"
+        "print(*heavy & set(sys.modules))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout == "\n"
+
+
+def test_the_names_of_the_schema_are_loaded_when_they_are_used() -> None:
+    assert {name for name in schema.__all__ if getattr(schema, name) is None} == set()
+    with pytest.raises(AttributeError, match="Statue"):
+        _ = schema.Statue  # type: ignore[attr-defined]
+
+
+def test_a_page_of_feeds_is_as_long_as_a_node_allows() -> None:
+    assert FEEDS_PAGE == views.MAX_PAGE
+
+
+# -- what is not validated -----------------------------------------------------------------------------
+
+
+def models(module: Any) -> list[type[BaseModel]]:
+    return [one for one in vars(module).values() if inspect.isclass(one) and issubclass(one, BaseModel)]
+
+
+def test_every_number_that_json_may_have_no_word_for_is_read_as_one() -> None:
+    """Rates, shares, times and sizes are always finite; what a model computes may not be."""
+    finite = ("rate", "seconds", "share", "per_second", "now", "interval", "differs_for", "latency", "uptime")
+    names = {
+        name
+        for model in (*models(status), *models(views), Evaluation)
+        for name, field in model.model_fields.items()
+        if float in flat(field.annotation) and model is not schema.Limits
+    }
+    assert {name for name in names if not any(part in name for part in finite)} == set(
+        unchecked.MAY_BE_NO_NUMBER
+    )
+
+
+def flat(annotation: Any) -> set[Any]:
+    """The types that an annotation is made of."""
+    return {annotation}.union(*(flat(part) for part in get_args(annotation)))
+
+
+def test_a_name_like_a_number_stays_a_name_and_a_loss_becomes_a_number_again() -> None:
+    text = json.dumps({"run_name": "NaN", "loss": "Infinity", "curve": {"loss": [None, 1.5, "NaN"]}})
+    seen = unchecked.read(text.encode())
+    assert (seen.run_name, seen.loss) == ("NaN", math.inf)
+    assert seen.curve.loss[:2] == [None, 1.5]
+    assert math.isnan(seen.curve.loss[2])
+
+
+def test_a_field_that_is_missing_is_another_version_of_sfnode() -> None:
+    with pytest.raises(UserError) as refusal:
+        _ = unchecked.read(b'{"feeds": 3}').cores
+    assert refusal.value.code == Code.NODE_NOT_RUNNING
+    assert "no field cores" in refusal.value.what
+
+
+# -- HTTP ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "received",
+    [
+        b"",
+        b"hello",
+        b"HTTP/1.1 200 OK\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: nine\r\n\r\n{}",
+        b"HTTP/1.1 fine\r\nContent-Length: 2\r\n\r\n{}",
+        b"SSH-2.0-OpenSSH\r\nContent-Length: 0\r\n\r\n",
+    ],
+)
+def test_what_is_no_whole_answer_is_refused(received: bytes, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        http.response(received)
+    with answering(tmp_path / "s", received), pytest.raises(UserError) as refusal:
+        SyncClient(tmp_path / "s").status()
+    assert refusal.value.code == Code.NODE_NOT_RUNNING
+
+
+def test_an_answer_is_read_to_its_end(tmp_path: Path) -> None:
+    body = json.dumps(["x" * 300_000]).encode()
+    received = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    with answering(tmp_path / "s", received):
+        assert SyncClient(tmp_path / "s", checked=False).status() == ["x" * 300_000]  # type: ignore[comparison-overlap]
+
+
+@contextmanager
+def answering(path: Path, received: bytes) -> Iterator[None]:
+    """Something that listens there, reads a question and sends these bytes."""
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65_536)
+            connection.sendall(received)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join()

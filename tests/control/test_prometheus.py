@@ -1,0 +1,118 @@
+"""Metrics: every value is one of the status, and the page that documents them lists them all."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sfnode.control import prometheus
+from sfnode.control.prometheus import METRICS
+from sfnode.errors import Code, UserError
+from sfnode.schema.node_state import NodeState
+from sfnode.schema.status import Status
+from tests.node.helpers import Node, Swarm, manifest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+async def scraped(node: Node) -> tuple[str, dict[str, dict[frozenset[tuple[str, str]], float]]]:
+    """The content type, and the samples by name and labels, as Prometheus's own parser reads them."""
+    connector = aiohttp.UnixConnector(str(node.layout.control_socket))
+    async with aiohttp.ClientSession(connector=connector) as session, session.get("http://n/metrics") as got:
+        return got.headers["Content-Type"], parsed(await got.text())
+
+
+def parsed(text: str) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
+    found: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
+    return found
+
+
+async def test_a_scrape_of_the_control_socket_says_what_status_says(
+    swarm_of: Callable[..., Swarm],
+) -> None:
+    swarm = swarm_of(manifest(update_budget=20))
+    a, b = await swarm.first(role="relay"), await swarm.join("b")
+    await b.until(lambda: a.known == 20 and all(link.known == 20 for link in a.node.status().links))
+    status = await a.client.status()
+    kind, found = await scraped(a)
+    assert kind.startswith("text/plain; version=")
+    none: frozenset[tuple[str, str]] = frozenset()
+    assert found["sfnode_updates_known_total"] == {none: 20.0} == {none: float(status.known)}
+    assert found["sfnode_own_updates_total"] == {none: 0.0}
+    assert found["sfnode_links"] == {none: 1.0}
+    assert found["sfnode_update_budget"] == {none: float(status.update_budget)}
+    assert found["sfnode_link_updates_known"] == {frozenset({("peer", "b"), ("role", "trainer")}): 20.0}
+    assert found["sfnode_bytes_received_total"][none] >= status.bytes_received > 0
+    assert found["sfnode_state"] == {frozenset({("state", name)}): name == status.state for name in NodeState}
+    ((labels, one),) = found["sfnode_info"].items()
+    assert dict(labels)["origin"] == "", "a relay has none"
+    assert (dict(labels)["run_id"], dict(labels)["peer"], one) == (status.run_id, "a", 1.0)
+    assert "sfnode_loss" not in found, "a relay has none"
+
+
+async def test_metrics_on_tcp_answer_there_and_nothing_else(swarm: Swarm) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    a = await swarm.first(metrics=("127.0.0.1", port))
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+            assert "sfnode_updates_known_total" in parsed(await answer.text())
+        for method, route in (("GET", "/status"), ("POST", "/stop"), ("POST", "/metrics")):
+            async with session.request(method, f"http://127.0.0.1:{port}{route}") as refused:
+                assert refused.status in (404, 405)
+    await a.stop()
+    with socket.create_server(("127.0.0.1", port)):
+        pass  # it let go of the port
+
+
+async def test_a_port_that_is_taken_is_an_error_of_the_user() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError) as refusal:
+        await prometheus.serve(Told(None), "127.0.0.1", taken.getsockname()[1])
+    assert refusal.value.code == Code.PORT_IN_USE
+    assert "--metrics" in refusal.value.fix
+
+
+async def test_an_address_that_is_not_of_this_machine_is_an_error_of_the_user() -> None:
+    with pytest.raises(UserError) as refusal:
+        await prometheus.serve(Told(None), "203.0.113.7", 0)
+    assert refusal.value.code == Code.BAD_OPTION
+
+
+class Told:
+    """A node that is never asked, or always says the same."""
+
+    def __init__(self, status: Any) -> None:
+        self._status = status
+
+    def status(self) -> Status:
+        assert isinstance(self._status, Status)
+        return self._status
+
+
+def test_the_documented_table_is_the_code() -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", (DOCS / "metrics.md").read_text(), flags=re.MULTILINE)
+    rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in tables[0].splitlines()[2:]]
+    described = [
+        [f"`{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.text] for m in METRICS
+    ]
+    assert [row[:3] for row in rows] == [one[:3] for one in described]
+    assert [row[3].lower() for row in rows] == [one[3].lower().rstrip(".") for one in described]
+
+
+def test_every_number_of_the_status_is_a_metric() -> None:
+    """A number that is added to the status and forgotten here would be missed only when it is needed."""
+    apart = {"pid"}
+    """Numbers that identify instead of measuring."""
+    numbers = {name for name, field in Status.model_fields.items() if field.annotation in (int, float)}
+    source = Path(prometheus.__file__).read_text()
+    assert {name for name in numbers - apart if f'"{name}"' not in source} == set()

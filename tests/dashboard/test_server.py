@@ -1,0 +1,207 @@
+"""The web dashboard's server: what it answers, whom it lets in, and what its files may not do."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from sfnode.control.client import Client
+from sfnode.dashboard.access import is_local
+from sfnode.dashboard.server import STATIC, serving
+from sfnode.errors import Code, UserError
+from sfnode.store.data_folder import Layout
+from tests.node.helpers import Swarm
+
+TOKEN = 'a "token"; that, nobody & guesses #1 = 100 %?'
+
+
+@asynccontextmanager
+async def page_of(swarm: Swarm, token: str = "", host: str = "127.0.0.1") -> AsyncIterator[str]:
+    a = await swarm.first()
+    await a.until(lambda: a.known > 20)
+    async with serving(a.client, host, 0, token) as url:
+        yield url
+
+
+async def fetch(
+    url: str, *, session: aiohttp.ClientSession | None = None, method: str = "GET", **options: Any
+) -> tuple[int, str, Any]:
+    """Status, text and headers."""
+    if session is None:
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as fresh:
+            return await fetch(url, session=fresh, method=method, **options)
+    async with session.request(method, url, **options) as response:
+        return response.status, await response.text(), response.headers
+
+
+async def test_the_page_and_its_answers_are_served_with_a_strict_policy(swarm: Swarm) -> None:
+    async with page_of(swarm) as url:
+        assert url.startswith("http://127.0.0.1:")
+        assert "token" not in url
+        for path in (
+            "",
+            "style.css",
+            "app.js",
+            "icon.svg",
+            "api/now",
+            "api/curves",
+            "api/origins",
+            "api/history",
+        ):
+            status, text, headers = await fetch(url + path)
+            assert (status, bool(text)) == (200, True), path
+            policy = headers["Content-Security-Policy"]
+            assert "default-src 'none'" in policy
+            assert "require-trusted-types-for 'script'" in policy
+            assert "unsafe" not in policy
+            assert headers["X-Content-Type-Options"] == "nosniff"
+            assert "Access-Control-Allow-Origin" not in headers
+        assert (await fetch(url + "nothing"))[0] == 404
+        assert (await fetch(url + "..%2fserver.py"))[0] == 404
+
+
+async def test_what_it_answers_is_what_the_control_socket_says(swarm: Swarm) -> None:
+    async with page_of(swarm) as url, aiohttp.ClientSession() as session:
+        async with session.get(url + "api/now") as response:
+            now = await response.json()
+        assert now["status"]["run_id"] == swarm.run.run_id.hex()
+        assert now["progress"]["update_budget"] == 100_000
+        assert [node["kind"] for node in now["swarm"]["nodes"]] == ["self"]
+        assert now["doing"][0].startswith("Training: ")
+        assert now["doing"][1] == "warn"
+        assert now["together"] == ["no neighbours", "warn"]
+        assert (now["agreement"], now["limits"]) == ({}, {})
+        async with session.post(url + "api/evaluate", json={}) as response:
+            assert [m["base"] for m in (await response.json())["measurements"]] == [True, False]
+        async with session.post(url + "api/evaluate", json={}) as response:
+            assert [m["base"] for m in (await response.json())["measurements"]] == [True, False, False]
+        async with session.post(url + "api/generate", json={"prompt": "It was", "tokens": 64}) as response:
+            assert (await response.json())["base"] == "It was"
+        async with session.post(url + "api/generate", json={"prompt": ""}) as response:
+            assert (response.status, "prompt" in await response.text()) == (400, True)
+
+
+async def test_without_its_token_nobody_sees_anything(swarm: Swarm) -> None:
+    async with page_of(swarm, TOKEN) as url:
+        bare = url.partition("?")[0]
+        for path in ("", "app.js", "api/now", "?token=wrong"):
+            status, text, _ = await fetch(bare + path)
+            assert status == 401
+            assert "needs its token" in text
+        for headers in (
+            {"Authorization": TOKEN[:-1]},
+            {"Cookie": "sfnode-1=a; =; ;;"},
+        ):
+            assert (await fetch(bare + "api/now", headers=headers))[0] == 401, headers
+        posted = {"method": "POST", "json": {"prompt": "a"}}
+        assert (await fetch(bare + "api/generate", **posted))[0] == 401
+        assert (await fetch(bare + "api/generate" + "?" + url.partition("?")[2], **posted))[0] == 401
+        assert (await fetch(bare + "api/now", headers={"Authorization": f"Bearer {TOKEN}"}))[0] == 200
+
+
+async def test_bytes_that_are_no_text_are_a_wrong_token_like_any_other(swarm: Swarm) -> None:
+    async with page_of(swarm, TOKEN) as url:
+        port = int(url.split(":")[2].partition("/")[0])
+        for header in (b"Authorization: Bearer \xff\xfe", b"Cookie: sfnode-%d=\xff" % port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(
+                b"GET /api/now HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n" + header + b"\r\n\r\n"
+            )
+            assert (await reader.read()).startswith(b"HTTP/1.1 401 "), header
+            writer.close()
+            await writer.wait_closed()
+
+
+async def test_the_address_with_the_token_opens_the_page_and_the_browser_keeps_it(swarm: Swarm) -> None:
+    async with (
+        page_of(swarm, TOKEN) as url,
+        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session,
+    ):
+        async with session.get(url, allow_redirects=False) as response:
+            assert (response.status, response.headers["Location"]) == (303, "/")
+            cookie = response.headers["Set-Cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Lax" in cookie
+        assert "guesses" not in cookie
+        bare = url.partition("?")[0]
+        assert (await fetch(bare, session=session))[0] == 200
+        assert (await fetch(bare + "api/now", session=session))[0] == 200
+
+
+async def test_where_others_can_reach_it_there_is_always_a_token(swarm: Swarm) -> None:
+    async with page_of(swarm, host="0.0.0.0") as url:
+        assert len(url.partition("?token=")[2]) >= 32
+        port = url.split(":")[2].partition("/")[0]
+        assert (await fetch(f"http://127.0.0.1:{port}/api/now"))[0] == 401
+
+
+def test_which_addresses_are_this_machine_alone() -> None:
+    assert all(map(is_local, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
+    assert not any(map(is_local, ("0.0.0.0", "::", "192.168.1.5", "example.org")))
+
+
+async def test_a_name_that_a_stranger_has_pointed_here_is_refused(swarm: Swarm) -> None:
+    async with page_of(swarm) as url:
+        port = url.split(":")[2].rstrip("/")
+        for host in (f"evil.example:{port}", "evil.example", "", "[", "127.0.0.1.evil.example"):
+            status, text, _ = await fetch(url + "api/now", headers={"Host": host})
+            assert (status, "known under that name" in text) == (421, True), host
+        for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
+            assert (await fetch(url + "api/now", headers={"Host": host}))[0] == 200
+
+
+async def test_a_page_of_another_site_cannot_make_the_node_work(swarm: Swarm) -> None:
+    async with page_of(swarm) as url:
+        question = {"method": "POST", "data": b'{"prompt": "a"}'}
+        json = {"Content-Type": "application/json"}
+        for headers in (
+            {"Content-Type": "text/plain"},
+            {"Content-Type": "application/x-www-form-urlencoded"},
+            json | {"Sec-Fetch-Site": "cross-site"},
+            json | {"Sec-Fetch-Site": "same-site"},
+            json | {"Origin": "http://evil.example"},
+            json | {"Origin": "null"},
+            json | {"Origin": url.rstrip("/").replace("127.0.0.1", "localhost")},
+        ):
+            for path in ("api/generate", "api/evaluate"):
+                assert (await fetch(url + path, headers=headers, **question))[0] == 403, headers  # type: ignore[arg-type]
+        own = json | {"Sec-Fetch-Site": "same-origin", "Origin": url.rstrip("/")}
+        assert (await fetch(url + "api/generate", headers=own, **question))[0] == 200  # type: ignore[arg-type]
+        assert (await fetch(url + "api/history", headers={"Sec-Fetch-Site": "cross-site"}))[0] == 403
+        assert (await fetch(url, headers={"Sec-Fetch-Site": "cross-site"}))[0] == 200  # a link to it
+
+
+async def test_the_page_cannot_be_made_to_stop_the_node_or_to_change_it(swarm: Swarm) -> None:
+    async with page_of(swarm) as url:
+        for wish in ("pause", "resume", "leave", "finish", "limits", "stop"):
+            for path in (wish, f"api/{wish}", f"api/../{wish}"):
+                assert (await fetch(url + path, method="POST", json={}))[0] in (404, 405), path
+
+
+async def test_a_node_that_is_gone_is_said_so_and_a_busy_port_too(swarm: Swarm) -> None:
+    absent = Client(Layout(swarm.folder / "nobody").control_socket)
+    async with serving(absent, "127.0.0.1", 0) as url:
+        status, text, _ = await fetch(url + "api/now")
+        assert (status, "no node answers" in text) == (503, True)
+        with pytest.raises(UserError) as refusal:
+            async with serving(absent, "127.0.0.1", int(url.split(":")[2].rstrip("/"))):
+                pass
+        assert refusal.value.code == Code.PORT_IN_USE
+
+
+def test_the_files_load_nothing_from_elsewhere_and_never_take_text_for_markup() -> None:
+    for file in STATIC.iterdir():
+        text = file.read_text()
+        links = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"')]*", text)) - {
+            "http://www.w3.org/2000/svg"
+        }
+        assert not links, file
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|style=", text
+        ), file

@@ -1,0 +1,260 @@
+"""What `sfnode top` draws of real nodes: fits any terminal, tells what the node says, obeys no stranger."""
+
+from __future__ import annotations
+
+import math
+import pty
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.text import Text
+
+from sfnode.dashboard import formatting, tables
+from sfnode.dashboard.frame import Shown, absent, ascii_only, frame
+from sfnode.dashboard.snapshot import Mood, Words, agreement, doing, look_at_all, measure, together
+from sfnode.dashboard.top import can_be_kept_up_to_date
+from sfnode.limits import Limits
+from sfnode.schema.evaluation import NodeEvaluation
+from sfnode.schema.node_state import NodeState
+from sfnode.schema.views import Origins, SwarmNode
+from sfnode.sizes import size_text
+from tests.node.helpers import Swarm, eventually, manifest
+
+
+async def seen_of(swarm: Swarm) -> Shown:
+    """A trainer's view of a run of three that is complete."""
+    await swarm.first(role="relay")
+    b = await swarm.join("b")
+    c = await swarm.join("c")
+    # When all trainers say so nothing follows.
+    await eventually(lambda: {b.node.status().state, c.node.status().state} == {"complete"})
+    await eventually(lambda: b.node.status().known == c.node.status().known)
+    await eventually(lambda: sum(bool(node.agrees) for node in b.node.views.swarm().nodes) == 3)
+    await measure(b.client)
+    return Shown(*await look_at_all(b.client))
+
+
+async def test_a_frame_tells_what_the_node_says_and_fits_any_terminal(swarm_of: Callable[..., Swarm]) -> None:
+    swarm = swarm_of(manifest(update_budget=120))
+    seen = await seen_of(swarm)
+    it_tells_what_the_node_says(seen)
+    it_counts_the_neighbours_for_whom_there_is_no_line(seen)
+    it_says_in_one_sentence_whether_the_node_does_anything(seen)
+    it_says_how_the_neighbours_compare(seen)
+    it_draws_numbers_that_are_none(seen)
+    it_tells_all_limits_or_that_there_are_more(seen)
+    it_lists_contributions_and_obeys_no_name(seen, await swarm.nodes["b"].client.origins())
+    for width, height in ((40, 8), (60, 16), (80, 24), (132, 43), (250, 100)):
+        it_fits(seen, width, height)
+
+
+def it_tells_what_the_node_says(seen: Shown) -> None:
+    lines = [line.plain for line in frame(seen, 80, 24)]
+    text = "\n".join(lines)
+    assert len(lines) == 24
+    known, mine = seen.now.status.known, seen.now.status.contributed
+    assert lines[1].startswith(f"The run is complete; {mine:,} updates (")
+    assert f"{known:,} of 120 updates" in text
+    assert "done" in text
+    assert seen.now.status.digest[:12] in text
+    assert "neighbours  2 in step" in text
+    assert f"accuracy  {known:.3f}" in text
+    assert "base model 0.000" in text
+    assert "loss  1.000" in text
+    assert sum("same digest" in line for line in lines) == 2
+    assert "q quit" in lines[-1]
+
+
+def it_fits(seen: Shown, width: int, height: int) -> None:
+    noted = seen._replace(note="a note")
+    for lines in (frame(noted, width, height), absent("/home/a", "no node answers", width, height)):
+        assert len(lines) <= height
+        assert max(line.cell_len for line in lines) <= width
+    assert all(line.plain.isascii() for line in ascii_only(frame(seen, width, height)))
+
+
+def with_neighbours(seen: Shown, *nodes: SwarmNode) -> Shown:
+    swarm = seen.now.swarm.model_copy(update={"nodes": [seen.now.swarm.nodes[0], *nodes]})
+    return seen._replace(now=seen.now._replace(swarm=swarm))
+
+
+def with_status(seen: Shown, **fields: Any) -> Shown:
+    return seen._replace(now=seen.now._replace(status=seen.now.status.model_copy(update=fields)))
+
+
+def it_counts_the_neighbours_for_whom_there_is_no_line(seen: Shown) -> None:
+    neighbour = seen.now.swarm.nodes[1]
+    many = with_neighbours(seen, *(neighbour.model_copy(update={"peer": f"p{n}"}) for n in range(30)))
+    lines = [line.plain for line in frame(many, 80, 24)]
+    assert len(lines) == 24
+    shown = sum("same digest" in line for line in lines)
+    assert f"and {30 - shown} more" in lines
+    assert shown >= 3
+
+
+def it_says_in_one_sentence_whether_the_node_does_anything(seen: Shown) -> None:
+    def sentence(**fields: Any) -> Words:
+        return doing(with_status(seen, **{"known": 200, "contributed": 50, **fields}).now)
+
+    made = "Training: 50 updates so far (25 % of all), 1.5 more every second."
+    assert sentence(state="training", updates_per_second=1.5) == (made, Mood.GOOD)
+    assert sentence(state="training", contributed=0).text == "Training: the first update is being computed."
+    assert sentence(state="paused", pauses=["hours: only 22:00-07:00"]) == (
+        "Paused: hours: only 22:00-07:00.",
+        Mood.WARN,
+    )
+    assert "7 updates are still missing" in sentence(state="catching-up", lacking=7).text
+    assert sentence(state="idle", role="relay").mood == Mood.GOOD
+    for state in NodeState:
+        assert sentence(state=state).text
+        assert sentence(state=state, role="relay").text
+    alone = with_neighbours(with_status(seen, state="training"))
+    assert doing(alone.now).mood == Mood.WARN
+    assert "no neighbours" in doing(alone.now).text
+    told = [line.plain for line in frame(alone, 80, 24)]
+    assert all(word in f"{told[1]} {told[2]}" for word in doing(alone.now).text.split())
+
+
+def it_tells_all_limits_or_that_there_are_more(seen: Shown) -> None:
+    limits = Limits(
+        cpu=50, memory=4_000_000_000, hours="22:00-07:00", idle=10, mains=True, upload_rate=500_000
+    )
+    told = {width: _limits_in(frame(with_status(seen, limits=limits), width, 24)) for width in (40, 80)}
+    assert told[80] == "cpu 50, memory 4.0 GB, hours 22:00-07:00, idle 10, mains yes, upload_rate 500 kB"
+    assert told[40].startswith("cpu 50, memory 4.0 GB, hours")
+    assert told[40].endswith("…")
+
+
+def _limits_in(lines: list[Text]) -> str:
+    plain = [line.plain for line in lines]
+    first = next(number for number, line in enumerate(plain) if line.startswith("limits  "))
+    return " ".join(line.removeprefix("limits").strip() for line in plain[first : first + 2])
+
+
+def it_says_how_the_neighbours_compare(seen: Shown) -> None:
+    same = seen.now.swarm.nodes[1]
+    behind = same.model_copy(update={"agrees": False, "known": 0})
+    other = same.model_copy(update={"agrees": False, "differs_for": 99.0, "known": seen.now.known})
+    assert together(seen.now) == ("2 in step", Mood.GOOD)
+    assert together(with_neighbours(seen, same, behind).now) == ("2 in step", Mood.GOOD)
+    assert together(with_neighbours(seen, same, other).now) == ("1 of 2 out of step", Mood.BAD)
+    assert together(with_neighbours(seen).now) == ("no neighbours", Mood.WARN)
+
+
+def it_draws_numbers_that_are_none(seen: Shown) -> None:
+    odd = {
+        "metric": "perplexity",
+        "value": math.inf,
+        "low": 1.0,
+        "high": math.inf,
+        "loss": math.nan,
+        "count": 1,
+    }
+    measured = [NodeEvaluation(**odd, seconds=s, known=9, base=False, digest="d") for s in (1.0, 2.0)]
+    curves = seen.curves.model_copy(update={"measurements": [*seen.curves.measurements, *measured]})
+    assert "perplexity  inf" in "\n".join(line.plain for line in frame(seen._replace(curves=curves), 80, 24))
+
+
+def it_lists_contributions_and_obeys_no_name(seen: Shown, page: Origins) -> None:
+    first, second = page.origins
+    nasty = "\x1b[2J\u202e\x07Ada"
+    named = [first.model_copy(update={"name": nasty, "team": "北京大学" * 8}), second]
+    drawn = frame(seen._replace(origins=page.model_copy(update={"origins": named})), 80, 24)
+    lines = [line.plain for line in drawn]
+    (row,) = [line for line in lines if "Ada" in line]
+    assert first.origin[:8] in row
+    assert f"{first.updates:,}" in row
+    assert any(second.origin[:8] in line for line in lines)
+    assert max(line.cell_len for line in drawn) <= 80
+    assert all(line.isprintable() for line in lines)
+    title = frame(with_status(seen, run_name="\x1b]0;mine\x07"), 80, 24)[0].plain
+    assert title.isprintable()
+    ourselves = seen.now.swarm.nodes[0].model_copy(update={"name": "x" * 32})
+    titled = seen._replace(
+        now=seen.now._replace(swarm=seen.now.swarm.model_copy(update={"nodes": [ourselves]}))
+    )
+    assert seen.now.status.origin[:8] in frame(titled, 80, 24)[0].plain
+
+
+def test_a_name_is_cut_off_before_the_key_beside_it() -> None:
+    assert tables.named("Ada", "1a2b3c4d5e6f") == "Ada 1a2b3c4d"
+    assert tables.named("", "1a2b3c4d5e6f") == "1a2b3c4d"
+    assert tables.named("x" * 32, "1a2b3c4d5e6f", 20) == "x" * 10 + "… 1a2b3c4d"
+    assert cell_len(tables.named("北" * 10, "1a2b3c4d5e6f", 20)) <= 20
+
+
+def test_a_terminal_that_cannot_move_its_cursor_is_not_kept_up_to_date(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = pty.openpty()
+    with open(theirs, "r+b", buffering=0) as terminal, open(ours, "r+b", buffering=0):
+        monkeypatch.setattr(sys, "stdin", terminal)
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert can_be_kept_up_to_date({"TERM": "xterm"})
+        assert not any(can_be_kept_up_to_date({"TERM": name}) for name in ("dumb", "unknown", ""))
+        assert not can_be_kept_up_to_date({})
+
+
+def test_agreement_is_told_in_words_and_alarms_only_when_it_lasts() -> None:
+    def node(known: int, agrees: bool, differs_for: float | None) -> SwarmNode:
+        return SwarmNode(
+            peer="a",
+            kind="neighbour",
+            role="trainer",
+            known=known,
+            lag=0,
+            agrees=agrees,
+            differs_for=differs_for,
+        )
+
+    assert agreement(node(7, True, None), 9) == ("same digest", Mood.GOOD)
+    assert agreement(node(7, False, 99.0), 9) == ("2 behind", Mood.NEUTRAL)
+    assert agreement(node(9, False, 99.0), 7) == ("2 ahead", Mood.NEUTRAL)
+    assert agreement(node(7, False, 3.0), 7) == ("under way", Mood.NEUTRAL)
+    assert agreement(node(7, False, 99.0), 7) == ("digest differs", Mood.BAD)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (size_text(999), "999 B"),
+        (size_text(1234), "1.2 kB"),
+        (size_text(999_600), "1.0 MB"),
+        (size_text(5e15), "5000 TB"),
+        (formatting.span(41), "0:41"),
+        (formatting.span(3 * 3600 + 300), "3 h 05"),
+        (formatting.span(100 * 3600), "4 d 4 h"),
+        (formatting.span(None), "?"),
+        (formatting.delay(0.0004), "0.4 ms"),
+        (formatting.delay(0.012), "12 ms"),
+        (formatting.delay(1.26), "1.3 s"),
+        (formatting.rate(None), "?"),
+        (formatting.rate(1234.5), "1,234"),
+        (formatting.bar(0.5, 4), "██░░"),
+        (formatting.percent(0.5), "50 %"),
+        (formatting.percent(0.0123), "1.2 %"),
+        (formatting.percent(1e-9), "< 0.1 %"),
+        (formatting.percent(0.0), "0 %"),
+        (formatting.printable("a\x1b[31m\u202eb\u2067"), "a\ufffd[31m\ufffdb\ufffd"),
+        (formatting.spark([0, 1, 2], 9), "▁▅█"),
+        (formatting.spark([0, math.inf, math.nan, 2], 9), "▁█"),
+        (formatting.short("a" * 20, 4), "…aaa"),
+    ],
+)
+def test_figures_read_well(given: str, expected: str) -> None:
+    assert given == expected
+
+
+def test_a_curve_in_braille_rises_where_its_values_do_and_has_gaps_where_there_are_none() -> None:
+    top, bottom = formatting.braille([0.0, 1.0], 2, 2)
+    assert bottom[0] != formatting.BLANK
+    assert top[-1] != formatting.BLANK
+    assert top[0] == formatting.BLANK
+    (line,) = formatting.braille([1.0, None, None, 1.0], 4, 1)
+    assert line[1:3] == 2 * formatting.BLANK
+    assert line[0] != formatting.BLANK
+    assert formatting.braille([], 3, 1) == [3 * formatting.BLANK]
+    assert formatting.smooth([1.0, None, 3.0], 1) == [1.0, None, 3.0]

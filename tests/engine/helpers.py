@@ -1,0 +1,111 @@
+"""A run on each of the tiny random models, and updates to feed it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.trainer import Trainer
+from sfnode.manifest import Data, Manifest, Task, Training
+from sfnode.models import loader
+from sfnode.models.quantized import Int8Linear
+from sfnode.models.targets import DEFAULT, Selection
+from sfprotocol.seeds import update_seeds
+from tests.models.families import ENCODERS, FAMILIES, WORDS, model_folder, random_model
+
+__all__ = ["ENCODERS", "FAMILIES", "WORDS", "model_folder", "random_model"]
+
+DEVICE = os.environ.get("SFNODE_DEVICE", "cpu")
+"""Where models run: `pytest --device`."""
+
+SHARED = Path(__file__).parents[3] / "shared"
+ROWS = [
+    {"sentence": "the film was bright .", "label": "1"},
+    {"sentence": "a dull story", "label": "0"},
+    {"sentence": "the story was good . the film was slow", "label": "1"},
+    {"sentence": "bad .", "label": "0"},
+    {"sentence": "a slow dull film is a bad film", "label": "0"},
+]
+TASK = Task(kind="classification", template="{sentence} It was", verbalizer={"0": "terrible", "1": "great ."})
+
+HEADED_TASK = Task(
+    kind="sequence-classification", template="{sentence}", verbalizer={"0": "negative", "1": "positive"}
+)
+"""For the encoders."""
+
+
+def manifest(family: str, test: str = "", selection: Selection = DEFAULT, **training: Any) -> Manifest:
+    """A run on a tiny model; `training` as in the manifest. No path enters it, so its run id never varies."""
+    numbers = {"rank": 4, "batch_size": 3, "epoch_updates": 50, "update_budget": 500} | training
+    task = HEADED_TASK if family in ENCODERS else TASK
+    labels = len(task.verbalizer) if family in ENCODERS else 0
+    described = loader.describe(str(model_folder(family)), "", selection, labels)
+    return Manifest(
+        model=described.model_copy(update={"source": f"tiny/{family}"}),
+        task=task,
+        data=Data(test=test),
+        training=Training(**numbers),
+    )
+
+
+def data_file(folder: Path) -> Path:
+    """ROWS as a TSV."""
+    lines = ["sentence\tlabel", *(f"{row['sentence']}\t{row['label']}" for row in ROWS)]
+    path = folder / "rows.tsv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def trainer(run: Manifest, rows: Path | None = None, **options: Any) -> Trainer:
+    """A trainer of a run on a tiny model; it can make steps if it is given training rows."""
+    given: dict[str, Any] = {"device": DEVICE} | options
+    if "model_override" not in given:
+        given["model_override"] = model_folder(run.model.source.removeprefix("tiny/"))
+    return Trainer.load(run, data_override=rows, training=rows is not None, **given)
+
+
+def in_float64(run: Trainer) -> Trainer:
+    """The same run at the same point, computed in float64: on the weights just as `run` holds them."""
+    other = trainer(run.manifest, device=str(run.loaded.device))
+    other.loaded.model.double()
+    held = dict(run.loaded.model.named_parameters())
+    for name, parameter in other.loaded.model.named_parameters():
+        if name in held:
+            parameter.data.copy_(held[name])
+    for site, weight in zip(other.loaded.sites, held_weights(run), strict=True):
+        loader.matrix(site).copy_(weight)
+    return Trainer(run.manifest, replace(other.loaded, dtype=torch.float64), [])
+
+
+def held_weights(run: Trainer) -> list[torch.Tensor]:
+    """The targets as W (out, in), just as they are held; float64."""
+    return [
+        site.module.entries.double() * site.module.scales.double()
+        if isinstance(site.module, Int8Linear)
+        else loader.matrix(site).double()
+        for site in run.loaded.sites
+    ]
+
+
+def updates(count: int, epochs: Iterable[int] = (0,), key: int = 1) -> UpdateBatch:
+    """`count` updates whose epochs go round through `epochs`, with scalars of every size up to 300."""
+    cycle = np.resize(np.array(list(epochs), np.int64), count)
+    scalars = (np.arange(count, dtype=np.int64) * 7919 + key) % 601 - 300
+    return UpdateBatch(cycle, update_seeds(key, 0, count), scalars)
+
+
+def part(batch: UpdateBatch, rows: Any) -> UpdateBatch:
+    """The updates at these indices."""
+    return UpdateBatch(batch.epochs[rows], batch.seeds[rows], batch.scalars[rows])
+
+
+def weights(run: Trainer) -> list[torch.Tensor]:
+    """A copy of every tensor of the live model."""
+    return [tensor.to("cpu", copy=True) for tensor in run.loaded.model.state_dict().values()]

@@ -1,0 +1,209 @@
+"""The two-point estimate: hooks do what moved weights would do, and what is measured is the derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from sfnode.engine.estimator import quantise, two_point
+from sfnode.engine.subspace import Subspace
+from sfnode.engine.trainer import Trainer
+from sfnode.models.loader import matrix
+from sfnode.models.targets import Form, Selection, view
+from sfnode.tasks.encoding import Encoded, encode
+from sfprotocol.seeds import basis_signs, coordinates, update_seeds
+from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, data_file, manifest, trainer, updates, weights
+
+SEEDS = [int(seed) for seed in update_seeds(3, 0, 3)]
+
+
+EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
+
+
+def batches(run: Trainer) -> list[Encoded]:
+    """Three mini-batches of different sizes and lengths."""
+    task = run.manifest.task
+    return [encode(task, run.loaded.tokenizer, rows) for rows in (ROWS[:3], ROWS[3:4], ROWS[1:])]
+
+
+def loss(run: Trainer, batch: Encoded) -> torch.Tensor:
+    """Mean loss at the weights as they are."""
+    ids, mask = (part.to(run.loaded.device) for part in (batch.input_ids, batch.attention_mask))
+    logits = run.loaded.model(input_ids=ids, attention_mask=mask).logits.cpu()
+    chosen = logits[batch.sequences] if run.loaded.classifies else logits[batch.sequences, batch.columns]
+    return batch.losses(chosen.log_softmax(-1).gather(1, batch.targets[:, None]).flatten()).mean()
+
+
+def written_directions(run: Trainer, seed: int, epoch: int) -> list[torch.Tensor]:
+    """`s * u_i v_j^T` of every layer, from the integer rules alone."""
+    targets, rank = run.manifest.model.parsed_targets(), run.manifest.training.rank
+    drawn = coordinates(np.array([seed], np.uint64), len(targets), rank)
+    moves = []
+    for layer, target in enumerate(targets):
+        u = basis_signs(run.manifest.run_id, epoch, layer, "U", target.out_features, rank)
+        v = basis_signs(run.manifest.run_id, epoch, layer, "V", target.in_features, rank)
+        row, column, sign = (int(part[0, layer]) for part in drawn)
+        moves.append(torch.from_numpy(sign * np.outer(u[:, row], v[:, column])).float())
+    return moves
+
+
+@contextmanager
+def hand_moved(run: Trainer, moves: list[torch.Tensor], by: float) -> Iterator[None]:
+    kept = [matrix(site).clone() for site in run.loaded.sites]
+    for site, move in zip(run.loaded.sites, moves, strict=True):
+        matrix(site).add_(move.to(run.loaded.device), alpha=by)
+    yield
+    for site, weight in zip(run.loaded.sites, kept, strict=True):
+        matrix(site).copy_(weight)
+
+
+@pytest.mark.parametrize("selection", [Selection(), EVERYTHING], ids=["matrices", "everything"])
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
+def test_three_queries_at_once_give_the_losses_of_hand_moved_weights(
+    family: str, selection: Selection
+) -> None:
+    run, epsilon, spread = trainer(manifest(family, selection=selection)), 0.02, []
+    found = two_point(run.loaded, run.space.directions(SEEDS, 2), batches(run), epsilon)
+    for seed, batch, estimate in zip(SEEDS, batches(run), found, strict=True):
+        moves = written_directions(run, seed, epoch=2)
+        with hand_moved(run, moves, epsilon):
+            plus = float(loss(run, batch))
+        with hand_moved(run, moves, -epsilon):
+            minus = float(loss(run, batch))
+        assert estimate.loss + epsilon * estimate.alpha == pytest.approx(plus, rel=1e-5)
+        assert estimate.loss - epsilon * estimate.alpha == pytest.approx(minus, rel=1e-5)
+        spread.append(abs(plus - minus) / plus)
+    assert max(spread) > 1e-3
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
+def test_an_estimate_is_the_directional_derivative_with_its_sign(family: str) -> None:
+    run, epsilon = trainer(manifest(family)), 2e-4  # its square is how far off the estimate is
+    found = two_point(run.loaded, run.space.directions(SEEDS, 0), batches(run), epsilon)
+    for seed, batch, estimate in zip(SEEDS, batches(run), found, strict=True):
+        slope = sum(
+            float((gradient * move).sum())
+            for gradient, move in zip(gradients(run, batch), written_directions(run, seed, 0), strict=True)
+        )
+        assert estimate.alpha == pytest.approx(slope, rel=0.01, abs=0.01)
+
+
+class Averages(NamedTuple):
+    """What a run's coordinates are credited with, over many seeds on one mini-batch; all (layers, r, r)."""
+
+    found: NDArray[np.float64]
+    derivatives: NDArray[np.float64]
+    """By automatic differentiation, along each u_i v_j^T."""
+    error: float
+    """The standard error of each of `found`."""
+
+
+def averages(count: int, *, signed: bool) -> Averages:
+    """With rank 2, every coordinate is drawn by a quarter of the seeds."""
+    run = trainer(manifest("gpt2", rank=2))
+    batch, seeds = batches(run)[0], update_seeds(11, 0, count)
+    drawn = coordinates(seeds, len(run.loaded.sites), 2)
+    signs = drawn.sign if signed else np.ones_like(drawn.sign)  # (count, layers)
+    alphas = []
+    for first in range(0, count, 40):
+        some = slice(first, first + 40)
+        directions = run.space.directions(seeds[some].tolist(), 0)
+        kept = torch.from_numpy(signs[some] * drawn.sign[some]).to(directions.u[0])
+        moved = directions._replace(u=tuple(u * kept[:, k, None] for k, u in enumerate(directions.u)))
+        alphas += [estimate.alpha for estimate in two_point(run.loaded, moved, [batch] * 40, 1e-3)]
+    found, times, derivatives = np.zeros((3, len(run.loaded.sites), 2, 2))
+    for layer, gradient in enumerate(gradients(run, batch)):
+        u, v = (side.cpu().float() for side in run.space.basis.matrices(0, layer))
+        derivatives[layer] = u.t() @ gradient @ v
+        where = drawn.row[:, layer], drawn.column[:, layer]
+        np.add.at(found[layer], where, signs[:, layer] * alphas)
+        np.add.at(times[layer], where, 1)
+    return Averages(found / times, derivatives, float(np.std(alphas)) / np.sqrt(count / 4))
+
+
+def in_standard_errors(difference: NDArray[np.float64], error: float) -> float:
+    return float(np.sqrt(np.mean(difference**2))) / error
+
+
+@pytest.mark.parametrize("count", [200, 1_600])
+def test_averaged_over_seeds_every_coordinate_gets_its_own_derivative(count: int) -> None:
+    found, derivatives, error = averages(count, signed=True)
+    assert 0.7 < in_standard_errors(found - derivatives, error) < 1.3
+    assert in_standard_errors(derivatives, error) > 2.5 * np.sqrt(count / 1_600)
+
+
+def test_without_a_sign_of_its_own_each_gets_the_mean_derivatives_of_all_other_layers_as_well() -> None:
+    found, derivatives, error = averages(1_600, signed=False)
+    means = derivatives.mean((1, 2), keepdims=True)  # (layers, 1, 1)
+    others = means.sum() - means
+    assert 0.7 < in_standard_errors(found - (derivatives + others), error) < 1.3
+    assert in_standard_errors(found - derivatives, error) > 5
+
+
+def gradients(run: Trainer, batch: Encoded) -> list[torch.Tensor]:
+    """Of the mean loss with respect to every target matrix, by automatic differentiation."""
+    parameters: list[Any] = [getattr(site.module, site.parameter) for site in run.loaded.sites]
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    found = torch.autograd.grad(loss(run, batch), parameters)
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    return [view(gradient, site.form).cpu() for gradient, site in zip(found, run.loaded.sites, strict=True)]
+
+
+def test_a_step_writes_no_weight(tmp_path: Path) -> None:
+    run = trainer(manifest("opt"), data_file(tmp_path))
+    before = weights(run)
+    run.step(SEEDS, 0)
+    assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
+
+
+def test_queries_do_not_feel_each_other(tmp_path: Path) -> None:
+    run = trainer(manifest("llama", scalar_delta=0.01), data_file(tmp_path))
+    together = run.step(SEEDS, 1)
+    alone = [run.step([seed], 1) for seed in SEEDS]
+    assert [abs(a - b.scalars[0]) <= 1 for a, b in zip(together.scalars, alone, strict=True)] == [True] * 3
+    assert together.loss == pytest.approx(sum(step.loss for step in alone) / 3, rel=1e-5)
+    assert len(set(together.scalars)) == 3
+
+
+@given(alpha=st.floats(-1e6, 1e6), limit=st.integers(1, 32_767))
+def test_a_scalar_is_the_nearest_multiple_of_delta_within_the_limit(alpha: float, limit: int) -> None:
+    q = quantise(alpha, 1 / 64, limit)
+    assert abs(q) <= limit
+    assert abs(q) == limit or abs(q / 64 - alpha) <= 1 / 128
+
+
+def test_halves_are_rounded_to_even_and_what_is_not_finite_moves_nothing() -> None:
+    assert [quantise(half, 1.0, 9) for half in (0.5, 1.5, 2.5, -0.5, -1.5)] == [0, 2, 2, 0, -2]
+    assert [quantise(bad, 1.0, 9) for bad in (float("nan"), float("inf"), float("-inf"))] == [0, 0, 0]
+    assert quantise(1e300, 1e-300, 9) == 9
+
+
+def test_vectors_of_a_packed_model_move_along_their_own_direction_and_follow_the_core() -> None:
+    """The live core of its matrices does not concern them."""
+    run = trainer(manifest("opt", selection=EVERYTHING, learning_rate=1e-3), dtype="int8")
+    space = run.space
+    plain = Subspace(space.basis, space.targets, space.rank, space.device, run.loaded.dtype, live_core=False)
+    for seed in SEEDS:
+        (live,) = two_point(run.loaded, space.directions([seed], 0), batches(run)[:1], 1e-2)
+        (alone,) = two_point(run.loaded, plain.directions([seed], 0), batches(run)[:1], 1e-2)
+        assert live.alpha == pytest.approx(alone.alpha, rel=1e-3, abs=1e-3)
+    run.weights.follow()
+    run.apply(updates(20))
+    run.weights.follow()
+    moved = [matrix(site).clone() for site in run.loaded.sites if site.form is Form.VECTOR]
+    run.weights.rebuild()
+    exact = [matrix(site) for site in run.loaded.sites if site.form is Form.VECTOR]
+    assert len(exact) > 2
+    for found, wanted in zip(moved, exact, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)

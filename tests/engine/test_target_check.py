@@ -1,0 +1,206 @@
+"""What cannot be moved row by row is refused when a model is loaded, by name and with the reason."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from sfnode.engine import forward, target_check
+from sfnode.engine.estimator import two_point
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Data, Manifest, Training
+from sfnode.models import loader
+from sfnode.models.targets import DEFAULT, Selection
+from sfnode.tasks.encoding import encode
+from tests.engine.helpers import (
+    DEVICE,
+    ENCODERS,
+    FAMILIES,
+    ROWS,
+    TASK,
+    WORDS,
+    manifest,
+    model_folder,
+    trainer,
+)
+
+EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
+DTYPES = ("float32", "bfloat16", "float16", "int8")
+
+
+@pytest.mark.parametrize("selection", [DEFAULT, EVERYTHING], ids=["matrices", "everything"])
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
+def test_no_family_has_anything_to_complain_of(family: str, selection: Selection) -> None:
+    assert target_check.problem(trainer(manifest(family, selection=selection)).loaded) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["opt", "gemma2", "bert"])
+def test_rounding_is_no_problem(family: str, dtype: str) -> None:
+    assert target_check.problem(trainer(manifest(family), dtype=dtype).loaded) is None
+
+
+def plain(mlp: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)))
+
+
+def in_another_order(mlp: Any, x: Tensor) -> Tensor:
+    return plain(mlp, x.flip(0)).flip(0)
+
+
+def mixed(mlp: Any, x: Tensor) -> Tensor:
+    y = plain(mlp, x)
+    return y + y.mean(0)
+
+
+def without_a_call(mlp: Any, x: Tensor) -> Tensor:
+    up = torch.nn.functional.linear(x, mlp.up_proj.weight)
+    return torch.as_tensor(mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * up))
+
+
+def for_some_tokens_only(mlp: Any, x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    y[:, 1:] = plain(mlp, x[:, 1:])  # as an expert is called with the tokens that are routed to it
+    return y
+
+
+@pytest.mark.parametrize(
+    ("forward", "name", "reason"),
+    [
+        (in_another_order, "model.layers.0.mlp.gate_proj", "does not keep the rows of a batch apart"),
+        (mixed, "model.layers.0", "does not keep the rows of a batch apart"),
+        (without_a_call, "model.layers.0.mlp.up_proj", "is never called as a layer"),
+        (for_some_tokens_only, "model.layers.0.mlp.gate_proj", "as in a mixture of experts"),
+    ],
+)
+def test_a_layer_that_is_no_function_of_one_row_is_refused_by_name(
+    forward: Callable[..., Tensor], name: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = manifest("llama")
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+    with pytest.raises(UserError, match=reason) as caught:
+        trainer(described)
+    assert caught.value.code is Code.MODEL_UNSUPPORTED
+    assert name in caught.value.what
+    assert "--target-modules" in caught.value.fix
+
+
+def test_such_a_layer_is_no_trouble_where_it_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = manifest("llama", selection=Selection(("q_proj", "v_proj")))
+    monkeypatch.setattr(LlamaMLP, "forward", for_some_tokens_only)
+    assert trainer(attention).loaded.sites
+
+
+_SHAPE = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+_EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8,
+    },
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 4},
+}
+
+
+def loaded(kind: str, folder: Path, **settings: Any) -> Trainer:
+    """A run on a random model of any kind that transformers has."""
+    torch.manual_seed(7)
+    build: Any = AutoModelForCausalLM
+    shutil.copytree(model_folder("llama"), folder, ignore=shutil.ignore_patterns("model.*", "config.json"))
+    build.from_config(AutoConfig.for_model(kind, **_SHAPE | settings)).save_pretrained(folder)
+    run = Manifest(model=loader.describe(str(folder), ""), task=TASK, data=Data(), training=Training())
+    return Trainer.load(run, training=False, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"), [("mixtral", set()), ("qwen2_moe", {"shared_expert"}), ("qwen3_moe", set())]
+)
+def test_of_a_mixture_of_experts_what_all_tokens_go_through_is_trained(
+    kind: str, extra: set[str], tmp_path: Path
+) -> None:
+    run = loaded(kind, tmp_path / kind, **_EXPERTS[kind])
+    names = [site.target.name.removeprefix("model.layers.").split(".") for site in run.loaded.sites]
+    assert {parts[-1] for parts in names if parts[1] == "self_attn"} == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+    }
+    assert {parts[2] for parts in names if parts[1] == "mlp"} == extra | {f"{name}_gate" for name in extra}
+
+
+def seeing(folder: Path, selection: Selection) -> Trainer:
+    """A run on a model that sees images, too; its configuration has no vocabulary, but that for text has."""
+    torch.manual_seed(7)
+    build: Any = AutoModelForCausalLM
+    shutil.copytree(model_folder("llama"), folder, ignore=shutil.ignore_patterns("model.*", "config.json"))
+    sight = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sight |= {"image_size": 28, "patch_size": 14, "vision_use_head": False}
+    text = _SHAPE | {"head_dim": 4, "query_pre_attn_scalar": 4}
+    settings = AutoConfig.for_model("gemma3", text_config=text, vision_config=sight, mm_tokens_per_image=4)
+    build.from_config(settings).save_pretrained(folder)
+    described = loader.describe(str(folder), "", selection)
+    run = Manifest(model=described, task=TASK, data=Data(), training=Training())
+    return Trainer.load(run, training=False, device=DEVICE)
+
+
+def test_what_a_model_sees_with_is_never_called_for_a_text_and_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"vision_tower\.encoder\.layers\.0\.self_attn\.k_proj is never called"
+    ) as caught:
+        seeing(tmp_path / "gemma3", DEFAULT)
+    assert caught.value.code is Code.MODEL_UNSUPPORTED
+
+
+def test_the_part_for_text_of_a_model_that_sees_is_trained_and_measured_and_writes(tmp_path: Path) -> None:
+    run = seeing(tmp_path / "gemma3", Selection((r"model\.language_model\..*_proj",)))
+    assert len(run.loaded.sites) == 2 * 7
+    batch = encode(TASK, run.loaded.tokenizer, ROWS)
+    (found,) = two_point(run.loaded, run.space.directions([1], 0), [batch], 1e-3)
+    losses = batch.losses(forward.score_in_passes(run.loaded, batch).log_probs)
+    assert found.loss == pytest.approx(float(losses.mean()), rel=1e-3)
+    assert isinstance(run.generate("the film was " * 40, 3)[1], str)  # cut to the positions for text
+
+
+def test_a_state_space_model_whose_projection_is_used_without_a_call_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"layers\.0\.mixer\.dt_proj is never called as a layer"):
+        loaded("mamba", tmp_path / "mamba")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_encoder_that_plays_a_language_model_is_refused_as_it_sees_its_answers(
+    seed: int, tmp_path: Path
+) -> None:
+    """Whichever: one token alone is predicted nearly the same by most of the random ones."""
+    folder = Path(shutil.copytree(model_folder("bert"), tmp_path / "bert"))
+    network: Any = AutoModelForMaskedLM
+    torch.manual_seed(seed)
+    network.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    described = loader.describe(str(folder), "")
+    run = manifest("opt").model_copy(update={"model": described})
+    with pytest.raises(UserError, match="reads both ways") as caught:
+        Trainer.load(run, training=False)
+    assert caught.value.code is Code.MODEL_UNSUPPORTED

@@ -1,0 +1,110 @@
+"""A trainer measures, applies and evaluates; what it cannot do it says in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Data, Manifest, Task
+from sfnode.models import loader
+from sfprotocol.seeds import update_seeds
+from tests.engine.helpers import ROWS, SHARED, data_file, manifest, part, trainer, updates
+
+
+def test_a_step_repeats_itself_and_changes_nothing_until_it_is_applied(tmp_path: Path) -> None:
+    run = trainer(manifest("opt"), data_file(tmp_path))
+    nothing = run.core.digest()
+    first = run.step([5, 6], 0)
+    assert run.step([5, 6], 0) == first
+    assert len(first.scalars) == 2
+    assert run.core.digest() == nothing
+    run.apply(UpdateBatch(np.array([0, 0]), np.array([5, 6], np.uint64), np.array(first.scalars)))
+    assert run.core.digest() != nothing
+
+
+def test_trainers_that_hear_the_same_in_another_order_evaluate_the_same(tmp_path: Path) -> None:
+    file = data_file(tmp_path)
+    run = manifest("llama", str(file), learning_rate=1e-3)
+    one, other = trainer(run, file), trainer(run)
+    for n in range(40):
+        one.apply(part(updates(40, (0, 1)), slice(n, n + 1)))
+        one.step([n], 0)
+    other.apply(part(updates(40, (0, 1)), slice(None, None, -1)))
+    assert one.core.digest() == other.core.digest()
+    assert one.evaluate() == other.evaluate()
+    assert one.evaluate().count == len(ROWS)
+    assert one.evaluate() != one.evaluate_base()
+    assert one.evaluate_base() == trainer(run).evaluate()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "modernbert"])
+def test_following_its_own_estimates_lowers_the_loss(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a path of this test's own would be another run, with other directions
+    file = data_file(tmp_path)
+    run = trainer(manifest(family, file.name, learning_rate=1e-3, batch_size=5), file)
+    seeds = update_seeds(1, 0, 600)
+    for n in range(0, 600, 4):
+        own = seeds[n : n + 4]
+        scalars = np.array(run.step(own.tolist(), n // 300).scalars)
+        run.apply(UpdateBatch(np.full(4, n // 300), own, scalars))
+    assert run.evaluate().loss < 0.8 * run.evaluate_base().loss
+
+
+def test_shards_share_out_the_rows(tmp_path: Path) -> None:
+    file = data_file(tmp_path)
+
+    def losses(shard: tuple[int, int] | None) -> set[float]:
+        """One for every row of the shard, as batches of one row and enough seeds draw them all."""
+        run = trainer(manifest("opt", batch_size=1, epsilon=1e-6), file, shard=shard)
+        return {round(run.step([seed], 0).loss, 3) for seed in range(60)}
+
+    first, second = losses((0, 2)), losses((1, 2))
+    assert (len(first), len(second)) == (3, 2)
+    assert first | second == losses(None)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "meta", "toaster"])
+def test_a_device_that_is_not_there_is_refused_with_a_way_out(device: str) -> None:
+    with pytest.raises(UserError, match=device) as caught:
+        trainer(manifest("opt"), device=device)
+    assert caught.value.code is Code.DEVICE
+    assert "--device cpu" in caught.value.fix
+
+
+def test_a_run_on_private_data_asks_for_it() -> None:
+    with pytest.raises(UserError) as caught:
+        Trainer.load(manifest("opt"))
+    assert caught.value.code is Code.DATA_NEEDED
+
+
+def test_a_run_without_test_data_cannot_be_evaluated_and_says_so() -> None:
+    with pytest.raises(UserError) as caught:
+        trainer(manifest("opt")).evaluate()
+    assert caught.value.code is Code.DATA_NEEDED
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the workplace's shared models and data")
+def test_the_reference_model_scores_as_its_notes_say() -> None:
+    folder, data = SHARED / "models/opt-mini-sst", SHARED / "data/sst2"
+    task = Task(
+        kind="classification",
+        template="{sentence|strip} It was",
+        verbalizer={"0": "terrible", "1": "great"},
+    )
+    run = Trainer.load(
+        Manifest(
+            model=loader.describe(str(folder), ""),
+            task=task,
+            data=Data(test=str(data / "test.tsv")),
+        ),
+        training=False,
+    )
+    found = run.evaluate()
+    assert (found.count, found.metric, round(found.value, 3)) == (872, "accuracy", 0.533)

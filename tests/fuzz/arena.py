@@ -1,0 +1,354 @@
+"""A few nodes with real machines and hosts, disks in memory and wires on which anything may happen.
+
+The host keeps its order (events are decided, what they admit is committed, only then is anything sent); when
+each of these happens the fuzzer says. What must hold at every moment is checked here; what must hold in the
+end, in `healing`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+
+from sfnode.sim.checks.invariants import SPARE, TABLES, entries, tables
+from sfnode.sim.world.disk import Disk
+from sfnode.sim.world.keys import remembering
+from sfprotocol import codec, fork_proofs
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Received, Writable
+from sfprotocol.frontier import Frontier
+from sfprotocol.host import Advanced, Close, Commit, Effect, Send
+from sfprotocol.host import Host as ProtocolHost
+from sfprotocol.inquiries import MAX_INQUIRIES
+from sfprotocol.link import Link
+from sfprotocol.machine import Machine
+from sfprotocol.messages import EpochScalars, Feed, Proof, Segment, Summary
+from sfprotocol.names import Names
+from sfprotocol.plumtree import MAX_BURST, TTL
+from sfprotocol.pulls import MAX_PULLS_PER_LINK
+from tests.fuzz.stories import RUN, Stories, key_of, origin_of
+
+MAX_RECORDED = 64
+"""Frames of honest hosts that the hostile peer keeps, to send them again elsewhere."""
+
+VERIFY = remembering()
+"""Cache of checked signatures: stories are the same in every arena."""
+
+
+@dataclass
+class Wire:
+    """One direction of a link. Without a far end the frames go to the hostile peer, or nowhere."""
+
+    far: End | None = None
+    flight: deque[bytes] = field(default_factory=deque)
+    owes_writable: bool = False
+
+
+@dataclass
+class End:
+    """One host's side of a link."""
+
+    number: int
+    host: Host
+    peer: str
+    hostile: bool = False
+    out: Wire = field(default_factory=Wire)
+    dropped: bool = False
+    """Whether its machine has dropped it; frames may still arrive until the link is closed."""
+
+
+class Host:
+    """One honest node."""
+
+    def __init__(self, arena: Arena, name: str, *, relay: bool) -> None:
+        self.arena = arena
+        self.name = name
+        self.relay = relay
+        self.disk: Disk = Disk(RUN, None)
+        self.backup: Disk | None = None
+        self.met = False
+        self.up = False
+        self.sent = 0
+        """Number of frames."""
+        self.writing: Commit | None = None
+        """What the round under way writes to disk."""
+        self.ends: dict[int, End] = {}
+        self.making: dict[tuple[Feed, int], tuple[EpochScalars, ...]] = {}
+        """Own updates that are not on disk yet, and so unknown to anybody."""
+        self.faults: list[str] = []
+        """Rules for whose breach it has dropped honest neighbours."""
+        self.counted: dict[Feed, int] = {}
+        """Up to which step of each feed updates were applied."""
+        self.host: ProtocolHost
+        self.start()
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def machine(self) -> Machine:
+        return self.host.machine
+
+    def start(self) -> None:
+        """Begin, or continue from what the disk holds (as `sfnode.sim.world.node`)."""
+        fresh = not (self.disk.own and self.disk.stop(self.disk.own))
+        if fresh and not self.relay:
+            self.disk.own = Feed(origin_of(self.name), next(self.arena.incarnations))
+        machine = Machine(
+            RUN,
+            self.disk.frontier(),
+            own=self.disk.own,
+            sign=key_of(self.name).sign,
+            draw_incarnation=lambda: next(self.arena.incarnations),
+            proven=fresh or not self.met,
+            now=self.arena.now,
+            cards=self.disk.cards.values(),
+            names=Names(self.name),
+            verify=VERIFY,
+        )
+        self.host = ProtocolHost(machine, self.disk)
+        self.counted = {feed: self.disk.counted(feed) for feed in self.disk.shelves}
+        self.up = True
+
+    def crash(self, *, power_cut: bool) -> None:
+        """Lose links, memory and what waits; without power also a commit under way."""
+        if power_cut:
+            self.writing = None
+        self._write()
+        self.making.clear()
+        self.up = False
+        for end in list(self.ends.values()):
+            self.arena.close(end, silent=power_cut)
+
+    def post(self, event: Event) -> None:
+        if self.up:
+            self.host.post(event)
+
+    # -- one round, in two halves ------------------------------------------------------------------
+
+    def decide(self, events: int) -> None:
+        """Let the machine take in so many events. While a commit is under way nothing is taken in."""
+        if not self.up or self.host.busy:
+            return
+        self.writing = self.host.decide(self.arena.now, most=events)
+        due = self.machine.next_deadline()
+        assert due > self.arena.now, "a deadline that stays due after a Wake is a busy loop"
+
+    def commit(self) -> None:
+        """What was decided becomes durable, and is then carried out in order."""
+        if self.up and self.host.busy:
+            self._write()
+            for effect in self.host.carry_out():
+                self._do(effect)
+
+    def _write(self) -> None:
+        commit, self.writing = self.writing, None
+        if commit is None:
+            return
+        self.disk.append(commit)
+        for admit in commit.admits:
+            feed, first = admit.feed, admit.segment.first
+            if parts := self.making.pop((feed, first), None):
+                self.arena.stories.goes_on(feed, first, self.disk.head(feed, first), parts)
+        for admit in commit.admits:
+            self._check_admitted(admit)
+        for cut in commit.cuts:
+            codec.encode(cut.proof, RUN.scalar_bytes)
+            assert fork_proofs.holds(RUN, cut.proof, VERIFY), "a feed is cut by a proof that proves nothing"
+            assert self.arena.stories.may_be_cut(cut.proof.feed), "an honest origin is cut"
+
+    def _check_admitted(self, admit: Admit) -> None:
+        """Check that all on disk was signed by its origin, as one history (the disk itself refuses gaps)."""
+        updates = [
+            (epoch, scalar)
+            for row in self.disk.shelves[admit.feed].rows
+            for epoch, scalars in row.segment.parts
+            for scalar in scalars
+        ]
+        assert self.arena.stories.told(admit.feed, updates), f"{self} admitted what was never signed: {admit}"
+
+    def compute(self, updates: int) -> None:
+        """The engine has finished so many updates, if the machine lets it make any."""
+        made = self.host.own_updates(updates, lambda: next(self.arena.scalars)) if self.up else None
+        if made:
+            self.making[made.feed, made.first] = made.parts
+            self.post(made)
+
+    # -- effects -----------------------------------------------------------------------------------
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                self._send(effect)
+            case Close(link=link, fault=fault):
+                self._drop(link, fault)
+            case Advanced(feed=feed, before=before, stop=stop):
+                assert before == self.counted.get(feed, 0), "an update is applied twice, or one is left out"
+                assert stop <= self.disk.stop(feed), "what is applied is not on disk"
+                self.counted[feed] = stop
+
+    def _send(self, send: Send) -> None:
+        end = self.ends.get(send.link)
+        if end is None:
+            return
+        self.sent += 1
+        end.out.flight.append(send.frame)
+        if isinstance(send.message, Segment):
+            assert send.message.hops < TTL
+            end.out.owes_writable = True
+
+    def _drop(self, link: int, fault: str | None) -> None:
+        if end := self.ends.get(link):
+            end.dropped = True
+            if fault and not end.hostile:
+                self.faults.append(fault)
+
+    # -- what must hold at every moment --------------------------------------------------------------
+
+    def check(self) -> None:
+        if not self.up or self.host.busy:
+            return
+        frontier = self.machine.frontier
+        counted = {feed: self.disk.counted(feed) for feed in self.disk.shelves}
+        assert {feed: stop for feed, stop in self.counted.items() if stop} == {
+            feed: stop for feed, stop in counted.items() if stop
+        }, "what is applied is not what counts"
+        assert {state.feed: state.next for state in frontier} == counted, (
+            "the frontier is not what is on disk"
+        )
+        assert frontier.known == sum(counted.values())
+        if frontier.digest() != self.arena.digest_of.get(self.name):
+            again: Frontier = self.disk.frontier()
+            assert again.digest() == frontier.digest(), "a restart would end in another state"
+            self.arena.digest_of[self.name] = frontier.digest()
+        for link in self.machine.links.values():
+            self._check_tables(link)
+        feeds, links = len(self.arena.stories.named), len(self.machine.links)
+        assert entries(self.machine) <= (links + 1) * (TABLES * feeds + SPARE)
+
+    def _check_tables(self, link: Link) -> None:
+        feeds = len(self.arena.stories.named)
+        assert len(link.inbox.asked) <= MAX_PULLS_PER_LINK
+        assert len(link.inquiries) <= MAX_INQUIRIES
+        assert len(link.outbox.serving) <= MAX_BURST
+        for name, table in tables(link):
+            assert len(table) <= feeds, f"{name} of a link has {len(table)} entries of {feeds} feeds"
+
+
+class Arena:
+    """Hosts, wires and the clock."""
+
+    def __init__(self, hosts: int, *, relay: bool = False) -> None:
+        self.now = 0.0
+        self.stories = Stories()
+        self.incarnations = count(1000)
+        self.scalars = (n % 1999 - 999 for n in count(7, 13))
+        self.numbers = count(1)
+        self.recorded: deque[bytes] = deque(maxlen=MAX_RECORDED)
+        self.focus = 0
+        """Number of the story that the hostile peer tells at present."""
+        self.digest_of: dict[str, bytes] = {}
+        """By host, the digest of the state that was last compared with the disk."""
+        self.hosts = [Host(self, f"host{n}", relay=relay and n == hosts - 1) for n in range(hosts)]
+        for host in self.hosts:
+            self.note_own(host)
+
+    @property
+    def ends(self) -> list[End]:
+        return [end for host in self.hosts for end in host.ends.values()]
+
+    @property
+    def hostile_ends(self) -> list[End]:
+        return [end for end in self.ends if end.hostile]
+
+    def note_own(self, host: Host) -> None:
+        if host.machine.own:
+            self.stories.named.add(host.machine.own)
+
+    # -- links -------------------------------------------------------------------------------------
+
+    def link(self, one: Host, other: Host) -> None:
+        """Link two hosts that are up and have no link."""
+        if one is other or not (one.up and other.up) or self.linked(one, other):
+            return
+        near, far = self._end(one, other.name), self._end(other, one.name)
+        near.out.far, far.out.far = far, near
+        one.met = other.met = True
+
+    def linked(self, one: Host, other: Host) -> bool:
+        return any(end.out.far and end.out.far.host is other for end in one.ends.values())
+
+    def link_hostile(self, host: Host) -> End:
+        host.met = True
+        return self._end(host, "hostile", hostile=True)
+
+    def _end(self, host: Host, peer: str, *, hostile: bool = False) -> End:
+        end = End(next(self.numbers), host, peer, hostile)
+        host.ends[end.number] = end
+        host.post(LinkUp(end.number, peer))
+        return end
+
+    def close(self, end: End, *, silent: bool = False) -> None:
+        """End a link; both sides hear of it, unless this one has lost its power."""
+        if end.host.ends.pop(end.number, None) is None:
+            return
+        end.host.post(LinkDown(end.number))
+        far, end.out.far = end.out.far, None
+        if far:
+            far.out.far = None
+            if not silent:
+                self.close(far)
+
+    # -- frames ------------------------------------------------------------------------------------
+
+    def deliver(self, end: End, *, index: int = 0, keep: bool = False, lose: bool = False) -> None:
+        """Deliver a frame that `end` has sent: the first or another, once or twice, or not at all."""
+        wire = end.out
+        if not wire.flight or (wire.far and not wire.far.host.host.has_room(wire.far.number)):
+            return
+        frame = wire.flight[index % len(wire.flight)]
+        if not keep:
+            del wire.flight[index % len(wire.flight)]
+        self.recorded.append(frame)
+        if wire.far and not lose:
+            wire.far.host.post(Received(wire.far.number, frame))
+        if not wire.flight and wire.owes_writable:
+            wire.owes_writable = False
+            end.host.post(Writable(end.number))
+
+    def inject(self, end: End, frame: bytes) -> None:
+        """Send a frame from the hostile peer; what it names is noted, even if a changed byte named it."""
+        with suppress(RemoteProtocolError):
+            match codec.decode(frame, RUN.scalar_bytes):
+                case Summary(entries=entries):
+                    self.stories.named.update(entry.feed for entry in entries)
+                case Proof(feed=feed):
+                    self.stories.named.add(feed)
+        if end.host.host.has_room(end.number):
+            end.host.post(Received(end.number, frame))
+
+    # -- everything --------------------------------------------------------------------------------
+
+    def sweep(self) -> bool:
+        """Deliver everything in order and let all hosts do a round; return whether anything happened."""
+        busy = False
+        for end in self.ends:
+            for _ in range(len(end.out.flight)):
+                self.deliver(end)
+                busy = True
+        for host in self.hosts:
+            host.commit()
+            busy = busy or bool(host.host.waiting)
+            host.decide(host.host.waiting)
+            host.commit()
+            self.note_own(host)
+        for end in [end for end in self.ends if end.dropped and not end.out.flight]:
+            self.close(end)
+            busy = True
+        return busy
+
+    def check(self) -> None:
+        for host in self.hosts:
+            host.check()

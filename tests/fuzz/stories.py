@@ -1,0 +1,149 @@
+"""What origins have signed: histories that branch, and the oracle of everything that was ever signed.
+
+Refuses to know what any node has of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sfprotocol.messages import Branch, Card, EpochScalars, Feed, Proof, RunParameters, Segment
+from sfprotocol.seeds import feed_key
+from sfprotocol.segments import drop_updates, first_updates
+from sfprotocol.signing import card_message, extend, genesis, head_message
+
+RUN = RunParameters(bytes(range(32)), epoch_updates=16, update_budget=320, scalar_bytes=2, scalar_limit=1000)
+
+Told = tuple[int, int]
+"""One update: (epoch, scalar)."""
+
+Parts = tuple[EpochScalars, ...]
+
+
+@cache
+def key_of(name: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b"."))
+
+
+@cache
+def origin_of(name: str) -> bytes:
+    return key_of(name).public_key().public_bytes_raw()
+
+
+def flat(parts: Sequence[EpochScalars]) -> list[Told]:
+    return [(epoch, scalar) for epoch, scalars in parts for scalar in scalars]
+
+
+HISTORY = 40
+"""Updates of every history of a hostile origin."""
+
+NAMES = ("eve", "mal", "zed")
+
+PARTINGS = (0, 3, 9)
+"""Where the second, third and fourth history of a forked feed part from the first."""
+
+
+class Saga:
+    """One feed of a hostile origin: one history, or several."""
+
+    def __init__(self, name: str, incarnation: int, partings: Sequence[int]) -> None:
+        self.name = name
+        self.feed = Feed(origin_of(name), incarnation)
+        self.key = feed_key(RUN.run_id, *self.feed)
+        self.partings = (HISTORY, *partings)
+        self.histories = [self._history(branch, at) for branch, at in enumerate(self.partings)]
+
+    def _history(self, branch: int, parting: int) -> Parts:
+        scalars = [n if n < parting else 100 * branch + n for n in range(HISTORY)]
+        return EpochScalars(0, tuple(scalars[:12])), EpochScalars(2, tuple(scalars[12:]))
+
+    def chain(self, branch: int, step: int) -> bytes:
+        return extend(genesis(RUN.run_id, self.feed), first_updates(self.histories[branch], step))
+
+    def sign(self, stop: int, chain: bytes) -> bytes:
+        return _sign(self.name, self.feed, stop, chain)
+
+    def segment(self, branch: int, first: int, stop: int, hops: int = 0) -> Segment:
+        parts = drop_updates(first_updates(self.histories[branch], stop), first)
+        return Segment(self.key, first, parts, self.sign(stop, self.chain(branch, stop)), hops)
+
+    def branch(self, at: int, chain: bytes, parts: Parts) -> Branch:
+        """A history that goes on from any chain head, also from one that nobody's updates lead to."""
+        return Branch(parts, self.sign(at + len(flat(parts)), extend(chain, parts)))
+
+    def fork(self, branch: int, count: int) -> Proof:
+        """That the first history and another are two; they part where they part."""
+        at = self.partings[branch]
+        chain = self.chain(0, at)
+        first, second = (
+            self.branch(at, chain, drop_updates(first_updates(self.histories[which], at + count), at))
+            for which in (0, branch)
+        )
+        return Proof(self.feed, at, (chain, chain), (first, second))
+
+    def invented(self, at: int, chains: tuple[bytes, bytes], empty: bool) -> Proof:
+        """A proof that holds, of histories that nobody has seen."""
+        one, other = ((), ()) if empty else ((EpochScalars(0, (1,)),), (EpochScalars(0, (2,)),))
+        branches = self.branch(at, chains[0], one), self.branch(at, chains[1], other)
+        return Proof(self.feed, at, chains, branches)
+
+    def card(self, step: int, name: str) -> Card:
+        """What this origin calls itself from `step` on."""
+        unsigned = Card(self.feed, step, name, "", bytes(64))
+        return replace(unsigned, signature=key_of(self.name).sign(card_message(RUN.run_id, unsigned)))
+
+
+@cache
+def _sign(name: str, feed: Feed, stop: int, chain: bytes) -> bytes:
+    return key_of(name).sign(head_message(RUN.run_id, feed, stop, chain))
+
+
+SAGAS = (
+    *(Saga("eve", incarnation, PARTINGS) for incarnation in range(1, 5)),
+    *(Saga("mal", incarnation, (5,)) for incarnation in range(1, 5)),
+    *(Saga("zed", incarnation, ()) for incarnation in range(1, 3)),
+)
+"""So many that not all of them are cut soon."""
+
+
+class Stories:
+    """The oracle: all histories that were ever signed, by whomever."""
+
+    def __init__(self) -> None:
+        self._told: dict[Feed, list[list[Told]]] = {
+            saga.feed: [flat(parts) for parts in saga.histories] for saga in SAGAS
+        }
+        self._heads: dict[bytes, list[Told]] = {}
+        self.named: set[Feed] = set(self._told)
+        """All feeds that anybody has ever named."""
+        self.others = False
+        """Whether origins that are not known here may sign, too."""
+        self.split: set[Feed] = set()
+        """Feeds of honest origins whose node was put back and has contradicted itself."""
+
+    def goes_on(self, feed: Feed, first: int, before: bytes, parts: Parts) -> None:
+        """An honest origin goes on after its chain head `before`."""
+        past = self._heads[before] if first else []
+        history = past + flat(parts)
+        chain = before if first else genesis(RUN.run_id, feed)
+        self._heads[extend(chain, parts)] = history
+        known = self._told.setdefault(feed, [])
+        known[:] = [other for other in known if other != past] + [history]
+        self.named.add(feed)
+        if len(known) > 1:
+            self.split.add(feed)
+
+    def told(self, feed: Feed, updates: list[Told]) -> bool:
+        """Whether its origin has signed these as the beginning of one history."""
+        if feed not in self._told:
+            return self.others
+        return any(history[: len(updates)] == updates for history in self._told[feed])
+
+    def may_be_cut(self, feed: Feed) -> bool:
+        """Whether its origin can have contradicted itself: only then there can be a proof."""
+        hostile = feed.origin in {origin_of(name) for name in NAMES}
+        return hostile or feed in self.split or (self.others and feed not in self._told)

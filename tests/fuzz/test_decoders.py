@@ -1,0 +1,155 @@
+"""Whatever bytes a stranger sends: refused in the declared way, or the one encoding of what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sfnode.control.routes import EvaluateRequest
+from sfnode.transport.base import LinkClosed
+from sfnode.transport.libp2p.streams import StreamLink
+from sfprotocol.codec import LENGTH_BYTES, MAX_FRAME
+from tests.fuzz.choices import Choices
+from tests.fuzz.decoders import DECODERS, frugal, mutated, seeds, with_another_value
+from tests.fuzz.effort import EFFORT
+
+CHANGES = st.binary(max_size=40)
+PACKED = ("codec", "listing", "manifest", "roster")
+"""The decoders of MessagePack."""
+
+NAMES = st.sampled_from(sorted(DECODERS))
+
+
+@EFFORT
+@given(NAMES, st.binary(max_size=300))
+def test_any_bytes_are_refused_or_read_as_they_are_written(name: str, data: bytes) -> None:
+    DECODERS[name](data)
+
+
+@EFFORT
+@given(NAMES.flatmap(lambda name: st.tuples(st.just(name), st.sampled_from(seeds(name)))), CHANGES)
+def test_a_damaged_encoding_is_refused_or_is_another_encoding(
+    seed: tuple[str, bytes], changes: bytes
+) -> None:
+    name, data = seed
+    DECODERS[name](mutated(data, Choices(changes)))
+
+
+@EFFORT
+@given(
+    st.sampled_from(PACKED).flatmap(lambda name: st.tuples(st.just(name), st.sampled_from(seeds(name)))),
+    CHANGES,
+)
+def test_an_encoding_with_a_value_of_another_kind_is_refused_or_is_another_encoding(
+    seed: tuple[str, bytes], changes: bytes
+) -> None:
+    name, data = seed
+    DECODERS[name](with_another_value(data, Choices(changes)))
+
+
+@EFFORT
+@given(st.sampled_from(PACKED), st.binary(min_size=1, max_size=4), st.integers(0, 16))
+def test_no_bytes_however_repeated_take_more_than_a_bounded_amount_of_memory(
+    name: str, pattern: bytes, size: int
+) -> None:
+    frugal(DECODERS[name], (pattern * ((2 << size) // len(pattern) + 1))[:MAX_FRAME])
+
+
+@pytest.mark.parametrize("name", sorted(DECODERS))
+@pytest.mark.parametrize(
+    "head", [b"\xdc\x10\x00", b"\xdd\xff\xff\xff\xff", b"\xc6\x7f\xff\xff\xff", b"\x91", b"\x81"]
+)
+def test_lengths_that_lie_and_depth_without_end_cost_little(name: str, head: bytes) -> None:
+    for repeats in (1, 1_000, MAX_FRAME // len(head)):
+        frugal(DECODERS[name], head * repeats)
+
+
+# -- frames ----------------------------------------------------------------------------------------------
+
+
+async def heard(stream: bytes, cuts: list[int]) -> list[bytes]:
+    """The frames that a link receives before it is closed, when `stream` arrives in these pieces."""
+    near, far = socket.socketpair()
+    link = StreamLink("somebody", False, *await asyncio.open_connection(sock=near))
+    frames: list[bytes] = []
+    bounds = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
+    try:
+        for start, stop in pairwise(bounds):
+            far.sendall(stream[start:stop])
+            await asyncio.sleep(0)
+        far.close()
+        with suppress(LinkClosed):
+            while True:
+                frames.append(await link.receive())
+        with pytest.raises(LinkClosed):
+            await link.receive()
+    finally:
+        await link.close()
+        far.close()
+    return frames
+
+
+def expected(stream: bytes) -> list[bytes]:
+    """The same by the words of SPEC F1 and F2."""
+    frames: list[bytes] = []
+    while len(stream) >= LENGTH_BYTES:
+        length = int.from_bytes(stream[:LENGTH_BYTES], "big")
+        if length > MAX_FRAME or len(stream) < LENGTH_BYTES + length:
+            break
+        frames.append(stream[LENGTH_BYTES : LENGTH_BYTES + length])
+        stream = stream[LENGTH_BYTES + length :]
+    return frames
+
+
+def framed(frame: bytes) -> bytes:
+    return len(frame).to_bytes(LENGTH_BYTES, "big") + frame
+
+
+@EFFORT
+@given(
+    st.lists(st.binary(max_size=20), max_size=5),
+    st.binary(max_size=8),
+    st.lists(st.integers(0, 200), max_size=4),
+)
+def test_a_stream_is_the_frames_that_it_says_and_then_an_end(
+    frames: list[bytes], rest: bytes, cuts: list[int]
+) -> None:
+    stream = b"".join(map(framed, frames)) + rest
+    assert asyncio.run(heard(stream, cuts)) == expected(stream)
+
+
+# -- the control API ---------------------------------------------------------------------------------------
+
+
+@EFFORT
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_any_body_of_a_request_is_understood_or_refused(body: bytes) -> None:
+    refused_or_whole(body)
+
+
+@EFFORT
+@given(CHANGES)
+def test_a_damaged_body_of_a_request_is_understood_or_refused(changes: bytes) -> None:
+    refused_or_whole(mutated(b'{"base": true, "limit": 100}', Choices(changes)))
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"limit": 1' + b"0" * 5_000 + b"}", b'{"base":{' * 9_999])
+def test_a_body_that_nests_or_counts_without_end_is_refused(body: bytes) -> None:
+    refused_or_whole(body)
+
+
+def refused_or_whole(body: bytes) -> None:
+    try:
+        request = EvaluateRequest.model_validate_json(body)
+    except ValidationError as error:
+        error.errors(include_url=False)  # what the API answers with
+        return
+    assert request.limit >= 0
+    assert EvaluateRequest.model_validate_json(request.model_dump_json()) == request

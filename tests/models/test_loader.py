@@ -1,0 +1,163 @@
+"""The base model: its digest names it, only safe files are read, and the targets are what the run says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Model
+from sfnode.models import files, loader
+from tests.engine.helpers import manifest, model_folder
+
+CPU = torch.device("cpu")
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the OPT model to spoil."""
+    return Path(shutil.copytree(model_folder("opt"), tmp_path / "copy"))
+
+
+def refusal(action: object, *args: object, **named: object) -> UserError:
+    with pytest.raises(UserError) as caught:
+        action(*args, **named)  # type: ignore[operator]
+    assert caught.value.what
+    assert caught.value.fix
+    return caught.value
+
+
+def shard(folder: Path) -> None:
+    """The same tensors, in two files and an index."""
+    tensors = load_file(folder / WEIGHTS)
+    names = sorted(tensors)
+    files = {name: f"model-{1 + n % 2:05}-of-00002.safetensors" for n, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in names if files[name] == file}, folder / file)
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    (folder / WEIGHTS).unlink()
+
+
+def test_the_digest_does_not_depend_on_how_the_weights_are_cut_into_files(copy: Path) -> None:
+    shard(copy)
+    assert files.digest(copy) == files.digest(model_folder("opt"))
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_the_digest_covers_the_files_that_give_weights_and_text_their_meaning(copy: Path, file: str) -> None:
+    (copy / file).write_text((copy / file).read_text() + " ")
+    assert files.digest(copy) != files.digest(model_folder("opt"))
+
+
+def test_one_changed_weight_is_refused_and_both_digests_are_named(copy: Path) -> None:
+    run = manifest("opt")
+    tensors = load_file(copy / WEIGHTS)
+    next(iter(tensors.values())).view(-1)[0] += 1e-6
+    save_file(tensors, copy / WEIGHTS)
+    error = refusal(loader.load, run, override=copy, device=CPU)
+    assert error.code is Code.MODEL_DIGEST
+    assert run.model.digest in error.what
+    assert files.digest(copy) in error.what
+
+
+def test_the_same_model_is_welcome_from_another_folder(copy: Path) -> None:
+    shard(copy)
+    assert loader.load(manifest("opt"), override=copy, device=CPU).folder == copy
+
+
+def test_a_folder_with_a_pickle_only_is_refused_without_opening_it(copy: Path) -> None:
+    (copy / WEIGHTS).unlink()
+    (copy / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    assert refusal(loader.describe, str(copy), "").code is Code.MODEL_UNSAFE
+
+
+@pytest.mark.parametrize("source", ["builtin:absent", "no such model: at all"])
+def test_a_model_that_is_nowhere_is_said_to_be_nowhere(source: str) -> None:
+    assert refusal(loader.describe, source, "").code is Code.MODEL_NOT_FOUND
+
+
+def test_an_override_that_is_no_model_is_said_to_be_none(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        error = refusal(loader.load, manifest("opt"), override=folder, device=CPU)
+        assert error.code is Code.MODEL_NOT_FOUND
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, -1])
+def test_a_file_that_was_cut_short_is_refused(copy: Path, keep: int) -> None:
+    (copy / WEIGHTS).write_bytes((copy / WEIGHTS).read_bytes()[:keep])
+    assert refusal(files.digest, copy).code is Code.MODEL_UNSUPPORTED
+
+
+def test_a_missing_shard_is_named(copy: Path) -> None:
+    shard(copy)
+    (copy / "model-00002-of-00002.safetensors").unlink()
+    assert "model-00002-of-00002" in refusal(files.digest, copy).what
+
+
+def test_a_missing_tensor_is_refused_and_not_made_up(copy: Path) -> None:
+    tensors = load_file(copy / WEIGHTS)
+    lost = next(name for name in tensors if name.endswith("fc1.weight"))
+    del tensors[lost]
+    save_file(tensors, copy / WEIGHTS, {"format": "pt"})
+    run = manifest("opt").model_copy(update={"model": loader.describe(str(copy), "")})
+    error = refusal(loader.load, run, override=None, device=CPU)
+    assert error.code is Code.MODEL_UNSUPPORTED
+    assert lost in error.what
+
+
+def test_weights_are_read_as_precisely_as_they_are_stored(copy: Path) -> None:
+    settings = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(settings | {"dtype": "float16"}))
+    run = manifest("opt").model_copy(update={"model": loader.describe(str(copy), "")})
+    loaded = loader.load(run, override=None, device=CPU)
+    stored = load_file(copy / WEIGHTS)
+    for site in loaded.sites:
+        assert torch.equal(loader.matrix(site), stored[f"{site.target.name}.weight"])
+
+
+def test_an_adapter_in_the_folder_is_refused_as_no_digest_covers_it(copy: Path) -> None:
+    (copy / "adapter_config.json").write_text("{}")
+    assert refusal(loader.load, manifest("opt"), override=copy, device=CPU).code is Code.MODEL_UNSAFE
+
+
+def test_a_model_that_needs_code_of_its_own_is_refused(copy: Path) -> None:
+    settings = json.loads((copy / "config.json").read_text())
+    settings |= {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"},
+    }
+    (copy / "config.json").write_text(json.dumps(settings))
+    (copy / "own.py").write_text("raise SystemExit('code of a model was run')")
+    assert refusal(loader.describe, str(copy), "").code is Code.MODEL_UNSUPPORTED
+
+
+def test_targets_are_all_linear_layers_but_the_head_as_out_by_in() -> None:
+    gpt2 = ["attn.c_attn:48x16", "attn.c_proj:16x16", "mlp.c_fc:64x16", "mlp.c_proj:16x64"]
+    assert described("gpt2") == [f"transformer.h.{n}.{name}" for n in (0, 1) for name in gpt2]
+    opt = [*(f"self_attn.{name}:16x16" for name in ("k_proj", "v_proj", "q_proj", "out_proj"))]
+    opt += ["fc1:40x16", "fc2:16x40"]
+    layers = [f"model.decoder.layers.{n}.{name}" for n in (0, 1) for name in opt]
+    assert described("opt") == ["model.decoder.project_out:8x16", "model.decoder.project_in:16x8", *layers]
+    llama = ["self_attn.q_proj:16x16", "self_attn.k_proj:8x16", "self_attn.v_proj:8x16"]
+    llama += ["self_attn.o_proj:16x16", "mlp.gate_proj:40x16", "mlp.up_proj:40x16", "mlp.down_proj:16x40"]
+    assert described("llama") == [f"model.layers.{n}.{name}" for n in (0, 1) for name in llama]
+
+
+def described(family: str) -> list[str]:
+    return list(manifest(family).model.targets)
+
+
+@pytest.mark.parametrize("targets", [("lm_head:20x8",), ("model.decoder.layers.0.fc1:16x40",)])
+def test_a_target_that_the_model_does_not_have_is_refused(targets: tuple[str, ...]) -> None:
+    run = manifest("opt")
+    wanted = Model(source=run.model.source, digest=run.model.digest, targets=targets)
+    run = run.model_copy(update={"model": wanted})
+    error = refusal(loader.load, run, override=model_folder("opt"), device=CPU)
+    assert error.code is Code.MODEL_UNSUPPORTED
+    assert targets[0] in error.what

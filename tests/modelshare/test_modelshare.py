@@ -1,0 +1,512 @@
+"""Downloads of the base model from several peers at once: checked, resumed, within what a node may send."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.models import files
+from sfnode.models import pieces as listing
+from sfnode.modelshare import download, sharing
+from sfnode.resources.bandwidth import LONGEST_HOLD, Bandwidth
+from sfnode.transport.base import TransportError
+from sfnode.transport.memory import MemoryTransport
+from sfprotocol import codec
+from sfprotocol.messages import PartReply, PartRequest
+from sfprotocol.model_listing import PIECE, ListedFile, decode, encode, hash_listing
+from tests.node.helpers import Node, SmallEngine, Swarm, eventually, manifest
+
+SwarmOf = Callable[..., Swarm]
+"""Makes a swarm of a run."""
+
+PADDING = 5 * PIECE + 4321
+"""Bytes of a file that makes the smallest model consist of several pieces."""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(download, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(download, "MIN_PAUSE", 0.02)
+    monkeypatch.setattr(download, "MAX_PAUSE", 0.1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model of seven pieces, five of them in one file."""
+    made = Path(shutil.copytree(files.EMBEDDED / "tiny", tmp_path_factory.mktemp("models") / "model"))
+    (made / "vocab.bpe").write_bytes(os.urandom(PADDING))
+    (made / "vocab.txt").write_bytes(b"")
+    return made
+
+
+def run_of(model: Path, **fields: Any) -> Manifest:
+    """Return a run whose base model only its nodes have."""
+    found = {
+        "source": "/nowhere/model",
+        "digest": files.digest(model),
+        "listing": listing.listing_hash(model),
+    }
+    run = manifest()
+    return run.model_copy(update={"model": run.model.model_copy(update=found | fields)})
+
+
+def without_updates(swarm: Swarm, *names: str) -> None:
+    """Have these nodes make no updates, so that the downloads have the CPU to themselves."""
+    for name in names:
+        swarm.node(name, make_engine=SmallEngine)
+
+
+def pieces(model: Path) -> int:
+    return len(decode(listing.list_model(model)).pieces())
+
+
+Twist = Callable[[PartRequest, PartReply], PartReply]
+"""Turns an honest answer into another."""
+
+
+def whole_piece(model: Path) -> int:
+    """Return the number of a part of the largest size."""
+    parts = decode(listing.list_model(model)).pieces()
+    return next(number for number, part in enumerate(parts, start=1) if part.size == PIECE)
+
+
+class Stranger:
+    """A peer that has the model and answers in its own way."""
+
+    def __init__(self, swarm: Swarm, model: Path, twist: Twist, name: str = "stranger") -> None:
+        self.asked: list[int] = []
+        """Parts that it was asked for."""
+        self.address = f"/memory/{name}/p2p/{name}"
+        self.transport = MemoryTransport(swarm.network, name)
+        self._model = model
+        self._listing = listing.list_model(model)
+        self._pieces = decode(self._listing).pieces()
+        self._twist = twist
+
+    async def start(self) -> Stranger:
+        await self.transport.start()
+        self.transport.on_request(self._answer)
+        return self
+
+    async def _answer(self, _: str, frame: bytes) -> bytes:
+        question = codec.decode(frame)
+        assert isinstance(question, PartRequest)
+        self.asked.append(question.part)
+        return codec.encode(self._twist(question, self._honest(question)))
+
+    def _honest(self, question: PartRequest) -> PartReply:
+        start, length = question.offset, question.length
+        if question.part == 0:
+            return PartReply(len(self._listing), self._listing[start : start + length])
+        piece = self._pieces[question.part - 1]
+        return PartReply(piece.size, listing.read_piece(self._model, piece, start, length))
+
+
+def garbage(question: PartRequest, honest: PartReply) -> PartReply:
+    """Answer with zeros, as many as asked for."""
+    return PartReply(honest.size, bytes(len(honest.data))) if question.part else honest
+
+
+def stalling(question: PartRequest, honest: PartReply) -> PartReply:
+    """Begin to send, and then always say that there will be more."""
+    if question.offset == 0:
+        return PartReply(max(honest.size, question.length + 1), honest.data.ljust(question.length))
+    return sharing.NOT_NOW
+
+
+def stalling_with_pieces(question: PartRequest, honest: PartReply) -> PartReply:
+    return stalling(question, honest) if question.part else honest
+
+
+def too_large(question: PartRequest, honest: PartReply) -> PartReply:
+    return PartReply((1 << 32) - 1, honest.data.ljust(question.length))
+
+
+def too_small(question: PartRequest, honest: PartReply) -> PartReply:
+    return PartReply(1, b"x")
+
+
+def growing(question: PartRequest, honest: PartReply) -> PartReply:
+    """Say of every part that it is a little longer than what was asked for until now."""
+    return PartReply(question.offset + question.length + 1, bytes(question.length))
+
+
+def same(one: Path, other: Path) -> bool:
+    names = sorted(file.name for file in listing.listed_files(one))
+    return names == sorted(file.name for file in other.iterdir()) and all(
+        (one / name).read_bytes() == (other / name).read_bytes() for name in names
+    )
+
+
+async def test_a_newcomer_downloads_the_model_from_peers_of_which_one_sends_garbage(
+    swarm_of: SwarmOf, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    swarm = swarm_of(run_of(model))
+    without_updates(swarm, "a", "b", "c", "r", "i")
+    a = await swarm.first(model=model)
+    b = await swarm.join("b", model=model)
+    liar = await Stranger(swarm, model, garbage, "liar").start()
+    await asyncio.gather(*(node.until(lambda n=node: n.node.engine_loaded) for node in (a, b)))
+    c = swarm.nodes["c"]
+    await c.start(peers=(a.address, b.address, liar.address))
+    await c.until(lambda: c.node.engine_loaded)
+    assert same(model, c.layout.model)
+    assert not c.layout.partial_model.exists()
+    assert c.settings.model == c.layout.model
+    assert 0 < len(liar.asked) <= download.AT_A_TIME * -(-PIECE // codec.MAX_PART_BYTES) + 1
+    assert "liar sends something else" in caplog.text
+
+
+@pytest.mark.parametrize("twist", [stalling, stalling_with_pieces, too_large, too_small, growing, garbage])
+async def test_two_hostile_peers_do_not_keep_the_model_from_a_newcomer(
+    swarm_of: SwarmOf, model: Path, twist: Twist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "SLOW", 0.3)
+    swarm = swarm_of(run_of(model))
+    without_updates(swarm, "a", "b")
+    a = await swarm.first(model=model)
+    await a.until(lambda: a.node.engine_loaded)
+    strangers = [await Stranger(swarm, model, twist, name).start() for name in ("one", "two")]
+    b = swarm.nodes["b"]
+    await b.start(peers=(a.address, *(stranger.address for stranger in strangers)))
+    await b.until(lambda: b.node.engine_loaded)
+    assert same(model, b.layout.model)
+    assert all(stranger.asked for stranger in strangers)
+
+
+async def test_pieces_that_have_come_are_not_downloaded_again_after_a_stop(
+    swarm_of: SwarmOf, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "SHARE_BURST", 3.0 * PIECE)
+    monkeypatch.setattr(sharing, "SHARE_RATE", 0.0)
+    swarm = swarm_of(run_of(model))
+    without_updates(swarm, "a", "b", "c", "r", "i")
+    a = await swarm.first(model=model)
+    await a.until(lambda: a.node.engine_loaded)
+    b = await swarm.join("b")
+    await b.until(lambda: b.node.sharing.progress and b.node.sharing.progress.done >= PIECE)
+    before = b.node.sharing.progress
+    assert before is not None
+    assert before.done < before.total == sum(file.stat().st_size for file in listing.listed_files(model))
+    assert not b.node.engine_loaded
+    status = await b.client.status()
+    assert status.state == "starting"
+    assert status.fetch
+    assert (status.fetch.total, status.fetch.peers) == (before.total, 1)
+    assert before.done <= status.fetch.done < before.total
+    await b.stop()
+    assert not b.layout.model.exists()
+    await a.stop()
+    monkeypatch.setattr(sharing, "SHARE_BURST", float(before.total - before.done) + PIECE)
+    await swarm.first(model=model)  # its token bucket has just enough for the rest
+    await swarm.join("b")
+    await b.until(lambda: b.node.engine_loaded)
+    assert same(model, b.layout.model)
+
+
+async def test_a_damaged_piece_of_an_earlier_attempt_is_replaced(swarm_of: SwarmOf, model: Path) -> None:
+    swarm = swarm_of(run_of(model))
+    without_updates(swarm, "a", "b", "c", "r", "i")
+    a = await swarm.first(model=model)
+    await a.until(lambda: a.node.engine_loaded)
+    b = swarm.nodes["b"]
+    shutil.copytree(model, b.layout.partial_model)
+    (b.layout.partial_model / "model.py").write_text("evil")
+    with (b.layout.partial_model / "vocab.bpe").open("r+b") as file:
+        file.write(b"not what it was")
+        file.truncate(4 * PIECE)
+    await swarm.join("b")
+    await b.until(lambda: b.node.engine_loaded)
+    assert same(model, b.layout.model)
+
+
+async def test_a_relay_that_shares_the_model_downloads_it_and_serves_it(
+    swarm_of: SwarmOf, model: Path
+) -> None:
+    swarm = swarm_of(run_of(model))
+    without_updates(swarm, "a", "b", "c", "r", "i")
+    a = await swarm.first(model=model)
+    await a.until(lambda: a.node.engine_loaded)
+    relay = await swarm.join("r", role="relay", share_model=True)
+    await eventually(relay.layout.model.exists)
+    idle = await swarm.join("i", role="relay")
+    await a.stop()
+    b = await swarm.join("b", via="r")
+    await b.until(lambda: b.node.engine_loaded)
+    assert same(model, b.layout.model)
+    assert not idle.layout.model.exists()
+
+
+async def test_a_restarted_node_uses_the_model_that_it_has(swarm_of: SwarmOf, model: Path) -> None:
+    swarm = swarm_of(run_of(model))
+    without_updates(swarm, "a", "b", "c", "r", "i")
+    a = await swarm.first(model=model)
+    b = await swarm.join("b")
+    await b.until(lambda: b.node.engine_loaded)
+    await b.stop()
+    await a.stop()
+    await b.start()
+    await b.until(lambda: b.node.engine_loaded)
+    assert b.settings.model == b.layout.model
+
+
+async def test_a_listing_of_another_model_is_detected_before_anything_is_loaded(
+    swarm_of: SwarmOf, model: Path
+) -> None:
+    swarm = swarm_of(run_of(model, digest="ab" * 32))
+    without_updates(swarm, "a", "b")
+    a = await swarm.first(model=model)
+    await a.until(lambda: a.node.engine_loaded)
+    b = await swarm.join("b")
+    with pytest.raises(UserError) as refusal:
+        await b.ended()
+    assert refusal.value.code == Code.MODEL_DIGEST
+    assert b.engine is None
+    assert not b.layout.model.exists()
+    assert not b.layout.partial_model.exists()
+
+
+async def test_a_model_that_nobody_shares_cannot_be_downloaded(
+    swarm_of: SwarmOf, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "PATIENCE", 0.3)
+    swarm = swarm_of(run_of(model))
+    without_updates(swarm, "a", "b", "c", "r", "i")
+    a = await swarm.first(model=model, share_model=False)
+    await a.until(lambda: a.node.engine_loaded)
+    b = await swarm.join("b")
+    with pytest.raises(UserError) as refusal:
+        await b.ended()
+    assert refusal.value.code == Code.MODEL_NOT_FOUND
+    assert "no peer has sent a part" in refusal.value.what
+
+
+async def test_a_node_that_starts_a_run_without_its_model_says_so_at_once(
+    swarm_of: SwarmOf, model: Path
+) -> None:
+    a = await swarm_of(run_of(model)).first()
+    with pytest.raises(UserError) as refusal:
+        await a.ended()
+    assert refusal.value.code == Code.MODEL_NOT_FOUND
+    assert "/nowhere/model" in refusal.value.what
+
+
+async def test_stopping_at_any_moment_of_a_download_is_clean(swarm_of: SwarmOf, model: Path) -> None:
+    swarm = swarm_of(run_of(model))
+    without_updates(swarm, "a", "b", "c", "r", "i")
+    a = await swarm.first(model=model)
+    await a.until(lambda: a.node.engine_loaded)
+    for ticks in range(0, 60, 7):
+        b = await swarm.join("b")
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        await b.stop()
+    await swarm.join("b")
+    await b.until(lambda: b.node.engine_loaded)
+
+
+# -- what a node answers -----------------------------------------------------------------------------
+
+
+async def ask(node: Node, question: PartRequest) -> PartReply:
+    asker = MemoryTransport(node.network, "asker")
+    await asker.start()
+    reply = codec.decode(await asker.request(node.address, codec.encode(question)))
+    await asker.stop()
+    assert isinstance(reply, PartReply)
+    return reply
+
+
+async def test_a_node_sends_exactly_what_was_asked_for(swarm_of: SwarmOf, model: Path) -> None:
+    run = run_of(model)
+    wanted, encoded = bytes.fromhex(run.model.listing), listing.list_model(model)
+    swarm = swarm_of(run)
+    without_updates(swarm, "a")
+    a = await swarm.first(model=model)
+    await a.until(lambda: a.node.engine_loaded)
+    assert await ask(a, PartRequest(wanted, 0, 0, 190_000)) == PartReply(len(encoded), encoded)
+    assert await ask(a, PartRequest(wanted, 0, 10, 5)) == PartReply(len(encoded), encoded[10:15])
+    *_, last = decode(encoded).pieces()
+    content = (model / last.name).read_bytes()[last.offset :]
+    assert await ask(a, PartRequest(wanted, pieces(model), 7, 9)) == PartReply(last.size, content[7:16])
+    for part, offset in ((0, len(encoded)), (pieces(model), last.size), (pieces(model) + 1, 0)):
+        assert await ask(a, PartRequest(wanted, part, offset, 1)) == sharing.NOT_HERE
+    assert await ask(a, PartRequest(bytes(32), 0, 0, 1)) == sharing.NOT_HERE
+
+
+@pytest.fixture
+async def sparing(swarm_of: SwarmOf, model: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """A node that has the model and sends a quarter of a megabyte of it, once."""
+    monkeypatch.setattr(sharing, "SHARE_BURST", 250_000.0)
+    monkeypatch.setattr(sharing, "SHARE_RATE", 0.0)
+    swarm = swarm_of(run_of(model))
+    without_updates(swarm, "a")
+    a = await swarm.first(model=model)
+    await a.until(lambda: a.node.engine_loaded)
+    return a
+
+
+async def test_a_node_sends_no_more_than_its_rate_limit_allows(sparing: Node, model: Path) -> None:
+    wanted = bytes.fromhex(listing.listing_hash(model))
+    answers = [await ask(sparing, PartRequest(wanted, whole_piece(model), 0, 100_000)) for _ in range(4)]
+    assert [bool(answer.data) for answer in answers] == [True, True, False, False]
+    assert answers[2] == sharing.NOT_NOW
+
+
+async def test_requests_for_what_does_not_exist_use_up_nothing(sparing: Node, model: Path) -> None:
+    """Otherwise requests of a hundred bytes could use up what others wait for."""
+    wanted, large = bytes.fromhex(listing.listing_hash(model)), codec.MAX_PART_BYTES
+    parts = decode(listing.list_model(model)).pieces()
+    number, smallest = min(enumerate(parts, start=1), key=lambda part: part[1].size)
+    assert smallest.size * 20 < 250_000 - large
+    for question in [PartRequest(wanted, 1, PIECE, large), PartRequest(wanted, number, 0, large)] * 10:
+        assert await ask(sparing, question) != sharing.NOT_NOW
+    assert len((await ask(sparing, PartRequest(wanted, whole_piece(model), 0, large))).data) == large
+
+
+async def test_the_model_is_sent_and_received_within_the_nodes_limits(swarm_of: SwarmOf, model: Path) -> None:
+    """The limits on links count and hold back transfers of the model, too."""
+    swarm = swarm_of(run_of(model))
+    without_updates(swarm, "a", "b", "c", "r", "i")
+    a = await swarm.first(model=model)
+    await a.until(lambda: a.node.engine_loaded)
+    b = await swarm.join("b")
+    b.node.driver.bandwidth.set_remaining(0)
+    total = sum(file.stat().st_size for file in listing.listed_files(model))
+    await b.until(lambda: b.node.sharing.progress)
+    assert b.node.driver.bandwidth.download.total < total
+    assert not b.layout.model.exists()
+    b.node.driver.bandwidth.set_remaining(1e12)
+    await b.until(lambda: b.node.engine_loaded)
+    assert b.node.driver.bandwidth.download.total >= total
+    assert a.node.driver.bandwidth.upload.total >= total
+
+
+async def test_many_requests_at_once_get_no_more_than_the_limit_on_sending(
+    swarm_of: SwarmOf, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the links, which wait for the same rate, would be silent so long that they are dropped."""
+    monkeypatch.setattr(sharing, "ANSWER_PATIENCE", 0.5)
+    swarm = swarm_of(run_of(model))
+    without_updates(swarm, "a")
+    a = await swarm.first(model=model)
+    await a.until(lambda: a.node.engine_loaded)
+    large = codec.MAX_PART_BYTES
+    question = PartRequest(bytes.fromhex(listing.listing_hash(model)), whole_piece(model), 0, large)
+
+    async def sent(rate: int) -> int:
+        a.node.driver.bandwidth.upload.limit(rate)
+        replies = await asyncio.gather(*(a.node.sharing.answer(question) for _ in range(32)))
+        return sum(len(reply.data) for reply in replies)
+
+    assert await sent(50_000) == large
+    assert await sent(1000) == 0  # a single one would hold up the links for minutes
+
+
+# -- one download ------------------------------------------------------------------------------------
+
+
+class FailingRequest:
+    """The request function of a download: notes how many bytes are asked for, and fails after a moment."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    async def __call__(self, address: str, frame: bytes) -> bytes:
+        question = codec.decode(frame)
+        assert isinstance(question, PartRequest)
+        self.lengths.append(question.length)
+        await asyncio.sleep(0.3)
+        raise TransportError("it is gone")
+
+
+def model_download(
+    encoded: bytes, into: Path, *peers: str, request: FailingRequest | None = None, rate: int | None = None
+) -> download.ModelDownload:
+    """Return a download that may receive `rate` bytes per second."""
+    rate_limit = Bandwidth().download
+    rate_limit.limit(rate)
+    return download.ModelDownload(
+        hash_listing(encoded),
+        into,
+        request=request or FailingRequest(),
+        peers=lambda: peers,
+        rate_limit=rate_limit,
+        clock=asyncio.get_running_loop().time,
+    )
+
+
+@pytest.mark.parametrize(("rate", "at_once"), [(None, 8), (50_000, 1)])
+async def test_no_more_is_asked_for_at_once_than_may_be_received(
+    tmp_path: Path, rate: int | None, at_once: int
+) -> None:
+    """Otherwise the links, which wait for the same rate, would hear nothing so long that they are dropped."""
+    size, request = 20 * PIECE, FailingRequest()
+    encoded = encode([ListedFile("model.safetensors", size, bytes(32 * (size // PIECE)))])
+    peers = [f"/memory/{name}/p2p/{name}" for name in "abcd"]
+    running = asyncio.create_task(
+        model_download(encoded, tmp_path / "model", *peers, request=request, rate=rate).run(encoded)
+    )
+    await asyncio.sleep(0.2)
+    assert len(request.lengths) == at_once
+    await eventually(lambda: len(request.lengths) > at_once)  # what did not come is asked for again
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_names_of_tasks_mean_nothing_to_a_download(tmp_path: Path) -> None:
+    """Somebody who names tasks, as a debugger or a supervisor does, must not make it ask peers twice."""
+    request, encoded = FailingRequest(), encode([ListedFile("model.safetensors", 40 * PIECE, bytes(32 * 40))])
+    peers = [f"/memory/{name}/p2p/{name}" for name in "abcd"]
+    running = asyncio.create_task(
+        model_download(encoded, tmp_path / "model", *peers, request=request).run(encoded)
+    )
+    for _ in range(10):  # several looks for further peers, within the time of one request
+        await asyncio.sleep(0.02)
+        for task in asyncio.all_tasks():
+            task.set_name("a task")
+    assert len(request.lengths) == len(peers) * download.AT_A_TIME
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_little_is_asked_for_at_once_where_little_may_be_received(tmp_path: Path) -> None:
+    request, encoded = FailingRequest(), encode([ListedFile("model.safetensors", PIECE, bytes(32))])
+    running = asyncio.create_task(
+        model_download(encoded, tmp_path / "model", "/memory/a/p2p/a", request=request, rate=1000).run(
+            encoded
+        )
+    )
+    await eventually(lambda: request.lengths)
+    assert request.lengths == [1000 * LONGEST_HOLD]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_model_that_the_disk_has_no_room_for_is_refused_before_the_download(tmp_path: Path) -> None:
+    size = min(shutil.disk_usage(tmp_path).free + PIECE, 400 << 30)
+    if size < shutil.disk_usage(tmp_path).free:
+        pytest.skip("this disk has room for any model")
+    encoded = encode([ListedFile("model.safetensors", size, bytes(32 * -(-size // PIECE)))])
+    with pytest.raises(UserError) as refusal:
+        await model_download(encoded, tmp_path / "model").run(encoded)
+    assert refusal.value.code == Code.DISK_FULL
+    assert os.listdir(tmp_path / "model") == []
+
+
+@pytest.mark.parametrize("name", ["modeling_evil.py", "pytorch_model.bin", "tokenizer_config.json.py"])
+async def test_a_listing_with_a_file_that_no_model_needs_is_refused(name: str, tmp_path: Path) -> None:
+    encoded = encode([ListedFile(name, 1, bytes(32))])
+    with pytest.raises(UserError) as refusal:
+        await model_download(encoded, tmp_path / "model").run(encoded)
+    assert refusal.value.code == Code.MODEL_UNSAFE
+    assert not (tmp_path / "model").exists()

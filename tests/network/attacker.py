@@ -1,0 +1,316 @@
+"""A hostile libp2p peer: a process that takes orders on stdin and answers on stdout, in JSON.
+
+    {"attack": NAME, "address": MULTIADDR, "run": HEX, "seconds": 5}  ->  {"attack": NAME, "opened": ..., ...}
+    {"mute": "silent" | "stalled"}  ->  {"address": MULTIADDR}, later {"left": NAME, "after": SECONDS}
+
+Each attack comes from a new identity, so that a ban for one does not prevent the next. It uses `hivemind.P2P`
+directly, or p2pd beneath it where that is faster, and runs at low priority: a real attacker has a machine of
+its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, write_pbmsg
+from hivemind.proto import p2pd_pb2
+from hivemind.utils.multiaddr import Multiaddr
+
+from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol.messages import Hello, ManifestRequest
+
+LINK, REQUEST, PING = "/sfnode/link/1", "/sfnode/request/1", "DHTProtocol.rpc_ping"
+FAILURES = (P2PDaemonError, OSError, EOFError, TimeoutError)
+"""Exceptions of a stream that the other end has closed or refused."""
+
+PATIENCE = 3.0
+"""Seconds for one stream to open."""
+
+REFUSAL_PAUSE = 0.02
+"""Seconds between two streams after one was refused: opening refused streams is not the attack."""
+
+HELD = 300
+"""Streams that are held open at once: more than a node serves."""
+
+CANCELLED = 10_000
+"""Streams that are opened and cancelled."""
+
+AT_ONCE = 64
+"""How many of them at once."""
+
+CHUNK = os.urandom(1 << 16)
+ZEROS = bytes(1 << 16)
+ENOUGH = 256 << 20
+"""Bytes on one stream after which it is clear that the other end reads everything."""
+
+FRAMES_AT_ONCE = 64
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def framed(message: bytes) -> bytes:
+    return len(message).to_bytes(3, "big") + message
+
+
+class Client:
+    """One identity with its p2pd, connected to the victim."""
+
+    def __init__(self, p2p: P2P, peer: PeerID, run_id: bytes, until: float) -> None:
+        self.p2p, self.peer, self.run_id, self.until = p2p, peer, run_id, until
+        self.did: Counter[str] = Counter()
+
+    @property
+    def on_time(self) -> bool:
+        return time.monotonic() < self.until
+
+    async def open(self, protocol: str) -> Stream | None:
+        """Return a stream, or None if it was refused."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                _, reader, writer = await self.p2p.call_binary_stream_handler(self.peer, protocol)
+        except FAILURES:
+            self.did["refused"] += 1
+            await asyncio.sleep(REFUSAL_PAUSE)
+            return None
+        self.did["opened"] += 1
+        return reader, writer
+
+    def hello(self) -> bytes:
+        return framed(codec.encode(Hello(PROTOCOL_VERSION, self.run_id, 0, 0)))
+
+    async def pour(self, writer: asyncio.StreamWriter, chunk: bytes) -> None:
+        """Write one chunk again and again for as long as it is taken."""
+        poured = 0
+        while self.on_time and poured < ENOUGH:
+            async with asyncio.timeout(max(0.1, self.until - time.monotonic())):
+                writer.write(chunk)
+                await writer.drain()
+            poured += len(chunk)
+            self.did["bytes"] += len(chunk)
+
+    async def again_and_again(self, protocol: str, say: Callable[[Stream], Awaitable[None]]) -> None:
+        """Open a stream, say something until it is closed, and begin again."""
+        while self.on_time:
+            if stream := await self.open(protocol):
+                with suppress(*FAILURES):
+                    if protocol == LINK:
+                        await self.be_greeted(stream[0])
+                    await say(stream)
+                await hang_up(stream)
+
+    async def be_greeted(self, reader: asyncio.StreamReader) -> None:
+        """Read the node's Hello. Raises one of FAILURES if the node closes the link instead."""
+        async with asyncio.timeout(PATIENCE):
+            await reader.readexactly(int.from_bytes(await reader.readexactly(3), "big"))
+        self.did["greeted"] += 1
+
+
+async def hang_up(stream: Stream) -> None:
+    stream[1].transport.abort()
+    await asyncio.sleep(0)
+
+
+async def garbage(client: Client) -> None:
+    """Send random bytes from the start."""
+    await client.again_and_again(LINK, lambda s: client.pour(s[1], CHUNK))
+
+
+async def oversized_frame(client: Client) -> None:
+    """Send the largest length that three bytes can encode, and data after it."""
+
+    async def say(stream: Stream) -> None:
+        stream[1].write(b"\xff\xff\xff")
+        await client.pour(stream[1], ZEROS)
+
+    await client.again_and_again(LINK, say)
+
+
+async def oversized_call(client: Client) -> None:
+    """Send 2^40 as the length of a call to hivemind's DHT, and data after it.
+
+    The length is encoded in turn as hivemind does (8 bytes, with and without the type byte before them) and
+    as p2pd does (a varint).
+    """
+    lengths = (
+        b"\0" + (1 << 40).to_bytes(8, "big"),
+        (1 << 40).to_bytes(8, "big"),
+        b"\x80\x80\x80\x80\x80\x20",
+    )
+
+    async def say(stream: Stream) -> None:
+        stream[1].write(lengths[client.did["opened"] % len(lengths)])
+        await client.pour(stream[1], ZEROS)
+
+    await client.again_and_again(PING, say)
+
+
+async def truncated_frames(client: Client) -> None:
+    """Open as many links as possible, each with a frame that begins and does not end."""
+    held: list[Stream] = []
+    while client.on_time:
+        if len(held) >= HELD:
+            await asyncio.sleep(0.1)
+        elif stream := await client.open(LINK):
+            with suppress(*FAILURES):
+                stream[1].write(client.hello() + b"\x00\xff\xff" + b"x" * 100)
+                await stream[1].drain()
+            held.append(stream)
+    for stream in held:
+        await hang_up(stream)
+
+
+async def malformed_messages(client: Client) -> None:
+    """Send messages that cannot be decoded, after a valid Hello."""
+    frames = b"".join(framed(os.urandom(40)) for _ in range(FRAMES_AT_ONCE))
+    await client.again_and_again(LINK, lambda s: client.pour(s[1], client.hello() + frames))
+
+
+async def unknown_messages(client: Client) -> None:
+    """Send messages of a type that does not exist, after a valid Hello."""
+
+    async def say(stream: Stream) -> None:
+        stream[1].write(client.hello())
+        await client.pour(stream[1], framed(b"\x91\x63") * FRAMES_AT_ONCE)
+
+    await client.again_and_again(LINK, say)
+
+
+async def replayed_messages(client: Client) -> None:
+    """Send the node's own messages back to it, after a valid Hello, as often as it reads them."""
+
+    async def say(stream: Stream) -> None:
+        reader, writer = stream
+        writer.write(client.hello())
+        heard: list[bytes] = []
+        while client.on_time:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.3 if len(heard) < 2 else 0.001):
+                    frame = await reader.readexactly(int.from_bytes(await reader.readexactly(3), "big"))
+                    if frame[1] != 0:  # a second Hello would end it
+                        heard = [*heard[-15:], frame]
+            if heard:
+                burst = b"".join(map(framed, heard))
+                writer.write(burst)
+                async with asyncio.timeout(1.0):
+                    await writer.drain()
+                client.did["bytes"] += len(burst)
+
+    await client.again_and_again(LINK, say)
+
+
+async def questions(client: Client) -> None:
+    """Ask for the run's manifest again and again."""
+
+    async def say(stream: Stream) -> None:
+        stream[1].write(framed(codec.encode(ManifestRequest())))
+        async with asyncio.timeout(PATIENCE):
+            client.did["answered"] += len(await stream[0].read()) > 0
+
+    await asyncio.gather(*(client.again_and_again(REQUEST, say) for _ in range(8)))
+
+
+async def cancelled_streams(client: Client) -> None:
+    """Open CANCELLED streams, each closed before anybody has answered, however long that takes."""
+    order = p2pd_pb2.Request(
+        type=p2pd_pb2.Request.STREAM_OPEN,
+        streamOpen=p2pd_pb2.StreamOpenRequest(peer=client.peer.to_bytes(), proto=[LINK]),
+    )
+    connect = client.p2p._client.control.daemon_connector.open_connection
+
+    async def some(count: int) -> None:
+        for number in range(count):
+            try:
+                reader, writer = await connect()
+                await write_pbmsg(writer, order)
+                if number % 2:  # half of them as soon as the stream is there
+                    async with asyncio.timeout(PATIENCE):
+                        await reader.read(1)
+                client.did["opened"] += 1
+                writer.transport.abort()
+            except FAILURES:
+                client.did["refused"] += 1
+
+    await asyncio.gather(*(some(CANCELLED // AT_ONCE + 1) for _ in range(AT_ONCE)))
+
+
+ATTACKS: dict[str, Callable[[Client], Awaitable[None]]] = {
+    attack.__name__: attack
+    for attack in (
+        garbage,
+        oversized_frame,
+        oversized_call,
+        truncated_frames,
+        malformed_messages,
+        unknown_messages,
+        replayed_messages,
+        questions,
+        cancelled_streams,
+    )
+}
+
+
+async def attack(order: dict[str, Any]) -> dict[str, Any]:
+    address, _, peer = order["address"].rpartition("/p2p/")
+    p2p = await P2P.create(dht_mode="client", auto_nat=False, nat_port_map=False)
+    try:
+        target = PeerID.from_base58(peer)
+        await p2p._client.connect(target, [Multiaddr(address)])
+        client = Client(p2p, target, bytes.fromhex(order["run"]), time.monotonic() + order["seconds"])
+        began = time.monotonic()
+        await ATTACKS[order["attack"]](client)
+        return {"attack": order["attack"], "seconds": time.monotonic() - began, **client.did}
+    finally:
+        await p2p.shutdown()
+
+
+async def mute(how: str, made: list[P2P]) -> dict[str, Any]:
+    """Start a peer that sends nothing: "silent" from the start, or "stalled" after its Hello."""
+    p2p = await P2P.create(dht_mode="client", auto_nat=False, nat_port_map=False)
+
+    async def hold(_: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        began = time.monotonic()
+        with suppress(*FAILURES):
+            if how == "stalled":
+                writer.write(
+                    framed(await reader.readexactly(int.from_bytes(await reader.readexactly(3), "big")))
+                )
+            while await reader.read(1 << 16):
+                pass
+        tell({"left": how, "after": time.monotonic() - began})
+
+    made.append(p2p)
+    await p2p.add_binary_stream_handler(LINK, hold)
+    return {"address": str((await p2p.get_visible_maddrs())[0])}
+
+
+def tell(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+async def main() -> None:
+    os.nice(10)
+    loop = asyncio.get_running_loop()
+    orders = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    mutes: list[P2P] = []
+    tell({"ready": True})
+    while line := await orders.readline():
+        order = json.loads(line)
+        try:
+            tell(await (mute(order["mute"], mutes) if "mute" in order else attack(order)))
+        except Exception as error:  # reported by the test
+            tell({"failed": f"{type(error).__name__}: {error}"})
+    await asyncio.gather(*(p2p.shutdown() for p2p in mutes))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

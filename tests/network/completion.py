@@ -1,0 +1,84 @@
+"""A node that uses up the rest of a run's update budget at once, and leaves.
+
+Its engine evaluates nothing and always returns 1; otherwise it is an ordinary node. So a test can complete a
+run when it has seen enough, however fast the machine is, and compare digests. It runs in the process of the
+test, where torch is loaded already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import uvloop
+
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.manifest import Manifest
+from sfnode.node.node import Node
+from sfnode.schema.evaluation import Evaluation
+from sfnode.settings import Settings
+from sfnode.store.data_folder import DataDir
+from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport
+
+
+class Outcome(NamedTuple):
+    """The result of one order."""
+
+    scalars: tuple[int, ...]
+    loss: float = 0.0
+
+
+class NothingToPrepare:
+    """The mini-batches of an engine without data."""
+
+    def prepare(self, seeds: Sequence[int]) -> None:
+        pass
+
+
+class Ones:
+    """An engine that returns 1 for every update."""
+
+    def __init__(self, settings: Settings, manifest: Manifest) -> None:
+        self.core = Core(len(manifest.model.targets), manifest.training.rank)
+        self.mini_batches = NothingToPrepare()
+
+    def apply(self, batch: UpdateBatch) -> None:
+        self.core.add(batch)
+
+    def use_threads(self, count: int | None, most: int | None) -> None:
+        """Do nothing: it has no threads."""
+
+    def step(self, seeds: Sequence[int], epoch: int) -> Outcome:
+        return Outcome((1,) * len(seeds))
+
+    def evaluate(self, limit: int, wanted: Callable[[], bool]) -> Evaluation:
+        raise NotImplementedError("it has no model to evaluate")
+
+    evaluate_base = evaluate
+
+
+def transport(settings: Settings, folder: DataDir, bootstrap: tuple[str, ...]) -> HivemindTransport:
+    return HivemindTransport(
+        HivemindSettings(
+            identity_path=folder.libp2p_identity, bootstrap=bootstrap, host_maddrs=settings.host_maddrs
+        )
+    )
+
+
+def complete_run(folder: Path, address: str) -> None:
+    """Join through the node at `address`, and return when the run is complete and the neighbours agree."""
+    host = "127.0.0.1" if "/127.0.0.1/" in address else "0.0.0.0"
+    settings = Settings(
+        data_dir=folder,
+        peers=(address,),
+        host_maddrs=(f"/ip4/{host}/tcp/0",),
+        queries=64,
+        until_complete=True,
+    )
+
+    async def live() -> None:
+        async with Node(settings, make_transport=transport, load_engine=Ones) as node:
+            await node.wait()
+
+    uvloop.run(live())

@@ -1,0 +1,70 @@
+"""Fixtures of tests with whole nodes, at ten times their speed: intervals are short, nothing else differs.
+
+A package that wants them imports them in its conftest.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfnode.node import catch_up, link_pump, peering, shutdown
+from sfnode.peers import address_book, manager
+from sfnode.stats import history
+from sfprotocol import anti_entropy, machine, pulls
+from tests.node.helpers import Swarm
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(manager, "LONELY_INTERVAL", 0.05)
+    monkeypatch.setattr(peering, "RESTART_SPACING", 0.05)
+    monkeypatch.setattr(peering, "RESTART_PAUSE", 0.05)
+    monkeypatch.setattr(address_book, "BACKOFF_FIRST", 0.1)
+    monkeypatch.setattr(link_pump, "LAST_FRAMES", 0.2)
+    monkeypatch.setattr(machine, "SYNC_INTERVAL", 0.1)
+    monkeypatch.setattr(pulls, "WANT_TIMEOUT", 1.0)
+    monkeypatch.setattr(anti_entropy, "FULL_SUMMARY_BASE", 0.2)
+    monkeypatch.setattr(machine, "ASK_TIMEOUT", 2.0)
+    monkeypatch.setattr(catch_up, "ASK_TIMEOUT", 2.0)
+    monkeypatch.setattr(shutdown, "SETTLE_TIME", 0.5)
+    monkeypatch.setattr(history, "MIN_AGE", 0.0)
+    monkeypatch.setattr(history, "AGE_FACTOR", 0)
+
+
+@pytest.fixture
+async def swarm(tmp_path: Path) -> AsyncIterator[Swarm]:
+    """A run of a hundred thousand updates, nobody in it yet."""
+    made = Swarm(tmp_path)
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def swarm_of(tmp_path: Path) -> AsyncIterator[Callable[..., Swarm]]:
+    """`swarm_of(run, faults)`: as `swarm`, for another run or on another network."""
+    made: list[Swarm] = []
+
+    def make(*arguments: Any) -> Swarm:
+        made.append(Swarm(tmp_path, *arguments))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_complaints_of_asyncio(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No `Task exception was never retrieved` and the like, neither during a test nor after it."""
+    yield
+    gc.collect(1)
+    complaints = [r.getMessage() for when in ("setup", "call", "teardown") for r in caplog.get_records(when)
+                  if r.name == "asyncio" and r.levelno >= logging.WARNING]  # fmt: skip
+    assert complaints == []

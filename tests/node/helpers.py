@@ -1,0 +1,355 @@
+"""Whole nodes inside the process of a test: real logs, machines, control sockets and links in memory.
+
+Only the model is small: its engine's scalars are a function of the seeds, and its cores are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sfnode.control.client import Client
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Data, Manifest, Model, Task, Training
+from sfnode.node.driver import Driver
+from sfnode.node.node import Node as PublicNode
+from sfnode.node.running import RunningNode
+from sfnode.schema.evaluation import Evaluation
+from sfnode.settings import Settings
+from sfnode.store.data_folder import Layout
+from sfnode.store.log import Record, Tail, UpdateLog
+from sfnode.transport.memory import Faults, MemoryTransport, Network
+from sfprotocol import seeds, signing
+from sfprotocol.frontier import Frontier
+from sfprotocol.machine import Machine
+from sfprotocol.messages import EpochScalars, Feed, Segment
+
+PATIENCE = 15.0
+"""Seconds after which a test gives up waiting; on an idle machine nothing takes two."""
+
+
+def manifest(name: str = "test", **training: Any) -> Manifest:
+    """A run that needs no model."""
+    numbers = {"rank": 4, "epoch_updates": 40, "update_budget": 100_000} | training
+    return Manifest(
+        name=name,
+        model=Model(source="none", digest="0" * 64, targets=("a:8x4", "b:4x8")),
+        task=Task(kind="text", template="{text}"),
+        data=Data(train="none"),
+        training=Training(**numbers),
+    )
+
+
+PERFECT = Faults()
+
+PACE = 0.001
+"""Seconds of a step: a node then sends a few segments of many updates, as fast ones do."""
+
+# -- the engine ----------------------------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    scalars: tuple[int, ...]
+    loss: float = 1.0
+
+
+def accuracy(value: float, low: float, high: float, loss: float, rows: int) -> Evaluation:
+    return Evaluation(metric="accuracy", value=value, low=low, high=high, loss=loss, count=rows)
+
+
+def scalar_of(seed: int) -> int:
+    """What the small engine measures in the direction of this seed."""
+    return seed % 401 - 200
+
+
+class NothingToPrepare:
+    """The mini-batches of an engine without data."""
+
+    def prepare(self, seeds: Sequence[int]) -> None:
+        pass
+
+
+class SmallEngine:
+    """Counts instead of computing, and refuses to count an update twice."""
+
+    def __init__(self, run: Manifest) -> None:
+        self.core = Core(len(run.model.targets), run.training.rank)
+        self.mini_batches = NothingToPrepare()
+        self.applied: set[int] = set()
+        """Seeds of the updates in the core: they name an update in the whole run."""
+        self.epochs: list[int] = []
+        """Of the steps made here."""
+        self.steps = threading.Semaphore(0)
+        """Steps that may be made; each takes one. `go` gives as many as there may ever be."""
+        self.stepping = threading.Event()
+        self.endless = False
+        """Whether a measurement lasts until it is not wanted any more."""
+        self.measuring = threading.Event()
+        self.parked = 0
+        """How often its model was put aside."""
+        self.aside = False
+        self.threads: int | None = None
+        self.most_threads: int | None = None
+
+    def go(self, steps: int = 1_000_000_000) -> SmallEngine:
+        self.steps = threading.Semaphore(steps)
+        return self
+
+    def apply(self, batch: UpdateBatch) -> None:
+        fresh = set(batch.seeds.tolist())
+        assert len(fresh) == len(batch.seeds)
+        assert not fresh & self.applied, "applied twice"
+        self.applied |= fresh
+        self.core.add(batch)
+
+    def offload(self) -> None:
+        self.parked += not self.aside
+        self.aside = True
+
+    def restore(self) -> None:
+        self.aside = False
+
+    def use_threads(self, count: int | None, most: int | None) -> None:
+        self.threads, self.most_threads = count, most
+
+    def step(self, seeds: Sequence[int], epoch: int) -> Result:
+        assert not self.aside
+        self.stepping.set()
+        self.steps.acquire()
+        time.sleep(PACE)
+        self.epochs.append(epoch)
+        return Result(tuple(map(scalar_of, seeds)))
+
+    def evaluate(self, limit: int, wanted: Callable[[], bool]) -> Evaluation:
+        self.restore()
+        while self.endless:
+            self.measuring.set()
+            time.sleep(PACE)
+            if not wanted():
+                raise UserError(Code.PAUSED, "paused", "Ask again.")
+        value = float(len(self.applied))
+        return accuracy(value, value - 1, value + 1, loss=0.5, rows=limit)
+
+    def evaluate_base(self, limit: int, wanted: Callable[[], bool]) -> Evaluation:
+        self.restore()
+        return accuracy(0.0, 0.0, 0.1, loss=0.7, rows=limit)
+
+    def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
+        return prompt, f"{prompt} and {len(self.applied)} more"[:tokens]
+
+
+# -- nodes -------------------------------------------------------------------------------------------
+
+
+class Node:
+    """One node of a test: its name in the network, its folder, and what of it runs."""
+
+    def __init__(
+        self,
+        network: Network,
+        name: str,
+        folder: Path,
+        make_engine: Callable[[Manifest], Any] = lambda run: SmallEngine(run).go(),
+    ) -> None:
+        self.network = network
+        self.name = name
+        self.folder = folder / name
+        self.layout = Layout(self.folder)
+        self.make_engine = make_engine
+        self.engine: Any = None
+        self.settings: Any = None
+        """What the engine was loaded with."""
+        self.transport: MemoryTransport | None = None
+        self._node: RunningNode | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        return f"/memory/{self.name}/p2p/{self.name}"
+
+    @property
+    def client(self) -> Client:
+        return Client(self.layout.control_socket)
+
+    @property
+    def node(self) -> RunningNode:
+        assert self._node is not None
+        return self._node
+
+    @property
+    def machine(self) -> Machine:
+        return self.node.machine
+
+    @property
+    def known(self) -> int:
+        return self.machine.frontier.known
+
+    @property
+    def digest(self) -> str:
+        return self.machine.frontier.digest().hex()
+
+    async def start(self, run_file: Path | None = None, **settings: Any) -> Node:
+        """Returns once it has joined; raises what keeps it from joining."""
+        self.engine = None
+        chosen = Settings(data_dir=self.folder, run=run_file, **settings)
+        node = PublicNode(chosen, make_transport=self._make_transport, load_engine=self._load_engine)
+        self._task = None
+        await node.start()
+        self._node = node.running
+        self._watch(node.running.driver)
+        self._task = asyncio.create_task(node.wait())
+        return self
+
+    async def until(self, predicate: Callable[[], object]) -> None:
+        """Wait until it holds; looked at after every round of the driver. Raises what ended the node."""
+        assert self._task is not None
+        async with asyncio.timeout(PATIENCE):
+            while not predicate():
+                if self._task.done():
+                    await self._task
+                    raise AssertionError("the node has ended")
+                self._changed.clear()
+                changed = asyncio.create_task(self._changed.wait())
+                await asyncio.wait([changed, self._task], return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+
+    async def ended(self) -> None:
+        """Wait for the end that it comes to by itself; raises what it raises."""
+        assert self._task is not None
+        async with asyncio.timeout(PATIENCE):
+            await self._task
+
+    async def stop(self) -> None:
+        self.node.stop()
+        await self.ended()
+
+    def _make_transport(self, *_: object) -> MemoryTransport:
+        self.transport = MemoryTransport(self.network, self.name)
+        return self.transport
+
+    def _load_engine(self, settings: Settings, run: Manifest) -> Any:
+        self.settings = settings
+        self.engine = self.make_engine(run)
+        return self.engine
+
+    def _watch(self, driver: Driver) -> None:
+        after_round = driver._after_round
+
+        def observed() -> None:
+            after_round()
+            self._changed.set()
+
+        driver._after_round = observed
+
+
+class Swarm:
+    """Nodes of one run in one network."""
+
+    def __init__(self, folder: Path, run: Manifest | None = None, faults: Faults = PERFECT) -> None:
+        self.run = run or manifest()
+        self.folder = folder
+        self.network = Network(Random(7), faults)
+        self.run_file = folder / "run.toml"
+        self.run_file.write_text(self.run.to_toml())
+        self.nodes: dict[str, Node] = {}
+
+    def node(self, name: str, **options: Any) -> Node:
+        """A node that is not yet started."""
+        self.nodes[name] = Node(self.network, name, self.folder, **options)
+        return self.nodes[name]
+
+    async def first(self, name: str = "a", **options: Any) -> Node:
+        """Start the run."""
+        node = self.nodes.get(name) or self.node(name)
+        return await node.start(self.run_file, **options)
+
+    async def join(self, name: str, via: str = "a", **options: Any) -> Node:
+        """Start a node with nothing but a peer's address."""
+        node = self.nodes.get(name) or self.node(name)
+        return await node.start(peers=(self.nodes[via].address,), **options)
+
+    async def stop(self) -> None:
+        """Stop all that run; whatever they end with is of no interest any more."""
+        tasks = [node._task for node in self.nodes.values() if node._task]
+        for node in self.nodes.values():
+            if node._node:
+                node._node.stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def log(self, name: str) -> UpdateLog:
+        """The log of a node as it is on disk now."""
+        return UpdateLog.open(self.nodes[name].layout.log, self.run.run_id, read_only=True)
+
+    def core_of_log(self, name: str) -> bytes:
+        """The core digest that follows from the log alone."""
+        core = Core(len(self.run.model.targets), self.run.training.rank)
+        with self.log(name) as log:
+            for record in log.records():
+                core.add(batch(record.segment.feed_key, record.segment.first, record.segment.parts))
+        return core.digest()
+
+
+def batch(key: int, first: int, parts: Iterable[EpochScalars]) -> UpdateBatch:
+    """Updates as columns, one by one and slowly: the reference for what the runtime does."""
+    rows = [(epoch, scalar) for epoch, scalars in parts for scalar in scalars]
+    epochs, scalars = np.array(rows, np.int64).T
+    return UpdateBatch(epochs, seeds.update_seeds(key, first, len(rows)), scalars)
+
+
+# -- parts of a node ----------------------------------------------------------------------------
+
+
+def feed_of(name: str, incarnation: int = 0) -> Feed:
+    return Feed(signing_key(name).public_key().public_bytes_raw(), incarnation)
+
+
+def record(
+    run: Manifest, name: str, scalars: Sequence[int], before: Sequence[int] = (), *, incarnation: int = 0
+) -> Record:
+    """The signed segment in which `name` says `scalars`, having said `before` until then; all of epoch 0."""
+    feed, parts = feed_of(name, incarnation), (EpochScalars(0, tuple(scalars)),)
+    chain = signing.genesis(run.run_id, feed)
+    for piece in (before, scalars):
+        chain = signing.extend(chain, [EpochScalars(0, tuple(piece))])
+    stop = len(before) + len(scalars)
+    signature = signing_key(name).sign(signing.head_message(run.run_id, feed, stop, chain))
+    key = seeds.feed_key(run.run_id, *feed)
+    return Record(feed, Segment(key, len(before), parts, signature), chain)
+
+
+def signing_key(name: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b"."))
+
+
+def machine(run: Manifest, tails: Iterable[Tail], name: str = "", now: float = 0.0) -> Machine:
+    """The machine of the trainer called `name`, or of a relay, with a log that ends in `tails`."""
+    frontier = Frontier(run.parameters())
+    for tail in tails:
+        frontier.advance(tail.feed, tail.next, tail.chain, tail.epoch)
+    key = signing_key(name or "relay")
+    return Machine(
+        run.parameters(),
+        frontier,
+        own=Feed(key.public_key().public_bytes_raw(), 1) if name else None,
+        sign=key.sign,
+        draw_incarnation=lambda: 2,
+        proven=True,
+        now=now,
+    )
+
+
+async def eventually(probe: Callable[[], object]) -> None:
+    """Wait for something that no event tells of."""
+    async with asyncio.timeout(PATIENCE):
+        while not probe():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

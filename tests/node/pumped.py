@@ -1,0 +1,127 @@
+"""Drivers with real machines and logs but without engines, and bare links to them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sfnode.engine.core import UpdateBatch
+from sfnode.node.driver import Driver
+from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
+from sfnode.store.replay import changes
+from sfnode.transport.base import Link
+from sfnode.transport.memory import MemoryTransport, Network
+from sfprotocol import codec
+from sfprotocol.messages import EpochScalars, Feed, Hello, Message, Summary
+from tests.node.helpers import machine, manifest
+
+RUN = manifest()
+
+
+class GatedLog(UpdateLog):
+    """A real log whose appends wait at a gate, on their own thread."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waiting = threading.Event()
+        self.failure: Exception | None = None
+
+    def append(
+        self,
+        records: Sequence[Record],
+        cuts: Sequence[CutRecord] = (),
+        cards: Sequence[CardRecord] = (),
+    ) -> None:
+        self.waiting.set()
+        self.gate.wait()
+        if self.failure:
+            raise self.failure
+        super().append(records, cuts, cards)
+
+
+class Pumped:
+    """A driver with a real machine and a real log, and a record of what it applies."""
+
+    def __init__(self, network: Network, name: str, folder: Path) -> None:
+        self.transport = MemoryTransport(network, name)
+        log = GatedLog.open(folder / f"{name}.sqlite", RUN.run_id)
+        assert isinstance(log, GatedLog)
+        self.log = log
+        self.machine = machine(RUN, self.log.tails(), name, asyncio.get_running_loop().time())
+        self.applied: list[UpdateBatch] = []
+        """What is added to the cores, round by round; what a cut subtracts has negative scalars."""
+        self.counted = {tail.feed: tail.next for tail in self.log.tails()}
+        self.remembered: list[tuple[Feed, str]] = []
+        """New own feeds, and the threads on which they were to be remembered."""
+        self.driver = Driver(
+            self.machine,
+            self.log,
+            clock=asyncio.get_running_loop().time,
+            advanced=self._advanced,
+            continue_as=self._continue_as,
+            after_round=lambda: None,
+        )
+        self.transport.on_link(self.driver.carry)
+        self.task = asyncio.create_task(self.driver.run())
+        self.carrying: list[asyncio.Task[None]] = []
+
+    @property
+    def feed(self) -> Feed:
+        assert self.machine.own is not None
+        return self.machine.own
+
+    def _advanced(self, stops: Mapping[Feed, int]) -> None:
+        for feed, stop in stops.items():
+            before = self.counted.get(feed, 0)
+            assert stop < before or self.log.past(feed, stop - 1)[1].count, "not durable yet"
+        self.applied += changes(self.log, self.counted, stops)
+        self.counted.update(stops)
+
+    def _continue_as(self, feed: Feed) -> None:
+        self.remembered.append((feed, threading.current_thread().name))
+
+    def count(self) -> int:
+        return sum(len(updates.seeds) for updates in self.applied)
+
+    def say(self, *scalars: int) -> None:
+        """Make own updates."""
+        values = iter(scalars)
+        made = self.driver._host.own_updates(len(scalars), lambda: next(values))
+        assert made, "no updates may be made"
+        self.driver.post(replace(made, parts=(EpochScalars(0, scalars),)))
+
+    async def link_to(self, other: Pumped) -> Link:
+        link = await self.transport.connect(other.transport.peer)
+        self.carrying.append(asyncio.create_task(self.driver.carry(link)))
+        return link
+
+
+async def stranger(pumped: dict[str, Pumped], name: str = "s") -> tuple[Link, MemoryTransport]:
+    """Return a bare link to a, on which the test sends what it likes."""
+    transport = MemoryTransport(pumped["a"].transport._network, name)
+    await transport.start()
+    return await transport.connect(pumped["a"].transport.peer), transport
+
+
+async def hear(link: Link, kind: type[Message]) -> Any:
+    """Return the next message of this kind."""
+    async with asyncio.timeout(10):
+        while True:
+            message = codec.decode(await link.receive())
+            if isinstance(message, kind):
+                return message
+
+
+async def greet(link: Link) -> None:
+    """Greet as a node that has nothing."""
+    hello: Hello = await hear(link, Hello)
+    await link.send(codec.encode(Hello(hello.version, RUN.run_id, 1, 0)))
+    summary: Summary = await hear(link, Summary)
+    await link.send(codec.encode(Summary(False, 0, bytes(32), ())))
+    assert not summary.more

@@ -1,0 +1,357 @@
+"""The driver: durable, then sent, then applied, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from sfnode.engine.core import Core
+from sfnode.errors import Code, UserError
+from sfnode.node.driver import handed_over
+from sfnode.store.audit import audit
+from sfnode.store.log import UpdateLog
+from sfnode.transport import memory
+from sfnode.transport.base import LinkClosed
+from sfnode.transport.memory import Network
+from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol import host as host_module
+from sfprotocol.errors import LocalProtocolError
+from sfprotocol.events import OwnUpdates
+from sfprotocol.messages import Claim, EpochScalars, Goodbye, Hello, Position, Segment, Summary, Want
+from tests.node.helpers import batch, eventually, feed_of, machine, record, scalar_of
+from tests.node.pumped import RUN, Pumped, greet, hear, stranger
+
+
+@pytest.fixture
+async def pumped(tmp_path: Path) -> AsyncIterator[dict[str, Pumped]]:
+    """Three of them: a, b and c, not linked."""
+    network = Network(Random(0))
+    made = {name: Pumped(network, name, tmp_path) for name in "abc"}
+    for one in made.values():
+        await one.transport.start()
+    yield made
+    for one in made.values():
+        one.log.gate.set()
+        one.driver.finish()
+        with suppress(UserError, LocalProtocolError, asyncio.CancelledError):
+            await one.task
+        await one.driver.close_links(0.1)
+        await asyncio.gather(*one.carrying, return_exceptions=True)
+        await one.transport.stop()
+        one.log.close()
+
+
+# -- durable, sent, applied ----------------------------------------------------------------------------
+
+
+async def test_what_one_says_all_apply(pumped: dict[str, Pumped]) -> None:
+    a, b, c = pumped.values()
+    await a.link_to(b)
+    await b.link_to(c)
+    a.say(1, 2, 3)
+    c.say(4)
+    a.say(5)
+    await eventually(lambda: all(one.count() == 5 for one in pumped.values()))
+    cores = [Core(2, 4) for _ in pumped]
+    for core, one in zip(cores, pumped.values(), strict=True):
+        for updates in one.applied:
+            core.add(updates)
+    assert len({core.digest() for core in cores}) == 1
+    assert len({one.machine.frontier.digest() for one in pumped.values()}) == 1
+
+
+async def test_nothing_is_sent_or_applied_before_it_is_on_disk(pumped: dict[str, Pumped]) -> None:
+    a = pumped["a"]
+    link, transport = await stranger(pumped)
+    await greet(link)
+    await eventually(lambda: any(peer.synced for peer in a.machine.links.values()))
+    a.log.gate.clear()
+    a.say(7)
+    await eventually(a.log.waiting.is_set)
+    assert a.machine.frontier.known == 1  # decided, and nobody knows
+    assert a.count() == a.log.updates() == 0
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(link.receive(), 0.1)
+    a.log.gate.set()
+    segment: Segment = await hear(link, Segment)
+    assert a.log.updates() == 1
+    assert segment.parts == (EpochScalars(0, (7,)),)
+    await eventually(lambda: a.count() == 1)
+    await transport.stop()
+
+
+async def test_between_rounds_nothing_is_half_done(pumped: dict[str, Pumped]) -> None:
+    a = pumped["a"]
+    a.log.gate.clear()
+    a.say(1)
+    await eventually(a.log.waiting.is_set)
+    waiting = asyncio.create_task(a.driver.between_rounds.acquire())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    a.log.gate.set()
+    await waiting
+    assert a.machine.frontier.known == a.log.updates() == a.count() == 1
+    a.driver.between_rounds.release()
+
+
+async def test_a_full_disk_ends_the_driver_before_anything_is_sent_or_applied(
+    pumped: dict[str, Pumped],
+) -> None:
+    a = pumped["a"]
+    link, transport = await stranger(pumped)
+    await greet(link)
+    a.log.failure = UserError(Code.DISK_FULL, "full", "")
+    a.say(1)
+    with pytest.raises(UserError) as fault:
+        await a.task
+    assert fault.value.code == Code.DISK_FULL
+    assert a.count() == a.log.updates() == 0
+    await a.driver.close_links(0.1)
+    with pytest.raises(LinkClosed):
+        await hear(link, Segment)
+    await transport.stop()
+
+
+async def test_everything_posted_before_the_end_is_done(pumped: dict[str, Pumped]) -> None:
+    a = pumped["a"]
+    for number in range(host_module.MAX_ROUND * 2):
+        a.driver.post(OwnUpdates(a.feed, number, (EpochScalars(0, (number % 100,)),)))
+    a.driver.finish()
+    a.driver.post(OwnUpdates(a.feed, 10**6, (EpochScalars(0, (1,)),)))  # too late to be looked at
+    await a.task
+    assert a.log.updates() == a.count() == host_module.MAX_ROUND * 2
+    await eventually(lambda: not any(thread.name.startswith("disk") for thread in threading.enumerate()))
+
+
+async def test_a_round_does_not_keep_the_loop_for_long(
+    pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "ROUND_TIME", -1.0)
+    a = pumped["a"]
+    for number in range(5):
+        a.driver.post(OwnUpdates(a.feed, number, (EpochScalars(0, (1,)),)))
+    await eventually(lambda: a.count() == 5)
+    assert len(a.applied) == 5
+
+
+async def test_before_the_end_every_neighbour_is_sent_what_it_can_take(
+    pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = pumped["a"]
+    link, transport = await stranger(pumped)
+    await greet(link)
+    await eventually(lambda: any(peer.synced for peer in a.machine.links.values()))
+    monkeypatch.setattr(memory, "CAPACITY", 1)
+    for number in range(3):
+        a.say(number)
+        await eventually(lambda number=number: a.count() == number + 1)  # type: ignore[misc]
+    await asyncio.wait_for(a.driver.hand_over(0.05), 5)  # the wait is bounded
+    assert not handed_over(a.machine)
+    handing = asyncio.create_task(a.driver.hand_over(10))
+    heard = 0
+    while heard < 3:
+        segment: Segment = await hear(link, Segment)
+        heard = segment.stop
+    await handing
+    assert handed_over(a.machine)
+    await transport.stop()
+
+
+async def test_a_round_that_is_cancelled_while_it_writes_leaves_a_whole_log(
+    pumped: dict[str, Pumped], tmp_path: Path
+) -> None:
+    a = pumped["a"]
+    a.say(1, 2)
+    await eventually(lambda: a.count() == 2)
+    a.log.waiting.clear()
+    a.log.gate.clear()
+    a.say(3)
+    await eventually(a.log.waiting.is_set)
+    a.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await a.task
+    a.log.gate.set()
+    await eventually(lambda: a.log.updates() == 3)
+    assert a.count() == 2  # not applied: this process is at its end, the next one replays the log
+    with UpdateLog.open(tmp_path / "a.sqlite", RUN.run_id, read_only=True) as log:
+        assert machine(RUN, log.tails(), "a").frontier.digest() == a.machine.frontier.digest()
+
+
+async def test_a_new_own_feed_is_remembered_on_the_disk_thread_before_it_is_used(
+    pumped: dict[str, Pumped],
+) -> None:
+    """An fsync on the event loop holds up every link; and nobody may hear of a feed that we may forget."""
+    a = pumped["a"]
+    a.say(1, 2)
+    await eventually(lambda: a.count() == 2)
+    link, transport = await stranger(pumped)
+    await greet(link)
+    old = a.feed
+    more = record(RUN, "a", [3, 4], before=[1, 2], incarnation=1).segment  # from a copy of this folder
+    a.log.waiting.clear()
+    a.log.gate.clear()
+    await link.send(codec.encode(more))
+    await eventually(a.log.waiting.is_set)
+    assert a.feed != old
+    assert [feed for feed, _ in a.remembered] == [a.feed]
+    assert all(thread.startswith("disk") for _, thread in a.remembered)
+    a.log.gate.set()
+    await eventually(lambda: a.count() == 4)
+    await transport.stop()
+
+
+# -- links that misbehave ------------------------------------------------------------------------------
+
+
+async def test_garbage_costs_its_sender_the_link_and_nobody_else_anything(pumped: dict[str, Pumped]) -> None:
+    a, b = pumped["a"], pumped["b"]
+    await a.link_to(b)
+    link, transport = await stranger(pumped)
+    await link.send(b"\x00garbage")
+    with pytest.raises(LinkClosed):
+        await hear(link, Want)
+    a.say(1)
+    await eventually(lambda: b.count() == 1)
+    assert len(a.driver.pumps) == 1
+    await transport.stop()
+
+
+async def test_a_goodbye_waits_until_the_peer_reads(
+    pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "CAPACITY", 1)
+    link, transport = await stranger(pumped)
+    await link.send(codec.encode(Hello(PROTOCOL_VERSION, bytes(32), 0, 0)))
+    await eventually(lambda: pumped["a"].driver._dropping)
+    await hear(link, Hello)
+    goodbye: Goodbye = await hear(link, Goodbye)
+    assert goodbye.reason == "another run"
+    with pytest.raises(LinkClosed):
+        await link.receive()
+    await transport.stop()
+
+
+async def test_a_peer_that_never_reads_holds_nobody_up_and_is_dropped_in_the_end(
+    pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pumped["a"], pumped["b"]
+    await a.link_to(b)
+    link, transport = await stranger(pumped)
+    await greet(link)
+    (deaf,) = [pump for pump in a.driver.pumps.values() if pump.link.peer == "s"]
+    monkeypatch.setattr(memory, "CAPACITY", 4)
+    monkeypatch.setattr(memory, "SEND_DEADLINE", 0.3)
+    for number in range(60):
+        a.say(number)
+        await eventually(lambda number=number: b.count() == number + 1)  # type: ignore[misc]
+        assert len(deaf._outgoing) < 20
+    await eventually(lambda: deaf.id not in a.driver.pumps)
+    assert deaf.id not in a.machine.links
+    await transport.stop()
+
+
+async def test_a_link_that_dies_while_it_is_served_leaves_nothing_behind(
+    pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = pumped["a"]
+    for start in range(0, 100_000, 4_000):
+        a.say(*[1] * 4_000)
+        await eventually(lambda start=start: a.count() == start + 4_000)  # type: ignore[misc]
+    monkeypatch.setattr(memory, "CAPACITY", 1)
+    link, transport = await stranger(pumped)
+    await greet(link)
+    await link.send(codec.encode(Want((Position(a.feed, 0),))))
+    await hear(link, Segment)
+    await link.close()
+    await eventually(lambda: not a.driver.pumps and not a.machine.links)
+    late, again = await stranger(pumped, "t")
+    await greet(late)
+    await late.send(codec.encode(Want((Position(a.feed, 0),))))
+    segment: Segment = await hear(late, Segment)
+    assert segment.first == 0
+    await transport.stop()
+    await again.stop()
+
+
+async def test_a_whole_history_is_served_in_segments_that_join(pumped: dict[str, Pumped]) -> None:
+    a, b = pumped["a"], pumped["b"]
+    scalars = [scalar_of(number) for number in range(40_000)]
+    for start in range(0, 40_000, 4_000):
+        a.say(*scalars[start : start + 4_000])
+        await eventually(lambda start=start: a.count() == start + 4_000)  # type: ignore[misc]
+    await b.link_to(a)
+    await eventually(lambda: b.count() == 40_000)
+    expected, core = Core(2, 4), Core(2, 4)
+    key = a.machine.frontier.state(a.feed).key
+    expected.add(batch(key, 0, [EpochScalars(0, tuple(scalars))]))
+    for updates in b.applied:
+        core.add(updates)
+    assert core.digest() == expected.digest()
+    assert a.driver.traffic.updates_sent == 40_000
+    (link,) = a.machine.links.values()
+    await eventually(lambda: not link.outbox.serving and link.outbox.sent[a.feed] == 40_000)
+    assert a.driver.traffic.segment_bytes_sent / 40_000 < 2.1
+
+
+async def test_an_origin_with_two_histories_is_cut_everywhere_and_its_updates_are_subtracted(
+    pumped: dict[str, Pumped],
+) -> None:
+    a, b = pumped["a"], pumped["b"]
+    common, ours, theirs = [5, 6], [7, 8, 9], [70]
+    for one, rest in ((a, ours), (b, theirs)):
+        link, transport = await stranger({"a": one}, f"liar to {one.transport.peer}")
+        await greet(link)
+        feed = feed_of("liar")
+        await link.send(codec.encode(Summary(False, 0, bytes(32), (Claim(feed, 0, bytes(4)),))))
+        await link.send(codec.encode(record(RUN, "liar", common).segment))
+        await link.send(codec.encode(record(RUN, "liar", rest, before=common).segment))
+        await eventually(lambda one=one, rest=rest: one.count() == 2 + len(rest))  # type: ignore[misc]
+        await transport.stop()
+    await a.link_to(b)
+    await eventually(lambda: all(one.machine.frontier.is_cut(feed) for one in (a, b)))
+    await eventually(lambda: a.machine.frontier.digest() == b.machine.frontier.digest())
+    expected = Core(2, 4)
+    expected.add(batch(a.machine.frontier.state(feed).key, 0, [EpochScalars(0, tuple(common))]))
+
+    def core_of(one: Pumped) -> bytes:
+        core = Core(2, 4)
+        for updates in one.applied:
+            core.add(updates)
+        return core.digest()
+
+    for one in (a, b):  # to the bit as if the rest had never been said
+        await eventually(lambda one=one: core_of(one) == expected.digest())  # type: ignore[misc]
+        assert audit(RUN, one.log).digest == one.machine.frontier.digest().hex()
+        assert audit(RUN, one.log).core_digest == expected.digest().hex()
+
+
+async def test_the_bytes_of_links_that_are_gone_are_still_counted(pumped: dict[str, Pumped]) -> None:
+    a, b = pumped["a"], pumped["b"]
+    link = await a.link_to(b)
+    a.say(1)
+    await eventually(lambda: b.count() == 1)
+    await link.close()
+    await eventually(lambda: not a.driver.pumps)
+    assert a.driver.traffic.sent == link.bytes_sent > 200
+    assert a.driver.traffic.received == link.bytes_received > 0
+
+
+@pytest.mark.parametrize("ticks", range(4))
+async def test_a_cancelled_driver_ends_although_an_event_arrives_as_well(
+    pumped: dict[str, Pumped], ticks: int
+) -> None:
+    """Python 3.11's wait_for loses a cancellation that comes together with what it waits for."""
+    a = pumped["a"]
+    await eventually(lambda: a.driver._arrived._waiters)
+    a.driver._arrived.set()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    a.task.cancel()
+    await asyncio.wait([a.task], timeout=5)
+    assert a.task.cancelled()

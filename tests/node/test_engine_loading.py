@@ -1,0 +1,105 @@
+"""Nodes with the real engine: a tiny random model, trained by two, the same to the bit on both."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfnode.limits import Limits
+from sfnode.manifest import Data, Manifest, Task, Training
+from sfnode.node.engine_loading import load_trainer
+from sfnode.settings import Settings
+from sfnode.store.replay import changes, stops
+from tests.node.helpers import Swarm
+
+WORDS = ["<pad>", "<s>", "the", "film", "was", "dull", "bright", "It", "terrible", "great", "."]
+ROWS = [
+    "sentence\tlabel",
+    "the film was bright .\t1",
+    "the film was dull .\t0",
+    "bright .\t1",
+    "dull film\t0",
+]
+ANSWERS = {"0": "terrible", "1": "great"}
+
+
+def make_model(folder: Path) -> None:
+    """A random OPT with a word-level tokenizer, in Hugging Face format."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 32}
+    depth: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32}
+    words: dict[str, Any] = {
+        "vocab_size": len(WORDS),
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+    }
+    OPTForCausalLM(OPTConfig(**sizes, **depth, **words, init_std=0.3)).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="the"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    build: Any = PreTrainedTokenizerFast
+    build(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>").save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """A run on a model and on data that are files."""
+    from sfnode.models import loader
+
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder)
+    rows = folder / "rows.tsv"
+    rows.write_text("\n".join(ROWS) + "\n")
+    return Manifest(
+        name="real",
+        model=loader.describe(str(folder), ""),
+        task=Task(
+            kind="classification", template="{sentence} It was", verbalizer={"0": "terrible", "1": "great"}
+        ),
+        data=Data(train=str(rows), test=str(rows)),
+        training=Training(rank=4, batch_size=2, epoch_updates=30, update_budget=120, learning_rate=0.01),
+    )
+
+
+async def test_two_nodes_train_a_real_model_and_end_with_the_same_weights(
+    tmp_path: Path, real: Manifest
+) -> None:
+    swarm = Swarm(tmp_path, real)
+    nodes = [swarm.node(name, make_engine=trainer) for name in "ab"]
+    await swarm.first(queries=2)
+    await swarm.join("b")
+    for node in nodes:
+        await node.until(lambda node=node: node.node.status().state == "complete")  # type: ignore[misc]
+    for node in nodes:
+        await node.until(lambda: nodes[0].digest == nodes[1].digest)
+    answers = [await node.client.evaluate() for node in nodes]
+    one, other = (answer.model_dump(exclude={"seconds"}) for answer in answers)
+    assert one == other
+    base = await nodes[0].client.evaluate(base=True)
+    assert answers[0].loss != base.loss
+    assert (await nodes[0].client.digest()) == (await nodes[1].client.digest())
+    weights = {fingerprint(node.engine) for node in nodes}
+    await swarm.stop()
+    alone = trainer(real)
+    with swarm.log("b") as log:
+        for batch in changes(log, {}, stops(log)):
+            alone.apply(batch)
+    alone.weights.rebuild()
+    assert weights == {fingerprint(alone)}
+
+
+def trainer(run: Manifest) -> Any:
+    return load_trainer(Settings(data_dir=Path("unused"), limits=Limits(threads=1)), run)
+
+
+def fingerprint(engine: Any) -> str:
+    """Of every weight, bit for bit."""
+    state = engine.loaded.model.state_dict()
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in state.values())).hexdigest()

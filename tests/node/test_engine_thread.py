@@ -1,0 +1,446 @@
+"""The engine thread: one thing at a time, never in the way of the loop, fed from the log by position."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.node.engine_thread import EngineThread, Order, StepResult
+from sfnode.store.log import CutRecord, UpdateLog
+from sfnode.store.replay import changes
+from sfprotocol.messages import EpochScalars, Feed
+from tests.node.helpers import (
+    Result,
+    SmallEngine,
+    batch,
+    eventually,
+    feed_of,
+    manifest,
+    record,
+    scalar_of,
+)
+
+RUN = manifest()
+FEED = Feed(bytes(32), 0)
+
+Applied = Mapping[Feed, int]
+
+
+def nothing(applied: Applied, stops: Applied) -> Iterator[UpdateBatch]:
+    """A log in which no feed ever moves."""
+    return iter(())
+
+
+class Owner:
+    """Owns an engine thread and takes its callbacks; they must come on the event loop's thread."""
+
+    def __init__(self, load: Callable[[], Any], read: Callable[..., Iterator[UpdateBatch]] = nothing) -> None:
+        self.ready = asyncio.Event()
+        self.results: list[tuple[Order, StepResult]] = []
+        self.failures: list[BaseException] = []
+        self.loop_thread = threading.current_thread()
+        self.thread = EngineThread(
+            load,
+            read,
+            on_ready=self._on_ready,
+            on_result=self._on_result,
+            on_failure=self.failures.append,
+        )
+
+    def start(self) -> Owner:
+        self.thread.start()
+        return self
+
+    def _on_ready(self) -> None:
+        assert threading.current_thread() is self.loop_thread
+        self.ready.set()
+
+    def _on_result(self, order: Order, result: StepResult) -> None:
+        assert threading.current_thread() is self.loop_thread
+        self.results.append((order, result))
+
+
+class Exact:
+    """An engine of exact cores that notes what it was given; `gate` holds its steps up."""
+
+    def __init__(self) -> None:
+        self.core = Core(len(RUN.model.targets), RUN.training.rank)
+        self.mini_batches = self
+        self.sizes: list[int] = []
+        self.subtracted = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.stepping = threading.Event()
+
+    def apply(self, batch: UpdateBatch) -> None:
+        self.sizes.append(len(batch.seeds))
+        self.core.add(batch)
+
+    def prepare(self, seeds: Sequence[int]) -> None:
+        pass
+
+    def step(self, seeds: Sequence[int], epoch: int) -> Result:
+        self.stepping.set()
+        self.gate.wait()
+        return Result((0,) * len(seeds))
+
+
+def core_of(log: UpdateLog, stops: Applied) -> bytes:
+    """The digest of a core with exactly these updates, added one feed after the other."""
+    core = Core(len(RUN.model.targets), RUN.training.rank)
+    for kept in log.records():
+        parts = [(epoch, scalar) for epoch, scalars in kept.segment.parts for scalar in scalars]
+        wanted = parts[: max(0, stops.get(kept.feed, 0) - kept.segment.first)]
+        if wanted:
+            one_by_one = [EpochScalars(epoch, (scalar,)) for epoch, scalar in wanted]
+            core.add(batch(kept.segment.feed_key, kept.segment.first, one_by_one))
+    return core.digest()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[UpdateLog]:
+    with UpdateLog.open(tmp_path / "updates.sqlite", RUN.run_id) as opened:
+        yield opened
+
+
+# -- orders and questions --------------------------------------------------------------------------------
+
+
+async def test_the_constructor_starts_no_thread() -> None:
+    before = threading.active_count()
+    owner = Owner(Exact)
+    assert threading.active_count() == before
+    assert await owner.start().thread.call(lambda engine: 7) == 7
+    assert await owner.thread.stop(5)
+
+
+async def test_steps_and_updates_take_turns_in_the_order_of_asking(log: UpdateLog) -> None:
+    engine = SmallEngine(RUN).go()
+    owner = Owner(lambda: engine, partial(changes, log)).start()
+    said: list[int] = []
+    for number in range(20):
+        owner.thread.order(Order(FEED, number, 0, (number,)))
+        log.append([record(RUN, "a", [number], before=said)])
+        said.append(number)
+        owner.thread.advance({feed_of("a"): number + 1})
+        assert await owner.thread.call(lambda engine: len(engine.applied)) == number + 1  # type: ignore[attr-defined]
+    assert [order.first for order, _ in owner.results] == list(range(20))
+    assert owner.results[3][1] == Result((scalar_of(3),))
+    assert await owner.thread.stop(5)
+
+
+class OnOneThread:
+    """An engine that insists that everything but `mini_batches.prepare` is called on one thread."""
+
+    def __init__(self, engine: SmallEngine) -> None:
+        self._engine = engine
+        self._thread = threading.current_thread()
+        self.prepared: list[tuple[int, ...]] = []
+        self.mini_batches = self
+
+    def prepare(self, seeds: Sequence[int]) -> None:
+        self.prepared.append(tuple(seeds))
+
+    def __getattr__(self, name: str) -> Any:
+        assert threading.current_thread() is self._thread, f"{name} was asked for on another thread"
+        return getattr(self._engine, name)
+
+
+async def test_nothing_but_preparing_is_asked_of_the_engine_on_another_thread(log: UpdateLog) -> None:
+    log.append([record(RUN, "a", [1, 2, 3])])
+    owner = Owner(lambda: OnOneThread(SmallEngine(RUN).go()), partial(changes, log))
+    owner.thread.advance({feed_of("a"): 3})
+    owner.start()
+    await owner.ready.wait()
+    for number in range(5):
+        owner.thread.order(Order(FEED, number, 0, (number,)))
+    await eventually(lambda: len(owner.results) == 5)
+    prepared = await owner.thread.call(lambda engine: engine.prepared)  # type: ignore[attr-defined]
+    assert prepared == [(number,) for number in range(5)]
+    assert not owner.failures
+    assert await owner.thread.stop(5)
+
+
+async def test_an_engine_that_cannot_be_loaded_is_reported() -> None:
+    def load() -> SmallEngine:
+        raise ValueError("no model")
+
+    owner = Owner(load).start()
+    await eventually(lambda: owner.failures)
+    assert str(owner.failures[0]) == "no model"
+    assert not owner.ready.is_set()
+
+
+async def test_an_engine_that_fails_in_a_step_is_reported_and_does_nothing_more(log: UpdateLog) -> None:
+    engine = SmallEngine(RUN)
+    engine.step = lambda seeds, epoch: Result((1 // 0,))  # type: ignore[method-assign]
+    log.append([record(RUN, "a", [5])])
+    owner = Owner(lambda: engine, partial(changes, log)).start()
+    owner.thread.order(Order(FEED, 0, 0, (1,)))
+    owner.thread.advance({feed_of("a"): 1})
+    await eventually(lambda: owner.failures)
+    assert isinstance(owner.failures[0], ZeroDivisionError)
+    assert await owner.thread.stop(5)
+    assert not engine.applied
+
+
+async def test_a_log_that_ends_too_early_is_reported(log: UpdateLog) -> None:
+    log.append([record(RUN, "a", [5])])
+    owner = Owner(Exact, partial(changes, log)).start()
+    owner.thread.advance({feed_of("a"): 2})
+    await eventually(lambda: owner.failures)
+    assert "missing" in str(owner.failures[0])
+    assert await owner.thread.stop(5)
+
+
+async def test_a_result_that_cannot_be_taken_in_is_reported_like_an_engine_that_fails() -> None:
+    owner = Owner(lambda: SmallEngine(RUN).go()).start()
+    owner.results = None  # type: ignore[assignment]
+    owner.thread.order(Order(FEED, 0, 0, (1,)))
+    await eventually(lambda: owner.failures)
+    assert isinstance(owner.failures[0], AttributeError)
+    assert await owner.thread.stop(5)
+
+
+async def test_a_question_that_fails_is_its_askers_business() -> None:
+    owner = Owner(lambda: SmallEngine(RUN)).start()
+    with pytest.raises(ZeroDivisionError):
+        await owner.thread.call(lambda _: 1 / 0)
+    assert await owner.thread.ask(lambda _: 7) == 7
+    assert not owner.failures
+    assert await owner.thread.stop(5)
+
+
+async def test_nobody_waits_for_the_answer_of_a_thread_that_has_ended() -> None:
+    def load() -> SmallEngine:
+        raise ValueError("no model")
+
+    broken = Owner(load).start()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(broken.thread.ask(lambda _: 7), 5)
+    ended = Owner(lambda: SmallEngine(RUN)).start()
+    assert await ended.thread.ask(lambda _: 7) == 7
+    assert await ended.thread.stop(5)
+    assert ended.thread.ask(lambda _: 7).cancelled()
+    busy = SmallEngine(RUN)
+    left = Owner(lambda: busy).start()
+    left.thread.order(Order(FEED, 0, 0, (1,)))
+    waiting = left.thread.ask(lambda _: 7)
+    await eventually(busy.stepping.is_set)
+    assert not await left.thread.stop(0.05)
+    assert waiting.cancelled()
+    busy.steps.release()
+
+
+async def test_a_step_that_takes_a_minute_is_left_behind() -> None:
+    engine = SmallEngine(RUN)
+    owner = Owner(lambda: engine).start()
+    owner.thread.order(Order(FEED, 0, 0, (1,)))
+    owner.thread.order(Order(FEED, 1, 0, (2,)))
+    await eventually(engine.stepping.is_set)
+    assert not await owner.thread.stop(0.05)
+    engine.steps.release()
+    await eventually(lambda: not owner.thread._thread.is_alive())
+    assert engine.epochs == [0]  # it did not begin the other one
+
+
+async def test_orders_that_have_not_begun_can_be_withdrawn() -> None:
+    engine = Exact()
+    engine.gate.clear()
+    owner = Owner(lambda: engine).start()
+    orders = [Order(FEED, number, 0, (number,)) for number in range(3)]
+    for order in orders:
+        owner.thread.order(order)
+    await eventually(engine.stepping.is_set)
+    assert owner.thread.withdraw() == orders[1:]
+    engine.gate.set()
+    await owner.thread.call(lambda _: None)
+    assert [order for order, _ in owner.results] == orders[:1]
+    assert await owner.thread.stop(5)
+
+
+# -- updates by position ---------------------------------------------------------------------------------
+
+
+async def test_updates_that_arrive_while_the_model_loads_wait(log: UpdateLog) -> None:
+    loaded, engine = threading.Event(), SmallEngine(RUN)
+
+    def load() -> SmallEngine:
+        loaded.wait()
+        return engine
+
+    owner = Owner(load, partial(changes, log)).start()
+    log.append([record(RUN, "a", [5])])
+    owner.thread.advance({feed_of("a"): 1})
+    answer = owner.thread.call(lambda engine: engine.core.digest())
+    assert not owner.ready.is_set()
+    loaded.set()
+    await answer
+    assert owner.ready.is_set()
+    assert len(engine.applied) == 1
+    assert await owner.thread.stop(5)
+
+
+async def test_the_engine_is_ready_when_it_has_the_history(log: UpdateLog) -> None:
+    log.append([record(RUN, "a", [1, 2, 3])])
+    engine = SmallEngine(RUN)
+    owner = Owner(lambda: engine, partial(changes, log))
+    owner._on_ready = None  # type: ignore[assignment, method-assign]
+    seen: list[int] = []
+    owner.thread._on_ready = lambda: seen.append(len(engine.applied))
+    owner.thread.advance({feed_of("a"): 3})
+    owner.start()
+    await eventually(lambda: seen)
+    assert seen == [3]
+    assert await owner.thread.stop(5)
+
+
+async def test_what_waits_while_the_model_loads_is_bounded_by_the_feeds(log: UpdateLog) -> None:
+    """However many updates there are; as many as these took 2.4 MB in a queue."""
+    loaded, engine, updates, names = threading.Event(), Exact(), 100_000, "abc"
+
+    def load() -> Exact:
+        loaded.wait()
+        return engine
+
+    owner = Owner(load, partial(changes, log)).start()
+    stops: dict[Feed, int] = {}
+    for number in range(updates):
+        stops[feed_of(names[number % 3])] = number // 3 + 1
+        owner.thread.advance({feed_of(names[number % 3]): number // 3 + 1})
+    assert owner.thread._jobs.qsize() == 2  # positions, and that it is ready
+    assert owner.thread._stops == stops
+    for name in names:
+        scalars = [scalar_of(step) for step in range(stops[feed_of(name)])]
+        starts = [*range(0, len(scalars), 4000), len(scalars)]
+        for first, stop in pairwise(starts):
+            log.append([record(RUN, name, scalars[first:stop], before=scalars[:first])])
+    loaded.set()
+    assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, stops)
+    assert sum(engine.sizes) == updates
+    assert await owner.thread.stop(5)
+
+
+async def test_a_cut_while_the_model_loads_and_one_after_it(log: UpdateLog) -> None:
+    loaded, engine = threading.Event(), Exact()
+
+    def load() -> Exact:
+        loaded.wait()
+        return engine
+
+    a, b = feed_of("a"), feed_of("b")
+    log.append([record(RUN, "a", [1, 2, 3, 4, 5]), record(RUN, "b", [6, 7])])
+    owner = Owner(load, partial(changes, log)).start()
+    owner.thread.advance({a: 5, b: 1})
+    log.append([], [CutRecord(a, 2, bytes(32), b"proof")])
+    owner.thread.advance({a: 2})
+    loaded.set()
+    assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 2, b: 1})
+    assert sum(engine.sizes) == 3  # the steps behind the cut were never applied
+    owner.thread.advance({b: 2})
+    log.append([], [CutRecord(b, 0, bytes(32), b"proof")])
+    assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 2, b: 2})
+    owner.thread.advance({b: 0})
+    assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 2})
+    assert sum(engine.sizes) == 6
+    assert await owner.thread.stop(5)
+
+
+async def test_a_question_is_about_the_moment_at_which_it_was_asked(log: UpdateLog) -> None:
+    """Although it waits for a step, and updates and a cut arrive meanwhile."""
+    engine = Exact()
+    engine.gate.clear()
+    a = feed_of("a")
+    log.append([record(RUN, "a", [1, 2, 3, 4, 5, 6, 7])])
+    owner = Owner(lambda: engine, partial(changes, log)).start()
+    owner.thread.order(Order(FEED, 0, 0, (1,)))
+    await eventually(engine.stepping.is_set)
+    answers = {}
+    for stop in (2, 5, 3, 7):
+        owner.thread.advance({a: stop - 1})
+        owner.thread.advance({a: stop})
+        answers[stop] = owner.thread.ask(lambda engine: engine.core.digest())
+    owner.thread.advance({a: 1})
+    engine.gate.set()
+    for stop, answer in answers.items():
+        assert await answer == core_of(log, {a: stop})
+    assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 1})
+    assert await owner.thread.stop(5)
+
+
+async def test_a_long_replay_does_not_hold_up_the_end() -> None:
+    engine = Exact()
+
+    def endless(applied: Applied, stops: Applied) -> Iterator[UpdateBatch]:
+        while True:
+            yield batch(1, 0, [EpochScalars(0, (1,))])
+
+    owner = Owner(lambda: engine, endless).start()
+    owner.thread.advance({FEED: 1})
+    await eventually(lambda: engine.sizes)
+    assert await owner.thread.stop(5)
+    assert not owner.failures
+
+
+NAMES = "abc"
+STEPS = 200
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpdateLog]:
+    """Three feeds in segments of various sizes; what was read of it from disk and what from memory varies."""
+    path = tmp_path_factory.mktemp("history") / "updates.sqlite"
+    with UpdateLog.open(path, RUN.run_id) as log:
+        _say(log, 0, 120)
+    with UpdateLog.open(path, RUN.run_id) as log:
+        _say(log, 120, STEPS)
+        yield log
+
+
+def _say(log: UpdateLog, start: int, end: int) -> None:
+    for number, name in enumerate(NAMES):
+        size = 7 * number + 1
+        for first in range(start, end, size):
+            said = [step * 31 % 401 - 200 for step in range(min(first + size, end))]
+            log.append([record(RUN, name, said[first:], before=said[:first])])
+
+
+moves = st.tuples(st.sampled_from(NAMES), st.integers(0, STEPS))
+"""A feed and where it counts now: further than before, or cut."""
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.one_of(moves, st.sampled_from(["ask", "step", "wait"])), max_size=30))
+def test_whatever_the_order_the_cores_are_those_of_the_final_positions(
+    history: UpdateLog, play: list[Any]
+) -> None:
+    async def run() -> None:
+        owner = Owner(Exact, partial(changes, history)).start()
+        stops: dict[Feed, int] = {}
+        answers = []
+        for act in [*play, "ask"]:
+            if act == "ask":
+                answers.append((dict(stops), owner.thread.ask(lambda engine: engine.core.digest())))
+            elif act == "step":
+                owner.thread.order(Order(FEED, 0, 0, (1,)))
+            elif act == "wait":
+                await owner.thread.call(lambda engine: None)
+            else:
+                stops[feed_of(act[0])] = act[1]
+                owner.thread.advance({feed_of(act[0]): act[1]})
+        for moment, answer in answers:
+            assert await answer == core_of(history, moment)
+        assert await owner.thread.stop(5)
+        assert not owner.failures
+
+    asyncio.run(run())

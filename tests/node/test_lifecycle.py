@@ -1,0 +1,271 @@
+"""A node in somebody else's program: how it is started and stopped there, and what it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfnode.control.client import Client
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.node.node import Node
+from sfnode.settings import Settings
+from sfnode.store.data_folder import open_data_dir
+from sfnode.transport.memory import MemoryTransport, Network
+from tests.node.helpers import SmallEngine, Swarm, eventually
+
+
+def failing(run: Manifest) -> SmallEngine:
+    """An engine that cannot be loaded."""
+    raise UserError(Code.MODEL_NOT_FOUND, "no model", "Get one.")
+
+
+class Program:
+    """Makes nodes of one run, as a program that uses the library does."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.folder = swarm.folder / "mine"
+        self._run_file = swarm.run_file
+        self._network: Network = swarm.network
+
+    def slow(self) -> SlowToStart:
+        return SlowToStart(self._network, "mine")
+
+    def node(
+        self,
+        engine: Callable[[Manifest], Any] = lambda run: SmallEngine(run).go(),
+        transport: MemoryTransport | None = None,
+    ) -> Node:
+        return Node(
+            Settings(data_dir=self.folder, run=self._run_file),
+            make_transport=lambda *_: transport or MemoryTransport(self._network, "mine"),
+            load_engine=lambda _, run: engine(run),
+        )
+
+
+@pytest.fixture
+def program(swarm: Swarm) -> Program:
+    return Program(swarm)
+
+
+def surroundings() -> tuple[Any, ...]:
+    """What belongs to the program and not to a node in it."""
+    root, ours = logging.getLogger(), logging.getLogger("sfnode")
+    return (
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
+        (root.level, list(root.handlers), ours.level, list(ours.handlers)),
+        asyncio.get_running_loop().get_exception_handler(),
+    )
+
+
+async def test_making_a_node_does_nothing(program: Program) -> None:
+    node = program.node()
+    assert not exists(program.folder)
+    await node.stop()  # one that was never started has nothing to stop
+    for question in (node.status, node.leave, node.finish, node.addresses):
+        with pytest.raises(RuntimeError, match="start"):
+            question()
+    with pytest.raises(RuntimeError, match="not started"):
+        await node.wait()
+
+
+async def test_a_node_leaves_signals_and_logging_alone_and_nothing_of_itself_behind(program: Program) -> None:
+    before, tasks = surroundings(), asyncio.all_tasks()
+    async with program.node() as node:
+        assert surroundings() == before
+        await eventually(lambda: node.status().own_updates > 5)
+        assert (await node.evaluate(limit=3)).count == 3
+        assert (await node.evaluate(base=True)).base
+        assert (await node.generate("a", tokens=9)).base == "a"
+        assert (await node.digest()).core_digest
+        assert (await Client(node.control_socket).status()).peer == "mine"
+        assert node.manifest.run_id.hex() == node.status().run_id
+    assert surroundings() == before
+    assert asyncio.all_tasks() == tasks
+    await eventually(lambda: "engine" not in {thread.name for thread in threading.enumerate()})
+    with open_data_dir(program.folder):
+        pass  # nobody holds it any more
+
+
+async def test_a_node_is_stopped_as_often_as_one_likes_and_started_once(program: Program) -> None:
+    node = program.node()
+    await node.start()
+    await node.stop()
+    await node.stop()
+    await node.wait()
+    with pytest.raises(RuntimeError, match="once"):
+        await node.start()
+    async with program.node():  # another one goes on in the same folder
+        pass
+
+
+async def test_leaving_and_finishing_return_at_once_and_waiting_until_the_end(program: Program) -> None:
+    for end in (Node.leave, Node.finish):
+        node = program.node()
+        await node.start()
+        end(node)
+        async with asyncio.timeout(5):
+            await node.wait()
+
+
+async def test_to_give_up_waiting_does_not_stop_the_node(program: Program) -> None:
+    async with program.node() as node:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await node.wait()
+        known = node.status().known
+        await eventually(lambda: node.status().known > known)
+
+
+async def test_what_a_node_fails_with_is_raised_whoever_waits_for_it(program: Program) -> None:
+    with pytest.raises(UserError, match="no model"):
+        async with program.node(failing) as node:
+            await node.wait()
+    unwatched = program.node(failing)
+    await unwatched.start()
+    await eventually(lambda: unwatched.running.stopping.is_set())
+    with pytest.raises(UserError, match="no model"):
+        await unwatched.stop()
+    with pytest.raises(UserError, match="no model"):
+        async with program.node(failing) as node:
+            await eventually(lambda: node.running.stopping.is_set())
+
+
+async def test_an_error_of_the_program_is_not_replaced_by_the_stopping_of_the_node(program: Program) -> None:
+    async def divide() -> None:
+        async with program.node() as node:
+            await eventually(lambda: node.status().own_updates > 0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await divide()
+    with open_data_dir(program.folder):
+        pass
+
+
+async def test_a_start_that_fails_leaves_nothing_running(program: Program) -> None:
+    tasks = asyncio.all_tasks()
+    with open_data_dir(program.folder), pytest.raises(UserError) as refusal:
+        await program.node().start()
+    assert refusal.value.code == Code.DATA_DIR_IN_USE
+    assert asyncio.all_tasks() == tasks
+
+
+async def test_a_start_that_is_called_off_leaves_nothing_running(program: Program) -> None:
+    tasks = asyncio.all_tasks()
+    called_off = 0
+    for ticks, pause in product(range(12), (0, 0.002)):
+        node = program.node()
+        starting = asyncio.create_task(node.start())
+        for _ in range(ticks):
+            await asyncio.sleep(pause)
+        called_off += starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        async with asyncio.timeout(5):
+            await node.stop()
+        assert asyncio.all_tasks() == tasks
+        with open_data_dir(program.folder):
+            pass
+    assert called_off > 3
+
+
+async def test_a_node_is_stopped_while_another_task_starts_it(program: Program) -> None:
+    tasks = asyncio.all_tasks()
+    refused = 0
+    for ticks, pause in product(range(12), (0, 0.002)):
+        node = program.node()
+        starting = asyncio.create_task(node.start())
+        for _ in range(ticks):
+            await asyncio.sleep(pause)
+        async with asyncio.timeout(5):
+            await asyncio.gather(node.stop(), node.stop())
+            (outcome,) = await asyncio.gather(starting, return_exceptions=True)
+        if outcome is not None:
+            assert isinstance(outcome, RuntimeError)
+            assert "stopped while it started" in str(outcome)
+            refused += 1
+        assert asyncio.all_tasks() == tasks
+        with open_data_dir(program.folder):
+            pass
+    assert refused > 0
+
+
+async def test_the_program_goes_on_while_a_node_waits_for_its_folder(program: Program) -> None:
+    with open_data_dir(program.folder) as folder:
+        lock = folder.lock
+    with lock.open() as asking:  # as `sfnode status` does, for a moment
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        node = program.node()
+        starting = asyncio.create_task(node.start())
+        await asyncio.sleep(0.2)
+        assert not starting.done()
+        fcntl.flock(asking, fcntl.LOCK_UN)
+        async with asyncio.timeout(5):
+            await starting
+    await node.stop()
+
+
+class SlowToStart(MemoryTransport):
+    """Never finishes starting; takes some turns of the loop to stop, and then does what `fault` says."""
+
+    fault: UserError | None = None
+    stopped = False
+
+    async def start(self) -> None:
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+        await super().stop()
+        self.stopped = True
+        if self.fault is not None:
+            raise self.fault
+
+
+async def test_several_calls_to_stop_do_not_cut_the_taking_apart_short(program: Program) -> None:
+    transport = program.slow()
+    node = program.node(transport=transport)
+    starting = asyncio.create_task(node.start())
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(5):
+        first = asyncio.create_task(node.stop())
+        await asyncio.sleep(0.02)
+        await node.stop()
+        await first
+    assert transport.stopped
+    with pytest.raises(RuntimeError, match="stopped while it started"):
+        await starting
+
+
+async def test_a_timeout_around_start_is_the_callers_even_if_taking_apart_fails(program: Program) -> None:
+    transport = program.slow()
+    transport.fault = UserError(Code.DATA_DIR_IN_USE, "cannot stop", "Wait.")
+    node = program.node(transport=transport)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await node.start()
+    with pytest.raises(UserError, match="cannot stop"):
+        await node.stop()
+
+
+async def test_a_node_whose_start_timed_out_can_be_stopped_and_waited_for(program: Program) -> None:
+    node = program.node(transport=program.slow())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await node.start()
+    await node.stop()
+    await node.wait()
+
+
+def exists(path: Path) -> bool:
+    return path.exists()

@@ -1,0 +1,343 @@
+"""Whole nodes: what they promise to each other, to their users and to their logs."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from threading import Event
+
+import pytest
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.node import catch_up
+from sfnode.store.audit import audit
+from sfnode.transport import memory
+from sfnode.transport.memory import Faults
+from sfprotocol.messages import Feed
+from tests.node.helpers import Node, Result, SmallEngine, Swarm, manifest
+
+SwarmOf = Callable[..., Swarm]
+
+
+async def completed(nodes: list[Node]) -> None:
+    """Until no node has anything more to say and all have the same updates."""
+    for node in nodes:
+        await node.until(lambda node=node: node.node.status().state == "complete")  # type: ignore[misc]
+    for node in nodes:
+        await node.until(lambda: len({node.digest for node in nodes}) == 1)
+
+
+# -- a run from its beginning to its end -----------------------------------------------------------------
+
+
+async def test_a_node_alone_makes_exactly_the_updates_of_the_budget(swarm_of: SwarmOf) -> None:
+    swarm = swarm_of(manifest(update_budget=1001, epoch_updates=300))
+    node = await swarm.first(queries=4)
+    await completed([node])
+    assert node.known == node.node.scheduler.made == 1001  # type: ignore[union-attr]
+    assert node.engine.epochs == sorted(node.engine.epochs)
+    assert 0 < node.engine.epochs[-1] <= 3
+
+
+async def test_five_nodes_on_a_lossy_network_end_with_the_same_bits(swarm_of: SwarmOf) -> None:
+    faults = Faults(loss=0.02, duplication=0.02, delay=(0.0, 0.02))
+    swarm = swarm_of(manifest(update_budget=3000, epoch_updates=700), faults)
+    nodes = [await swarm.first()]
+    nodes += [await swarm.join(name) for name in "bcde"]
+    await completed(nodes)
+    answers = [await node.client.digest() for node in nodes]
+    assert len({(answer.digest, answer.core_digest, answer.known) for answer in answers}) == 1
+    assert answers[0].known < 3000 + 5 * 400
+    assert bytes.fromhex(answers[0].core_digest) == swarm.core_of_log("e")
+    with swarm.log("d") as log:
+        proof = audit(swarm.run, log)
+    assert (proof.digest, proof.core_digest) == (answers[0].digest, answers[0].core_digest)
+
+
+async def test_a_latecomer_trains_only_after_it_has_caught_up(swarm: Swarm) -> None:
+    a = await swarm.first()
+    await a.until(lambda: a.known > 300)
+    epoch = a.machine.run.epoch_of(a.known)
+    b = await swarm.join("b")
+    await b.until(lambda: made(b) > 5)
+    assert b.engine.epochs[0] >= epoch > 0
+    assert a.machine.own in b.machine.frontier
+
+
+async def test_a_latecomer_to_a_complete_run_gets_all_of_it_from_a_relay(swarm_of: SwarmOf) -> None:
+    swarm = swarm_of(manifest(update_budget=300))
+    a = await swarm.first()
+    relay = await swarm.join("r", role="relay")
+    await completed([a, relay])
+    await a.stop()
+    b = await swarm.join("b", via="r")
+    await completed([b, relay])
+    assert (await b.client.digest()).core_digest == swarm.core_of_log("a").hex()
+    assert made(b) == 0
+
+
+async def test_nodes_that_stay_until_the_end_leave_when_all_have_everything(swarm_of: SwarmOf) -> None:
+    swarm = swarm_of(manifest(update_budget=500))
+    nodes = [await swarm.first(until_complete=True)]
+    nodes += [await swarm.join(name, until_complete=True) for name in "bc"]
+    for node in nodes:
+        await node.ended()
+    cores = {swarm.core_of_log(node.name) for node in nodes}
+    assert len(cores) == 1
+    with swarm.log("a") as log:
+        assert log.updates() >= 500
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+async def test_a_node_that_was_asked_for_some_steps_hands_them_over_and_leaves(
+    swarm: Swarm, queries: int
+) -> None:
+    a = await swarm.first(role="relay")
+    b = await swarm.join("b", steps=50, queries=queries)
+    await b.ended()
+    await a.until(lambda: a.known == 50)
+    with swarm.log("b") as log:
+        assert log.updates() == 50
+
+
+# -- stopping --------------------------------------------------------------------------------------------
+
+
+async def test_a_node_stops_within_two_seconds_although_a_step_takes_a_minute(swarm: Swarm) -> None:
+    a = swarm.node("a", make_engine=lambda run: SmallEngine(run).go(30))
+    await swarm.first()
+    await a.until(lambda: made(a) == 30)
+    begun = time.monotonic()
+    await a.stop()
+    assert time.monotonic() - begun < 2
+    with swarm.log("a") as log:
+        assert log.updates() == 30
+    a.engine.steps.release()
+
+
+async def test_what_was_computed_before_the_stop_is_in_the_log_and_with_the_neighbours(
+    swarm_of: SwarmOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what is finished and waits for the flush interval to be over, and over a slow line."""
+    monkeypatch.setattr(memory, "CAPACITY", 2)
+    swarm = swarm_of(None, Faults(delay=(0.02, 0.02)))
+    a = await swarm.first(role="relay")
+    b = swarm.node("b", make_engine=lambda run: SmallEngine(run).go(121))
+    await swarm.join("b")
+    await b.until(lambda: b.engine and len(b.engine.epochs) == 121)
+    await b.stop()
+    with swarm.log("b") as log:
+        assert log.updates() == 121
+    await a.until(lambda: a.known == 121)
+
+
+async def test_stopping_at_any_moment_of_a_start_is_clean(swarm: Swarm) -> None:
+    await swarm.first()
+    for ticks in range(0, 60, 7):
+        b = await swarm.join("b")
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        await b.stop()
+    with swarm.log("b") as log:
+        audit(swarm.run, log)
+
+
+# -- faults of our own -----------------------------------------------------------------------------------
+
+
+async def test_an_engine_that_fails_ends_the_node_with_its_error(swarm: Swarm) -> None:
+    def failing(run: Manifest) -> SmallEngine:
+        engine = SmallEngine(run).go()
+        step, calls = engine.step, count()
+
+        def step_or_fail(seeds: Sequence[int], epoch: int) -> Result:
+            if next(calls) == 10:
+                raise FloatingPointError("the device is gone")
+            return step(seeds, epoch)
+
+        engine.step = step_or_fail  # type: ignore[method-assign]
+        return engine
+
+    a = swarm.node("a", make_engine=failing)
+    await swarm.first()
+    with pytest.raises(FloatingPointError):
+        await a.ended()
+    with swarm.log("a") as log:
+        assert log.updates() == 10
+
+
+async def test_a_model_that_cannot_be_loaded_ends_the_node_with_what_to_do(swarm: Swarm) -> None:
+    def missing(run: Manifest) -> SmallEngine:
+        raise UserError(Code.MODEL_NOT_FOUND, "no model", "Get one.")
+
+    a = swarm.node("a", make_engine=missing)
+    await swarm.first()
+    with pytest.raises(UserError) as refusal:
+        await a.ended()
+    assert refusal.value.code == Code.MODEL_NOT_FOUND
+
+
+async def test_a_disk_that_fills_up_ends_the_node_and_leaves_the_log_whole(swarm: Swarm) -> None:
+    a, b = await swarm.first(), await swarm.join("b")
+    await b.until(lambda: made(b) > 10)
+    pages = b.node.log._writer.execute("PRAGMA page_count").fetchone()[0]
+    b.node.log._writer.execute(f"PRAGMA max_page_count = {pages + 3}")
+    with pytest.raises(UserError) as fault:
+        await b.ended()
+    assert fault.value.code == Code.DISK_FULL
+    with swarm.log("b") as log:
+        proof = audit(swarm.run, log)
+    assert proof.updates > 10
+    await a.until(lambda: not a.machine.links)
+    own = own_feed(b)
+    with swarm.log("b") as log:
+        written = {tail.feed: tail.next for tail in log.tails()}
+    assert a.machine.frontier.next(own) <= written[own]  # nothing was sent that is not on disk
+    await swarm.join("b")
+    await b.until(lambda: made(b) > 10)
+    assert own_feed(b) == own
+
+
+async def test_a_second_node_in_one_folder_is_refused(swarm: Swarm) -> None:
+    a = await swarm.first()
+    intruder = Node(swarm.network, "intruder", swarm.folder)
+    intruder.folder = a.folder
+    with pytest.raises(UserError) as refusal:
+        await intruder.start(peers=(a.address,))
+    assert refusal.value.code == Code.DATA_DIR_IN_USE
+    assert (await a.client.status()).peer == "a"
+
+
+# -- starting again --------------------------------------------------------------------------------------
+
+
+async def test_a_node_that_is_started_again_goes_on_with_its_feed(swarm: Swarm) -> None:
+    a, b = await swarm.first(), await swarm.join("b")
+    await b.until(lambda: made(b) > 20)
+    feed = own_feed(b)
+    for _ in range(3):
+        await b.stop()
+        await heard_all_of(a, b, feed)  # it leaves nothing unsaid
+        await swarm.join("b")
+        await b.until(lambda: made(b) > 20)
+        assert own_feed(b) == feed
+    assert a.machine.counters.rejected == 0
+
+
+async def heard_all_of(listener: Node, speaker: Node, feed: Feed) -> None:
+    said = speaker.machine.frontier.next(feed)
+    await listener.until(lambda: listener.machine.frontier.next(feed) == said)
+
+
+async def test_a_node_started_again_alone_has_the_same_digests_and_needs_nobody(swarm_of: SwarmOf) -> None:
+    swarm = swarm_of(manifest(update_budget=400))
+    a = await swarm.first()
+    await completed([a])
+    before = await a.client.digest()
+    await a.stop()
+    await swarm.first()
+    await a.until(lambda: a.node.engine_loaded)
+    assert await a.client.digest() == before
+
+
+async def test_a_newcomer_whose_peers_do_not_answer_waits_and_one_with_a_past_goes_on(
+    swarm_of: SwarmOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catch_up, "ASK_TIMEOUT", 0.3)
+    swarm = swarm_of()
+    a, b = await swarm.first(), await swarm.join("b")
+    await b.until(lambda: made(b) > 5)
+    await a.stop()
+    await b.stop()
+    swarm.network.partition("b", "c")
+    c = swarm.node("c")
+    going, c.make_engine = c.make_engine, SmallEngine  # in its first life it makes nothing
+    await c.start(swarm.run_file)
+    c.node.stop()
+    await c.ended()
+    c.make_engine = going
+    await c.start(peers=(a.address,))
+    await swarm.join("b")
+    await b.until(lambda: made(b) > 5)
+    assert c.known == 0
+    assert c.node.status().state == "catching-up"
+
+
+async def test_updates_that_arrive_while_the_model_loads_are_counted_once(swarm: Swarm) -> None:
+    """They are in the log by the time the engine replays it, and in its queue as well."""
+    a, b = await swarm.first(), await swarm.join("b")
+    await b.until(lambda: b.known > 100)
+    await b.stop()
+    gate = Event()
+
+    def slow(run: Manifest) -> SmallEngine:
+        gate.wait()
+        return SmallEngine(run).go()
+
+    b.make_engine = slow
+    await swarm.join("b")
+    known = b.known
+    await b.until(lambda: b.known > known + 100)
+    gate.set()
+    await b.until(lambda: made(b) > 5)
+    moment, counted = await b.node._ask_engine(lambda engine: len(engine.applied))  # type: ignore[attr-defined]
+    assert counted == moment.known
+    assert a.known > known
+
+
+async def test_a_node_goes_on_with_its_feed_when_its_peers_missed_the_end_of_it(swarm: Swarm) -> None:
+    """As after `kill -9`: on disk, and never sent. Nobody knows more of the feed; all know less."""
+    a = await swarm.first(role="relay")
+    b = await swarm.join("b")
+    await b.until(lambda: made(b) > 20)
+    await a.until(lambda: b.machine.own in a.machine.frontier)
+    feed = own_feed(b)
+    swarm.network.partition("a", "b")
+    missed = b.machine.frontier.next(feed)
+    await b.until(lambda: b.machine.frontier.next(feed) > missed + 50)
+    await b.stop()
+    heard = a.machine.frontier.next(feed)
+    swarm.network.heal()
+    await swarm.join("b")
+    said = b.machine.frontier.next(feed)
+    assert heard < said
+    await b.until(lambda: made(b) > 0)
+    assert own_feed(b) == feed
+    await a.until(lambda: a.machine.frontier.next(feed) > said)
+
+
+async def test_a_node_whose_peers_know_more_of_its_feed_starts_another(swarm: Swarm) -> None:
+    """As after a backup that was restored in place, so that the log itself looks untouched."""
+    a = await swarm.first(role="relay")
+    b = await swarm.join("b")
+    await b.until(lambda: made(b) > 20)
+    await b.stop()
+    backup = b.layout.log.read_bytes()
+    await swarm.join("b")
+    await b.until(lambda: made(b) > 20)
+    feed = own_feed(b)
+    await b.stop()
+    said = b.machine.frontier.next(feed)
+    await a.until(lambda: a.machine.frontier.next(feed) == said)
+    b.layout.log.write_bytes(backup)
+    await swarm.join("b")
+    await b.until(lambda: made(b) > 20)
+    assert own_feed(b) != feed
+    assert b.machine.frontier.next(feed) == a.machine.frontier.next(feed) == said
+    with sqlite3.connect(b.layout.log) as db:
+        kept = db.execute("SELECT value FROM meta WHERE key = 'incarnation'").fetchone()[0]
+    assert int.from_bytes(kept, "big") == own_feed(b).incarnation
+
+
+def own_feed(node: Node) -> Feed:
+    assert node.machine.own is not None
+    return node.machine.own
+
+
+def made(node: Node) -> int:
+    """Own updates of this start."""
+    return node.node.scheduler.made if node.node.scheduler else 0

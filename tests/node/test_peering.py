@@ -1,0 +1,514 @@
+"""The peer manager in the daemon: its actions over an event loop, a transport and a driver.
+
+Decisions are tested in `tests.peers.test_manager`, in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from sfnode.errors import Code, UserError
+from sfnode.node import peering
+from sfnode.peers import address_book, manager, selection
+from sfnode.peers.address_book import AddressBook
+from sfnode.peers.selection import MAX_INBOUND, MAX_LINKS, TARGET_LINKS, WANTED_OUTBOUND
+from sfnode.transport.base import Link, TransportError
+from sfprotocol import codec
+from sfprotocol.messages import Goodbye
+from tests.node.helpers import PATIENCE, eventually
+from tests.node.town import TOPIC, FragileTransport, Relay, Town, address, reachable
+
+
+@pytest.fixture
+async def town(tmp_path: Path) -> AsyncIterator[Town]:
+    made = Town(tmp_path)
+    yield made
+    for relay in made.relays.values():
+        await relay.end()
+
+
+async def rounds(relay: Relay[FragileTransport], count: int = 5) -> None:
+    """Let it check its links a few more times."""
+    for _ in range(count):
+        before = relay.peering.manager._checked_at
+        await eventually(lambda before=before: relay.peering.manager._checked_at > before)  # type: ignore[misc]
+
+
+# -- one link a peer ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+async def test_two_nodes_that_dial_each_other_at_once_end_with_one_link(town: Town, first: str) -> None:
+    order = [first, "b" if first == "a" else "a"]
+    for name, other in zip(order, reversed(order), strict=True):
+        await town.add(name, other, begin=False)
+    for name in order:
+        town.relays[name].begin()
+    a, b = town.relays["a"], town.relays["b"]
+    await eventually(lambda: a.peers == ["b"] and b.peers == ["a"])
+    await rounds(a)
+    assert (a.peers, b.peers) == (["b"], ["a"])
+    (link,) = a.peering.manager._neighbours.values()
+    (mirror,) = b.peering.manager._neighbours.values()
+    assert link.outbound != mirror.outbound
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+async def test_a_peer_that_comes_back_replaces_the_link_that_its_death_left(town: Town, names: str) -> None:
+    """It was killed, its machine vanished, and our side of the old link still looks alive."""
+    here = await town.add(names[0])
+    await town.add(names[1], begin=False)
+    swallowed: list[Link] = []
+
+    async def swallow(link: Link) -> None:
+        swallowed.append(link)
+
+    town.relays[names[1]].transport.on_link(swallow)
+    for _ in range(2):
+        await town.dial(names[1], names[0])
+        await eventually(lambda: names[1] in here.linked)
+    old = here.peering.manager._neighbours[names[1]]
+    await town.dial(names[1], names[0])
+    await eventually(lambda: here.peering.manager._neighbours[names[1]] is not old)
+    await eventually(lambda: len(here.driver.pumps) == 1)
+
+
+async def test_more_than_the_most_inbound_links_are_refused(town: Town) -> None:
+    a = await town.add("a")
+    for number in range(MAX_INBOUND + 3):
+        name = f"p{number:02}"
+        await town.add(name, begin=False)
+        link = await town.dial(name, "a")
+        if number >= MAX_INBOUND:
+            with pytest.raises(TransportError):
+                await asyncio.wait_for(link.receive(), 5)
+    assert len(a.linked) == MAX_INBOUND
+    again = await town.dial("p00", "a")
+    assert await again.receive()  # a Hello: it replaces its own link, for which there is room
+
+
+async def test_a_node_that_leaves_takes_no_more_links_and_opens_none_whatever_its_owner_wishes(
+    town: Town,
+) -> None:
+    a = await town.add("a")
+    await town.add("b", begin=False)
+    a.peering.leave()
+    a.peering.stay_away(False)
+    link = await town.dial("b", "a")
+    with pytest.raises(TransportError):
+        await asyncio.wait_for(link.receive(), 5)
+    town.write("b")
+    await asyncio.sleep(5 * manager.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
+    assert a.transport.dials == 0
+
+
+# -- finding them ------------------------------------------------------------------------------------
+
+
+async def test_twenty_nodes_form_one_graph_with_four_to_twelve_links_each(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "PROBE_INTERVAL", 1e6)  # a probe is one link more than wanted, for a while
+    names = [f"n{number:02}" for number in range(20)]
+    await town.add(names[0])
+    for name in names[1:]:
+        await town.add(name, names[0])
+    relays = list(town.relays.values())
+    await eventually(lambda: all(len(relay.peers) >= TARGET_LINKS for relay in relays))
+    await eventually(lambda: all(outbound(relay) >= WANTED_OUTBOUND for relay in relays))
+    await rounds(relays[-1])
+    for relay in relays:
+        assert 4 <= len(relay.peers) <= MAX_LINKS
+        assert len(set(relay.peers)) == len(relay.peers)
+        assert outbound(relay) <= TARGET_LINKS
+    assert len(reachable(town, names[0])) == 20
+
+
+def outbound(relay: Relay[FragileTransport]) -> int:
+    """Links that the node has chosen itself."""
+    return sum(standing.outbound for standing in relay.peering.manager.standings())
+
+
+async def test_four_nodes_link_with_all_others(town: Town) -> None:
+    await town.add("a")
+    for name in "bcd":
+        await town.add(name, "a")
+    await eventually(lambda: all(len(relay.peers) == 3 for relay in town.relays.values()))
+
+
+async def test_neighbours_that_vanish_are_replaced(town: Town) -> None:
+    for name in "abcdefghij":
+        await town.add(name, *([] if name == "a" else ["a"]))
+    j = town.relays["j"]
+    await eventually(lambda: len(j.peers) >= TARGET_LINKS)
+    gone = j.peers[:3]
+    for name in gone:
+        await town.relays.pop(name).end()
+    await eventually(lambda: not set(gone) & set(j.peers) and len(j.peers) >= TARGET_LINKS)
+
+
+async def test_a_node_that_is_cut_off_comes_back_by_itself(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address_book, "BACKOFF_FIRST", 0.05)
+    monkeypatch.setattr(address_book, "BACKOFF_MOST", 0.2)
+    a, b = await town.add("a"), await town.add("b", "a")
+    await eventually(lambda: b.peers == ["a"] and a.peers == ["b"])
+    town.network.partition("a", "b")
+    for link in list(b.peering._links.values()):
+        await link.close()
+    await eventually(lambda: not a.linked and not b.linked)
+    before = len(b.transport.bootstraps)
+    await eventually(lambda: len(b.transport.bootstraps) > before)
+    assert b.peers == []
+    town.network.heal()
+    await eventually(lambda: b.peers == ["a"] and a.peers == ["b"])
+
+
+async def test_a_peer_that_hangs_up_at_once_is_not_dialled_again_and_again(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address_book, "BACKOFF_FIRST", 60.0)
+    a = await town.add("a", "b")
+    full = FragileTransport(town.network, "b")
+    await full.start()
+
+    async def refuse(link: Link) -> None:
+        await link.close()
+
+    full.on_link(refuse)
+    await eventually(lambda: a.transport.dials)
+    await rounds(a, 5)
+    assert a.transport.dials == 1
+    assert a.book.candidates(asyncio.get_running_loop().time()) == []
+
+
+# -- a hostile roster ----------------------------------------------------------------------------------
+
+
+async def test_a_roster_full_of_garbage_does_no_harm(town: Town) -> None:
+    await town.add("a")
+    await town.add("b", "a")
+    for number in range(600):
+        name = f"x{number:03}"
+        ways = [f"/nowhere/{number} /p2p/{name}", f"/p2p/{name}", f"/dead/p2p/{name}"]
+        town.network.write(TOPIC, name, 1e9, [name, ways, 0, 0])
+    town.network.write(TOPIC, "odd", 1e9, {"not": "a record"})
+    late = await town.add("z", "b")
+    await eventually(lambda: "b" in late.peers)
+    await rounds(late, 5)
+    assert len(late.book) <= address_book.MAX_BOOK + 8
+    assert late.remembered is not None
+    AddressBook("z", late.remembered, (), Random(0))  # all of it can be read again
+    for relay in town.relays.values():
+        assert not any(task.done() for task in relay.tasks)
+
+
+async def test_an_address_that_only_looks_like_one_does_not_end_a_lonely_node(town: Town) -> None:
+    """The transport refuses it as a user's mistake, which a record in the roster is not."""
+    a = await town.add("a", begin=False)
+    town.write("dead")
+
+    async def refuse(addresses: object) -> int:
+        raise UserError(Code.BAD_ADDRESS, "not an address", "")
+
+    a.transport.bootstrap = refuse  # type: ignore[method-assign]
+    a.begin()
+    await rounds(a, 4)
+    assert not any(task.done() for task in a.tasks)
+
+
+# -- remembering -------------------------------------------------------------------------------------
+
+
+async def test_that_a_peer_was_met_is_durable_before_the_first_frame_and_written_off_the_loop(
+    town: Town,
+) -> None:
+    a, b = await town.add("a", begin=False), await town.add("b", "a", begin=False)
+    order: list[object] = []
+    release = threading.Event()
+    threads: set[int] = set()
+    carry, remember = b.driver.carry, b.peering._remember
+
+    def slowly(addresses: list[str]) -> None:
+        threads.add(threading.get_ident())
+        assert release.wait(PATIENCE)
+        remember(addresses)
+        order.append(tuple(addresses))
+
+    async def observed(link: Link) -> None:
+        order.append("carried")
+        await carry(link)
+
+    b.peering._remember = slowly
+    b.driver.carry = observed  # type: ignore[method-assign]
+    a.begin()
+    b.begin()
+    await eventually(lambda: threads and b.linked == ["a"])
+    await asyncio.sleep(0.05)  # the loop goes on
+    assert (order, b.peers, a.peers) == ([], [], [])
+    release.set()
+    await eventually(lambda: b.peers == ["a"])
+    assert order[:2] == [(address("a"),), "carried"]
+    assert threading.get_ident() not in threads
+    assert len(threads) == 1
+    await eventually(lambda: a.remembered == [address("b")])  # found in the roster since
+
+
+async def test_address_books_are_written_in_the_order_in_which_they_were_to_be(town: Town) -> None:
+    a = await town.add("a", begin=False)
+    written: list[list[str]] = []
+    a.peering._remember = written.append
+    wanted = [(address(f"p{number}"),) for number in range(50)]
+    for addresses in wanted:
+        a.peering._write(addresses)
+    assert await a.peering._until_written()
+    assert written == [list(addresses) for addresses in wanted]
+
+
+async def test_a_book_that_cannot_be_written_ends_the_node_and_carries_no_link(town: Town) -> None:
+    a, b = await town.add("a", begin=False), await town.add("b", "a", begin=False)
+
+    def refuse(addresses: list[str]) -> None:
+        raise UserError(Code.DISK_FULL, "no space left", "")
+
+    b.peering._remember = refuse
+    a.begin()
+    running = asyncio.create_task(b.peering.run())
+    with pytest.raises(UserError, match="no space left"):
+        await asyncio.wait_for(running, PATIENCE)
+    assert not b.driver.pumps
+
+
+async def test_a_node_that_others_found_remembers_at_least_that(town: Town) -> None:
+    a = await town.add("a")
+    b = await town.add("b", begin=False)
+    b.transport.on_link(asyncio.Queue[Link]().put)
+    await town.dial("b", "a")
+    await eventually(lambda: a.remembered == [])
+
+
+# -- health ------------------------------------------------------------------------------------------
+
+
+async def test_a_dead_transport_is_restarted_until_it_lives_and_links_come_back(town: Town) -> None:
+    a, b = await town.add("a"), await town.add("b", "a")
+    await eventually(lambda: a.peers == ["b"])
+    a.transport.restarts_to_fail = 2
+    await a.transport.die()
+    await eventually(lambda: a.peering.restarts == 1)
+    assert a.transport.restarts_to_fail == 0
+    await eventually(lambda: a.peers == ["b"] and b.peers == ["a"])
+
+
+@pytest.mark.parametrize("name", ["announce", "find", "bootstrap", "connect"])
+async def test_a_death_is_noticed_at_once_whatever_else_is_waited_for(town: Town, name: str) -> None:
+    a = await town.add("a", "b", begin=False)
+    waiting = asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    setattr(a.transport, name, hang)
+    a.begin()
+    async with asyncio.timeout(PATIENCE):
+        await waiting.wait()
+    await a.transport.die()
+    await eventually(lambda: a.peering.restarts == 1)
+
+
+async def test_a_daemon_that_dies_as_soon_as_it_runs_is_not_restarted_without_a_pause(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peering, "RESTART_SPACING", 0.2)
+    a = await town.add("a")
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for number in range(1, 4):
+        await a.transport.die()
+        await eventually(lambda number=number: a.peering.restarts == number)  # type: ignore[misc]
+    assert loop.time() - began >= 2 * 0.2
+
+
+async def test_what_was_unreachable_before_a_restart_is_tried_at_once_after_it(town: Town) -> None:
+    a = await town.add("a", "b")
+    await eventually(lambda: a.book._entries["b"].failures)
+    a.book._entries["b"].not_before = 1e9
+    b = await town.add("b", begin=False)
+    b.transport.on_link(asyncio.Queue[Link]().put)
+    await a.transport.die()
+    await eventually(lambda: "b" in a.linked)
+
+
+# -- for ever ----------------------------------------------------------------------------------------
+
+
+async def test_a_peer_that_was_given_and_comes_up_late_is_met(town: Town) -> None:
+    a = await town.add("a", "late")
+    await eventually(lambda: len(a.transport.bootstraps) > 2)
+    late = await town.add("late")
+    await eventually(lambda: a.peers == ["late"] and late.peers == ["a"])
+
+
+async def test_a_peer_that_was_given_and_comes_up_late_is_met_by_a_node_that_has_links_enough(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in no roster that this node sees: it stands in a part of the network of its own."""
+    monkeypatch.setattr(address_book, "BOOTSTRAP_FIRST", 0.1)
+    crowd = [f"c{number}" for number in range(TARGET_LINKS + 1)]
+    for name in crowd:
+        await town.add(name, crowd[0])
+    a = await town.add("a", crowd[0], "late")
+    await eventually(lambda: len(a.peers) >= TARGET_LINKS and a.book._entries["late"].silences)
+    late = await town.add("late")
+    await eventually(lambda: "a" in late.peers)
+    assert len(a.peers) <= MAX_LINKS
+
+
+async def test_a_swarm_so_small_that_all_are_neighbours_is_searched_less_and_less(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are fewer nodes than a node wants links."""
+    a, b = await town.add("a"), await town.add("b", "a")
+    await eventually(lambda: a.peers == ["b"] and b.peers == ["a"])
+    await eventually(lambda: find_interval(a) >= 8 * manager.LONELY_INTERVAL)
+    assert a.peering.manager.wanting
+    await town.add("c", "b")
+    await eventually(lambda: "c" in a.peers)
+
+
+async def test_a_node_that_is_to_be_away_asks_nobody_until_it_may_come_back(town: Town) -> None:
+    a, b = await town.add("a"), await town.add("b", "a")
+    await eventually(lambda: a.peers == ["b"])
+    b.peering.stay_away(True)
+    await eventually(lambda: a.peers == [])
+    said: list[str] = []
+    for name in ("announce", "find", "bootstrap", "connect"):
+        calls = getattr(b.transport, name)
+
+        async def spoken(*question: object, name: str = name, calls: Any = calls) -> Any:
+            said.append(name)
+            return await calls(*question)
+
+        setattr(b.transport, name, spoken)
+    await asyncio.sleep(10 * manager.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
+    assert said == []
+    b.peering.stay_away(False)
+    await eventually(lambda: b.peers == ["a"])
+    assert said
+
+
+# -- beyond one's neighbours ---------------------------------------------------------------------------
+
+
+async def test_two_halves_with_links_enough_each_grow_together_again(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "PROBE_INTERVAL", 0.3)
+    monkeypatch.setattr(manager, "FIND_INTERVAL", 0.1)
+    halves = [[f"{half}{number}" for number in range(TARGET_LINKS + 1)] for half in "xy"]
+    town.network.partition(*halves)
+    for names in halves:
+        for name in names:
+            await town.add(name, names[0])
+    relays = list(town.relays.values())
+    await eventually(lambda: all(len(relay.peers) >= TARGET_LINKS for relay in relays))
+    assert reachable(town, "x0") == set(halves[0])
+    town.network.heal()
+    await eventually(lambda: reachable(town, "x0") == {*halves[0], *halves[1]})
+
+
+async def test_links_rotate_and_never_exceed_the_most(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "SETTLE_TIME", 0.1)
+    names = [f"n{number:02}" for number in range(16)]
+    for name in names:
+        await town.add(name, names[0])
+    relays = list(town.relays.values())
+    await eventually(lambda: all(len(relay.peers) >= TARGET_LINKS for relay in relays))
+    a, seen = relays[-1], set(relays[-1].peers)
+    for _ in range(5):
+        a.peering.manager._probe_at = now()
+        a.peering._told.set()
+        await eventually(lambda: a.peering.manager._probe_at > now())
+        await eventually(lambda: not a.peering.manager._dialling)
+        assert len(a.linked) <= MAX_LINKS
+        seen |= set(a.linked)
+    assert len(seen) > TARGET_LINKS
+
+
+# -- peers that are no use -----------------------------------------------------------------------------
+
+
+async def test_a_peer_that_accepts_a_link_and_says_nothing_is_given_up_and_left_alone(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "FIRST_WORD_DEADLINE", 0.1)
+    monkeypatch.setattr(address_book, "BACKOFF_FIRST", 60.0)
+    silent = FragileTransport(town.network, "silent")
+    await silent.start()
+    taken: asyncio.Queue[Link] = asyncio.Queue()
+    silent.on_link(taken.put)
+    a = await town.add("a", "silent")
+    link = await taken.get()
+    await eventually(lambda: "silent" not in a.linked)
+    assert await ended(link)
+    assert a.book.candidates(now()) == []
+
+
+async def test_a_peer_that_broke_a_rule_gets_no_link_in_either_direction(town: Town) -> None:
+    a, bad = await town.add("a"), await town.add("bad", begin=False)
+    town.write("bad")
+    bad.transport.on_link(asyncio.Queue[Link]().put)
+    link = await town.dial("bad", "a")
+    await link.receive()
+    await link.send(b"\xff")
+    await eventually(lambda: a.book.refused("bad", now()))
+    await eventually(lambda: "bad" not in a.linked)
+    again = await town.dial("bad", "a")
+    with pytest.raises(TransportError):
+        await asyncio.wait_for(again.receive(), PATIENCE)
+    dials = a.transport.dials
+    await eventually(lambda: "bad" in a.book._entries)
+    await rounds(a)
+    assert a.transport.dials == dials
+
+
+async def ended(link: Link) -> bool:
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not isinstance(codec.decode(await link.receive()), Goodbye):
+                pass
+    except TransportError:
+        pass
+    return True
+
+
+async def test_what_the_machine_counts_for_a_link_is_taken_over_and_fades(town: Town) -> None:
+    a, b = await town.add("a"), await town.add("b", "a")
+    await eventually(lambda: a.peers == ["b"] and b.peers == ["a"])
+    (link,) = a.driver.machine.links.values()
+    link.inbox.useful = 8
+    await rounds(a, 1)
+    (standing,) = a.peering.manager.standings()
+    assert standing.useful == pytest.approx(8.0, rel=0.01)
+    a.peering.manager._neighbours["b"].counted_at -= selection.HALF_LIFE
+    await rounds(a, 1)
+    (standing,) = a.peering.manager.standings()
+    assert standing.useful == pytest.approx(4.0, rel=0.01)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def find_interval(relay: Relay[FragileTransport]) -> float:
+    """Seconds between the last search of the roster and the next; infinite during one."""
+    return relay.peering.manager._find_due() - relay.peering.manager._finding.began

@@ -1,0 +1,327 @@
+"""Before a node runs: which run it joins, and which feed it continues."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgpack
+import pytest
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.node import startup
+from sfnode.settings import Settings
+from sfnode.store.data_folder import DataDir, open_data_dir
+from sfnode.store.identity import load_or_create
+from sfnode.store.log import UpdateLog
+from sfnode.transport.base import RequestHandler, TransportError
+from sfnode.transport.memory import MemoryTransport, Network
+from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol.messages import Feed, Goodbye, ManifestReply, ManifestRequest
+from tests.node.helpers import Swarm, manifest, record
+
+RUN = manifest()
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Iterator[DataDir]:
+    with open_data_dir(tmp_path / "node") as folder:
+        yield folder
+
+
+def write(path: Path, run: Manifest) -> Path:
+    path.write_text(run.to_toml())
+    return path
+
+
+def settings(data_dir: DataDir, **fields: Any) -> Settings:
+    return Settings(data_dir=data_dir.path, **fields)
+
+
+# -- the manifest here ---------------------------------------------------------------------------------
+
+
+def test_the_manifest_is_the_given_one_or_the_kept_one_or_none(tmp_path: Path, data_dir: DataDir) -> None:
+    assert startup.local_manifest(settings(data_dir), data_dir) is None
+    given = write(tmp_path / "run.toml", RUN)
+    assert startup.local_manifest(settings(data_dir, run=given), data_dir) == RUN
+    write(data_dir.manifest, RUN)
+    assert startup.local_manifest(settings(data_dir), data_dir) == RUN
+    assert startup.local_manifest(settings(data_dir, run=given), data_dir) == RUN
+
+
+def test_a_folder_serves_one_run_only(tmp_path: Path, data_dir: DataDir) -> None:
+    write(data_dir.manifest, RUN)
+    other = write(tmp_path / "other.toml", manifest("other"))
+    with pytest.raises(UserError) as refusal:
+        startup.local_manifest(settings(data_dir, run=other), data_dir)
+    assert refusal.value.code == Code.WRONG_RUN
+    assert "test" in refusal.value.what
+    assert "other" in refusal.value.what
+
+
+@pytest.mark.parametrize("wanted", ["", RUN.run_id.hex(), RUN.run_id.hex()[:8], RUN.run_id.hex()[:8].upper()])
+def test_a_run_id_may_be_shortened(wanted: str) -> None:
+    startup.check_run_id(RUN, wanted)
+
+
+def test_another_run_id_is_refused(data_dir: DataDir) -> None:
+    write(data_dir.manifest, RUN)
+    with pytest.raises(UserError) as refusal:
+        startup.local_manifest(settings(data_dir, run_id="beef" + RUN.run_id.hex()), data_dir)
+    assert refusal.value.code == Code.WRONG_RUN
+
+
+# -- the manifest of peers -----------------------------------------------------------------------------
+
+Reply = bytes | None
+
+
+class Inn:
+    """Peers that answer questions as a test wants, and somebody who asks them."""
+
+    def __init__(self) -> None:
+        self.network = Network(Random(0))
+        self.asker = MemoryTransport(self.network, "asker")
+
+    async def open(self, **replies: Reply) -> tuple[str, ...]:
+        """Peers by name with what they answer (None: nothing); returns their addresses."""
+        await self.asker.start()
+        for name, reply in replies.items():
+            peer = MemoryTransport(self.network, name)
+            await peer.start()
+            peer.on_request(_answering(reply))
+        return tuple(f"/memory/{name}/p2p/{name}" for name in replies)
+
+
+def _answering(reply: Reply) -> RequestHandler:
+    async def answer(_: str, question: bytes) -> bytes:
+        assert codec.decode(question) == ManifestRequest()
+        assert reply is not None
+        return reply
+
+    return answer
+
+
+def serving(run: Manifest) -> bytes:
+    return codec.encode(ManifestReply(run.canonical()))
+
+
+def from_the_future() -> bytes:
+    fields = msgpack.unpackb(RUN.canonical())
+    fields["protocol"] = PROTOCOL_VERSION + 1
+    fields["something"] = "new"
+    return codec.encode(ManifestReply(msgpack.packb(fields)))
+
+
+@pytest.fixture
+def inn() -> Inn:
+    return Inn()
+
+
+async def test_the_first_peer_that_answers_well_is_enough(inn: Inn) -> None:
+    peers = await inn.open(
+        garbage=b"\xc1",
+        other=codec.encode(Goodbye("no")),
+        broken=codec.encode(ManifestReply(b"x")),
+        good=serving(RUN),
+    )
+    assert await startup.fetch_manifest(inn.asker, ("/memory/gone/p2p/gone", *peers)) == RUN
+
+
+async def test_when_nobody_answers_the_user_hears_why_of_each(
+    inn: Inn, caplog: pytest.LogCaptureFixture
+) -> None:
+    peers = await inn.open(garbage=b"\xc1", other=codec.encode(Goodbye("no")), silent=None)
+    with pytest.raises(UserError) as refusal:
+        await startup.fetch_manifest(inn.asker, ("/memory/gone/p2p/gone", *peers))
+    assert refusal.value.code == Code.PEERS_UNREACHABLE
+    for name in ("gone", "garbage", "other", "silent"):
+        assert f"/memory/{name}/" in refusal.value.what
+
+
+@pytest.mark.parametrize(
+    ("reply", "code"),
+    [
+        (codec.encode(ManifestReply(b"")), Code.BAD_MANIFEST),
+        (codec.encode(ManifestReply(b"\x81\xa1a\x01")), Code.BAD_MANIFEST),
+        (codec.encode(ManifestReply(msgpack.packb([[[]]]))), Code.BAD_MANIFEST),
+        (codec.encode(ManifestReply(b"\x91" * 60_000)), Code.BAD_MANIFEST),
+        (codec.encode(ManifestReply(bytes(200_000))), Code.BAD_MANIFEST),
+        (codec.encode(ManifestReply(b"\xdc\x00\x00" + RUN.canonical())), Code.BAD_MANIFEST),
+        (from_the_future(), Code.NEWER_PROTOCOL),
+    ],
+)
+async def test_a_manifest_that_cannot_be_used_is_the_peers_fault_and_said_so(
+    inn: Inn, reply: bytes, code: Code
+) -> None:
+    (peer,) = await inn.open(a=reply)
+    with pytest.raises(UserError) as refusal:
+        await startup.fetch_manifest(inn.asker, (peer,))
+    assert refusal.value.code == code
+    assert peer in refusal.value.what
+
+
+async def test_an_address_that_is_none_is_the_users_to_correct(inn: Inn) -> None:
+    await inn.open()
+    with pytest.raises(UserError) as refusal:
+        await startup.fetch_manifest(inn.asker, ("nonsense",))
+    assert refusal.value.code == Code.BAD_ADDRESS
+
+
+async def test_a_manifest_that_was_fetched_is_kept_and_not_fetched_again(inn: Inn, data_dir: DataDir) -> None:
+    peers = await inn.open(a=serving(RUN))
+    chosen = settings(data_dir, peers=peers)
+    assert await startup.agree_on_manifest(chosen, None, inn.asker, data_dir) == RUN
+    assert Manifest.from_toml(data_dir.manifest) == RUN
+    away = settings(data_dir, peers=("/memory/gone/p2p/gone",))
+    local = startup.local_manifest(away, data_dir)
+    assert await startup.agree_on_manifest(away, local, inn.asker, data_dir) == RUN
+
+
+@pytest.mark.parametrize("shortened", [0, 1])
+async def test_peers_of_another_run_than_the_given_one_are_refused(
+    inn: Inn, data_dir: DataDir, shortened: int
+) -> None:
+    """Also when both begin like the run id that was given, which may be a single digit."""
+    others = (manifest(f"other{number}") for number in range(1000))
+    start = RUN.run_id.hex()[:shortened]
+    other = next(other for other in others if other.run_id.hex().startswith(start))
+    peers = await inn.open(a=serving(other))
+    chosen = settings(data_dir, peers=peers, run_id=start)
+    with pytest.raises(UserError) as refusal:
+        await startup.agree_on_manifest(chosen, RUN, inn.asker, data_dir)
+    assert refusal.value.code == Code.WRONG_RUN
+    assert not data_dir.manifest.exists()
+
+
+async def test_peers_of_another_run_than_the_wanted_id_are_refused(inn: Inn, data_dir: DataDir) -> None:
+    peers = await inn.open(a=serving(RUN))
+    with pytest.raises(UserError) as refusal:
+        await startup.agree_on_manifest(
+            settings(data_dir, peers=peers, run_id="00"), None, inn.asker, data_dir
+        )
+    assert refusal.value.code == Code.WRONG_RUN
+
+
+async def test_without_a_run_and_without_peers_there_is_nothing_to_join(inn: Inn, data_dir: DataDir) -> None:
+    with pytest.raises(UserError) as refusal:
+        await startup.agree_on_manifest(settings(data_dir), None, inn.asker, data_dir)
+    assert refusal.value.code == Code.BAD_OPTION
+
+
+# -- the own feed --------------------------------------------------------------------------------------
+
+
+def test_a_fresh_folder_starts_a_feed_and_goes_on_with_it(data_dir: DataDir) -> None:
+    me = load_or_create(data_dir.identity)
+    with UpdateLog.open(data_dir.log, RUN.run_id) as log:
+        feed, proven = startup.own_feed(log, me)
+        assert feed.origin == me.public
+        assert proven
+    with UpdateLog.open(data_dir.log, RUN.run_id) as log:
+        assert startup.own_feed(log, me) == (feed, True)
+        startup.remember_peers(log, [])
+    with UpdateLog.open(data_dir.log, RUN.run_id) as log:
+        assert startup.own_feed(log, me) == (feed, False)  # somebody may know more by now
+
+
+def test_a_copied_folder_starts_another_feed_and_so_does_a_copy_of_that(
+    data_dir: DataDir, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    me, seen, source = load_or_create(data_dir.identity), set[Feed](), data_dir.log
+    with UpdateLog.open(source, RUN.run_id) as log:
+        seen.add(startup.own_feed(log, me)[0])
+        startup.remember_peers(log, [])
+    for number in range(3):
+        copy = tmp_path / f"copy{number}.sqlite"
+        shutil.copy(source, copy)
+        with UpdateLog.open(copy, RUN.run_id) as log:
+            feed, proven = startup.own_feed(log, me)
+            assert proven
+            seen.add(feed)
+        with UpdateLog.open(copy, RUN.run_id) as log:
+            assert startup.own_feed(log, me) == (feed, False)
+        source = copy
+    assert len(seen) == 4
+    assert "copied or restored" in caplog.text
+
+
+def test_a_relay_that_becomes_a_trainer_is_not_taken_for_a_copy(
+    data_dir: DataDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    with UpdateLog.open(data_dir.log, RUN.run_id) as log:
+        relaying = settings(data_dir, role="relay")
+        assert startup.open_machine(relaying, RUN, data_dir, log, 0.0).own is None
+        log.append([record(RUN, "other", [1, 2])])
+        assert startup.open_machine(settings(data_dir), RUN, data_dir, log, 0.0).may_compute
+    assert caplog.text == ""
+
+
+def test_a_key_that_others_could_read_is_a_warning(
+    data_dir: DataDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_or_create(data_dir.identity)
+    data_dir.identity.chmod(0o644)
+    with UpdateLog.open(data_dir.log, RUN.run_id) as log:
+        startup.open_machine(settings(data_dir), RUN, data_dir, log, 0.0)
+    assert "may be able to sign as this node" in caplog.text
+
+
+def test_addresses_are_remembered_as_they_were(data_dir: DataDir) -> None:
+    with UpdateLog.open(data_dir.log, RUN.run_id) as log:
+        assert startup.remembered_peers(log) == []
+        startup.remember_peers(log, ["/a/p2p/x", "/b/p2p/y"])
+        assert startup.remembered_peers(log) == ["/a/p2p/x", "/b/p2p/y"]
+
+
+# -- by the front door -----------------------------------------------------------------------------------
+
+
+async def test_a_copied_folder_joins_beside_its_original(swarm: Swarm) -> None:
+    a = await swarm.first()
+    b = await swarm.join("b")
+    await b.until(lambda: b.node.scheduler and b.node.scheduler.made > 20)
+    await b.stop()
+    shutil.copytree(b.folder, swarm.folder / "c")
+    await swarm.join("b")
+    c = await swarm.join("c")
+    await c.until(lambda: c.node.scheduler and c.node.scheduler.made > 20)
+    ours, theirs = b.machine.own, c.machine.own
+    assert ours is not None
+    assert theirs is not None
+    assert ours.origin == theirs.origin
+    assert ours.incarnation != theirs.incarnation
+    await a.until(lambda: theirs in a.machine.frontier and a.machine.frontier.next(ours) > 20)
+    assert not any(machine.machine.counters.rejected for machine in (a, b, c))
+
+
+@pytest.mark.parametrize(("field", "code"), [("wrong", Code.WRONG_RUN), ("future", Code.NEWER_PROTOCOL)])
+async def test_a_node_that_may_not_join_leaves_nothing_running(swarm: Swarm, field: str, code: Code) -> None:
+    a = await swarm.first()
+    if field == "future":
+        assert a.transport is not None
+        a.transport.on_request(_answering(from_the_future()))
+    with pytest.raises(UserError) as refusal:
+        await swarm.join("b", run_id="00" if field == "wrong" else "")
+    assert refusal.value.code == code
+    assert not swarm.nodes["b"].layout.log.exists()
+    with open_data_dir(swarm.nodes["b"].folder):
+        pass
+
+
+@pytest.mark.parametrize("question", [b"\xc1", b"", codec.encode(Goodbye("hello"))])
+async def test_a_node_answers_one_question_and_shrugs_at_others(
+    swarm: Swarm, caplog: pytest.LogCaptureFixture, question: bytes
+) -> None:
+    a = await swarm.first(role="relay")
+    asker = MemoryTransport(swarm.network, "asker")
+    await asker.start()
+    with pytest.raises(TransportError):
+        await asker.request(a.address, question)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert await startup.fetch_manifest(asker, (a.address,)) == swarm.run

@@ -1,0 +1,332 @@
+"""Which steps are ordered and when results become updates, with a real machine and no links."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sfnode.manifest import Manifest
+from sfnode.node.engine_thread import Order
+from sfnode.node.step_scheduler import FLUSH_INTERVAL, LOSS_MEMORY, ORDERS_AHEAD, StepScheduler
+from sfprotocol import seeds
+from sfprotocol.codec import MAX_SEGMENT_UPDATES
+from sfprotocol.events import Admit, OwnUpdates
+from sfprotocol.messages import Feed, Segment
+from tests.node.helpers import Result, eventually, machine, manifest, scalar_of
+
+OTHER = Feed(bytes(31) + b"\x09", 0)
+
+
+class Desk:
+    """A scheduler whose orders pile up here, with a clock and a machine of its own."""
+
+    def __init__(self, run: Manifest, *, queries: int = 1, steps: int = 0) -> None:
+        self.now = 100.0
+        self.machine = machine(run, (), "me")
+        self.orders: list[Order] = []
+        self.posted: list[OwnUpdates] = []
+        self.segments: list[Segment] = []
+        self.scheduler = StepScheduler(
+            self.machine,
+            order=self.orders.append,
+            post=self.posted.append,
+            clock=lambda: self.now,
+            queries=queries,
+            steps=steps,
+        )
+
+    def begin(self) -> Desk:
+        self.scheduler.ready = True
+        self.scheduler.advance()
+        return self
+
+    def finish(self, seconds: float = 0.0, loss: float = 1.0) -> Order:
+        """The engine hands in the oldest order, so long after the one before."""
+        order = self.orders.pop(0)
+        self.now += seconds
+        self.scheduler.on_result(order, Result(tuple(map(scalar_of, order.seeds)), loss))
+        return order
+
+    def round(self) -> None:
+        """The driver takes in what was posted."""
+        for event in self.posted:
+            actions = self.machine.handle(event, self.now)
+            self.segments += [action.segment for action in actions if isinstance(action, Admit)]
+        self.posted.clear()
+        self.scheduler.advance()
+
+    def flush(self) -> None:
+        """The flush interval is over, and the driver takes in what there is."""
+        self.now += FLUSH_INTERVAL
+        self.scheduler.flush()
+        self.round()
+
+    def hear(self, updates: int) -> None:
+        """Somebody else's updates arrive."""
+        frontier = self.machine.frontier
+        frontier.advance(OTHER, frontier.next(OTHER) + updates, bytes(32), 0)
+        self.scheduler.advance()
+
+    def renew(self) -> None:
+        """A peer knows more of our feed than we do."""
+        self.machine._own.renew()
+
+    @property
+    def feed(self) -> Feed:
+        assert self.machine.own is not None
+        return self.machine.own
+
+    @property
+    def own(self) -> int:
+        return self.machine.frontier.next(self.feed)
+
+    @property
+    def under_way(self) -> int:
+        return self.scheduler._ordered - self.own
+
+
+# -- what is ordered -----------------------------------------------------------------------------------
+
+
+async def test_nothing_is_ordered_before_the_node_has_caught_up() -> None:
+    desk = Desk(manifest())
+    desk.scheduler.advance()
+    assert desk.orders == []
+    assert len(desk.begin().orders) == ORDERS_AHEAD
+
+
+async def test_nothing_is_ordered_while_peers_are_asked() -> None:
+    desk = Desk(manifest())
+    desk.machine._own.proven = False
+    assert desk.begin().orders == []
+    desk.machine._own.proven = True
+    desk.scheduler.advance()
+    assert len(desk.orders) == ORDERS_AHEAD
+
+
+async def test_nothing_is_ordered_once_the_run_is_complete() -> None:
+    desk = Desk(manifest(update_budget=50))
+    desk.hear(50)
+    assert desk.begin().orders == []
+
+
+async def test_orders_are_the_next_steps_of_the_feed_with_their_seeds() -> None:
+    desk = Desk(manifest(), queries=3).begin()
+    assert [order.first for order in desk.orders] == [0, 3]
+    key = desk.machine.frontier.state(desk.feed).key
+    assert desk.orders[1].seeds == tuple(seeds.update_seeds(key, 3, 3).tolist())
+    desk.finish()
+    assert [order.first for order in desk.orders] == [3, 6]
+
+
+async def test_a_step_belongs_to_the_epoch_of_all_that_was_known_when_it_was_ordered() -> None:
+    desk = Desk(manifest(epoch_updates=40)).begin()
+    desk.hear(39)
+    assert [desk.finish().epoch for _ in range(2)] == [0, 0]
+    desk.hear(1)
+    assert [desk.finish().epoch for _ in range(3)] == [0, 0, 1]
+    desk.flush()
+    assert [(part.epoch, len(part.scalars)) for part in desk.segments[-1].parts] == [(0, 3), (1, 1)]
+
+
+async def test_epochs_do_not_go_back_when_less_is_known_than_before() -> None:
+    desk = Desk(manifest(epoch_updates=40))
+    desk.machine.frontier.advance(desk.feed, 3, bytes(32), 7)
+    desk.begin()
+    assert (desk.orders[0].first, desk.orders[0].epoch) == (3, 7)
+
+
+# -- how much is ordered -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queries", [1, 4, 7, 64])
+async def test_a_node_makes_the_steps_it_was_asked_for_and_not_one_more(queries: int) -> None:
+    desk = Desk(manifest(), queries=queries, steps=30).begin()
+    while desk.orders:
+        assert not desk.scheduler.exhausted
+        desk.finish(0.05)
+        desk.round()
+    desk.flush()
+    assert desk.own == desk.scheduler.made == 30
+    assert desk.scheduler.exhausted
+    assert not desk.scheduler.busy
+
+
+async def test_the_steps_of_an_incarnation_that_ended_are_made_up_for() -> None:
+    desk = Desk(manifest(), queries=4, steps=30).begin()
+    for _ in range(3):
+        desk.finish(1.0)
+        desk.round()
+    desk.finish(1.0)  # posted, and not admitted any more
+    desk.renew()
+    desk.round()
+    assert desk.scheduler.made == 12
+    while desk.orders:
+        desk.finish(0.05)
+        desk.round()
+    desk.flush()
+    assert desk.own == 18
+    assert desk.scheduler.made == 30
+
+
+async def test_what_peers_bring_of_our_old_feed_does_not_count_as_made() -> None:
+    desk = Desk(manifest(), steps=30).begin()
+    old = desk.feed
+    desk.renew()
+    desk.machine.frontier.advance(old, 25, bytes(32), 0)
+    desk.scheduler.advance()
+    assert desk.scheduler.made == 0
+
+
+async def test_a_run_that_is_complete_ends_the_wait_for_more_steps() -> None:
+    desk = Desk(manifest(update_budget=20), steps=30).begin()
+    assert desk.scheduler.busy
+    desk.hear(20)
+    assert desk.scheduler.exhausted
+    assert not desk.scheduler.busy
+
+
+async def test_what_was_finished_when_the_run_was_complete_counts_and_what_is_later_does_not() -> None:
+    """A step may take a minute, and by then others may have left with what they had."""
+    desk = Desk(manifest(update_budget=20)).begin()
+    desk.finish(1.0)
+    desk.round()
+    desk.finish(0.001)
+    desk.hear(20)
+    assert desk.scheduler.busy
+    desk.finish(1.0)
+    desk.flush()
+    assert desk.own == 2
+    assert not desk.scheduler.busy
+    assert desk.finish(1.0).first == 3
+    assert desk.scheduler._ordered == 2  # should the run go on after all, nothing is left out
+    assert desk.posted == []
+
+
+@pytest.mark.parametrize("queries", [1, 5, 64])
+async def test_a_node_alone_makes_exactly_the_budget_however_late_the_disk_is(queries: int) -> None:
+    desk = Desk(manifest(update_budget=333), queries=queries).begin()
+    while desk.orders:
+        desk.finish(0.001)
+    desk.flush()
+    assert desk.own == 333
+    assert desk.machine.complete
+    assert not desk.scheduler.busy
+
+
+async def test_what_is_not_yet_on_disk_fits_one_segment() -> None:
+    desk = Desk(manifest(update_budget=1_000_000), queries=64).begin()
+    while desk.orders:
+        desk.finish()
+    assert desk.under_way == MAX_SEGMENT_UPDATES
+    desk.flush()
+    assert desk.own == MAX_SEGMENT_UPDATES
+    assert len(desk.orders) == ORDERS_AHEAD
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 200))
+def test_no_feed_outgrows_the_budget_and_a_run_overshoots_by_what_was_just_finished(
+    chance: int, queries: int, budget: int
+) -> None:
+    asyncio.run(_play(Random(chance), queries, budget))
+
+
+async def _play(chance: Random, queries: int, budget: int) -> None:
+    desk = Desk(manifest(update_budget=budget, epoch_updates=17), queries=queries).begin()
+    while not desk.machine.complete:
+        match chance.randrange(4):
+            case 0 if desk.orders:
+                desk.finish(chance.random() / 10)
+            case 1:
+                desk.flush()
+            case 2:
+                desk.round()
+            case 3:
+                desk.hear(chance.randrange(1, 5))
+    finished = desk.scheduler._computed - desk.own
+    while desk.orders:
+        desk.finish()
+    known = desk.machine.frontier.known
+    desk.flush()
+    assert desk.machine.frontier.known == known + finished
+    assert desk.own <= budget
+    epochs = [part.epoch for segment in desk.segments for part in segment.parts]
+    assert epochs == sorted(epochs)
+
+
+# -- when results become updates -----------------------------------------------------------------------
+
+
+async def test_a_fast_engine_says_many_steps_in_one_segment() -> None:
+    desk = Desk(manifest()).begin()
+    for _ in range(1000):
+        desk.finish(0.001)
+        desk.round()
+    assert len(desk.segments) <= 1.0 / FLUSH_INTERVAL + 1
+    desk.flush()
+    assert sum(segment.count for segment in desk.segments) == 1000
+
+
+async def test_a_slow_engine_waits_for_nothing() -> None:
+    desk = Desk(manifest()).begin()
+    for number in range(1, 20):
+        desk.finish(FLUSH_INTERVAL * 1.01)
+        assert sum(len(event.parts[0].scalars) for event in desk.posted) == 1
+        desk.round()
+        assert desk.own == number
+
+
+async def test_the_last_results_are_posted_although_no_more_come() -> None:
+    desk = Desk(manifest(), steps=3).begin()
+    for _ in range(3):
+        desk.finish(0.001)
+    desk.round()
+    assert desk.own == 1
+    assert desk.scheduler.busy
+    await eventually(lambda: desk.posted)
+    desk.round()
+    assert desk.own == 3
+    assert not desk.scheduler.busy
+
+
+async def test_results_for_an_incarnation_that_has_ended_are_dropped() -> None:
+    desk = Desk(manifest(), queries=2).begin()
+    desk.finish(1.0)
+    desk.round()
+    desk.finish(0.001)  # finished and not posted
+    old = desk.feed
+    desk.renew()
+    desk.finish(0.001)  # of the old feed, before the scheduler was told
+    assert desk.scheduler._finished == []
+    desk.finish(0.001)
+    assert desk.machine.frontier.next(old) == 2
+    assert {order.feed for order in desk.orders} == {desk.feed}
+    assert [order.first for order in desk.orders] == [0, 2]
+    desk.finish(1.0)
+    desk.round()
+    assert desk.own == 2
+
+
+# -- what is measured ------------------------------------------------------------------------------------
+
+
+async def test_the_rate_is_that_of_the_last_seconds() -> None:
+    desk = Desk(manifest(), queries=2).begin()
+    assert desk.scheduler.rate() == 0
+    for _ in range(100):
+        desk.finish(0.5)
+    assert desk.scheduler.rate() == pytest.approx(4, rel=0.1)
+    desk.now += 60
+    assert desk.scheduler.rate() == 0
+
+
+async def test_a_loss_that_is_no_number_does_not_stick() -> None:
+    desk = Desk(manifest()).begin()
+    for loss in (2.0, float("nan"), 3.0, 4.0):
+        desk.finish(1.0, loss)
+    assert desk.scheduler.loss == pytest.approx(LOSS_MEMORY * 3 + (1 - LOSS_MEMORY) * 4)

@@ -1,0 +1,203 @@
+"""Node processes as a user runs them: the command `sfnode`, signals, files, and what it prints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from io import StringIO
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+from sfnode.cli.main import main
+from sfnode.control.client import Client
+from sfnode.errors import UserError
+from sfnode.schema.status import Status
+from sfnode.schema.views import FeedStatus
+from sfnode.store.data_folder import Layout
+from sfprotocol import invitation
+
+T = TypeVar("T")
+
+SFNODE = (sys.executable, "-m", "sfnode")
+
+PATIENCE = 120.0
+"""Seconds after which something that should happen counts as failed, on a busy machine."""
+
+ENDING = 5.0
+"""Seconds that a node may take to end; it promises two."""
+
+LOOPBACK = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return the environment of a user without configuration or hub, whose nodes share the cores.
+
+    The device and the number of threads are those that pytest was given.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SFNODE_") or name == "SFNODE_DEVICE"
+    }
+    return {"OMP_NUM_THREADS": "1", **kept, "HOME": str(home), "HF_HUB_OFFLINE": "1"}
+
+
+def sfnode(home: Path, *arguments: object, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; `python` are options for the interpreter."""
+    command = [SFNODE[0], *python, *SFNODE[1:], *(str(argument) for argument in arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment(home), timeout=PATIENCE, cwd=home
+    )
+
+
+def here(*arguments: object) -> str:
+    """Run a command in this process, where torch is loaded already; return what it prints."""
+    with redirect_stdout(StringIO()) as out, pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    assert end.value.code == 0
+    return out.getvalue()
+
+
+def printed_json(ended: subprocess.CompletedProcess[str]) -> Any:
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def until(what: str, condition: Callable[[], T | None], patience: float = PATIENCE) -> T:
+    """Return the result of `condition` as soon as it is true."""
+    give_up = time.monotonic() + patience
+    while not (result := condition()):
+        assert time.monotonic() < give_up, f"waited {patience:g} s in vain: {what}"
+        time.sleep(0.05)
+    return result
+
+
+def p2pd_of(node: Node) -> psutil.Process | None:
+    """Return the network daemon of a running node, once it has one."""
+    children = psutil.Process(node.pid).children()
+    return next((child for child in children if "p2pd" in child.name()), None)
+
+
+class Node:
+    """One `sfnode join` in a folder of its own, started with the same command each time."""
+
+    def __init__(
+        self, home: Path, name: str, *arguments: object, inside: tuple[str, ...] = (), **variables: str
+    ) -> None:
+        """`inside` is a command that runs the node elsewhere, such as in a namespace."""
+        self.folder = home / name
+        self._inside = inside
+        self._environment = environment(home) | variables
+        self.arguments = ("join", "--data-dir", self.folder, *arguments)
+        self._home = home
+        self._output = home / f"{name}.out"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Node:
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(
+                [*self._inside, *SFNODE, *(str(argument) for argument in self.arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._environment,
+                cwd=self._home,
+            )
+        return self
+
+    def status(self) -> Status | None:
+        """Return its status, or None while it does not answer."""
+        assert self._process is not None
+        assert self._process.poll() is None, f"{self.folder.name} has ended: {self.output()}"
+        try:
+            return asyncio.run(Client(Layout(self.folder).control_socket).status())
+        except UserError:
+            return None
+
+    def feeds(self) -> list[FeedStatus]:
+        """Return the contributions of all nodes."""
+        return asyncio.run(Client(Layout(self.folder).control_socket).every_feed())
+
+    def until(self, what: str, condition: Callable[[Status], object]) -> Status:
+        """Wait for a status of which `condition` is true, and return it."""
+
+        def met() -> Status | None:
+            status = self.status()
+            return status if status and condition(status) else None
+
+        try:
+            return until(f"{self.folder.name}: {what}", met)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it is {self.status()} and said {self.output()}") from None
+
+    def link(self) -> str:
+        """Return the invitation that it shows the user."""
+        return until("a link", lambda: self.output().partition("sfnode join ")[2].splitlines())[0]
+
+    def address(self) -> str:
+        """Return the address that it shows the user."""
+        return invitation.read(self.link()).addresses[0]
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self, patience: float = PATIENCE) -> int:
+        """Wait for its end and return its exit status."""
+        assert self._process is not None
+        return self._process.wait(patience)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal, wait, and return its exit status."""
+        self.send(number)
+        return self.wait()
+
+    def output(self) -> str:
+        """Return all that it has printed, over all its starts."""
+        return self._output.read_text(errors="replace") if self._output.exists() else ""
+
+    def close(self, grace: float = 0.0) -> None:
+        """End it whatever the test did; a node that is ending already has `grace` seconds for it."""
+        if self._process and self._process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace)
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+
+@contextmanager
+def nodes(home: Path) -> Iterator[Callable[..., Node]]:
+    """Yield a function that makes nodes from a name and arguments; none of them outlives the block."""
+    made: list[Node] = []
+
+    def make(name: str, *arguments: object, inside: tuple[str, ...] = ()) -> Node:
+        made.append(Node(home, name, *arguments, inside=inside))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for node in made:
+            if node.running:
+                node.send(signal.SIGTERM)  # a killed one leaves its sockets in /tmp
+        for node in made:
+            node.close(ENDING)

@@ -1,0 +1,191 @@
+"""Whatever happens to the nodes of a run, the remaining ones end with the same model, bit by bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sfnode.schema.status import Status
+from sfnode.schema.views import FeedStatus
+from sfnode.store.data_folder import Layout
+from sfnode.store.log import UpdateLog
+from sfprotocol import codec
+from sfprotocol.messages import Card
+from tests.processes import course
+from tests.processes.course import NAMES, STEPS, SURVIVORS, UPDATES, Course
+from tests.processes.helpers import here, nodes
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+COMPLETE = (*SURVIVORS, "newcomer", "relay")
+"""Nodes that are running at the end, or start later."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def seen(home: Path) -> Course:
+    """The course of the swarm."""
+    with nodes(home) as make:
+        return course.run(home, make)
+
+
+@pytest.fixture(scope="module")
+def audits(seen: Course) -> dict[str, Any]:
+    """The output of `sfnode verify --json` for every node's log, including the relay's and dead nodes'."""
+    return {
+        name: json.loads(here("verify", "--json", "--data-dir", node.folder))
+        for name, node in seen.nodes.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def models(home: Path, seen: Course) -> dict[str, Path]:
+    """The output of `sfnode export` for a node that ran all the time and for one that replayed the log."""
+    outs = {name: home / f"{name}-model" for name in ("revenant", "newcomer")}
+    for name, out in outs.items():
+        here("export", out, "--data-dir", seen.nodes[name].folder)
+    return outs
+
+
+def length(feeds: list[FeedStatus], of: Status) -> int:
+    """Return the number of updates in that node's feed."""
+    known = {(feed.origin, feed.incarnation): feed.updates for feed in feeds}
+    return known.get((of.origin, of.incarnation), 0)
+
+
+def test_all_remaining_nodes_have_the_same_digest_and_the_same_core(seen: Course) -> None:
+    assert {status.known for status in seen.final.values()} == {seen.final["relay"].known}
+    assert seen.final["relay"].known >= UPDATES
+    assert len({status.digest for status in seen.final.values()}) == 1
+    assert len({core.core_digest for core in seen.cores.values()}) == 1
+    assert {core.digest for core in seen.cores.values()} == {seen.final["relay"].digest}
+
+
+def test_every_update_belongs_to_exactly_one_feed(seen: Course) -> None:
+    for name, status in seen.final.items():
+        assert sum(feed.updates for feed in seen.feeds[name]) == status.known
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_verifying_a_log_from_genesis_gives_the_digests_that_the_nodes_had(
+    name: str, seen: Course, audits: dict[str, Any]
+) -> None:
+    assert audits[name]["digest"] == seen.final["relay"].digest
+    assert audits[name]["core_digest"] == seen.cores["late"].core_digest
+    assert audits[name]["updates"] == seen.final["relay"].known
+    assert audits[name]["run_id"] == seen.manifest.run_id.hex()
+
+
+def test_the_logs_of_nodes_that_left_early_verify_too(seen: Course, audits: dict[str, Any]) -> None:
+    for name in ("leaver", "counted"):
+        assert 0 < audits[name]["updates"] < seen.final["relay"].known
+
+
+def test_a_killed_node_continues_its_feed_and_has_lost_nothing(seen: Course) -> None:
+    before, after = seen.killed, seen.back
+    assert (after.origin, after.incarnation) == (before.origin, before.incarnation)
+    assert 0 < seen.logged < after.contributed
+    grown = seen.logged + seen.final["revenant"].own_updates
+    assert length(seen.feeds["late"], before) == seen.final["revenant"].contributed == grown
+
+
+def test_a_copied_folder_beside_its_original_gets_a_feed_of_its_own(seen: Course) -> None:
+    original, copy = seen.final["revenant"], seen.final["copy"]
+    assert copy.origin == original.origin
+    assert copy.incarnation != original.incarnation
+    assert length(seen.feeds["revenant"], copy) == copy.own_updates > 0
+
+
+def test_a_latecomer_needs_nothing_but_an_address(seen: Course) -> None:
+    late = seen.final["late"]
+    assert late.run_id == seen.manifest.run_id.hex()
+    assert length(seen.feeds["relay"], late) == late.own_updates > 0
+
+
+def test_a_newcomer_learns_the_name_of_a_trainer_that_has_left(seen: Course) -> None:
+    log = Layout(seen.nodes["newcomer"].folder).log
+    with UpdateLog.open(log, seen.manifest.run_id, read_only=True) as newcomers:
+        cards = [codec.decode(card.frame) for card in newcomers.cards()]
+    assert [(card.feed.origin.hex(), card.name, card.team) for card in cards if isinstance(card, Card)] == [
+        (seen.counted_origin, *NAMES)
+    ]
+
+
+def test_a_node_with_a_number_of_steps_makes_exactly_those_and_leaves(seen: Course) -> None:
+    feeds = [feed for feed in seen.feeds["relay"] if feed.origin == seen.counted_origin]
+    assert [feed.updates for feed in feeds] == [STEPS]
+    assert seen.endings["counted"].status == 0
+
+
+def test_a_node_that_stays_until_the_run_is_complete_leaves_then(
+    seen: Course, audits: dict[str, Any]
+) -> None:
+    assert seen.endings["steady"].status == 0
+    assert audits["steady"]["updates"] >= UPDATES
+
+
+def test_a_node_survives_the_death_of_its_network_daemon(seen: Course, audits: dict[str, Any]) -> None:
+    assert "restarting it" in seen.nodes["steady"].output()
+    assert audits["steady"]["updates"] >= UPDATES
+
+
+def test_no_node_logs_a_traceback(seen: Course) -> None:
+    for node in seen.nodes.values():
+        assert "Traceback" not in node.output()
+
+
+def test_the_status_of_a_running_node_loads_no_heavy_library(seen: Course) -> None:
+    said = dict(line.split(maxsplit=1) for line in seen.relay_says.stdout.splitlines())
+    assert said["run"] == f"reviews ({seen.manifest.run_id.hex()[:16]})"
+    assert said["state"].startswith("complete as relay")
+    assert said["updates"].startswith(f"{seen.final['relay'].known} of {UPDATES}")
+    assert said["digest"] == seen.final["relay"].digest
+    assert said["address"] == seen.nodes["relay"].address()
+    loaded = {line.rpartition("|")[2].strip() for line in seen.relay_says.stderr.splitlines()}
+    assert "sfnode.control.client" in loaded
+    heavy = {"torch", "transformers", "hivemind", "datasets", "numpy", "pydantic", "aiohttp"}
+    assert not heavy & loaded
+
+
+def test_a_relay_serves_a_newcomer_when_all_trainers_have_left(seen: Course, audits: dict[str, Any]) -> None:
+    assert seen.endings["newcomer"].status == 0
+    assert audits["newcomer"]["digest"] == seen.final["relay"].digest
+    assert seen.final["relay"].role == "relay"
+    assert seen.final["relay"].own_updates == 0
+
+
+@pytest.mark.parametrize("name", ["leaver", "revenant", "copy", "relay"])
+def test_a_signal_ends_a_node_soon_and_with_status_0(name: str, seen: Course) -> None:
+    assert seen.endings[name].status == 0
+    assert seen.endings[name].seconds < 5.0
+
+
+def test_the_stop_command_waits_until_the_node_has_ended_with_status_0(seen: Course) -> None:
+    assert (seen.stopped.returncode, seen.stopped.stdout) == (0, "left\n")
+    assert seen.endings["late"].status == 0
+
+
+def test_exported_weights_are_equal_and_transformers_loads_them(models: dict[str, Path]) -> None:
+    first, second = (AutoModelForCausalLM.from_pretrained(folder) for folder in models.values())
+    theirs = second.state_dict()
+    for name, tensor in first.state_dict().items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-6)
+    ids = AutoTokenizer.from_pretrained(models["newcomer"])("the film was", return_tensors="pt").input_ids
+    assert torch.isfinite(first(input_ids=ids).logits).all()
+
+
+def test_training_has_changed_the_model(seen: Course) -> None:
+    result = json.loads(here("eval", "--json", "--limit", 100, "--data-dir", seen.nodes["newcomer"].folder))
+    assert result["digest"] == seen.final["relay"].digest
+    assert result["before"]["count"] == result["after"]["count"] == 100
+    assert result["before"]["loss"] != result["after"]["loss"]
+    assert 0 <= result["after"]["low"] <= result["after"]["value"] <= result["after"]["high"] <= 1

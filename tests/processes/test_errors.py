@@ -1,0 +1,179 @@
+"""Mistakes of a user who starts a node: one message with its number, status 1, never a traceback."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any, NamedTuple
+
+import pytest
+
+from sfnode.manifest import Manifest
+from sfnode.models.files import EMBEDDED, SINGLE
+from sfnode.models.manifest_builder import build
+from tests.processes.helpers import LOOPBACK, Node, nodes, p2pd_of, printed_json, sfnode, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmQKVHTFF99bdPUKVce3DbpMSBgZjkvyCttw9zQxb63tM7"
+SMALL_FILES = 64 * 1024
+"""File size limit in bytes that the node's log reaches within seconds."""
+
+
+class World(NamedTuple):
+    """A run with one relay, and things to make mistakes with."""
+
+    home: Path
+    relay: Node
+    manifest: Manifest
+
+
+class Mistake(NamedTuple):
+    """A command line, and the error that it ends in."""
+
+    arguments: Callable[[World], tuple[object, ...]]
+    """Arguments after `join --data-dir FOLDER --host-maddrs LOOPBACK`; both may be given again."""
+    number: int
+    says: str
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    home = tmp_path_factory.mktemp("errors")
+    manifest = build({"update_budget": 10_000})
+    (home / "run.toml").write_text(manifest.to_toml())
+    (home / "other.toml").write_text(build({"update_budget": 20_000}).to_toml())
+    (home / "newer.toml").write_text(manifest.to_toml().replace("protocol = 1", "protocol = 99"))
+    (home / "broken.toml").write_text("[[[")
+    (home / "bad.tsv").write_text("text\tlabel\nfine soup\t1\nrude staff\t7\n")
+    (home / "kept").mkdir()
+    (home / "kept" / "run.toml").write_text(manifest.to_toml())
+    spoil_one_weight(Path(shutil.copytree(EMBEDDED / "tiny", home / "model")))
+    with nodes(home) as make:
+        relay = make("relay", "--run", "run.toml", "--role", "relay", *LOOPBACK).start()
+        relay.address()
+        yield World(home, relay, manifest)
+
+
+def spoil_one_weight(folder: Path) -> None:
+    content = bytearray((folder / SINGLE).read_bytes())
+    content[-1] ^= 1
+    (folder / SINGLE).write_bytes(content)
+
+
+def taken_port(world: World) -> str:
+    """Return the address on which the relay listens."""
+    return world.relay.address().partition("/p2p/")[0]
+
+
+MISTAKES = {
+    "no run": Mistake(lambda w: (), 10, "there is no run to join"),
+    "a manifest that is not TOML": Mistake(lambda w: ("--run", "broken.toml"), 11, "broken.toml"),
+    "no manifest": Mistake(lambda w: ("--run", "nowhere.toml"), 11, "nowhere.toml"),
+    "a newer protocol": Mistake(lambda w: ("--run", "newer.toml"), 12, "speaks protocol 99"),
+    "another run by id": Mistake(
+        lambda w: ("--peers", w.relay.address(), "--run-id", "ffff"), 13, "not ffff"
+    ),
+    "another run by manifest": Mistake(
+        lambda w: ("--peers", w.relay.address(), "--run", "other.toml"), 13, "this is run"
+    ),
+    "a folder of another run": Mistake(
+        lambda w: ("--run", "other.toml", "--data-dir", w.home / "kept"), 13, "belongs to run"
+    ),
+    "another base model": Mistake(
+        lambda w: ("--peers", w.relay.address(), "--model", "model"), 21, "the run started from"
+    ),
+    "an unknown device": Mistake(
+        lambda w: ("--peers", w.relay.address(), "--device", "abacus"), 24, "the device 'abacus'"
+    ),
+    "no data": Mistake(
+        lambda w: ("--peers", w.relay.address(), "--data", "nowhere.tsv"), 30, "no file nowhere.tsv"
+    ),
+    "a bad row": Mistake(
+        lambda w: ("--peers", w.relay.address(), "--data", "bad.tsv"), 31, "bad.tsv, line 3"
+    ),
+    "a folder in use": Mistake(lambda w: ("--data-dir", w.relay.folder), 40, "is in use by process"),
+    "nobody there": Mistake(lambda w: ("--peers", NOBODY), 50, NOBODY),
+    "a port in use": Mistake(lambda w: ("--run", "run.toml", "--host-maddrs", taken_port(w)), 51, "/tcp/"),
+    "an address that is none": Mistake(lambda w: ("--peers", "127.0.0.1:31337"), 52, "127.0.0.1:31337"),
+}
+
+
+@pytest.fixture(scope="module")
+def ended(world: World) -> dict[str, subprocess.CompletedProcess[str]]:
+    """The ended processes of all mistakes, made two at a time."""
+
+    def make(name: str) -> subprocess.CompletedProcess[str]:
+        usual = ("--data-dir", world.home / name.replace(" ", "-"))
+        given = MISTAKES[name].arguments(world)
+        listen = () if "--host-maddrs" in given else LOOPBACK
+        return sfnode(world.home, "join", *usual, *listen, *given)
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(MISTAKES, pool.map(make, MISTAKES), strict=True))
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_ends_in_one_message_with_its_number(
+    name: str, ended: dict[str, subprocess.CompletedProcess[str]]
+) -> None:
+    mistake, process = MISTAKES[name], ended[name]
+    assert process.returncode == 1, process.stderr
+    error, fix = process.stderr.splitlines()[-2:]
+    assert error.startswith(f"sfnode: SF{mistake.number:03d}: ")
+    assert mistake.says in error
+    assert fix.startswith("  ")
+    assert "Traceback" not in process.stderr
+
+
+def test_a_node_that_fails_after_joining_has_sent_nothing_to_the_run(
+    world: World, ended: dict[str, subprocess.CompletedProcess[str]]
+) -> None:
+    assert "joined run" in ended["another base model"].stdout
+    status = world.relay.until("the failed nodes have gone", lambda status: not status.links)
+    assert (status.known, status.feed_count) == (0, 0)
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")
+def test_a_full_disk_ends_a_node_which_loses_nothing_and_continues_when_there_is_room(world: World) -> None:
+    node = Node(world.home, "full", "--run", "run.toml", *LOOPBACK)
+    with closing(node.start()):
+        resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (SMALL_FILES, SMALL_FILES))
+        assert node.wait() == 1
+    assert "sfnode: SF041: no room to write" in node.output()
+    assert "Traceback" not in node.output()
+    kept = audit(world, node)
+    assert kept["updates"] > 0
+    with closing(node.start()):
+        node.until("it goes on", lambda status: status.own_updates > 0)
+        assert node.end() == 0
+    after = audit(world, node)
+    assert after["updates"] > kept["updates"]
+    assert after["feeds"] == 1
+
+
+def audit(world: World, node: Node) -> dict[str, Any]:
+    """Return the audit of the node's log."""
+    found: dict[str, Any] = printed_json(sfnode(world.home, "verify", "--json", "--data-dir", node.folder))
+    return found
+
+
+def test_a_node_stopped_while_it_starts_leaves_nothing_behind(world: World) -> None:
+    scratch = world.home / "tmp"
+    scratch.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = NOBODY.replace("/tcp/1/", f"/tcp/{mute.getsockname()[1]}/")
+        node = Node(world.home, "hasty", "--peers", address, *LOOPBACK, TMPDIR=str(scratch))
+        with closing(node.start()):
+            p2pd = until("it has a network daemon", lambda: p2pd_of(node))
+            assert node.end(SIGTERM) == 130
+    assert node.output() == "interrupted\n"
+    assert not p2pd.is_running()
+    assert not any(scratch.iterdir())

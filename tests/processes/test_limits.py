@@ -1,0 +1,122 @@
+"""A real node within limits: it uses no more of the machine than its owner allows, and leaves when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from sfnode.control.client import Client
+from sfnode.limits import Limits
+from sfnode.models.manifest_builder import build
+from sfnode.store.data_folder import Layout
+from tests.processes.helpers import LOOPBACK, Node, nodes, sfnode, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+SHARE = 20
+"""Limit in percent of all cores."""
+
+SPAN = 3.0
+"""Seconds over which the share is measured."""
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A trainer with a limit on the CPU, and a relay."""
+    home = tmp_path_factory.mktemp("limited")
+    (home / "run.toml").write_text(build({"update_budget": 10_000_000, "epoch_updates": 1000}).to_toml())
+    with nodes(home) as make:
+        relay = make("relay", "--run", "run.toml", "--role", "relay", *LOOPBACK).start()
+        peers = ("--peers", relay.address())
+        node = make("limited", *peers, *LOOPBACK, "--limit-cpu", SHARE, "--threads", 1).start()
+        node.until("it trains", lambda status: status.own_updates > 0 and status.links)
+        yield node
+
+
+def run(node: Node, *arguments: object) -> str:
+    """Run a command for the node; return what it prints."""
+    ended = sfnode(node.folder.parent, *arguments, "--data-dir", node.folder)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def client(node: Node) -> Client:
+    return Client(Layout(node.folder).control_socket)
+
+
+def cpu_share(node: Node, span: float) -> float:
+    """Return the percentage of all cores that its process uses."""
+    process = psutil.Process(node.pid)
+    times, begun = process.cpu_times(), time.monotonic()
+    until("the time is over", lambda: time.monotonic() - begun > span)
+    now = process.cpu_times()
+    used = now.user + now.system - times.user - times.system
+    return 100 * used / (time.monotonic() - begun) / len(process.cpu_affinity())
+
+
+def test_a_node_uses_no_more_cpu_than_its_limit(limited: Node) -> None:
+    before = limited.until("it runs", lambda status: status)
+    assert before.limits == Limits(cpu=SHARE, threads=1)
+    share = cpu_share(limited, SPAN)
+    after = limited.until("it runs", lambda status: status)
+    assert share <= SHARE + 5
+    assert after.own_updates > before.own_updates
+
+
+def test_a_pause_takes_effect_within_a_step_and_frees_the_cpu(limited: Node) -> None:
+    asked = time.monotonic()
+    status = asyncio.run(client(limited).pause())
+    assert time.monotonic() - asked < 5
+    assert (status.state, status.pauses) == ("paused", ["asked for"])
+    own = limited.until("its last step is done", lambda status: not status.updates_per_second).own_updates
+    assert own <= status.own_updates + 64  # finished and not yet in the log
+    assert cpu_share(limited, 1.0) < SHARE / 2
+    assert limited.until("it runs", lambda status: status).own_updates == own
+    assert run(limited, "resume") == "resumed\n"
+    limited.until("it goes on", lambda status: status.own_updates > own)
+
+
+def test_a_pause_ends_after_its_time(limited: Node) -> None:
+    assert run(limited, "pause", "2h").startswith("paused: asked for, until ")
+    assert limited.until("it pauses", lambda status: status.pauses).state == "paused"
+    run(limited, "pause", "1s")
+    limited.until("it goes on", lambda status: status.state == "training")
+
+
+def test_limits_change_while_a_node_runs(limited: Node) -> None:
+    now = time.localtime()
+    other = f"{(now.tm_hour + 2) % 24:02}:00-{(now.tm_hour + 3) % 24:02}:00"
+    assert f"hours         {other}" in run(limited, "limit", f"hours={other}", "cpu=50")
+    assert limited.until("it pauses", lambda status: status.pauses).pauses == [f"hours: only {other}"]
+    assert f"paused   hours: only {other}" in run(limited, "status")
+    refused = sfnode(limited.folder.parent, "limit", "hours=none", "watts=5", "--data-dir", limited.folder)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("sfnode: SF015: ")
+    assert limited.until("it pauses", lambda status: status).limits.hours == other
+    run(limited, "limit", "hours=none", f"cpu={SHARE}")
+    limited.until("it goes on", lambda status: status.state == "training")
+
+
+def test_a_node_sends_no_more_than_its_upload_rate(limited: Node) -> None:
+    run(limited, "limit", "upload_rate=1000", "cpu=none")
+    before, begun = limited.until("it runs", lambda status: status), time.monotonic()
+    until("some time is over", lambda: time.monotonic() - begun > SPAN)
+    after = limited.until("it runs", lambda status: status)
+    assert after.bytes_sent - before.bytes_sent <= 1000 * (time.monotonic() - begun + 1) + 1000
+    run(limited, "limit", "upload_rate=none", f"cpu={SHARE}")
+
+
+def test_a_node_that_finishes_hands_over_all_its_updates(limited: Node) -> None:
+    relay = Layout(limited.folder.parent / "relay").control_socket
+    status = limited.until("it trains", lambda status: status.state == "training")
+    assert run(limited, "finish") == "finished\n"
+    assert limited.wait() == 0
+    said = sfnode(limited.folder.parent, "verify", "--json", "--data-dir", limited.folder)
+    updates = json.loads(said.stdout)["updates"]
+    assert updates >= status.known
+    assert asyncio.run(Client(relay).status()).known == updates

@@ -1,0 +1,159 @@
+"""`sfnode swarm`: real processes, compared at the end; none is left however it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from signal import SIGINT, SIGKILL, SIGTERM, Signals
+
+import psutil
+import pytest
+
+from sfnode.models.manifest_builder import build
+from sfnode.schema.results import SwarmResult
+from sfnode.store.data_folder import Layout
+from tests.processes.helpers import PATIENCE, SFNODE, environment, printed_json, sfnode, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+LONG = 1_000_000
+"""Update budget that no swarm reaches here."""
+
+SHORT = 40
+
+
+def started(home: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """Start a command in an environment with these variables."""
+    return subprocess.Popen(
+        [*SFNODE, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=home,
+        env=environment(home) | variables,
+    )
+
+
+class RunningSwarm:
+    """A swarm that runs until it is ended."""
+
+    def __init__(self, home: Path, name: str, nodes: int) -> None:
+        self.folder = home / name
+        command = ["swarm", "--nodes", str(nodes), "--run", "long.toml", "--folder", name]
+        self.process = started(home, *command)
+        until(f"{name} is up", lambda: self._lock(nodes).exists() and self._socket(nodes).exists())
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+
+    def _lock(self, node: int) -> Path:
+        return Layout(self.folder / f"node-{node}").lock
+
+    def _socket(self, node: int) -> Path:
+        return Layout(self.folder / f"node-{node}").control_socket
+
+    def pid(self, node: int) -> int:
+        return int(self._lock(node).read_text())
+
+    def ended(self) -> tuple[int, str]:
+        """Wait for it and all its processes to end; return its exit status and its standard error."""
+        _, said = self.process.communicate(timeout=PATIENCE)
+        until("no process is left", lambda: not any(alive(process) for process in self.family))
+        return self.process.returncode, said
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("swarm")
+    (folder / "long.toml").write_text(build({"update_budget": LONG}).to_toml())
+    (folder / "short.toml").write_text(build({"update_budget": SHORT}).to_toml())
+    (folder / "bad.tsv").write_text("text\tlabel\nfine soup\t1\nrude staff\t7\n")
+    manifest = build({"update_budget": SHORT})
+    bad = manifest.data.model_copy(update={"train": str(folder / "bad.tsv")})
+    (folder / "bad.toml").write_text(manifest.model_copy(update={"data": bad}).to_toml())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def twins(home: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Two swarms of the same run at the same time, in an environment with options for other commands."""
+    misleading = {"SFNODE_ROLE": "relay", "SFNODE_STEPS": "1", "SFNODE_PEERS": "/ip4/192.0.2.1/tcp/1/p2p/QmA"}
+    command = ["swarm", "--nodes", "2", "--run", "short.toml", "--json", "--folder"]
+    running = [started(home, *command, name, **misleading) for name in ("left", "right")]
+    said = [process.communicate(timeout=2 * PATIENCE) for process in running]
+    return [
+        subprocess.CompletedProcess(process.args, process.returncode, *texts)
+        for process, texts in zip(running, said, strict=True)
+    ]
+
+
+def test_two_swarms_at_once_each_end_with_equal_digests(
+    twins: list[subprocess.CompletedProcess[str]],
+) -> None:
+    for process in twins:
+        result = SwarmResult.model_validate(printed_json(process))
+        assert result.equal
+        assert len({(node.digest, node.core_digest) for node in result.nodes}) == 1
+        assert result.updates == sum(node.own_updates for node in result.nodes) >= SHORT
+        assert result.before is not None
+        assert result.after is not None
+        assert result.before.count == result.after.count == 1000
+        assert result.bytes_per_update > 0
+
+
+def test_swarms_do_not_mix(twins: list[subprocess.CompletedProcess[str]]) -> None:
+    left, right = (SwarmResult.model_validate(printed_json(process)) for process in twins)
+    assert left.run_id == right.run_id
+    assert left.nodes[0].digest != right.nodes[0].digest
+
+
+def test_progress_and_verdict_are_separate_from_the_json(
+    twins: list[subprocess.CompletedProcess[str]],
+) -> None:
+    said = twins[0].stderr
+    assert "starting 2 nodes of run reviews" in said
+    assert "base model: accuracy" in said
+    assert "OK: all digests are equal" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_the_folders_are_kept_where_the_user_wants_them(
+    home: Path, twins: list[subprocess.CompletedProcess[str]]
+) -> None:
+    result = SwarmResult.model_validate(printed_json(twins[0]))
+    audit = printed_json(sfnode(home, "verify", "--json", "--data-dir", home / "left" / "node-2"))
+    assert audit["digest"] == result.nodes[1].digest
+
+
+@pytest.mark.parametrize(("number", "status"), [(SIGINT, 130), (SIGTERM, 130), (SIGKILL, -SIGKILL)])
+def test_no_process_is_left_however_it_is_ended(number: Signals, status: int, home: Path) -> None:
+    swarm = RunningSwarm(home, f"ended-{number.name}", nodes=1)
+    assert len(swarm.family) >= 2  # a node and its p2pd
+    swarm.process.send_signal(number)
+    ended, said = swarm.ended()
+    assert ended == status
+    assert "Traceback" not in said
+
+
+def test_a_node_that_dies_ends_the_swarm_with_its_name_and_the_reason(home: Path) -> None:
+    swarm = RunningSwarm(home, "killed", nodes=2)
+    os.kill(swarm.pid(2), SIGKILL)
+    status, said = swarm.ended()
+    assert status == 1
+    assert "sfnode: SF061: node 2 was killed by SIGKILL" in said
+    assert f"{swarm.folder.name}/node-2/node.log" in said
+
+
+def test_a_node_that_fails_late_ends_the_swarm_with_the_nodes_own_message(home: Path) -> None:
+    ended = sfnode(home, "swarm", "--nodes", 1, "--run", "bad.toml", "--folder", "bad")
+    assert ended.returncode == 1
+    assert "sfnode: SF061: node 1 ended with status 1" in ended.stderr
+    assert "sfnode: SF031: " in ended.stderr
+    assert "bad.tsv, line 3" in ended.stderr
+    assert "Traceback" not in ended.stderr

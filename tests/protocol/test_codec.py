@@ -1,0 +1,228 @@
+"""The codec (SPEC C1-C9): every message has one encoding, and other bytes are refused."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import msgpack
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sfprotocol import codec, names
+from sfprotocol.codec import LENGTH_BYTES, MAX_ENTRIES, MAX_FRAME, MAX_PART_BYTES, MAX_SEGMENT_UPDATES
+from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
+from sfprotocol.messages import (
+    Ahead,
+    Branch,
+    Card,
+    Claim,
+    EpochScalars,
+    Feed,
+    Goodbye,
+    Have,
+    Hello,
+    ManifestReply,
+    ManifestRequest,
+    Message,
+    PartReply,
+    PartRequest,
+    Position,
+    Proof,
+    Prune,
+    Segment,
+    Summary,
+    Want,
+)
+
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+B32 = st.binary(min_size=32, max_size=32)
+POSITIONS = st.dictionaries(st.builds(Feed, B32, U32), U32, max_size=6).map(
+    lambda found: tuple(Position(feed, found[feed]) for feed in sorted(found))
+)
+CLAIMS = st.tuples(POSITIONS, st.binary(min_size=4, max_size=4)).map(
+    lambda found: tuple(Claim(*position, found[1]) for position in found[0])
+)
+AHEAD = st.dictionaries(U64, U32, max_size=6).map(
+    lambda found: tuple(Ahead(key, found[key]) for key in sorted(found))
+)
+KEYS = st.sets(U64, max_size=6).map(lambda found: tuple(sorted(found)))
+
+
+def parts(scalar: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[EpochScalars, ...]]:
+    scalars = st.lists(scalar, min_size=1, max_size=5).map(tuple)
+    return st.dictionaries(U32, scalars, min_size=1, max_size=4).map(
+        lambda found: tuple(EpochScalars(epoch, found[epoch]) for epoch in sorted(found))
+    )
+
+
+NAMES = st.text(max_size=12).filter(lambda text: not names.fault(text))
+
+
+def messages(scalar_bytes: int) -> st.SearchStrategy[Message]:
+    bound = 1 << (8 * scalar_bytes - 1)
+    signature = st.binary(min_size=64, max_size=64)
+    octet = st.integers(0, 255)
+    branch = st.builds(Branch, st.just(()) | parts(st.integers(-bound, bound - 1)), signature)
+    return st.one_of(
+        st.builds(Hello, U32, B32, octet, U64),
+        st.builds(Segment, U64, U32, parts(st.integers(-bound, bound - 1)), signature, octet),
+        st.builds(Summary, st.booleans(), U64, B32, CLAIMS),
+        st.builds(Want, POSITIONS),
+        st.builds(Have, AHEAD),
+        st.builds(Prune, KEYS),
+        st.builds(Proof, st.builds(Feed, B32, U32), U32, st.tuples(B32, B32), st.tuples(branch, branch)),
+        st.just(ManifestRequest()),
+        st.builds(ManifestReply, st.binary(max_size=300)),
+        st.builds(PartRequest, B32, U32, U32, st.integers(1, MAX_PART_BYTES)),
+        st.builds(PartReply, st.integers(300, 2**32 - 1), st.binary(max_size=300)),
+        st.builds(Card, st.builds(Feed, B32, U32), U32, NAMES, NAMES, signature),
+        st.builds(Goodbye, st.text(max_size=50)),
+    )
+
+
+@given(st.data(), st.sampled_from([1, 2]))
+def test_every_message_survives_the_wire(data: st.DataObject, scalar_bytes: int) -> None:
+    message = data.draw(messages(scalar_bytes))
+    assert codec.decode(codec.encode(message, scalar_bytes), scalar_bytes) == message
+
+
+def decodes_only_to_itself(data: bytes, scalar_bytes: int) -> None:
+    try:
+        message = codec.decode(data, scalar_bytes)
+    except RemoteProtocolError:
+        return
+    assert codec.encode(message, scalar_bytes) == data
+
+
+@given(st.binary(max_size=200), st.sampled_from([1, 2]))
+@example(b"\x91\xcc\x04", 2)  # an integer in two bytes that fits one
+@example(b"\xdc\x00\x01\x04", 2)  # an array header in three
+@example(b"\x92\x06\xd9\x01a", 2)  # a string header in two
+@example(b"\x92\x05\xc5\x00\x01a", 2)  # a bin header in three
+@example(b"\x91\xd6\xff\x00\x00\x00\x00", 2)  # a timestamp
+@example(b"\x91" * 2000, 2)
+@example(b"\x92\x06\xa3\xed\xa0\x80", 2)  # half of a surrogate pair
+def test_any_bytes_are_refused_or_are_the_one_encoding(data: bytes, scalar_bytes: int) -> None:
+    decodes_only_to_itself(data, scalar_bytes)
+
+
+@given(st.data())
+def test_a_damaged_message_is_refused_or_is_another_message(data: st.DataObject) -> None:
+    frame = bytearray(codec.encode(data.draw(messages(2))))
+    index = data.draw(st.integers(0, len(frame) - 1))
+    frame[index : index + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    decodes_only_to_itself(bytes(frame), 2)
+
+
+JSONISH = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers(-(2**63), 2**64 - 1) | st.binary() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=12,
+)
+
+
+@given(st.integers(0, 12), st.lists(JSONISH, max_size=5))
+def test_fields_of_any_other_kind_are_refused(kind: int, fields: list[object]) -> None:
+    decodes_only_to_itself(msgpack.packb([kind, *fields]), 2)
+
+
+def test_a_decoder_of_narrow_scalars_reads_the_same_bytes_as_more_of_them() -> None:
+    segment = Segment(0, 0, (EpochScalars(0, (258,)),), bytes(64))
+    narrow = codec.decode(codec.encode(segment, 2), 1)
+    assert isinstance(narrow, Segment)
+    assert narrow.parts == (EpochScalars(0, (1, 2)),)
+
+
+def test_an_announced_length_is_not_allocated() -> None:
+    # Each header promises 65,535 elements, that is half a megabyte, inside of the one before.
+    hostile = b"\x92\x03" + b"\xdc\xff\xff" * (MAX_FRAME // 3 - 1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError, match="C2"):
+            codec.decode(hostile)
+        assert tracemalloc.get_traced_memory()[1] < 4 * MAX_FRAME
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_message_beyond_the_largest_frame_is_refused_on_both_sides() -> None:
+    fits = ManifestReply(bytes(MAX_FRAME - 7))
+    assert len(codec.encode(fits)) == MAX_FRAME
+    with pytest.raises(LocalProtocolError):
+        codec.encode(ManifestReply(bytes(MAX_FRAME - 6)))
+    with pytest.raises(RemoteProtocolError, match="C1"):
+        codec.decode(msgpack.packb([5, bytes(MAX_FRAME - 6)]))
+
+
+def entries(count: int) -> tuple[Position, ...]:
+    return tuple(Position(Feed(index.to_bytes(32, "big"), 2**32 - 1), 2**32 - 1) for index in range(count))
+
+
+def test_the_fullest_lists_fit_a_frame_and_longer_ones_are_refused() -> None:
+    claims = tuple(Claim(*entry, bytes(4)) for entry in entries(MAX_ENTRIES))
+    page = Summary(True, 2**64 - 1, bytes(32), claims)
+    assert codec.decode(codec.encode(page)) == page
+    fields = [[*entry.feed, entry.next] for entry in entries(MAX_ENTRIES + 1)]
+    with pytest.raises(RemoteProtocolError, match=r"C[25]"):
+        codec.decode(msgpack.packb([3, fields]))
+
+
+def test_the_largest_segment_fits_a_frame_even_with_an_epoch_for_every_update() -> None:
+    # A larger limit let a hostile origin make feeds that honest nodes admitted and could not pass on.
+    worst = tuple(
+        EpochScalars(2**32 - 1 - MAX_SEGMENT_UPDATES + i, (-32768,)) for i in range(MAX_SEGMENT_UPDATES)
+    )
+    segment = Segment(2**64 - 1, 2**32 - 1, worst, bytes(64), 255)
+    assert codec.decode(codec.encode(segment)) == segment
+    branch = Branch(worst, bytes(64))
+    proof = Proof(Feed(bytes(32), 2**32 - 1), 2**32 - 1, (bytes(32), bytes(32)), (branch, branch))
+    assert codec.decode(codec.encode(proof)) == proof
+    too_many = [[0, bytes(2 * (MAX_SEGMENT_UPDATES + 1))]]
+    with pytest.raises(RemoteProtocolError, match="C7"):
+        codec.decode(msgpack.packb([1, 0, 0, 0, too_many, bytes(64)]))
+
+
+GOOD = Segment(1, 0, (EpochScalars(0, (1,)),), bytes(64))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        replace(GOOD, parts=()),
+        replace(GOOD, parts=(EpochScalars(0, ()),)),
+        replace(GOOD, parts=(EpochScalars(1, (1,)), EpochScalars(0, (1,)))),
+        replace(GOOD, parts=(EpochScalars(0, (32768,)),)),
+        replace(GOOD, parts=(EpochScalars(0, (0,) * (MAX_SEGMENT_UPDATES + 1)),)),
+        replace(GOOD, signature=b""),
+        replace(GOOD, hops=256),
+        replace(GOOD, first=2**32),
+        Want(entries(2)[::-1]),
+        Want(entries(1) * 2),
+        Want(entries(MAX_ENTRIES + 1)),
+        Hello(1, b"short", 0, 0),
+        Goodbye("é" * 101),
+        Card(Feed(bytes(32), 0), 1, "é" * 17, "", bytes(64)),
+        Card(Feed(bytes(32), 0), 1, "", "\ud800", bytes(64)),
+    ],
+    ids=str,
+)
+def test_a_message_that_the_peer_would_refuse_is_not_encoded(message: Message) -> None:
+    with pytest.raises(LocalProtocolError):
+        codec.encode(message)
+
+
+def wire_size(segment: Segment) -> int:
+    return LENGTH_BYTES + len(codec.encode(segment))
+
+
+def test_a_segment_of_one_update_takes_at_most_96_bytes_on_the_wire() -> None:
+    worst = Segment(2**64 - 1, 2**32 - 2, (EpochScalars(65_535, (-32767,)),), bytes(64), hops=16)
+    assert wire_size(worst) == 95
+
+
+def test_a_segment_of_32_updates_takes_at_most_5_bytes_an_update() -> None:
+    worst = Segment(2**64 - 1, 2**32 - 33, (EpochScalars(65_535, (-32767,) * 32),), bytes(64), hops=16)
+    assert wire_size(worst) == 157
+    assert wire_size(worst) / 32 <= 5

@@ -1,0 +1,284 @@
+"""The promise: whatever happens on the links, nodes end with the union of all updates (SPEC, section 1)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sfprotocol import seeds
+from sfprotocol.frontier import Frontier
+from sfprotocol.messages import EpochScalars, Feed
+from sfprotocol.plumtree import TTL
+from sfprotocol.signing import extend
+from tests.protocol.feeds import RUN, origin_of, signed
+from tests.protocol.scripted import Scripted, admits
+from tests.protocol.swarm import Faults, Node, Swarm
+
+
+def names(count: int) -> str:
+    return " ".join(f"n{index:02}" for index in range(count))
+
+
+def test_two_nodes_exchange_what_each_has() -> None:
+    swarm = Swarm("ann bob")
+    swarm["ann"].compute(3)
+    swarm["bob"].compute(2)
+    swarm.connect(swarm["ann"], swarm["bob"])
+    swarm["ann"].compute()
+    assert swarm.run_until_equal(2) <= 1
+
+
+def test_a_line_longer_than_the_ttl_gets_everything() -> None:
+    swarm = Swarm(names(20))
+    line = list(swarm.nodes.values())
+    assert len(line) > TTL + 2
+    for one, other in pairwise(line):
+        swarm.connect(one, other)
+    swarm.run(2)
+    line[0].compute()
+    swarm.run(3)
+    assert all(node.machine.frontier.known == 1 for node in line)
+    asked = [node.name for node in line if node.sent["Want"]]
+    assert asked == [line[TTL + 1].name], "what is pushed ends where the hop count says, and begins anew"
+    swarm.run_until_equal(30)
+
+
+def test_an_update_travels_around_a_ring_once() -> None:
+    swarm = Swarm(names(8))
+    ring = list(swarm.nodes.values())
+    for one, other in zip(ring, ring[1:] + ring[:1], strict=True):
+        swarm.connect(one, other)
+    swarm.run(2)
+    swarm.forget_costs()
+    ring[3].compute()
+    swarm.run_until_equal(3)
+    swarm.run(20)
+    assert swarm.total("Segment") <= 8 + 1, "one for every link, and one where both directions meet"
+
+
+def test_a_late_joiner_gets_everything_once_however_many_neighbours_it_has() -> None:
+    # Every neighbour used to push the whole history at it, and once more when asked for it.
+    swarm = Swarm("ann bob cid")
+    swarm.mesh()
+    for _ in range(30):
+        for node in list(swarm.nodes.values()):
+            node.compute(5)
+        swarm.run(0.3)
+    swarm.run_until_equal(5)
+    swarm.forget_costs()
+    swarm.add("late")
+    swarm.mesh()
+    swarm.run_until_equal(5)
+    swarm.run(30)
+    history = sum(len(told) for told in swarm.oracle.values())
+    assert sum(node.updates_sent for node in swarm.nodes.values()) == history
+    assert swarm.total("Segment") == len(swarm.oracle)
+
+
+def test_a_joiner_that_meets_a_busy_swarm_catches_up_while_it_goes_on() -> None:
+    swarm = Swarm("ann bob cid")
+    swarm.mesh()
+    late: Node | None = None
+    for round_ in range(40):
+        if round_ == 20:
+            late = swarm.add("late")
+            swarm.mesh()
+        for name in ("ann", "bob", "cid"):
+            swarm[name].compute()
+        swarm.run(0.2)
+    assert late
+    assert late.machine.frontier.known > 100
+    swarm.run_until_equal(3)
+
+
+def test_relays_forward_updates_and_compute_none() -> None:
+    swarm = Swarm("ann bob")
+    relay = swarm.add("relay", relay=True)
+    swarm.connect_all(("ann", "relay"), ("relay", "bob"))
+    swarm.run(1)
+    swarm["ann"].compute()
+    swarm["bob"].compute()
+    swarm.run_until_equal(2)
+    assert not relay.compute()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_links_that_lose_repeat_and_reorder_frames_only_delay(seed: int) -> None:
+    swarm = Swarm(names(5), seed=seed, faults=Faults(loss=0.2, duplication=0.2, reorder=True))
+    for _ in range(20):
+        swarm.mesh()
+        for node in swarm.nodes.values():
+            node.compute(swarm.random.randint(1, 4))
+        swarm.run(0.5)
+    for _ in range(300):
+        swarm.mesh()  # a link whose Hello was lost, repeated or overtaken has been dropped
+        swarm.run(1)
+        if swarm.converged:
+            return
+    pytest.fail(swarm.differences())
+
+
+class Storm:
+    """A swarm with all faults at once, drawn from one integer."""
+
+    def __init__(self, seed: int) -> None:
+        faults = Faults(loss=0.05, duplication=0.1, reorder=seed % 2 == 0, latency=(0.01, 0.5))
+        self.swarm = Swarm(names(6), seed=seed, faults=faults, commit_delay=seed % 3 * 0.1)
+        self.random: Random = self.swarm.random
+
+    def rage(self) -> None:
+        for _ in range(150):
+            self.random.choice(
+                [self.compute, self.compute, self.connect, self.cut, self.restart, self.stall]
+            )()
+            self.swarm.run(self.random.uniform(0, 0.6))
+
+    def calm(self) -> None:
+        """Let links work from now on: new ones in a line, or the present ones with everything they missed."""
+        self.swarm.faults = Faults()
+        nodes = list(self.swarm.nodes.values())
+        if self.random.random() < 0.5:
+            self.resume()
+            self.swarm.mesh()
+            return
+        for one in nodes:
+            for other in nodes:
+                self.swarm.cut(one, other)
+        for one, other in pairwise(nodes):
+            self.swarm.connect(one, other)
+
+    def resume(self) -> None:
+        for node in self.swarm.nodes.values():
+            for wire in list(node.wires.values()):
+                if wire.stalled:
+                    self.swarm.resume(wire)
+
+    def pick(self) -> Node:
+        return self.random.choice(list(self.swarm.nodes.values()))
+
+    def compute(self) -> None:
+        self.pick().compute(self.random.randint(1, 9))
+
+    def connect(self) -> None:
+        one, other = self.random.sample(list(self.swarm.nodes.values()), 2)
+        if not self.swarm.linked(one, other):
+            self.swarm.connect(one, other)
+
+    def cut(self) -> None:
+        self.swarm.cut(self.pick(), self.pick())
+
+    def restart(self) -> None:
+        self.pick().restart()
+
+    def stall(self) -> None:
+        """Resume a stalled link, or stall another one."""
+        node = self.pick()
+        for wire in list(node.wires.values())[:1]:
+            (self.swarm.resume if wire.stalled else self.swarm.stall)(wire)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_after_any_storm_working_links_bring_everything_to_everybody(seed: int) -> None:
+    storm = Storm(seed)
+    storm.rage()
+    storm.calm()
+    storm.swarm.run_until_equal(20)
+    faults = {fault[:2] for node in storm.swarm.nodes.values() for fault in node.faults}
+    assert faults <= {"L2", "L7"}, "only lost, repeated or overtaken Hellos, and silence, cost a link"
+
+
+# -- one machine, any order --------------------------------------------------------------------------
+
+FEEDS = {name: Feed(origin_of(name), 1) for name in ("ann", "bob", "cid")}
+
+
+def expected(scalars: dict[str, list[int]]) -> bytes:
+    frontier = Frontier(RUN)
+    for name, values in scalars.items():
+        chain = extend(frontier.state(FEEDS[name]).chain, [EpochScalars(0, tuple(values))])
+        frontier.advance(FEEDS[name], len(values), chain, 0)
+    return frontier.digest()
+
+
+@settings(max_examples=40)
+@given(
+    scalars=st.dictionaries(
+        st.sampled_from(sorted(FEEDS)), st.lists(st.integers(-1000, 1000), min_size=1, max_size=8), min_size=1
+    ),
+    data=st.data(),
+    order=st.randoms(use_true_random=False),
+)
+def test_order_repetition_and_cuts_leave_no_trace(
+    scalars: dict[str, list[int]], data: st.DataObject, order: Random
+) -> None:
+    segments = []
+    for name, values in scalars.items():
+        cuts = data.draw(st.sets(st.integers(1, len(values))) | st.just({len(values)})) | {len(values)}
+        for stop in cuts:
+            first = data.draw(st.integers(0, stop - 1))
+            before = [EpochScalars(0, tuple(values[:first]))] if first else []
+            segments.append(signed(name, 1, first, [EpochScalars(0, tuple(values[first:stop]))], before))
+        segments.append(signed(name, 1, 0, [EpochScalars(0, tuple(values))]))
+    host = Scripted()
+    host.link(1)
+    host.name(1, *FEEDS.values())
+    for _ in range(3):
+        order.shuffle(segments)
+        host.hear(1, *segments)
+    host.hear(1, *segments)
+    assert host.machine.frontier.digest() == expected(scalars)
+    assert host.machine.counters.admitted == sum(len(values) for values in scalars.values())
+
+
+@pytest.mark.parametrize("bits", [0, 1])
+def test_feeds_that_share_a_key_still_converge(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = seeds.feed_key
+    monkeypatch.setattr(seeds, "feed_key", lambda *name: original(*name) & bits)
+    swarm = Swarm(names(5), faults=Faults(loss=0.05))
+    for _ in range(15):
+        swarm.mesh()
+        for node in swarm.nodes.values():
+            node.compute()
+        swarm.run(0.5)
+    for node in list(swarm.nodes.values())[1:]:
+        swarm.cut(node, swarm["n00"])
+    swarm["n00"].compute(3)
+    swarm["n01"].compute(3)
+    swarm.faults = Faults()
+    swarm.mesh()
+    swarm.run_until_equal(60)
+
+
+def test_a_segment_that_fits_several_feeds_tells_nothing_about_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The peer used to be taken to have the other feed too, and was then never sent it.
+    monkeypatch.setattr(seeds, "feed_key", lambda *name: 1)
+    host = Scripted()
+    host.link(1)
+    host.name(1, FEEDS["ann"], FEEDS["bob"])
+    assert len(admits(host.hear(1, signed("ann", 1, 0, [EpochScalars(0, (1, 2, 3))])))) == 1
+    host.hear(1, signed("ann", 1, 0, [EpochScalars(0, (1, 2, 3))]))
+    host.hear(1, signed("cid", 1, 5, [EpochScalars(0, (1,))]))
+    link = host.machine.links[1]
+    assert link.has == {FEEDS["ann"]: 3}
+    assert not link.inquiries
+
+
+def test_a_peer_is_believed_when_it_says_that_it_lacks_something() -> None:
+    swarm = Swarm("ann bob")
+    swarm["ann"].compute(4)
+    out, _ = swarm.connect(swarm["ann"], swarm["bob"])
+    assert swarm["ann"].own
+    swarm["ann"].machine.links[out.link].has[swarm["ann"].own] = 4  # a false belief, wherever it came from
+    swarm.run_until_equal(2)
+
+
+def test_a_second_link_to_the_same_peer_does_no_harm() -> None:
+    swarm = Swarm("ann bob")
+    swarm.connect(swarm["ann"], swarm["bob"])
+    swarm.connect(swarm["ann"], swarm["bob"])
+    swarm["ann"].compute(2)
+    swarm.run_until_equal(2)

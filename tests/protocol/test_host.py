@@ -1,0 +1,414 @@
+"""The host: rounds, their order, what is written, and that nothing is read or encoded twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol import host as host_module
+from sfprotocol.codec import MAX_SEGMENT_UPDATES
+from sfprotocol.errors import LocalProtocolError
+from sfprotocol.events import (
+    Action,
+    Admit,
+    Cut,
+    Drop,
+    Event,
+    Examine,
+    Examined,
+    LinkDown,
+    LinkUp,
+    OwnUpdates,
+    Received,
+    Serve,
+    Served,
+    ShowProof,
+    Transmit,
+    Wake,
+    Writable,
+)
+from sfprotocol.frontier import Frontier
+from sfprotocol.host import MAX_ROUND, MAX_UNHANDLED, Advanced, Close, Commit, Effect, Host, Send
+from sfprotocol.machine import Machine
+from sfprotocol.messages import Card, EpochScalars, Feed, Goodbye, Hello, Message, Proof, Segment, Summary
+from sfprotocol.names import Names
+from tests.protocol.feeds import RUN, Log, origin_of, signing_key
+
+ANN, EVE = Feed(origin_of("ann"), 1), Feed(origin_of("eve"), 1)
+NEW_INCARNATION = 77
+LINKS = range(1, 7)
+
+
+class CountingStore:
+    """A log in memory that counts what is asked of it."""
+
+    def __init__(self) -> None:
+        self.log = Log()
+        self.commits: list[Commit] = []
+        self.asked: Counter[str] = Counter()
+
+    def append(self, commit: Commit) -> None:
+        self.commits.append(commit)
+        for admit in commit.admits:
+            self.log.append(admit)
+        for cut in commit.cuts:
+            self.log.cut(cut.proof, host_module.cut_chain(RUN, cut.proof))
+
+    def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
+        assert max_updates == MAX_SEGMENT_UPDATES
+        self.asked["read"] += 1
+        rows = self.log.rows.get(feed)
+        return self.log.read(feed, first) if rows and rows[-1][0].stop > first else None
+
+    def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
+        self.asked["past"] += 1
+        return self.log.past(RUN, feed, step)
+
+    def proof(self, feed: Feed) -> Proof | None:
+        self.asked["proof"] += 1
+        return self.log.cuts[feed][0] if feed in self.log.cuts else None
+
+
+class Puppet(Machine):
+    """A machine that does what the test says; each event is noted."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.script: dict[type[Event], list[Action]] = {}
+        self.heard: list[Event] = []
+        self.deadline = float("inf")
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        self.heard.append(event)
+        if isinstance(event, Wake):
+            self.deadline = float("inf")
+        return self.script.pop(type(event), [])
+
+    def next_deadline(self) -> float:
+        return self.deadline
+
+
+def machine_of(kind: type[Machine], name: str = "ann") -> Any:
+    return kind(
+        RUN,
+        Frontier(RUN),
+        own=ANN,
+        sign=signing_key("ann").sign,
+        draw_incarnation=lambda: NEW_INCARNATION,
+        proven=True,
+        now=0.0,
+        names=Names(name),
+    )
+
+
+class Ann:
+    """A host with a real machine and greeted, synced links to six peers."""
+
+    def __init__(self) -> None:
+        self.store = CountingStore()
+        self.machine: Machine = machine_of(Machine)
+        self.host = Host(self.machine, self.store)
+        self.now = 0.0
+        for link in LINKS:
+            self.host.post(LinkUp(link, f"peer {link}"))
+            self.hear(link, Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0), Summary(False, 0, bytes(32), ()))
+        self.round()
+
+    def hear(self, link: int, *messages: Message) -> None:
+        for message in messages:
+            self.host.post(Received(link, codec.encode(message)))
+
+    def round(self) -> list[Effect]:
+        """One round, committed at once."""
+        if commit := self.host.decide(self.now):
+            self.store.append(commit)
+        return self.host.carry_out()
+
+    def say(self, *scalars: int) -> None:
+        self.host.post(OwnUpdates(ANN, self.machine.frontier.next(ANN), (EpochScalars(0, scalars),)))
+
+
+@pytest.fixture
+def encodings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many messages of each type are encoded from now on."""
+    counted: Counter[str] = Counter()
+    encode = codec.encode
+
+    def counting(message: Message, scalar_bytes: int = 2) -> bytes:
+        counted[type(message).__name__] += 1
+        return encode(message, scalar_bytes)
+
+    monkeypatch.setattr(codec, "encode", counting)
+    return counted
+
+
+def puppet() -> tuple[Puppet, Host, CountingStore]:
+    machine, store = machine_of(Puppet), CountingStore()
+    return machine, Host(machine, store), store
+
+
+def sent(effects: list[Effect], kind: type[Message]) -> list[Send]:
+    return [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, kind)]
+
+
+# -- one encoding, one reading -------------------------------------------------------------------------
+
+
+def test_a_segment_for_six_links_is_read_once_and_encoded_once(encodings: Counter[str]) -> None:
+    ann = Ann()
+    ann.say(1, 2, 3)
+    encodings.clear()
+    segments = sent(ann.round(), Segment)
+    assert sorted(send.link for send in segments) == list(LINKS)
+    assert len({id(send.frame) for send in segments}) == 1
+    assert encodings["Segment"] == 1
+    assert ann.store.asked == {"read": 1}
+
+
+def test_a_card_for_six_links_is_encoded_once(encodings: Counter[str]) -> None:
+    ann = Ann()
+    ann.say(1)
+    ann.round()
+    ann.now = 60.0
+    for link in LINKS:  # else they are dropped for their silence
+        ann.hear(link, Summary(False, 0, bytes(32), ()))
+    encodings.clear()
+    ann.now = 1.0
+    cards = [send for _ in range(3) for send in sent(ann.round(), Card)]
+    assert sorted(send.link for send in cards) == list(LINKS)
+    assert encodings["Card"] == 1
+    assert [card for commit in ann.store.commits for card in commit.cards] == [cards[0].message]
+
+
+def test_the_same_updates_with_other_hop_counts_are_read_once(encodings: Counter[str]) -> None:
+    ann = Ann()
+    ann.say(5)
+    ann.round()
+    machine, host, _ = puppet()
+    host._store = ann.store
+    for link in LINKS:
+        host.post(LinkUp(link, ""))
+    machine.script[LinkUp] = [Serve(link, ANN, 0, link % 2) for link in LINKS]
+    ann.store.asked.clear()
+    encodings.clear()
+    host.decide(0.0)
+    segments = sent(host.carry_out(), Segment)
+    hops = {send.link: send.message.hops for send in segments if isinstance(send.message, Segment)}
+    assert hops == {link: link % 2 for link in LINKS}
+    assert (ann.store.asked["read"], encodings["Segment"]) == (1, 2)
+    for send in segments:
+        assert codec.decode(send.frame) == send.message
+
+
+def test_what_a_later_round_serves_is_read_again() -> None:
+    ann = Ann()
+    ann.say(1)
+    ann.round()
+    for link in LINKS:
+        ann.host.post(Writable(link))
+    ann.round()
+    ann.say(2)
+    [*segments] = sent(ann.round(), Segment)
+    assert {send.message.first for send in segments if isinstance(send.message, Segment)} == {1}
+    assert ann.store.asked["read"] == 2
+
+
+# -- durable, then sent, then applied --------------------------------------------------------------------
+
+
+def test_nothing_comes_out_before_the_commit_and_everything_after_it_in_order() -> None:
+    ann = Ann()
+    ann.say(4, 5)
+    commit = ann.host.decide(0.0)
+    assert commit
+    assert [admit.segment.count for admit in commit.admits] == [2]
+    assert ann.host.busy
+    assert ann.store.asked == {}, "nothing is read before it is there"
+    ann.store.append(commit)
+    effects = ann.host.carry_out()
+    assert not ann.host.busy
+    assert [effect for effect in effects if isinstance(effect, Advanced)] == [Advanced(ANN, 0, 2)]
+    assert len(sent(effects, Segment)) == len(LINKS)
+
+
+def test_a_round_without_anything_to_write_has_no_commit() -> None:
+    machine, host, _ = puppet()
+    host.post(LinkUp(1, ""))
+    machine.script[LinkUp] = [Transmit(1, Goodbye("so long"))]
+    assert host.decide(0.0) is None
+    [effect] = host.carry_out()
+    assert isinstance(effect, Send)
+    assert codec.decode(effect.frame) == Goodbye("so long")
+
+
+def test_rounds_do_not_overlap() -> None:
+    _, host, _ = puppet()
+    with pytest.raises(LocalProtocolError):
+        host.carry_out()
+    host.decide(0.0)
+    with pytest.raises(LocalProtocolError):
+        host.decide(0.0)
+
+
+def test_a_cut_moves_a_feed_back_once_and_only_if_it_counted() -> None:
+    machine, host, _ = puppet()
+    proof = Proof(EVE, 2, (bytes(32), bytes(32)), ((), ()))  # type: ignore[arg-type]
+    machine.script[Wake] = [Cut(proof, 5), Cut(proof, 2)]
+    machine.deadline = 0.0
+    commit = host.decide(0.0)
+    assert commit == Commit(cuts=(Cut(proof, 5), Cut(proof, 2)))
+    assert host.carry_out() == [Advanced(EVE, 5, 2)]
+
+
+def test_of_an_admitted_segment_only_what_counts_is_advanced() -> None:
+    machine, host, _ = puppet()
+    segment = Segment(1, 3, (EpochScalars(0, (1, 2, 3)),), bytes(64))
+    admits = [Admit(EVE, segment, bytes(32), 2), Admit(EVE, segment, bytes(32), 0)]
+    machine.script[Wake] = [*admits]
+    machine.deadline = 0.0
+    assert host.decide(0.0) == Commit(admits=tuple(admits))
+    assert host.carry_out() == [Advanced(EVE, 3, 5)]
+
+
+def test_a_new_own_feed_is_part_of_the_commit() -> None:
+    ann = Ann()
+    ann.say(1)
+    ann.round()
+    twin = Ann()
+    twin.say(1)
+    twin.round()
+    twin.say(2)
+    twin.round()
+    [row] = [segment for segment, _ in twin.store.log.rows[ANN] if segment.first == 1]
+    ann.hear(1, row)
+    commit = ann.host.decide(0.0)
+    assert commit
+    assert commit.own == Feed(ANN.origin, NEW_INCARNATION) == ann.machine.own
+
+
+# -- what is looked up -----------------------------------------------------------------------------------
+
+
+def test_lookups_answer_in_the_next_round() -> None:
+    ann = Ann()
+    ann.say(1, 2, 3)
+    ann.round()
+    machine, host, _ = puppet()
+    host._store = ann.store
+    host.post(LinkUp(1, ""))
+    against = Segment(1, 1, (EpochScalars(0, (9,)),), bytes(64))
+    machine.script[LinkUp] = [Serve(1, ANN, 0, 3), Examine(1, ANN, against)]
+    host.decide(0.0)
+    host.carry_out()
+    host.decide(0.0)
+    served, examined = machine.heard[-2:]
+    assert served == Served(1, ANN, 3, 3)
+    assert isinstance(examined, Examined)
+    assert (examined.chain, examined.ours) == ann.store.log.past(RUN, ANN, 1)
+    assert (examined.against, examined.kept) == (against, None)
+
+
+@pytest.mark.parametrize("action", [Serve(1, EVE, 0, 0), ShowProof(1, EVE)])
+def test_to_rely_on_what_the_log_lacks_is_our_own_fault_and_loud(action: Action) -> None:
+    machine, host, _ = puppet()
+    host.post(LinkUp(1, ""))
+    machine.script[LinkUp] = [action]
+    host.decide(0.0)
+    with pytest.raises(LocalProtocolError):
+        host.carry_out()
+
+
+def test_for_a_link_that_is_gone_nothing_is_read_or_sent() -> None:
+    machine, host, store = puppet()
+    host.post(LinkUp(1, ""))
+    goodbye, drop = Transmit(1, Goodbye("")), Drop(1, "L2: late")
+    machine.script[LinkUp] = [Serve(1, EVE, 0, 0), ShowProof(1, EVE), goodbye, drop]
+    host.decide(0.0)
+    host.post(LinkDown(1))  # during the commit
+    assert host.carry_out() == []
+    assert store.asked == {}
+
+
+def test_what_is_said_before_a_drop_is_sent_and_a_link_is_closed_once() -> None:
+    machine, host, _ = puppet()
+    host.post(LinkUp(1, ""))
+    machine.script[LinkUp] = [Transmit(1, Goodbye("a")), Drop(1, ""), Drop(1, "L2: late")]
+    host.decide(0.0)
+    goodbye, close = host.carry_out()
+    assert isinstance(goodbye, Send)
+    assert close == Close(1, None)
+
+
+# -- what waits ------------------------------------------------------------------------------------------
+
+
+def test_frames_of_one_link_are_bounded_and_room_comes_with_their_handling() -> None:
+    machine, host, _ = puppet()
+    for number in range(MAX_UNHANDLED):
+        assert host.has_room(1)
+        host.post(Received(1, b"%d" % number))
+    assert not host.has_room(1)
+    assert host.has_room(2), "other links have room of their own"
+    host.decide(0.0, most=1)
+    assert host.has_room(1)
+    host.carry_out()
+    host.decide(0.0)
+    assert [event.frame for event in machine.heard if isinstance(event, Received)] == [
+        b"%d" % number for number in range(MAX_UNHANDLED)
+    ]
+    assert not host.waiting
+    assert not host._unhandled, "nothing is remembered of links of which nothing waits"
+
+
+def test_a_round_is_bounded_and_wakes_the_machine_when_it_is_due() -> None:
+    machine, host, _ = puppet()
+    for number in range(MAX_ROUND + 3):
+        host.post(Writable(number))
+    machine.deadline = 5.0
+    host.decide(4.9)
+    assert (len(machine.heard), host.waiting) == (MAX_ROUND, 3)
+    host.carry_out()
+    host.decide(5.0)
+    assert machine.heard[-1] == Wake()
+    assert (len(machine.heard), host.waiting) == (MAX_ROUND + 4, 0)
+
+
+def test_a_round_that_takes_long_takes_no_more_events() -> None:
+    machine, host, _ = puppet()
+    for number in range(9):
+        host.post(Writable(number))
+    readings = iter((10.0, 10.0 + host_module.ROUND_TIME / 2, 10.2))
+    clock: Callable[[], float] = lambda: next(readings)  # noqa: E731
+    machine.deadline = 10.0
+    host.decide(10.0, clock=clock)
+    assert machine.heard == [Writable(0), Writable(1), Writable(2), Wake()]
+    assert host.waiting == 6
+
+
+# -- own updates -----------------------------------------------------------------------------------------
+
+
+def test_own_updates_continue_what_is_posted_already_and_stay_within_the_budget() -> None:
+    ann = Ann()
+    for stop in (40, 80):
+        made = ann.host.own_updates(40, lambda: 7)
+        assert made == OwnUpdates(ANN, stop - 40, (EpochScalars(0, (7,) * 40),))
+        ann.host.post(made)
+    ann.round()
+    made = ann.host.own_updates(10**6, lambda: 7)
+    assert made == OwnUpdates(ANN, 80, (EpochScalars(1, (7,) * MAX_SEGMENT_UPDATES),))
+    ann.host.post(made)
+    last = ann.host.own_updates(10**6, lambda: 7)
+    assert last
+    assert last.first == 80 + MAX_SEGMENT_UPDATES
+    assert last.first + len(last.parts[0].scalars) == RUN.update_budget
+
+
+def test_own_updates_are_made_only_when_the_machine_allows_it() -> None:
+    host = Host(Machine(RUN, Frontier(RUN), own=None, sign=lambda _: b"", draw_incarnation=lambda: 0,
+                        proven=True, now=0.0), CountingStore())  # fmt: skip
+    assert host.own_updates(1, lambda: 1) is None

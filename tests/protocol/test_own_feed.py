@@ -1,0 +1,210 @@
+"""No feed is continued from two histories (SPEC I1-I3)."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfprotocol.errors import LocalProtocolError
+from sfprotocol.events import OwnUpdates
+from sfprotocol.machine import ASK_TIMEOUT
+from sfprotocol.messages import EpochScalars, Feed, Position
+from tests.protocol.scripted import (
+    ANN,
+    BOB,
+    NEW_INCARNATION,
+    Scripted,
+    admits,
+    continued,
+    said,
+    serves,
+    summaries,
+    wants,
+)
+from tests.protocol.swarm import Swarm
+
+RENEWED = Feed(ANN.origin, NEW_INCARNATION)
+ONE = (EpochScalars(0, (1,)),)
+
+
+def test_a_node_without_a_past_computes_at_once() -> None:
+    host = Scripted(ANN)
+    assert host.machine.may_compute
+    assert admits(host.event(OwnUpdates(ANN, 0, ONE)))
+
+
+def test_a_node_with_a_past_does_not_compute_while_it_asks() -> None:
+    host = Scripted(ANN, proven=False, past=3)
+    assert not host.machine.may_compute
+    with pytest.raises(LocalProtocolError):
+        host.event(OwnUpdates(ANN, 3, ONE))
+    host.link(1, Position(BOB, 4))
+    assert not host.machine.may_compute
+
+
+def test_a_node_with_a_witness_continues_its_feed() -> None:
+    host = Scripted(ANN, proven=False, past=3)
+    assert continued(host.link(1, Position(ANN, 3))) == []
+    assert host.machine.may_compute
+    assert host.machine.own == ANN
+    assert admits(host.event(OwnUpdates(ANN, 3, ONE)))
+
+
+def test_a_peer_is_a_witness_only_after_its_last_summary() -> None:
+    host = Scripted(ANN, proven=False, past=3)
+    host.greet(1)
+    host.hear(1, host.summary(Position(ANN, 3), more=True))
+    assert not host.machine.may_compute
+    host.hear(1, host.summary(Position(BOB, 1)))
+    assert host.machine.may_compute
+
+
+def test_a_peer_that_knows_nothing_of_us_is_no_witness() -> None:
+    # A newcomer's empty list used to prove the feed of a restored backup, which then forked.
+    host = Scripted(ANN, proven=False, past=3)
+    host.link(1, Position(ANN, 0), Position(BOB, 9))
+    assert not host.machine.may_compute
+
+
+@pytest.mark.parametrize(("theirs_of_bob", "witness"), [(4, False), (5, True), (6, True)])
+def test_a_peer_that_lacks_our_tail_is_a_witness_if_it_lacks_nothing_else(
+    theirs_of_bob: int, witness: bool
+) -> None:
+    host = Scripted(ANN, proven=False, past=3)
+    host.machine.frontier.advance(BOB, 5, bytes(32), 0)
+    host.link(1, Position(ANN, 2), Position(BOB, theirs_of_bob))
+    assert host.machine.may_compute == witness
+
+
+def test_a_peer_that_knows_all_of_our_feed_is_a_witness_whatever_else_it_lacks() -> None:
+    host = Scripted(ANN, proven=False, past=3)
+    host.machine.frontier.advance(BOB, 5, bytes(32), 0)
+    host.link(1, Position(ANN, 3))
+    assert host.machine.may_compute
+
+
+def test_a_peer_that_has_our_feed_from_ourselves_is_no_witness() -> None:
+    host = Scripted(ANN, proven=False, past=3)
+    host.link(1)
+    host.hear(1, host.summary(Position(ANN, 3)))
+    assert not host.machine.may_compute
+
+
+def test_a_peer_that_knows_more_means_a_new_incarnation_before_any_computing() -> None:
+    host = Scripted(ANN, proven=False, past=3)
+    actions = host.link(1, Position(ANN, 5))
+    assert continued(actions) == [RENEWED]
+    assert wants(actions) == [(1, (Position(ANN, 3),))], "the old feed is completed like any other"
+    assert host.machine.may_compute
+    assert admits(host.event(OwnUpdates(RENEWED, 0, ONE)))
+
+
+def test_updates_computed_for_the_old_incarnation_are_thrown_away() -> None:
+    host = Scripted(ANN, proven=False, past=3)
+    host.link(1, Position(ANN, 5))
+    assert host.event(OwnUpdates(ANN, 3, ONE)) == []
+
+
+def test_being_overtaken_later_means_a_new_incarnation_too() -> None:
+    host = Scripted(ANN)
+    host.event(OwnUpdates(ANN, 0, (EpochScalars(0, (0, 1)),)))
+    assert continued(host.link(1, Position(ANN, 4))) == [], "anybody can say so"
+    assert continued(host.hear(1, said("ann", 2, 4))) == [RENEWED]
+
+
+def test_an_unknown_segment_of_our_own_feed_means_a_new_incarnation() -> None:
+    host = Scripted(ANN)
+    host.event(OwnUpdates(ANN, 0, (EpochScalars(0, (0, 1)),)))
+    host.link(1)
+    behind_a_gap = host.hear(1, said("ann", 3, 4))
+    assert (continued(behind_a_gap), wants(behind_a_gap)) == ([], [(1, (Position(ANN, 2),))])
+    assert continued(host.hear(1, said("ann", 2, 4))) == [RENEWED]
+
+
+def test_without_a_witness_a_new_incarnation_begins_after_the_timeout() -> None:
+    host = Scripted(ANN, proven=False, past=3)
+    host.link(1)
+    assert continued(host.wait(ASK_TIMEOUT - 0.1)) == []
+    assert continued(host.wait(0.2)) == [RENEWED]
+    assert host.machine.may_compute
+    assert continued(host.wait(60)) == []
+
+
+def test_an_own_feed_without_updates_is_replaced_without_waiting() -> None:
+    # No peer can vouch for nothing: whoever has not heard of the feed may just not have heard of it yet.
+    host = Scripted(ANN, proven=False)
+    host.link(1)
+    assert not host.machine.may_compute
+    assert continued(host.wait(0)) == [RENEWED]
+
+
+def test_a_relay_asks_for_no_witness() -> None:
+    host = Scripted(None, proven=False)
+    assert continued(host.wait(60)) == []
+    assert not host.machine.may_compute
+
+
+def test_a_complete_run_makes_no_more_updates_but_admits_them() -> None:
+    host = Scripted(ANN)
+    for first in (0, 2500):
+        host.event(OwnUpdates(ANN, first, (EpochScalars(0, (1,) * 2500),)))
+    assert host.machine.complete
+    assert not host.machine.may_compute
+    host.link(1)
+    host.name(1, BOB)
+    assert admits(host.hear(1, said("bob", 0, 1)))
+
+
+def test_a_restored_backup_does_not_fork_even_if_a_newcomer_is_met_first() -> None:
+    swarm = Swarm("ann bob")
+    swarm.connect(swarm["ann"], swarm["bob"])
+    swarm["ann"].compute(3)
+    backup = swarm["ann"].log.copy()
+    swarm["ann"].compute(4)
+    swarm.run_until_equal(2)
+    swarm["ann"].log = backup  # and the backup's idea of which feed is ours
+    swarm["ann"].restart()
+    swarm.connect(swarm["ann"], swarm.add("newcomer"))
+    for _ in range(60):
+        swarm["ann"].compute()
+        swarm.run(1)
+    swarm.mesh()
+    swarm.run_until_equal(5)
+    origins = {feed.origin for feed in swarm.oracle}
+    assert (len(swarm.oracle), len(origins)) == (2, 1)
+
+
+def test_a_node_that_was_killed_goes_on_with_its_feed() -> None:
+    swarm = Swarm("ann bob cid")
+    swarm.mesh()
+    swarm["ann"].compute(3)
+    swarm.run_until_equal(2)
+    swarm["ann"].restart()
+    assert not swarm["ann"].compute()
+    swarm.mesh()
+    swarm.run(1)
+    assert swarm["ann"].compute()
+    swarm.run_until_equal(2)
+    assert len(swarm.oracle) == 1
+
+
+def test_a_tail_that_was_logged_and_never_sent_still_reaches_everybody() -> None:
+    swarm = Swarm("ann bob")
+    swarm.connect(swarm["ann"], swarm["bob"])
+    swarm["ann"].compute(3)
+    swarm.run_until_equal(2)
+    swarm.cut(swarm["ann"], swarm["bob"])
+    swarm["ann"].compute(2)
+    swarm["ann"].restart()
+    swarm.connect(swarm["ann"], swarm["bob"])
+    swarm.run_until_equal(2)
+    assert swarm["ann"].compute()
+    swarm.run_until_equal(2)
+    assert len(swarm.oracle) == 1, "and the feed goes on"
+
+
+def test_a_new_feed_is_named_and_flooded_on_links_that_are_up() -> None:
+    host = Scripted(ANN, proven=False, past=3)
+    host.link(1, Position(ANN, 5))
+    actions = host.event(OwnUpdates(RENEWED, 0, ONE))
+    assert [entry.feed for _, summary in summaries(actions) for entry in summary.entries] == [RENEWED]
+    assert [(serve.feed, serve.first, serve.hops) for serve in serves(actions)] == [(RENEWED, 0, 0)]

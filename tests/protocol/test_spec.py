@@ -1,0 +1,139 @@
+"""SPEC.md and the code agree: every rule that is cited exists, and the limits are those of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sfnode.modelshare import sharing
+from sfprotocol import (
+    anti_entropy,
+    cards,
+    codec,
+    inquiries,
+    invitation,
+    link,
+    machine,
+    model_listing,
+    names,
+    plumtree,
+    pulls,
+    rate_limit,
+)
+
+ROOT = Path(__file__).parents[2]
+SPEC = (ROOT / "protocol" / "SPEC.md").read_text(encoding="utf-8")
+RULES = re.findall(r"^\*\*([A-Z]{1,2}\d+)\.\*\*", SPEC, re.MULTILINE)
+
+RULE = r"[A-Z]{1,2}\d+"
+CITATION = re.compile(rf"SPEC ({RULE}(?:(?:-|, | and ){RULE})*)")
+FAULT = re.compile(rf'"({RULE})(?:"|: )')
+"""The rule that an error names: a string of its own, or the beginning of one."""
+
+
+def sources() -> list[Path]:
+    folders = (ROOT / "protocol", ROOT / "sfnode", ROOT / "tests")
+    return sorted(path for folder in folders for path in folder.rglob("*.py"))
+
+
+def numbered(rule: str) -> tuple[str, int]:
+    letters = rule.rstrip("0123456789")
+    return letters, int(rule[len(letters) :])
+
+
+def cited(text: str) -> set[str]:
+    """Return the rules that a source names, ranges included."""
+    found: set[str] = set()
+    for citation in CITATION.findall(re.sub(r"\s+(?:# )?", " ", text)):
+        found.update(re.findall(RULE, citation))
+        for first, last in re.findall(rf"({RULE})-({RULE})", citation):
+            (letters, low), (_, high) = numbered(first), numbered(last)
+            found.update(f"{letters}{number}" for number in range(low, high + 1))
+    return found
+
+
+def test_rules_are_numbered_without_gaps_and_once() -> None:
+    assert len(RULES) == len(set(RULES))
+    by_letter: dict[str, list[int]] = {}
+    for rule in RULES:
+        letters, number = numbered(rule)
+        by_letter.setdefault(letters, []).append(number)
+    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in by_letter.values())
+    assert set(by_letter) == {"V", "M", "R", "U", "S", "D", "C", "F", "L", "FL", "A", "E", "B", "N", "K", "I"}
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_cited_rule_exists(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert cited(text) <= set(RULES)
+    if "sfprotocol" in path.parts:
+        assert set(FAULT.findall(text)) <= set(RULES)
+
+
+def test_the_rules_refer_to_rules_that_exist() -> None:
+    prose = re.sub(r"`[^`]*`", "", SPEC)
+    assert set(re.findall(rf"\b{RULE}\b", prose)) == set(RULES)
+
+
+def test_the_search_finds_citations_and_faults() -> None:
+    text = '(SPEC A3, S4-S6), see SPEC\n    FL2 and F1; RemoteProtocolError("L2", 1)'
+    assert cited(text) == {"A3", "S4", "S5", "S6", "FL2", "F1"}
+    assert FAULT.findall(text) == ["L2"]
+    assert FAULT.findall('return "U6: a feed"\n_require(len(x) == 3, "C3", "y")') == ["U6", "C3"]
+
+
+def test_protocol_sources_cite_the_rules() -> None:
+    everything = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "protocol").rglob("*.py"))
+    letters = {numbered(rule)[0] for rule in cited(everything)}
+    assert letters >= {"V", "R", "U", "S", "D", "C", "L", "FL", "A", "E", "B", "N", "K", "I"}
+
+
+@pytest.mark.parametrize(
+    ("row", "value"),
+    [
+        ("message", f"{codec.MAX_FRAME:,} bytes"),
+        ("entries of a message", f"{codec.MAX_ENTRIES:,}"),
+        ("updates of a Segment", f"{codec.MAX_SEGMENT_UPDATES:,}"),
+        ("listing of a base model", f"{model_listing.MAX_LISTING:,} bytes"),
+        ("piece of a base model", f"{model_listing.PIECE:,} bytes"),
+        ("bytes of a PartReply", f"{codec.MAX_PART_BYTES:,}"),
+        (
+            "sharing a base model",
+            f"{sharing.SHARE_BURST:,.0f} bytes at once, {sharing.SHARE_RATE:,.0f} a second",
+        ),
+        ("characters of a link", f"{invitation.MAX_LINK:,}"),
+        ("name, team", f"{names.MAX_NAME} bytes"),
+        ("updates between two cards of a feed", f"{cards.CARD_STEPS}"),
+        ("reason of a Goodbye", f"{codec.MAX_REASON} bytes"),
+        ("feeds of a run, and unproven names taught by one link", f"{link.MAX_FEEDS:,}"),
+        ("hops of pushing", f"{plumtree.TTL}"),
+        ("delay of announcements", f"{plumtree.HAVE_DELAY:g} s"),
+        ("pushed segments of one feed", f"{plumtree.PUSH_BURST:g} at once, {plumtree.PUSH_RATE:g} a second"),
+        ("waiting for what was announced", f"{pulls.GRAFT_DELAY:g} s"),
+        ("waiting before others are asked, too", f"{pulls.HEDGE_DELAY:g} s"),
+        ("pulls that come to nothing on a link", f"{machine.MAX_LET_DOWN}"),
+        (
+            "waste of a link",
+            f"{rate_limit.WASTE_BURST:,.0f} bytes + {rate_limit.WASTE_BURST_PER_FEED:,.0f} a feed; "
+            f"{rate_limit.WASTE_RATE:,.0f} + {rate_limit.WASTE_RATE_PER_FEED:g} a feed come back "
+            "every second",
+        ),
+        ("feeds under inquiry on a link", f"{inquiries.MAX_INQUIRIES}"),
+        ("burst on a link", f"{plumtree.MAX_BURST} segments, {plumtree.MAX_BURST_UPDATES:,} updates"),
+        ("Summary interval", f"{anti_entropy.SYNC_INTERVAL:g} s, one link in turn"),
+        ("questions outstanding or planned", f"{pulls.MAX_PULLS:,}"),
+        ("questions outstanding on a link", f"{pulls.MAX_PULLS_PER_LINK:,}"),
+        ("time for an answer", f"{pulls.WANT_TIMEOUT:g} s"),
+        ("time without asking after a forgery (A7)", f"{inquiries.INQUIRY_TIME:g} s"),
+        ("silence before a link is dropped", f"{machine.LINK_TIMEOUT:g} s"),
+        ("waiting for a witness", f"{machine.ASK_TIMEOUT:g} s"),
+        (
+            "full Summary while digests differ",
+            f"every {anti_entropy.FULL_SUMMARY_BASE:g} s + {anti_entropy.FULL_SUMMARY_PER_FEED:g} s per feed",
+        ),
+    ],
+)
+def test_the_table_of_limits_is_what_the_code_does(row: str, value: str) -> None:
+    assert f"| {row} | {value} |" in SPEC

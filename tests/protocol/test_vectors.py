@@ -1,0 +1,289 @@
+"""The vectors are current, and the code agrees with them when it only reads them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sfnode.manifest import Manifest
+from sfprotocol import codec, events, messages, seeds, signing, validation
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.events import Action, Event, OwnUpdates
+from sfprotocol.frontier import Frontier
+from sfprotocol.machine import Machine
+from sfprotocol.messages import (
+    Ahead,
+    Branch,
+    Card,
+    Claim,
+    EpochScalars,
+    Feed,
+    Message,
+    Position,
+    RunParameters,
+    Segment,
+)
+
+VECTORS = Path(__file__).parents[2] / "protocol" / "vectors"
+HEX_FIELDS = {"origin", "run_id", "signature", "digest", "manifest", "frame", "chain", "listing", "data"}
+
+
+def load(name: str) -> Any:
+    return json.loads((VECTORS / name).read_text(encoding="utf-8"))
+
+
+SEEDS, MANIFEST, SIGNING, CODEC, FLOOD = (
+    load(f"{name}.json") for name in ("seeds", "manifest", "signing", "codec", "flood")
+)
+
+
+def test_the_files_are_what_the_generator_writes() -> None:
+    program = "import generate, json; print(json.dumps(generate.vectors()))"
+    run = subprocess.run([sys.executable, "-c", program], cwd=VECTORS, check=True, capture_output=True)
+    written = json.loads(run.stdout)
+    kept = {path.name: path.read_text(encoding="utf-8") for path in VECTORS.glob("*.json")}
+    assert written == kept, "run: python protocol/vectors/generate.py"
+
+
+# -- reading -----------------------------------------------------------------------------------------
+
+
+def feed_of(fields: dict[str, Any]) -> Feed:
+    return Feed(bytes.fromhex(fields["origin"]), fields["incarnation"])
+
+
+def read_field(name: str, value: Any) -> Any:
+    if name in HEX_FIELDS:
+        return bytes.fromhex(value)
+    if name in ("feed_key", "known"):
+        return int(value)
+    if name == "feed":
+        return feed_of(value)
+    if name in ("segment", "against", "ours", "kept", "proof"):
+        return value and read(messages, value)
+    if name == "entries":
+        return tuple(entry_of(entry) for entry in value)
+    if name == "feed_keys":
+        return tuple(int(key) for key in value)
+    if name == "chains":
+        return tuple(bytes.fromhex(chain) for chain in value)
+    if name == "parts":
+        return tuple(EpochScalars(part["epoch"], tuple(part["scalars"])) for part in value)
+    if name == "branches":
+        pairs = ((read_field("parts", fields["parts"]), fields["signature"]) for fields in value)
+        return tuple(Branch(said, bytes.fromhex(signature)) for said, signature in pairs)
+    return value
+
+
+def entry_of(fields: dict[str, Any]) -> Position | Claim | Ahead:
+    if "feed_key" in fields:
+        return Ahead(int(fields["feed_key"]), fields["next"])
+    position = Position(feed_of(fields), fields["next"])
+    return Claim(*position, bytes.fromhex(fields["tag"])) if "tag" in fields else position
+
+
+def read(module: Any, fields: dict[str, Any]) -> Any:
+    """Return the message or event that some JSON describes."""
+    values = {name: read_field(name, value) for name, value in fields.items() if name != "type"}
+    return getattr(module, fields["type"])(**values)
+
+
+def read_message(fields: dict[str, Any]) -> Message:
+    found: Message = read(messages, fields)
+    return found
+
+
+def read_action(fields: dict[str, Any]) -> Action:
+    if fields["type"] == "Transmit":
+        return events.Transmit(fields["link"], read_message(fields["message"]))
+    found: Action = read(events, fields)
+    return found
+
+
+# -- seeds, manifest ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vector", SEEDS["splitmix64"], ids=lambda v: v["key"])
+def test_streams(vector: dict[str, Any]) -> None:
+    assert [str(value) for value in seeds.stream(int(vector["key"]), 0, 5)] == vector["values"]
+
+
+@pytest.mark.parametrize("vector", SEEDS["feeds"])
+def test_keys_and_seeds_of_feeds(vector: dict[str, Any]) -> None:
+    key = seeds.feed_key(bytes.fromhex(vector["run_id"]), *feed_of(vector))
+    assert str(key) == vector["feed_key"]
+    assert [str(seed) for seed in seeds.update_seeds(key, 0, 4)] == vector["seeds"]
+    assert str(seeds.update_seeds(key, 1_000_000, 1)[0]) == vector["seed_of_step_1000000"]
+
+
+@pytest.mark.parametrize("vector", SEEDS["coordinates"])
+def test_coordinates(vector: dict[str, Any]) -> None:
+    seed = np.array([int(vector["seed"])], dtype=np.uint64)
+    found = seeds.coordinates(seed, vector["layers"], vector["rank"])
+    assert [values[0].tolist() for values in found] == [vector["row"], vector["column"], vector["sign"]]
+
+
+@pytest.mark.parametrize("vector", SEEDS["basis"])
+def test_bases(vector: dict[str, Any]) -> None:
+    run_id, rows = bytes.fromhex(vector["run_id"]), vector["rows"]
+    basis = seeds.basis_signs(
+        run_id, vector["epoch"], vector["layer"], vector["side"], len(rows), vector["rank"]
+    )
+    assert basis.tolist() == [[{"+": 1, "-": -1}[sign] for sign in row] for row in rows]
+
+
+@pytest.mark.parametrize("vector", SEEDS["batches"])
+def test_batches(vector: dict[str, Any]) -> None:
+    assert seeds.batch_rows(int(vector["seed"]), 8, vector["rows"]).tolist() == vector["chosen"]
+
+
+def test_the_manifest_of_the_node_has_these_bytes_and_this_id() -> None:
+    manifest = Manifest.model_validate(MANIFEST["manifest"])
+    assert manifest.canonical().hex() == MANIFEST["canonical"]
+    assert manifest.run_id.hex() == MANIFEST["run_id"]
+    assert Manifest.from_canonical(bytes.fromhex(MANIFEST["canonical"]), "the vectors") == manifest
+
+
+# -- signing -----------------------------------------------------------------------------------------
+
+RUN = RunParameters(bytes.fromhex(SIGNING["run_id"]), 4, 40, 2, 32767)
+
+
+@pytest.mark.parametrize("vector", SIGNING["feeds"])
+def test_chains(vector: dict[str, Any]) -> None:
+    chain = signing.genesis(RUN.run_id, feed_of(vector))
+    assert chain.hex() == vector["genesis"]
+    for update in vector["updates"]:
+        chain = signing.extend(chain, [EpochScalars(update["epoch"], (update["scalar"],))])
+        assert chain.hex() == update["chain"]
+
+
+@pytest.mark.parametrize("vector", SIGNING["feeds"])
+def test_signatures(vector: dict[str, Any]) -> None:
+    feed, secret = feed_of(vector), Ed25519PrivateKey.from_private_bytes(bytes.fromhex(vector["secret"]))
+    assert secret.public_key().public_bytes_raw() == feed.origin
+    for fields in vector["segments"]:
+        segment = read_message(fields)
+        assert isinstance(segment, Segment)
+        assert segment.feed_key == seeds.feed_key(RUN.run_id, *feed)
+        chain = bytes.fromhex(vector["updates"][segment.stop - 1]["chain"])
+        message = signing.head_message(RUN.run_id, feed, segment.stop, chain)
+        assert secret.sign(message) == segment.signature
+
+
+@pytest.mark.parametrize("vector", SIGNING["feeds"])
+def test_segments_in_any_cut_are_admitted_and_forgeries_are_not(vector: dict[str, Any]) -> None:
+    frontier, feed = Frontier(RUN), feed_of(vector)
+    for forgery in vector["forgeries"]:
+        segment = read(messages, forgery["segment"])
+        assert validation.verify(RUN, frontier.state(feed), segment, signing.verifies) is None
+    pieces = [read(messages, fields) for fields in vector["segments"]]
+    assert validation.verify(RUN, frontier.state(feed), pieces[-1], signing.verifies)
+    for segment in pieces[:2]:
+        found = validation.verify(RUN, frontier.state(feed), segment, signing.verifies)
+        fresh, chain, *_ = found or pytest.fail("refused")
+        frontier.advance(feed, fresh.stop, chain, fresh.parts[-1].epoch)
+    for segment in pieces[2:]:
+        found = validation.verify(RUN, frontier.state(feed), segment, signing.verifies)
+        fresh, chain, *_ = found or pytest.fail("refused")
+        assert (fresh.first, chain.hex()) == (5, vector["updates"][-1]["chain"])
+
+
+@pytest.mark.parametrize("vector", SIGNING["state_digests"], ids=lambda v: str(len(v["frontier"])))
+def test_state_digests(vector: dict[str, Any]) -> None:
+    frontier = Frontier(RUN)
+    for entry in reversed(vector["frontier"]):
+        feed, following, chain = feed_of(entry), entry["next"], bytes.fromhex(entry["chain"])
+        if following:
+            frontier.advance(feed, following, chain, 0)
+        if entry["cut"] is not None:
+            frontier.cut(feed, entry["cut"], chain)
+    assert frontier.digest().hex() == vector["digest"]
+    assert [claim.tag.hex() for claim in frontier.claims()] == [entry["tag"] for entry in vector["frontier"]]
+
+
+@pytest.mark.parametrize("vector", SIGNING["cards"])
+def test_cards(vector: dict[str, Any]) -> None:
+    card = read_message(vector["card"])
+    assert isinstance(card, Card)
+    message = signing.card_message(RUN.run_id, card)
+    assert message.hex() == vector["signed"]
+    assert signing.signed_by(card.feed.origin, message, card.signature)
+    renamed = signing.card_message(RUN.run_id, replace(card, name="Bob"))
+    assert not signing.signed_by(card.feed.origin, renamed, card.signature)
+
+
+@pytest.mark.parametrize("origin", SIGNING["weak_origins"])
+def test_weak_origins_are_refused(origin: str) -> None:
+    assert not signing.sound(bytes.fromhex(origin))
+
+
+# -- codec -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vector", CODEC["valid"], ids=lambda v: v["name"])
+def test_messages_and_their_encodings(vector: dict[str, Any]) -> None:
+    message, encoding = read_message(vector["message"]), bytes.fromhex(vector["encoding"])
+    assert codec.encode(message, vector["scalar_bytes"]) == encoding
+    assert codec.decode(encoding, vector["scalar_bytes"]) == message
+
+
+@pytest.mark.parametrize("vector", CODEC["invalid"], ids=lambda v: v["name"])
+def test_invalid_encodings_are_refused_for_the_rule_they_break(vector: dict[str, Any]) -> None:
+    with pytest.raises(RemoteProtocolError) as refused:
+        codec.decode(bytes.fromhex(vector["encoding"]))
+    assert refused.value.rule == vector["rule"]
+
+
+def test_there_is_a_vector_for_every_message_type_and_every_rule_of_decoding() -> None:
+    assert {vector["message"]["type"] for vector in CODEC["valid"]} == {
+        kind.__name__ for kind in messages.Message.__args__
+    }
+    assert {vector["rule"] for vector in CODEC["invalid"]} == {
+        "K2",
+        *(f"C{n}" for n in (2, 3, 4, 5, 6, 7, 8)),
+    }
+
+
+# -- conversations -----------------------------------------------------------------------------------
+
+
+def machine_of(fields: dict[str, Any]) -> Machine:
+    run = replace(RunParameters(b"", **FLOOD["run"]), run_id=bytes.fromhex(fields["run_id"]))
+    frontier = Frontier(run)
+    for entry in fields["frontier"]:
+        chain = bytes.fromhex(entry["chain"])
+        frontier.advance(feed_of(entry), entry["next"], chain, entry["epoch"])
+    return Machine(
+        run,
+        frontier,
+        own=fields["own"] and feed_of(fields["own"]),
+        sign=Ed25519PrivateKey.from_private_bytes(bytes.fromhex(fields["secret"])).sign,
+        draw_incarnation=lambda: int(fields["incarnation_to_draw"]),
+        proven=fields["proven"],
+        now=0.0,
+    )
+
+
+@pytest.mark.parametrize("vector", FLOOD["conversations"], ids=lambda v: v["name"])
+def test_conversations(vector: dict[str, Any]) -> None:
+    machines = {name: machine_of(fields) for name, fields in vector["machines"].items()}
+    for step in vector["steps"]:
+        event: Event = read(events, step["event"])
+        actions = machines[step["machine"]].handle(event, step["now"])
+        assert actions == [read_action(fields) for fields in step["actions"]]
+    assert {name: m.frontier.digest().hex() for name, m in machines.items()} == vector["digests"]
+
+
+def test_conversations_compute_something() -> None:
+    kinds = {step["event"]["type"] for vector in FLOOD["conversations"] for step in vector["steps"]}
+    silent = {"Received", "Wake", "Served", "Writable", "LinkUp", "LinkDown", "Examined"}
+    assert kinds == {OwnUpdates.__name__, *silent}

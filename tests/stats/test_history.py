@@ -1,0 +1,92 @@
+"""The index over the log: what it counts, how it follows cuts, and how little it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sfnode.schema.views import Origins
+from sfnode.stats import history
+from sfnode.stats.history import LogIndex
+from sfnode.store.log import CutRecord, UpdateLog
+from sfprotocol import signing
+from tests.node.helpers import feed_of, manifest, record
+
+RUN = manifest()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[UpdateLog]:
+    with UpdateLog.open(tmp_path / "log", RUN.run_id) as opened:
+        yield opened
+
+
+def cut(name: str, at: int) -> CutRecord:
+    return CutRecord(feed_of(name), at, signing.genesis(RUN.run_id, feed_of(name)), b"proof")
+
+
+def origins(index: LogIndex, find: str = "") -> Origins:
+    return index.origins(b"", 0, 100, find)
+
+
+def updates(index: LogIndex) -> dict[str, int]:
+    return {origin.origin: origin.updates for origin in origins(index).origins}
+
+
+def key(name: str) -> str:
+    return feed_of(name).origin.hex()
+
+
+def test_a_feed_counts_as_far_as_its_cut(
+    log: UpdateLog,
+) -> None:
+    log.append([record(RUN, "a", [1, 2, 3]), record(RUN, "b", [4])])
+    index = LogIndex(log, dict)
+    assert updates(index) == {key("a"): 3, key("b"): 1}
+    log.append([], [cut("a", 2), cut("b", 0)])
+    assert updates(index) == {key("a"): 2}
+    assert origins(index).origins[0].cut
+    assert index.history(10).indexed == 2
+    assert [leader.origin for leader in index.history(10).leaders] == [key("a")]
+
+
+def test_a_log_too_long_for_one_question_is_counted_over_several(
+    log: UpdateLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.append([record(RUN, "a", [1]), record(RUN, "b", [2]), record(RUN, "c", [3])])
+    monkeypatch.setattr(history, "PATIENCE", -1.0)
+    index = LogIndex(log, dict)
+    assert origins(index).indexed == 0
+    assert origins(index).origins == []
+    monkeypatch.setattr(history, "PATIENCE", 2.0)
+    assert origins(index).indexed == 3
+
+
+def test_a_question_asked_again_at_once_has_the_same_answer(
+    log: UpdateLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MIN_AGE", 3600.0)
+    log.append([record(RUN, "a", [1])])
+    index = LogIndex(log, dict)
+    first, course = origins(index), index.history(5)
+    log.append([record(RUN, "b", [1])])
+    assert origins(index) == first
+    assert index.history(5) is course
+    assert index.history(3).indexed == 1
+
+
+def test_a_closed_index_reads_no_more(log: UpdateLog) -> None:
+    log.append([record(RUN, "a", [1])])
+    index = LogIndex(log, dict)
+    assert origins(index).indexed == 1
+    log.append([record(RUN, "b", [1])])
+    index.close()
+    assert origins(index).indexed == 1
+
+
+def test_an_empty_log_has_neither_origins_nor_history(log: UpdateLog) -> None:
+    index = LogIndex(log, dict)
+    assert (origins(index).total, origins(index).updates, origins(index, "ab").origins) == (0, 0, [])
+    assert index.history(7).points == []

@@ -1,0 +1,504 @@
+"""The update log: what the rest of the node relies on."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sfnode.errors import Code, UserError
+from sfnode.store import tables
+from sfnode.store.log import LOOSE_ROWS, CardRecord, CutRecord, Record, UpdateLog
+from sfnode.store.records import PACKED_UPDATES, SMALL_UPDATES
+from sfprotocol.codec import MAX_SEGMENT_UPDATES
+from sfprotocol.errors import LocalProtocolError
+from sfprotocol.messages import EpochScalars
+from sfprotocol.signing import extend, genesis
+from tests.store.helpers import RUN_ID, Author, unpacked
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "updates.sqlite"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[UpdateLog]:
+    with UpdateLog.open(path, RUN_ID) as log:
+        yield log
+
+
+def stops(log: UpdateLog, author: Author) -> list[int]:
+    """Return the steps at which the stored segments of a feed end."""
+    return [record.segment.stop for record in log.records() if record.feed == author.feed]
+
+
+# -- writing and reading back ------------------------------------------------------------------------
+
+
+def test_a_new_log_is_empty(log: UpdateLog) -> None:
+    assert log.tails() == []
+    assert list(log.records()) == []
+    assert list(log.replay()) == []
+    assert log.updates() == 0
+    assert log.read(Author().feed, 0, 100) is None
+
+
+def test_an_empty_append_changes_nothing(log: UpdateLog) -> None:
+    log.append([])
+    assert log.updates() == 0
+
+
+def test_appended_segments_are_there_after_reopening(path: Path) -> None:
+    authors = [Author(1), Author(2), Author(2, incarnation=7)]
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([author.write([3, -4, 32_767, -32_768], epoch=5) for author in authors])
+        log.append([authors[0].write([9], epoch=6)])
+        tails = log.tails()
+    with UpdateLog.open(path, RUN_ID) as log:
+        assert log.tails() == tails
+        assert log.updates() == 13
+        for author in authors:
+            segment = log.read(author.feed, 0, 100)
+            assert segment is not None
+            author.assert_genuine(segment)
+            assert segment.count == len(author.updates)
+
+
+def test_tails_are_the_ends_of_all_feeds_in_their_order(log: UpdateLog) -> None:
+    authors = [Author(number) for number in range(1, 6)]
+    log.append([author.write([1, 2], epoch=4) for author in authors])
+    tails = log.tails()
+    assert [tail.feed for tail in tails] == sorted(author.feed for author in authors)
+    by_feed = {author.feed: author for author in authors}
+    assert all(tail.chain == by_feed[tail.feed].chains[-1] for tail in tails)
+    assert {(tail.next, tail.epoch) for tail in tails} == {(2, 4)}
+
+
+def test_one_append_may_hold_several_segments_of_a_feed(log: UpdateLog) -> None:
+    author = Author()
+    log.append([author.write([step]) for step in range(10)])
+    assert log.updates() == 10
+    assert stops(log, author) == author.boundaries
+
+
+def test_hops_are_not_stored(log: UpdateLog) -> None:
+    author = Author()
+    record = author.write([1])
+    with_hops = type(record.segment)(
+        record.segment.feed_key, 0, record.segment.parts, record.segment.signature, 9
+    )
+    log.append([record._replace(segment=with_hops)])
+    read = log.read(author.feed, 0, 10)
+    assert read == record.segment
+    assert list(log.records()) == [record]
+
+
+# -- any split, any start ----------------------------------------------------------------------------
+
+
+def random_feed(author: Author, sizes: list[int], dice: random.Random) -> list[Record]:
+    """Segments of these sizes with random scalars, some wide, in epochs that advance now and then."""
+    records, epoch = [], 0
+    for size in sizes:
+        parts = []
+        while size:
+            count = dice.randint(1, size)
+            limit = dice.choice([100, 32_767])
+            parts.append(EpochScalars(epoch, tuple(dice.randint(-limit, limit) for _ in range(count))))
+            size -= count
+            epoch += size > 0 or dice.random() < 0.05
+        records.append(author.write_parts(parts))
+    return records
+
+
+def assert_reads_right(log: UpdateLog, author: Author, first: int, most: int) -> None:
+    segment = log.read(author.feed, first, most)
+    if first >= len(author.updates):
+        assert segment is None
+        return
+    assert segment is not None
+    assert segment.first == first
+    author.assert_genuine(segment)
+    epochs = [part.epoch for part in segment.parts]
+    assert epochs == sorted(set(epochs))
+    ends = [stop for stop in stops(log, author) if stop > first]
+    within = [stop for stop in ends if stop <= first + most]
+    assert segment.stop in author.boundaries
+    assert segment.count <= most or segment.stop <= ends[0]
+    assert segment.stop >= max(within, default=first + 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3 * LOOSE_ROWS),
+    batch=st.integers(1, 100),
+    reads=st.lists(st.tuples(st.integers(0, 2_000), st.integers(1, 1_000)), min_size=1, max_size=8),
+    dice=st.randoms(use_true_random=False),
+)
+def test_a_read_from_any_step_returns_the_signed_updates_however_they_are_split(
+    sizes: list[int], batch: int, reads: list[tuple[int, int]], dice: random.Random
+) -> None:
+    authors = [Author(1), Author(2)]
+    records = [record for author in authors for record in random_feed(author, sizes, dice)]
+    records.sort(key=lambda record: record.segment.first)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "updates.sqlite"
+        with UpdateLog.open(path, RUN_ID) as fresh:
+            for start in range(0, len(records), batch):
+                fresh.append(records[start : start + batch])
+            for first, most in reads:
+                assert_reads_right(fresh, authors[0], first % (len(authors[0].updates) + 2), most)
+        with UpdateLog.open(path, RUN_ID) as reopened:
+            for first, most in reads:
+                assert_reads_right(reopened, authors[1], first % (len(authors[1].updates) + 2), most)
+            assert {feed: len(author.updates) for author in authors for feed in [author.feed]} == {
+                tail.feed: tail.next for tail in reopened.tails()
+            }
+
+
+def test_a_stored_segment_longer_than_asked_for_is_returned_whole(log: UpdateLog) -> None:
+    author = Author()
+    log.append([author.write(range(100)), author.write(range(100))])
+    segment = log.read(author.feed, 30, 10)
+    assert segment is not None
+    assert (segment.first, segment.stop) == (30, 100)
+    author.assert_genuine(segment)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 10_000])
+def test_a_replay_yields_every_update_once_in_order(log: UpdateLog, batch: int) -> None:
+    authors = [Author(number) for number in (1, 2, 3)]
+    dice = random.Random(5)
+    for author in authors:
+        log.append(random_feed(author, [dice.randint(1, 9) for _ in range(LOOSE_ROWS + 9)], dice))
+    seen: dict[bytes, list[tuple[int, int]]] = {author.feed.origin: [] for author in authors}
+    for feed, first, parts in log.replay(batch):
+        assert first == len(seen[feed.origin])
+        seen[feed.origin] += unpacked(parts)
+    assert list(seen.values()) == [author.updates for author in authors]
+
+
+def test_a_large_row_may_follow_small_ones_in_one_append(log: UpdateLog) -> None:
+    author = Author()
+    small = [author.write([step]) for step in range(LOOSE_ROWS)]
+    log.append([*small, author.write([7] * SMALL_UPDATES)])
+    log.append([author.write([7])])
+    assert log.updates() == LOOSE_ROWS + SMALL_UPDATES + 1
+    assert sum(record.segment.count for record in log.records()) == log.updates()
+
+
+def test_records_hold_all_that_a_verifier_needs(log: UpdateLog) -> None:
+    authors = {author.feed: author for author in (Author(1), Author(2))}
+    for author in authors.values():
+        log.append([author.write([step]) for step in range(LOOSE_ROWS + 5)])
+    following = dict.fromkeys(authors, 0)
+    for feed, segment, chain in log.records():
+        assert segment.first == following[feed]
+        following[feed] = segment.stop
+        authors[feed].assert_genuine(segment)
+        assert chain == authors[feed].chains[segment.stop]
+    assert set(following.values()) == {LOOSE_ROWS + 5}
+
+
+# -- rules -------------------------------------------------------------------------------------------
+
+
+def broken(kind: str) -> list[Record]:
+    """Return two records of which the second breaks a rule."""
+    author = Author()
+    first = author.write([1], epoch=3)
+    if kind == "gap":
+        author.write([2], epoch=3)
+    if kind == "again":
+        return [first, first]
+    second = author.write([70_000 if kind == "scalar" else 3], epoch=2 if kind == "epoch" else 3)
+    if kind == "other feed":
+        second = second._replace(feed=Author(9).feed, segment=Author(1).write([1]).segment)
+    if kind == "chain":
+        second = second._replace(chain=b"short")
+    return [first, second]
+
+
+@pytest.mark.parametrize("kind", ["gap", "again", "epoch", "other feed", "chain"])
+def test_a_record_that_breaks_a_rule_is_refused_with_its_whole_batch(log: UpdateLog, kind: str) -> None:
+    bystander = Author(2)
+    with pytest.raises(LocalProtocolError):
+        log.append([bystander.write([1]), *broken(kind)])
+    assert log.tails() == []
+    assert list(log.records()) == []
+    author = Author()
+    log.append([author.write([1])])
+    assert log.updates() == 1
+
+
+def test_a_feed_must_start_at_its_first_step(log: UpdateLog) -> None:
+    author = Author()
+    author.write([1])
+    with pytest.raises(LocalProtocolError, match="up to step 0, not 1"):
+        log.append([author.write([2])])
+
+
+def test_another_runs_log_is_refused(path: Path) -> None:
+    UpdateLog.open(path, RUN_ID).close()
+    with pytest.raises(UserError) as caught:
+        UpdateLog.open(path, bytes(32))
+    assert caught.value.code is Code.WRONG_RUN
+    assert RUN_ID.hex() in caught.value.what
+
+
+def test_the_log_of_a_newer_sfnode_is_refused(path: Path) -> None:
+    UpdateLog.open(path, RUN_ID).close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version = {tables.VERSION + 1}")
+    with pytest.raises(UserError, match="newer sfnode") as caught:
+        UpdateLog.open(path, RUN_ID)
+    assert caught.value.code is Code.DATA_DIR_UNUSABLE
+
+
+# -- the small table ---------------------------------------------------------------------------------
+
+
+def test_meta_values_are_kept_and_replaced(path: Path) -> None:
+    with UpdateLog.open(path, RUN_ID) as log:
+        assert log.get_meta("incarnation") is None
+        log.set_meta("incarnation", b"1")
+        log.set_meta("incarnation", b"2")
+        assert log.get_meta("incarnation") == b"2"
+    with UpdateLog.open(path, RUN_ID) as log:
+        assert log.get_meta("incarnation") == b"2"
+
+
+# -- a reader beside a running node ------------------------------------------------------------------
+
+
+def test_a_read_only_log_is_a_snapshot_beside_its_writer(log: UpdateLog, path: Path) -> None:
+    author = Author()
+    log.append([author.write([1, 2, 3])])
+    with UpdateLog.open(path, RUN_ID, read_only=True) as snapshot:
+        log.append([author.write([step]) for step in range(LOOSE_ROWS)])
+        assert snapshot.updates() == 3
+        assert sum(record.segment.count for record in snapshot.records()) == 3
+        assert snapshot.read(author.feed, 3, 10) is None
+    assert log.updates() == 3 + LOOSE_ROWS
+
+
+def test_a_read_only_log_refuses_to_be_written(log: UpdateLog, path: Path) -> None:
+    with UpdateLog.open(path, RUN_ID, read_only=True) as snapshot:
+        with pytest.raises(LocalProtocolError, match="reading only"):
+            snapshot.append([Author().write([1])])
+        with pytest.raises(LocalProtocolError, match="reading only"):
+            snapshot.set_meta("key", b"value")
+
+
+def test_a_read_only_log_must_exist(path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        UpdateLog.open(path, RUN_ID, read_only=True)
+    assert caught.value.code is Code.DATA_DIR_UNUSABLE
+    assert not path.exists()
+
+
+# -- threads -----------------------------------------------------------------------------------------
+
+
+def test_reads_go_on_during_a_slow_commit_and_do_not_see_it(log: UpdateLog) -> None:
+    author, committing, go_on, released = Author(), threading.Event(), threading.Event(), []
+    log.append([author.write(range(100)) for _ in range(40)])
+    log.set_meta("key", b"value")
+
+    def hold_back(statement: str) -> None:
+        if statement == "COMMIT":
+            committing.set()
+            released.append(go_on.wait(30))
+
+    log._writer.set_trace_callback(hold_back)
+    disk = threading.Thread(target=log.append, args=([author.write([1, 2, 3])],))
+    disk.start()
+    assert committing.wait(30)
+    cached, stored = log.read(author.feed, 3_950, 100), log.read(author.feed, 50, 100)
+    beyond, kept, tails = log.read(author.feed, 4_000, 100), log.get_meta("key"), log.tails()
+    scanned = sum(record.segment.count for record in log.records())
+    go_on.set()
+    disk.join()
+    assert released == [True], "a read waited for the commit"
+    assert cached is not None
+    assert stored is not None
+    author.assert_genuine(cached)
+    author.assert_genuine(stored)
+    assert (beyond, kept, tails[0].next, scanned) == (None, b"value", 4_000, 4_000)
+    assert log.updates() == 4_003
+
+
+def test_reads_during_appends_and_packing_are_always_right(log: UpdateLog) -> None:
+    author = Author()
+    records = [author.write([step, -step]) for step in range(6 * LOOSE_ROWS)]
+
+    def append_all() -> None:
+        for start in range(0, len(records), 3):
+            log.append(records[start : start + 3])
+
+    disk = threading.Thread(target=append_all)
+    disk.start()
+    dice, reads = random.Random(1), 0
+    while disk.is_alive() or reads == 0:
+        known = log.updates()
+        segment = log.read(author.feed, dice.randint(0, known), dice.choice([5, 5_000]))
+        if segment is not None:
+            author.assert_genuine(segment)
+            reads += 1
+    disk.join()
+    assert log.updates() == len(author.updates)
+
+
+def test_a_scan_may_stay_open_while_the_log_grows(log: UpdateLog) -> None:
+    author = Author()
+    log.append([author.write([1]), author.write([2])])
+    scan = log.records()
+    next(scan)
+    log.append([author.write([step]) for step in range(2 * LOOSE_ROWS)])
+    assert [record.segment.first for record in scan] == [1]
+
+
+# -- cost --------------------------------------------------------------------------------------------
+
+
+def bytes_per_update(path: Path, sizes: int, segments: int) -> float:
+    authors = [Author(number) for number in range(1, 5)]
+    dice = random.Random(3)
+    with UpdateLog.open(path, RUN_ID) as log:
+        for _ in range(segments // 8):
+            log.append(
+                [
+                    a.write(dice.randint(-9_999, 9_999) for _ in range(sizes))
+                    for a in authors
+                    for _ in range(8)
+                ]
+            )
+        updates = log.updates()
+    return path.stat().st_size / updates
+
+
+def test_segments_of_32_updates_cost_less_than_5_bytes_an_update(path: Path) -> None:
+    assert bytes_per_update(path, sizes=32, segments=400) < 5
+
+
+def test_segments_of_one_update_are_packed_to_less_than_10_bytes_an_update(path: Path) -> None:
+    assert bytes_per_update(path, sizes=1, segments=3_200) < 10
+
+
+def test_packed_rows_stay_far_below_the_largest_segment(log: UpdateLog) -> None:
+    author = Author()
+    for _ in range(40):
+        log.append([author.write([1, 2, 3]) for _ in range(LOOSE_ROWS)])
+    counts = [record.segment.count for record in log.records()]
+    assert max(counts) <= PACKED_UPDATES < MAX_SEGMENT_UPDATES
+    assert len(counts) < 2 * len(author.updates) / PACKED_UPDATES + LOOSE_ROWS
+
+
+# -- feeds that are cut --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forked(path: Path) -> Iterator[tuple[UpdateLog, Author]]:
+    """Twenty updates in segments of five, of which the first twelve count."""
+    author = Author(1)
+    with UpdateLog.open(path, RUN_ID) as log:
+        for _ in range(4):
+            log.append([author.write(range(5))])
+        head, _ = log.past(author.feed, 12)
+        log.append([], [CutRecord(author.feed, 12, head, b"the proof")])
+        yield log, author
+
+
+def test_nothing_counts_behind_a_cut(forked: tuple[UpdateLog, Author], path: Path) -> None:
+    log, author = forked
+    with UpdateLog.open(path, RUN_ID, read_only=True) as reopened:
+        for seen in (log, reopened):
+            (tail,) = seen.tails()
+            assert (tail.next, tail.chain) == (12, seen.past(author.feed, 12)[0])
+            assert seen.updates() == 12
+            assert seen.proof(author.feed) == b"the proof"
+            assert [cut.at for cut in seen.cuts()] == [12]
+
+
+def test_updates_behind_a_cut_are_kept_as_the_signature_covers_the_whole_segment(
+    forked: tuple[UpdateLog, Author],
+) -> None:
+    log, author = forked
+    segment = log.read(author.feed, 10, 5)
+    assert segment
+    assert (segment.first, segment.stop) == (10, 15)
+    _, rest = log.past(author.feed, 13)
+    assert (rest.first, rest.stop, rest.signature) == (13, 15, segment.signature)
+
+
+def test_a_lower_cut_replaces_a_higher_one(forked: tuple[UpdateLog, Author], path: Path) -> None:
+    log, author = forked
+    log.append([], [CutRecord(author.feed, 3, log.past(author.feed, 3)[0], b"another")])
+    with UpdateLog.open(path, RUN_ID, read_only=True) as reopened:
+        assert [(tail.next, reopened.proof(author.feed)) for tail in reopened.tails()] == [(3, b"another")]
+
+
+def test_a_feed_may_be_cut_before_any_of_its_updates_is_known(path: Path) -> None:
+    unknown, author = Author(1), Author(2)
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([], [CutRecord(unknown.feed, 7, bytes(32), b"proof")])
+        log.append([author.write(range(2))])
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([unknown.write(range(3))])
+        assert {tail.feed: tail.next for tail in log.tails()} == {unknown.feed: 3, author.feed: 2}
+
+
+def test_the_past_of_a_feed_at_every_step(path: Path) -> None:
+    author = Author(1)
+    records = [author.write(range(3)), author.write(range(4))]
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append(records)
+        for step in range(7):
+            chain, ours = log.past(author.feed, step)
+            end = records[0] if step < 3 else records[1]
+            assert (ours.first, ours.signature) == (step, end.segment.signature)
+            assert extend(chain, ours.parts) == end.chain
+        chain, nothing = log.past(author.feed, 7)
+        assert (chain, nothing.parts, nothing.signature) == (
+            records[1].chain,
+            (),
+            records[1].segment.signature,
+        )
+        assert log.past(author.feed, 8)[0] == b""
+        assert log.past(Author(9).feed, 0)[0] == genesis(RUN_ID, Author(9).feed)
+
+
+def test_a_log_of_the_version_before_cuts_is_read_and_upgraded(path: Path) -> None:
+    author = Author(1)
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([author.write(range(3))])
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("DROP TABLE cut")
+        db.execute("DROP TABLE card")
+        db.execute("PRAGMA user_version = 1")
+    with UpdateLog.open(path, RUN_ID, read_only=True) as log:
+        assert (log.updates(), log.cuts(), log.cards()) == (3, [], [])
+    with UpdateLog.open(path, RUN_ID) as log:
+        card = CardRecord(author.feed, b"card")
+        log.append([], [CutRecord(author.feed, 1, log.past(author.feed, 1)[0], b"proof")], [card])
+        assert (log.updates(), log.cards()) == (1, [card])
+
+
+def test_the_newest_card_of_each_feed_is_kept(path: Path) -> None:
+    ann, bob = sorted([Author(1), Author(2)], key=lambda author: author.feed)
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([bob.write(range(3))], cards=[CardRecord(bob.feed, b"bob")])
+        log.append([ann.write(range(3))])
+        log.append([], cards=[CardRecord(ann.feed, b"ann")])
+        log.append([], cards=[CardRecord(bob.feed, b"robert")])
+    with UpdateLog.open(path, RUN_ID, read_only=True) as log:
+        assert log.cards() == [CardRecord(ann.feed, b"ann"), CardRecord(bob.feed, b"robert")]

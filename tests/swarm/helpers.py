@@ -1,0 +1,103 @@
+"""A local swarm without processes: nodes that answer what a test has written down for them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Data, Manifest, Model, Task
+from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.status import CoreStatus, Status
+
+MANIFEST = Manifest(
+    name="a-name",
+    model=Model(source="nowhere", digest="0" * 64, targets=("layer:2x2",)),
+    task=Task(kind="text", template="{text}"),
+    data=Data(test="nowhere"),
+)
+
+FIRST_ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/QmFirst"
+
+
+def status(**fields: object) -> Status:
+    """A node in full swing, with the widest numbers that one sees."""
+    usual: dict[str, object] = {
+        "version": "0", "run_id": "ab", "run_name": "run", "role": "trainer", "state": "catching-up",
+        "pid": 1, "peer": "Qm", "addresses": [], "known": 123_456, "update_budget": 200_000, "epoch": 0,
+        "epochs": 1, "digest": "0123456789abcdef", "origin": "cd", "incarnation": 1, "own_updates": 34_567,
+        "contributed": 34_567, "updates_per_second": 123.4, "loss": 12.3456, "lacking": 0, "links": [],
+        "feed_count": 2, "bytes_sent": 1,
+        "bytes_received": 1, "segment_bytes_sent": 1, "updates_sent": 1, "log_bytes": 1, "uptime": 1.0,
+        "fetch": None, "pauses": [], "limits": {},
+    }  # fmt: skip
+    return Status.model_validate(usual | fields)
+
+
+def evaluation(value: float) -> Evaluation:
+    """An accuracy of `value` on nine rows."""
+    return Evaluation(
+        metric="accuracy", value=value, low=value - 0.1, high=value + 0.2, loss=1 - value, count=9
+    )
+
+
+@dataclass
+class Script:
+    """What the nodes of a swarm do; all that happens to them is written down in `events`."""
+
+    digests: Sequence[str] = ("d", "d")
+    """The state digest of each node at the end."""
+    cores: Sequence[str] = ("c", "c")
+    looks: int = 3
+    """How often a node is looked at before it is complete."""
+    dies: int = 0
+    """The number of a node that has ended when it is looked at."""
+    events: list[str] = field(default_factory=list)
+    arguments: dict[int, list[str]] = field(default_factory=dict)
+    """The command line of each node."""
+
+
+class ScriptedProcess:
+    """Stands in for `sfnode.swarm.node_process.NodeProcess`; `made_by(script)` returns its constructor."""
+
+    def __init__(self, script: Script, number: int, folder: Path) -> None:
+        self.number = number
+        self.folder = folder
+        self.client = self
+        self._script = script
+        self._looks = 0
+
+    async def start(self, arguments: list[str]) -> None:
+        self._script.events.append(f"start {self.number}")
+        self._script.arguments[self.number] = arguments
+
+    async def answering(self) -> Status:
+        self._script.events.append(f"answer {self.number}")
+        return status(addresses=[FIRST_ADDRESS])
+
+    async def look(self) -> Status | None:
+        if self._script.dies == self.number:
+            raise UserError(Code.SWARM_FAILED, f"node {self.number} ended with status 1", "See node.log.")
+        self._looks += 1
+        if self._looks == 1:
+            return None
+        done = self._looks > self._script.looks
+        digest = self._script.digests[self.number - 1]
+        return status(state="complete" if done else "training", digest=digest, known=50, contributed=50)
+
+    async def ask(self, call: Awaitable[Any]) -> Any:
+        return await call
+
+    async def stop(self) -> None:
+        self._script.events.append(f"stop {self.number}")
+
+    async def evaluate(self, *, base: bool) -> Evaluation:
+        return evaluation(0.5 if base else 0.75)
+
+    async def digest(self) -> CoreStatus:
+        number = self.number - 1
+        return CoreStatus(
+            digest=self._script.digests[number], core_digest=self._script.cores[number], known=50
+        )

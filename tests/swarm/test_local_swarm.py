@@ -1,0 +1,221 @@
+"""A local swarm: the order in which nodes start, when it ends, how nodes compare, what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Data, Manifest
+from sfnode.schema.results import SwarmResult
+from sfnode.schema.status import CoreStatus
+from sfnode.swarm import local_swarm
+from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
+from tests.node.helpers import eventually
+from tests.swarm.helpers import FIRST_ADDRESS, MANIFEST, Script, status
+
+UNEQUAL = [(("d", "e"), ("c", "c")), (("d", "d"), ("c", "b"))]
+"""State digests and core digests of two nodes that do not agree."""
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary folder that a swarm takes if it is given none."""
+    folder = tmp_path / "scratch"
+
+    def make(prefix: str) -> str:
+        folder.mkdir()
+        return str(folder)
+
+    monkeypatch.setattr(local_swarm.tempfile, "mkdtemp", make)
+    return folder
+
+
+async def ended(swarm: LocalSwarm) -> SwarmResult:
+    """Run the swarm to its end."""
+    async with swarm:
+        async for _ in swarm:
+            pass
+        return await swarm.compare()
+
+
+def left(folder: Path) -> bool:
+    """Whether the folder is still there."""
+    return folder.exists()
+
+
+def test_making_one_starts_and_writes_nothing(script: Script, scratch: Path, tmp_path: Path) -> None:
+    LocalSwarm(MANIFEST, folder=tmp_path / "kept")
+    LocalSwarm(MANIFEST)
+    assert script.events == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("nodes", [0, MOST_NODES + 1])
+def test_a_swarm_of_no_nodes_or_of_too_many_is_refused(nodes: int) -> None:
+    with pytest.raises(ValueError, match="1 to 64 nodes"):
+        LocalSwarm(MANIFEST, nodes=nodes)
+
+
+async def test_the_others_join_through_the_first_once_it_answers(script: Script, tmp_path: Path) -> None:
+    async with LocalSwarm(MANIFEST, nodes=2, folder=tmp_path, dtype="bfloat16") as swarm:
+        assert script.events == ["start 1", "answer 1", "start 2"]
+        assert [node.folder for node in swarm.nodes] == [tmp_path / "node-1", tmp_path / "node-2"]
+    first, second = script.arguments[1], script.arguments[2]
+    assert first[-2:] == ["--run", str(tmp_path / "run.toml")]
+    assert second[-2:] == ["--peers", FIRST_ADDRESS]
+    for number, arguments in script.arguments.items():
+        pairs = dict(zip(arguments[::2], arguments[1::2], strict=True))
+        assert pairs["--shard"] == f"{number}/2"
+        assert pairs["--dtype"] == "bfloat16"
+        assert pairs["--host-maddrs"] == "/ip4/127.0.0.1/tcp/0"
+        assert int(pairs["--threads"]) >= 1
+        assert "--device" not in pairs
+    assert Manifest.from_toml(tmp_path / "run.toml") == MANIFEST
+    assert sorted(script.events[-2:]) == ["stop 1", "stop 2"]
+
+
+@pytest.mark.parametrize("given", [{"nodes": 1}, {"nodes": 2, "split_data": False}])
+async def test_all_rows_go_to_all_where_there_is_nothing_to_split(
+    given: dict[str, int], script: Script, tmp_path: Path
+) -> None:
+    async with LocalSwarm(MANIFEST, folder=tmp_path, **given):  # type: ignore[arg-type]
+        assert "--shard" not in script.arguments[1]
+
+
+async def test_it_yields_progress_until_all_are_complete_and_agree(script: Script, tmp_path: Path) -> None:
+    async with LocalSwarm(MANIFEST, nodes=2, folder=tmp_path) as swarm:
+        seen = [progress async for progress in swarm]
+        assert swarm.before is not None
+        result = await swarm.compare()
+    assert [progress.known for progress in seen] == [0, 50, 50, 50]
+    assert [progress.complete for progress in seen] == [False, False, False, True]
+    assert seen[0].statuses == (None, None)
+    assert [progress.seconds for progress in seen] == sorted(progress.seconds for progress in seen)
+    assert result.equal
+    assert (result.before, result.after) == (swarm.before, result.after)
+    assert [node.own_updates for node in result.nodes] == [50, 50]
+    assert (result.updates, result.run_id) == (50, MANIFEST.run_id.hex())
+
+
+async def test_a_run_without_test_data_is_not_evaluated(script: Script, tmp_path: Path) -> None:
+    run = MANIFEST.model_copy(update={"data": Data(train="nowhere")})
+    result = await ended(LocalSwarm(run, nodes=2, folder=tmp_path))
+    assert (result.before, result.after) == (None, None)
+
+
+async def test_complete_nodes_that_do_not_agree_are_given_some_time(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.digests = ("d", "e")
+    monkeypatch.setattr(local_swarm, "AGREE_DEADLINE", 0.05)
+    async with LocalSwarm(MANIFEST, nodes=2, folder=tmp_path) as swarm:
+        seen = [progress async for progress in swarm]
+        result = await swarm.compare()
+    assert sum(progress.complete for progress in seen) > 1
+    assert not result.equal
+
+
+@pytest.mark.parametrize(("digests", "cores"), [(("d", "d"), ("c", "c")), *UNEQUAL])
+async def test_the_temporary_folder_is_kept_only_if_the_nodes_do_not_agree(
+    digests: tuple[str, str],
+    cores: tuple[str, str],
+    script: Script,
+    scratch: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local_swarm, "AGREE_DEADLINE", 0.0)
+    script.digests, script.cores = digests, cores
+    result = await ended(LocalSwarm(MANIFEST, nodes=2))
+    assert result.equal == (digests == ("d", "d") and cores == ("c", "c"))
+    assert left(scratch) != result.equal
+
+
+async def test_a_node_that_ends_ends_the_swarm_and_its_folder_is_kept(script: Script, scratch: Path) -> None:
+    script.dies = 2
+    with pytest.raises(UserError) as failure:
+        await ended(LocalSwarm(MANIFEST, nodes=2))
+    assert failure.value.code == Code.SWARM_FAILED
+    assert sorted(script.events[-2:]) == ["stop 1", "stop 2"]
+    assert left(scratch)
+
+
+async def test_logs_are_kept_after_a_failed_start_without_a_context_manager(
+    script: Script, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ended(_: object) -> None:
+        raise UserError(Code.SWARM_FAILED, "node 1 ended with status 1", "See node.log.")
+
+    monkeypatch.setattr("tests.swarm.helpers.ScriptedProcess.answering", ended)
+    swarm = LocalSwarm(MANIFEST, nodes=2)
+    with pytest.raises(UserError):
+        await swarm.start()
+    await swarm.stop()
+    assert left(scratch)
+
+
+@pytest.mark.parametrize("call", ["look", "ask"])
+async def test_logs_are_kept_though_the_failure_is_caught_within_the_context(
+    call: str, script: Script, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ended(_: object, *calls: Coroutine[Any, Any, CoreStatus]) -> None:
+        for one in calls:
+            one.close()
+        raise UserError(Code.SWARM_FAILED, "node 1 ended with status 1", "See node.log.")
+
+    run = MANIFEST.model_copy(update={"data": Data(train="nowhere")})
+    async with LocalSwarm(run, nodes=2) as swarm:
+        await swarm.look()
+        with monkeypatch.context() as failing:
+            failing.setattr(f"tests.swarm.helpers.ScriptedProcess.{call}", ended)
+            with pytest.raises(UserError):
+                await (swarm.look() if call == "look" else swarm.compare())
+        assert (await swarm.compare()).equal  # which does not make up for the failure
+    assert left(scratch)
+
+
+async def test_logs_are_kept_when_the_nodes_have_not_agreed_in_time_and_nobody_compares(
+    script: Script, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_swarm, "AGREE_DEADLINE", 0.0)
+    script.digests = ("d", "e")
+    async with LocalSwarm(MANIFEST, nodes=2) as swarm:
+        async for _ in swarm:
+            pass
+    assert left(scratch)
+
+
+async def test_an_interrupted_start_stops_what_has_started_and_leaves_nothing(
+    script: Script, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("tests.swarm.helpers.ScriptedProcess.answering", never)
+
+    task = asyncio.create_task(ended(LocalSwarm(MANIFEST, nodes=2)))
+    await eventually(lambda: "start 1" in script.events)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert "stop 1" in script.events
+    assert not left(scratch)
+
+
+async def test_a_folder_that_cannot_be_written_is_named(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError) as refusal:
+        await LocalSwarm(MANIFEST, folder=tmp_path / "file" / "nodes").start()
+    assert refusal.value.code == Code.BAD_OPTION
+    assert script.events == []
+
+
+def test_progress_is_that_of_the_slowest() -> None:
+    assert SwarmProgress(1.0, (status(known=7), status(known=9))).known == 7
+    assert SwarmProgress(1.0, (status(known=7), None)).known == 0
+    assert not SwarmProgress(1.0, (status(digest="a"), status(digest="b"))).agree
+    assert not SwarmProgress(1.0, (status(digest="a"), None)).agree

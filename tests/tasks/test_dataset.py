@@ -1,0 +1,168 @@
+"""Rows come out alike whatever the format; what is wrong with them is said with the file and the line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets  # type: ignore[import-untyped]
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Task
+from sfnode.tasks.dataset import load_rows, shard
+
+SST2 = Path(__file__).parents[3] / "shared" / "data" / "sst2"
+TASK = Task(kind="classification", template="{sentence} It was", verbalizer={"0": "bad", "1": "good"})
+ROWS = [
+    {"sentence": "a fine film", "label": 1},
+    {"sentence": 'the "plot" , such as it is', "label": 0},
+    {"sentence": "não", "label": 0},
+]
+HUB_FORM = "hf:NAME[:CONFIG]:SPLIT"
+
+
+def write_tsv(path: Path) -> None:
+    lines = ["sentence\tlabel", *(f"{row['sentence']}\t{row['label']}" for row in ROWS)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_csv(path: Path) -> None:
+    quoted = [str(row["sentence"]).replace('"', '""') for row in ROWS]
+    lines = [f'"{text}",{row["label"]}' for text, row in zip(quoted, ROWS, strict=True)]
+    path.write_text("\n".join(["sentence,label", *lines]), encoding="utf-8-sig")
+
+
+def write_jsonl(path: Path) -> None:
+    path.write_text("\n\n".join(json.dumps(row) for row in ROWS), encoding="utf-8")
+
+
+def write_parquet(path: Path) -> None:
+    datasets.Dataset.from_list(ROWS).to_parquet(path)
+
+
+@pytest.mark.parametrize("write", [write_tsv, write_csv, write_jsonl, write_parquet])
+def test_every_format_gives_the_same_rows(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    file = tmp_path / f"rows.{write.__name__.removeprefix('write_')}"
+    write(file)
+    rows = load_rows(str(file), TASK)
+    assert [(row["sentence"], int(row["label"])) for row in rows] == [tuple(row.values()) for row in ROWS]
+
+
+def test_the_hub_is_read_through_the_datasets_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "home").mkdir()
+    write_jsonl(tmp_path / "home" / "test.jsonl")
+    assert load_rows(f"hf:{tmp_path / 'home'}:test", TASK) == ROWS  # the library takes a folder for a name
+
+
+def test_what_the_hub_cannot_give_is_an_error_that_names_it(tmp_path: Path) -> None:
+    for source in (f"hf:{tmp_path}:test", f"hf:{tmp_path}:small:test", "hf:alone", "hf::train", "hf:a:b:c:d"):
+        with pytest.raises(UserError) as caught:
+            load_rows(source, TASK)
+        assert caught.value.code == Code.DATA_NOT_FOUND
+        assert source in caught.value.what
+
+
+MALFORMED = {
+    "columns.tsv": (b"sentence\tlabel\nfine\t1\nfine\t1\t0\n", "line 3", "3 columns where the header has 2"),
+    "label.tsv": (b"sentence\tlabel\nfine\t1\n\nbad\t2\n", "line 4", "label '2'"),
+    "field.tsv": (b"text\tlabel\nfine\t1\n", "line 2", "no 'sentence'"),
+    "twice.tsv": (b"label\tlabel\n1\t1\n", "line 1", "twice"),
+    "utf8.tsv": (b"sentence\tlabel\nfine\t1\ncaf\xe9\t1\n", "line 3", "not UTF-8"),
+    "columns.csv": (b'sentence,label\n"one,\ntwo",1\nfine\n', "line 4", "1 columns"),
+    "quote.csv": (b'sentence,label\nfine,1\n"open,1\n', "line 3", "unexpected end"),
+    "label.csv": (b'sentence,label\n"one\ntwo",9\n', "line 2", "label '9'"),
+    "json.jsonl": (b'{"sentence": "fine", "label": 1}\n{"sentence": \n', "line 2", "not JSON"),
+    "object.jsonl": (b'["fine", 1]\n', "line 1", "not a JSON object"),
+    "null.jsonl": (b'{"sentence": null, "label": 1}\n', "line 1", "no 'sentence'"),
+    "field.jsonl": (b'\n{"sentence": "fine"}\n', "line 2", "no 'label'"),
+    "nested.jsonl": (b'{"a":' * 100_000, "line 1", "not JSON"),
+    "rows.parquet": (b"PAR1 and then nothing", "rows.parquet", "not a readable Parquet file"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, name: str) -> None:
+    content, line, wrong = MALFORMED[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        load_rows(str(tmp_path / name), TASK)
+    assert caught.value.code == Code.DATA_MALFORMED
+    for part in (str(tmp_path / name), line, wrong):
+        assert part in caught.value.what
+
+
+@pytest.mark.parametrize("content", [b"", b"sentence\tlabel\n", b"\n\n"])
+def test_a_file_without_rows_is_an_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "empty.tsv").write_bytes(content)
+    with pytest.raises(UserError, match="has no rows"):
+        load_rows(str(tmp_path / "empty.tsv"), TASK)
+
+
+@pytest.mark.parametrize("source", ["absent.tsv", "rows.txt", ".", "builtin:poems:train", "builtin:reviews"])
+def test_a_source_that_is_not_there_is_an_error_with_the_forms_that_sources_take(source: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_rows(source, TASK)
+    assert caught.value.code == Code.DATA_NOT_FOUND
+    assert source in caught.value.what
+    assert HUB_FORM in caught.value.fix
+
+
+@pytest.fixture(scope="module")
+def hundred(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of 100 rows whose sentence n has n words."""
+    file = tmp_path_factory.mktemp("data") / "hundred.jsonl"
+    rows = [{"sentence": " ".join(["word"] * n), "label": n % 2} for n in range(1, 101)]
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    return str(file)
+
+
+@given(limit=st.integers(1, 120))
+def test_a_limit_selects_the_same_rows_everywhere_and_keeps_their_order(hundred: str, limit: int) -> None:
+    rows = load_rows(hundred, TASK)
+    some = load_rows(hundred, TASK, limit=limit)
+    assert len(some) == min(limit, 100)
+    assert some == [row for row in rows if row in some]
+    assert some == load_rows(hundred, TASK, limit=limit)
+
+
+def test_the_selection_is_pinned_because_every_node_must_make_it(hundred: str) -> None:
+    lengths = [len(row["sentence"].split()) for row in load_rows(hundred, TASK, limit=6)]
+    assert lengths == [27, 42, 59, 73, 85, 97]
+
+
+def test_short_rows_are_left_out_before_the_limit_counts(hundred: str) -> None:
+    rows = load_rows(hundred, TASK, limit=30, min_words=71)
+    assert [len(row["sentence"].split()) for row in rows] == list(range(71, 101))
+    with pytest.raises(UserError, match="no rows of at least 101 words"):
+        load_rows(hundred, TASK, min_words=101)
+
+
+@given(count=st.integers(1, 40), of=st.integers(1, 40))
+def test_shards_share_out_every_row_once_and_evenly(count: int, of: int) -> None:
+    rows = [{"n": n} for n in range(count)]
+    if of > count:
+        with pytest.raises(UserError, match="cannot be split"):
+            shard(rows, 0, of)
+        return
+    parts = [shard(rows, index, of) for index in range(of)]
+    assert sorted(row["n"] for part in parts for row in part) == list(range(count))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_a_shard_that_does_not_exist_is_an_error(index: int) -> None:
+    with pytest.raises(UserError, match="no shard"):
+        shard([{"n": 1}] * 9, index, 3)
+
+
+@pytest.mark.skipif(not SST2.is_dir(), reason="needs ../shared/data/sst2")
+def test_the_stanford_sentiment_treebank_reads_whole() -> None:
+    assert len(load_rows(str(SST2 / "test.tsv"), TASK)) == 872
+    assert len(load_rows(str(SST2 / "train.tsv"), TASK, limit=1024, min_words=4)) == 1024

@@ -1,0 +1,103 @@
+"""The presets word rows as MeZO does, to the character, and the default is a whole run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.models import loader
+from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run, preset, task_of
+from sfnode.tasks.prompts import LabelledTexts, Prompt, problem, render_row
+from sfnode.tasks.templates import join
+
+PASSAGE = {
+    "premise": "It rains.",
+    "hypothesis": "It is wet.",
+    "paragraph": "It rains.",
+    "passage": "It rains.",
+}
+SENTENCES = {"word": "bank", "sentence1": "A bank.", "sentence2": "The bank.", "sentence": "a fine film "}
+LABELLED = {
+    **PASSAGE,
+    **SENTENCES,
+    "question": "is it wet",
+    "answer": "Yes, wet",
+    "label": 1,
+    "text": "fine .",
+}
+
+SAME = 'Does the word "bank" have the same meaning in these two sentences? Yes, No?\nA bank.\nThe bank.\n'
+WORDED = {
+    "reviews": ["fine . it was bad", "fine . it was good"],
+    "sst2": ["a fine film It was terrible", "a fine film It was great"],
+    "rte": [
+        'It rains.\nDoes this mean that "It is wet." is true? Yes or No?\nYes',
+        'It rains.\nDoes this mean that "It is wet." is true? Yes or No?\nNo',
+    ],
+    "boolq": ["It rains. Is it wet?\nNo", "It rains. Is it wet?\nYes"],
+    "wic": [f"{SAME}No", f"{SAME}Yes"],
+    "multirc": [
+        'It rains.\nQuestion: is it wet\nI found this answer "Yes, wet". Is that correct? Yes or No?\nNo',
+        'It rains.\nQuestion: is it wet\nI found this answer "Yes, wet". Is that correct? Yes or No?\nYes',
+    ],
+    "record": ["Ann ran.\n- Bo slept\n- Ann won", "Ann ran.\n- Bo slept\n- Bo won"],
+}
+CLOZE = {
+    "passage": "Ann ran.\n@highlight\nBo slept",
+    "query": "@placeholder won",
+    "entities": ["Ann", "Bo"],
+    "answers": ["Bo"],
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_words_a_row_as_published(name: str) -> None:
+    task = preset(name).task
+    row: dict[str, Any] = CLOZE if name == "record" else LABELLED
+    assert problem(task, row) is None
+    words = render_row(task, row)
+    assert isinstance(words, Prompt)
+    assert [join(words.prompt, answer) for answer in words.answers] == WORDED[name]
+    assert words.right == (1,)
+
+
+BARE = {
+    "reviews": ("fine .",),
+    "sst2": ("a fine film",),
+    "rte": ("It rains.", "It is wet."),
+    "boolq": ("Is it wet?", "It rains."),
+    "wic": ("bank: A bank.", "The bank."),
+    "multirc": ("is it wet Yes, wet", "It rains."),
+}
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_a_model_with_a_classification_head_reads_the_bare_texts(name: str) -> None:
+    found = preset(name)
+    task = task_of(found, headed=True)
+    assert problem(task, LABELLED) is None
+    assert render_row(task, LABELLED) == LabelledTexts(BARE[name], 2, 1)
+    assert (task.verbalizer, task.max_tokens) == (found.task.verbalizer, found.task.max_tokens)
+    assert task_of(found, headed=False) == found.task
+
+
+def test_a_task_whose_rows_bring_their_answers_is_none_for_such_a_model() -> None:
+    with pytest.raises(UserError, match="rows bring their own answers") as caught:
+        task_of(preset("record"), headed=True)
+    assert caught.value.fix.endswith(f"one of {', '.join(BARE)}.")
+
+
+def test_a_preset_is_found_whatever_the_case_and_missed_with_a_list() -> None:
+    assert preset("SST2") == preset("sst2")
+    with pytest.raises(UserError, match="reviews, sst2, rte, boolq, wic, multirc, record") as caught:
+        preset("imdb")
+    assert caught.value.code == Code.BAD_OPTION
+
+
+def test_the_default_is_a_whole_run_on_the_embedded_model() -> None:
+    task, data, training = default_run()
+    run = Manifest(model=loader.describe(DEFAULT_MODEL, ""), task=task, data=data, training=training)
+    assert Manifest.from_canonical(run.canonical(), "itself") == run

@@ -1,0 +1,154 @@
+"""A row becomes a prompt and its answers, or it is said what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Task
+from sfnode.tasks import templates
+from sfnode.tasks.prompts import Conversation, LabelledTexts, Message, Prompt, fields, problem, render_row
+
+LABELLED = Task(kind="classification", template="{a} or {b}?", verbalizer={"0": "no", "true": "yes"})
+CLOZE = Task(
+    kind="choice",
+    template="{text}\n-",
+    completion="{query|cloze}",
+    candidates_field="who",
+    label_field="answers",
+)
+CLOZE_ROW = {"text": "A story.", "query": "@placeholder won", "who": ["Ann", "Bo"], "answers": ["Bo", "Ann"]}
+STORY = Task(kind="completion", template="Q: {q}\nA:", completion="{a}")
+TEXT = Task(kind="text", template="{text}")
+PAIR = Task(
+    kind="sequence-classification",
+    template="{a}: {{{separator}{b}",
+    verbalizer={"no": "apart", "yes": "alike"},
+)
+CHAT = Task(kind="chat", messages_field="talk")
+TALK = [{"role": "user", "content": "why", "name": "Ann"}, {"role": "assistant", "content": "so"}]
+
+
+@given(st.text())
+def test_what_a_row_says_is_never_read_as_a_template(words: str) -> None:
+    assert templates.render("<{text}>", {"text": words}) == f"<{words}>"
+    assert templates.render("{{{text}}}", {"text": words}) == f"{{{words}}}"
+
+
+def test_filters_word_a_field_as_mezo_does() -> None:
+    row = {
+        "q": "is it so",
+        "x": "  spaced ",
+        "p": "a\n@highlight\nb",
+        "candidate": "Ann",
+        "c": "@placeholder!",
+    }
+    assert (
+        templates.render("{q|question} {x|strip} {p|bullets} {c|cloze}", row)
+        == "Is it so? spaced a\n- b Ann!"
+    )
+    assert templates.render("{q|question}", {"q": "Why?"}) == "Why?"
+    assert templates.render("{q|question}", {"q": ""}) == "?"
+
+
+@pytest.mark.parametrize("bad", ["{", "{}", "{a|shout}", "{a!r}", "{a:>9}", "}", "no field", "{|strip}"])
+def test_a_template_that_cannot_be_read_is_a_bad_manifest(bad: str) -> None:
+    with pytest.raises(UserError) as caught:
+        templates.render(bad, {"a": "1"})
+    assert caught.value.code == Code.BAD_MANIFEST
+
+
+def test_a_space_sets_the_answer_off_unless_there_is_white_space_already() -> None:
+    assert templates.join("It was", "great") == "It was great"
+    assert templates.join("Yes or No?\n", "Yes") == "Yes or No?\nYes"
+    assert templates.join("It was", " great") == "It was great"
+    assert templates.join("", "great") == "great"
+
+
+def test_each_kind_of_task_words_its_answers() -> None:
+    assert render_row(LABELLED, {"a": "x", "b": "y", "label": True}) == Prompt("x or y?", ("no", "yes"), (1,))
+    assert render_row(CLOZE, CLOZE_ROW) == Prompt("A story.\n-", ("Ann won", "Bo won"), (1, 0))
+    assert render_row(STORY, {"q": "why", "a": "so"}) == Prompt("Q: why\nA:", ("so",), (0,))
+    assert render_row(TEXT, {"text": "once"}) == Prompt("", ("once",), (0,))
+    assert render_row(PAIR, {"a": "x", "b": "y", "label": "yes"}) == LabelledTexts(("x: {", "y"), 2, 1)
+    found = render_row(CHAT, {"talk": TALK})
+    assert found == Conversation((Message("user", "why"), Message("assistant", "so")))
+
+
+@pytest.mark.parametrize(("given_label", "right"), [(1, (1,)), ("Ann", (0,)), (["Bo", "Cy"], (1,))])
+def test_the_right_candidate_is_an_index_a_text_or_any_of_several(given_label: Any, right: Any) -> None:
+    words = render_row(CLOZE, {**CLOZE_ROW, "answers": given_label})
+    assert isinstance(words, Prompt)
+    assert words.right == right
+
+
+def test_a_task_needs_the_fields_that_it_names() -> None:
+    assert fields(LABELLED) == ("a", "b", "label")
+    assert fields(CLOZE) == ("text", "query", "answers", "who")
+    assert fields(STORY) == ("q", "a")
+    assert fields(TEXT) == ("text",)
+    assert fields(PAIR) == ("a", "b", "label")
+    assert fields(CHAT) == ("talk",)
+
+
+COMPLAINTS = [
+    (LABELLED, {"a": "x", "label": "0"}, "no 'b'; the row has 'a', 'label'"),
+    (LABELLED, {"a": "x", "b": "y", "label": "2"}, "the label '2' is none of the task's labels (0, true)"),
+    (CLOZE, {**CLOZE_ROW, "who": "Ann"}, "'who' is not a list of texts"),
+    (CLOZE, {**CLOZE_ROW, "who": ["Ann", ""]}, "'who' is not a list of texts"),
+    (CLOZE, {**CLOZE_ROW, "answers": ["Cy"]}, "'answers' names none of the candidates"),
+    (CLOZE, {**CLOZE_ROW, "answers": 2}, "'answers' names none of the candidates"),
+    (CLOZE, {**CLOZE_ROW, "answers": 0.5}, "'answers' is neither a text, nor a list of texts, nor a number"),
+    (STORY, {"q": "why", "a": " "}, "there is no text to learn"),
+    (TEXT, {"text": "\n"}, "there is no text to learn"),
+    (TEXT, {}, "no 'text'; the row has nothing"),
+    (PAIR, {"a": "x", "b": "y", "label": 1}, "the label '1' is none of the task's labels (no, yes)"),
+    (PAIR, {"a": "x", "label": "no"}, "no 'b'; the row has 'a', 'label'"),
+    (CHAT, {"talk": "why"}, "'talk' is not a list of messages"),
+]
+
+
+@pytest.mark.parametrize(("task", "row", "said"), COMPLAINTS)
+def test_a_row_that_cannot_serve_is_complained_about(task: Task, row: dict[str, Any], said: str) -> None:
+    assert problem(task, row) == said
+
+
+@pytest.mark.parametrize("task", [LABELLED, CLOZE, STORY, TEXT, CHAT])
+def test_a_row_that_can_serve_is_not(task: Task) -> None:
+    row = {"a": "x", "b": "y", "label": 0, "q": "why", "talk": TALK, **CLOZE_ROW}
+    assert problem(task, row) is None
+
+
+def test_a_separator_parts_a_text_once_and_is_an_ordinary_field_elsewhere() -> None:
+    assert templates.texts("{a}{separator}{b}", {"a": "{separator}", "b": "y"}) == ("{separator}", "y")
+    assert templates.render("{a}{separator}", {"a": "x", "separator": "-"}) == "x-"
+    with pytest.raises(UserError, match="may occur in it once") as caught:
+        templates.texts("{a}{separator}{b}{separator}", {"a": "x", "b": "y"})
+    assert caught.value.code == Code.BAD_MANIFEST
+
+
+INCOMPLETE: list[dict[str, Any]] = [
+    {"kind": "sequence-classification", "verbalizer": {"0": "no"}},
+    {"kind": "text", "template": ""},
+    {"kind": "text", "metric": "accuracy"},
+    {"kind": "chat", "metric": "f1"},
+    {"kind": "chat", "messages_field": ""},
+    {"kind": "choice", "completion": "{candidate}", "candidates_field": "who", "metric": "f1"},
+    {"kind": "classification", "verbalizer": {"0": "no"}},
+    {"kind": "classification", "verbalizer": {"0": "no", "1": " no"}},
+    {"kind": "classification", "verbalizer": {"0": "no", "1": ""}},
+    {"kind": "completion"},
+    {"kind": "choice", "completion": "{candidate}"},
+    {"kind": "choice", "candidates_field": "who"},
+]
+
+
+@pytest.mark.parametrize("task", INCOMPLETE)
+def test_a_task_that_lacks_what_its_kind_needs_is_refused(task: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Task(**{"template": "{a}"} | task)
