@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,6 +15,8 @@ from hypothesis import settings
 VARIABLE = "SFNODE_DEVICE"
 """The command line's own variable, so that processes which tests start inherit it."""
 
+ENGINE_PATIENCE = 15.0
+"""Seconds for an engine to end what it does, on a busy machine."""
 
 settings.register_profile("sfnode", deadline=None)  # a busy machine takes as long as it takes
 settings.load_profile("sfnode")
@@ -38,6 +41,17 @@ def pytest_asyncio_loop_factories(
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"models run on: {os.environ.get(VARIABLE, 'cpu')}"
+
+
+@pytest.fixture(autouse=True)
+def no_engine_stays() -> Iterator[None]:
+    """A test ends every node that it starts: an engine that goes on would train beside the tests after it."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "engine":
+            thread.join(ENGINE_PATIENCE)
+            assert not thread.is_alive(), "an engine thread outlives its test"
 
 
 @pytest.fixture(autouse=True)

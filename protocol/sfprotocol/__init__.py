@@ -5,8 +5,8 @@ therefore runs in the daemon, in the simulator and in the tests. `Machine` is th
 returns actions.
 
 The names below are the public ones. They are loaded when they are first used, so that `import sfprotocol`
-costs nothing. Modules that are used whole are imported as such: codec, seeds, signing, segments, invitation,
-model_listing.
+costs nothing. Modules that are used whole are imported as such: wire_codec, seeds, signing, segments,
+invitation, model_listing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sfprotocol.codec import decode, encode
     from sfprotocol.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
     from sfprotocol.events import (
         Action,
@@ -68,8 +67,9 @@ if TYPE_CHECKING:
         Want,
     )
     from sfprotocol.names import Names
+    from sfprotocol.wire_codec import decode, encode
 
-_MODULES = ("errors", "messages", "names", "codec", "events", "frontier", "machine")
+_MODULES = ("errors", "messages", "names", "wire_codec", "events", "frontier", "machine")
 """The modules that have public names, those that load least first."""
 
 __all__ = [

@@ -6,12 +6,12 @@ to be missing is for pulls.py to ask for.
 
 from __future__ import annotations
 
-from sfprotocol.codec import MAX_ENTRIES
 from sfprotocol.events import Action, Transmit
 from sfprotocol.frontier import Frontier
 from sfprotocol.link import Link
 from sfprotocol.messages import Claim, Summary
 from sfprotocol.plumtree import announce
+from sfprotocol.wire_codec import MAX_ENTRIES
 
 SYNC_INTERVAL = 1.0
 """Seconds between Summaries, each to the next link in turn: with 6 links every neighbour hears of us every

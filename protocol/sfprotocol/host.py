@@ -20,8 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from sfprotocol import codec
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
+from sfprotocol import wire_codec
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import (
     Action,
@@ -47,6 +46,7 @@ from sfprotocol.events import (
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Card, EpochScalars, Feed, Message, Proof, RunParameters, Segment
 from sfprotocol.signing import genesis
+from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 MAX_ROUND = 512
 """Events taken into one commit: bounds how long a frame waits for the disk."""
@@ -298,7 +298,7 @@ class _Frames:
     def of(self, message: Message) -> bytes:
         """Return the encoding of `message`."""
         if id(message) not in self._encoded:
-            self._encoded[id(message)] = message, codec.encode(message, self._scalar_bytes)
+            self._encoded[id(message)] = message, wire_codec.encode(message, self._scalar_bytes)
         return self._encoded[id(message)][1]
 
     def segment(self, serve: Serve) -> Segment:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sfprotocol import anti_entropy, codec, inquiries, plumtree, validation
+from sfprotocol import anti_entropy, inquiries, plumtree, validation, wire_codec
 from sfprotocol.anti_entropy import SYNC_INTERVAL
 from sfprotocol.cards import Cards
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
@@ -213,7 +213,7 @@ class Machine:
         link.heard = now
         before = self.counters.news
         try:
-            message = codec.decode(frame, self.run.scalar_bytes)
+            message = wire_codec.decode(frame, self.run.scalar_bytes)
             check_allowed(link, message)
             actions = self._on_message(link, message, now)
             if self.counters.news == before and link.id in self.links:  # a Goodbye has ended its link

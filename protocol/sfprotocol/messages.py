@@ -1,6 +1,6 @@
 """Values that travel between nodes and that the machine keeps: plain, frozen, checked by the codec.
 
-This module does not know how they are encoded (codec), signed (signing) or acted upon (machine).
+This module does not know how they are encoded (wire_codec), signed (signing) or acted upon (machine).
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ and not from all of them.
 
 from __future__ import annotations
 
-from sfprotocol.codec import MAX_ENTRIES, MAX_SEGMENT_UPDATES
 from sfprotocol.events import Action, LinkId, Serve, Served, Transmit
 from sfprotocol.frontier import FeedState, Frontier
 from sfprotocol.link import Link
 from sfprotocol.messages import Ahead, Claim, Feed, Have, Prune, Segment, Summary
 from sfprotocol.rate_limit import Bucket
+from sfprotocol.wire_codec import MAX_ENTRIES, MAX_SEGMENT_UPDATES
 
 TTL = 16
 """Hops that a segment is pushed. With 6 links a million nodes lie within 8 hops; beyond 16 the topology is a

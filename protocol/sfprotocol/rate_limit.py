@@ -1,5 +1,8 @@
 """Token buckets as data, and the one that bounds what a link may waste (SPEC L8).
 
+`take` asks before something is done; `spend` records what was done, which may leave a debt that `wait` turns
+into time: a rate that is kept on average, in pieces of any size.
+
 Time is an argument. The caller of a bucket says what an empty one means.
 """
 
@@ -48,6 +51,15 @@ class Bucket:
             return False
         self.level -= tokens
         return True
+
+    def spend(self, tokens: float, now: float, *, rate: float, burst: float) -> None:
+        """Take what was used since the last call, which may leave the bucket in debt."""
+        self.level = min(burst, self.level + rate * (now - self.at) - tokens)
+        self.at = now
+
+    def wait(self, tokens: float, now: float, *, rate: float) -> float:
+        """Return the seconds until the bucket holds `tokens`."""
+        return max(0.0, (tokens - self.level) / rate - (now - self.at))
 
 
 @dataclass(slots=True)

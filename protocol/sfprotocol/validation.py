@@ -9,11 +9,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import RunParameters, Segment
 from sfprotocol.segments import drop_updates, first_updates, without_front
 from sfprotocol.signing import Verify, extend
+from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 
 class Verified(NamedTuple):

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from plain import plain
 
 import examples
-from sfprotocol import PROTOCOL_VERSION, codec, invitation, model_listing, seeds
+from sfprotocol import PROTOCOL_VERSION, invitation, model_listing, seeds, wire_codec
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Card, EpochScalars, Feed, RunParameters, Segment
 from sfprotocol.segments import first_updates
@@ -289,7 +289,7 @@ def _weak_origins() -> list[bytes]:
 def codec_vectors() -> dict[str, Any]:
     valid: list[dict[str, Any]] = []
     for name, message, scalar_bytes in examples.messages():
-        encoding = codec.encode(message, scalar_bytes).hex()
+        encoding = wire_codec.encode(message, scalar_bytes).hex()
         valid.append(
             {"name": name, "scalar_bytes": scalar_bytes, "message": plain(message), "encoding": encoding}
         )

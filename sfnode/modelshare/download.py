@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.models.pieces import missing, require_safe, write_piece
-from sfnode.resources.bandwidth import RateLimit
+from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.sizes import size_text
 from sfnode.store.disk_errors import disk_faults
 from sfnode.transport.base import TransportError, peer_of
-from sfprotocol import codec
+from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import MAX_LISTING, Listing, Piece, decode, hash_listing, hash_piece
@@ -359,11 +359,11 @@ class ModelDownload:
     async def _read_range(self, source: _Source, number: int, offset: int, most: int) -> PartReply:
         """Return what one request brings of a part from `offset` on."""
         address = source.addresses[0]
-        most_at_once = RELAYED_BYTES if "/p2p-circuit" in address else codec.MAX_PART_BYTES
+        most_at_once = RELAYED_BYTES if "/p2p-circuit" in address else wire_codec.MAX_PART_BYTES
         length = int(min(most - offset, most_at_once, self._rate_limit.largest_bulk))
         question = PartRequest(self._wanted, number, offset, length)
         frame = await self._limited_request(address, question)
-        reply = codec.decode(frame)
+        reply = wire_codec.decode(frame)
         if not isinstance(reply, PartReply):
             raise RemoteProtocolError("B3", "the answer is no part")
         if reply.data and len(reply.data) != min(length, reply.size - offset):
@@ -376,7 +376,7 @@ class ModelDownload:
         self._rate_limit.reserve(question.length)
         frame = b""
         try:
-            frame = await self._request(address, codec.encode(question))
+            frame = await self._request(address, wire_codec.encode(question))
         except UserError as error:  # what somebody wrote into the roster is not an address
             raise TransportError(error.what) from None
         finally:

@@ -20,7 +20,7 @@ from sfnode.manifest import Manifest
 from sfnode.models import files as model_folder
 from sfnode.models.pieces import list_model, read_piece
 from sfnode.modelshare.download import ModelDownload, Progress
-from sfnode.resources.bandwidth import Bandwidth
+from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder

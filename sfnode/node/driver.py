@@ -15,15 +15,15 @@ from dataclasses import dataclass
 
 from sfnode.logging import log
 from sfnode.node.link_pump import LinkPump
-from sfnode.resources.bandwidth import Bandwidth
+from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
 from sfnode.transport.base import Link
-from sfprotocol import codec
-from sfprotocol.codec import LENGTH_BYTES
+from sfprotocol import wire_codec
 from sfprotocol.events import Cut, Event, LinkDown, LinkId, LinkUp
 from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Proof, RunParameters, Segment
+from sfprotocol.wire_codec import LENGTH_BYTES
 
 DROP_GRACE = 1.0
 """Seconds for a last Goodbye to leave."""
@@ -62,7 +62,9 @@ class LogStore:
             self._continue_as(commit.own)
         records = [Record(admit.feed, admit.segment, admit.chain) for admit in commit.admits]
         cuts = [self._cut_record(cut.proof) for cut in commit.cuts]
-        cards = [CardRecord(card.feed, codec.encode(card, self._run.scalar_bytes)) for card in commit.cards]
+        cards = [
+            CardRecord(card.feed, wire_codec.encode(card, self._run.scalar_bytes)) for card in commit.cards
+        ]
         self._log.append(records, cuts, cards)
 
     def proof(self, feed: Feed) -> Proof | None:
@@ -70,12 +72,12 @@ class LogStore:
         frame = self._log.proof(feed)
         if frame is None:
             return None
-        proof = codec.decode(frame, self._run.scalar_bytes)
+        proof = wire_codec.decode(frame, self._run.scalar_bytes)
         assert isinstance(proof, Proof)
         return proof
 
     def _cut_record(self, proof: Proof) -> CutRecord:
-        frame = codec.encode(proof, self._run.scalar_bytes)
+        frame = wire_codec.encode(proof, self._run.scalar_bytes)
         return CutRecord(proof.feed, proof.cut, cut_chain(self._run, proof), frame)
 
 

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable
 
 from sfnode.logging import log
-from sfnode.resources.bandwidth import Bandwidth
+from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.transport.base import FramingFault, Link, TransportError
-from sfprotocol.codec import LENGTH_BYTES
 from sfprotocol.events import Event, LinkId, Received, Writable
+from sfprotocol.wire_codec import LENGTH_BYTES
 
 MAX_QUEUED_FRAMES = 1024
 """Frames waiting on one link; a peer that does not read that many control messages is dropped."""

@@ -17,10 +17,10 @@ from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.modelshare.sharing import Sharing
 from sfnode.node import startup
-from sfnode.node.catch_up import CatchUp
 from sfnode.node.driver import Driver
 from sfnode.node.engine_thread import Engine, EngineThread, Order, StepResult
 from sfnode.node.peering import Peering
+from sfnode.node.readiness import Readiness
 from sfnode.node.shutdown import Departure
 from sfnode.node.state import describe
 from sfnode.node.step_scheduler import StepScheduler
@@ -38,7 +38,7 @@ from sfnode.store.data_folder import DataDir
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes, stops
 from sfnode.transport.base import PeerRecord, Transport, TransportError
-from sfprotocol import codec
+from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import Feed, ManifestReply, ManifestRequest, PartRequest
 
@@ -100,13 +100,13 @@ class RunningNode:
             after_round=self._after_round,
         )
         self._look_for_others()
-        self._catch_up = CatchUp(
+        self._readiness = Readiness(
             self.machine,
             told_peers=bool(settings.peers),
             met_peers=lambda: bool(startup.remembered_peers(update_log)),
             clock=self.clock,
         )
-        self.views = Views(self, self._catch_up.done)
+        self.views = Views(self, self._readiness.done)
         self.limiter = ResourceLimiter(
             settings.limits,
             machine=Sensors(settings.device),
@@ -163,7 +163,7 @@ class RunningNode:
     def _after_round(self) -> None:
         """Give the scheduler its turn, and leave if it is time; there is a round at least once a second."""
         if self.scheduler:
-            self.scheduler.ready = self.scheduler.ready or (self.engine_loaded and self._catch_up.done())
+            self.scheduler.ready = self.scheduler.ready or (self.engine_loaded and self._readiness.done())
             self.scheduler.advance()
         if not self.stopping.is_set() and self._departure.due():
             log.info("done: leaving")
@@ -195,14 +195,14 @@ class RunningNode:
         if frame == ECHO:
             return ECHO
         try:
-            question = codec.decode(frame)
+            question = wire_codec.decode(frame)
         except RemoteProtocolError as error:
             raise TransportError(str(error)) from error
         if isinstance(question, PartRequest):
-            return codec.encode(await self.sharing.answer(question))
+            return wire_codec.encode(await self.sharing.answer(question))
         if not isinstance(question, ManifestRequest):
             raise TransportError("only manifests and models are answered here")
-        return codec.encode(ManifestReply(self.manifest.canonical()))
+        return wire_codec.encode(ManifestReply(self.manifest.canonical()))
 
     # -- living ------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of
 from sfnode.transport.base import Transport, TransportError
-from sfprotocol import codec
+from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Card, Feed, RunParameters
@@ -189,7 +189,7 @@ def open_machine(
 
 def kept_cards(update_log: UpdateLog, run: RunParameters) -> list[Card]:
     """Return the cards in the log; they were verified before they were written."""
-    messages = (codec.decode(record.frame, run.scalar_bytes) for record in update_log.cards())
+    messages = (wire_codec.decode(record.frame, run.scalar_bytes) for record in update_log.cards())
     return [message for message in messages if isinstance(message, Card)]
 
 

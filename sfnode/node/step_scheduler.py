@@ -17,10 +17,10 @@ from itertools import groupby
 
 from sfnode.node.engine_thread import Order, StepResult
 from sfprotocol import seeds
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.events import OwnUpdates
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed
+from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 FLUSH_INTERVAL = 0.1
 """Seconds between own segments: few enough signatures and commits for a fast engine, and no wait for a slow

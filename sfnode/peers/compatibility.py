@@ -16,7 +16,7 @@ import msgpack
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.transport.base import Transport, TransportError, peer_of
-from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import Goodbye, Hello, ManifestReply, ManifestRequest
 
@@ -67,7 +67,7 @@ async def examine(transport: Transport, addresses: Sequence[str], run_id: str) -
 async def ask_manifest(transport: Transport, address: str) -> bytes:
     """Return the manifest that a peer sends, unparsed. Raises TransportError, RemoteProtocolError, and
     UserError BAD_ADDRESS."""
-    reply = codec.decode(await transport.request(address, codec.encode(ManifestRequest())))
+    reply = wire_codec.decode(await transport.request(address, wire_codec.encode(ManifestRequest())))
     if not isinstance(reply, ManifestReply):
         raise RemoteProtocolError("L6", "it sent something other than a manifest")
     return reply.manifest
@@ -114,8 +114,8 @@ async def _greeting(transport: Transport, address: str) -> PeerVersion:
 async def _hear(transport: Transport, address: str) -> PeerVersion:
     link = await transport.connect(peer_of(address), [address])
     try:
-        greeting = codec.decode(await link.receive())
-        await link.send(codec.encode(Goodbye("only looking")))
+        greeting = wire_codec.decode(await link.receive())
+        await link.send(wire_codec.encode(Goodbye("only looking")))
     except RemoteProtocolError as error:
         return PeerVersion(address, None, f"it does not speak the protocol: {error}")
     finally:

@@ -6,7 +6,7 @@ The daemon (`node.peering`) and the simulator (`sim.world.peering`) carry out th
 
 Theory of operation. A node that is OPEN does five jobs, each when its own deadline comes:
 
-    job        interval
+    job        interval (`peers.intervals`)
     announce   ANNOUNCE_INTERVAL; LONELY_INTERVAL while our record is wrong or may have reached nobody
     find       FIND_INTERVAL; while links are missing LONELY_INTERVAL, doubling while nobody new is found
     bootstrap  LONELY_INTERVAL: alone through anybody until one answers, else through silent given peers
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from sfnode.peers import selection
+from sfnode.peers import intervals, selection
 from sfnode.peers.address_book import AddressBook
 from sfnode.peers.events import (
     Action,
@@ -57,28 +57,9 @@ from sfnode.peers.events import (
     StopDial,
     Wake,
 )
+from sfnode.peers.intervals import Job, first_probe, next_probe
 from sfnode.peers.selection import Standing, address_range
 from sfnode.transport.base import CONNECT_DEADLINE, peer_of
-
-CHECK_INTERVAL = 2.0
-"""Seconds between checks of the links; a link that ends is replaced at once."""
-
-LONELY_INTERVAL = 2.0
-"""Seconds between attempts of a node that has no links, or fewer than it wants."""
-
-FIND_INTERVAL = 30.0
-"""Seconds between searches of the roster when no links are missing."""
-
-ANNOUNCE_INTERVAL = 30.0
-ANNOUNCE_TTL = 90.0
-"""Seconds after which a dead node is gone from the roster; two announcements may fail before that."""
-
-PROBE_INTERVAL = 60.0
-"""Seconds, on average, between probes. In two halves of a swarm of 20 nodes that can reach each other again,
-some node then contacts the other half within seconds."""
-
-PROBE_JITTER = 0.8, 1.2
-"""Range of the factor by which one interval between probes differs from PROBE_INTERVAL."""
 
 BOOTSTRAPS_ALONE = 8
 """Peers from which a node without links bootstraps at a time."""
@@ -97,7 +78,7 @@ FIRST_WORD_DEADLINE = 15.0
 below the silence after which any link is dropped (SPEC L7)."""
 
 _MOST_DOUBLINGS = 10
-"""Doublings of the interval between searches; FIND_INTERVAL is reached long before."""
+"""Doublings of the interval between searches; intervals.FIND_INTERVAL is reached long before."""
 
 _NEVER, _ALWAYS = float("inf"), float("-inf")
 
@@ -126,24 +107,6 @@ class _Neighbour:
         return Standing(self.peer, self.chosen, self.since, self.range, self.useful, self.blank)
 
 
-@dataclass(slots=True)
-class _Job:
-    """Something that is done at intervals and takes a while."""
-
-    began: float = _ALWAYS
-    running: int = 0
-
-    def begin(self, now: float) -> None:
-        self.began = now
-        self.running += 1
-
-    def end(self) -> None:
-        self.running = max(0, self.running - 1)
-
-    def due(self, interval: float) -> float:
-        return _NEVER if self.running else self.began + interval
-
-
 class PeerManager:
     """The links of one node, its address book, and when to look for more."""
 
@@ -159,9 +122,9 @@ class PeerManager:
         """Peers of the present round of bootstrap attempts that have not answered yet."""
         self._until_one = False
         """Whether the present round ends with the first answer."""
-        self._announcing, self._finding, self._round = _Job(), _Job(), _Job()
+        self._announcing, self._finding, self._round = Job(), Job(), Job()
         self._checked_at = _ALWAYS
-        self._probe_at = now + random.uniform(0, PROBE_INTERVAL)
+        self._probe_at = now + first_probe(random)
         self._in_vain = 0
         """Searches in a row that named nobody but neighbours."""
         self._addresses: tuple[str, ...] = ()
@@ -189,10 +152,10 @@ class PeerManager:
         }
         self._jobs: tuple[tuple[Callable[[], float], Callable[[float], None]], ...] = (
             (lambda: self._probe_at, self._probe),
-            (lambda: self._checked_at + CHECK_INTERVAL, self._check),
+            (lambda: self._checked_at + intervals.CHECK_INTERVAL, self._check),
             (self._announce_due, self._announce),
             (self._find_due, self._find),
-            (lambda: self._round.due(LONELY_INTERVAL), self._bootstrap),
+            (lambda: self._round.due(intervals.LONELY_INTERVAL), self._bootstrap),
         )
         """Jobs of an OPEN node, with the time each is due; first those that may make others due."""
 
@@ -372,11 +335,11 @@ class PeerManager:
 
     def _announce_due(self) -> float:
         settled = self._neighbours and self._addresses == self._announced
-        return self._announcing.due(ANNOUNCE_INTERVAL if settled else LONELY_INTERVAL)
+        return self._announcing.due(intervals.ANNOUNCE_INTERVAL if settled else intervals.LONELY_INTERVAL)
 
     def _announce(self, now: float) -> None:
         self._announcing.begin(now)
-        self._do(Announce(ANNOUNCE_TTL))
+        self._do(Announce(intervals.ANNOUNCE_TTL))
 
     def _on_announced(self, event: Announced, now: float) -> None:
         self._announcing.end()
@@ -387,8 +350,8 @@ class PeerManager:
         """Back off while the roster names nobody but neighbours: a search costs kilobytes, and in a small
         swarm links are always missing."""
         if not self.wanting:
-            return self._finding.due(FIND_INTERVAL)
-        return self._finding.due(min(LONELY_INTERVAL * 2.0**self._in_vain, FIND_INTERVAL))
+            return self._finding.due(intervals.FIND_INTERVAL)
+        return self._finding.due(min(intervals.LONELY_INTERVAL * 2.0**self._in_vain, intervals.FIND_INTERVAL))
 
     def _find(self, now: float) -> None:
         self._finding.begin(now)
@@ -413,7 +376,7 @@ class PeerManager:
         else:
             addresses = self.book.due_for_bootstrap(now, self.linked, BOOTSTRAPS_BESIDE)
         self._bootstrapping = {peer_of(address): None for address in addresses}
-        self._round = _Job(now, running=len(addresses))
+        self._round = Job(now, running=len(addresses))
         self._bootstrap_from(addresses)
 
     def _bootstrap_from(self, addresses: Iterable[str]) -> None:
@@ -447,7 +410,7 @@ class PeerManager:
     def _probe(self, now: float) -> None:
         """Look beyond the neighbours: each half of a split swarm may have enough links, and no other reason
         to look further."""
-        self._probe_at = now + PROBE_INTERVAL * self._random.uniform(*PROBE_JITTER)
+        self._probe_at = now + next_probe(self._random)
         self._bootstrap_from(self.book.strangers(self.linked, BOOTSTRAPS_BESIDE))
         self._give_up(selection.whom_to_give_up(self.standings(), now), Reason.GAVE_WAY, now)
         self._dial(selection.whom_to_probe(self.standings(), self._dialling, self.book, now))

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.logging import log
-from sfnode.resources.bandwidth import Bandwidth
+from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.resources.policy import (
     ComputeRate,
     PauseReason,

@@ -14,7 +14,11 @@ from datetime import time
 from typing import NamedTuple
 
 from sfnode.limits import MEGABYTE, Hours, Limits
-from sfnode.resources.token_bucket import TokenBucket
+from sfprotocol.rate_limit import Bucket
+
+BURST = 0.25
+"""Seconds of its rate that a bucket holds: enough that no time between two steps is lost, too little to be
+noticed as a burst."""
 
 COOL_DOWN = 3.0
 """Degrees below its limit at which a hot device may go on; otherwise it would switch every second."""
@@ -145,7 +149,7 @@ class ComputeRate:
 
     def __init__(self, limits: Limits, cores: float, usage: Usage, now: float) -> None:
         rates = (_share(limits.cpu, cores), _share(limits.gpu, 1), limits.watts)
-        self._buckets = [TokenBucket(rate, now) if rate else None for rate in rates]
+        self._buckets = [(rate, Bucket(BURST * rate, now)) if rate else None for rate in rates]
         self._usage = usage
 
     @property
@@ -158,8 +162,9 @@ class ComputeRate:
         rests = [0.0]
         for bucket, total, before in zip(self._buckets, usage, self._usage, strict=True):
             if bucket:
-                bucket.spend(total - before, now)
-                rests.append(bucket.wait(now))
+                rate, level = bucket
+                level.spend(total - before, now, rate=rate, burst=BURST * rate)
+                rests.append(level.wait(0.0, now, rate=rate))
         self._usage = usage
         return max(rests)
 

@@ -12,9 +12,9 @@ import time
 from typing import NamedTuple
 
 from sfnode.store.log import Tail, UpdateLog
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.messages import Feed
 from sfprotocol.segments import first_updates
+from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 
 class FeedCount(NamedTuple):

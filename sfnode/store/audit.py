@@ -8,7 +8,7 @@ from sfnode.manifest import Manifest
 from sfnode.schema.results import VerifyResult
 from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.store.replay import Piece, batch_of, frontier_of
-from sfprotocol import codec
+from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.fork_proofs import holds
 from sfprotocol.frontier import Frontier
@@ -62,7 +62,7 @@ def _checked(run: RunParameters, frontier: Frontier, record: Record) -> Verified
 def _check_cut(run: RunParameters, cut: CutRecord) -> None:
     """Check that the proof proves the cut."""
     try:
-        proof = codec.decode(cut.proof, run.scalar_bytes)
+        proof = wire_codec.decode(cut.proof, run.scalar_bytes)
     except RemoteProtocolError as error:
         raise _damaged(cut.feed, cut.at, f"its proof of a fork cannot be read: {error}") from error
     proven = isinstance(proof, Proof) and (proof.feed, proof.cut) == (cut.feed, cut.at)

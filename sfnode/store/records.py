@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from sfnode.store.disk_errors import BrokenRowError
 from sfprotocol import segments
-from sfprotocol.codec import pack_scalars, unpack_scalars
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.messages import EpochScalars, Feed, Segment
+from sfprotocol.wire_codec import pack_scalars, unpack_scalars
 
 PACKED_UPDATES = 512
 """Small neighbouring rows of a feed are packed into rows of at most this many updates. Large enough that

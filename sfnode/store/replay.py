@@ -14,11 +14,11 @@ import numpy as np
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.store.log import Span, UpdateLog
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import EpochScalars, Feed, RunParameters
 from sfprotocol.seeds import GOLDEN, U64, mix64
 from sfprotocol.segments import drop_updates, first_updates
+from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 BATCH_UPDATES = 65_536
 """Updates of a batch, which may end with one segment more: 1.5 MB, and enough for vectorised sums."""

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import NamedTuple, Protocol
 
 from sfnode.errors import Code, UserError
-from sfprotocol.codec import MAX_FRAME
+from sfprotocol.wire_codec import MAX_FRAME
 
 CONNECT_DEADLINE = 10.0
 """Seconds to reach a peer, and again to open a stream: a relayed dial with its handshakes takes 2-4 s."""

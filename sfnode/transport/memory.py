@@ -29,7 +29,7 @@ from sfnode.transport.base import (
     serve_link,
 )
 from sfnode.transport.roster import MAX_ROSTER, pack_record, read_record
-from sfprotocol.codec import LENGTH_BYTES, MAX_FRAME
+from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
 
 CAPACITY = 64
 """Frames on their way in one direction before send() waits, as the buffers of a real connection do."""

@@ -16,7 +16,7 @@ import pytest_asyncio
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport
-from sfprotocol import codec
+from sfprotocol import wire_codec
 from sfprotocol.messages import ManifestReply
 from tests.doctor.helpers import Peer, TimeServer
 
@@ -40,7 +40,7 @@ async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
             await transport.start()
 
             async def answer(_: str, __: bytes) -> bytes:
-                return b"hello" if manifest is None else codec.encode(ManifestReply(manifest))
+                return b"hello" if manifest is None else wire_codec.encode(ManifestReply(manifest))
 
             transport.on_request(answer)
             return transport.addresses()[0]

@@ -15,7 +15,7 @@ from itertools import count
 from sfnode.sim.checks.invariants import SPARE, TABLES, entries, tables
 from sfnode.sim.world.disk import Disk
 from sfnode.sim.world.keys import remembering
-from sfprotocol import codec, fork_proofs
+from sfprotocol import fork_proofs, wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Received, Writable
 from sfprotocol.frontier import Frontier
@@ -155,7 +155,7 @@ class Host:
         for admit in commit.admits:
             self._check_admitted(admit)
         for cut in commit.cuts:
-            codec.encode(cut.proof, RUN.scalar_bytes)
+            wire_codec.encode(cut.proof, RUN.scalar_bytes)
             assert fork_proofs.holds(RUN, cut.proof, VERIFY), "a feed is cut by a proof that proves nothing"
             assert self.arena.stories.may_be_cut(cut.proof.feed), "an honest origin is cut"
 
@@ -321,7 +321,7 @@ class Arena:
     def inject(self, end: End, frame: bytes) -> None:
         """Send a frame from the hostile peer; what it names is noted, even if a changed byte named it."""
         with suppress(RemoteProtocolError):
-            match codec.decode(frame, RUN.scalar_bytes):
+            match wire_codec.decode(frame, RUN.scalar_bytes):
                 case Summary(entries=entries):
                     self.stories.named.update(entry.feed for entry in entries)
                 case Proof(feed=feed):

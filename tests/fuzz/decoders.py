@@ -24,9 +24,9 @@ from sfnode.manifest import Manifest
 from sfnode.store import records
 from sfnode.store.disk_errors import BrokenRowError
 from sfnode.transport.roster import pack_record, read_record
-from sfprotocol import codec, invitation, model_listing
-from sfprotocol.codec import MAX_FRAME
+from sfprotocol import invitation, model_listing, wire_codec
 from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.wire_codec import MAX_FRAME
 from tests.fuzz.choices import Choices
 from tests.fuzz.stories import SAGAS
 
@@ -45,10 +45,10 @@ Decoder = Callable[[bytes], None]
 def of_codec(data: bytes) -> None:
     for scalar_bytes in (1, 2):
         try:
-            message = codec.decode(data, scalar_bytes)
+            message = wire_codec.decode(data, scalar_bytes)
         except RemoteProtocolError:
             continue
-        assert codec.encode(message, scalar_bytes) == data
+        assert wire_codec.encode(message, scalar_bytes) == data
 
 
 def of_rows(data: bytes) -> None:

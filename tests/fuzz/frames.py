@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 
-from sfprotocol import PROTOCOL_VERSION, codec
-from sfprotocol.codec import LENGTH_BYTES
+from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.messages import Claim, Hello, Message, Summary
 from sfprotocol.plumtree import NO_TAG
+from sfprotocol.wire_codec import LENGTH_BYTES
 from tests.fuzz.arena import Arena
 from tests.fuzz.decoders import VECTORS, seeds
 from tests.fuzz.stories import RUN, SAGAS
@@ -52,12 +52,12 @@ def stream_of(*frames: bytes) -> bytes:
 
 def conversations() -> list[bytes]:
     """Return the seeds: every vector after a greeting, recorded conversations, and a fork with its proof."""
-    hello, names = (codec.encode(message) for message in greeting())
+    hello, names = (wire_codec.encode(message) for message in greeting())
     said = [stream_of(hello, names, frame) for frame in seeds("codec")]
     recorded = json.loads((VECTORS / "flood.json").read_text(encoding="utf-8"))
     frames = [bytes.fromhex(frame) for frame in _frames(recorded)]
     story: list[Message] = [SAGAS[0].segment(0, 0, 12), SAGAS[0].segment(2, 0, 12), SAGAS[0].fork(2, 2)]
-    return [*said, stream_of(*frames), stream_of(hello, names, *map(codec.encode, story))]
+    return [*said, stream_of(*frames), stream_of(hello, names, *map(wire_codec.encode, story))]
 
 
 def greeting() -> tuple[Hello, Summary]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.frontier import UNCUT
 from sfprotocol.messages import (
     Ahead,
@@ -235,7 +235,7 @@ def written(arena: Arena, choices: Choices, writers: Sequence[Writer]) -> bytes:
         return choices.take(choices.below(64))
     if kind > 16 * len(writers):
         return replayed(arena, choices)
-    return codec.encode(writers[kind % len(writers)](arena, choices), RUN.scalar_bytes)
+    return wire_codec.encode(writers[kind % len(writers)](arena, choices), RUN.scalar_bytes)
 
 
 def replayed(arena: Arena, choices: Choices) -> bytes:
@@ -250,8 +250,8 @@ def greet(arena: Arena, end: End, choices: Choices) -> None:
     """Send Hello and Summary, which a peer must before anything else; one in sixteen does not."""
     if choices.flip(16):
         return
-    arena.inject(end, codec.encode(Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0)))
+    arena.inject(end, wire_codec.encode(Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0)))
     names = sorted({*(saga.feed for saga in SAGAS), *INVENTED[: choices.below(3)]})
     arena.stories.named.update(names)
     claims = tuple(Claim(feed, 0, NO_TAG) for feed in names)
-    arena.inject(end, codec.encode(Summary(choices.flip(4), 0, bytes(32), claims)))
+    arena.inject(end, wire_codec.encode(Summary(choices.flip(4), 0, bytes(32), claims)))

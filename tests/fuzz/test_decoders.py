@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from sfnode.control.routes import EvaluateRequest
 from sfnode.transport.base import LinkClosed
 from sfnode.transport.libp2p.streams import StreamLink
-from sfprotocol.codec import LENGTH_BYTES, MAX_FRAME
+from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
 from tests.fuzz.choices import Choices
 from tests.fuzz.decoders import DECODERS, frugal, mutated, seeds, with_another_value
 from tests.fuzz.effort import EFFORT

@@ -16,10 +16,10 @@ from sfnode.manifest import Manifest
 from sfnode.models import files
 from sfnode.models import pieces as listing
 from sfnode.modelshare import download, sharing
-from sfnode.resources.bandwidth import LONGEST_HOLD, Bandwidth
+from sfnode.resources.bandwidth_limits import LONGEST_HOLD, Bandwidth
 from sfnode.transport.base import TransportError
 from sfnode.transport.memory import MemoryTransport
-from sfprotocol import codec
+from sfprotocol import wire_codec
 from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import PIECE, ListedFile, decode, encode, hash_listing
 from tests.node.helpers import Node, SmallEngine, Swarm, eventually, manifest
@@ -98,10 +98,10 @@ class Stranger:
         return self
 
     async def _answer(self, _: str, frame: bytes) -> bytes:
-        question = codec.decode(frame)
+        question = wire_codec.decode(frame)
         assert isinstance(question, PartRequest)
         self.asked.append(question.part)
-        return codec.encode(self._twist(question, self._honest(question)))
+        return wire_codec.encode(self._twist(question, self._honest(question)))
 
     def _honest(self, question: PartRequest) -> PartReply:
         start, length = question.offset, question.length
@@ -162,7 +162,7 @@ async def test_a_newcomer_downloads_the_model_from_peers_of_which_one_sends_garb
     assert same(model, c.layout.model)
     assert not c.layout.partial_model.exists()
     assert c.settings.model == c.layout.model
-    assert 0 < len(liar.asked) <= download.AT_A_TIME * -(-PIECE // codec.MAX_PART_BYTES) + 1
+    assert 0 < len(liar.asked) <= download.AT_A_TIME * -(-PIECE // wire_codec.MAX_PART_BYTES) + 1
     assert "liar sends something else" in caplog.text
 
 
@@ -320,7 +320,7 @@ async def test_stopping_at_any_moment_of_a_download_is_clean(swarm_of: SwarmOf, 
 async def ask(node: Node, question: PartRequest) -> PartReply:
     asker = MemoryTransport(node.network, "asker")
     await asker.start()
-    reply = codec.decode(await asker.request(node.address, codec.encode(question)))
+    reply = wire_codec.decode(await asker.request(node.address, wire_codec.encode(question)))
     await asker.stop()
     assert isinstance(reply, PartReply)
     return reply
@@ -364,7 +364,7 @@ async def test_a_node_sends_no_more_than_its_rate_limit_allows(sparing: Node, mo
 
 async def test_requests_for_what_does_not_exist_use_up_nothing(sparing: Node, model: Path) -> None:
     """Otherwise requests of a hundred bytes could use up what others wait for."""
-    wanted, large = bytes.fromhex(listing.listing_hash(model)), codec.MAX_PART_BYTES
+    wanted, large = bytes.fromhex(listing.listing_hash(model)), wire_codec.MAX_PART_BYTES
     parts = decode(listing.list_model(model)).pieces()
     number, smallest = min(enumerate(parts, start=1), key=lambda part: part[1].size)
     assert smallest.size * 20 < 250_000 - large
@@ -400,7 +400,7 @@ async def test_many_requests_at_once_get_no_more_than_the_limit_on_sending(
     without_updates(swarm, "a")
     a = await swarm.first(model=model)
     await a.until(lambda: a.node.engine_loaded)
-    large = codec.MAX_PART_BYTES
+    large = wire_codec.MAX_PART_BYTES
     question = PartRequest(bytes.fromhex(listing.listing_hash(model)), whole_piece(model), 0, large)
 
     async def sent(rate: int) -> int:
@@ -422,7 +422,7 @@ class FailingRequest:
         self.lengths: list[int] = []
 
     async def __call__(self, address: str, frame: bytes) -> bytes:
-        question = codec.decode(frame)
+        question = wire_codec.decode(frame)
         assert isinstance(question, PartRequest)
         self.lengths.append(question.length)
         await asyncio.sleep(0.3)

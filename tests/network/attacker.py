@@ -25,7 +25,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, write_pbmsg
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
-from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.messages import Hello, ManifestRequest
 
 LINK, REQUEST, PING = "/sfnode/link/1", "/sfnode/request/1", "DHTProtocol.rpc_ping"
@@ -85,7 +85,7 @@ class Client:
         return reader, writer
 
     def hello(self) -> bytes:
-        return framed(codec.encode(Hello(PROTOCOL_VERSION, self.run_id, 0, 0)))
+        return framed(wire_codec.encode(Hello(PROTOCOL_VERSION, self.run_id, 0, 0)))
 
     async def pour(self, writer: asyncio.StreamWriter, chunk: bytes) -> None:
         """Write one chunk again and again for as long as it is taken."""
@@ -211,7 +211,7 @@ async def questions(client: Client) -> None:
     """Ask for the run's manifest again and again."""
 
     async def say(stream: Stream) -> None:
-        stream[1].write(framed(codec.encode(ManifestRequest())))
+        stream[1].write(framed(wire_codec.encode(ManifestRequest())))
         async with asyncio.timeout(PATIENCE):
             client.did["answered"] += len(await stream[0].read()) > 0
 

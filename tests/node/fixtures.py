@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from sfnode.node import catch_up, link_pump, peering, shutdown
-from sfnode.peers import address_book, manager
+from sfnode.node import link_pump, peering, readiness, shutdown
+from sfnode.peers import address_book, intervals
 from sfnode.stats import history
 from sfprotocol import anti_entropy, machine, pulls
 from tests.node.helpers import Swarm
@@ -22,8 +22,8 @@ from tests.node.helpers import Swarm
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager, "CHECK_INTERVAL", 0.05)
-    monkeypatch.setattr(manager, "LONELY_INTERVAL", 0.05)
+    monkeypatch.setattr(intervals, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(intervals, "LONELY_INTERVAL", 0.05)
     monkeypatch.setattr(peering, "RESTART_SPACING", 0.05)
     monkeypatch.setattr(peering, "RESTART_PAUSE", 0.05)
     monkeypatch.setattr(address_book, "BACKOFF_FIRST", 0.1)
@@ -32,7 +32,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulls, "WANT_TIMEOUT", 1.0)
     monkeypatch.setattr(anti_entropy, "FULL_SUMMARY_BASE", 0.2)
     monkeypatch.setattr(machine, "ASK_TIMEOUT", 2.0)
-    monkeypatch.setattr(catch_up, "ASK_TIMEOUT", 2.0)
+    monkeypatch.setattr(readiness, "ASK_TIMEOUT", 2.0)
     monkeypatch.setattr(shutdown, "SETTLE_TIME", 0.5)
     monkeypatch.setattr(history, "MIN_AGE", 0.0)
     monkeypatch.setattr(history, "AGE_FACTOR", 0)

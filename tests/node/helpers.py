@@ -166,6 +166,8 @@ class Node:
         self.layout = Layout(self.folder)
         self.make_engine = make_engine
         self.engine: Any = None
+        self.engines: list[Any] = []
+        """Of all its lives."""
         self.settings: Any = None
         """What the engine was loaded with."""
         self.transport: MemoryTransport | None = None
@@ -240,6 +242,7 @@ class Node:
     def _load_engine(self, settings: Settings, run: Manifest) -> Any:
         self.settings = settings
         self.engine = self.make_engine(run)
+        self.engines.append(self.engine)
         return self.engine
 
     def _watch(self, driver: Driver) -> None:
@@ -285,6 +288,9 @@ class Swarm:
             if node._node:
                 node._node.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for engine in (engine for node in self.nodes.values() for engine in node.engines):
+            if isinstance(engine, SmallEngine):
+                engine.steps.release()  # the step that it waits for leave to make is its last
 
     def log(self, name: str) -> UpdateLog:
         """The log of a node as it is on disk now."""

@@ -15,7 +15,7 @@ from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
 from sfnode.store.replay import changes
 from sfnode.transport.base import Link
 from sfnode.transport.memory import MemoryTransport, Network
-from sfprotocol import codec
+from sfprotocol import wire_codec
 from sfprotocol.messages import EpochScalars, Feed, Hello, Message, Summary
 from tests.node.helpers import machine, manifest
 
@@ -113,7 +113,7 @@ async def hear(link: Link, kind: type[Message]) -> Any:
     """Return the next message of this kind."""
     async with asyncio.timeout(10):
         while True:
-            message = codec.decode(await link.receive())
+            message = wire_codec.decode(await link.receive())
             if isinstance(message, kind):
                 return message
 
@@ -121,7 +121,7 @@ async def hear(link: Link, kind: type[Message]) -> Any:
 async def greet(link: Link) -> None:
     """Greet as a node that has nothing."""
     hello: Hello = await hear(link, Hello)
-    await link.send(codec.encode(Hello(hello.version, RUN.run_id, 1, 0)))
+    await link.send(wire_codec.encode(Hello(hello.version, RUN.run_id, 1, 0)))
     summary: Summary = await hear(link, Summary)
-    await link.send(codec.encode(Summary(False, 0, bytes(32), ())))
+    await link.send(wire_codec.encode(Summary(False, 0, bytes(32), ())))
     assert not summary.more

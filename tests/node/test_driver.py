@@ -19,7 +19,7 @@ from sfnode.store.log import UpdateLog
 from sfnode.transport import memory
 from sfnode.transport.base import LinkClosed
 from sfnode.transport.memory import Network
-from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol import host as host_module
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import OwnUpdates
@@ -196,7 +196,7 @@ async def test_a_new_own_feed_is_remembered_on_the_disk_thread_before_it_is_used
     more = record(RUN, "a", [3, 4], before=[1, 2], incarnation=1).segment  # from a copy of this folder
     a.log.waiting.clear()
     a.log.gate.clear()
-    await link.send(codec.encode(more))
+    await link.send(wire_codec.encode(more))
     await eventually(a.log.waiting.is_set)
     assert a.feed != old
     assert [feed for feed, _ in a.remembered] == [a.feed]
@@ -227,7 +227,7 @@ async def test_a_goodbye_waits_until_the_peer_reads(
 ) -> None:
     monkeypatch.setattr(memory, "CAPACITY", 1)
     link, transport = await stranger(pumped)
-    await link.send(codec.encode(Hello(PROTOCOL_VERSION, bytes(32), 0, 0)))
+    await link.send(wire_codec.encode(Hello(PROTOCOL_VERSION, bytes(32), 0, 0)))
     await eventually(lambda: pumped["a"].driver._dropping)
     await hear(link, Hello)
     goodbye: Goodbye = await hear(link, Goodbye)
@@ -266,13 +266,13 @@ async def test_a_link_that_dies_while_it_is_served_leaves_nothing_behind(
     monkeypatch.setattr(memory, "CAPACITY", 1)
     link, transport = await stranger(pumped)
     await greet(link)
-    await link.send(codec.encode(Want((Position(a.feed, 0),))))
+    await link.send(wire_codec.encode(Want((Position(a.feed, 0),))))
     await hear(link, Segment)
     await link.close()
     await eventually(lambda: not a.driver.pumps and not a.machine.links)
     late, again = await stranger(pumped, "t")
     await greet(late)
-    await late.send(codec.encode(Want((Position(a.feed, 0),))))
+    await late.send(wire_codec.encode(Want((Position(a.feed, 0),))))
     segment: Segment = await hear(late, Segment)
     assert segment.first == 0
     await transport.stop()
@@ -308,9 +308,9 @@ async def test_an_origin_with_two_histories_is_cut_everywhere_and_its_updates_ar
         link, transport = await stranger({"a": one}, f"liar to {one.transport.peer}")
         await greet(link)
         feed = feed_of("liar")
-        await link.send(codec.encode(Summary(False, 0, bytes(32), (Claim(feed, 0, bytes(4)),))))
-        await link.send(codec.encode(record(RUN, "liar", common).segment))
-        await link.send(codec.encode(record(RUN, "liar", rest, before=common).segment))
+        await link.send(wire_codec.encode(Summary(False, 0, bytes(32), (Claim(feed, 0, bytes(4)),))))
+        await link.send(wire_codec.encode(record(RUN, "liar", common).segment))
+        await link.send(wire_codec.encode(record(RUN, "liar", rest, before=common).segment))
         await eventually(lambda one=one, rest=rest: one.count() == 2 + len(rest))  # type: ignore[misc]
         await transport.stop()
     await a.link_to(b)

@@ -13,7 +13,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.node import catch_up
+from sfnode.node import readiness
 from sfnode.store.audit import audit
 from sfnode.transport import memory
 from sfnode.transport.memory import Faults
@@ -247,7 +247,7 @@ async def test_a_node_started_again_alone_has_the_same_digests_and_needs_nobody(
 async def test_a_newcomer_whose_peers_do_not_answer_waits_and_one_with_a_past_goes_on(
     swarm_of: SwarmOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catch_up, "ASK_TIMEOUT", 0.3)
+    monkeypatch.setattr(readiness, "ASK_TIMEOUT", 0.3)
     swarm = swarm_of()
     a, b = await swarm.first(), await swarm.join("b")
     await b.until(lambda: made(b) > 5)

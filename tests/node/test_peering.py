@@ -16,11 +16,11 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.node import peering
-from sfnode.peers import address_book, manager, selection
+from sfnode.peers import address_book, intervals, manager, selection
 from sfnode.peers.address_book import AddressBook
 from sfnode.peers.selection import MAX_INBOUND, MAX_LINKS, TARGET_LINKS, WANTED_OUTBOUND
 from sfnode.transport.base import Link, TransportError
-from sfprotocol import codec
+from sfprotocol import wire_codec
 from sfprotocol.messages import Goodbye
 from tests.node.helpers import PATIENCE, eventually
 from tests.node.town import TOPIC, FragileTransport, Relay, Town, address, reachable
@@ -105,7 +105,7 @@ async def test_a_node_that_leaves_takes_no_more_links_and_opens_none_whatever_it
     with pytest.raises(TransportError):
         await asyncio.wait_for(link.receive(), 5)
     town.write("b")
-    await asyncio.sleep(5 * manager.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
+    await asyncio.sleep(5 * intervals.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
     assert a.transport.dials == 0
 
 
@@ -115,7 +115,7 @@ async def test_a_node_that_leaves_takes_no_more_links_and_opens_none_whatever_it
 async def test_twenty_nodes_form_one_graph_with_four_to_twelve_links_each(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager, "PROBE_INTERVAL", 1e6)  # a probe is one link more than wanted, for a while
+    monkeypatch.setattr(intervals, "PROBE_INTERVAL", 1e6)  # a probe is one link more than wanted, for a while
     names = [f"n{number:02}" for number in range(20)]
     await town.add(names[0])
     for name in names[1:]:
@@ -379,7 +379,7 @@ async def test_a_swarm_so_small_that_all_are_neighbours_is_searched_less_and_les
     """There are fewer nodes than a node wants links."""
     a, b = await town.add("a"), await town.add("b", "a")
     await eventually(lambda: a.peers == ["b"] and b.peers == ["a"])
-    await eventually(lambda: find_interval(a) >= 8 * manager.LONELY_INTERVAL)
+    await eventually(lambda: find_interval(a) >= 8 * intervals.LONELY_INTERVAL)
     assert a.peering.manager.wanting
     await town.add("c", "b")
     await eventually(lambda: "c" in a.peers)
@@ -399,7 +399,7 @@ async def test_a_node_that_is_to_be_away_asks_nobody_until_it_may_come_back(town
             return await calls(*question)
 
         setattr(b.transport, name, spoken)
-    await asyncio.sleep(10 * manager.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
+    await asyncio.sleep(10 * intervals.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
     assert said == []
     b.peering.stay_away(False)
     await eventually(lambda: b.peers == ["a"])
@@ -412,8 +412,8 @@ async def test_a_node_that_is_to_be_away_asks_nobody_until_it_may_come_back(town
 async def test_two_halves_with_links_enough_each_grow_together_again(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager, "PROBE_INTERVAL", 0.3)
-    monkeypatch.setattr(manager, "FIND_INTERVAL", 0.1)
+    monkeypatch.setattr(intervals, "PROBE_INTERVAL", 0.3)
+    monkeypatch.setattr(intervals, "FIND_INTERVAL", 0.1)
     halves = [[f"{half}{number}" for number in range(TARGET_LINKS + 1)] for half in "xy"]
     town.network.partition(*halves)
     for names in halves:
@@ -484,7 +484,7 @@ async def test_a_peer_that_broke_a_rule_gets_no_link_in_either_direction(town: T
 async def ended(link: Link) -> bool:
     try:
         async with asyncio.timeout(PATIENCE):
-            while not isinstance(codec.decode(await link.receive()), Goodbye):
+            while not isinstance(wire_codec.decode(await link.receive()), Goodbye):
                 pass
     except TransportError:
         pass

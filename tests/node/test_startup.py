@@ -20,7 +20,7 @@ from sfnode.store.identity import load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.transport.base import RequestHandler, TransportError
 from sfnode.transport.memory import MemoryTransport, Network
-from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.messages import Feed, Goodbye, ManifestReply, ManifestRequest
 from tests.node.helpers import Swarm, manifest, record
 
@@ -100,7 +100,7 @@ class Inn:
 
 def _answering(reply: Reply) -> RequestHandler:
     async def answer(_: str, question: bytes) -> bytes:
-        assert codec.decode(question) == ManifestRequest()
+        assert wire_codec.decode(question) == ManifestRequest()
         assert reply is not None
         return reply
 
@@ -108,14 +108,14 @@ def _answering(reply: Reply) -> RequestHandler:
 
 
 def serving(run: Manifest) -> bytes:
-    return codec.encode(ManifestReply(run.canonical()))
+    return wire_codec.encode(ManifestReply(run.canonical()))
 
 
 def from_the_future() -> bytes:
     fields = msgpack.unpackb(RUN.canonical())
     fields["protocol"] = PROTOCOL_VERSION + 1
     fields["something"] = "new"
-    return codec.encode(ManifestReply(msgpack.packb(fields)))
+    return wire_codec.encode(ManifestReply(msgpack.packb(fields)))
 
 
 @pytest.fixture
@@ -126,8 +126,8 @@ def inn() -> Inn:
 async def test_the_first_peer_that_answers_well_is_enough(inn: Inn) -> None:
     peers = await inn.open(
         garbage=b"\xc1",
-        other=codec.encode(Goodbye("no")),
-        broken=codec.encode(ManifestReply(b"x")),
+        other=wire_codec.encode(Goodbye("no")),
+        broken=wire_codec.encode(ManifestReply(b"x")),
         good=serving(RUN),
     )
     assert await startup.fetch_manifest(inn.asker, ("/memory/gone/p2p/gone", *peers)) == RUN
@@ -136,7 +136,7 @@ async def test_the_first_peer_that_answers_well_is_enough(inn: Inn) -> None:
 async def test_when_nobody_answers_the_user_hears_why_of_each(
     inn: Inn, caplog: pytest.LogCaptureFixture
 ) -> None:
-    peers = await inn.open(garbage=b"\xc1", other=codec.encode(Goodbye("no")), silent=None)
+    peers = await inn.open(garbage=b"\xc1", other=wire_codec.encode(Goodbye("no")), silent=None)
     with pytest.raises(UserError) as refusal:
         await startup.fetch_manifest(inn.asker, ("/memory/gone/p2p/gone", *peers))
     assert refusal.value.code == Code.PEERS_UNREACHABLE
@@ -147,12 +147,12 @@ async def test_when_nobody_answers_the_user_hears_why_of_each(
 @pytest.mark.parametrize(
     ("reply", "code"),
     [
-        (codec.encode(ManifestReply(b"")), Code.BAD_MANIFEST),
-        (codec.encode(ManifestReply(b"\x81\xa1a\x01")), Code.BAD_MANIFEST),
-        (codec.encode(ManifestReply(msgpack.packb([[[]]]))), Code.BAD_MANIFEST),
-        (codec.encode(ManifestReply(b"\x91" * 60_000)), Code.BAD_MANIFEST),
-        (codec.encode(ManifestReply(bytes(200_000))), Code.BAD_MANIFEST),
-        (codec.encode(ManifestReply(b"\xdc\x00\x00" + RUN.canonical())), Code.BAD_MANIFEST),
+        (wire_codec.encode(ManifestReply(b"")), Code.BAD_MANIFEST),
+        (wire_codec.encode(ManifestReply(b"\x81\xa1a\x01")), Code.BAD_MANIFEST),
+        (wire_codec.encode(ManifestReply(msgpack.packb([[[]]]))), Code.BAD_MANIFEST),
+        (wire_codec.encode(ManifestReply(b"\x91" * 60_000)), Code.BAD_MANIFEST),
+        (wire_codec.encode(ManifestReply(bytes(200_000))), Code.BAD_MANIFEST),
+        (wire_codec.encode(ManifestReply(b"\xdc\x00\x00" + RUN.canonical())), Code.BAD_MANIFEST),
         (from_the_future(), Code.NEWER_PROTOCOL),
     ],
 )
@@ -314,7 +314,7 @@ async def test_a_node_that_may_not_join_leaves_nothing_running(swarm: Swarm, fie
         pass
 
 
-@pytest.mark.parametrize("question", [b"\xc1", b"", codec.encode(Goodbye("hello"))])
+@pytest.mark.parametrize("question", [b"\xc1", b"", wire_codec.encode(Goodbye("hello"))])
 async def test_a_node_answers_one_question_and_shrugs_at_others(
     swarm: Swarm, caplog: pytest.LogCaptureFixture, question: bytes
 ) -> None:

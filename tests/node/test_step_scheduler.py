@@ -13,9 +13,9 @@ from sfnode.manifest import Manifest
 from sfnode.node.engine_thread import Order
 from sfnode.node.step_scheduler import FLUSH_INTERVAL, LOSS_MEMORY, ORDERS_AHEAD, StepScheduler
 from sfprotocol import seeds
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.events import Admit, OwnUpdates
 from sfprotocol.messages import Feed, Segment
+from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 from tests.node.helpers import Result, eventually, machine, manifest, scalar_of
 
 OTHER = Feed(bytes(31) + b"\x09", 0)

@@ -9,7 +9,7 @@ from sfnode.peers import compatibility
 from sfnode.peers.compatibility import examine, read_version
 from sfnode.transport.base import Link
 from sfnode.transport.memory import MemoryTransport
-from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.messages import Goodbye, Hello, ManifestReply, Message
 from tests.node.helpers import SmallEngine, Swarm, manifest
 
@@ -34,10 +34,10 @@ async def peer(swarm: Swarm, name: str, run: bytes, greeting: Message | bytes) -
     await transport.start()
 
     async def answer(_: str, __: bytes) -> bytes:
-        return codec.encode(ManifestReply(run))
+        return wire_codec.encode(ManifestReply(run))
 
     async def greet(link: Link) -> None:
-        await link.send(greeting if isinstance(greeting, bytes) else codec.encode(greeting))
+        await link.send(greeting if isinstance(greeting, bytes) else wire_codec.encode(greeting))
         await link.receive()
         await link.close()
 

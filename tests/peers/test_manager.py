@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfnode.peers import manager as manager_module
 from sfnode.peers.address_book import BACKOFF_FIRST, BOOTSTRAP_MOST, FAULT_FIRST, MAX_BOOK, AddressBook
 from sfnode.peers.events import (
     Action,
@@ -41,16 +40,18 @@ from sfnode.peers.events import (
     StopDial,
     Wake,
 )
-from sfnode.peers.manager import (
+from sfnode.peers.intervals import (
     ANNOUNCE_INTERVAL,
     ANNOUNCE_TTL,
-    BOOTSTRAPS_ALONE,
     CHECK_INTERVAL,
     FIND_INTERVAL,
-    FIRST_WORD_DEADLINE,
     LONELY_INTERVAL,
     PROBE_INTERVAL,
     PROBE_JITTER,
+)
+from sfnode.peers.manager import (
+    BOOTSTRAPS_ALONE,
+    FIRST_WORD_DEADLINE,
     RACE_WINDOW,
     SHORT_LIVED,
     PeerManager,
@@ -765,4 +766,4 @@ def test_a_node_that_leaves_does_not_come_back_whatever_its_owner_wishes(wish: P
 def test_intervals_are_those_of_a_node_in_the_field() -> None:
     """What the simulator uses and what ships are one constant each."""
     assert (CHECK_INTERVAL, LONELY_INTERVAL, FIND_INTERVAL, PROBE_INTERVAL) == (2.0, 2.0, 30.0, 60.0)
-    assert manager_module.PROBE_JITTER == (0.8, 1.2)
+    assert PROBE_JITTER == (0.8, 1.2)

@@ -14,7 +14,7 @@ from sfnode.schema.status import Status
 from sfnode.schema.views import FeedStatus
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
-from sfprotocol import codec
+from sfprotocol import wire_codec
 from sfprotocol.messages import Card
 from tests.processes import course
 from tests.processes.course import NAMES, STEPS, SURVIVORS, UPDATES, Course
@@ -114,7 +114,7 @@ def test_a_latecomer_needs_nothing_but_an_address(seen: Course) -> None:
 def test_a_newcomer_learns_the_name_of_a_trainer_that_has_left(seen: Course) -> None:
     log = Layout(seen.nodes["newcomer"].folder).log
     with UpdateLog.open(log, seen.manifest.run_id, read_only=True) as newcomers:
-        cards = [codec.decode(card.frame) for card in newcomers.cards()]
+        cards = [wire_codec.decode(card.frame) for card in newcomers.cards()]
     assert [(card.feed.origin.hex(), card.name, card.team) for card in cards if isinstance(card, Card)] == [
         (seen.counted_origin, *NAMES)
     ]

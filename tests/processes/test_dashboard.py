@@ -28,7 +28,7 @@ from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import build
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import CardRecord, Record, UpdateLog
-from sfprotocol import codec, seeds, signing
+from sfprotocol import seeds, signing, wire_codec
 from sfprotocol.messages import Card, EpochScalars, Feed, Segment
 from tests.processes.helpers import LOOPBACK, PATIENCE, SFNODE, Node, environment, here, nodes, sfnode
 
@@ -207,7 +207,7 @@ def simulated(run: Manifest, count: int) -> Iterator[tuple[Record, CardRecord]]:
         card = Card(feed, stop, NAME, f"<i>team {number % 3}</i>", bytes(64))
         card = replace(card, signature=key.sign(signing.card_message(run.run_id, card)))
         segment = Segment(seeds.feed_key(run.run_id, *feed), 0, parts, signature)
-        yield Record(feed, segment, chain), CardRecord(feed, codec.encode(card))
+        yield Record(feed, segment, chain), CardRecord(feed, wire_codec.encode(card))
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.events import Admit
 from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.segments import first_updates, join, without_front
 from sfprotocol.signing import extend, head_message
+from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 RUN = RunParameters(bytes(range(32)), epoch_updates=50, update_budget=5000, scalar_bytes=2, scalar_limit=1000)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.events import (
     Action,
     Admit,
@@ -74,7 +74,7 @@ class Scripted:
 
     def hear(self, link: int, *messages: Message) -> list[Action]:
         """Return the actions of the machine when these messages arrive."""
-        frames = [codec.encode(message, self.machine.run.scalar_bytes) for message in messages]
+        frames = [wire_codec.encode(message, self.machine.run.scalar_bytes) for message in messages]
         return [action for frame in frames for action in self.event(Received(link, frame))]
 
     def greet(self, number: int) -> list[Action]:

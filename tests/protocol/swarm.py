@@ -14,7 +14,6 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from sfprotocol.codec import LENGTH_BYTES, MAX_SEGMENT_UPDATES
 from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Received, Writable
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
@@ -22,6 +21,7 @@ from sfprotocol.machine import Machine
 from sfprotocol.messages import Card, EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.names import NAMELESS, Names
 from sfprotocol.signing import extend
+from sfprotocol.wire_codec import LENGTH_BYTES, MAX_SEGMENT_UPDATES
 from tests.protocol.feeds import RUN, Log, Told, origin_of, signing_key
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sfprotocol import codec, fork_proofs, seeds
+from sfprotocol import fork_proofs, seeds, wire_codec
 from sfprotocol.events import Admit, Cut, Examine, Examined, OwnUpdates, Received, ShowProof
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Branch, EpochScalars, Feed, Proof, Segment
@@ -58,7 +58,7 @@ def states(swarm: Swarm) -> set[bytes]:
 
 def test_two_signed_histories_prove_a_fork_to_every_node() -> None:
     assert fork_proofs.holds(RUN, proof(), verifies)
-    assert codec.decode(codec.encode(proof())) == proof()
+    assert wire_codec.decode(wire_codec.encode(proof())) == proof()
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_histories_with_no_known_common_part_leave_nothing() -> None:
         swarm.connect(one, other)
     for _ in range(2):
         link = next(iter(swarm["cid"].wires))
-        swarm["cid"].handle(Received(link, codec.encode(proof_of_nothing)))
+        swarm["cid"].handle(Received(link, wire_codec.encode(proof_of_nothing)))
         swarm.run(10)
     assert len(states(swarm)) == 1
     assert all(node.machine.frontier.is_cut(EVE) for node in swarm.nodes.values())

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol import host as host_module
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import (
     Action,
@@ -36,6 +35,7 @@ from sfprotocol.host import MAX_ROUND, MAX_UNHANDLED, Advanced, Close, Commit, E
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Card, EpochScalars, Feed, Goodbye, Hello, Message, Proof, Segment, Summary
 from sfprotocol.names import Names
+from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 from tests.protocol.feeds import RUN, Log, origin_of, signing_key
 
 ANN, EVE = Feed(origin_of("ann"), 1), Feed(origin_of("eve"), 1)
@@ -120,7 +120,7 @@ class Ann:
 
     def hear(self, link: int, *messages: Message) -> None:
         for message in messages:
-            self.host.post(Received(link, codec.encode(message)))
+            self.host.post(Received(link, wire_codec.encode(message)))
 
     def round(self) -> list[Effect]:
         """One round, committed at once."""
@@ -136,13 +136,13 @@ class Ann:
 def encodings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many messages of each type are encoded from now on."""
     counted: Counter[str] = Counter()
-    encode = codec.encode
+    encode = wire_codec.encode
 
     def counting(message: Message, scalar_bytes: int = 2) -> bytes:
         counted[type(message).__name__] += 1
         return encode(message, scalar_bytes)
 
-    monkeypatch.setattr(codec, "encode", counting)
+    monkeypatch.setattr(wire_codec, "encode", counting)
     return counted
 
 
@@ -201,7 +201,7 @@ def test_the_same_updates_with_other_hop_counts_are_read_once(encodings: Counter
     assert hops == {link: link % 2 for link in LINKS}
     assert (ann.store.asked["read"], encodings["Segment"]) == (1, 2)
     for send in segments:
-        assert codec.decode(send.frame) == send.message
+        assert wire_codec.decode(send.frame) == send.message
 
 
 def test_what_a_later_round_serves_is_read_again() -> None:
@@ -242,7 +242,7 @@ def test_a_round_without_anything_to_write_has_no_commit() -> None:
     assert host.decide(0.0) is None
     [effect] = host.carry_out()
     assert isinstance(effect, Send)
-    assert codec.decode(effect.frame) == Goodbye("so long")
+    assert wire_codec.decode(effect.frame) == Goodbye("so long")
 
 
 def test_rounds_do_not_overlap() -> None:

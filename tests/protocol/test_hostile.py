@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol import link as link_module
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import Action, LinkUp, OwnUpdates, Received, Transmit
 from sfprotocol.inquiries import INQUIRY_TIME
@@ -30,6 +29,7 @@ from sfprotocol.messages import (
     Want,
 )
 from sfprotocol.pulls import GRAFT_DELAY, HEDGE_DELAY, WANT_TIMEOUT
+from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 from tests.protocol.feeds import RUN, signed
 from tests.protocol.scripted import ANN, BOB, EVE, Scripted, admits, drops, said, serves, wants
 
@@ -48,7 +48,9 @@ def faults(actions: list[Action]) -> list[str]:
 # -- links -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x91\x63", codec.encode(Goodbye("x"))[:-1], bytes(300)])
+@pytest.mark.parametrize(
+    "frame", [b"", b"\xc1", b"\x91\x63", wire_codec.encode(Goodbye("x"))[:-1], bytes(300)]
+)
 def test_a_garbage_frame_drops_its_link_only(frame: bytes) -> None:
     host = Scripted()
     host.link(1)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from sfprotocol import PROTOCOL_VERSION
-from sfprotocol.codec import MAX_ENTRIES, MAX_SEGMENT_UPDATES
 from sfprotocol.events import Action, LinkUp, OwnUpdates, Serve, Served, Writable
 from sfprotocol.messages import (
     Ahead,
@@ -22,6 +21,7 @@ from sfprotocol.messages import (
     Want,
 )
 from sfprotocol.plumtree import HAVE_DELAY, MAX_BURST, MAX_BURST_UPDATES, PUSH_BURST, TTL
+from sfprotocol.wire_codec import MAX_ENTRIES, MAX_SEGMENT_UPDATES
 from tests.protocol.feeds import RUN
 from tests.protocol.scripted import ANN, BOB, Scripted, haves, prunes, said, serves, summaries, wants
 from tests.protocol.swarm import Faults, Swarm

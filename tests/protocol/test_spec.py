@@ -11,7 +11,6 @@ from sfnode.modelshare import sharing
 from sfprotocol import (
     anti_entropy,
     cards,
-    codec,
     inquiries,
     invitation,
     link,
@@ -21,6 +20,7 @@ from sfprotocol import (
     plumtree,
     pulls,
     rate_limit,
+    wire_codec,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -93,12 +93,12 @@ def test_protocol_sources_cite_the_rules() -> None:
 @pytest.mark.parametrize(
     ("row", "value"),
     [
-        ("message", f"{codec.MAX_FRAME:,} bytes"),
-        ("entries of a message", f"{codec.MAX_ENTRIES:,}"),
-        ("updates of a Segment", f"{codec.MAX_SEGMENT_UPDATES:,}"),
+        ("message", f"{wire_codec.MAX_FRAME:,} bytes"),
+        ("entries of a message", f"{wire_codec.MAX_ENTRIES:,}"),
+        ("updates of a Segment", f"{wire_codec.MAX_SEGMENT_UPDATES:,}"),
         ("listing of a base model", f"{model_listing.MAX_LISTING:,} bytes"),
         ("piece of a base model", f"{model_listing.PIECE:,} bytes"),
-        ("bytes of a PartReply", f"{codec.MAX_PART_BYTES:,}"),
+        ("bytes of a PartReply", f"{wire_codec.MAX_PART_BYTES:,}"),
         (
             "sharing a base model",
             f"{sharing.SHARE_BURST:,.0f} bytes at once, {sharing.SHARE_RATE:,.0f} a second",
@@ -106,7 +106,7 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("characters of a link", f"{invitation.MAX_LINK:,}"),
         ("name, team", f"{names.MAX_NAME} bytes"),
         ("updates between two cards of a feed", f"{cards.CARD_STEPS}"),
-        ("reason of a Goodbye", f"{codec.MAX_REASON} bytes"),
+        ("reason of a Goodbye", f"{wire_codec.MAX_REASON} bytes"),
         ("feeds of a run, and unproven names taught by one link", f"{link.MAX_FEEDS:,}"),
         ("hops of pushing", f"{plumtree.TTL}"),
         ("delay of announcements", f"{plumtree.HAVE_DELAY:g} s"),

@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.manifest import Manifest
-from sfprotocol import codec, events, messages, seeds, signing, validation
+from sfprotocol import events, messages, seeds, signing, validation, wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Action, Event, OwnUpdates
 from sfprotocol.frontier import Frontier
@@ -232,14 +232,14 @@ def test_weak_origins_are_refused(origin: str) -> None:
 @pytest.mark.parametrize("vector", CODEC["valid"], ids=lambda v: v["name"])
 def test_messages_and_their_encodings(vector: dict[str, Any]) -> None:
     message, encoding = read_message(vector["message"]), bytes.fromhex(vector["encoding"])
-    assert codec.encode(message, vector["scalar_bytes"]) == encoding
-    assert codec.decode(encoding, vector["scalar_bytes"]) == message
+    assert wire_codec.encode(message, vector["scalar_bytes"]) == encoding
+    assert wire_codec.decode(encoding, vector["scalar_bytes"]) == message
 
 
 @pytest.mark.parametrize("vector", CODEC["invalid"], ids=lambda v: v["name"])
 def test_invalid_encodings_are_refused_for_the_rule_they_break(vector: dict[str, Any]) -> None:
     with pytest.raises(RemoteProtocolError) as refused:
-        codec.decode(bytes.fromhex(vector["encoding"]))
+        wire_codec.decode(bytes.fromhex(vector["encoding"]))
     assert refused.value.rule == vector["rule"]
 
 

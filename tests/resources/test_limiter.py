@@ -20,12 +20,11 @@ from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.node import shutdown
 from sfnode.resources import limiter
-from sfnode.resources.bandwidth import Bandwidth
+from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.resources.limiter import asked_text
-from sfnode.resources.policy import Readings
+from sfnode.resources.policy import BURST, Readings
 from sfnode.resources.quotas import DailyTraffic
-from sfnode.resources.token_bucket import BURST
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
+from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 from tests.node.helpers import Node, SmallEngine, Swarm, eventually
 
 LARGEST = 3 * MAX_SEGMENT_UPDATES + 200

@@ -18,10 +18,10 @@ from sfnode.errors import Code, UserError
 from sfnode.store import tables
 from sfnode.store.log import LOOSE_ROWS, CardRecord, CutRecord, Record, UpdateLog
 from sfnode.store.records import PACKED_UPDATES, SMALL_UPDATES
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.messages import EpochScalars
 from sfprotocol.signing import extend, genesis
+from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 from tests.store.helpers import RUN_ID, Author, unpacked
 
 

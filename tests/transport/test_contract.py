@@ -13,7 +13,7 @@ from sfnode.transport.base import (
     PeerRecord,
     TransportError,
 )
-from sfprotocol.codec import LENGTH_BYTES, MAX_FRAME
+from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
 from tests.transport.helpers import read_all
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sfnode.sim.world.keys import origin_of, signing_key
 from sfnode.sim.world.network import End
-from sfprotocol import PROTOCOL_VERSION, codec
+from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import (
     Ahead,
@@ -134,7 +134,7 @@ class Actor:
 
     def received(self, end: End, frame: bytes) -> None:
         try:
-            message = codec.decode(frame, self.world.run.scalar_bytes)
+            message = wire_codec.decode(frame, self.world.run.scalar_bytes)
         except RemoteProtocolError:
             return
         if isinstance(message, Summary):
@@ -148,7 +148,7 @@ class Actor:
     # -- to speak ----------------------------------------------------------------------------------
 
     def say(self, end: End, message: Message) -> None:
-        self.world.network.send(end, codec.encode(message, self.world.run.scalar_bytes), message)
+        self.world.network.send(end, wire_codec.encode(message, self.world.run.scalar_bytes), message)
 
     def raw(self, end: End, frame: bytes) -> None:
         self.world.network.send(end, frame)
@@ -259,12 +259,12 @@ class Malformer(Actor):
     """Sends frames that are too long, cut short, or no messages at all."""
 
     def misbehave(self, end: End) -> None:
-        whole = codec.encode(self.summary())
+        whole = wire_codec.encode(self.summary())
         self.raw(
             end,
             self.random.choice(
                 [
-                    bytes(codec.MAX_FRAME + 1),
+                    bytes(wire_codec.MAX_FRAME + 1),
                     whole[:-1],
                     whole + b"\x00",
                     self.random.randbytes(self.random.randrange(1, 200)),

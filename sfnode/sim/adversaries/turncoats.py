@@ -9,7 +9,7 @@ from sfnode.sim.adversaries.actors import DIALLING, PATIENCE, Attack
 from sfnode.sim.world.keys import signing_key
 from sfnode.sim.world.network import End
 from sfnode.sim.world.node import Node
-from sfprotocol import codec
+from sfprotocol import wire_codec
 from sfprotocol.host import Send
 from sfprotocol.messages import Have, Message, Segment, Summary
 from sfprotocol.seeds import feed_key
@@ -58,7 +58,7 @@ class Turncoat(Node):
         if tampered is send.message:
             super()._transmit(end, send)
         elif tampered is not None:
-            frame = codec.encode(tampered, self.world.run.scalar_bytes)
+            frame = wire_codec.encode(tampered, self.world.run.scalar_bytes)
             super()._transmit(end, Send(send.link, tampered, frame))
 
     def tamper(self, message: Message) -> Message | None:

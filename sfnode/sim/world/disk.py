@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from sfnode.sim.world.violation import Violation
-from sfprotocol.codec import MAX_SEGMENT_UPDATES
 from sfprotocol.events import Admit
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Commit, cut_chain
@@ -21,6 +20,7 @@ from sfprotocol.messages import Card, Feed, Proof, RunParameters, Segment
 from sfprotocol.seeds import feed_key
 from sfprotocol.segments import drop_updates, first_updates, join
 from sfprotocol.signing import extend, genesis
+from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 
 class Row(NamedTuple):

@@ -15,8 +15,8 @@ from sfnode.sim.world.clock import Agenda
 from sfnode.sim.world.conditions import CALM, Conditions
 from sfnode.sim.world.trace import Trace, kind_of
 from sfnode.sim.world.traffic import Traffic
-from sfprotocol.codec import LENGTH_BYTES, MAX_FRAME
 from sfprotocol.messages import Message
+from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
 
 MAX_WAITING = 1024
 """Frames that wait at a stalled end; a link that needs more is closed, as by the daemon."""

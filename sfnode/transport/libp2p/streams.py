@@ -24,8 +24,8 @@ from sfnode.transport.base import (
     serve_link,
 )
 from sfnode.transport.libp2p.calls import cancel, wait_briefly
-from sfprotocol.codec import LENGTH_BYTES, MAX_FRAME
 from sfprotocol.rate_limit import Bucket
+from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
 
 BODY_DEADLINE = SEND_DEADLINE
 """Seconds between a length and the end of its frame: no peer may announce a frame and keep us waiting."""

@@ -12,7 +12,7 @@ import pytest
 from sfnode.transport.base import LinkClosed
 from sfnode.transport.libp2p import streams
 from sfnode.transport.libp2p.streams import StreamLink, Switchboard
-from sfprotocol.codec import MAX_FRAME
+from sfprotocol.wire_codec import MAX_FRAME
 from tests.transport.helpers import read_all
 
 CALLER = SimpleNamespace(peer_id="somebody", addr="/ip4/192.0.2.7/tcp/4001")

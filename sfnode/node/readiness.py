@@ -13,7 +13,7 @@ UNDER_WAY = 64
 """Updates that a node may lack and train: what others have made in the last moments is always on its way."""
 
 
-class CatchUp:
+class Readiness:
     """Ask `done` whenever the machine's state may have changed, and once a second at least."""
 
     def __init__(

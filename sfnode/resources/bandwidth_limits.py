@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 
-from sfnode.resources.token_bucket import TokenBucket
+from sfnode.resources.policy import BURST
+from sfprotocol.rate_limit import Bucket
 
 BULK_RESERVE = 0.5
 """Share of the bucket that must be full before a bulk transfer may begin. Links wait for the rate alone, and
@@ -36,11 +37,13 @@ class RateLimit:
         self.largest_bulk: float = math.inf
         """Bytes that one bulk transfer may take at once."""
         self._bandwidth = bandwidth
-        self._bucket: TokenBucket | None = None
+        self._rate: int | None = None
+        self._bucket = Bucket(0.0, 0.0)
 
     def limit(self, rate: int | None) -> None:
         """Allow `rate` bytes per second from now on; None removes the limit."""
-        self._bucket = TokenBucket(rate, _now()) if rate else None
+        self._rate = rate
+        self._bucket = Bucket(BURST * (rate or 0), _now())
         self.largest_bulk = rate * LONGEST_HOLD if rate else math.inf
         self._bandwidth.wake()
 
@@ -73,11 +76,13 @@ class RateLimit:
     def _seconds_to_wait(self, reserve: float) -> float:
         if self._bandwidth.committed:
             return math.inf
-        return self._bucket.wait(_now(), reserve) if self._bucket else 0.0
+        if not self._rate:
+            return 0.0
+        return self._bucket.wait(reserve * BURST * self._rate, _now(), rate=self._rate)
 
     def _spend(self, size: int) -> None:
-        if self._bucket:
-            self._bucket.spend(size, _now())
+        if self._rate:
+            self._bucket.spend(size, _now(), rate=self._rate, burst=BURST * self._rate)
 
 
 class Bandwidth:

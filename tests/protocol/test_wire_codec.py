@@ -10,8 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sfprotocol import codec, names
-from sfprotocol.codec import LENGTH_BYTES, MAX_ENTRIES, MAX_FRAME, MAX_PART_BYTES, MAX_SEGMENT_UPDATES
+from sfprotocol import names, wire_codec
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.messages import (
     Ahead,
@@ -35,6 +34,7 @@ from sfprotocol.messages import (
     Summary,
     Want,
 )
+from sfprotocol.wire_codec import LENGTH_BYTES, MAX_ENTRIES, MAX_FRAME, MAX_PART_BYTES, MAX_SEGMENT_UPDATES
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 B32 = st.binary(min_size=32, max_size=32)
@@ -85,15 +85,15 @@ def messages(scalar_bytes: int) -> st.SearchStrategy[Message]:
 @given(st.data(), st.sampled_from([1, 2]))
 def test_every_message_survives_the_wire(data: st.DataObject, scalar_bytes: int) -> None:
     message = data.draw(messages(scalar_bytes))
-    assert codec.decode(codec.encode(message, scalar_bytes), scalar_bytes) == message
+    assert wire_codec.decode(wire_codec.encode(message, scalar_bytes), scalar_bytes) == message
 
 
 def decodes_only_to_itself(data: bytes, scalar_bytes: int) -> None:
     try:
-        message = codec.decode(data, scalar_bytes)
+        message = wire_codec.decode(data, scalar_bytes)
     except RemoteProtocolError:
         return
-    assert codec.encode(message, scalar_bytes) == data
+    assert wire_codec.encode(message, scalar_bytes) == data
 
 
 @given(st.binary(max_size=200), st.sampled_from([1, 2]))
@@ -110,7 +110,7 @@ def test_any_bytes_are_refused_or_are_the_one_encoding(data: bytes, scalar_bytes
 
 @given(st.data())
 def test_a_damaged_message_is_refused_or_is_another_message(data: st.DataObject) -> None:
-    frame = bytearray(codec.encode(data.draw(messages(2))))
+    frame = bytearray(wire_codec.encode(data.draw(messages(2))))
     index = data.draw(st.integers(0, len(frame) - 1))
     frame[index : index + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
     decodes_only_to_itself(bytes(frame), 2)
@@ -130,7 +130,7 @@ def test_fields_of_any_other_kind_are_refused(kind: int, fields: list[object]) -
 
 def test_a_decoder_of_narrow_scalars_reads_the_same_bytes_as_more_of_them() -> None:
     segment = Segment(0, 0, (EpochScalars(0, (258,)),), bytes(64))
-    narrow = codec.decode(codec.encode(segment, 2), 1)
+    narrow = wire_codec.decode(wire_codec.encode(segment, 2), 1)
     assert isinstance(narrow, Segment)
     assert narrow.parts == (EpochScalars(0, (1, 2)),)
 
@@ -141,7 +141,7 @@ def test_an_announced_length_is_not_allocated() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(RemoteProtocolError, match="C2"):
-            codec.decode(hostile)
+            wire_codec.decode(hostile)
         assert tracemalloc.get_traced_memory()[1] < 4 * MAX_FRAME
     finally:
         tracemalloc.stop()
@@ -149,11 +149,11 @@ def test_an_announced_length_is_not_allocated() -> None:
 
 def test_a_message_beyond_the_largest_frame_is_refused_on_both_sides() -> None:
     fits = ManifestReply(bytes(MAX_FRAME - 7))
-    assert len(codec.encode(fits)) == MAX_FRAME
+    assert len(wire_codec.encode(fits)) == MAX_FRAME
     with pytest.raises(LocalProtocolError):
-        codec.encode(ManifestReply(bytes(MAX_FRAME - 6)))
+        wire_codec.encode(ManifestReply(bytes(MAX_FRAME - 6)))
     with pytest.raises(RemoteProtocolError, match="C1"):
-        codec.decode(msgpack.packb([5, bytes(MAX_FRAME - 6)]))
+        wire_codec.decode(msgpack.packb([5, bytes(MAX_FRAME - 6)]))
 
 
 def entries(count: int) -> tuple[Position, ...]:
@@ -163,10 +163,10 @@ def entries(count: int) -> tuple[Position, ...]:
 def test_the_fullest_lists_fit_a_frame_and_longer_ones_are_refused() -> None:
     claims = tuple(Claim(*entry, bytes(4)) for entry in entries(MAX_ENTRIES))
     page = Summary(True, 2**64 - 1, bytes(32), claims)
-    assert codec.decode(codec.encode(page)) == page
+    assert wire_codec.decode(wire_codec.encode(page)) == page
     fields = [[*entry.feed, entry.next] for entry in entries(MAX_ENTRIES + 1)]
     with pytest.raises(RemoteProtocolError, match=r"C[25]"):
-        codec.decode(msgpack.packb([3, fields]))
+        wire_codec.decode(msgpack.packb([3, fields]))
 
 
 def test_the_largest_segment_fits_a_frame_even_with_an_epoch_for_every_update() -> None:
@@ -175,13 +175,13 @@ def test_the_largest_segment_fits_a_frame_even_with_an_epoch_for_every_update() 
         EpochScalars(2**32 - 1 - MAX_SEGMENT_UPDATES + i, (-32768,)) for i in range(MAX_SEGMENT_UPDATES)
     )
     segment = Segment(2**64 - 1, 2**32 - 1, worst, bytes(64), 255)
-    assert codec.decode(codec.encode(segment)) == segment
+    assert wire_codec.decode(wire_codec.encode(segment)) == segment
     branch = Branch(worst, bytes(64))
     proof = Proof(Feed(bytes(32), 2**32 - 1), 2**32 - 1, (bytes(32), bytes(32)), (branch, branch))
-    assert codec.decode(codec.encode(proof)) == proof
+    assert wire_codec.decode(wire_codec.encode(proof)) == proof
     too_many = [[0, bytes(2 * (MAX_SEGMENT_UPDATES + 1))]]
     with pytest.raises(RemoteProtocolError, match="C7"):
-        codec.decode(msgpack.packb([1, 0, 0, 0, too_many, bytes(64)]))
+        wire_codec.decode(msgpack.packb([1, 0, 0, 0, too_many, bytes(64)]))
 
 
 GOOD = Segment(1, 0, (EpochScalars(0, (1,)),), bytes(64))
@@ -210,11 +210,11 @@ GOOD = Segment(1, 0, (EpochScalars(0, (1,)),), bytes(64))
 )
 def test_a_message_that_the_peer_would_refuse_is_not_encoded(message: Message) -> None:
     with pytest.raises(LocalProtocolError):
-        codec.encode(message)
+        wire_codec.encode(message)
 
 
 def wire_size(segment: Segment) -> int:
-    return LENGTH_BYTES + len(codec.encode(segment))
+    return LENGTH_BYTES + len(wire_codec.encode(segment))
 
 
 def test_a_segment_of_one_update_takes_at_most_96_bytes_on_the_wire() -> None:

@@ -6,8 +6,8 @@ import asyncio
 import math
 import time
 
-from sfnode.resources.bandwidth import Bandwidth, RateLimit
-from sfnode.resources.token_bucket import BURST
+from sfnode.resources.bandwidth_limits import Bandwidth, RateLimit
+from sfnode.resources.policy import BURST
 from sfprotocol.machine import LINK_TIMEOUT
 
 STALE = 0.2
