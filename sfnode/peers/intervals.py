@@ -1,6 +1,6 @@
-"""How often a node checks its links, announces itself, searches, bootstraps and probes.
+"""The intervals at which a node checks its links, announces itself, searches, bootstraps and probes.
 
-Only the intervals and the bookkeeping of a job that recurs; what each job does is decided in `peers.manager`.
+Only these and the bookkeeping of a job that recurs; what each job does is decided in `peers.manager`.
 """
 
 from __future__ import annotations
