@@ -1,0 +1,356 @@
+"""Decisions of an organiser: what the control feed of an organised run consists of (SPEC O2, O5).
+
+Values and their one encoding. What they mean for a run is decided in `counting`; who may sign them, in
+`control_feed`. Numbers are integers, fixed point where a fraction is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+import msgpack
+
+from sfprotocol.errors import RemoteProtocolError
+
+RATE_ONE = 1 << 32
+"""A rate of 1: rates are counted in units of 2^-32 (SPEC O8)."""
+
+FACTOR_ONE = 1 << 12
+"""A factor of 1: factors are counted in units of 2^-12 (SPEC O8)."""
+
+INCARNATIONS = 64
+"""Feeds that one admission allows (SPEC O6): the number of a feed is that of its member times 64, plus its
+incarnation."""
+
+MAX_DECISION = 192 * 1024
+"""Bytes of one decision: fits a message, and a close that moves 15,000 feeds fits it."""
+
+MAX_MOVES = 16_384
+"""Entries of a list in a decision, for the decoder, which allocates what a list announces."""
+
+MAX_TEXT = 1000
+"""Bytes of an announcement: a paragraph."""
+
+
+class Move(NamedTuple):
+    """The steps of one feed that a close names."""
+
+    feed: int
+    """Number of the feed."""
+    steps: int
+    """How many, beyond the last one named before."""
+    tag: bytes
+    """The first 4 bytes of BLAKE2b-256(salt | chain hash after the last of them): which history is meant.
+    The salt is drawn for the close, so that nobody can prepare two histories with one tag."""
+
+
+class Recount(NamedTuple):
+    """Steps that an earlier seal has skipped, to be counted after all."""
+
+    feed: int
+    epoch: int
+    """The close that named them."""
+
+
+class RateFrom(NamedTuple):
+    """The rate of updates that are labelled with `epoch` or a later one."""
+
+    epoch: int
+    rate: int
+    """In units of 2^-32."""
+
+
+class Extension(NamedTuple):
+    """A field that a later version adds. Whoever does not know an even kind cannot know the run's state."""
+
+    kind: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the open epoch: name the updates that its seal is to judge, and open the next one."""
+
+    epoch: int
+    salt: bytes
+    """8 random bytes."""
+    moves: tuple[Move, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Judge what the close of `epoch` has named: all of it counts but for the feeds that are skipped."""
+
+    epoch: int
+    skipped: tuple[int, ...]
+    recounted: tuple[Recount, ...]
+    digest: bytes
+    """The named digest after the close of `epoch` (SPEC O10); 32 bytes."""
+    factor: int
+    """Of everything that this seal counts, in units of 2^-12."""
+    rates: tuple[RateFrom, ...]
+    """Rates of coming epochs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amend:
+    """End a feed at a step: what was named from there on proves lost."""
+
+    feed: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Let the feeds of an origin count."""
+
+    origin: bytes
+    quota: int
+    """Updates of each of its feeds with one epoch label, at most."""
+    invitation: int
+    """1 + number of the invitation by which it came; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """Publish the key of an invitation: who shows its signature may be admitted."""
+
+    key: bytes
+    uses: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Let nothing of a member count from an epoch label on."""
+
+    member: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeInvitation:
+    """Revoke everybody who came by an invitation, and the invitation itself."""
+
+    invitation: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """Take back what the seals of epochs `first` to `last` have counted, of these members or of all."""
+
+    first: int
+    last: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Change the number of counted updates with which the run is complete."""
+
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Complete the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell everybody something; changes nothing."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Tell how the model of a seal does on the validation rows; changes nothing."""
+
+    epoch: int
+    metric: str
+    value: int
+    """This and the others in units of 10^-6."""
+    low: int
+    high: int
+    loss: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """State the digests after a seal, which everybody can recompute; changes nothing."""
+
+    epoch: int
+    named: bytes
+    """The named digest (SPEC O10)."""
+    cores: bytes
+    """The core digest (SPEC D5) of what counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A decision of a kind that this version does not know."""
+
+    kind: int
+
+
+Decision = (
+    Close
+    | Seal
+    | Amend
+    | Admit
+    | Invite
+    | Revoke
+    | RevokeInvitation
+    | Void
+    | Budget
+    | Finish
+    | Announce
+    | Evaluated
+    | Checkpoint
+    | Unknown
+)
+
+
+class Recorded(NamedTuple):
+    """A decision with the extensions that it came with."""
+
+    decision: Decision
+    extensions: tuple[Extension, ...] = ()
+
+    @property
+    def unsupported(self) -> bool:
+        """Whether the state of the run may depend on something that this version does not know."""
+        critical = isinstance(self.decision, Unknown) and self.decision.kind % 2 == 0
+        return critical or any(extension.kind % 2 == 0 for extension in self.extensions)
+
+
+# -- encoding ----------------------------------------------------------------------------------------
+
+Read = Callable[[Any], Any]
+
+
+def _require(condition: bool, reason: str) -> None:
+    if not condition:
+        raise RemoteProtocolError("O2", reason)
+
+
+def _unsigned(bits: int) -> Read:
+    def read(value: Any) -> int:
+        _require(type(value) is int and 0 <= value < 1 << bits, f"not an unsigned integer of {bits} bits")
+        return cast(int, value)
+
+    return read
+
+
+def _signed(value: Any) -> int:
+    _require(type(value) is int and -(1 << 63) <= value < 1 << 63, "not a signed integer of 64 bits")
+    return cast(int, value)
+
+
+def _binary(length: int) -> Read:
+    def read(value: Any) -> bytes:
+        _require(isinstance(value, bytes) and len(value) == length, f"not {length} bytes")
+        return cast(bytes, value)
+
+    return read
+
+
+def _any_bytes(value: Any) -> bytes:
+    _require(isinstance(value, bytes), "not bytes")
+    return cast(bytes, value)
+
+
+def _text(most: int) -> Read:
+    def read(value: Any) -> str:
+        _require(
+            isinstance(value, str) and len(value.encode()) <= most, f"not a text of {most} bytes at most"
+        )
+        return cast(str, value)
+
+    return read
+
+
+def _ascending(entry: Read, key: Callable[[Any], Any]) -> Read:
+    def read(value: Any) -> tuple[Any, ...]:
+        _require(isinstance(value, list) and len(value) <= MAX_MOVES, "not a list in range")
+        entries = tuple(map(entry, value))
+        _require(all(key(a) < key(b) for a, b in pairwise(entries)), "entries do not ascend")
+        return entries
+
+    return read
+
+
+def _row(build: Callable[..., Any], *reads: Read) -> Read:
+    def read(value: Any) -> Any:
+        _require(isinstance(value, list) and len(value) == len(reads), f"not {len(reads)} fields")
+        return build(*(read(field) for read, field in zip(reads, value, strict=True)))
+
+    return read
+
+
+_U16, _U32, _U64 = _unsigned(16), _unsigned(32), _unsigned(64)
+_ID = _unsigned(31)
+_NUMBERS = _ascending(_ID, lambda number: number)
+_MOVES = _ascending(_row(Move, _ID, _U32, _binary(4)), lambda move: move.feed)
+_RECOUNTS = _ascending(_row(Recount, _ID, _U16), lambda recount: recount)
+_RATES = _ascending(_row(RateFrom, _U32, _U32), lambda rate: rate.epoch)
+_EXTENSIONS = _ascending(_row(Extension, _U16, _any_bytes), lambda extension: extension.kind)
+
+_KINDS: dict[int, tuple[type, tuple[Read, ...]]] = {
+    0: (Close, (_U16, _binary(8), _MOVES)),
+    2: (Seal, (_U16, _NUMBERS, _RECOUNTS, _binary(32), _U16, _RATES)),
+    4: (Amend, (_ID, _U32)),
+    6: (Admit, (_binary(32), _U32, _ID)),
+    8: (Invite, (_binary(32), _U32)),
+    10: (Revoke, (_ID, _U32)),
+    12: (RevokeInvitation, (_ID, _U32)),
+    14: (Void, (_U16, _U16, _NUMBERS)),
+    16: (Budget, (_U32,)),
+    18: (Finish, ()),
+    1: (Announce, (_text(MAX_TEXT),)),
+    3: (Evaluated, (_U16, _text(64), _signed, _signed, _signed, _signed, _U32)),
+    5: (Checkpoint, (_U16, _binary(32), _binary(32))),
+}
+"""Even kinds change the state of a run, odd ones do not. 20 is reserved for published bases."""
+
+_KIND_OF = {decision: kind for kind, (decision, _) in _KINDS.items()}
+_BOUNDS = {"max_array_len": MAX_MOVES, "max_map_len": 0, "max_ext_len": 0}
+
+
+def encode(decision: Decision, extensions: tuple[Extension, ...] = ()) -> bytes:
+    """Return the one encoding of a decision (SPEC O2). Raises RemoteProtocolError if it has none."""
+    fields = [_KIND_OF[type(decision)], *map(_plain, astuple(decision)), _plain(extensions)]
+    data = _pack(fields)
+    decode(data)
+    return data
+
+
+def decode(data: bytes) -> Recorded:
+    """Return the decision that `data` encodes. Raises RemoteProtocolError (SPEC O2) if there is none."""
+    _require(len(data) <= MAX_DECISION, "a decision that is too long")
+    try:
+        fields = msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, **_BOUNDS)
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError("O2", f"not MessagePack: {error}") from None
+    _require(isinstance(fields, list) and len(fields) >= 1, "not an array that begins with a kind")
+    kind = _U16(fields[0])
+    _require(_pack(fields) == data, "not in canonical form")
+    if kind not in _KINDS:
+        return Recorded(Unknown(kind))
+    build, reads = _KINDS[kind]
+    _require(len(fields) == len(reads) + 2, "wrong number of fields")
+    decision = build(*(read(field) for read, field in zip(reads, fields[1:], strict=False)))
+    return Recorded(decision, _EXTENSIONS(fields[-1]))
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _pack(fields: list[Any]) -> bytes:
+    return cast(bytes, msgpack.packb(fields, use_bin_type=True))
