@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.messages import Authority, ControlFork, Entry, Succession, Vote
 from sfprotocol.signing import Sign, signed_by
 
 _CHAIN = b"sfnode-control"
@@ -29,57 +28,6 @@ _SUCCESSION = b"sfnode-succession"
 MAX_DEPUTIES = 64
 MAX_SUCCESSIONS = 64
 """Successions that are kept: only a majority of the deputies together can make another one."""
-
-
-class Entry(NamedTuple):
-    """One decision as it is kept and sent."""
-
-    term: int
-    record: bytes
-    """See `decisions.encode`."""
-    signature: bytes
-    """By the key of the term, over `decision_message`."""
-
-
-class Vote(NamedTuple):
-    """The signature of one deputy, by its place in the manifest, over `succession_message`."""
-
-    deputy: int
-    signature: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Succession:
-    """The deputies' decision that from a position on another key signs."""
-
-    term: int
-    kept: int
-    """Number of decisions that stay."""
-    chain: bytes
-    """The chain hash after them."""
-    key: bytes
-    votes: tuple[Vote, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ControlFork:
-    """Two chain hashes that the key of one term has signed for the same position (SPEC O4)."""
-
-    term: int
-    stop: int
-    """Number of decisions that either chain hash stands for."""
-    chains: tuple[bytes, bytes]
-    signatures: tuple[bytes, bytes]
-
-
-class Authority(NamedTuple):
-    """Those whom the manifest trusts with a run (SPEC O1)."""
-
-    run_id: bytes
-    organiser: bytes
-    deputies: tuple[bytes, ...]
-    votes: int
-    """Deputies that a succession needs, more than half of them."""
 
 
 def genesis(run_id: bytes) -> bytes:

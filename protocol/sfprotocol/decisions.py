@@ -348,6 +348,14 @@ def decode(data: bytes) -> Recorded:
     return Recorded(decision, _EXTENSIONS(fields[-1]))
 
 
+def read(record: bytes) -> Recorded:
+    """Return the decision of a signed record; one that is no decision changes nothing (SPEC O2)."""
+    try:
+        return decode(record)
+    except RemoteProtocolError:
+        return Recorded(Unknown(1))
+
+
 def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 

@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sfprotocol.messages import Card, EpochScalars, Feed, Message, Proof, Segment
+from sfprotocol.messages import (
+    Card,
+    ControlFork,
+    Entry,
+    EpochScalars,
+    Feed,
+    Message,
+    Petition,
+    Proof,
+    Segment,
+    Succession,
+)
 
 LinkId = int
 """Number of a link; chosen by the host and never reused within one process."""
@@ -87,7 +98,42 @@ class Wake:
     """The time that `next_deadline()` named has come."""
 
 
-Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Examined | Wake
+@dataclass(frozen=True, slots=True)
+class OwnDecision:
+    """Whoever holds the organiser's key here has decided; the record is as `decisions.encode` returns it."""
+
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPetition:
+    """This node wants to be admitted."""
+
+    petition: Petition
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A Trace was carried out: `chain` is our chain head of the feed before step `stop`."""
+
+    feed: Feed
+    stop: int
+    chain: bytes
+
+
+Event = (
+    LinkUp
+    | LinkDown
+    | Received
+    | Writable
+    | Served
+    | OwnUpdates
+    | Examined
+    | OwnDecision
+    | OwnPetition
+    | Traced
+    | Wake
+)
 
 
 # -- actions -----------------------------------------------------------------------------------------
@@ -176,7 +222,69 @@ class ContinueAs:
     feed: Feed
 
 
-Action = Admit | Transmit | Serve | Cut | ShowProof | Examine | KeepCard | Drop | ContinueAs
+@dataclass(frozen=True, slots=True)
+class KeepControl:
+    """Keep these decisions durably, from position `first` on, instead of any that were kept from there on."""
+
+    first: int
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAuthority:
+    """Keep this succession or fork of the control feed durably."""
+
+    message: Succession | ControlFork
+
+
+@dataclass(frozen=True, slots=True)
+class Recounted:
+    """Look again at the factors with which the updates of this feed count: decisions have changed them."""
+
+    feed: Feed
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Take the updates of `feed`, of which the first `stop` counted, out of the cores and off the log: they
+    are not of the history that the organiser has named (SPEC O7)."""
+
+    feed: Feed
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Look up our chain head of `feed` before step `stop`, which our log reaches; report Traced."""
+
+    feed: Feed
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Petitioned:
+    """Show this petition to whoever organises the run here."""
+
+    petition: Petition
+
+
+Action = (
+    Admit
+    | Transmit
+    | Serve
+    | Cut
+    | ShowProof
+    | Examine
+    | KeepCard
+    | KeepControl
+    | KeepAuthority
+    | Recounted
+    | Rollback
+    | Trace
+    | Petitioned
+    | Drop
+    | ContinueAs
+)
 
 
 # -- counters ----------------------------------------------------------------------------------------
@@ -200,8 +308,12 @@ class Counters:
     cards: int = 0
     """Cards of others that were news."""
     incarnations: int = 0
+    rollbacks: int = 0
+    """Feeds of which another history was here than the one that was named."""
+    decisions: int = 0
+    """Decisions, successions and forks of the control feed that were news."""
 
     @property
     def news(self) -> int:
         """Number that increases whenever something made by others changes our state."""
-        return self.admitted + self.cuts + self.cards
+        return self.admitted + self.cuts + self.cards + self.decisions

@@ -63,7 +63,7 @@ def _meets_cut(state: FeedState, event: Examined, found: Finding) -> bool:
     theirs = event.against
     if not isinstance(theirs, Segment) or found.same_until is None or event.kept is None:
         return False
-    if not theirs.first <= state.cut <= theirs.stop:
+    if not theirs.first <= state.cut <= theirs.stop or not state.cut_chain:
         return False
     return extend(event.chain, first_updates(theirs.parts, state.cut - theirs.first)) != state.cut_chain
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sfprotocol import seeds
+from sfprotocol.counting import Counting
 from sfprotocol.messages import Claim, Feed, RunParameters
 from sfprotocol.signing import genesis
 
@@ -34,10 +35,33 @@ class FeedState:
     chain: bytes
     epoch: int
     """Epoch of the last update; 0 for an empty feed."""
-    cut: int = UNCUT
-    """The first step that never counts."""
-    cut_chain: bytes = b""
+    labelled: int = 0
+    """Number of updates at its end that belong to this epoch."""
+    forked: int = UNCUT
+    """The lowest step at which a proof shows two histories."""
+    forked_chain: bytes = b""
     """The chain head there."""
+    named: int = 0
+    """In an organised run: the first step that no close has named. Forks do not cut below it (SPEC O7)."""
+    ended: int = UNCUT
+    """In an organised run: the step at which the organiser has ended the feed."""
+
+    @property
+    def cut(self) -> int:
+        """The first step that never counts."""
+        if self.forked == UNCUT and self.ended == UNCUT:
+            return UNCUT
+        return min(self.ended, max(self.forked, self.named))
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether its origin is proven to have signed two histories."""
+        return self.forked != UNCUT
+
+    @property
+    def cut_chain(self) -> bytes:
+        """The chain head there, as far as a proof tells: what a close has named is told by its tag."""
+        return self.forked_chain if self.cut == self.forked else b""
 
     @property
     def open(self) -> bool:
@@ -61,6 +85,10 @@ class Frontier:
 
     def __init__(self, run: RunParameters) -> None:
         self.run = run
+        self.counting: Counting | None = None
+        """What the organiser has decided; None in an open run. Set and changed by `control_sync`."""
+        self.control = b""
+        """What the state digest says of the control feed (SPEC O10)."""
         self.known = 0
         self._states: dict[Feed, FeedState] = {}
         self._order: list[Feed] = []
@@ -90,7 +118,13 @@ class Frontier:
     def lacks(self, feed: Feed, following: int) -> bool:
         """Return whether a peer with `feed` up to step `following` has updates that we lack and may count."""
         state = self._states.get(feed)
-        return following > state.next and state.open if state else following > 0
+        if state:
+            return following > state.next and state.open
+        return following > 0 and self.may_hold(feed)
+
+    def may_hold(self, feed: Feed) -> bool:
+        """Return whether updates of `feed` may be held at all (SPEC O6)."""
+        return self.counting is None or self.counting.number(feed) is not None
 
     def is_cut(self, feed: Feed) -> bool:
         """Return whether the origin of this feed was caught with two histories of it (SPEC E4)."""
@@ -103,14 +137,35 @@ class Frontier:
         if known:
             return known
         key = seeds.feed_key(self.run.run_id, feed.origin, feed.incarnation)
-        return FeedState(feed, key, 0, genesis(self.run.run_id, feed), 0)
+        state = FeedState(feed, key, 0, genesis(self.run.run_id, feed), 0)
+        number = self.counting.number(feed) if self.counting else None
+        if self.counting and number is not None:
+            state.named, state.ended = self.counting.named(number), self.counting.ended(number)
+        return state
 
-    def advance(self, feed: Feed, following: int, chain: bytes, epoch: int) -> None:
-        """Record that everything before step `following` is admitted; `chain` is the head there."""
+    def advance(self, feed: Feed, following: int, chain: bytes, epoch: int, labelled: int = 0) -> None:
+        """Record that everything before step `following` is admitted; `chain` is the head there.
+
+        `labelled` updates at the end belong to `epoch`; an open run does not need to know how many.
+        """
         state = self._kept(feed)
         self.known += following - state.next
-        state.next, state.chain, state.epoch = following, chain, epoch
+        state.next, state.chain, state.epoch, state.labelled = following, chain, epoch, labelled
         self._changed(state)
+
+    def reset(self, feed: Feed) -> None:
+        """Forget all updates of `feed`: they are of another history than the one that was named (SPEC O7)."""
+        state = self._kept(feed)
+        self.known -= state.next
+        state.next, state.chain, state.epoch, state.labelled = 0, genesis(self.run.run_id, feed), 0, 0
+        self._changed(state)
+
+    def named(self, feed: Feed, stop: int, ended: int) -> None:
+        """Record that closes have named `feed` up to step `stop`, and that it was ended at step `ended`."""
+        if feed in self._states:
+            state = self._states[feed]
+            state.named, state.ended = stop, ended
+            self._changed(state)
 
     def cut(self, feed: Feed, at: int, chain: bytes) -> None:
         """Let nothing of `feed` count from step `at` on; `chain` is the head there (SPEC E4).
@@ -119,13 +174,18 @@ class Frontier:
         that its head there is `chain`.
         """
         state = self._kept(feed)
-        if at >= state.cut:
+        if at >= state.forked:
             return
-        state.cut, state.cut_chain = at, chain
-        if state.next > at:
+        state.forked, state.forked_chain = at, chain
+        if state.next > state.cut == at:
             self.known -= state.next - at
             state.next, state.chain = at, chain
         self._changed(state)
+
+    def tell_control(self, control: bytes) -> None:
+        """Set what the state digest says of the control feed (SPEC O10)."""
+        self.control = control
+        self._digest = None
 
     def claims(self) -> list[Claim]:
         """Return the entry of every feed in a Summary, in the order of feeds."""
@@ -138,7 +198,7 @@ class Frontier:
     def digest(self) -> bytes:
         """Return the state digest (SPEC D3): equal digests mean equal sets of updates, hence equal models."""
         if self._digest is None:
-            records = b"".join(self._records[feed] for feed in self._order)
+            records = self.control + b"".join(self._records[feed] for feed in self._order)
             hasher = hashlib.blake2b(self.run.run_id + records, digest_size=32, person=b"sfnode-state")
             self._digest = hasher.digest()
         return self._digest

@@ -31,20 +31,38 @@ from sfprotocol.events import (
     Event,
     Examine,
     Examined,
+    KeepAuthority,
     KeepCard,
+    KeepControl,
     LinkDown,
     LinkId,
     LinkUp,
     OwnUpdates,
+    Petitioned,
     Received,
+    Recounted,
+    Rollback,
     Serve,
     Served,
     ShowProof,
+    Trace,
+    Traced,
     Transmit,
     Wake,
 )
 from sfprotocol.machine import Machine
-from sfprotocol.messages import Card, EpochScalars, Feed, Message, Proof, RunParameters, Segment
+from sfprotocol.messages import (
+    Card,
+    ControlFork,
+    EpochScalars,
+    Feed,
+    Message,
+    Petition,
+    Proof,
+    RunParameters,
+    Segment,
+    Succession,
+)
 from sfprotocol.signing import genesis
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
@@ -73,6 +91,11 @@ class Commit:
     cards: tuple[Card, ...] = ()
     own: Feed | None = None
     """Our own feed from now on; None if it has not changed."""
+    rollbacks: tuple[Rollback, ...] = ()
+    """Feeds whose updates leave the log before any of `admits` comes, in an organised run."""
+    control: tuple[KeepControl, ...] = ()
+    """Changes of the control feed, in order."""
+    authority: tuple[Succession | ControlFork, ...] = ()
 
 
 class Store(Protocol):
@@ -122,7 +145,8 @@ class Close:
 class Advanced:
     """Notice that the updates of `feed` below step `before` counted until now, and those below `stop` do now.
 
-    `stop` is below `before` after a cut. Whoever applies updates reads them from the store.
+    `stop` is below `before` after a cut, and equal to it where factors have changed and nothing else (see
+    `Machine.runs`). Whoever applies updates reads them from the store.
     """
 
     feed: Feed
@@ -130,7 +154,14 @@ class Advanced:
     stop: int
 
 
-Effect = Send | Close | Advanced
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Show this petition to the organiser, if it is here."""
+
+    petition: Petition
+
+
+Effect = Send | Close | Advanced | Asked
 
 
 # -- the host ----------------------------------------------------------------------------------------
@@ -189,10 +220,11 @@ class Host:
         state, run = machine.frontier.state(own), machine.run
         posted = [event for event in self._events if isinstance(event, OwnUpdates) and event.feed == own]
         first = state.next + sum(len(part.scalars) for event in posted for part in event.parts)
-        count = min(most, run.update_budget - first, MAX_SEGMENT_UPDATES)
+        room = machine.room - (first - state.next) if run.organised else run.update_budget - first
+        count = min(most, room, MAX_SEGMENT_UPDATES)
         if count <= 0:
             return None
-        epoch = max(state.epoch, run.epoch_of(machine.frontier.known))
+        epoch = max(state.epoch, machine.epoch)
         epoch = max([epoch, *(event.parts[-1].epoch for event in posted)])
         return OwnUpdates(own, first, (EpochScalars(epoch, tuple(scalar() for _ in range(count))),))
 
@@ -256,8 +288,17 @@ class Host:
                 return Advanced(feed, segment.first, segment.first + counted)
             case Cut(proof=proof, stop=stop) if stop > proof.cut:
                 return Advanced(proof.feed, stop, proof.cut)
+            case Recounted(feed=feed):
+                held = self.machine.frontier.next(feed)
+                return Advanced(feed, held, held)
+            case Rollback(feed=feed, stop=stop):
+                return Advanced(feed, stop, 0)
+            case Petitioned(petition=petition):
+                return Asked(petition)
             case Examine():
                 self._examine(action)
+            case Trace(feed=feed, stop=stop):
+                self.post(Traced(feed, stop, self._store.past(feed, stop)[0]))
         return None  # durable by now, or for a link that is gone
 
     def _serve(self, serve: Serve, frames: _Frames) -> Send:
@@ -274,13 +315,25 @@ class Host:
 
 def commit_of(actions: list[Action]) -> Commit | None:
     """Return what of `actions` has to be durable before the others are carried out; None if nothing has."""
-    admits = tuple(action for action in actions if isinstance(action, Admit))
+    admits: list[Admit] = []
+    for action in actions:
+        if isinstance(action, Rollback):  # what came before it in this round leaves with the rest
+            admits = [admit for admit in admits if admit.feed != action.feed]
+        elif isinstance(action, Admit):
+            admits.append(action)
     cuts = tuple(action for action in actions if isinstance(action, Cut))
     cards = tuple(action.card for action in actions if isinstance(action, KeepCard))
     renewals = [action.feed for action in actions if isinstance(action, ContinueAs)]
-    if not (admits or cuts or cards or renewals):
-        return None
-    return Commit(admits, cuts, cards, renewals[-1] if renewals else None)
+    commit = Commit(
+        tuple(admits),
+        cuts,
+        cards,
+        renewals[-1] if renewals else None,
+        tuple(action for action in actions if isinstance(action, Rollback)),
+        tuple(action for action in actions if isinstance(action, KeepControl)),
+        tuple(action.message for action in actions if isinstance(action, KeepAuthority)),
+    )
+    return None if commit == Commit() else commit
 
 
 class _Frames:

@@ -29,18 +29,24 @@ from sfprotocol.events import LinkId
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import (
     Card,
+    Control,
+    ControlFork,
+    ControlHead,
+    ControlWant,
     Feed,
     Goodbye,
     Have,
     Hello,
     Message,
+    Petition,
     Proof,
     Prune,
     Segment,
+    Succession,
     Summary,
     Want,
 )
-from sfprotocol.rate_limit import Waste
+from sfprotocol.rate_limit import Bucket, Waste
 
 MAX_FEEDS = 65_536
 """Feeds of one run, and names that one link may teach us of feeds of which we have nothing: 40 MB for the
@@ -62,7 +68,8 @@ TRANSITIONS: dict[LinkState, frozenset[LinkState]] = {
 }
 """The states that may follow each state."""
 
-_AFTER_HELLO = frozenset({Segment, Summary, Have, Want, Prune, Proof, Card, Goodbye})
+_CONTROL = frozenset({ControlHead, ControlWant, Control, Succession, ControlFork, Petition})
+_AFTER_HELLO = frozenset({Segment, Summary, Have, Want, Prune, Proof, Card, Goodbye}) | _CONTROL
 
 ALLOWED: dict[LinkState, frozenset[type]] = {
     LinkState.UP: frozenset({Hello, Goodbye}),
@@ -171,6 +178,24 @@ class ProofsShown:
 
 
 @dataclass(slots=True)
+class ControlKnown:
+    """The two sides' knowledge of each other's control feed, in an organised run (SPEC O12)."""
+
+    told: ControlHead | None = None
+    """What the peer was last told of ours."""
+    theirs: ControlHead | None = None
+    """What the peer last told of its own."""
+    sent: int = 0
+    """The position up to which it was sent decisions that it asked for."""
+    asked_at: float = float("-inf")
+    """Time at which it was last asked for decisions and has not answered."""
+    back: int = 0
+    """Decisions by which we go back to look for where the two sequences part."""
+    petitions: Bucket = field(default_factory=lambda: Bucket(float("inf"), 0.0))
+    """Petitions that this link may bring."""
+
+
+@dataclass(slots=True)
 class Link:
     """Everything that the machine knows about one link and the peer behind it."""
 
@@ -197,6 +222,7 @@ class Link:
     agreement: Agreement = field(default_factory=Agreement)
     proofs: ProofsShown = field(default_factory=ProofsShown)
     waste: Waste = field(default_factory=Waste)
+    control: ControlKnown = field(default_factory=ControlKnown)
 
     def enter(self, state: LinkState) -> None:
         """Change to `state`. Raises LocalProtocolError unless TRANSITIONS allows it."""

@@ -22,9 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sfprotocol import anti_entropy, inquiries, plumtree, validation, wire_codec
+from sfprotocol import anti_entropy, holding, inquiries, plumtree, validation, wire_codec
 from sfprotocol.anti_entropy import SYNC_INTERVAL
 from sfprotocol.cards import Cards
+from sfprotocol.control_sync import NOTHING_KEPT, Kept
+from sfprotocol.counting import Run
+from sfprotocol.decisions import FACTOR_ONE
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import (
     Action,
@@ -37,9 +40,12 @@ from sfprotocol.events import (
     LinkDown,
     LinkId,
     LinkUp,
+    OwnDecision,
+    OwnPetition,
     OwnUpdates,
     Received,
     Served,
+    Traced,
     Transmit,
     Wake,
     Writable,
@@ -63,10 +69,12 @@ from sfprotocol.messages import (
     Want,
 )
 from sfprotocol.names import NAMELESS, Names
+from sfprotocol.organised import Organised
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.plumtree import Tree
 from sfprotocol.pulls import Pulls
 from sfprotocol.rate_limit import FRAME_COST
+from sfprotocol.segments import first_updates
 from sfprotocol.signing import Sign, Verify, verifies
 from sfprotocol.validation import Verified
 
@@ -97,8 +105,12 @@ class Machine:
         cards: Iterable[Card] = (),
         names: Names = NAMELESS,
         verify: Verify = verifies,
+        control: Kept = NOTHING_KEPT,
+        sign_control: Sign | None = None,
     ) -> None:
-        """`own` is None for a relay. `proven`: nobody can know more of `own` than `frontier` (SPEC I2).
+        """`own` is None for a relay. `control` is what was kept of an organised run's decisions, and
+        `sign_control` signs with its organiser's key.
+        `proven`: nobody can know more of `own` than `frontier` (SPEC I2).
         `cards` are those kept so far; `names` are those that our own feed is to have."""
         self.run = run
         self.frontier = frontier
@@ -123,6 +135,20 @@ class Machine:
         self._forks = ForkResolution(
             frontier, self.links, self._pulls, self._own, self.counters, verify=verify
         )
+        self.organised = (
+            Organised(
+                frontier,
+                self.links,
+                self._pulls,
+                self._own,
+                self.counters,
+                kept=control,
+                sign=sign_control,
+            )
+            if run.organised
+            else None
+        )
+        """The organiser's decisions and what follows from them; None in an open run."""
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -134,12 +160,35 @@ class Machine:
     @property
     def may_compute(self) -> bool:
         """Whether new updates of our own may be made now."""
-        return self.own is not None and self._own.proven and not self.complete
+        return self.own is not None and self._own.proven and not self.complete and self.room > 0
 
     @property
     def complete(self) -> bool:
-        """Whether the update budget of the run is used up (SPEC U6)."""
+        """Whether nobody makes updates any more (SPEC U6, O11)."""
+        if self.organised:
+            return self.organised.counting.complete
         return self.frontier.known >= self.run.update_budget
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of a new update (SPEC U5, O6)."""
+        if self.organised:
+            return self.organised.counting.open_epoch
+        return self.run.epoch_of(self.frontier.known)
+
+    @property
+    def room(self) -> int:
+        """Number of updates that may be made in this epoch, those under way included (SPEC U6, O6)."""
+        if self.organised:
+            return self.organised.room(self.own)
+        return max(0, self.run.update_budget - self.frontier.known)
+
+    def runs(self, feed: Feed) -> tuple[Run, ...]:
+        """Return the factors with which the updates of `feed` that are here count (SPEC O8)."""
+        held = self.frontier.next(feed)
+        if self.organised:
+            return self.organised.runs(feed, held)
+        return (Run(held, FACTOR_ONE),) if held else ()
 
     @property
     def lacking(self) -> int:
@@ -149,7 +198,8 @@ class Machine:
     def next_deadline(self) -> float:
         """Return the time at which Wake is due at the latest."""
         announcing = min((link.outbox.announce_at for link in self.links.values()), default=float("inf"))
-        return min(self._next_tick, self._own.deadline, self._pulls.deadline(), announcing)
+        own = min(self._own.deadline, self.organised.deadline() if self.organised else float("inf"))
+        return min(self._next_tick, own, self._pulls.deadline(), announcing)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in one event; return what to do, in order. Raises LocalProtocolError on misuse only."""
@@ -162,6 +212,10 @@ class Machine:
                 return self._on_wake(now)
             case Examined():
                 return self._on_examined(event, now)
+            case OwnDecision() | OwnPetition() | Traced():
+                if self.organised is None:
+                    raise LocalProtocolError(f"{type(event).__name__} in an open run")
+                return self.organised.handle(event, now)
         link = self.links.get(event.link)
         if link is None:
             return []  # it was dropped meanwhile
@@ -244,7 +298,9 @@ class Machine:
             case Goodbye():
                 return self._drop(link, "", now)
             case _:
-                raise LocalProtocolError(f"no handler for an allowed {type(message).__name__}")
+                if self.organised is None:
+                    raise RemoteProtocolError("O12", "a decision in an open run")
+                return self.organised.on_message(link, message, now)
 
     def _on_hello(self, link: Link, hello: Hello, now: float) -> list[Action]:
         if hello.version != PROTOCOL_VERSION:
@@ -253,7 +309,8 @@ class Machine:
             return self._part(link, "another run", now)
         link.enter(LinkState.GREETED)
         link.role, link.known = hello.role, hello.known
-        return anti_entropy.tell_all(link, self.frontier, now)
+        decided = self.organised.introduce(link) if self.organised else []
+        return [*decided, *anti_entropy.tell_all(link, self.frontier, now)]
 
     # -- anti-entropy ------------------------------------------------------------------------------
 
@@ -295,13 +352,14 @@ class Machine:
         return actions + plumtree.flush(link, self.frontier)
 
     def _check_length(self, following: int) -> None:
-        if following > self.run.update_budget:
+        if self.organised is None and following > self.run.update_budget:
             raise RemoteProtocolError("U6", "a feed longer than the run")
 
     def _on_wake(self, now: float) -> list[Action]:
         actions: list[Action] = []
         if now >= self._own.deadline:
             actions += self._own.renew()
+        actions += self.organised.wake(now) if self.organised else []
         actions += self._pulls.wake(now)
         for link in self.links.values():
             if now >= link.outbox.announce_at:
@@ -324,7 +382,9 @@ class Machine:
         ready = [link for link in self.links.values() if link.greeted]
         if ready:
             self._turn += 1
-            actions += anti_entropy.tell(ready[self._turn % len(ready)], self.frontier, now)
+            link = ready[self._turn % len(ready)]
+            actions += self.organised.tell(link, now) if self.organised else []
+            actions += anti_entropy.tell(link, self.frontier, now)
         if self.may_compute and self.own:
             actions += self.cards.sign_own(self.own)
         return actions
@@ -344,8 +404,13 @@ class Machine:
         self.counters.segments += 1
         feeds = link.names.matching(segment.feed_key, self.frontier)
         states = [self.frontier.state(feed) for feed in feeds]
+        counting = self.frontier.counting
+        if self.organised and holding.early(counting, segment):
+            self.counters.gaps += 1
+            self.organised.early(link, feeds, segment, now)
+            return []
         for state in states:
-            if verified := validation.verify(self.run, state, segment, self._verify):
+            if verified := validation.verify(self.run, state, segment, self._verify, counting):
                 return self._on_fresh(link, state, verified, now)
         if len(states) != 1:
             self.counters.unnamed += 1  # no name or several; Summaries carry full names and repair this
@@ -394,7 +459,9 @@ class Machine:
             raise LocalProtocolError(
                 f"admitting step {segment.first} of a feed at {self.frontier.next(feed)}"
             )
-        self.frontier.advance(feed, segment.first + counted, counted_chain, segment.parts[-1].epoch)
+        parts = first_updates(segment.parts, counted)
+        labelled = holding.labelled_after(self.frontier.state(feed), parts)
+        self.frontier.advance(feed, segment.first + counted, counted_chain, segment.parts[-1].epoch, labelled)
         self.counters.admitted += counted
         self._pulls.progressed(feed, link, now)
         plumtree.mark(self.links, self.frontier.state(feed), segment, hops, now)

@@ -15,6 +15,16 @@ Scalar = int
 """A quantised directional derivative, in units of the manifest's scalar_delta."""
 
 
+class Authority(NamedTuple):
+    """Those whom the manifest trusts with a run (SPEC O1)."""
+
+    run_id: bytes
+    organiser: bytes
+    deputies: tuple[bytes, ...]
+    votes: int
+    """Deputies that a succession needs, more than half of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunParameters:
     """The part of the manifest that the protocol must know (SPEC M4)."""
@@ -27,6 +37,10 @@ class RunParameters:
     """1 or 2."""
     scalar_limit: int
     """Largest magnitude of a scalar."""
+    organised: Authority | None = None
+    """Those whose decisions say what counts; None in an open run."""
+    rate: int = 0
+    """Of updates in an organised run until a seal says otherwise, in units of 2^-32."""
 
     @property
     def last_epoch(self) -> int:
@@ -232,6 +246,87 @@ class PartReply:
     data: bytes
 
 
+class Entry(NamedTuple):
+    """One decision as it is kept and sent."""
+
+    term: int
+    record: bytes
+    """See `decisions.encode`."""
+    signature: bytes
+    """By the key of the term, over `decision_message`."""
+
+
+class Vote(NamedTuple):
+    """The signature of one deputy, by its place in the manifest, over `succession_message`."""
+
+    deputy: int
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """The deputies' decision that from a position on another key signs."""
+
+    term: int
+    kept: int
+    """Number of decisions that stay."""
+    chain: bytes
+    """The chain hash after them."""
+    key: bytes
+    votes: tuple[Vote, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlFork:
+    """Two chain hashes that the key of one term has signed for the same position (SPEC O4)."""
+
+    term: int
+    stop: int
+    """Number of decisions that either chain hash stands for."""
+    chains: tuple[bytes, bytes]
+    signatures: tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlHead:
+    """How much of the control feed the sender has (SPEC O12)."""
+
+    term: int
+    stop: int
+    """Number of decisions."""
+    chain: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ControlWant:
+    """A request for the decisions from a position on."""
+
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Consecutive decisions of the control feed."""
+
+    first: int
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Petition:
+    """A newcomer's request to be admitted (SPEC O13): its key, and what speaks for it."""
+
+    origin: bytes
+    nonce: int
+    """A proof of work; 0 if none is shown."""
+    invitation: int
+    """1 + number of the invitation; 0 if there is none."""
+    voucher: bytes
+    """The invitation key's signature of the origin; empty without an invitation."""
+    signature: bytes
+    """By the origin."""
+
+
 @dataclass(frozen=True, slots=True)
 class Goodbye:
     """The last message on a link (SPEC L5)."""
@@ -252,5 +347,11 @@ Message = (
     | ManifestReply
     | PartRequest
     | PartReply
+    | ControlHead
+    | ControlWant
+    | Control
+    | Succession
+    | ControlFork
+    | Petition
     | Goodbye
 )

@@ -14,12 +14,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from sfprotocol import validation
+from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import Action, ContinueAs, Counters, OwnUpdates
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Feed, Segment
 from sfprotocol.signing import Sign, extend, head_message
 from sfprotocol.validation import Verified
+
+
+def fresh(frontier: Frontier, origin: bytes, drawn: int) -> Feed:
+    """Return a feed of `origin` that nobody has heard of, given 32 random bits (SPEC I1).
+
+    An organised run has 64 for each origin (SPEC O6): the first from the drawn one on of which nothing is
+    here. When all are used up, the drawn one, which can only be cut.
+    """
+    if frontier.run.organised is None:
+        return Feed(origin, drawn)
+    turns = (Feed(origin, (drawn + turn) % INCARNATIONS) for turn in range(INCARNATIONS))
+    return next((feed for feed in turns if feed not in frontier), Feed(origin, drawn % INCARNATIONS))
 
 
 class OwnFeed:
@@ -80,7 +93,7 @@ class OwnFeed:
     def renew(self) -> list[Action]:
         """Continue under a new incarnation, of which nobody can know yet (SPEC I3)."""
         assert self.feed is not None
-        self.feed = Feed(self.feed.origin, self._draw())
+        self.feed = fresh(self._frontier, self.feed.origin, self._draw())
         self.proven = True
         self._counters.incarnations += 1
         return [ContinueAs(self.feed)]
@@ -93,7 +106,7 @@ class OwnFeed:
         if updates.first != state.next:
             raise LocalProtocolError(f"own updates from step {updates.first}; the feed is at {state.next}")
         segment = Segment(state.key, updates.first, updates.parts, b"")
-        if fault := validation.fault(run, state, segment):
+        if fault := validation.fault(run, state, segment, self._frontier.counting):
             raise LocalProtocolError(fault)
         chain = extend(state.chain, updates.parts)
         signature = self._sign(head_message(run.run_id, updates.feed, segment.stop, chain))

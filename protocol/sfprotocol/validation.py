@@ -9,6 +9,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
+from sfprotocol import holding
+from sfprotocol.counting import Counting
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import RunParameters, Segment
 from sfprotocol.segments import drop_updates, first_updates, without_front
@@ -29,20 +31,29 @@ class Verified(NamedTuple):
     """The chain head after the updates that count."""
 
 
-def fault(run: RunParameters, state: FeedState, segment: Segment) -> str | None:
-    """Return the rule that `segment` breaks as the continuation of `state`, or None. Hashes nothing."""
+def fault(
+    run: RunParameters, state: FeedState, segment: Segment, counting: Counting | None = None
+) -> str | None:
+    """Return the rule that `segment` breaks as the continuation of `state`, or None. Hashes nothing.
+
+    `counting` is the state of an organised run, None in an open one.
+    """
     epochs = [part.epoch for part in segment.parts]
     if not all(part.scalars for part in segment.parts) or not 0 < segment.count <= MAX_SEGMENT_UPDATES:
         return "S4: a segment without updates, or with too many"
     if any(a >= b for a, b in pairwise(epochs)):
         return "S4: parts that are not in ascending order of epoch"
-    if segment.stop > run.update_budget:
-        return "U6: a feed longer than the run"
-    if epochs[0] < state.epoch or epochs[-1] > run.last_epoch:
-        return "U5: an epoch that goes back or passes the budget"
+    if epochs[0] < state.epoch:
+        return "U5: an epoch that goes back"
     limit = run.scalar_limit
     if any(max(part.scalars) > limit or min(part.scalars) < -limit for part in segment.parts):
         return "U3: a scalar beyond the limit"
+    if counting is not None:
+        return holding.fault(counting, state, segment)
+    if segment.stop > run.update_budget:
+        return "U6: a feed longer than the run"
+    if epochs[-1] > run.last_epoch:
+        return "U5: an epoch that passes the budget"
     return None
 
 
@@ -51,7 +62,13 @@ def due(state: FeedState, segment: Segment) -> bool:
     return segment.first <= state.next < segment.stop and state.open
 
 
-def verify(run: RunParameters, state: FeedState, segment: Segment, signed: Verify) -> Verified | None:
+def verify(
+    run: RunParameters,
+    state: FeedState,
+    segment: Segment,
+    signed: Verify,
+    counting: Counting | None = None,
+) -> Verified | None:
     """Return the part of `segment` that is new to `state`.
 
     None when nothing of it is due, or when it breaks a rule, or when the signature is not the origin's over
@@ -60,11 +77,11 @@ def verify(run: RunParameters, state: FeedState, segment: Segment, signed: Verif
     if not due(state, segment):
         return None
     fresh = without_front(segment, state.next)
-    if fault(run, state, fresh):
+    if fault(run, state, fresh, counting) or (counting and not holding.follows(counting, state, fresh)):
         return None
     counted = min(fresh.count, state.cut - state.next)
     counted_chain = extend(state.chain, first_updates(fresh.parts, counted))
-    if state.next + counted == state.cut and counted_chain != state.cut_chain:
+    if state.next + counted == state.cut and counted_chain != (state.cut_chain or counted_chain):
         return None
     chain = extend(counted_chain, drop_updates(fresh.parts, counted))
     if not signed(run.run_id, state.feed, fresh.stop, chain, segment.signature):

@@ -15,12 +15,18 @@ from typing import Any, TypeVar, cast
 import msgpack
 
 from sfprotocol import names
+from sfprotocol.decisions import MAX_DECISION
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.messages import (
     Ahead,
     Branch,
     Card,
     Claim,
+    Control,
+    ControlFork,
+    ControlHead,
+    ControlWant,
+    Entry,
     EpochScalars,
     Feed,
     Goodbye,
@@ -31,11 +37,14 @@ from sfprotocol.messages import (
     Message,
     PartReply,
     PartRequest,
+    Petition,
     Position,
     Proof,
     Prune,
     Segment,
+    Succession,
     Summary,
+    Vote,
     Want,
 )
 
@@ -153,6 +162,12 @@ _ENCODERS: dict[type, Callable[[Any, int], list[Any]]] = {
     PartRequest: lambda m, _: [10, m.listing, m.part, m.offset, m.length],
     PartReply: lambda m, _: [11, m.size, m.data],
     Card: lambda m, _: [12, *m.feed, m.step, m.name, m.team, m.signature],
+    ControlHead: lambda m, _: [13, m.term, m.stop, m.chain],
+    ControlWant: lambda m, _: [14, m.first],
+    Control: lambda m, _: [15, m.first, [list(entry) for entry in m.entries]],
+    Succession: lambda m, _: [16, m.term, m.kept, m.chain, m.key, [list(vote) for vote in m.votes]],
+    ControlFork: lambda m, _: [17, m.term, m.stop, *m.chains, *m.signatures],
+    Petition: lambda m, _: [18, m.origin, m.nonce, m.invitation, m.voucher, m.signature],
 }
 
 
@@ -293,6 +308,55 @@ def _decode_card(f: list[Any], _: int) -> Card:
     return Card(_feed(f[1], f[2]), _unsigned(f[3], _U32, "step"), f[4], f[5], _binary(f[6], 64, "signature"))
 
 
+def _decode_control_head(f: list[Any], _: int) -> ControlHead:
+    return ControlHead(
+        _unsigned(f[1], _U32, "term"), _unsigned(f[2], _U32, "position"), _binary(f[3], 32, "chain")
+    )
+
+
+def _decode_control(f: list[Any], _: int) -> Control:
+    entries = [_fields(item, 3, "decision") for item in _list(f[2], MAX_ENTRIES, "decisions")]
+    for _term, record, _signature in entries:
+        _require(isinstance(record, bytes) and len(record) <= MAX_DECISION, "C5", "a decision is too long")
+    return Control(
+        _unsigned(f[1], _U32, "position"),
+        tuple(
+            Entry(_unsigned(term, _U32, "term"), record, _binary(signature, 64, "signature"))
+            for term, record, signature in entries
+        ),
+    )
+
+
+def _decode_succession(f: list[Any], _: int) -> Succession:
+    return Succession(
+        _unsigned(f[1], _U32, "term"),
+        _unsigned(f[2], _U32, "position"),
+        _binary(f[3], 32, "chain"),
+        _binary(f[4], 32, "key"),
+        _entries(f[5], _vote, attrgetter("deputy")),
+    )
+
+
+def _vote(value: Any) -> Vote:
+    deputy, signature = _fields(value, 2, "vote")
+    return Vote(_unsigned(deputy, 255, "deputy"), _binary(signature, 64, "signature"))
+
+
+def _decode_control_fork(f: list[Any], _: int) -> ControlFork:
+    return ControlFork(
+        _unsigned(f[1], _U32, "term"),
+        _unsigned(f[2], _U32, "position"),
+        (_binary(f[3], 32, "chain"), _binary(f[4], 32, "chain")),
+        (_binary(f[5], 64, "signature"), _binary(f[6], 64, "signature")),
+    )
+
+
+def _decode_petition(f: list[Any], _: int) -> Petition:
+    _require(f[4] == b"" or (isinstance(f[4], bytes) and len(f[4]) == 64), "C5", "voucher is no signature")
+    origin, nonce = _binary(f[1], 32, "origin"), _unsigned(f[2], _U64, "nonce")
+    return Petition(origin, nonce, _unsigned(f[3], _U32, "invitation"), f[4], _binary(f[5], 64, "signature"))
+
+
 def _decode_goodbye(f: list[Any], _: int) -> Goodbye:
     _require(isinstance(f[1], str) and len(f[1].encode()) <= MAX_REASON, "C5", "reason is not a short string")
     return Goodbye(f[1])
@@ -312,4 +376,10 @@ _DECODERS: dict[int, tuple[int, Callable[[list[Any], int], Message]]] = {
     10: (5, _decode_part_request),
     11: (3, _decode_part_reply),
     12: (7, _decode_card),
+    13: (4, _decode_control_head),
+    14: (2, lambda f, _: ControlWant(_unsigned(f[1], _U32, "position"))),
+    15: (3, _decode_control),
+    16: (6, _decode_succession),
+    17: (7, _decode_control_fork),
+    18: (6, _decode_petition),
 }

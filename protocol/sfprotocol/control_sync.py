@@ -1,0 +1,255 @@
+"""The control feed among neighbours: telling, asking and passing on decisions (SPEC O12).
+
+Peers tell each other how much they have. Whoever has less asks; short news is sent without being asked for.
+Where two sequences differ, the peer is asked for an earlier and earlier part of its own, until the two
+signatures at one position are found that prove a fork. What a decision means for feeds, `machine` sees to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sfprotocol import decisions
+from sfprotocol.control_feed import ControlFeed, succession_message
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import Admit
+from sfprotocol.errors import LocalProtocolError
+from sfprotocol.events import Action, Counters, KeepAuthority, KeepControl, LinkId, Transmit
+from sfprotocol.frontier import Frontier
+from sfprotocol.link import Link
+from sfprotocol.messages import (
+    Control,
+    ControlFork,
+    ControlHead,
+    ControlWant,
+    Entry,
+    Message,
+    Succession,
+)
+from sfprotocol.rate_limit import FORGERY_COST
+from sfprotocol.signing import Sign
+from sfprotocol.wire_codec import MAX_ENTRIES
+
+WANT_AGAIN = 5.0
+"""Seconds for an answer: the largest decision takes 15 s over a line of 100 kbit/s, which then brings it on
+the second asking, and a dead peer is passed over soon."""
+
+PUSHED_BYTES = 1024
+"""Bytes of new decisions that are sent without being asked for; of more a peer is told, and asks once."""
+
+PAGE_BYTES = 200 * 1024
+"""Bytes of decisions in one message, unless one alone has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a node has kept of the control feed."""
+
+    entries: tuple[Entry, ...] = ()
+    authority: tuple[Succession | ControlFork, ...] = ()
+
+
+NOTHING_KEPT = Kept()
+
+
+class ControlSync:
+    """The control feed of one machine and what counts by it, and what neighbours have of it."""
+
+    def __init__(
+        self,
+        frontier: Frontier,
+        links: dict[LinkId, Link],
+        counters: Counters,
+        *,
+        kept: Kept,
+        sign: Sign | None,
+    ) -> None:
+        """`sign` signs with the organiser's key, for whoever has it."""
+        run = frontier.run
+        assert run.organised is not None
+        self.feed = ControlFeed(run.organised)
+        self.changed: set[int] = set()
+        """Numbers of feeds whose named steps or factors have changed; the machine empties it."""
+        self.admitted: set[bytes] = set()
+        """Origins that have been admitted; the machine empties it."""
+        self._run = run
+        self._frontier = frontier
+        self._links = links
+        self._counters = counters
+        self._sign = sign
+        for message in kept.authority:
+            self._take_authority(message)
+        self.feed.add(0, kept.entries)
+        self._refold()
+        self.changed = set()
+
+    @property
+    def counting(self) -> Counting:
+        """What counts by the decisions that are here."""
+        return self._counting
+
+    # -- telling -----------------------------------------------------------------------------------
+
+    def head(self) -> ControlHead:
+        return ControlHead(self.feed.term, self.feed.stop, self.feed.chain)
+
+    def introduce(self, link: Link) -> list[Action]:
+        """Tell a new neighbour how much is here, and who has a say."""
+        link.control.told = self.head()
+        told: list[Message] = [*self.feed.successions.values(), *self.feed.forks.values(), self.head()]
+        return [Transmit(link.id, message) for message in told]
+
+    def tell(self, link: Link, now: float) -> list[Action]:
+        """Tell a neighbour what has changed since; ask it again for what it has and has not sent."""
+        actions: list[Action] = []
+        if link.control.told != self.head():
+            link.control.told = self.head()
+            actions.append(Transmit(link.id, self.head()))
+        return [*actions, *self._ask(link, now)]
+
+    # -- what comes in -----------------------------------------------------------------------------
+
+    def heard_head(self, link: Link, head: ControlHead, now: float) -> list[Action]:
+        link.control.theirs = head
+        return self._ask(link, now)
+
+    def wanted(self, link: Link, want: ControlWant, now: float) -> list[Action]:
+        """Send decisions from a position on, as many as fit one message."""
+        entries: list[Entry] = []
+        size = 0
+        for entry in self.feed.entries[want.first : want.first + MAX_ENTRIES]:
+            size += len(entry.record) + 80
+            if entries and size > PAGE_BYTES:
+                break
+            entries.append(entry)
+        if not entries:
+            return []
+        again = want.first < link.control.sent
+        link.control.sent = max(link.control.sent, want.first + len(entries))
+        if again:
+            link.waste.charge(min(size, PAGE_BYTES), len(self._frontier), now)
+        return [Transmit(link.id, Control(want.first, tuple(entries)))]
+
+    def heard(self, link: Link, control: Control, now: float) -> list[Action]:
+        """Take in decisions. Raises RemoteProtocolError for one that the organiser has not signed."""
+        link.control.asked_at = float("-inf")
+        before = self.feed.stop
+        result = self.feed.add(control.first, control.entries)
+        if isinstance(result, ControlFork):
+            return self.heard_authority(link, result, now)
+        if self.feed.stop < before:
+            return [*self._dropped(), *self._ask(link, now)]
+        if not result:
+            link.control.back = 2 * link.control.back + 1 if self._differs(link.control.theirs) else 0
+            return self._ask(link, now)
+        link.control.back = 0
+        return [*self._grown(before, link), *self._ask(link, now)]
+
+    def heard_authority(
+        self, link: Link | None, message: Succession | ControlFork, now: float
+    ) -> list[Action]:
+        """Take in a succession or a fork, and pass it on if it is news."""
+        if link:
+            link.waste.charge(FORGERY_COST, len(self._frontier), now)
+        before = self.feed.stop
+        if not self._take_authority(message):
+            return []
+        self._counters.decisions += 1
+        others = [other for other in self._links.values() if other.greeted and other is not link]
+        told: list[Action] = [Transmit(other.id, message) for other in others]
+        dropped = self._dropped() if self.feed.stop < before else []
+        self._tell_digest()
+        asks = [action for other in self._links.values() for action in self._ask(other, now)]
+        return [KeepAuthority(message), *dropped, *told, *asks]
+
+    def decide(self, record: bytes) -> list[Action]:
+        """Sign a decision of our own. Raises LocalProtocolError without the key, or while frozen."""
+        if self._sign is None or self.feed.frozen:
+            raise LocalProtocolError("a decision without the key of the present term, or of a frozen feed")
+        before = self.feed.stop
+        if self.feed.add(before, [self.feed.sign(record, self._sign)]) != 1:
+            raise LocalProtocolError("a decision that does not follow")
+        return self._grown(before, None)
+
+    # -- consequences ------------------------------------------------------------------------------
+
+    def _grown(self, before: int, source: Link | None) -> list[Action]:
+        entries = tuple(self.feed.entries[before:])
+        self._counters.decisions += len(entries)
+        for entry in entries:
+            recorded = decisions.read(entry.record)
+            self.changed |= self._counting.apply(recorded)
+            if isinstance(recorded.decision, Admit):
+                self.admitted.add(recorded.decision.origin)
+        self._tell_digest()
+        return [KeepControl(before, entries), *self._pass_on(before, entries, source)]
+
+    def _pass_on(self, first: int, entries: tuple[Entry, ...], source: Link | None) -> Iterable[Action]:
+        short = sum(len(entry.record) + 80 for entry in entries) <= PUSHED_BYTES
+        for link in self._links.values():
+            if not link.greeted or link is source:
+                continue
+            theirs = link.control.theirs
+            if short and theirs and theirs.stop >= first:
+                if theirs.stop < self.feed.stop:
+                    yield Transmit(link.id, Control(first, entries))
+            else:
+                yield Transmit(link.id, self.head())
+            link.control.told = self.head()
+
+    def _dropped(self) -> list[Action]:
+        """Count anew: decisions that were here do not belong to the sequence."""
+        self._refold()
+        self._tell_digest()
+        return [KeepControl(self.feed.stop, ())]
+
+    def _refold(self) -> None:
+        rate = self._run.rate
+        self._counting = Counting(budget=self._run.update_budget, rate=rate)
+        for entry in self.feed.entries:
+            self._counting.apply(decisions.read(entry.record))
+        number = self._counting.number
+        self.changed = {n for state in self._frontier if (n := number(state.feed)) is not None}
+        self._frontier.counting = self._counting
+        self._tell_digest()
+
+    def _tell_digest(self) -> None:
+        """Let the state digest tell what is here of the control feed (SPEC O10)."""
+        feed = self.feed
+        forks = [
+            fork.term.to_bytes(4, "big") + fork.stop.to_bytes(8, "big")
+            for _, fork in sorted(feed.forks.items())
+        ]
+        voters = [
+            succession_message(self._run.run_id, succession) + bytes(vote.deputy for vote in succession.votes)
+            for _, succession in sorted(feed.successions.items())
+        ]
+        said = b"".join((feed.stop.to_bytes(8, "big"), feed.chain, *forks, *voters))
+        self._frontier.tell_control(hashlib.blake2b(said, digest_size=32).digest())
+
+    def _take_authority(self, message: Succession | ControlFork) -> bool:
+        return self.feed.freeze(message) if isinstance(message, ControlFork) else self.feed.succeed(message)
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    def _differs(self, theirs: ControlHead | None) -> bool:
+        """Whether the peer's sequence and ours are not prefixes of one another, as far as can be seen."""
+        if theirs is None:
+            return False
+        if theirs.stop > self.feed.stop:
+            return True  # what it has sent so far has brought nothing
+        return self.feed.chains[theirs.stop] != theirs.chain
+
+    def _ask(self, link: Link, now: float) -> list[Action]:
+        """Ask for what the peer has and we lack; where the two differ, for its history further back."""
+        theirs, control = link.control.theirs, link.control
+        if theirs is None or now - control.asked_at < WANT_AGAIN or not self._differs(theirs):
+            return []
+        behind = theirs.stop > self.feed.stop and not control.back
+        common = self.feed.stop if behind else min(theirs.stop, self.feed.stop) - max(1, control.back)
+        if self.feed.frozen and not behind:
+            return []  # what the two have signed is proven; a succession has to say which of them holds
+        control.asked_at = now
+        return [Transmit(link.id, ControlWant(max(0, common)))]

@@ -1,0 +1,82 @@
+"""What may be held of a feed in an organised run (SPEC O6), and whether it is the history that was named.
+
+Both depend on the feed's own updates and on the decisions so far, never on the order in which anything has
+arrived: what may not be held yet may be held once the decisions are here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from sfprotocol.counting import Counting
+from sfprotocol.frontier import FeedState
+from sfprotocol.messages import EpochScalars, Segment
+from sfprotocol.segments import drop_updates, first_updates
+from sfprotocol.signing import extend
+
+TAG_BYTES = 4
+
+
+def early(counting: Counting | None, segment: Segment) -> bool:
+    """Return whether a label is of an epoch that is not known to be open: to be asked for again later."""
+    return counting is not None and segment.parts[-1].epoch > counting.open_epoch
+
+
+def fault(counting: Counting, state: FeedState, segment: Segment) -> str | None:
+    """Return the rule that `segment` breaks as the continuation of `state`, or None. Hashes nothing.
+
+    An honest node makes no segment that breaks one, whatever decisions it has: only their absence here can
+    make one early.
+    """
+    member = counting.member(state.feed.origin)
+    if member is None or counting.number(state.feed) is None:
+        return "O6: the feed of an origin that is not admitted"
+    if early(counting, segment):
+        return "O6: a label of an epoch that is not open"
+    labelled, epoch = state.labelled, state.epoch
+    step = segment.first
+    for part in segment.parts:
+        labelled = (labelled if part.epoch == epoch else 0) + len(part.scalars)
+        epoch = part.epoch
+        step += len(part.scalars)
+        if labelled > member.quota:
+            return "O6: more updates of one epoch than the quota of the feed"
+        if epoch >= member.revoked and step > state.named:
+            return "O6: an update of an origin that was revoked before"
+    return None
+
+
+def labelled_after(state: FeedState, parts: Iterable[EpochScalars]) -> int:
+    """Return how many updates at the end have the last label, once `parts` have continued `state`."""
+    labelled, epoch = state.labelled, state.epoch
+    for part in parts:
+        labelled = (labelled if part.epoch == epoch else 0) + len(part.scalars)
+        epoch = part.epoch
+    return labelled
+
+
+def tag(salt: bytes, chain: bytes) -> bytes:
+    """Return the tag of a history that ends with this chain hash, in the close with this salt (SPEC O7)."""
+    return hashlib.blake2b(salt + chain, digest_size=32).digest()[:TAG_BYTES]
+
+
+def follows(counting: Counting, state: FeedState, segment: Segment) -> bool:
+    """Return whether `segment`, which continues `state`, is of the history that closes have named.
+
+    Of a feed that is forked nothing less is taken than what reaches the next named step: before that nobody
+    can tell the two histories apart.
+    """
+    number = counting.number(state.feed)
+    if number is None or state.next >= state.named:
+        return True
+    chain, at, checked = state.chain, state.next, False
+    parts = segment.parts
+    for stop, salt, expected in counting.landmarks(number):
+        if not at < stop <= segment.stop:
+            continue
+        chain = extend(chain, first_updates(parts, stop - at))
+        parts, at, checked = drop_updates(parts, stop - at), stop, True
+        if tag(salt, chain) != expected:
+            return False
+    return checked or not state.is_forked

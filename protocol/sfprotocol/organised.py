@@ -1,0 +1,221 @@
+"""An organised run in the machine: what decisions change for feeds, and whom we tell of them (SPEC, part O).
+
+Decisions come through `control_sync`. What they name of a feed is compared with what we hold of it; a history
+that was not meant is let go, and fetched anew. What we may make ourselves follows from them, too.
+"""
+
+from __future__ import annotations
+
+from sfprotocol import holding
+from sfprotocol.control_sync import ControlSync, Kept
+from sfprotocol.counting import Counting, Run
+from sfprotocol.events import (
+    Action,
+    Counters,
+    LinkId,
+    OwnDecision,
+    OwnPetition,
+    Recounted,
+    Rollback,
+    Trace,
+    Traced,
+)
+from sfprotocol.frontier import FeedState, Frontier
+from sfprotocol.link import Link
+from sfprotocol.messages import (
+    Control,
+    ControlFork,
+    ControlHead,
+    ControlWant,
+    Feed,
+    Message,
+    Petition,
+    Segment,
+    Succession,
+)
+from sfprotocol.own_feed import OwnFeed
+from sfprotocol.petitions import Petitions
+from sfprotocol.pulls import Pulls
+from sfprotocol.signing import Sign
+
+TRACED_AT_ONCE = 64
+"""Feeds whose history is compared in one round after a start: each is a read of the log."""
+
+
+class Organised:
+    """The part of one machine that an open run does not have; shares the machine's tables."""
+
+    def __init__(
+        self,
+        frontier: Frontier,
+        links: dict[LinkId, Link],
+        pulls: Pulls,
+        own: OwnFeed,
+        counters: Counters,
+        *,
+        kept: Kept,
+        sign: Sign | None,
+    ) -> None:
+        """`kept` is what was kept of the control feed; `sign` signs with the organiser's key."""
+        self._frontier = frontier
+        self._links = links
+        self._pulls = pulls
+        self._own = own
+        self._counters = counters
+        self.control = ControlSync(frontier, links, counters, kept=kept, sign=sign)
+        self._petitions = Petitions(frontier.run.run_id, links)
+        self._early: set[Feed] = set()
+        """Feeds of which something was labelled with an epoch that we do not know to be open."""
+        self._untraced = list(self.counting.positions())
+        """Numbers of feeds whose history is still to be compared with what was named before we started."""
+        for number in self._untraced:
+            self._mark(number)
+
+    # -- what counts -------------------------------------------------------------------------------
+
+    @property
+    def counting(self) -> Counting:
+        """What counts by the decisions that are here."""
+        return self.control.counting
+
+    @property
+    def behind(self) -> int:
+        """Number of updates that the organiser has named and that are not here (SPEC O11)."""
+        named = self.counting.positions().items()
+        held = self._frontier.next
+        return sum(max(0, stop - held(self.counting.feed(number))) for number, stop in named)
+
+    def runs(self, feed: Feed, held: int) -> tuple[Run, ...]:
+        """Return the factors with which the first `held` updates of `feed` count (SPEC O8)."""
+        number = self.counting.number(feed)
+        return () if number is None else self.counting.runs(number, held)
+
+    def room(self, own: Feed | None) -> int:
+        """Return how many more updates of our own may carry the label of the open epoch (SPEC O6)."""
+        member = self.counting.member(own.origin) if own else None
+        epoch = self.counting.open_epoch
+        if own is None or member is None or self.counting.unsupported or epoch >= member.revoked:
+            return 0
+        state = self._frontier.state(own)
+        return max(0, member.quota - (state.labelled if state.epoch == epoch else 0))
+
+    # -- events and messages -----------------------------------------------------------------------
+
+    def handle(self, event: OwnDecision | OwnPetition | Traced, now: float) -> list[Action]:
+        """Take in an event. Raises LocalProtocolError for a decision without the key."""
+        match event:
+            case OwnDecision(record=record):
+                return self._decided(self.control.decide(record), now)
+            case OwnPetition(petition=petition):
+                return self._petitions.petition(petition, now)
+            case Traced():
+                return self._on_traced(event, now)
+
+    def on_message(self, link: Link, message: Message, now: float) -> list[Action]:
+        """Take in a message of this part. Raises RemoteProtocolError for one that breaks a rule."""
+        match message:
+            case ControlHead():
+                return self._decided(self.control.heard_head(link, message, now), now)
+            case ControlWant():
+                return self.control.wanted(link, message, now)
+            case Control():
+                return self._decided(self.control.heard(link, message, now), now)
+            case Succession() | ControlFork():
+                return self._decided(self.control.heard_authority(link, message, now), now)
+            case Petition():
+                return self._petitions.heard(link, message, self.counting, now)
+        raise AssertionError(f"no handler for an allowed {type(message).__name__}")
+
+    def introduce(self, link: Link) -> list[Action]:
+        """Tell a new neighbour of the decisions here, before it is told of feeds."""
+        return [*self.control.introduce(link), *self._petitions.introduce(link)]
+
+    def tell(self, link: Link, now: float) -> list[Action]:
+        """Tell a neighbour whose turn it is what has changed."""
+        return self.control.tell(link, now)
+
+    def deadline(self) -> float:
+        """Return the time at which `wake` has something to do."""
+        return float("-inf") if self._untraced else self._petitions.deadline()
+
+    def wake(self, now: float) -> list[Action]:
+        """Do what is due."""
+        numbers, self._untraced = self._untraced[:TRACED_AT_ONCE], self._untraced[TRACED_AT_ONCE:]
+        compared = [action for number in numbers for action in self._compare(number, now)]
+        return [*self._petitions.wake(self.counting, now), *compared]
+
+    def early(self, link: Link, feeds: list[Feed], segment: Segment, now: float) -> None:
+        """Ask again later for what is labelled with an epoch of which we have not heard (SPEC O6)."""
+        if len(feeds) == 1:
+            self._pulls.heard_of(link, feeds[0], segment.stop, now)
+            self._early.add(feeds[0])
+
+    # -- consequences ------------------------------------------------------------------------------
+
+    def _decided(self, actions: list[Action], now: float) -> list[Action]:
+        """Do what follows for feeds from decisions that have come, or were dropped."""
+        changed = sorted(self.control.changed)
+        self.control.changed.clear()
+        for number in changed:
+            self._mark(number)
+            feed = self.counting.feed(number)
+            if feed in self._frontier:
+                actions += [Recounted(feed), *self._compare(number, now)]
+        if self.control.admitted:
+            actions += self._ask_of(self.control.admitted, now)
+            self.control.admitted.clear()
+        early, self._early = self._early, set()
+        for feed in sorted(early):
+            self._pulls.expect(feed, now)
+        return actions
+
+    def _mark(self, number: int) -> None:
+        feed = self.counting.feed(number)
+        self._frontier.named(feed, self.counting.named(number), self.counting.ended(number))
+
+    def _ask_of(self, origins: set[bytes], now: float) -> list[Action]:
+        """Ask for the updates of origins that have just been admitted."""
+        actions: list[Action] = []
+        for link in self._links.values():
+            feeds = [feed for feed in link.has if feed.origin in origins]
+            for feed in feeds:
+                self._pulls.heard_of(link, feed, link.has[feed], now)
+            actions += self._pulls.ask(link, feeds, now)
+        return actions
+
+    def _compare(self, number: int, now: float) -> list[Action]:
+        """Find out whether what we hold of a feed is the history that was named; let go of what is not."""
+        state = self._frontier.state(self.counting.feed(number))
+        if state.next > state.cut:
+            return self._roll_back(state, now)
+        passed = [landmark for landmark in self.counting.landmarks(number) if landmark[0] <= state.next]
+        if not passed:
+            return []
+        stop, salt, expected = passed[-1]
+        if stop < state.next:
+            return [Trace(state.feed, stop)]
+        return [] if holding.tag(salt, state.chain) == expected else self._roll_back(state, now)
+
+    def _on_traced(self, event: Traced, now: float) -> list[Action]:
+        state, number = self._frontier.state(event.feed), self.counting.number(event.feed)
+        if number is None or event.stop > state.next:
+            return []
+        meant = all(
+            holding.tag(salt, event.chain) == expected
+            for stop, salt, expected in self.counting.landmarks(number)
+            if stop == event.stop
+        )
+        return [] if meant else self._roll_back(state, now)
+
+    def _roll_back(self, state: FeedState, now: float) -> list[Action]:
+        """Let go of a feed, to fetch the history that was named: only a fork brings another one here."""
+        feed, stop = state.feed, state.next
+        for link in self._links.values():
+            link.inquiries.pop(feed, None)
+            link.outbox.dirty.pop(feed, None)
+            link.outbox.serving.pop(feed, None)
+        self._frontier.reset(feed)
+        self._counters.rollbacks += 1
+        for link in self._links.values():
+            self._pulls.heard_of(link, feed, link.has.get(feed, 0), now)
+        return [Rollback(feed, stop), *self._own.overtaken(feed)]
