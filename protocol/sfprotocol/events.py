@@ -106,6 +106,13 @@ class OwnDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnSuccession:
+    """The deputies have decided, and their owner has brought the result here."""
+
+    succession: Succession
+
+
+@dataclass(frozen=True, slots=True)
 class OwnPetition:
     """This node wants to be admitted."""
 
@@ -119,6 +126,12 @@ class Traced:
     feed: Feed
     stop: int
     chain: bytes
+    ours: Segment
+    """Our updates from that step on, up to the next signature."""
+    epoch: int
+    """Epoch of the update before that step; 0 at the beginning."""
+    labelled: int
+    """Number of updates before that step, without a gap, that belong to this epoch."""
 
 
 Event = (
@@ -131,6 +144,7 @@ Event = (
     | Examined
     | OwnDecision
     | OwnPetition
+    | OwnSuccession
     | Traced
     | Wake
 )
@@ -239,18 +253,14 @@ class KeepAuthority:
 
 @dataclass(frozen=True, slots=True)
 class Recounted:
-    """Look again at the factors with which the updates of this feed count: decisions have changed them."""
+    """Look again at what of this feed counts, and with which factors: decisions have changed it.
+
+    So far its first `before` updates did. The log keeps what does not count any more until other updates of
+    the same steps take its place.
+    """
 
     feed: Feed
-
-
-@dataclass(frozen=True, slots=True)
-class Rollback:
-    """Take the updates of `feed`, of which the first `stop` counted, out of the cores and off the log: they
-    are not of the history that the organiser has named (SPEC O7)."""
-
-    feed: Feed
-    stop: int
+    before: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +289,6 @@ Action = (
     | KeepControl
     | KeepAuthority
     | Recounted
-    | Rollback
     | Trace
     | Petitioned
     | Drop

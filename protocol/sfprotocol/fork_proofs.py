@@ -63,14 +63,14 @@ def _meets_cut(state: FeedState, event: Examined, found: Finding) -> bool:
     theirs = event.against
     if not isinstance(theirs, Segment) or found.same_until is None or event.kept is None:
         return False
-    if not theirs.first <= state.cut <= theirs.stop or not state.cut_chain:
+    if not theirs.first <= state.forked <= theirs.stop or not state.forked_chain:
         return False
-    return extend(event.chain, first_updates(theirs.parts, state.cut - theirs.first)) != state.cut_chain
+    return extend(event.chain, first_updates(theirs.parts, state.forked - theirs.first)) != state.forked_chain
 
 
 def _beside_cut(state: FeedState, event: Examined, theirs: Segment) -> Proof:
     assert event.kept
-    before = state.cut - theirs.first
+    before = state.forked - theirs.first
     chain = extend(event.chain, first_updates(theirs.parts, before))
     return _apart(event.feed, event.kept, chain, Branch(drop_updates(theirs.parts, before), theirs.signature))
 

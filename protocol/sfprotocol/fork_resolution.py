@@ -10,7 +10,7 @@ from __future__ import annotations
 from sfprotocol import fork_proofs, inquiries, plumtree, validation
 from sfprotocol.anti_entropy import SYNC_INTERVAL
 from sfprotocol.errors import RemoteProtocolError
-from sfprotocol.events import Action, Counters, Cut, Examine, Examined, LinkId, ShowProof
+from sfprotocol.events import Action, Counters, Cut, Examine, Examined, LinkId, ShowProof, Trace
 from sfprotocol.frontier import UNCUT, FeedState, Frontier
 from sfprotocol.link import Link
 from sfprotocol.messages import Claim, Feed, Proof, Segment
@@ -59,7 +59,7 @@ class ForkResolution:
         if not state.next:
             inquiries.avoid(link, state, now)
             return self._pulls.wake(now)
-        if state.cut == UNCUT:
+        if state.forked == UNCUT:
             return [*inquiries.begin(link, state, now), *self._pulls.wake(now)]
         rest = without_front(segment, state.next)
         return [Examine(link.id, state.feed, rest), *self._pulls.wake(now)]
@@ -71,14 +71,14 @@ class ForkResolution:
             if segment.first < state.next and inquiries.under_way(link, state, now):
                 self._charge(link, now)
                 actions.append(Examine(link.id, state.feed, segment))
-            elif validation.due(state, segment) and state.next and state.cut == UNCUT:
+            elif validation.due(state, segment) and state.next and state.forked == UNCUT:
                 actions += inquiries.begin(link, state, now, whole=True)
         return actions
 
     def check_tag(self, link: Link, claim: Claim, now: float) -> list[Action]:
         """Act on a claim whose tag is not ours: another history, or a cut that one side lacks (SPEC A8)."""
         state = self._frontier.state(claim.feed)
-        if state.cut <= claim.next and claim.tag != state.claim().tag:
+        if state.forked <= claim.next and claim.tag != state.claim().tag:
             return self.show(link, claim.feed, now)
         if claim.next != state.next or claim.tag in (plumtree.NO_TAG, state.claim().tag):
             return []
@@ -93,15 +93,15 @@ class ForkResolution:
         Raises RemoteProtocolError for a proof that does not hold.
         """
         state = self._frontier.state(proof.feed)
-        if not link.names.learn(proof.feed, self._frontier) or proof.cut > state.cut or not state.cut:
+        if not link.names.learn(proof.feed, self._frontier) or proof.cut > state.forked or not state.forked:
             return self.show(link, proof.feed, now)
-        if proof.cut == state.cut and proof.chains[0] == state.cut_chain:
+        if proof.cut == state.forked and proof.chains[0] == state.forked_chain:
             link.proofs.shown[proof.feed] = proof.cut, now
             return []
         if not sound(proof.feed.origin) or not fork_proofs.holds(self._run, proof, self._verify):
             raise RemoteProtocolError("E1", "a proof that proves nothing")
         ours = state.next > proof.at or (state.next == proof.at and state.next > 0)
-        if proof.cut and (ours or proof.cut == state.cut):
+        if proof.cut and (ours or proof.cut == state.forked):
             return [Examine(link.id, proof.feed, proof)]
         return self.cut(proof, now)
 
@@ -111,9 +111,9 @@ class ForkResolution:
         Raises RemoteProtocolError when the peer has wasted too much (SPEC L8).
         """
         state = self._frontier.state(event.feed)
-        if isinstance(event.against, Proof) and not event.against.cut <= state.cut:
+        if isinstance(event.against, Proof) and not event.against.cut <= state.forked:
             return []
-        if state.cut != (event.kept.cut if event.kept else UNCUT):  # the log was read before it was cut
+        if state.forked != (event.kept.cut if event.kept else UNCUT):  # the log was read before it was cut
             return [Examine(event.link, event.feed, event.against)]
         finding = fork_proofs.judge(self._run, state, event, self._verify)
         if finding.proof:
@@ -148,29 +148,31 @@ class ForkResolution:
         """Cut the feed and tell everybody first (SPEC E3, E4); nothing else moves the frontier back."""
         feed, at = proof.feed, proof.cut
         state = self._frontier.state(feed)
-        if at >= state.cut:
+        if at >= state.forked:
             return []
-        stop = max(at, state.next)
+        stop = state.next
         for link in self._links.values():
             link.inquiries.pop(feed, None)
         self._frontier.cut(feed, at, proof.chains[0] if at else genesis(self._run.run_id, feed))
         self._counters.cuts += 1
         self._pulls.finish(feed)
         shown = [action for link in self._links.values() for action in self.show(link, feed, now)]
-        return [Cut(proof, stop), *shown, *self._own.overtaken(feed)]
+        cut = Cut(proof, max(at, stop) if state.fork_cut == at else at)
+        trace = [Trace(feed, state.fork_cut)] if state.next > state.fork_cut else []
+        return [cut, *trace, *shown, *self._own.overtaken(feed)]
 
     def show(self, link: Link, feed: Feed, now: float) -> list[Action]:
         """Send the proof that `feed` is cut; nothing if it is not cut or the peer has it (SPEC E3)."""
         state = self._frontier.state(feed)
-        if not link.greeted or state.cut == UNCUT:
+        if not link.greeted or state.forked == UNCUT:
             return []
         cut, since = link.proofs.shown.get(feed, (UNCUT, float("-inf")))
-        if cut == state.cut and now - since < SHOW_AGAIN:
+        if cut == state.forked and now - since < SHOW_AGAIN:
             return []
         if now - since < SYNC_INTERVAL:
             link.proofs.again[feed] = None
             return []
-        link.proofs.shown[feed] = state.cut, now
+        link.proofs.shown[feed] = state.forked, now
         return [ShowProof(link.id, feed)]
 
     def show_again(self, link: Link, now: float) -> list[Action]:

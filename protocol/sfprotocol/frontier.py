@@ -45,13 +45,18 @@ class FeedState:
     """In an organised run: the first step that no close has named. Forks do not cut below it (SPEC O7)."""
     ended: int = UNCUT
     """In an organised run: the step at which the organiser has ended the feed."""
+    stopped: int = UNCUT
+    """The step from which on updates do not count that we have seen: behind a cut, or of a revoked origin."""
+
+    @property
+    def fork_cut(self) -> int:
+        """The first step that does not count because of a fork."""
+        return max(self.forked, self.named) if self.is_forked else UNCUT
 
     @property
     def cut(self) -> int:
-        """The first step that never counts."""
-        if self.forked == UNCUT and self.ended == UNCUT:
-            return UNCUT
-        return min(self.ended, max(self.forked, self.named))
+        """The first step that does not count, for whatever reason."""
+        return min(self.ended, self.stopped, self.fork_cut)
 
     @property
     def is_forked(self) -> bool:
@@ -61,7 +66,7 @@ class FeedState:
     @property
     def cut_chain(self) -> bytes:
         """The chain head there, as far as a proof tells: what a close has named is told by its tag."""
-        return self.forked_chain if self.cut == self.forked else b""
+        return self.forked_chain if self.fork_cut == self.forked else b""
 
     @property
     def open(self) -> bool:
@@ -71,7 +76,8 @@ class FeedState:
     def record(self) -> bytes:
         """Return the feed's part of the state digest (SPEC D3)."""
         numbers = self.feed.incarnation.to_bytes(8, "big") + self.next.to_bytes(8, "big")
-        mark = b"" if self.cut == UNCUT else b"cut" + self.cut.to_bytes(8, "big") + self.cut_chain
+        cut = self.fork_cut
+        mark = b"" if cut == UNCUT else b"cut" + cut.to_bytes(8, "big") + self.cut_chain
         return self.feed.origin + numbers + self.chain + mark
 
     def claim(self) -> Claim:
@@ -129,7 +135,7 @@ class Frontier:
     def is_cut(self, feed: Feed) -> bool:
         """Return whether the origin of this feed was caught with two histories of it (SPEC E4)."""
         state = self._states.get(feed)
-        return state is not None and state.cut != UNCUT
+        return state is not None and min(state.ended, state.forked) != UNCUT
 
     def state(self, feed: Feed) -> FeedState:
         """Return the state of `feed`; a new empty one, not kept, if we have nothing of it."""
@@ -153,31 +159,39 @@ class Frontier:
         state.next, state.chain, state.epoch, state.labelled = following, chain, epoch, labelled
         self._changed(state)
 
-    def reset(self, feed: Feed) -> None:
-        """Forget all updates of `feed`: they are of another history than the one that was named (SPEC O7)."""
+    def go_back(self, feed: Feed, step: int, chain: bytes, epoch: int, labelled: int) -> None:
+        """Let nothing of `feed` count from `step` on, as far as it was here; the rest as for `advance`."""
         state = self._kept(feed)
-        self.known -= state.next
-        state.next, state.chain, state.epoch, state.labelled = 0, genesis(self.run.run_id, feed), 0, 0
+        self.known -= state.next - step
+        state.next, state.chain, state.epoch, state.labelled = step, chain, epoch, labelled
         self._changed(state)
+
+    def stop(self, feed: Feed) -> None:
+        """Record that what follows of `feed` was seen and does not count."""
+        state = self._kept(feed)
+        state.stopped = state.next
 
     def named(self, feed: Feed, stop: int, ended: int) -> None:
         """Record that closes have named `feed` up to step `stop`, and that it was ended at step `ended`."""
         if feed in self._states:
             state = self._states[feed]
             state.named, state.ended = stop, ended
+            if stop > state.stopped:
+                state.stopped = UNCUT
             self._changed(state)
 
     def cut(self, feed: Feed, at: int, chain: bytes) -> None:
         """Let nothing of `feed` count from step `at` on; `chain` is the head there (SPEC E4).
 
         A cut later than the one there is changes nothing. If we have the feed beyond `at`, the caller knows
-        that its head there is `chain`.
+        that its head there is `chain`. What has been named stays (SPEC O7); if we have the feed beyond that,
+        the caller finds out which history it is, and then goes back.
         """
         state = self._kept(feed)
         if at >= state.forked:
             return
         state.forked, state.forked_chain = at, chain
-        if state.next > state.cut == at:
+        if state.next > state.fork_cut == at:
             self.known -= state.next - at
             state.next, state.chain = at, chain
         self._changed(state)

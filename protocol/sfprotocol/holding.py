@@ -35,16 +35,21 @@ def fault(counting: Counting, state: FeedState, segment: Segment) -> str | None:
     if early(counting, segment):
         return "O6: a label of an epoch that is not open"
     labelled, epoch = state.labelled, state.epoch
-    step = segment.first
     for part in segment.parts:
         labelled = (labelled if part.epoch == epoch else 0) + len(part.scalars)
         epoch = part.epoch
-        step += len(part.scalars)
         if labelled > member.quota:
             return "O6: more updates of one epoch than the quota of the feed"
-        if epoch >= member.revoked and step > state.named:
-            return "O6: an update of an origin that was revoked before"
     return None
+
+
+def countable(counting: Counting | None, state: FeedState, segment: Segment) -> int:
+    """Return how many updates of `segment`, which continues `state`, come before any that is revoked."""
+    member = counting.member(state.feed.origin) if counting else None
+    if member is None or segment.parts[-1].epoch < member.revoked:
+        return segment.count
+    before = sum(len(part.scalars) for part in segment.parts if part.epoch < member.revoked)
+    return min(segment.count, max(before, state.named - segment.first))
 
 
 def labelled_after(state: FeedState, parts: Iterable[EpochScalars]) -> int:

@@ -41,7 +41,6 @@ from sfprotocol.events import (
     Petitioned,
     Received,
     Recounted,
-    Rollback,
     Serve,
     Served,
     ShowProof,
@@ -85,14 +84,13 @@ class Commit:
     """Changes that one round makes durable, all or none, before anything that follows from them is done."""
 
     admits: tuple[Admit, ...] = ()
-    """Segments in the order of admission."""
+    """Segments in the order of admission. In an organised run one may begin before the end of what was
+    stored of its feed, which is of another history from there on: it takes its place."""
     cuts: tuple[Cut, ...] = ()
     """Cuts in the order in which they were found; of one feed each is lower than the one before."""
     cards: tuple[Card, ...] = ()
     own: Feed | None = None
     """Our own feed from now on; None if it has not changed."""
-    rollbacks: tuple[Rollback, ...] = ()
-    """Feeds whose updates leave the log before any of `admits` comes, in an organised run."""
     control: tuple[KeepControl, ...] = ()
     """Changes of the control feed, in order."""
     authority: tuple[Succession | ControlFork, ...] = ()
@@ -109,6 +107,10 @@ class Store(Protocol):
 
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
         """Return the chain head before `step`, and what there is from there to the next signature."""
+
+    def label(self, feed: Feed, step: int) -> tuple[int, int]:
+        """Return the epoch of the update before `step`, and how many before `step` belong to it: (0, 0) at
+        the beginning. Used in organised runs only."""
 
     def proof(self, feed: Feed) -> Proof | None:
         """Return the proof of the lowest cut of `feed`, if it is cut."""
@@ -288,17 +290,14 @@ class Host:
                 return Advanced(feed, segment.first, segment.first + counted)
             case Cut(proof=proof, stop=stop) if stop > proof.cut:
                 return Advanced(proof.feed, stop, proof.cut)
-            case Recounted(feed=feed):
-                held = self.machine.frontier.next(feed)
-                return Advanced(feed, held, held)
-            case Rollback(feed=feed, stop=stop):
-                return Advanced(feed, stop, 0)
+            case Recounted(feed=feed, before=before):
+                return Advanced(feed, before, self.machine.frontier.next(feed))
             case Petitioned(petition=petition):
                 return Asked(petition)
             case Examine():
                 self._examine(action)
             case Trace(feed=feed, stop=stop):
-                self.post(Traced(feed, stop, self._store.past(feed, stop)[0]))
+                self.post(Traced(feed, stop, *self._store.past(feed, stop), *self._store.label(feed, stop)))
         return None  # durable by now, or for a link that is gone
 
     def _serve(self, serve: Serve, frames: _Frames) -> Send:
@@ -315,21 +314,15 @@ class Host:
 
 def commit_of(actions: list[Action]) -> Commit | None:
     """Return what of `actions` has to be durable before the others are carried out; None if nothing has."""
-    admits: list[Admit] = []
-    for action in actions:
-        if isinstance(action, Rollback):  # what came before it in this round leaves with the rest
-            admits = [admit for admit in admits if admit.feed != action.feed]
-        elif isinstance(action, Admit):
-            admits.append(action)
+    admits = tuple(action for action in actions if isinstance(action, Admit))
     cuts = tuple(action for action in actions if isinstance(action, Cut))
     cards = tuple(action.card for action in actions if isinstance(action, KeepCard))
     renewals = [action.feed for action in actions if isinstance(action, ContinueAs)]
     commit = Commit(
-        tuple(admits),
+        admits,
         cuts,
         cards,
         renewals[-1] if renewals else None,
-        tuple(action for action in actions if isinstance(action, Rollback)),
         tuple(action for action in actions if isinstance(action, KeepControl)),
         tuple(action.message for action in actions if isinstance(action, KeepAuthority)),
     )

@@ -42,6 +42,7 @@ from sfprotocol.events import (
     LinkUp,
     OwnDecision,
     OwnPetition,
+    OwnSuccession,
     OwnUpdates,
     Received,
     Served,
@@ -74,7 +75,7 @@ from sfprotocol.own_feed import OwnFeed
 from sfprotocol.plumtree import Tree
 from sfprotocol.pulls import Pulls
 from sfprotocol.rate_limit import FRAME_COST
-from sfprotocol.segments import first_updates
+from sfprotocol.segments import first_updates, without_front
 from sfprotocol.signing import Sign, Verify, verifies
 from sfprotocol.validation import Verified
 
@@ -212,7 +213,7 @@ class Machine:
                 return self._on_wake(now)
             case Examined():
                 return self._on_examined(event, now)
-            case OwnDecision() | OwnPetition() | Traced():
+            case OwnDecision() | OwnPetition() | OwnSuccession() | Traced():
                 if self.organised is None:
                     raise LocalProtocolError(f"{type(event).__name__} in an open run")
                 return self.organised.handle(event, now)
@@ -410,6 +411,9 @@ class Machine:
             self.organised.early(link, feeds, segment, now)
             return []
         for state in states:
+            fresh = without_front(segment, state.next)
+            if validation.due(state, segment) and not holding.countable(counting, state, fresh):
+                self.frontier.stop(state.feed)
             if verified := validation.verify(self.run, state, segment, self._verify, counting):
                 return self._on_fresh(link, state, verified, now)
         if len(states) != 1:
@@ -461,7 +465,10 @@ class Machine:
             )
         parts = first_updates(segment.parts, counted)
         labelled = holding.labelled_after(self.frontier.state(feed), parts)
-        self.frontier.advance(feed, segment.first + counted, counted_chain, segment.parts[-1].epoch, labelled)
+        epoch = parts[-1].epoch if parts else self.frontier.state(feed).epoch
+        self.frontier.advance(feed, segment.first + counted, counted_chain, epoch, labelled)
+        if counted < segment.count:
+            self.frontier.stop(feed)
         self.counters.admitted += counted
         self._pulls.progressed(feed, link, now)
         plumtree.mark(self.links, self.frontier.state(feed), segment, hops, now)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from sfprotocol import holding
 from sfprotocol.control_sync import ControlSync, Kept
-from sfprotocol.counting import Counting, Run
+from sfprotocol.counting import NEVER, Counting, Run
 from sfprotocol.events import (
     Action,
     Counters,
     LinkId,
     OwnDecision,
     OwnPetition,
+    OwnSuccession,
     Recounted,
-    Rollback,
     Trace,
     Traced,
 )
@@ -36,7 +36,7 @@ from sfprotocol.messages import (
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.petitions import Petitions
 from sfprotocol.pulls import Pulls
-from sfprotocol.signing import Sign
+from sfprotocol.signing import Sign, genesis
 
 TRACED_AT_ONCE = 64
 """Feeds whose history is compared in one round after a start: each is a read of the log."""
@@ -101,13 +101,16 @@ class Organised:
 
     # -- events and messages -----------------------------------------------------------------------
 
-    def handle(self, event: OwnDecision | OwnPetition | Traced, now: float) -> list[Action]:
-        """Take in an event. Raises LocalProtocolError for a decision without the key."""
+    def handle(self, event: OwnDecision | OwnPetition | OwnSuccession | Traced, now: float) -> list[Action]:
+        """Take in an event. Raises LocalProtocolError for a decision without the key, RemoteProtocolError for
+        a succession without the votes."""
         match event:
             case OwnDecision(record=record):
                 return self._decided(self.control.decide(record), now)
             case OwnPetition(petition=petition):
                 return self._petitions.petition(petition, now)
+            case OwnSuccession(succession=succession):
+                return self._decided(self.control.heard_authority(None, succession, now), now)
             case Traced():
                 return self._on_traced(event, now)
 
@@ -160,7 +163,8 @@ class Organised:
             self._mark(number)
             feed = self.counting.feed(number)
             if feed in self._frontier:
-                actions += [Recounted(feed), *self._compare(number, now)]
+                held = self._frontier.next(feed)
+                actions += [Recounted(feed, held), *self._compare(number, now)]
         if self.control.admitted:
             actions += self._ask_of(self.control.admitted, now)
             self.control.admitted.clear()
@@ -184,17 +188,19 @@ class Organised:
         return actions
 
     def _compare(self, number: int, now: float) -> list[Action]:
-        """Find out whether what we hold of a feed is the history that was named; let go of what is not."""
+        """Find out whether what we hold of a feed is the history that was named, and what of it counts."""
         state = self._frontier.state(self.counting.feed(number))
         if state.next > state.cut:
-            return self._roll_back(state, now)
+            return [Trace(state.feed, state.cut)]
+        if state.next > state.named and state.epoch >= self._revoked(state):
+            return [Trace(state.feed, state.named)]
         passed = [landmark for landmark in self.counting.landmarks(number) if landmark[0] <= state.next]
         if not passed:
             return []
         stop, salt, expected = passed[-1]
         if stop < state.next:
             return [Trace(state.feed, stop)]
-        return [] if holding.tag(salt, state.chain) == expected else self._roll_back(state, now)
+        return [] if holding.tag(salt, state.chain) == expected else self._let_go(state, now)
 
     def _on_traced(self, event: Traced, now: float) -> list[Action]:
         state, number = self._frontier.state(event.feed), self.counting.number(event.feed)
@@ -205,17 +211,38 @@ class Organised:
             for stop, salt, expected in self.counting.landmarks(number)
             if stop == event.stop
         )
-        return [] if meant else self._roll_back(state, now)
+        if not meant:
+            return self._let_go(state, now)
+        if state.next > state.cut:
+            return self._go_back(state, event, state.cut)
+        if event.stop >= state.named and state.epoch >= (revoked := self._revoked(state)):
+            kept = sum(len(part.scalars) for part in event.ours.parts if part.epoch < revoked)
+            return self._go_back(state, event, event.stop + kept)
+        return []
 
-    def _roll_back(self, state: FeedState, now: float) -> list[Action]:
-        """Let go of a feed, to fetch the history that was named: only a fork brings another one here."""
-        feed, stop = state.feed, state.next
+    def _revoked(self, state: FeedState) -> int:
+        member = self.counting.member(state.feed.origin)
+        return member.revoked if member else NEVER
+
+    def _go_back(self, state: FeedState, event: Traced, step: int) -> list[Action]:
+        """Let nothing of a feed count from `step` on, which is looked up first unless the event tells it."""
+        before = state.next
+        if event.stop != step:
+            return [Trace(state.feed, step)] if step < before else []
+        self._frontier.go_back(state.feed, step, event.chain, event.epoch, event.labelled)
+        self._frontier.stop(state.feed)
+        self._pulls.finish(state.feed)
+        return [Recounted(state.feed, before)]
+
+    def _let_go(self, state: FeedState, now: float) -> list[Action]:
+        """Begin a feed anew, to fetch the history that was named: only a fork brings another one here."""
+        feed, before = state.feed, state.next
         for link in self._links.values():
             link.inquiries.pop(feed, None)
             link.outbox.dirty.pop(feed, None)
             link.outbox.serving.pop(feed, None)
-        self._frontier.reset(feed)
+        self._frontier.go_back(feed, 0, genesis(self._frontier.run.run_id, feed), 0, 0)
         self._counters.rollbacks += 1
         for link in self._links.values():
             self._pulls.heard_of(link, feed, link.has.get(feed, 0), now)
-        return [Rollback(feed, stop), *self._own.overtaken(feed)]
+        return [Recounted(feed, before), *self._own.overtaken(feed)]

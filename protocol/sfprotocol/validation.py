@@ -79,9 +79,9 @@ def verify(
     fresh = without_front(segment, state.next)
     if fault(run, state, fresh, counting) or (counting and not holding.follows(counting, state, fresh)):
         return None
-    counted = min(fresh.count, state.cut - state.next)
+    counted = min(state.cut - state.next, holding.countable(counting, state, fresh))
     counted_chain = extend(state.chain, first_updates(fresh.parts, counted))
-    if state.next + counted == state.cut and counted_chain != (state.cut_chain or counted_chain):
+    if state.next + counted == state.fork_cut and counted_chain != (state.cut_chain or counted_chain):
         return None
     chain = extend(counted_chain, drop_updates(fresh.parts, counted))
     if not signed(run.run_id, state.feed, fresh.stop, chain, segment.signature):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from sfprotocol.messages import Ahead, Branch, Claim, EpochScalars, Feed, Position
+from sfprotocol.messages import Ahead, Branch, Claim, EpochScalars, Feed, Position, RunParameters
 
 WIDE = frozenset({"feed_key", "known"})
 """Names of fields that have 64 bits."""
@@ -36,6 +36,9 @@ def plain(value: Any) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    found = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    named = [field.name for field in fields(value)]
+    if isinstance(value, RunParameters) and value.organised is None:
+        named = [name for name in named if name not in ("organised", "rate")]
+    found = {name: plain(getattr(value, name)) for name in named}
     found = {name: str(item) if name in WIDE else item for name, item in found.items()}
     return {name: [str(key) for key in item] if name == "feed_keys" else item for name, item in found.items()}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfprotocol.events import Admit
 from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
-from sfprotocol.segments import first_updates, join, without_front
+from sfprotocol.segments import first_updates, join, merge, without_front
 from sfprotocol.signing import extend, head_message
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
@@ -48,11 +49,28 @@ class Log:
     rows: dict[Feed, list[tuple[Segment, bytes]]] = field(default_factory=dict)
     cuts: dict[Feed, tuple[Proof, bytes]] = field(default_factory=dict)
     """The lowest proof of every cut feed, and the chain head of what counts."""
+    organised: bool = False
+    """Whether a segment may take the place of another history."""
 
     def append(self, admit: Admit) -> None:
         rows = self.rows.setdefault(admit.feed, [])
-        assert admit.segment.first == (rows[-1][0].stop if rows else 0), "admitted twice, or with a gap"
-        rows.append((admit.segment, admit.chain))
+        first, segment = admit.segment.first, admit.segment
+        if self.organised and rows and first < rows[-1][0].stop:
+            kept = [row for row in rows if row[0].stop <= first]
+            spanning = [row[0] for row in rows if row[0].first < first < row[0].stop]
+            if spanning:
+                head = first_updates(spanning[0].parts, first - spanning[0].first)
+                parts = merge([*head, *segment.parts])
+                segment = replace(segment, first=spanning[0].first, parts=parts)
+            rows[:] = kept
+        assert segment.first == (rows[-1][0].stop if rows else 0), "admitted twice, or with a gap"
+        rows.append((segment, admit.chain))
+
+    def label(self, feed: Feed, step: int) -> tuple[int, int]:
+        """Return the epoch of the update before `step`, and how many before `step` belong to it."""
+        epochs = [p.epoch for segment, _ in self.rows.get(feed, []) for p in segment.parts for _ in p.scalars]
+        before = epochs[:step][::-1]
+        return (before[0], len(list(takewhile(lambda e: e == before[0], before)))) if before else (0, 0)
 
     def read(self, feed: Feed, first: int) -> Segment:
         """Return the updates from `first` on in one segment that ends where a signature is (SPEC S6)."""
@@ -81,7 +99,8 @@ class Log:
         frontier = Frontier(run)
         for feed, rows in self.rows.items():
             segment, chain = rows[-1]
-            frontier.advance(feed, segment.stop, chain, segment.parts[-1].epoch)
+            _, labelled = self.label(feed, segment.stop)
+            frontier.advance(feed, segment.stop, chain, segment.parts[-1].epoch, labelled)
         for feed, (proof, chain) in self.cuts.items():
             frontier.cut(feed, proof.cut, chain)
         return frontier

@@ -14,12 +14,25 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
+from sfprotocol.control_sync import Kept
 from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Received, Writable
 from sfprotocol.frontier import Frontier
-from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
+from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
-from sfprotocol.messages import Card, EpochScalars, Feed, Proof, RunParameters, Segment
+from sfprotocol.messages import (
+    Card,
+    ControlFork,
+    Entry,
+    EpochScalars,
+    Feed,
+    Petition,
+    Proof,
+    RunParameters,
+    Segment,
+    Succession,
+)
 from sfprotocol.names import NAMELESS, Names
+from sfprotocol.own_feed import fresh
 from sfprotocol.signing import extend
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_SEGMENT_UPDATES
 from tests.protocol.feeds import RUN, Log, Told, origin_of, signing_key
@@ -63,14 +76,22 @@ class Node:
         relay: bool = False,
         run: RunParameters = RUN,
         called: Names = NAMELESS,
+        key: str = "",
     ) -> None:
         self.name = name
         self.swarm = swarm
         self.run = run
-        self.log = Log()
+        self.log = Log(organised=run.organised is not None)
         self.cards: dict[Feed, Card] = {}
         self.called = called
-        self.own = None if relay else Feed(origin_of(name), swarm.random.getrandbits(32))
+        drawn = swarm.random.getrandbits(32)
+        self.own = None if relay else fresh(Frontier(run), origin_of(key or name), drawn)
+        self.key = key or name
+        self.decided: list[Entry] = []
+        """The control feed as it is kept."""
+        self.authority: list[Succession | ControlFork] = []
+        self.petitions: list[Petition] = []
+        """Shown to whoever organises here."""
         self.wires: dict[int, Wire] = {}
         self.sent: Counter[str] = Counter()
         self.sent_bytes: Counter[str] = Counter()
@@ -83,17 +104,24 @@ class Node:
     def machine(self) -> Machine:
         return self.host.machine
 
+    @property
+    def is_twin(self) -> bool:
+        """Whether it has another node's key: what it makes is a fork."""
+        return self.key != self.name
+
     def _host(self, *, proven: bool) -> Host:
         machine = Machine(
             self.run,
             self.log.frontier(self.run),
             own=self.own,
-            sign=signing_key(self.name).sign,
+            sign=signing_key(self.key).sign,
             draw_incarnation=lambda: self.swarm.random.getrandbits(32),
             proven=proven,
             now=self.swarm.now,
             cards=self.cards.values(),
             names=self.called,
+            control=Kept(tuple(self.decided), tuple(self.authority)),
+            sign_control=signing_key("organiser").sign if self.name == self.swarm.organiser else None,
         )
         return Host(machine, self)
 
@@ -149,6 +177,8 @@ class Node:
                 self.faults.append(fault or "")
                 if link in self.wires:
                     self.swarm.hang_up(self.wires[link])
+            case Asked(petition=petition):
+                self.petitions.append(petition)
             case Advanced():
                 pass  # the log says what counts
 
@@ -165,9 +195,12 @@ class Node:
     # -- the store ---------------------------------------------------------------------------------
 
     def append(self, commit: Commit) -> None:
+        for kept in commit.control:
+            self.decided[kept.first :] = kept.entries
+        self.authority += commit.authority
         for admit in commit.admits:
             self.log.append(admit)
-            if admit.feed.origin == origin_of(self.name):
+            if admit.feed.origin == origin_of(self.key) and not self.is_twin:
                 self.swarm.witness(admit)
         for cut in commit.cuts:
             self.log.cut(cut.proof, cut_chain(self.run, cut.proof))
@@ -180,6 +213,9 @@ class Node:
 
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
         return self.log.past(self.run, feed, step)
+
+    def label(self, feed: Feed, step: int) -> tuple[int, int]:
+        return self.log.label(feed, step)
 
     def proof(self, feed: Feed) -> Proof | None:
         return self.log.cuts[feed][0] if feed in self.log.cuts else None
@@ -195,7 +231,12 @@ class Swarm:
         seed: int = 0,
         faults: Faults = Faults(),
         commit_delay: float = 0.0,
+        run: RunParameters = RUN,
+        organiser: str = "",
     ) -> None:
+        """`organiser` is the node with the organiser's key, in an organised `run`."""
+        self.parameters = run
+        self.organiser = organiser
         self.random = Random(seed)
         self.faults = faults
         self.commit_delay = commit_delay
@@ -212,8 +253,23 @@ class Swarm:
         return self.nodes[name]
 
     def add(self, name: str, *, relay: bool = False, called: Names = NAMELESS) -> Node:
-        self.nodes[name] = Node(name, self, relay=relay, called=called)
+        self.nodes[name] = Node(name, self, relay=relay, called=called, run=self.parameters)
         return self.nodes[name]
+
+    def twin(self, name: str) -> Node:
+        """Add a node with the key and the feed of another one."""
+        twin = Node(f"{name}'s twin", self, run=self.parameters, key=name)
+        twin.own = self[name].own
+        twin.decided, twin.authority = list(self[name].decided), list(self[name].authority)
+        twin.host = twin._host(proven=True)
+        self.nodes[twin.name] = twin
+        return twin
+
+    def drop(self, node: Node) -> None:
+        """Take a node away for good."""
+        for wire in list(node.wires.values()):
+            self.cut(node, wire.receiver)
+        del self.nodes[node.name]
 
     # -- links -------------------------------------------------------------------------------------
 

@@ -1,0 +1,259 @@
+"""Organised runs: what the machine holds, names and lets go by an organiser's decisions (SPEC, part O)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sfprotocol import decisions, holding
+from sfprotocol.control_feed import ControlFeed, succession_message
+from sfprotocol.decisions import Admit, Amend, Budget, Close, Finish, Move, Revoke, Seal, Void
+from sfprotocol.events import OwnDecision, OwnPetition, OwnSuccession
+from sfprotocol.messages import Authority, Petition, Succession, Vote
+from sfprotocol.petitions import petition_message
+from tests.protocol.feeds import RUN, origin_of, signing_key
+from tests.protocol.swarm import Node, Swarm
+
+AUTHORITY = Authority(RUN.run_id, origin_of("organiser"), tuple(map(origin_of, ("d1", "d2", "d3"))), 2)
+ORGANISED = replace(RUN, organised=AUTHORITY, rate=1 << 22)
+QUOTA = 40
+
+
+def swarm(names: str = "a b c", **options: object) -> Swarm:
+    made = Swarm(run=ORGANISED, organiser="a", **options)  # type: ignore[arg-type]
+    for name in names.split():
+        made.add(name)
+    made.mesh()
+    made.run(1)
+    for name in names.split():
+        decide(made["a"], Admit(origin_of(name), QUOTA, 0))
+    made.run(2)
+    return made
+
+
+def decide(node: Node, decision: decisions.Decision) -> None:
+    node.handle(OwnDecision(decisions.encode(decision)))
+
+
+def close(node: Node) -> None:
+    """Close the open epoch, naming everything that this node holds."""
+    assert node.machine.organised is not None
+    counting, frontier = node.machine.organised.counting, node.machine.frontier
+    moves = []
+    for state in frontier:
+        number = counting.number(state.feed)
+        assert number is not None
+        steps = state.next - counting.named(number)
+        if steps > 0:
+            moves.append(Move(number, steps, holding.tag(b"saltsalt", state.chain)))
+    decide(node, Close(counting.open_epoch, b"saltsalt", tuple(sorted(moves))))
+
+
+def seal(node: Node, *skipped: int, factor: int = decisions.FACTOR_ONE) -> None:
+    assert node.machine.organised is not None
+    counting = node.machine.organised.counting
+    decide(node, Seal(counting.sealed, skipped, (), bytes(32), factor, ()))
+
+
+def number(made: Swarm, name: str) -> int:
+    own = made[name].own
+    assert own is not None
+    found = made[name].machine.organised.counting.number(own)
+    assert found is not None
+    return found
+
+
+def same(made: Swarm) -> bool:
+    digests = {node.machine.frontier.digest() for node in made.nodes.values()}
+    runs = {
+        tuple((state.feed, node.machine.runs(state.feed)) for state in node.machine.frontier)
+        for node in made.nodes.values()
+    }
+    return len(digests) == len(runs) == 1
+
+
+def test_nobody_makes_updates_before_it_is_admitted() -> None:
+    made = Swarm(run=ORGANISED, organiser="a")
+    made.add("a"), made.add("b")
+    made.mesh()
+    made.run(2)
+    assert not made["b"].compute()
+    decide(made["a"], Admit(origin_of("b"), QUOTA, 0))
+    made.run(2)
+    assert made["b"].compute(3)
+    made.run(2)
+    assert made["a"].machine.frontier.known == 3
+    assert same(made)
+
+
+def test_a_quota_bounds_the_updates_of_an_epoch() -> None:
+    made = swarm()
+    assert made["b"].compute(QUOTA + 10)
+    made.run(2)
+    assert made["c"].machine.frontier.known == QUOTA
+    assert not made["b"].compute()
+    close(made["a"])
+    made.run(2)
+    assert made["b"].compute(5)
+    made.run(2)
+    assert made["c"].machine.frontier.known == QUOTA + 5
+    assert same(made)
+
+
+def test_seals_say_what_counts_and_everybody_agrees() -> None:
+    made = swarm()
+    for name in "abc":
+        made[name].compute(7)
+    made.run(2)
+    close(made["a"])
+    made["b"].compute(3)  # may carry either label
+    made.run(2)
+    seal(made["a"], number(made, "b"), factor=2048)
+    made.run(2)
+    counting = made["c"].machine.organised.counting
+    assert counting.sealed == 1
+    assert counting.counted == 14
+    assert same(made)
+
+
+def test_a_newcomer_learns_decisions_before_it_asks_for_updates() -> None:
+    made = swarm()
+    for _ in range(3):
+        for name in "abc":
+            made[name].compute(9)
+        made.run(2)
+        close(made["a"])
+        seal(made["a"])
+    late = made.add("late")
+    made.connect(late, made["b"])
+    made.run(3)
+    assert late.machine.frontier.known == 81
+    assert late.machine.organised.behind == 0
+    assert same(made)
+
+
+def test_what_a_restarted_node_has_kept_is_what_counts() -> None:
+    made = swarm()
+    made["b"].compute(9)
+    made.run(2)
+    close(made["a"])
+    seal(made["a"], factor=1024)
+    made.run(2)
+    before = made["c"].machine.runs(made["b"].own)
+    made["c"].restart()
+    assert made["c"].machine.runs(made["b"].own) == before
+    made.mesh()
+    made.run(3)
+    assert same(made)
+
+
+def test_a_revoked_origin_makes_no_more_and_keeps_what_was_named() -> None:
+    made = swarm()
+    made["b"].compute(9)
+    made.run(2)
+    close(made["a"])
+    made.run(1)
+    made["b"].compute(5)
+    made.run(2)
+    decide(made["a"], Revoke(1, 0))
+    made.run(25)
+    assert not made["b"].compute()
+    assert {node.machine.frontier.known for node in made.nodes.values()} == {9}
+    assert same(made)
+
+
+def test_a_fork_of_the_organiser_freezes_the_feed_until_deputies_pass_it_on() -> None:
+    made = swarm("a b c d")
+    twin = ControlFeed(AUTHORITY)
+    twin.add(0, made["a"].machine.organised.control.feed.entries)
+    made.cut(made["a"], made["b"]), made.cut(made["a"], made["d"])
+    made.cut(made["c"], made["b"]), made.cut(made["c"], made["d"])
+    decide(made["a"], Budget(17))
+    record = decisions.encode(Budget(18))
+    made["b"].machine.organised.control._sign = signing_key("organiser").sign
+    decide(made["b"], Budget(18))
+    made.run(2)
+    made.connect(made["c"], made["d"])
+    made.run(20)
+    feeds = [node.machine.organised.control.feed for node in made.nodes.values()]
+    assert all(feed.frozen for feed in feeds)
+    assert {feed.stop for feed in feeds} == {4}
+    assert same(made)
+    assert record
+    kept, chain = feeds[0].stop, feeds[0].chain
+    succession = Succession(1, kept, chain, origin_of("new"), ())
+    message = succession_message(RUN.run_id, succession)
+    votes = tuple(Vote(n, signing_key(f"d{n + 1}").sign(message)) for n in range(2))
+    made["d"].handle(OwnSuccession(replace(succession, votes=votes)))
+    made["d"].machine.organised.control._sign = signing_key("new").sign
+    decide(made["d"], Budget(19))
+    made.run(10)
+    assert {node.machine.organised.counting.budget for node in made.nodes.values()} == {19}
+    assert same(made)
+
+
+def test_a_node_with_another_history_than_the_named_one_lets_it_go() -> None:
+    made = swarm("a b c d")
+    other = made.twin("b")  # the same key, the same incarnation
+    made.cut(made["b"], made["d"]), made.cut(made["a"], made["d"]), made.cut(made["c"], made["d"])
+    made.connect(other, made["d"])
+    made["b"].compute(5)
+    made.run(2)
+    close(made["a"])
+    other.compute(8)
+    made.run(3)
+    assert made["d"].machine.frontier.known == 8
+    made.drop(other)
+    made.connect(made["d"], made["c"])
+    made.run(60)
+    feed = made["b"].own
+    assert {node.machine.frontier.next(feed) for node in made.nodes.values()} == {5}
+    assert same(made)
+
+
+def test_a_petition_reaches_the_organiser_over_others_and_is_not_sent_for_ever() -> None:
+    made = swarm("a b")
+    made.add("new")
+    made.connect(made["new"], made["b"])
+    origin = origin_of("new")
+    petition = Petition(origin, 7, 0, b"", b"")
+    signed = replace(petition, signature=signing_key("new").sign(petition_message(RUN.run_id, petition)))
+    made["new"].handle(OwnPetition(signed))
+    made.run(2)
+    assert made["a"].petitions == [signed]
+    decide(made["a"], Admit(origin, QUOTA, 0))
+    made.run(2)
+    made.forget_costs()
+    made.run(100)
+    assert made["new"].sent["Petition"] == 0
+    assert made["new"].compute()
+
+
+@pytest.mark.parametrize("decision", [Finish(), Budget(3)])
+def test_a_run_that_is_complete_makes_no_updates(decision: decisions.Decision) -> None:
+    made = swarm()
+    made["b"].compute(4)
+    made.run(2)
+    close(made["a"])
+    seal(made["a"])
+    decide(made["a"], decision)
+    made.run(2)
+    assert all(node.machine.complete for node in made.nodes.values())
+    assert not made["b"].compute()
+
+
+def test_void_and_amend_take_back_what_was_counted() -> None:
+    made = swarm()
+    for name in "bc":
+        made[name].compute(10)
+    made.run(2)
+    close(made["a"])
+    seal(made["a"])
+    decide(made["a"], Void(0, 0, (1,)))
+    made.run(2)
+    assert made["c"].machine.organised.counting.counted == 10
+    decide(made["a"], Amend(number(made, "c"), 4))
+    made.run(30)
+    assert {node.machine.organised.counting.counted for node in made.nodes.values()} == {4}
+    assert same(made)
