@@ -1,5 +1,5 @@
-"""What transformers gets to see of a model's folder: files that the digest covers, and no setting that
-chooses code or other files.
+"""The part of a model's folder that transformers gets to see: files that the digest covers, and no setting
+that chooses code or other files.
 
 A configuration is written by whoever made the model. transformers lets it name other files of weights, other
 code for attention, quantisation libraries and paths on this machine, and it adds keys with every release. So

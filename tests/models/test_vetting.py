@@ -116,14 +116,16 @@ def test_code_in_the_folder_of_a_model_that_transformers_knows_is_not_run(copy: 
     load(copy)
 
 
-@pytest.mark.parametrize("name", ["../other/model.safetensors", "/model.safetensors", "model.bin", 7])
+@pytest.mark.parametrize("name", ["../other/model-1.safetensors", "/model-1.safetensors", "model.bin", 7])
 def test_an_index_names_safetensors_beside_it_and_nothing_else(copy: Path, name: object) -> None:
-    other = copy.parent / "other"
-    other.mkdir()
-    shutil.copy(copy / files.SINGLE, other)
-    names = dict.fromkeys(load_file(copy / files.SINGLE), name)
-    (copy / files.SINGLE).rename(copy / "model.bin")
-    (copy / files.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    weights = load_file(copy / files.SINGLE)
+    (copy.parent / "other").mkdir()
+    others = {key: tensor + 1 for key, tensor in weights.items()}
+    save_file(others, copy.parent / "other" / "model-1.safetensors", {"format": "pt"})
+    shutil.copy(copy / files.SINGLE, copy / "model.bin")
+    (copy / files.SINGLE).rename(copy / "model-1.safetensors")  # what the digest would be taken of
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, name)}
+    (copy / files.INDEX).write_text(json.dumps(index))
     assert refusal(copy).code is Code.MODEL_UNSUPPORTED
 
 
