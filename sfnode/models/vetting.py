@@ -60,7 +60,8 @@ SHARED = frozenset(
 """Keys that transformers reads in code for all models, whether or not the model's class declares them."""
 
 READERS = ("__init__", "__post_init__", "convert_rope_params_to_dict")
-"""Methods of a configuration's class that take keys which it does not declare: old names, mostly."""
+"""Methods of a configuration's class in which attributes appear that it does not declare: old names of keys,
+and numbers computed from others, which are written to config.json as well."""
 
 PATH = re.compile(r"(^|_)(file|files|path|dir)$|^init_inputs$|^name_or_path$")
 """Arguments of a tokenizer's class that name files, which transformers would open wherever they are. It finds
@@ -162,29 +163,35 @@ def _declared(settings: dict[str, Any], kind: type[PretrainedConfig]) -> dict[st
 
 
 def _keys(kind: type[PretrainedConfig]) -> set[str]:
-    """Return the keys that a configuration's class declares, or takes under an old name.
-
-    A key is none that would take the place of a method.
-    """
-    keys = set(SHARED) | set(kind.attribute_map)
+    """Return the keys that a configuration's class declares, computes, or takes under an old name."""
+    declared = set(inspect.signature(kind).parameters) | SHARED
+    declared |= set(kind.attribute_map) | set(kind.attribute_map.values())
+    mentioned: set[str] = set()
     for base in kind.__mro__:
-        for method in READERS:
-            function = inspect.unwrap(vars(base).get(method, _keys))
-            if isinstance(function, FunctionType) and function is not _keys:
-                keys |= set(inspect.signature(function).parameters) | set(_texts(function.__code__))
-    keys |= set(inspect.signature(kind).parameters)
-    return {key for key in keys if not callable(getattr(kind, key, None))}
+        for name in READERS:
+            method = inspect.unwrap(vars(base).get(name, object.__init__))
+            if isinstance(method, FunctionType):
+                declared |= set(inspect.signature(method).parameters)
+                mentioned |= set(_words(method.__code__))
+    return declared | {word for word in mentioned if _is_free(kind, word)}
 
 
-def _texts(code: CodeType) -> Iterator[str]:
-    """Yield the texts in the code of a function, among them the keys that it takes out of its arguments."""
+def _is_free(kind: type[PretrainedConfig], word: str) -> bool:
+    """Return whether an attribute of this name would take the place of nothing that the class is made of."""
+    taken = inspect.getattr_static(kind, word, None)
+    return not word.startswith("_") and (taken is None or isinstance(taken, property))
+
+
+def _words(code: CodeType) -> Iterator[str]:
+    """Yield texts and names in the code of a function: keys that it takes, and attributes that it sets."""
+    yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, str):
             yield constant
         elif isinstance(constant, tuple | frozenset):
             yield from (item for item in constant if isinstance(item, str))
         elif isinstance(constant, CodeType):
-            yield from _texts(constant)
+            yield from _words(constant)
 
 
 # -- the tokenizer's -----------------------------------------------------------------------------------

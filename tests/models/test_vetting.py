@@ -101,6 +101,25 @@ def test_what_the_models_class_declares_or_takes_under_an_old_name_is_kept(tmp_p
     assert contents(shapes.describe(str(tmp_path))) == contents(wanted)
 
 
+@pytest.mark.parametrize(
+    ("kind", "key"), [("mamba", "intermediate_size"), ("qwen3_moe", "num_local_experts"), ("gpt2", "n_embd")]
+)
+def test_what_is_stored_under_a_name_that_the_class_computes_or_maps_is_kept(
+    tmp_path: Path, kind: str, key: str
+) -> None:
+    change(tmp_path / "config.json", model_type=kind, **{key: 8})
+    assert getattr(vetting.configuration(tmp_path), key) == 8
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "bert", "mamba", "qwen3_moe", "falcon", "gemma3", "mpt"]
+)
+def test_what_transformers_itself_writes_is_read_as_it_was(tmp_path: Path, kind: str) -> None:
+    wanted = AutoConfig.for_model(kind)
+    wanted.save_pretrained(tmp_path)
+    assert contents(vetting.configuration(tmp_path)) == contents(AutoConfig.from_pretrained(tmp_path))
+
+
 def test_a_configuration_inside_another_is_vetted_by_its_own_class(tmp_path: Path) -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 48, "to_dict": "a shadow", "sliding_window": 16}
     change(tmp_path / "config.json", model_type="gemma3", text_config=text)
