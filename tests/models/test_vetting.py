@@ -111,9 +111,7 @@ def test_what_is_stored_under_a_name_that_the_class_computes_or_maps_is_kept(
     assert getattr(vetting.configuration(tmp_path), key) == 8
 
 
-@pytest.mark.parametrize(
-    "kind", ["llama", "bert", "mamba", "qwen3_moe", "falcon", "gemma3", "mpt"]
-)
+@pytest.mark.parametrize("kind", ["llama", "bert", "mamba", "qwen3_moe", "falcon", "gemma3", "mpt"])
 def test_what_transformers_itself_writes_is_read_as_it_was(tmp_path: Path, kind: str) -> None:
     wanted = AutoConfig.for_model(kind)
     wanted.save_pretrained(tmp_path)
