@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from sfnode.printable import paragraph
+
 
 class Code(IntEnum):
     """The numbers of the errors: 1x command line, 2x model, 3x data, 4x disk, 5x network, 6x others."""
@@ -46,14 +48,15 @@ class Code(IntEnum):
 class UserError(Exception):
     """An error that the user can act on.
 
-    `code` is its number, `what` says what happened and why, `fix` what to do.
+    `code` is its number, `what` says what happened and why, `fix` what to do. Both may quote others: what is
+    not printable is escaped.
     """
 
     def __init__(self, code: Code, what: str, fix: str) -> None:
-        super().__init__(what)
         self.code = code
-        self.what = what
-        self.fix = fix
+        self.what = paragraph(what)
+        self.fix = paragraph(fix)
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         return f"SF{self.code:03d}: {self.what}\n  {self.fix}"

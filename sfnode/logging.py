@@ -1,6 +1,7 @@
 """Logging: one logger for all of sfnode; two formats that the command line sets up, never an import.
 
 Text is for people. JSON is for programs: one object per line, whatever a message or an exception contains.
+Neither passes on what peers write that is no visible character.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from sfnode.errors import UserError
+from sfnode.printable import LONGEST, paragraph, printable
 
 log = logging.getLogger("sfnode")
 """The logger of the whole package. Without `set_up_logging` it goes where the host program sends its logs."""
@@ -33,6 +35,16 @@ class _Stderr(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
+class TextFormatter(logging.Formatter):
+    """Formats a record for people: a line that only this program can begin, and further ones indented."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return paragraph(super().format(record))
+
+
 class JsonFormatter(logging.Formatter):
     """Formats a record as one line: time (RFC 3339, UTC), level, logger, message, fields, exception."""
 
@@ -41,13 +53,13 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": record.getMessage()[:LONGEST],
         }
         if fields := {name: value for name, value in vars(record).items() if name not in _ORDINARY}:
             line["fields"] = {name: _plain(value) for name, value in fields.items()}
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return printable(json.dumps(line, default=str, ensure_ascii=False))
 
 
 def _plain(value: Any) -> Any:
@@ -59,11 +71,7 @@ def set_up_logging(level: str, form: str = "text") -> None:
     """Send the log to standard error; from other libraries only warnings. Changes the global logging, so only
     the command line calls it."""
     handler = _Stderr()
-    handler.setFormatter(
-        JsonFormatter()
-        if form == "json"
-        else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
-    )
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.getLogger().handlers = [handler]
     logging.getLogger().setLevel(logging.WARNING)
     logging.captureWarnings(form == "json")  # Python's warnings would not be JSON lines otherwise

@@ -18,13 +18,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 from pydantic import ValidationError
-from transformers import AutoConfig
 
 from sfnode.bench import memory
 from sfnode.engine import trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, Task, Training
-from sfnode.models import files, loader, shapes
+from sfnode.models import files, loader, shapes, vetting
 from sfnode.tasks import dataset, presets
 from sfnode.tasks.encoding import Encoded, encode
 from sfprotocol.seeds import batch_rows
@@ -225,6 +224,4 @@ def _classes(source: str) -> int:
 def _settings(source: str, revision: str) -> Any:
     """Return the configuration of a model with weights."""
     folder = files.resolve(source, revision, None)
-    return loader.with_user_errors(
-        folder, lambda: AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    )
+    return loader.with_user_errors(folder, lambda: vetting.configuration(folder))

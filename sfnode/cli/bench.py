@@ -18,6 +18,7 @@ from sfnode.cli.options import (
     run_option,
     threads_option,
 )
+from sfnode.cli.output import echo
 from sfnode.manifest import Manifest
 from sfnode.tasks.presets import DEFAULT_MODEL
 
@@ -102,7 +103,7 @@ def bench(
     plan = Plan(batches, queries, compare == "mezo", repetitions)
     result = run_benchmark(spec, plan, _say)
     if as_json:
-        click.echo(result.model_dump_json(indent=2))
+        echo(result.model_dump_json(indent=2))
     else:
         bench_output.show(result, Console())
 
@@ -110,4 +111,4 @@ def bench(
 def _say(what: str) -> None:
     """Print progress as plain lines at a terminal; a moving bar would take time from what is timed."""
     if sys.stderr.isatty():
-        click.echo(what, err=True)
+        echo(what, err=True)

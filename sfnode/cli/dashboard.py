@@ -11,6 +11,7 @@ import click
 
 from sfnode.cli.data_folder import watched_node
 from sfnode.cli.options import data_dir_option, option, parse_listen_address
+from sfnode.cli.output import echo
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,7 +52,7 @@ async def shown(data_dir: Path, address: tuple[str, int] | None, token: str) -> 
     from sfnode.dashboard.server import serving
 
     async with serving(watched_node(data_dir, checked=True), *address, token) as url:
-        click.echo(f"dashboard at {url}")
+        echo(f"dashboard at {url}")
         yield
 
 

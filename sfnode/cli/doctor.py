@@ -19,6 +19,7 @@ from sfnode.cli.options import (
     peers_option,
     run_option,
 )
+from sfnode.cli.output import echo
 
 if TYPE_CHECKING:
     from sfnode.doctor.findings import Examination
@@ -78,19 +79,21 @@ def doctor(link: str | None, as_json: bool, **fields: Any) -> int:
     if link:
         fields["peers"] = (*read_link(link).addresses, *fields["peers"])
     if sys.stderr.isatty():
-        click.echo("examining (about 15 s) ...", err=True)
+        echo("examining (about 15 s) ...", err=True)
     result = run(examine(Case(**fields)), uvloop.run)
-    click.echo(result.model_dump_json(indent=2) if as_json else _lines(result))
+    if as_json:
+        echo(result.model_dump_json(indent=2))
+    else:
+        _print(result)
     return FAILED if result.problems else DONE
 
 
-def _lines(result: Examination) -> str:
-    lines = []
+def _print(result: Examination) -> None:
     for one in result.findings:
-        verdict = click.style(f"{one.verdict:<8}", fg=COLOURS[one.verdict])
-        lines.append(f"{verdict} {one.number}  {one.what}")
+        echo(f"{one.verdict:<8} ", colour=COLOURS[one.verdict], end="")
+        echo(f"{one.number}  {one.what}")
         if one.fix:
-            lines.append(f"{'':16}{one.fix}")
+            echo(f"{'':16}{one.fix}")
     count = result.problems
     end = "no problems" if not count else "1 problem" if count == 1 else f"{count} problems"
-    return "\n".join([*lines, f"{end} ({result.seconds:g} s)"])
+    echo(f"{end} ({result.seconds:g} s)")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sfnode.cli.options import data_dir_option, device_option, dtype_option, json_option, model_option, option
+from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import figure
 from sfnode.errors import Code, UserError
@@ -35,7 +36,7 @@ def evaluate(data_dir: Path, model: Path | None, device: str, dtype: str, limit:
     from sfnode.cli.trained_model import load
 
     result = _measured(load(data_dir, model, device, dtype), limit)
-    click.echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result)))
+    echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result)))
 
 
 def _measured(trained: TrainedModel, limit: int) -> EvalResult:

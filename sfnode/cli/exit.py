@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from sfnode.cli.options import config_file
+from sfnode.cli.output import echo
 from sfnode.errors import UserError
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -24,7 +25,7 @@ DONE, FAILED, INTERRUPTED = 0, 1, 130
 
 def show(error: UserError) -> int:
     """Print what happened and what to do, and return the exit status."""
-    click.echo(f"sfnode: {error}", err=True)
+    echo(f"sfnode: {error}", err=True)
     return FAILED
 
 
@@ -34,7 +35,7 @@ def show_usage(error: click.ClickException) -> int:
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     if context and parameter and context.get_parameter_source(parameter.name) is ParameterSource.DEFAULT_MAP:
         file = config_file(context.find_root().params.get("config"))
-        click.echo(f"The value is from the configuration file {file}.", err=True)
+        echo(f"The value is from the configuration file {file}.", err=True)
     return error.exit_code
 
 

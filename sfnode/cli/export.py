@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from sfnode.cli.options import data_dir_option, device_option, model_option, option
+from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 
 
@@ -37,4 +38,4 @@ def export(out: Path, form: str, data_dir: Path, model: Path | None, device: str
     trained = load(data_dir, model, device, dtype)
     with waiting("writing the model"):
         trained.trainer.export(out, "lora" if form == "lora" else "hf")
-    click.echo(f"wrote {out} ({trained.updates} updates, digest {trained.digest})")
+    echo(f"wrote {out} ({trained.updates} updates, digest {trained.digest})")

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from sfnode.cli.options import F, option
+from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest, Training
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
@@ -129,12 +130,12 @@ def init(out: Path, force: bool, **given: Any) -> None:
 
     manifest = build(given)
     _write(out, manifest.to_toml())
-    click.echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
+    echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
     for note in _notes(manifest):
-        click.echo(note)
-    click.echo("What happens next:")
-    click.echo(f"  sfnode join --run {out}    starts the run on this machine")
-    click.echo("  sfnode invite    prints the link with which others join, once it runs")
+        echo(note)
+    echo("What happens next:")
+    echo(f"  sfnode join --run {out}    starts the run on this machine")
+    echo("  sfnode invite    prints the link with which others join, once it runs")
 
 
 def _notes(manifest: Manifest) -> list[str]:
@@ -190,7 +191,7 @@ HUB_BUDGET = 20_000
 
 def ask() -> dict[str, Any]:
     """Ask the few questions that matter, and return the answers by parameter name."""
-    click.echo(INTRODUCTION)
+    echo(INTRODUCTION)
     _explain("model")
     given: dict[str, Any] = {"model": _text("Base model", DEFAULT_MODEL)}
     built_in = given["model"] == DEFAULT_MODEL
@@ -210,7 +211,7 @@ def ask() -> dict[str, Any]:
 
 
 def _explain(question: str) -> None:
-    click.echo(QUESTIONS[question])
+    echo(QUESTIONS[question])
 
 
 def _ask_task() -> dict[str, Any]:

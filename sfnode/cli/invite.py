@@ -12,6 +12,7 @@ import click
 
 from sfnode.cli.data_folder import opened_run, running_node
 from sfnode.cli.options import data_dir_option, json_option, option
+from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
 
 if TYPE_CHECKING:
@@ -47,15 +48,15 @@ def invite(data_dir: Path, qr: bool | None, as_json: bool) -> None:
     online = invitation is not None
     invitation = invitation or _from_folder(data_dir)
     if as_json:
-        click.echo(json.dumps(vars(invitation), indent=2, ensure_ascii=False))
+        echo(json.dumps(vars(invitation), indent=2, ensure_ascii=False))
         return
     if qr if qr is not None else sys.stdout.isatty():
         _draw(invitation.link)
-    click.echo(f"sfnode join {invitation.link}")
+    echo(f"sfnode join {invitation.link}")
     if not online:
-        click.echo("This node does not run: the link holds addresses of peers that it has met.", err=True)
+        echo("This node does not run: the link holds addresses of peers that it has met.", err=True)
     if note := NOTES[invitation.reach]:
-        click.echo(note, err=True)
+        echo(note, err=True)
 
 
 def _from_running_node(data_dir: Path) -> InviteResult | None:
@@ -83,7 +84,7 @@ def _draw(link: str) -> None:
     columns = len(drawing.partition("\n")[0])
     click.echo(drawing)
     if sys.stdout.isatty() and columns > shutil.get_terminal_size().columns:
-        click.echo(f"The code is {columns} columns wide: make the window wider to see it whole.", err=True)
+        echo(f"The code is {columns} columns wide: make the window wider to see it whole.", err=True)
 
 
 def _drawn(link: str) -> str:

@@ -31,6 +31,7 @@ from sfnode.cli.options import (
     setting,
     threads_option,
 )
+from sfnode.cli.output import echo
 from sfnode.cli.progress import follow
 from sfnode.errors import UserError
 from sfnode.logging import FORMATS, log_error, set_up_logging
@@ -234,7 +235,7 @@ def _announce(node: Node) -> None:
     """Print that the node works and how others join; show how far it has caught up."""
     manifest = node.manifest
     follow(node.status)
-    click.echo(f"joined run {manifest.name} ({manifest.run_id.hex()[:16]}) as {node.settings.role}")
+    echo(f"joined run {manifest.name} ({manifest.run_id.hex()[:16]}) as {node.settings.role}")
     if addresses := node.addresses():
         link = invitation.write(compose(manifest.run_id, addresses, node.settings.peers))
-        click.echo(f"others join with (`sfnode invite` shows it again):\n  sfnode join {link}")
+        echo(f"others join with (`sfnode invite` shows it again):\n  sfnode join {link}")

@@ -9,6 +9,7 @@ import click
 
 from sfnode.cli.data_folder import running_node
 from sfnode.cli.options import data_dir_option
+from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
 from sfnode.store.data_folder import holder
 
@@ -29,7 +30,7 @@ def finish(data_dir: Path) -> None:
     """
     running_node(data_dir).finish()
     _wait_until_gone(data_dir, None)
-    click.echo("finished")
+    echo("finished")
 
 
 @click.command
@@ -41,7 +42,7 @@ def leave(data_dir: Path) -> None:
     """
     running_node(data_dir).leave()
     _wait_until_gone(data_dir, LEAVE_DEADLINE)
-    click.echo("left")
+    echo("left")
 
 
 def _wait_until_gone(data_dir: Path, deadline: float | None) -> None:

@@ -9,6 +9,7 @@ import click
 
 from sfnode.cli.data_folder import running_node
 from sfnode.cli.options import data_dir_option, json_option
+from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import limits_in_words
 from sfnode.schema.unchecked import plain
 
@@ -46,7 +47,7 @@ def limit(changes: tuple[str, ...], data_dir: Path, as_json: bool) -> None:
     node = running_node(data_dir)
     wanted = dict(_change(text) for text in changes)
     limits = node.limit(wanted) if wanted else node.limits()
-    click.echo(json.dumps(plain(limits), indent=2) if as_json else limit_lines(limits))
+    echo(json.dumps(plain(limits), indent=2) if as_json else limit_lines(limits))
 
 
 def limit_lines(limits: object) -> str:

@@ -17,6 +17,7 @@ import sfnode
 from sfnode.cli.exit import DONE, INTERRUPTED, show, show_usage
 from sfnode.cli.lazy_group import Entry, LazyGroup
 from sfnode.cli.options import DEFAULT_CONFIG, config_file
+from sfnode.cli.output import echo
 from sfnode.defaults import variable
 from sfnode.errors import UserError
 
@@ -100,5 +101,5 @@ def _status(arguments: Sequence[str] | None) -> int:
     except UserError as error:
         return show(error)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+        echo("interrupted", err=True)
         return INTERRUPTED

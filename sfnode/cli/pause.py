@@ -10,6 +10,7 @@ import click
 
 from sfnode.cli.data_folder import running_node
 from sfnode.cli.options import data_dir_option
+from sfnode.cli.output import echo
 
 
 def parse_duration(_context: Any, _parameter: Any, value: str | None) -> float | None:
@@ -34,7 +35,7 @@ def pause(duration: float | None, data_dir: Path) -> None:
     outlast the node: one that is started again computes.
     """
     answer = running_node(data_dir).pause(duration)
-    click.echo(f"paused: {'; '.join(answer.pauses)}")
+    echo(f"paused: {'; '.join(answer.pauses)}")
 
 
 @click.command
@@ -42,4 +43,4 @@ def pause(duration: float | None, data_dir: Path) -> None:
 def resume(data_dir: Path) -> None:
     """End a pause that was asked for. Limits stay in force."""
     answer = running_node(data_dir).resume()
-    click.echo(f"still paused: {'; '.join(answer.pauses)}" if answer.pauses else "resumed")
+    echo(f"still paused: {'; '.join(answer.pauses)}" if answer.pauses else "resumed")

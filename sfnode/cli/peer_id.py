@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from sfnode.cli.options import data_dir_option
+from sfnode.cli.output import echo
 
 
 @click.command("peer-id")
@@ -26,4 +27,4 @@ def peer_id_command(data_dir: Path) -> None:
     else:
         with open_data_dir(data_dir):
             ensure_key(key)
-    click.echo(peer_id(key))
+    echo(peer_id(key))

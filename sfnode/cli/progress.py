@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -21,6 +20,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from sfnode.cli.output import echo
 from sfnode.schema.node_state import NodeState
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ Advance = Callable[[int, int], None]
 def waiting(what: str, *, of_bytes: bool = False) -> Iterator[Advance]:
     """Show that `what` is under way while the block runs, and how far once the block reports it."""
     if not sys.stderr.isatty():
-        click.echo(what, err=True)
+        echo(what, err=True)
         yield lambda done, total: None
         return
     amount = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)

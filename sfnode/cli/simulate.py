@@ -15,6 +15,7 @@ import click
 
 from sfnode.cli.exit import DONE, FAILED
 from sfnode.cli.options import option
+from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def network(
             if not as_json:
                 _show(outcomes[-1], brief=scenario == ALL, first=len(outcomes) == 1)
     if as_json:
-        click.echo(json.dumps([outcome.as_dict() for outcome in outcomes], indent=2))
+        echo(json.dumps([outcome.as_dict() for outcome in outcomes], indent=2))
     return FAILED if any(outcome.failure for outcome in outcomes) else DONE
 
 
@@ -81,13 +82,13 @@ def _show(outcome: Outcome, *, brief: bool, first: bool) -> None:
     from sfnode.sim import report
 
     if not brief:
-        click.echo("\n".join(report.lines(outcome)))
+        echo("\n".join(report.lines(outcome)))
         return
     if first:
-        click.echo(report.HEADING)
-    click.echo(report.line(outcome))
+        echo(report.HEADING)
+    echo(report.line(outcome))
     if outcome.failure:
-        click.echo("\n".join(report.lines(outcome)))
+        echo("\n".join(report.lines(outcome)))
 
 
 def _list() -> None:
@@ -95,8 +96,8 @@ def _list() -> None:
     from sfnode.sim.scenarios import SCENARIOS
     from sfnode.sim.world.topology import names
 
-    click.echo("\n".join(report.listing(SCENARIOS.values())))
-    click.echo(f"\ntopologies: {', '.join(names())}")
+    echo("\n".join(report.listing(SCENARIOS.values())))
+    echo(f"\ntopologies: {', '.join(names())}")
 
 
 def _find(name: str) -> Scenario:

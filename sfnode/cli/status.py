@@ -12,6 +12,7 @@ import click
 from sfnode.cli.data_folder import running_node
 from sfnode.cli.limit import limit_lines
 from sfnode.cli.options import data_dir_option, json_option, option
+from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import limits_in_words
 from sfnode.schema.unchecked import plain
 from sfnode.sizes import size_text
@@ -30,9 +31,9 @@ def status(data_dir: Path, with_feeds: bool, as_json: bool) -> None:
     answer, feeds = node.status(), node.every_feed() if with_feeds else []
     if as_json:
         more = {"feeds": plain(feeds)} if with_feeds else {}
-        click.echo(json.dumps(plain(answer) | more, indent=2, ensure_ascii=False))
+        echo(json.dumps(plain(answer) | more, indent=2, ensure_ascii=False))
     else:
-        click.echo("\n".join(_lines(answer, feeds)))
+        echo("\n".join(_lines(answer, feeds)))
 
 
 def _lines(s: Status, feeds: Sequence[FeedStatus]) -> list[str]:

@@ -17,6 +17,7 @@ from sfnode.cli.options import (
     run_option,
     threads_option,
 )
+from sfnode.cli.output import echo
 from sfnode.cli.swarm_progress import show_swarm
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -78,7 +79,7 @@ def swarm(
     result = run_loop(show_swarm(local, console, nodes))
     if as_json:
         in_all = {"seconds_in_all": round(time.monotonic() - started, 1)}
-        click.echo(result.model_copy(update=in_all).model_dump_json(indent=2))
+        echo(result.model_copy(update=in_all).model_dump_json(indent=2))
     if not result.equal:
         raise UserError(
             Code.DIGESTS_DIFFER,

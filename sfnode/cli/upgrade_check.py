@@ -15,6 +15,7 @@ from sfnode.cli.options import (
     link_argument,
     peers_option,
 )
+from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
 from sfnode.schema.results import PeerProtocol, UpgradeResult
 from sfnode.transport.base import peer_of
@@ -43,7 +44,7 @@ def upgrade_check(link: str | None, peers: tuple[str, ...], as_json: bool) -> No
         peer_of(address)
     found = asyncio.run(_ask(addresses, said.run_id.hex() if said else ""))
     result = _result(found)
-    click.echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result)))
+    echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result)))
     if not result.can_join:
         raise _why_not(found, result)
 

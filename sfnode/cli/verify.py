@@ -8,6 +8,7 @@ import click
 
 from sfnode.cli.data_folder import opened_run
 from sfnode.cli.options import data_dir_option, json_option
+from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 
 
@@ -21,9 +22,7 @@ def verify(data_dir: Path, as_json: bool) -> None:
     with opened_run(data_dir) as (manifest, update_log), waiting("verifying the log"):
         result = audit(manifest, update_log)
     if as_json:
-        click.echo(result.model_dump_json(indent=2))
+        echo(result.model_dump_json(indent=2))
         return
-    click.echo(
-        f"{result.signatures} signatures and {result.updates} updates of {result.feeds} feeds verified"
-    )
-    click.echo(f"digest       {result.digest}\ncore digest  {result.core_digest}")
+    echo(f"{result.signatures} signatures and {result.updates} updates of {result.feeds} feeds verified")
+    echo(f"digest       {result.digest}\ncore digest  {result.core_digest}")

@@ -34,7 +34,7 @@ def plain(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace control characters, and those that reverse the order of letters, each by one visible sign."""
+    """Replace every character that is not visible by one sign that is, for tables that count columns."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 

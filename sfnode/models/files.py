@@ -21,6 +21,7 @@ BUILTIN = "builtin:"
 EMBEDDED = Path(__file__).parent.parent / "embedded"
 """Folder of `builtin:NAME` in the installed package."""
 
+SAFETENSORS = ".safetensors"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -112,6 +113,14 @@ def weight_files(folder: Path) -> list[Path]:
     raise _no_weights(folder)
 
 
+def covered(folder: Path) -> list[Path]:
+    """Return the files that the digest covers, and the index of the shards. Raises UserError MODEL_*."""
+    weights = weight_files(folder)
+    index = [] if weights == [folder / SINGLE] else [folder / INDEX]
+    others = (folder / name for name in (CONFIG, *TOKENIZER_FILES))
+    return [*weights, *index, *(file for file in others if file.is_file())]
+
+
 def digest(folder: Path) -> str:
     """Return BLAKE2b-256, in hex, over a base model's tensors and the files that give them meaning.
 
@@ -145,7 +154,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     for file in weight_files(folder):
         for name, stored in _read(file):
             if name in tensors:
-                raise _broken(file, f"tensor {name} is in another shard as well")
+                raise broken(file, "safetensors file", f"tensor {name} is in another shard as well")
             tensors[name] = stored
     return tensors
 
@@ -163,7 +172,7 @@ def _read(file: Path) -> Iterator[tuple[str, StoredTensor]]:
         for name, entry in header.items():
             yield name, _stored(entry, file, 8 + length, total)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _broken(file, str(error)) from error
+        raise broken(file, "safetensors file", str(error)) from error
 
 
 def _stored(entry: dict[str, Any], file: Path, begin: int, total: int) -> StoredTensor:
@@ -179,13 +188,19 @@ def _stored(entry: dict[str, Any], file: Path, begin: int, total: int) -> Stored
 def _shards(folder: Path) -> list[Path]:
     try:
         names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-        files = [folder / Path(name).name for name in sorted(set(names))]
+        files = [_shard(folder, name) for name in sorted(set(names))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _broken(folder / INDEX, str(error)) from error
-    for file in files:
-        if not file.is_file():
-            raise _broken(folder / INDEX, f"{file.name} is missing")
+        raise broken(folder / INDEX, "index of safetensors files", str(error)) from error
     return files
+
+
+def _shard(folder: Path, name: str) -> Path:
+    """Return a file that the index names. transformers would follow a path out of the folder."""
+    if Path(name).name != name or not name.endswith(SAFETENSORS):
+        raise ValueError(f"{name} is not the name of a safetensors file beside it")
+    if not (folder / name).is_file():
+        raise ValueError(f"{name} is missing")
+    return folder / name
 
 
 def _download(source: str, revision: str) -> Path:
@@ -229,9 +244,10 @@ def _no_weights(folder: Path) -> UserError:
     )
 
 
-def _broken(file: Path, reason: str) -> UserError:
+def broken(file: Path, kind: str, reason: str) -> UserError:
+    """Return the error for a model's file that cannot be read as what it should be."""
     return UserError(
         Code.MODEL_UNSUPPORTED,
-        f"{file} is not a sound safetensors file: {reason}",
+        f"{file} is not a sound {kind}: {reason}",
         "Download the model again.",
     )

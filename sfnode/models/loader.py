@@ -1,8 +1,8 @@
 """Loading the base model: from a source to modules whose weights can be trained (DESIGN 6).
 
 Knows how transformers loads a model, in which precision, and whether it is the one of the run's manifest. It
-knows nothing of updates, subspaces or tasks. Only safetensors are read, and no code from a model's folder is
-run.
+knows nothing of updates, subspaces or tasks. Only safetensors are read, no code from a model's folder is run,
+and transformers sees no more of it than `vetting` lets it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -25,6 +24,7 @@ from transformers.utils import logging
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest, Model
+from sfnode.models import vetting
 from sfnode.models.base_weights import DTYPES, BaseWeights, float_tensors
 from sfnode.models.files import BUILTIN, digest, resolve
 from sfnode.models.perturbation import Perturber
@@ -124,9 +124,7 @@ def load(
 def tokenizer_of(folder: Path) -> Any:
     """Load the tokenizer in a model's folder. Raises UserError MODEL_UNSUPPORTED."""
     _silence_transformers()
-    found: Any = with_user_errors(
-        folder, lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    )
+    found: Any = with_user_errors(folder, lambda: _tokenizer(folder))
     if set(found.get_vocab()) <= set(found.all_special_tokens):
         # what transformers makes of a folder without the files: all words are unknown to it
         raise UserError(
@@ -211,11 +209,16 @@ def _auto(labels: int) -> Any:
 
 
 def _settings(folder: Path, labels: int) -> Any:
-    """Return config.json's configuration; with `labels`, that many classes for the head."""
-    settings = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    """Return the model's configuration; with `labels`, that many classes for the head."""
+    settings = vetting.configuration(folder)
     if labels:
         settings.num_labels = labels
     return settings
+
+
+def _tokenizer(folder: Path) -> Any:
+    with vetting.vetted(folder) as view:
+        return AutoTokenizer.from_pretrained(view, local_files_only=True, trust_remote_code=False)
 
 
 def _skeleton(folder: Path, labels: int) -> PretrainedModel:
@@ -235,15 +238,16 @@ def _weights(folder: Path, dtype: torch.dtype, labels: int) -> PretrainedModel:
     if labels:
         _check_head(folder, _skeleton(folder, labels), labels)
     _silence_transformers()
-    model, report = _auto(labels).from_pretrained(
-        folder,
-        config=_settings(folder, labels),
-        dtype=dtype,  # not config.json's, which may be narrower than what the files hold
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
+    with vetting.vetted(folder) as view:
+        model, report = _auto(labels).from_pretrained(
+            view,
+            config=_settings(folder, labels),
+            dtype=dtype,  # not config.json's, which may be narrower than what the files hold
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
     _fill_head(model, report["missing_keys"])
     absent = sorted(_unfilled(model, report["missing_keys"]))
     absent += sorted(str(key) for key in report["mismatched_keys"])

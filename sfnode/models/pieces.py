@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sfnode.models.files import CONFIG, INDEX, SINGLE, TOKENIZER_FILES, weight_files
+from sfnode.models.files import CONFIG, INDEX, SAFETENSORS, TOKENIZER_FILES, covered
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.model_listing import PIECE, ListedFile, Listing, Piece, encode, hash_listing, hash_piece
 
@@ -17,17 +17,9 @@ SAFE = frozenset({CONFIG, INDEX, *TOKENIZER_FILES})
 """Names of the files that may be sent besides safetensors: no code and no pickles."""
 
 
-def listed_files(folder: Path) -> list[Path]:
-    """Return all files that a node needs to load this base model. Raises UserError MODEL_*."""
-    weights = weight_files(folder)
-    index = [] if weights == [folder / SINGLE] else [folder / INDEX]
-    others = (folder / name for name in (CONFIG, *TOKENIZER_FILES))
-    return [*weights, *index, *(file for file in others if file.is_file())]
-
-
 def list_model(folder: Path) -> bytes:
     """Return the encoded listing of the base model in a folder; reads all of its files."""
-    return encode(_listed(file) for file in listed_files(folder))
+    return encode(_listed(file) for file in covered(folder))
 
 
 def listing_hash(folder: Path) -> str:
@@ -41,7 +33,7 @@ def listing_hash(folder: Path) -> str:
 def require_safe(listing: Listing) -> None:
     """Raise RemoteProtocolError for a listing with a file that no base model needs (SPEC B5)."""
     for file in listing.files:
-        if file.name not in SAFE and not file.name.endswith(".safetensors"):
+        if file.name not in SAFE and not file.name.endswith(SAFETENSORS):
             raise RemoteProtocolError("B5", f"{file.name} is not a file of a base model")
 
 

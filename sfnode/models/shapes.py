@@ -7,7 +7,6 @@ like, and neither how they are trained nor what is measured on them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from transformers import (
 from transformers.utils import logging
 
 from sfnode.errors import Code, UserError
-from sfnode.models import files
+from sfnode.models import files, vetting
 
 PREFIX = "shape:"
 """Prefix that marks the source of a model as the name of a shape."""
@@ -161,9 +160,12 @@ def is_shape(source: str) -> bool:
 def describe(source: str) -> Any:
     """Return the transformers configuration of such a source. Raises UserError BAD_OPTION or
     MODEL_UNSUPPORTED."""
-    fields = _named(source.removeprefix(PREFIX)) if source.startswith(PREFIX) else _stored(Path(source))
+    named = source.startswith(PREFIX)
+    fields = _named(source.removeprefix(PREFIX)) if named else {}
     try:
-        return AutoConfig.for_model(**fields)
+        return AutoConfig.for_model(**fields) if named else vetting.configuration(Path(source))
+    except UserError:
+        raise
     except Exception as error:  # transformers documents no common base of what it raises
         raise _unsupported(source, error) from error
 
@@ -225,16 +227,6 @@ def _named(name: str) -> Mapping[str, Any]:
             f"There are: {', '.join(SHAPES)}; a folder with another model's config.json does as well.",
         )
     return SHAPES[name]
-
-
-def _stored(path: Path) -> Mapping[str, Any]:
-    try:
-        fields = json.loads((path / files.CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _unsupported(str(path / files.CONFIG), error) from error
-    if not isinstance(fields, dict) or "model_type" not in fields:
-        raise _unsupported(str(path / files.CONFIG), ValueError("it names no model_type"))
-    return fields
 
 
 def _unsupported(source: str, error: Exception) -> UserError:

@@ -118,7 +118,7 @@ class NodeProcess:
 
     def _failure(self) -> UserError:
         status = self._process.returncode if self._process else None
-        shown = "\n".join(f"    {line}" for line in _end_of_output(self._log))
+        shown = "\n".join(_end_of_output(self._log))
         return UserError(
             Code.SWARM_FAILED,
             f"node {self.number} {_fate(status)}; its output ends with:\n{shown}",

@@ -7,26 +7,12 @@ and comparing. This module knows tokenizers; it knows no task, no tensor and no 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.tasks.prompts import ASSISTANT, Conversation, Message
+from sfnode.tasks.rendering import RENDERER, TemplateRefusal
 from sfnode.tasks.templates import common_prefix
-
-TODAY = datetime(2025, 1, 1)
-"""The date of every conversation: some templates write it, and the text of a row must not depend on the day
-on which it is read."""
-
-CLOCK = "strftime_now"
-"""The function by which templates ask for the date."""
-
-STOPPED_CLOCK = (
-    f"{{% macro {CLOCK}(format) %}}{{{{ format"
-    + "".join(f"|replace('%{letter}', '{TODAY.strftime(f'%{letter}')}')" for letter in "aAbBdHIjmMpSyY")
-    + " }}{% endmacro %}\n"
-)
-"""Prefix of a template that makes the date always TODAY; the line break is not written."""
 
 
 class Tokens(NamedTuple):
@@ -101,21 +87,22 @@ def _span(whole: str, before: str, after: str, said: str, earliest: int) -> tupl
     return start, max(start, end)
 
 
-def _rendered(tokenizer: Any, messages: Sequence[Message], **options: bool) -> str:
-    turns = [message._asdict() for message in messages]
+def _rendered(tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+    variables = {
+        **tokenizer.special_tokens_map,
+        "messages": [message._asdict() for message in messages],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+    }
     try:
-        template = tokenizer.get_chat_template()
-        if CLOCK in template:
-            template = STOPPED_CLOCK + template
-        text: str = tokenizer.apply_chat_template(turns, chat_template=template, tokenize=False, **options)
-    except Exception as error:  # a template is a program: it raises what it likes
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        return RENDERER.render(tokenizer.get_chat_template(), variables)
+    except (TemplateRefusal, ValueError) as error:  # ValueError: of several templates, none is for chats
         raise UserError(
             Code.DATA_MALFORMED,
-            f"the model's chat template refuses the conversation {opening(messages)}: {reason}",
+            f"the model's chat template refuses the conversation {opening(messages)}: {error}",
             "Leave such conversations out of the data, or correct the order and the roles of their messages.",
         ) from error
-    return text
 
 
 def opening(messages: Sequence[Message]) -> str:

@@ -141,7 +141,7 @@ def growing(question: PartRequest, honest: PartReply) -> PartReply:
 
 
 def same(one: Path, other: Path) -> bool:
-    names = sorted(file.name for file in listing.listed_files(one))
+    names = sorted(file.name for file in listing.covered(one))
     return names == sorted(file.name for file in other.iterdir()) and all(
         (one / name).read_bytes() == (other / name).read_bytes() for name in names
     )
@@ -196,7 +196,7 @@ async def test_pieces_that_have_come_are_not_downloaded_again_after_a_stop(
     await b.until(lambda: b.node.sharing.progress and b.node.sharing.progress.done >= PIECE)
     before = b.node.sharing.progress
     assert before is not None
-    assert before.done < before.total == sum(file.stat().st_size for file in listing.listed_files(model))
+    assert before.done < before.total == sum(file.stat().st_size for file in listing.covered(model))
     assert not b.node.engine_loaded
     status = await b.client.status()
     assert status.state == "starting"
@@ -381,7 +381,7 @@ async def test_the_model_is_sent_and_received_within_the_nodes_limits(swarm_of: 
     await a.until(lambda: a.node.engine_loaded)
     b = await swarm.join("b")
     b.node.driver.bandwidth.set_remaining(0)
-    total = sum(file.stat().st_size for file in listing.listed_files(model))
+    total = sum(file.stat().st_size for file in listing.covered(model))
     await b.until(lambda: b.node.sharing.progress)
     assert b.node.driver.bandwidth.download.total < total
     assert not b.layout.model.exists()

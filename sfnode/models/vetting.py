@@ -1,0 +1,231 @@
+"""The part of a model's folder that transformers gets to see: files that the digest covers, and no setting
+that chooses code or other files.
+
+A configuration is written by whoever made the model. transformers lets it name other files of weights, other
+code for attention, quantisation libraries and paths on this machine, and it adds keys with every release. So
+it reads a folder made for it: links to the files of the digest, beside configurations of which the keys are
+kept that the model's own class declares. Knows transformers' conventions; loads no weights.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import CodeType, FunctionType
+from typing import Any
+
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
+
+from sfnode.errors import Code, UserError
+from sfnode.models import files
+
+SCRATCH = "sfnode-model-"
+
+GENERATION = "generation_config.json"
+
+TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
+"""Files whose keys become arguments of the tokenizer's class."""
+
+CHOOSES = {
+    "transformers_weights": "a file of weights that the digest does not cover",
+    "quantization_config": "a library that reads its weights",
+    "compression_config": "a library that reads its weights",
+    "attn_implementation": "the code that computes attention",
+    "experts_implementation": "the code that computes a mixture of experts",
+    "fusion_config": "code that replaces the model's own",
+    "kernel_config": "code that replaces the model's own",
+    "distributed_config": "the devices that it runs on",
+    "backbone": "another model",
+    "backbone_kwargs": "another model",
+    "use_pretrained_backbone": "another model",
+    "use_timm_backbone": "another model",
+    "mecab_option": "files of a tokenizer outside the model's folder",
+}
+"""Keys by which a configuration chooses code, devices or files, and what they choose. They are refused, not
+ignored, because without them the model may be another one."""
+
+SHARED = frozenset(
+    {
+        *("model_type", "tokenizer_class"),
+        *("attention_chunk_size", "head_dim", "is_causal", "is_decoder", "layer_types", "sliding_window"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "tie_word_embeddings"),
+    }
+)
+"""Keys that transformers reads in code for all models, whether or not the model's class declares them."""
+
+READERS = ("__init__", "__post_init__", "convert_rope_params_to_dict")
+"""Methods of a configuration's class in which attributes appear that it does not declare: old names of keys,
+and numbers computed from others, which are written to config.json as well."""
+
+PATH = re.compile(r"(^|_)(file|files|path|dir)$|^init_inputs$|^name_or_path$")
+"""Arguments of a tokenizer's class that name files, which transformers would open wherever they are. It finds
+the files in the model's folder without them; published models have them as a left-over."""
+
+
+@contextmanager
+def vetted(folder: Path) -> Iterator[Path]:
+    """Yield a scratch folder with what may be read of a base model, for transformers' `from_pretrained`.
+
+    Raises UserError MODEL_* for files that are missing, and MODEL_UNSAFE for a configuration that chooses
+    code or files.
+    """
+    with TemporaryDirectory(prefix=SCRATCH) as scratch:
+        view = Path(scratch)
+        for file in files.covered(folder):
+            (view / file.name).symlink_to(file.resolve())
+        _rewrite(view / files.CONFIG, _model_settings(folder))
+        for name in TOKENIZER_SETTINGS:
+            if (folder / name).is_file():
+                _rewrite(view / name, _tokenizer_settings(folder / name))
+        if (folder / GENERATION).is_file():
+            _rewrite(view / GENERATION, _numbers(_read(folder / GENERATION)))
+        yield view
+
+
+def configuration(folder: Path) -> Any:
+    """Return the vetted configuration of a model's folder, with or without weights.
+
+    Raises as `vetted` does, and what transformers raises.
+    """
+    with TemporaryDirectory(prefix=SCRATCH) as scratch:
+        _rewrite(Path(scratch) / files.CONFIG, _model_settings(folder))
+        return AutoConfig.from_pretrained(scratch, local_files_only=True, trust_remote_code=False)
+
+
+def _rewrite(file: Path, settings: Mapping[str, Any]) -> None:
+    file.unlink(missing_ok=True)
+    file.write_text(json.dumps(settings), encoding="utf-8")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises UserError MODEL_UNSUPPORTED."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise files.broken(file, "JSON file", str(error)) from error
+    if not isinstance(found, dict):
+        raise files.broken(file, "JSON file", "it holds no object")
+    return found
+
+
+# -- the model's configuration -------------------------------------------------------------------------
+
+
+def _model_settings(folder: Path) -> dict[str, Any]:
+    file = folder / files.CONFIG
+    settings = _read(file)
+    _refuse_choices(file, settings)
+    _check_tokenizer_class(file, settings)
+    kind = _class(settings)
+    if kind is None:
+        raise ValueError(f"transformers has no code for a model of type {settings.get('model_type')!r}")
+    return _declared(settings, kind)
+
+
+def _class(settings: Mapping[str, Any]) -> type[PretrainedConfig] | None:
+    """Return transformers' class for a configuration; None if it has none."""
+    name = settings.get("model_type")
+    return CONFIG_MAPPING[name] if isinstance(name, str) and name in CONFIG_MAPPING else None
+
+
+def _refuse_choices(file: Path, settings: Any) -> None:
+    """Raise UserError MODEL_UNSAFE if a key, however deep, chooses code or files."""
+    values = settings.items() if isinstance(settings, dict) else enumerate(settings)
+    for key, value in values:
+        chosen = CHOOSES.get(str(key).lstrip("_").removesuffix("_internal"))
+        if chosen and value:  # null and false choose nothing
+            raise UserError(
+                Code.MODEL_UNSAFE,
+                f"{file} sets {key}, which chooses {chosen}",
+                "Take a copy of the model without it, in ordinary safetensors; --dtype int8 or nf4 quantises "
+                "such weights as they are loaded.",
+            )
+        if isinstance(value, dict | list):
+            _refuse_choices(file, value)
+
+
+def _declared(settings: dict[str, Any], kind: type[PretrainedConfig]) -> dict[str, Any]:
+    """Return the settings that the class knows, also in the configurations inside this one."""
+    known = _keys(kind)
+    kept = {key: value for key, value in settings.items() if key in known}
+    for key, part in kind.sub_configs.items():
+        inside = kept.get(key)
+        if isinstance(inside, dict):
+            found = _class(inside) if part is AutoConfig else part
+            kept[key] = _declared(inside, found) if found else inside
+    return kept
+
+
+def _keys(kind: type[PretrainedConfig]) -> set[str]:
+    """Return the keys that a configuration's class declares, computes, or takes under an old name."""
+    declared = set(inspect.signature(kind).parameters) | SHARED
+    declared |= set(kind.attribute_map) | set(kind.attribute_map.values())
+    mentioned: set[str] = set()
+    for base in kind.__mro__:
+        for name in READERS:
+            method = inspect.unwrap(vars(base).get(name, object.__init__))
+            if isinstance(method, FunctionType):
+                declared |= set(inspect.signature(method).parameters)
+                mentioned |= set(_words(method.__code__))
+    return declared | {word for word in mentioned if _is_free(kind, word)}
+
+
+def _is_free(kind: type[PretrainedConfig], word: str) -> bool:
+    """Return whether an attribute of this name would take the place of nothing that the class is made of."""
+    taken = inspect.getattr_static(kind, word, None)
+    return not word.startswith("_") and (taken is None or isinstance(taken, property))
+
+
+def _words(code: CodeType) -> Iterator[str]:
+    """Yield texts and names in the code of a function: keys that it takes, and attributes that it sets."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple | frozenset):
+            yield from (item for item in constant if isinstance(item, str))
+        elif isinstance(constant, CodeType):
+            yield from _words(constant)
+
+
+# -- the tokenizer's -----------------------------------------------------------------------------------
+
+
+def _tokenizer_settings(file: Path) -> dict[str, Any]:
+    settings = _read(file)
+    _refuse_choices(file, settings)
+    _check_tokenizer_class(file, settings)
+    return dict(_without_paths(settings))
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_paths(item) for key, item in value.items() if not PATH.search(key)}
+    return [_without_paths(item) for item in value] if isinstance(value, list) else value
+
+
+def _check_tokenizer_class(file: Path, settings: dict[str, Any]) -> None:
+    """Refuse a class of transformers that is no tokenizer's: it would be made, and given the folder."""
+    name = settings.get("tokenizer_class")
+    found = getattr(transformers, name, None) if isinstance(name, str) else name
+    if found is not None and not (isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)):
+        raise UserError(
+            Code.MODEL_UNSAFE,
+            f"{file} names {name} as the class of the tokenizer, which is none",
+            "Take another copy of the model.",
+        )
+
+
+def _numbers(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what generation takes from a model, ends of texts and ways of sampling, all of them numbers."""
+
+    def is_number(value: Any) -> bool:
+        return isinstance(value, int | float) or (isinstance(value, list) and all(map(is_number, value)))
+
+    return {key: value for key, value in settings.items() if is_number(value)}

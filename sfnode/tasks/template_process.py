@@ -1,0 +1,136 @@
+"""The program that renders chat templates: a line of JSON in, a line of JSON out.
+
+A chat template is a program that came with a model. Jinja's sandbox keeps it from the machine, but not from
+running for ever or from taking all memory. This process has nothing to lose: it has little memory, and ends
+itself when a rendering takes too long. It is started by path, imports nothing of sfnode, and ends when its
+standard input does.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from contextlib import suppress
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Template
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+SECONDS = 5.0
+"""Processor time of one rendering: thousands of times what templates take, and independent of other load."""
+
+MEMORY = 1 << 30
+"""Bytes of memory of this process: the longest conversations take a hundredth."""
+
+LONGEST = 1 << 24
+"""Characters of a rendered conversation: more than any model reads."""
+
+TEMPLATES = 8
+"""Compiled templates that are kept: a program has a model or two."""
+
+TODAY = datetime(2025, 1, 1)
+"""The date of every conversation: some templates write it, and the text of a row must not depend on the day
+on which it is read."""
+
+
+class Generation(Extension):
+    """The tag by which some templates mark what the assistant says; it changes nothing in the text."""
+
+    tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("written"), [], [], body).set_lineno(line)
+
+    def written(self, caller: Macro) -> str:
+        return str(caller())
+
+
+class PlainNamespace(Namespace):
+    """A namespace without names that mean something to Python."""
+
+    def __init__(*args: Any, **named: Any) -> None:
+        self, *given = args  # a template may name an attribute `self`
+        attributes = dict(*given, **named)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if str(name).startswith("_"):
+        raise SecurityError(f"a namespace has no attribute {name}")
+
+
+def make_environment() -> ImmutableSandboxedEnvironment:
+    """Return the environment for which chat templates are written, that of transformers."""
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    made.filters["tojson"] = _to_json
+    made.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": TODAY.strftime,
+        "namespace": PlainNamespace,
+        "dict": lambda *given, **named: dict(*given, **named),
+    }
+    return made
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    return json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+@lru_cache(maxsize=TEMPLATES)
+def _compiled(environment: ImmutableSandboxedEnvironment, template: str) -> Template:
+    return environment.from_string(template)
+
+
+def answer(environment: ImmutableSandboxedEnvironment, template: str, variables: dict[str, Any]) -> str:
+    """Return the reply to one request: the text, the template's refusal, or the bound that it broke."""
+    try:
+        text = _compiled(environment, template).render(variables)
+        if len(text) > LONGEST:
+            return json.dumps({"broke": f"it writes more than {LONGEST:,} characters"})
+        return json.dumps({"text": text})
+    except MemoryError:
+        return json.dumps({"broke": "it takes more memory than it may"})
+    except Exception as error:  # a template is a program: it raises what it likes
+        return json.dumps({"refused": str(error)[:LONGEST] or type(error).__name__})
+
+
+def main(seconds: float, memory: int) -> None:
+    """Answer requests until there are no more, each within these bounds."""
+    environment = make_environment()
+    with suppress(ValueError, OSError):  # macOS keeps no such limit: whoever asks watches the memory as well
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    for line in sys.stdin.buffer:
+        template, variables = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends a process, whatever it is doing
+        reply = answer(environment, template, variables)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.write(f"{reply}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), int(sys.argv[2]))

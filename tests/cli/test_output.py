@@ -1,0 +1,73 @@
+"""What commands print of what others say."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sfnode.cli
+from sfnode.cli import doctor, upgrade_check
+from sfnode.doctor.findings import Examination, Finding
+from sfnode.peers.compatibility import Compatibility, PeerVersion
+from tests.cli.fake_node import ANSWERS, STATUS, fake_node
+from tests.cli.helpers import Ended
+from tests.test_printable import HOSTILE
+
+Run = Callable[..., Ended]
+
+ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+OWN_TEXT = {"completion.py": "a script of click's", "invite.py": "a drawing with colours"}
+"""Modules that print without looking, and what."""
+
+
+def is_visible(text: str) -> bool:
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_hostile_goodbye_is_shown_as_visible_characters(
+    sfnode: Run, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    said = f"it said: {HOSTILE[:-1]}"
+
+    async def ask(*_: Any) -> Compatibility:
+        return Compatibility(None, (PeerVersion(ADDRESS, None, said),))
+
+    monkeypatch.setattr(upgrade_check, "_ask", ask)
+    ended = sfnode("upgrade-check", "--peers", ADDRESS, *["--json"] * as_json)
+    assert is_visible(ended.out + ended.err)
+    assert "it said: \\u001b]0;mine\\u0007" in ended.out
+    if as_json:
+        assert json.loads(ended.out)["peers"][0]["reason"] == said
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_a_node_says_of_others_is_shown_as_visible_characters(
+    sfnode: Run, tmp_path: Path, as_json: bool
+) -> None:
+    named = STATUS.model_copy(update={"run_name": HOSTILE[:-1], "pauses": [HOSTILE[:-1]]})
+    with fake_node(tmp_path / "node", {**ANSWERS, "GET /status": named.model_dump_json()}):
+        ended = sfnode("status", "--data-dir", tmp_path / "node", *["--json"] * as_json)
+    assert ended.status == 0
+    assert is_visible(ended.out)
+    if as_json:
+        assert json.loads(ended.out)["run_name"] == HOSTILE[:-1]
+
+
+def test_findings_are_coloured_and_what_they_quote_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    one = Finding(number="D01", subject="peer", verdict="problem", what=HOSTILE, fix=HOSTILE)
+    doctor._print(Examination.model_construct(findings=[one], problems=1, seconds=1.0))
+    assert is_visible(capsys.readouterr().out)
+
+
+def test_every_command_prints_through_the_one_function_that_looks() -> None:
+    for file in Path(sfnode.cli.__file__).parent.glob("*.py"):
+        calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        unlooked = {"print", "click.echo", "click.secho"} & {ast.unparse(call) for call in calls}
+        assert not unlooked or file.name in (*OWN_TEXT, "output.py"), f"{file.name} calls {unlooked}"

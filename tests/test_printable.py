@@ -1,0 +1,121 @@
+"""Nothing that others write reaches a terminal or a log as anything but visible characters."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfnode.errors import Code, UserError
+from sfnode.logging import JsonFormatter, TextFormatter
+from sfnode.manifest import Manifest, Task
+from sfnode.models import files, pieces
+from sfnode.printable import LONGEST, paragraph, printable
+from sfnode.tasks import dataset, templates
+from sfprotocol import model_listing
+from sfprotocol.errors import RemoteProtocolError
+from tests.node.helpers import manifest
+
+HOSTILE = "\x1b]0;mine\x07\x1b[2J\u202e\u2066\u200b\x9b31m\r\n12:00:00 ERROR   forged \ud800"
+"""Sets the title, erases the screen, turns the text round, colours it, and writes a line of its own."""
+
+
+def is_harmless(text: str) -> bool:
+    """Whether a text is visible characters only, and its first line the only one not indented."""
+    first, *others = text.split("\n")
+    return first.isprintable() and all(line.isprintable() and line.startswith("  ") for line in others)
+
+
+@given(st.text(st.characters()))
+def test_any_text_becomes_visible_characters_and_line_breaks(text: str) -> None:
+    assert all(line.isprintable() for line in printable(text).split("\n"))
+    assert is_harmless(paragraph(text))
+
+
+@given(st.text(st.characters()))
+def test_visible_text_stays_as_it_is_and_json_means_the_same(text: str) -> None:
+    assert json.loads(printable(json.dumps(text, ensure_ascii=False))) == text
+    assert printable("Grüße, 世界 👋\nend") == "Grüße, 世界 👋\nend"
+
+
+def test_a_long_text_is_cut_and_says_so() -> None:
+    assert paragraph("a" * LONGEST) == "a" * LONGEST
+    assert paragraph("a" * 10**6) == "a" * LONGEST + "… (1,000,000 characters)"
+
+
+def unknown_key() -> None:
+    fields = msgpack.unpackb(manifest().canonical())
+    Manifest.from_canonical(msgpack.packb({**fields, HOSTILE[:-1]: 1}), HOSTILE)
+
+
+def unknown_source() -> None:
+    files.resolve(HOSTILE, HOSTILE, None)
+
+
+def unreadable_template() -> None:
+    templates.parse("{" + HOSTILE)
+
+
+def unreadable_data() -> None:
+    dataset.load_rows(f"{HOSTILE}.tsv", Task(kind="text", template="{text}"))
+
+
+def data_nowhere_on_the_hub() -> None:
+    dataset.load_rows(f"hf:{HOSTILE}:train", Task(kind="text", template="{text}"))
+
+
+@pytest.mark.parametrize(
+    "use", [unknown_key, unknown_source, unreadable_template, unreadable_data, data_nowhere_on_the_hub]
+)
+def test_an_error_about_a_hostile_manifest_is_harmless(
+    use: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError) as caught:
+        use()
+    assert is_harmless(str(caught.value))
+
+
+def test_an_error_about_a_hostile_label_is_harmless(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"text": "a film", "label": HOSTILE}))
+    task = Task(kind="classification", template="{text}", verbalizer={HOSTILE + "0": "bad", "1": "good"})
+    with pytest.raises(UserError) as caught:
+        dataset.load_rows(str(rows), task)
+    assert is_harmless(str(caught.value))
+
+
+@pytest.mark.parametrize("name", [HOSTILE[:-1], "own.py", "..", "a/b"])
+def test_a_hostile_listing_names_nothing_that_is_shown(name: str) -> None:
+    encoded = msgpack.packb([[name, 1, bytes(32)]])
+    with pytest.raises(RemoteProtocolError) as caught:
+        pieces.require_safe(model_listing.decode(encoded))
+    assert is_harmless(str(caught.value))
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_a_log_line_is_harmless_whatever_is_logged(formatter: logging.Formatter) -> None:
+    try:
+        raise LookupError(HOSTILE)
+    except LookupError:
+        told = {"msg": "it said %s", "args": (HOSTILE,), "exc_info": sys.exc_info(), "reason": HOSTILE}
+        text = formatter.format(logging.makeLogRecord(told))
+    assert is_harmless(text)
+    assert "it said" in text
+
+
+def test_a_log_line_is_no_longer_than_anybody_reads() -> None:
+    record = logging.makeLogRecord({"msg": "a" * 10**6})
+    assert max(len(TextFormatter().format(record)), len(JsonFormatter().format(record))) < LONGEST + 200
+
+
+def test_an_error_keeps_its_number_its_cause_and_its_fix_apart() -> None:
+    error = UserError(Code.BAD_LINK, "first\nsecond", "fix\nit")
+    assert str(error) == "SF014: first\n    second\n  fix\n    it"
