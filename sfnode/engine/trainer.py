@@ -135,7 +135,7 @@ class Trainer:
         """
         numbers = self.manifest.training
         self.restore()
-        self.weights.follow()
+        self.weights.follow(epoch)
         directions = self.space.directions(seeds, epoch)
         self.space.expect(min(epoch + 1, numbers.epochs - 1), self._ahead)
         estimates = two_point(self.loaded, directions, self.mini_batches.take(seeds), numbers.epsilon)
