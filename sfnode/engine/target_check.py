@@ -1,8 +1,9 @@
 """Checks that the targets of a model can be perturbed row by row, and that a language model is causal.
 
 A few short sequences go through the model, and one of them is perturbed. That is done in two shapes, because
-the number of rows that a layer sees may be that of one batch by accident. Run once when a model is loaded: what a
-model's code does with its rows cannot be read off its modules. Knows models and perturbations; knows no data.
+the number of rows that a layer sees may be that of one batch by accident. Run once when a model is loaded:
+what a model's code does with its rows cannot be read off its modules. Knows models and perturbations; knows
+no data.
 """
 
 from __future__ import annotations

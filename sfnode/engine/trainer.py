@@ -6,6 +6,7 @@ may be anybody's, and what `step` returns changes nothing here until it is appli
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +49,9 @@ class StepResult(NamedTuple):
     scalars: tuple[int, ...]
     """One quantised directional derivative per seed."""
     loss: float
-    """Mean loss of the step's mini-batches."""
+    """Mean loss of the step's mini-batches, but for those whose measurement failed; NaN if all did."""
+    failed: int
+    """Measurements that gave no finite number; their scalars are 0."""
 
 
 def always() -> bool:
@@ -142,7 +145,9 @@ class Trainer:
         scalars = tuple(
             quantise(estimate.alpha, numbers.scalar_delta, numbers.scalar_limit) for estimate in estimates
         )
-        return StepResult(scalars, sum(estimate.loss for estimate in estimates) / len(estimates))
+        losses = [estimate.loss for estimate in estimates if not estimate.failed]
+        loss = sum(losses) / len(losses) if losses else math.nan
+        return StepResult(scalars, loss, len(estimates) - len(losses))
 
     def offload(self) -> None:
         """Move the model to main memory until it is needed again, which restores it by itself."""
