@@ -27,6 +27,7 @@ class Code(IntEnum):
     MODEL_UNSAFE = 23
     DEVICE = 24
     OUT_OF_MEMORY = 25
+    LOSS_NOT_FINITE = 26
     DATA_NOT_FOUND = 30
     DATA_MALFORMED = 31
     DATA_NEEDED = 32

@@ -134,14 +134,14 @@ def incoming(subject: Subject, found: Case, counts: Sequence[int], repetitions: 
     found = found._replace(trainer=subject.trainer())  # whose first merge is due
     trainer, device = found.trainer, subject.device
     trainer.apply(updates(1, 0))
-    trainer.weights.follow()  # sets all weights from the base, as when a run is joined
+    trainer.weights.follow(0)  # sets all weights from the base, as when a run is joined
     adding: dict[int, list[float]] = {count: [] for count in counts}
     with undisturbed():
         for turn in range(1, repetitions + 2):
             for count in counts:  # a step in between, for a core that is not in the caches
                 adding[count].append(seconds(partial(trainer.apply, updates(count, turn)), device))
                 step(found, turn)
-        merge = seconds(trainer.weights.follow, device)
+        merge = seconds(partial(trainer.weights.follow, 0), device)
     return [Incoming(count, statistics.median(taken[1:]), merge) for count, taken in adding.items()]
 
 

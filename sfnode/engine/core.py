@@ -8,6 +8,7 @@ the frontier has done long before (SPEC).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,10 @@ from sfprotocol.seeds import I64, U64, coordinates
 CHUNK_ENTRIES = 1 << 14
 """Updates x layers handled at a time: temporaries of 128 KiB stay in the processor's cache, memory stays
 bounded, and no single numpy call keeps the interpreter's lock for as long as a millisecond."""
+
+FEW = 4
+"""An epoch's core becomes one array when it has a quarter as many updates as a layer has entries: up to there
+they take less than half of the array's memory, and a single one takes 1/512 of it at rank 32."""
 
 
 class UpdateBatch(NamedTuple):
@@ -30,11 +35,14 @@ class UpdateBatch(NamedTuple):
 
 
 class Core:
-    """`A[epoch][layer][i, j] += sign * scalar` over all updates (DESIGN 3)."""
+    """`A[epoch][layer][i, j] += sign * scalar` over all updates (DESIGN 3).
+
+    What an epoch costs follows from its updates: anybody may make one and name any epoch.
+    """
 
     def __init__(self, layers: int, rank: int) -> None:
         self._shape = (layers, rank, rank)
-        self._cores: dict[int, I64] = {}
+        self._cores: dict[int, _EpochCore] = {}
 
     def add(self, batch: UpdateBatch, *others: Core) -> None:
         """Add updates, none of them twice, to this core and to `others`, which have the same shape.
@@ -51,36 +59,46 @@ class Core:
                 # most often all are of one epoch, and a slice makes no copy
                 chosen = slice(None) if (epochs == epoch).all() else epochs == epoch
                 for core in (self, *others):
-                    np.add.at(core._entries(epoch), entries[chosen].reshape(-1), amounts[chosen].reshape(-1))
+                    core._of(epoch).add(entries[chosen], amounts[chosen])
 
     def epochs(self) -> list[int]:
         """Return the epochs whose core is not zero, ascending."""
         return sorted(epoch for epoch, core in self._cores.items() if core.any())
 
+    def touched(self) -> list[int]:
+        """Return the epochs that have updates, ascending: cheaper than `epochs`, and more if they cancel."""
+        return sorted(self._cores)
+
     def of(self, epoch: int) -> I64:
         """Return the core of one epoch, (layers, rank, rank), read-only; zero for an epoch without
         updates."""
         core = self._cores.get(epoch)
-        view = np.zeros(self._shape, np.int64) if core is None else core.view()
+        view = np.zeros(self._shape, np.int64) if core is None else core.dense().view()
         view.flags.writeable = False
         return view
 
-    def forget(self, layer: int, *, but: int | None = None) -> None:
-        """Set one layer to zero in every epoch, or in all `but` this one."""
-        for epoch, core in self._cores.items():
-            if epoch != but:
-                core[layer] = 0
-        self._cores = {epoch: core for epoch, core in self._cores.items() if core.any()}
+    def layer(self, epoch: int, layer: int) -> I64:
+        """Return one layer of the core of one epoch, (rank, rank), read-only."""
+        core = self._cores.get(epoch)
+        view = np.zeros(self._shape[1:], np.int64) if core is None else core.layer(layer).view()
+        view.flags.writeable = False
+        return view
+
+    def forget(self, layers: Sequence[int], epochs: Sequence[int] | None = None) -> None:
+        """Set these layers to zero in these epochs, by default in all."""
+        for epoch in list(self._cores) if epochs is None else epochs:
+            if not self._cores[epoch].forget(layers):
+                del self._cores[epoch]
 
     def digest(self) -> bytes:
-        """Return BLAKE2b-256 over the non-zero cores in ascending order of epochs.
+        """Return BLAKE2b-256 over the non-zero cores in ascending order of epochs (SPEC D5).
 
         Each contributes its epoch (8 bytes, big-endian) and its entries (int64, little-endian, C order).
         """
         state = hashlib.blake2b(digest_size=32)
         for epoch in self.epochs():
             state.update(epoch.to_bytes(8, "big"))
-            state.update(self._cores[epoch].astype("<i8", copy=False).tobytes())
+            state.update(self._cores[epoch].dense().astype("<i8", copy=False).tobytes())
         return state.digest()
 
     def _moves(self, seeds: U64, scalars: I64) -> tuple[I64, I64]:
@@ -93,8 +111,77 @@ class Core:
         amounts *= scalars[:, None]
         return entries, amounts
 
-    def _entries(self, epoch: int) -> I64:
-        """Return the core of one epoch, flat and writable."""
+    def _of(self, epoch: int) -> _EpochCore:
         if epoch not in self._cores:
-            self._cores[epoch] = np.zeros(self._shape, np.int64)
-        return self._cores[epoch].reshape(-1)
+            self._cores[epoch] = _EpochCore(self._shape)
+        return self._cores[epoch]
+
+
+class _EpochCore:
+    """The core of one epoch: the moves as they came while they are few, and one array from then on."""
+
+    __slots__ = ("_count", "_dense", "_few", "_shape")
+
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        self._shape = shape
+        self._few: list[tuple[I64, I64]] = []
+        """Entries and amounts, each (n, layers); while there is no array."""
+        self._count = 0
+        """Updates of `_few`."""
+        self._dense: I64 | None = None
+
+    def add(self, entries: I64, amounts: I64) -> None:
+        """Move these entries of the flat core by these amounts, each (n, layers)."""
+        if self._dense is not None:
+            np.add.at(self._dense.reshape(-1), entries.reshape(-1), amounts.reshape(-1))
+            return
+        self._few.append((entries, amounts.copy()))  # `forget` writes into it
+        self._count += len(entries)
+        _, rank, _ = self._shape
+        if self._count * FEW >= rank * rank:
+            self._dense = self.dense()
+            self._few.clear()
+
+    def any(self) -> bool:
+        """Return whether an entry is not zero."""
+        if self._dense is not None:
+            return bool(self._dense.any())
+        entries, amounts = (moves.reshape(-1) for moves in self._moves())
+        order = np.argsort(entries)
+        starts = np.flatnonzero(np.diff(entries[order], prepend=-1))
+        return bool(np.add.reduceat(amounts[order], starts).any())
+
+    def dense(self) -> I64:
+        """Return all layers, (layers, rank, rank)."""
+        if self._dense is not None:
+            return self._dense
+        core = np.zeros(self._shape, np.int64)
+        entries, amounts = self._moves()
+        np.add.at(core.reshape(-1), entries.reshape(-1), amounts.reshape(-1))
+        return core
+
+    def layer(self, layer: int) -> I64:
+        """Return one layer, (rank, rank)."""
+        if self._dense is not None:
+            found: I64 = self._dense[layer]
+            return found
+        core = np.zeros(self._shape[1:], np.int64)
+        entries, amounts = self._moves()
+        np.add.at(core.reshape(-1), entries[:, layer] - layer * core.size, amounts[:, layer])
+        return core
+
+    def forget(self, layers: Sequence[int]) -> bool:
+        """Set these layers to zero; return whether anything is left."""
+        if self._dense is not None:
+            self._dense[layers] = 0
+            return bool(self._dense.any())
+        _, amounts = self._moves()
+        amounts[:, layers] = 0
+        return bool(amounts.any())
+
+    def _moves(self) -> tuple[I64, I64]:
+        """Return all entries and amounts, each (n, layers), and keep them so."""
+        if len(self._few) > 1:
+            entries, amounts = (np.concatenate(parts) for parts in zip(*self._few, strict=True))
+            self._few = [(entries, amounts)]
+        return self._few[0]

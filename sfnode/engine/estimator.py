@@ -33,6 +33,11 @@ class Estimate(NamedTuple):
     loss: float
     """The mean of L+ and L-, which is the unperturbed loss up to a term of order eps squared."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether the measurement gave no finite number."""
+        return not (math.isfinite(self.alpha) and math.isfinite(self.loss))
+
 
 class Points(NamedTuple):
     """The mini-batches of q queries as one batch of 2S sequences: all at +eps, then all at -eps."""
@@ -63,7 +68,8 @@ def two_point(
 def quantise(alpha: float, delta: float, limit: int) -> int:
     """Return `clip(round(alpha / delta), -limit, limit)`, halves to even.
 
-    An alpha that is not finite becomes 0: the measurement failed, and 0 changes nothing.
+    An alpha that is not finite becomes 0: the measurement failed, and would fail again, as its seed draws
+    both direction and mini-batch. An update of 0 changes nothing, and the feed goes on without a gap.
     """
     if not math.isfinite(alpha):
         return 0

@@ -4,10 +4,11 @@ There are two ways. A rebuild starts from the base weights and rounds each weigh
 depend on the core alone, to the bit and on any machine, and not on the order in which updates came. In
 between, what is new since the last rebuild is merged cheaply: into the weights where their precision allows
 it. In half precision one update is less than the rounding of a weight, and so the new part of the core, the
-live core, is applied in activation space (`Subspace.set_live_core`). It has room for one epoch; when that is
-over, the live core is merged into the weights with stochastic rounding, by which changes far below the
-rounding are kept on average. None of this ever feeds back into the shared state. Duty cycles bound the time
-that all of it takes.
+live core, is applied in activation space (`Subspace.set_live_core`). It has room for one epoch, the one that
+this node's own steps are in; when they go on to another, the live core is merged into the weights with
+stochastic rounding, by which changes far below the rounding are kept on average. The label of somebody else's
+update decides in which core that update is, and nothing else. None of this ever feeds back into the shared
+state. Duty cycles bound the time that all of it takes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from random import Random
 
 import numpy as np
@@ -39,6 +41,14 @@ REBUILD_REST = 150
 QUANTISED_REBUILD_REST = 10
 """The same for quantised weights, into which nothing but a rebuild merges anything: 9 % of the time at
 most."""
+
+MERGE_SECONDS = 0.1
+"""A merge goes on to further epochs until this much time has passed: updates of many epochs at once, whoever
+labelled them so, delay a step by little more."""
+
+PAST_EPOCHS = 8
+"""Epochs that are merged into a half-precision target when another epoch begins: the one that is over, and
+those in which late updates may be expected. The rest waits for the target's rebuild."""
 
 EXACT = 1 << 24
 """Integers below this are exact in float32, whatever the order in which a product adds them up."""
@@ -84,14 +94,16 @@ class MergedWeights:
         self._space = space
         self._core = core
         self._scale = scale
+        self._clock = clock
         self._merges = DutyCycle(clock, MERGE_REST)
         self._rebuilds = DutyCycle(clock, QUANTISED_REBUILD_REST if loaded.quantised else REBUILD_REST)
         self._pending = Core(len(loaded.sites), space.rank)
         """The part of the core that is not in the weights."""
         self._changed = False
         """Whether anything has become pending since the last merge."""
-        self._newest = -1
-        self._live_epochs = [-1] * len(loaded.sites)
+        self._epoch = 0
+        """The epoch in training: that of this node's own steps, whatever others put on their updates."""
+        self._live_epochs = [self._epoch] * len(loaded.sites)
         """Epoch of the live core of each target."""
         self._waiting: deque[int] = deque()
         """Targets that wait for their rebuild, the longest wait first."""
@@ -112,24 +124,19 @@ class MergedWeights:
         self._core.add(batch, *(() if self._blank else (self._pending,)))
         self._exact = False
         self._changed = not self._blank
-        newest = int(batch.epochs.max())
-        if newest > self._newest:
-            self._newest = newest
-            every = range(len(self._live_epochs))
-            self._waiting.extend(sorted(set(every) - set(self._waiting)))
-            if not (self._loaded.exact or self._loaded.quantised):
-                self._behind.extend(sorted(set(every) - set(self._behind)))
 
-    def follow(self) -> None:
+    def follow(self, epoch: int) -> None:
         """Bring the weights nearer to the core as far as the duty cycles allow; to be called before every
-        step.
+        step, with the step's epoch.
 
         Delays a step by the rebuild of one target, the merge of one live core and one merge of what is
         pending at most.
         """
         if self._blank:
             self._blank = False
-            return self.rebuild()
+            self.rebuild()
+        if epoch != self._epoch:
+            self._begin(epoch)
         if self._waiting and self._rebuilds.due():
             with self._rebuilds.timed():
                 self._rebuild(self._waiting.popleft())
@@ -138,10 +145,8 @@ class MergedWeights:
             self._merge_past(self._behind.popleft())
         if self._changed and self._merges.due():
             with self._merges.timed():
-                self._merge_pending()
+                self._changed = not self._merge_pending()
                 _finish(self._loaded.device)
-            self._changed = False
-        return None
 
     def rebuild(self) -> None:
         """Set every weight to base minus the sum over all epochs, rounded once, unless it is that already."""
@@ -151,7 +156,6 @@ class MergedWeights:
             self._rebuild(number)
         self._waiting.clear()
         self._behind.clear()
-        self._merge_pending()  # nothing is pending any more, which clears the live cores
         self._changed, self._blank, self._exact = False, False, True
 
     @contextmanager
@@ -166,54 +170,75 @@ class MergedWeights:
             self._exact = False
             self.rebuild()
 
-    def _merge_pending(self) -> None:
-        """Merge what is pending, each update with the basis and rate of its own epoch."""
-        epochs = self._pending.epochs()
-        if self._loaded.exact:
-            for epoch in epochs:
-                self._space.columns(epoch)  # all targets at once
-                for number in range(len(self._live_epochs)):
-                    self._merge(number, epoch)
-            self._pending = Core(len(self._live_epochs), self._space.rank)
+    def _begin(self, epoch: int) -> None:
+        """Have every target rebuilt in its turn, and its live core exchanged for that of this epoch."""
+        self._epoch = epoch
+        every = range(len(self._live_epochs))
+        if self._exact:  # the live cores are empty
+            self._live_epochs = [epoch for _ in every]
             return
-        for number, site in enumerate(self._loaded.sites):
-            if site.form is Form.VECTOR:  # sees no activations, and is in float32 in any trained model
-                for epoch in epochs:
-                    self._merge(number, epoch)
-                self._pending.forget(number)
-            else:
-                self._set_live_core(number, max(self._live_epochs[number], 0))
+        self._waiting.extend(sorted(set(every) - set(self._waiting)))
+        if not (self._loaded.exact or self._loaded.quantised):
+            self._behind.extend(sorted(set(every) - set(self._behind)))
+
+    def _merge_pending(self) -> bool:
+        """Merge what is pending, each update with the basis and rate of its own epoch; return whether it is
+        all.
+
+        Into a target of half precision nothing is merged: what is pending of its epoch is its live core.
+        """
+        sites = enumerate(self._loaded.sites)
+        # a vector sees no activations, and is in float32 in any trained model
+        merged = [n for n, site in sites if self._loaded.exact or site.form is Form.VECTOR]
+        start = self._clock()
+        epochs = self._nearest() if merged else []
+        while epochs and self._clock() - start <= MERGE_SECONDS:
+            epoch = epochs.pop(0)
+            for number in merged:
+                self._merge(number, epoch)
+            self._pending.forget(merged, [epoch])
+        for number in sorted(set(range(len(self._live_epochs))) - set(merged)):
+            self._set_live_core(number)
+        return not epochs
+
+    def _nearest(self) -> list[int]:
+        """Return the epochs of which something may be pending, those nearest to the one in training first."""
+        return sorted(self._pending.touched(), key=lambda epoch: abs(epoch - self._epoch))
 
     def _merge(self, number: int, epoch: int) -> None:
         """Merge what is pending of one epoch into one target."""
-        scale, u, right = self._change(number, epoch)
-        matrix(self._loaded.sites[number]).addmm_(u.float(), right, alpha=-scale)
+        if self._pending.layer(epoch, number).any():
+            scale, u, right = self._change(number, epoch)
+            matrix(self._loaded.sites[number]).addmm_(u.float(), right, alpha=-scale)
 
     def _change(self, number: int, epoch: int) -> tuple[float, Tensor, Tensor]:
         """Return scale, U (out, k) int8 and A V^T (k, in) of what is pending, for the k columns that
         changed."""
-        a = self._pending.of(epoch)[number]
+        a = self._pending.layer(epoch, number)
         rows = np.flatnonzero(a.any(axis=1))  # (k,)
         u, v = self._space.matrices(epoch, number)
         return self._scale(epoch), u[:, rows], _float(a[rows], v.device) @ v.float().t()
 
     def _merge_past(self, number: int) -> None:
-        """Merge what is pending of past epochs into a target; the newest epoch becomes its live core.
+        """Merge what is pending of other epochs into a target; the one in training becomes its live core.
 
         Rounding is stochastic: up or down with probabilities that keep the mean (Gupta et al. 2015). A later
         rebuild removes the noise.
         """
-        over = [epoch for epoch in self._pending.epochs() if epoch != self._newest]
-        changes = [self._change(number, epoch) for epoch in over if self._pending.of(epoch)[number].any()]
+        live = self._live_epochs[number]
+        nearest = sorted(self._nearest(), key=lambda epoch: epoch != live)  # the live core before all others
+        others = (e for e in nearest if e != self._epoch and self._pending.layer(e, number).any())
+        over = list(islice(others, PAST_EPOCHS))
+        changes = [self._change(number, epoch) for epoch in over]
         weight = matrix(self._loaded.sites[number])
         for rows in row_blocks(*weight.shape) if changes else ():
             block = weight[rows].float()
             for scale, u, right in changes:
                 block.addmm_(u[rows].float(), right, alpha=-scale)
             weight[rows] = self._rounded(block)
-        self._pending.forget(number, but=self._newest)
-        self._live_epochs[number] = self._newest
-        self._set_live_core(number, self._newest)
+        self._pending.forget([number], over)
+        self._live_epochs[number] = self._epoch
+        self._set_live_core(number)
 
     def _rounded(self, block: Tensor) -> Tensor:
         """Return `block` (n, in) float32 plus noise, so that rounding to nearest rounds stochastically."""
@@ -223,10 +248,11 @@ class MergedWeights:
         power = block.view(torch.int32).bitwise_and(0x7F800000).view(torch.float32)
         return block.addcmul_(power, noise, value=torch.finfo(self._loaded.dtype).eps)
 
-    def _set_live_core(self, number: int, epoch: int) -> None:
-        """Make what is pending of one epoch a target's live core; the rest waits for the rebuild."""
+    def _set_live_core(self, number: int) -> None:
+        """Make what is pending of a target's epoch its live core; the rest waits for the rebuild."""
+        epoch = self._live_epochs[number]
         u, v = self._space.matrices(epoch, number)  # (out, rank), (in, rank)
-        a = _float(self._pending.of(epoch)[number], v.device)
+        a = _float(self._pending.layer(epoch, number), v.device)
         self._space.set_live_core(number, u, v.float() @ a.t() * -self._scale(epoch))
 
     @property
@@ -239,7 +265,8 @@ class MergedWeights:
         """Rebuild one target's weights, block by block, and forget what is pending of it."""
         site = self._loaded.sites[number]
         base = self._loaded.base_weights.read(number)  # (out, in)
-        terms = [self._term(number, epoch) for epoch in self._core.epochs()]
+        cores = ((epoch, self._core.layer(epoch, number)) for epoch in self._core.touched())
+        terms = [self._term(number, epoch, a) for epoch, a in cores if a.any()]
         for rows in row_blocks(*base.shape):
             block = base[rows].to(self._exact_on).double()
             for scale, bound, u, right in terms:
@@ -247,23 +274,24 @@ class MergedWeights:
                 product = torch.mm(u[rows].to(dtype), right.to(dtype))
                 block.sub_(product.double().mul_(scale))
             store_rows(site, rows.start, block)
-        self._pending.forget(number)
-        self._live_epochs[number] = self._newest
+        self._pending.forget([number])
+        self._live_epochs[number] = self._epoch
         if not self._loaded.exact:
-            self._set_live_core(number, max(self._newest, 0))
+            self._set_live_core(number)
 
-    def _term(self, number: int, epoch: int) -> tuple[float, int, Tensor, Tensor]:
-        """Return scale, a bound of the entries of U A V^T, U (out, rank) int8 and A V^T (rank, in) as floats.
+    def _term(self, number: int, epoch: int, a: I64) -> tuple[float, int, Tensor, Tensor]:
+        """Return scale, a bound of the entries of U A V^T, U (out, k) int8 and A V^T (k, in) as floats, for
+        the k rows of A that are not zero.
 
         All of them are integers, so that the product is exact: below 2**24 in float32, and below 2**53, which
         no run reaches, in float64.
         """
-        a = self._core.of(epoch)[number]
+        rows = np.flatnonzero(a.any(axis=1))  # (k,)
         bound = int(np.abs(a).sum())
         u, v = (side.to(self._exact_on) for side in self._space.matrices(epoch, number))
         dtype = torch.float32 if bound < EXACT else torch.float64
-        right = torch.from_numpy(a.copy()).to(v.device, dtype) @ v.to(dtype).t()
-        return self._scale(epoch), bound, u, right
+        right = torch.from_numpy(a[rows]).to(v.device, dtype) @ v.to(dtype).t()
+        return self._scale(epoch), bound, u[:, rows], right
 
 
 def _noise(loaded: LoadedModel) -> Tensor:

@@ -1,8 +1,9 @@
 """Checks that the targets of a model can be perturbed row by row, and that a language model is causal.
 
-Two short sequences go through the model, and one of them is perturbed. Run once when a model is loaded: what
-a model's code does with its rows cannot be read off its modules. Knows models and perturbations; knows no
-data.
+A few short sequences go through the model, and one of them is perturbed. That is done in two shapes, because
+the number of rows that a layer sees may be that of one batch by accident. Run once when a model is loaded:
+what a model's code does with its rows cannot be read off its modules. Knows models and perturbations; knows
+no data.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from torch import Tensor
 
 from sfnode.engine import forward
 from sfnode.engine.forward import Batch
+from sfnode.errors import UserError
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.models.targets import Form
 
-TOKENS = 3
-"""Length of the two sequences: with two a row per token could be taken for a row per sequence."""
+SHAPES = ((2, 3), (3, 5))
+"""Sequences and tokens of each: a row per sequence, per token, per position or per distance (DeBERTa sees two
+for each position) is as many rows as something else in one of them at most."""
 
 PREDICTED = 16
 """Tokens whose log-probabilities are compared for causality: that of a single one may agree by accident."""
@@ -32,28 +35,35 @@ TOLERANCE = 0.02
 
 def problem(loaded: LoadedModel) -> str | None:
     """Return why the model cannot be trained, or None if it can."""
-    this = _sequences(loaded)
     with torch.inference_mode():
-        still = forward.log_probs(loaded, this, None)
-        loaded.perturber.seen.clear()
-        try:
-            perturbed = forward.log_probs(loaded, this, _perturbation(loaded, this, range(len(loaded.sites))))
-        except ValueError as error:  # a target saw a number of rows that is none of the batch's
-            return f"{error}, as in a mixture of experts"
-        idle = _unseen(loaded)
-        if idle:
-            return f"{idle} is never called as a layer"
-        if not _same(perturbed[1], still[1]):
-            return f"{_culprit(loaded, this, still)} does not keep the rows of a batch apart"
-        return _non_causal(loaded)
+        reasons = (_mixing(loaded, *shape) for shape in SHAPES)
+        return next((reason for reason in reasons if reason), None) or _non_causal(loaded)
 
 
-def _sequences(loaded: LoadedModel) -> forward.Pass:
-    """Return two sequences and the last position of each."""
-    ids = np.arange(2 * TOKENS).reshape(2, TOKENS) % _vocabulary(loaded)
-    columns = np.zeros(2, np.int64) if loaded.classifies else np.full(2, TOKENS - 1)
-    batch = Batch(ids, np.ones_like(ids), np.zeros_like(ids), np.arange(2), columns, np.zeros(2, np.int64))
-    return forward.take(batch, np.arange(2), np.arange(2), loaded.device)
+def _mixing(loaded: LoadedModel, sequences: int, tokens: int) -> str | None:
+    """Return what keeps the targets from being perturbed sequence by sequence, in a batch of this shape."""
+    this = _sequences(loaded, sequences, tokens)
+    still = forward.log_probs(loaded, this, None)
+    loaded.perturber.seen.clear()
+    try:
+        perturbed = forward.log_probs(loaded, this, _perturbation(loaded, this, range(len(loaded.sites))))
+    except UserError as error:  # a target saw a number of rows that is none of the batch's
+        return error.what
+    idle = _unseen(loaded)
+    if idle:
+        return f"{idle} is never called as a layer"
+    if not _same(perturbed[1:], still[1:]):
+        return f"{_culprit(loaded, this, still)} does not keep the rows of a batch apart"
+    return None
+
+
+def _sequences(loaded: LoadedModel, sequences: int, tokens: int) -> forward.Pass:
+    """Return so many sequences and the last position of each."""
+    every = np.arange(sequences)
+    ids = np.arange(sequences * tokens).reshape(sequences, tokens) % _vocabulary(loaded)
+    columns = np.zeros_like(every) if loaded.classifies else np.full_like(every, tokens - 1)
+    batch = Batch(ids, np.ones_like(ids), np.zeros_like(ids), every, columns, np.zeros_like(every))
+    return forward.take(batch, every, every, loaded.device)
 
 
 def _vocabulary(loaded: LoadedModel) -> int:
@@ -66,7 +76,8 @@ def _non_causal(loaded: LoadedModel) -> str | None:
     does."""
     if loaded.classifies:
         return None
-    ids = np.arange(TOKENS)[None].repeat(2, 0) % _vocabulary(loaded)
+    _, tokens = SHAPES[0]
+    ids = np.arange(tokens)[None].repeat(2, 0) % _vocabulary(loaded)
     ids[1, -1] = (ids[1, -1] + 1) % _vocabulary(loaded)
     rows = np.arange(2).repeat(PREDICTED)
     targets = np.arange(2 * PREDICTED) % PREDICTED % _vocabulary(loaded)
@@ -77,8 +88,10 @@ def _non_causal(loaded: LoadedModel) -> str | None:
 
 
 def _perturbation(loaded: LoadedModel, this: forward.Pass, numbers: range) -> Perturbation:
-    """Perturb the first sequence, in these targets, along directions of ones, and the second not at all."""
-    by = torch.tensor([[DISTANCE], [0.0]], dtype=loaded.dtype, device=loaded.device)  # (2, 1)
+    """Perturb the first sequence, in these targets, along directions of ones, and the others not at all."""
+    sequences, tokens = this.input_ids.shape
+    by = torch.zeros(sequences, 1, dtype=loaded.dtype, device=loaded.device)
+    by[0] = DISTANCE
     directions = Directions(
         tuple(
             by.new_full((1, s.target.out_features), float(n in numbers)) for n, s in enumerate(loaded.sites)
@@ -86,7 +99,7 @@ def _perturbation(loaded: LoadedModel, this: forward.Pass, numbers: range) -> Pe
         tuple(by.new_ones((s.target.in_features, 1)) for s in loaded.sites),
         live=0,
     )
-    return Perturbation(directions, by.repeat_interleave(TOKENS, 0), by, by[this.rows])
+    return Perturbation(directions, by.repeat_interleave(tokens, 0), by, by[this.rows])
 
 
 def _unseen(loaded: LoadedModel) -> str | None:
@@ -97,10 +110,10 @@ def _unseen(loaded: LoadedModel) -> str | None:
 
 
 def _culprit(loaded: LoadedModel, this: forward.Pass, still: Tensor) -> str:
-    """Return the first target whose perturbation alone changes the second sequence."""
+    """Return the first target whose perturbation alone changes another sequence than the first."""
     for number, site in enumerate(loaded.sites):
         perturbed = forward.log_probs(loaded, this, _perturbation(loaded, this, range(number, number + 1)))
-        if not _same(perturbed[1], still[1]):
+        if not _same(perturbed[1:], still[1:]):
             return site.target.name
     return "the model"
 

@@ -6,6 +6,7 @@ may be anybody's, and what `step` returns changes nothing here until it is appli
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +49,9 @@ class StepResult(NamedTuple):
     scalars: tuple[int, ...]
     """One quantised directional derivative per seed."""
     loss: float
-    """Mean loss of the step's mini-batches."""
+    """Mean loss of the step's mini-batches, but for those whose measurement failed; NaN if all did."""
+    failed: int
+    """Measurements that gave no finite number; their scalars are 0."""
 
 
 def always() -> bool:
@@ -135,14 +138,16 @@ class Trainer:
         """
         numbers = self.manifest.training
         self.restore()
-        self.weights.follow()
+        self.weights.follow(epoch)
         directions = self.space.directions(seeds, epoch)
         self.space.expect(min(epoch + 1, numbers.epochs - 1), self._ahead)
         estimates = two_point(self.loaded, directions, self.mini_batches.take(seeds), numbers.epsilon)
         scalars = tuple(
             quantise(estimate.alpha, numbers.scalar_delta, numbers.scalar_limit) for estimate in estimates
         )
-        return StepResult(scalars, sum(estimate.loss for estimate in estimates) / len(estimates))
+        losses = [estimate.loss for estimate in estimates if not estimate.failed]
+        loss = sum(losses) / len(losses) if losses else math.nan
+        return StepResult(scalars, loss, len(estimates) - len(losses))
 
     def offload(self) -> None:
         """Move the model to main memory until it is needed again, which restores it by itself."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sfnode.errors import Code, UserError
 from sfnode.models.quantized import QuantisedLinear
 from sfnode.models.targets import Form, PretrainedModel, Site, view
 
@@ -173,8 +174,15 @@ def _perturbed(x: Tensor, weight: Tensor, bias: Tensor | None, u: Tensor, v: Ten
 
 
 def _rows_of(perturbation: Perturbation, rows: int, name: str) -> Tensor:
-    if rows == perturbation.tokens.shape[0]:
-        return perturbation.tokens
-    if rows == perturbation.sequences.shape[0]:
-        return perturbation.sequences
-    raise ValueError(f"{name} sees {rows} rows where the batch has {perturbation.tokens.shape[0]} tokens")
+    """Return the amounts for a layer that sees so many rows. Raises UserError MODEL_UNSUPPORTED."""
+    tokens, sequences = perturbation.tokens, perturbation.sequences
+    if rows == tokens.shape[0]:
+        return tokens
+    if rows == sequences.shape[0]:
+        return sequences
+    raise UserError(
+        Code.MODEL_UNSUPPORTED,
+        f"{name} sees {rows} rows where the batch has {len(sequences)} sequences and {len(tokens)} tokens, "
+        "as in a mixture of experts, or with a table of relative positions",
+        "Choose other layers with `sfnode init --target-modules`.",
+    )

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
 from sfnode.node.engine_thread import Order, StepResult
 from sfprotocol import seeds
 from sfprotocol.events import OwnUpdates
@@ -34,6 +36,11 @@ RATE_WINDOW = 10.0
 
 LOSS_MEMORY = 0.95
 """Weight of the past in the moving average of the loss."""
+
+FAILURES = 10
+"""Measurements in a row without a finite number that end the node: one may be a mini-batch that overflows
+half precision; of so many, the model or the machine is the cause, and every further one would spend the run's
+budget on nothing."""
 
 
 class StepScheduler:
@@ -75,6 +82,8 @@ class StepScheduler:
         """(epoch, scalar) of finished steps that are not yet posted."""
         self._flushed_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
+        self._failed = self._failed_in_a_row = 0
+        """Measurements of this process without a finite number."""
         self._recent: deque[tuple[float, int]] = deque()
 
     @property
@@ -126,9 +135,11 @@ class StepScheduler:
         """Take in a finished step.
 
         It is dropped when its feed has ended meanwhile, and when the run has: what a long step adds to a
-        complete run could come after others have left (SPEC U6).
+        complete run could come after others have left (SPEC U6). Raises UserError LOSS_NOT_FINITE when
+        measurements go on failing.
         """
         self._at_work -= 1
+        self._count_failures(result)
         if not self._machine.complete and (order.feed, order.first) == (self._feed, self._computed):
             self._finished += [(order.epoch, scalar) for scalar in result.scalars]
             self._measure(result)
@@ -165,6 +176,26 @@ class StepScheduler:
             self.flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(due, self.flush)
+
+    def _count_failures(self, result: StepResult) -> None:
+        if not result.failed:
+            self._failed_in_a_row = 0
+            return
+        all_failed = result.failed == len(result.scalars)
+        self._failed_in_a_row = self._failed_in_a_row + result.failed if all_failed else 0
+        if self._failed_in_a_row >= FAILURES:
+            raise UserError(
+                Code.LOSS_NOT_FINITE,
+                f"the loss was infinite or not a number in {self._failed_in_a_row} measurements in a row",
+                "Use --dtype bfloat16 or float32 if it was float16. If that does not help, ask whether other "
+                "trainers of the run end like this: then its model has diverged.",
+            )
+        before, self._failed = self._failed, self._failed + result.failed
+        if before.bit_length() < self._failed.bit_length():  # the first one, and when they have doubled
+            log.warning(
+                "the loss was infinite or not a number in %d measurements so far; their updates are 0",
+                self._failed,
+            )
 
     def _measure(self, result: StepResult) -> None:
         self._recent.append((self._clock(), len(result.scalars)))

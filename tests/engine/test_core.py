@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -94,8 +95,60 @@ def test_the_same_updates_in_another_epoch_are_another_state() -> None:
     assert core_of(batch).digest() != core_of(batch._replace(epochs=batch.epochs + 1)).digest()
 
 
+FORMS = pytest.mark.parametrize("few", [0, 1, 10**6], ids=["as moves", "both", "as arrays"])
+"""How the core of an epoch is held."""
+
+
+@FORMS
+def test_how_an_epoch_is_held_changes_nothing(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = updates(60, epochs=(0, 0, 1, 5, 5, 5, 5))
+    wanted = core_of(batch)
+    monkeypatch.setattr(core_module, "FEW", few)
+    core = core_of(*(part(batch, slice(n, n + 5)) for n in range(0, 60, 5)))
+    assert core.digest() == wanted.digest()
+    assert core.epochs() == core.touched() == [0, 1, 5]
+    for epoch in (0, 1, 2, 5):
+        assert np.array_equal(core.of(epoch), wanted.of(epoch))
+        for layer in range(LAYERS):
+            assert np.array_equal(core.layer(epoch, layer), wanted.of(epoch)[layer])
+    core.add(batch._replace(scalars=-batch.scalars))
+    assert core.epochs() == []
+
+
+@FORMS
+def test_layers_are_forgotten_in_the_epochs_named_and_in_this_core_alone(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_module, "FEW", few)
+    batch = updates(20, epochs=(0, 1))
+    core, other = core_of(), core_of()
+    core.add(batch, other)
+    core.forget([1], [0])
+    for epoch in (0, 1):
+        wanted = other.of(epoch).copy()
+        wanted[1] *= epoch
+        assert np.array_equal(core.of(epoch), wanted)
+    core.forget(range(LAYERS))
+    assert core.touched() == []
+    assert other.digest() == core_of(batch).digest()
+
+
+def test_what_an_epoch_costs_follows_from_its_updates_and_not_from_the_size_of_the_model() -> None:
+    layers, rank, labels = 72, 32, 2_000
+    core = Core(layers, rank)
+    batch = updates(labels, epochs=range(labels))
+    tracemalloc.start()
+    core.add(batch)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < labels * layers * rank * rank * 8 / 100
+    assert core.touched() == list(range(labels))
+
+
 def test_nobody_can_write_into_a_core_that_was_handed_out() -> None:
     core = core_of(part(updates(2), slice(1)))
     for epoch in (0, 1):
         with pytest.raises(ValueError, match="read-only"):
             core.of(epoch)[0, 0, 0] = 1
+        with pytest.raises(ValueError, match="read-only"):
+            core.layer(epoch, 0)[0, 0] = 1

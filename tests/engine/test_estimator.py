@@ -198,9 +198,9 @@ def test_vectors_of_a_packed_model_move_along_their_own_direction_and_follow_the
         (live,) = two_point(run.loaded, space.directions([seed], 0), batches(run)[:1], 1e-2)
         (alone,) = two_point(run.loaded, plain.directions([seed], 0), batches(run)[:1], 1e-2)
         assert live.alpha == pytest.approx(alone.alpha, rel=1e-3, abs=1e-3)
-    run.weights.follow()
+    run.weights.follow(0)
     run.apply(updates(20))
-    run.weights.follow()
+    run.weights.follow(0)
     moved = [matrix(site).clone() for site in run.loaded.sites if site.form is Form.VECTOR]
     run.weights.rebuild()
     exact = [matrix(site) for site in run.loaded.sites if site.form is Form.VECTOR]

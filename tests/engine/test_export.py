@@ -30,7 +30,7 @@ def trained(family: str, *, backwards: bool = False) -> Trainer:
     else:
         for n in range(60):
             run.apply(part(batch, slice(n, n + 1)))
-            run.weights.follow()
+            run.weights.follow(4)
     return run
 
 

@@ -39,6 +39,16 @@ class Clock:
         return self._run.scale(epoch)
 
 
+class Busy:
+    """A clock of its own: each look takes 12 ms, and steps let time pass."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.012
+        return self.now
+
+
 def live_trainer(family: str) -> tuple[Trainer, Clock]:
     """Its learning rate falls from epoch to epoch, and is large enough to see in fp32."""
     run = trainer(manifest(family, schedule="linear", learning_rate=1e-3))
@@ -51,7 +61,7 @@ def feed(run: Trainer, batches: Sequence[UpdateBatch], *, follow: bool) -> None:
     for batch in batches:
         run.apply(batch)
         if follow:
-            run.weights.follow()
+            run.weights.follow(int(batch.epochs.max()))
 
 
 def written_weights(run: Trainer) -> list[torch.Tensor]:
@@ -117,7 +127,7 @@ def test_an_epoch_that_begins_brings_rebuilds_that_undo_rounding_one_target_a_st
         wanted = written_weights(run)
         right = [torch.allclose(*pair, rtol=1e-5, atol=1e-5) for pair in zip(live(run), wanted, strict=True)]
         assert right == [number < done for number in range(len(right))]
-        run.weights.follow()
+        run.weights.follow(1)
 
 
 def test_a_fold_rests_many_times_as_long_as_it_took() -> None:
@@ -128,12 +138,49 @@ def test_a_fold_rests_many_times_as_long_as_it_took() -> None:
     took, merged = clock.now, weights(run)
     feed(run, [updates(5, key=3)], follow=False)
     clock.now += MERGE_REST * took - 0.5
-    run.weights.follow()
+    run.weights.follow(0)
     assert took > 0
     assert all(torch.equal(a, b) for a, b in zip(weights(run), merged, strict=True))
     clock.now += 0.5
-    run.weights.follow()
+    run.weights.follow(0)
     assert_close(live(run), written_weights(run))
+
+
+def test_many_labels_are_merged_a_few_a_step_beginning_with_the_epoch_in_training() -> None:
+    run, clock = live_trainer("opt")
+    run.weights.follow(5)
+    clock.cost = 2 * merging.MERGE_SECONDS
+    run.apply(updates(30, range(10)))
+    left = run.weights._pending.epochs()
+    for merged in (5, 4, 6, 3, 7, 2, 8, 1, 9, 0):
+        clock.now += 1e6  # long after
+        run.weights.follow(5)
+        left.remove(merged)
+        assert run.weights._pending.epochs() == left
+    assert_close(live(run), written_weights(run))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_when_an_epoch_is_over_it_is_merged_with_few_others_however_many_labels_there_are(dtype: str) -> None:
+    run = trainer(manifest("opt"), dtype=dtype)
+    run.weights = MergedWeights(run.loaded, run.space, run.core, run.scale, Busy())
+    run.weights.follow(100)
+    run.apply(updates(300, range(300)))
+    merged: list[int] = []
+    change = run.weights._change
+
+    def counted(number: int, epoch: int) -> tuple[float, torch.Tensor, torch.Tensor]:
+        merged.append(epoch)
+        return change(number, epoch)
+
+    run.weights._change = counted  # type: ignore[method-assign]
+    run.weights.follow(200)  # rebuilds the first target: nothing of it is pending any more
+    assert merged == []
+    run.weights.follow(200)
+    assert merged[0] == 100
+    assert len(merged) == merging.PAST_EPOCHS
+    assert all(abs(epoch - 200) <= merging.PAST_EPOCHS / 2 for epoch in merged[1:])
+    assert 200 not in merged
 
 
 def test_updates_that_wait_for_a_rebuild_are_folded_meanwhile() -> None:
@@ -150,7 +197,7 @@ def test_a_rebuild_on_demand_takes_in_what_waited_for_a_fold_and_only_once() -> 
     feed(run, [updates(5, (0,))], follow=True)
     feed(run, [updates(5, (0,), key=2)], follow=False)
     run.weights.rebuild()
-    run.weights.follow()
+    run.weights.follow(0)
     assert_close(live(run), written_weights(run))
 
 
@@ -234,16 +281,6 @@ def test_half_precision_holds_the_exact_weight_rounded(dtype: str) -> None:
         assert torch.equal(weight.cpu(), torch.from_numpy(by_integers(run, number)).to(weight.dtype))
 
 
-class Busy:
-    """A clock of its own: each look takes 12 ms, and steps let time pass."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 0.012
-        return self.now
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
 def test_every_target_keeps_up_with_the_epochs_though_rebuilds_take_turns(
     dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -257,12 +294,12 @@ def test_every_target_keeps_up_with_the_epochs_though_rebuilds_take_turns(
         rebuilt.add(number)
         rebuild(self, number)
 
-    run.weights.follow()
+    run.weights.follow(0)
     monkeypatch.setattr(MergedWeights, "_rebuild", counted)
     for step in range(400):
         clock.now += 0.2
         run.apply(updates(1, (step // 50,), key=step))
-        run.weights.follow()
+        run.weights.follow(step // 50)
         if step % 50 >= targets:
             assert run.weights._live_epochs == [step // 50] * targets
             assert run.weights._pending.epochs() in ([], [step // 50])
@@ -289,10 +326,9 @@ def test_what_is_far_below_the_rounding_of_a_weight_is_not_lost_when_its_epoch_i
     for epoch in range(40):
         run.apply(updates(1, (epoch,), key=epoch))
         for _ in everything:
-            run.weights.follow()
-    run.apply(updates(1, (40,), key=40)._replace(scalars=np.zeros(1, np.int64)))
+            run.weights.follow(epoch)
     for _ in everything:
-        run.weights.follow()
+        run.weights.follow(40)
     along = norm = 0.0
     for number, (weight, start) in enumerate(zip(live(run), base, strict=True)):
         wanted = torch.zeros_like(start)

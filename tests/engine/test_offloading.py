@@ -28,7 +28,7 @@ def worked(dtype: str, folder: Path) -> Trainer:
 @pytest.mark.parametrize("dtype", KINDS)
 def test_a_pause_changes_neither_the_weights_nor_the_next_step(dtype: str, tmp_path: Path) -> None:
     run = worked(dtype, tmp_path)
-    run.weights.follow = lambda: None  # type: ignore[method-assign] # it goes by the clock
+    run.weights.follow = lambda epoch: None  # type: ignore[method-assign] # it goes by the clock
     before, step = weights(run), run.step([77, 78], 1)
     run.offload()
     run.offload()
@@ -86,7 +86,7 @@ def test_a_model_that_finds_half_of_its_room_stays_aside_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = worked("bfloat16", tmp_path)
-    run.weights.follow = lambda: None  # type: ignore[method-assign] # it goes by the clock
+    run.weights.follow = lambda epoch: None  # type: ignore[method-assign] # it goes by the clock
     step, move = run.step([77, 78], 1), run.space.move
     run.offload()
     moved: list[torch.device] = []

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from sfnode.engine import forward, target_check
@@ -25,6 +30,7 @@ from tests.engine.helpers import (
     DEVICE,
     ENCODERS,
     FAMILIES,
+    HEADED_TASK,
     ROWS,
     TASK,
     WORDS,
@@ -123,6 +129,57 @@ _EXPERTS: dict[str, dict[str, Any]] = {
     },
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 4},
 }
+
+
+def table_of_positions(mlp: Any, x: Tensor) -> Tensor:
+    """As DeBERTa (its first version) projects its table of distances: two rows for each position."""
+    y = plain(mlp, x)
+    return y + plain(mlp, torch.ones_like(x[:1]).repeat(1, 2, 1)).mean() / 1e3
+
+
+def test_rows_that_are_those_of_one_batch_by_accident_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = manifest("llama")
+    monkeypatch.setattr(LlamaMLP, "forward", table_of_positions)
+    with pytest.raises(UserError, match=r"gate_proj sees 10 rows .* 3 sequences and 15 tokens") as caught:
+        trainer(described)
+    assert caught.value.code is Code.MODEL_UNSUPPORTED
+
+
+def test_rows_that_do_not_fit_a_step_end_it_with_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trainer(manifest("llama"))
+    monkeypatch.setattr(LlamaMLP, "forward", for_some_tokens_only)
+    with pytest.raises(UserError, match="gate_proj sees") as caught:
+        two_point(run.loaded, run.space.directions([1], 0), [encode(TASK, run.loaded.tokenizer, ROWS)], 1e-3)
+    assert caught.value.code is Code.MODEL_UNSUPPORTED
+
+
+def test_a_deberta_is_refused_for_its_table_of_distances_and_trained_without_it(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    folder = tmp_path / "deberta"
+    shutil.copytree(model_folder("bert"), folder, ignore=shutil.ignore_patterns("model.*", "config.json"))
+    settings: dict[str, Any] = {
+        "vocab_size": len(WORDS) + 2,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "pad_token_id": 0,
+    }
+    build: Any = AutoModelForSequenceClassification
+    build.from_config(AutoConfig.for_model("deberta", **settings)).save_pretrained(folder)
+
+    def load(selection: Selection) -> Trainer:
+        described = loader.describe(str(folder), "", selection, len(HEADED_TASK.verbalizer))
+        run = Manifest(model=described, task=HEADED_TASK, data=Data(), training=Training())
+        return Trainer.load(run, training=False, device=DEVICE)
+
+    with pytest.raises(UserError, match=r"pos_proj sees 10 rows .* table of relative positions") as caught:
+        load(DEFAULT)
+    assert caught.value.code is Code.MODEL_UNSUPPORTED
+    assert load(Selection(("in_proj", "dense"))).loaded.sites
 
 
 def loaded(kind: str, folder: Path, **settings: Any) -> Trainer:

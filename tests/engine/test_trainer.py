@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
@@ -13,7 +15,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, Task
 from sfnode.models import loader
 from sfprotocol.seeds import update_seeds
-from tests.engine.helpers import ROWS, SHARED, data_file, manifest, part, trainer, updates
+from tests.engine.helpers import ROWS, SHARED, WORDS, data_file, manifest, part, trainer, updates
 
 
 def test_a_step_repeats_itself_and_changes_nothing_until_it_is_applied(tmp_path: Path) -> None:
@@ -25,6 +27,22 @@ def test_a_step_repeats_itself_and_changes_nothing_until_it_is_applied(tmp_path:
     assert run.core.digest() == nothing
     run.apply(UpdateBatch(np.array([0, 0]), np.array([5, 6], np.uint64), np.array(first.scalars)))
     assert run.core.digest() != nothing
+
+
+def test_a_measurement_that_is_no_number_is_counted_and_its_scalar_is_0(tmp_path: Path) -> None:
+    run = trainer(manifest("llama", batch_size=1), data_file(tmp_path))
+    seeds = list(range(20))
+    sound = run.step(seeds, 0)
+    words = run.loaded.model.get_input_embeddings()
+    words.weight.data[WORDS.index("bright")] = torch.inf  # in one row of five, and in no other
+    broken = run.step(seeds, 0)
+    failed = [n for n in seeds if run.step([n], 0).failed]
+    assert sound.failed == 0
+    assert broken.failed == len(failed)
+    assert 0 < len(failed) < len(seeds)
+    assert broken.scalars == tuple(0 if n in failed else sound.scalars[n] for n in seeds)
+    assert math.isfinite(broken.loss)
+    assert math.isnan(run.step(failed, 0).loss)
 
 
 def test_trainers_that_hear_the_same_in_another_order_evaluate_the_same(tmp_path: Path) -> None:

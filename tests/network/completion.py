@@ -27,6 +27,7 @@ class Outcome(NamedTuple):
 
     scalars: tuple[int, ...]
     loss: float = 0.0
+    failed: int = 0
 
 
 class NothingToPrepare:

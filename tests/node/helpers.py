@@ -60,6 +60,7 @@ PACE = 0.001
 class Result(NamedTuple):
     scalars: tuple[int, ...]
     loss: float = 1.0
+    failed: int = 0
 
 
 def accuracy(value: float, low: float, high: float, loss: float, rows: int) -> Evaluation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node import readiness
+from sfnode.node.step_scheduler import FAILURES
 from sfnode.store.audit import audit
 from sfnode.transport import memory
 from sfnode.transport.memory import Faults
@@ -168,6 +170,21 @@ async def test_an_engine_that_fails_ends_the_node_with_its_error(swarm: Swarm) -
         await a.ended()
     with swarm.log("a") as log:
         assert log.updates() == 10
+
+
+async def test_an_engine_that_measures_nothing_ends_the_node_with_a_number(swarm: Swarm) -> None:
+    def overflowing(run: Manifest) -> SmallEngine:
+        engine = SmallEngine(run).go()
+        engine.step = lambda seeds, epoch: Result((0,) * len(seeds), math.nan, len(seeds))  # type: ignore[method-assign]
+        return engine
+
+    a = swarm.node("a", make_engine=overflowing)
+    await swarm.first()
+    with pytest.raises(UserError) as fault:
+        await a.ended()
+    assert fault.value.code is Code.LOSS_NOT_FINITE
+    with swarm.log("a") as log:
+        assert log.updates() < FAILURES
 
 
 async def test_a_model_that_cannot_be_loaded_ends_the_node_with_what_to_do(swarm: Swarm) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.engine_thread import Order
-from sfnode.node.step_scheduler import FLUSH_INTERVAL, LOSS_MEMORY, ORDERS_AHEAD, StepScheduler
+from sfnode.node.step_scheduler import FAILURES, FLUSH_INTERVAL, LOSS_MEMORY, ORDERS_AHEAD, StepScheduler
 from sfprotocol import seeds
 from sfprotocol.events import Admit, OwnUpdates
 from sfprotocol.messages import Feed, Segment
@@ -44,11 +46,12 @@ class Desk:
         self.scheduler.advance()
         return self
 
-    def finish(self, seconds: float = 0.0, loss: float = 1.0) -> Order:
-        """The engine hands in the oldest order, so long after the one before."""
+    def finish(self, seconds: float = 0.0, loss: float = 1.0, failed: int = 0) -> Order:
+        """The engine hands in the oldest order, so long after the one before; its first scalars failed."""
         order = self.orders.pop(0)
         self.now += seconds
-        self.scheduler.on_result(order, Result(tuple(map(scalar_of, order.seeds)), loss))
+        scalars = (0,) * failed + tuple(map(scalar_of, order.seeds[failed:]))
+        self.scheduler.on_result(order, Result(scalars, loss, failed))
         return order
 
     def round(self) -> None:
@@ -330,3 +333,45 @@ async def test_a_loss_that_is_no_number_does_not_stick() -> None:
     for loss in (2.0, float("nan"), 3.0, 4.0):
         desk.finish(1.0, loss)
     assert desk.scheduler.loss == pytest.approx(LOSS_MEMORY * 3 + (1 - LOSS_MEMORY) * 4)
+
+
+# -- what fails ------------------------------------------------------------------------------------------
+
+
+async def test_a_measurement_that_fails_is_an_update_of_nothing_and_leaves_no_gap() -> None:
+    desk = Desk(manifest()).begin()
+    desk.finish(1.0)
+    desk.finish(1.0, math.nan, failed=1)
+    desk.finish(1.0)
+    desk.flush()
+    scalars = [scalar for segment in desk.segments for part in segment.parts for scalar in part.scalars]
+    assert len(scalars) == 3
+    assert scalars[1] == 0
+    assert 0 not in (scalars[0], scalars[2])
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+async def test_measurements_that_go_on_failing_end_the_node_with_a_number_and_the_last_are_not_sent(
+    queries: int,
+) -> None:
+    desk = Desk(manifest(), queries=queries).begin()
+    desk.finish(1.0)
+    for _ in range(-(-FAILURES // queries) - 1):
+        desk.finish(1.0, math.nan, failed=queries)
+    made = desk.scheduler._computed
+    with pytest.raises(UserError, match="in a row") as ended:
+        desk.finish(1.0, math.nan, failed=queries)
+    assert ended.value.code is Code.LOSS_NOT_FINITE
+    assert desk.scheduler._computed == made
+
+
+async def test_failures_between_measurements_that_succeed_are_counted_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk = Desk(manifest(), queries=2).begin()
+    for _ in range(4 * FAILURES):
+        desk.finish(1.0, failed=1)
+        desk.finish(1.0, math.nan, failed=2)
+    counts = [record.args[0] for record in caplog.records if "not a number" in record.message]
+    assert counts[:3] == [1, 3, 4]
+    assert len(counts) == 7  # up to 120 failures
