@@ -120,7 +120,7 @@ class Machine:
         self._turn = 0
         self._origins = Origins()
         self.reserve = Bucket(RESERVE_BURST, now)
-        """What links may bring beyond their own rates (SPEC L9)."""
+        """The bucket of what all links together may bring beyond their rates (SPEC L9)."""
         self._pulls = Pulls(frontier, self.links, self._origins)
         self._tree = Tree()
         self._forks = ForkResolution(
