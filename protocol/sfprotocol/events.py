@@ -309,6 +309,8 @@ class Counters:
     gaps: int = 0
     unnamed: int = 0
     """Segments whose key names no feed that we know, or several feeds."""
+    put_off: int = 0
+    """Segments and proofs beyond their origin's rate, left for later."""
     rejected: int = 0
     pruned: int = 0
     """Feeds that we have asked a link not to push any more."""
@@ -324,5 +326,6 @@ class Counters:
 
     @property
     def news(self) -> int:
-        """Number that increases whenever something made by others changes our state."""
-        return self.admitted + self.cuts + self.cards + self.decisions
+        """Number that increases with everything from others that is no waste: it changes our state, or it is
+        put off for now."""
+        return self.admitted + self.cuts + self.cards + self.decisions + self.put_off

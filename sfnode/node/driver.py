@@ -189,12 +189,12 @@ class Driver:
     # -- rounds ------------------------------------------------------------------------------------
 
     async def _wait(self) -> None:
-        """Wait until an event arrives or the machine's next deadline."""
+        """Wait until an event arrives or the host's next deadline."""
         if self._host.waiting or self._finishing:
             await asyncio.sleep(0)
             return
         self._arrived.clear()
-        delay = max(0.0, self.machine.next_deadline() - self._clock())
+        delay = max(0.0, self._host.next_deadline() - self._clock())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay):
                 await self._arrived.wait()

@@ -120,6 +120,23 @@ def test_protocol_sources_cite_the_rules() -> None:
             f"{rate_limit.WASTE_RATE:,.0f} + {rate_limit.WASTE_RATE_PER_FEED:g} a feed come back "
             "every second",
         ),
+        (
+            "signed messages of a link",
+            f"{rate_limit.INTAKE_RATE:,.0f} bytes a second, {rate_limit.INTAKE_BURST:,.0f} at once",
+        ),
+        ("rest of a link in debt", f"{rate_limit.LEAST_REST:g} s or more"),
+        (
+            "reserve of all links",
+            f"{rate_limit.RESERVE_BURST:,.0f} bytes at once, {rate_limit.RESERVE_RATE:,.0f} a second",
+        ),
+        (
+            "news of an origin",
+            f"{rate_limit.ORIGIN_RATE:,.0f} updates a second, {rate_limit.ORIGIN_BURST:,.0f} at once",
+        ),
+        (
+            "proofs against an origin",
+            f"{rate_limit.PROOF_BURST:g} at once, {rate_limit.PROOF_RATE:g} a second",
+        ),
         ("feeds under inquiry on a link", f"{inquiries.MAX_INQUIRIES}"),
         ("burst on a link", f"{plumtree.MAX_BURST} segments, {plumtree.MAX_BURST_UPDATES:,} updates"),
         ("Summary interval", f"{anti_entropy.SYNC_INTERVAL:g} s, one link in turn"),

@@ -230,11 +230,11 @@ class Node:
             self._set_alarm()
 
     def _round(self, woken: bool) -> None:
-        now, events = self.clock(), self.host.waiting
+        now = self.clock()
         self._writing = self.host.decide(now)
         if self.machine.next_deadline() <= now:
             raise Violation("timer", "a deadline that stays due after a Wake", (self.name,))
-        delay = (events - self.host.waiting + woken) * self.hardware.work
+        delay = (self.host.taken + woken) * self.hardware.work
         if self._writing:
             delay += self.random.uniform(*self.hardware.commit)
         self._read_on()
@@ -272,7 +272,7 @@ class Node:
     # -- time --------------------------------------------------------------------------------------
 
     def _set_alarm(self) -> None:
-        due = self.machine.next_deadline() - self._offset
+        due = self.host.next_deadline() - self._offset
         if due < self._alarm:
             self._alarm = due
             self.world.agenda.at(due, self._ring, self._life, due)
@@ -287,7 +287,7 @@ class Node:
         self._rang_at = self.world.agenda.now
         if self._rings > MAX_RINGS:
             raise Violation("timer", f"{self._rings} alarms at one moment", (self.name,))
-        now, deadline = self.clock(), self.machine.next_deadline()
+        now, deadline = self.clock(), self.host.next_deadline()
         if now < deadline <= now + ROUNDING:
             self._reading = deadline
         if self._reading >= deadline:
