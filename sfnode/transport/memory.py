@@ -18,6 +18,7 @@ from random import Random
 from sfnode.transport.base import (
     REQUEST_DEADLINE,
     SEND_DEADLINE,
+    Asker,
     Link,
     LinkClosed,
     LinkHandler,
@@ -250,7 +251,8 @@ class MemoryTransport:
         other = self._network.reach(self.peer, peer_of(address))
         try:
             async with asyncio.timeout(REQUEST_DEADLINE):
-                reply = await answer(other._request_handler, self.peer, frame)
+                asker = Asker(self.peer, f"/memory/{self.peer}")
+                reply = await answer(other._request_handler, asker, frame)
         except TimeoutError:
             reply = None
         if reply is None:
