@@ -71,8 +71,9 @@ class Shares:
         """
         where = self._ranges.get(address_range(asker.address) or "", now)
         peer = where.peers.get(asker.peer, now)
-        parts = (self._all, 1), (where.bucket, len(self._ranges))
-        parts = *parts, (peer, len(self._ranges) * len(where.peers))
+        of_range = len(self._ranges)
+        of_peer = of_range * len(where.peers)
+        parts = (self._all, 1), (where.bucket, of_range), (peer, of_peer)
         for bucket, of in parts:
             bucket.take(0.0, now, rate=rate / of, burst=burst / of)  # what has come back since
         if self._all.level < tokens or min(where.bucket.level, peer.level) <= 0:
