@@ -1,8 +1,8 @@
 """Protection of a local HTTP server from pages of other sites (DNS rebinding).
 
 A page may give its own host name the address of this machine, and its browser then takes our answers for
-those of the page. Such a request carries the page's name: so a server answers to IP addresses, which cannot be
-rebound, and to names that it knows. Knows no routes and no tokens.
+those of the page. Such a request carries the page's name: so a server answers to IP addresses, which cannot
+be rebound, and to names that it knows. Knows no routes and no tokens.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
 
         async def start(manifest: bytes | None) -> str:
             key = tmp_path / f"key{time.monotonic_ns()}"
-            transport = HivemindTransport(HivemindSettings(identity_path=key, host_maddrs=LOOPBACK))
+            settings = HivemindSettings(identity_path=key, host_maddrs=LOOPBACK, circuit_relay=True)
+            transport = HivemindTransport(settings)
             stack.push_async_callback(transport.stop)
             await transport.start()
 

@@ -53,7 +53,13 @@ from sfnode.transport.libp2p.daemon_process import (
 from sfnode.transport.libp2p.health import Pulse, detach
 from sfnode.transport.libp2p.keys import ensure_key
 from sfnode.transport.libp2p.reachability import listening
-from sfnode.transport.libp2p.settings import HivemindSettings, p2pd_flags, relays_of, same_ports
+from sfnode.transport.libp2p.settings import (
+    NO_RELAY,
+    HivemindSettings,
+    p2pd_flags,
+    relays_of,
+    same_ports,
+)
 from sfnode.transport.libp2p.streams import StreamLink, Switchboard, ask, seen_at
 from sfnode.transport.roster import MAX_ROSTER, MAX_TTL, Bounds, pack_record, read_record, roster_key
 
@@ -363,7 +369,9 @@ class HivemindTransport:
             if not all(map(port_is_free, self._hosts)):  # a port got by chance is not worth a wait
                 self._hosts = self._settings.host_maddrs
             await wait_for_ports(self._hosts)
-        return await start_daemon(P2PD, p2pd_flags(self._settings, self._hosts, control))
+        no_relay = control.with_name("p2pd.json")
+        no_relay.write_text(NO_RELAY)
+        return await start_daemon(P2PD, p2pd_flags(self._settings, self._hosts, control, no_relay))
 
     async def _attach(self, p2pd: Daemon, control: Multiaddr) -> _Session:
         calls = Calls()

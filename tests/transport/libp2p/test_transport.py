@@ -494,8 +494,9 @@ async def test_a_client_takes_part_without_being_reachable(topic, nodes, setting
     await client.stop()
 
 
-async def test_two_nodes_that_nobody_can_dial_meet_through_a_relay(nodes, settings, tmp_path, inbound):
-    (relay,) = await nodes(1)
+async def test_two_nodes_that_nobody_can_dial_meet_through_a_relay(settings, tmp_path, inbound):
+    relay = HivemindTransport(settings(identity_path=tmp_path / "relay", circuit_relay=True))
+    await relay.start()
     unreachable = {"client_mode": True, "bootstrap": tuple(relay.addresses())}
     here = HivemindTransport(settings(use_auto_relay=True, **unreachable))
     there = HivemindTransport(settings(identity_path=tmp_path / "key", **unreachable))
@@ -520,4 +521,17 @@ async def test_two_nodes_that_nobody_can_dial_meet_through_a_relay(nodes, settin
     link = await arriving.get()
     assert await link.receive() == b"through"
     assert "/p2p-circuit" in link.address
+    await asyncio.gather(here.stop(), there.stop(), relay.stop())
+
+
+async def test_a_node_relays_nobody_unless_it_is_to_be_a_circuit_relay(nodes, settings, tmp_path):
+    (other,) = await nodes(1)
+    way = tuple(other.addresses())
+    here = HivemindTransport(settings(use_auto_relay=True, client_mode=True, bootstrap=way))
+    there = HivemindTransport(settings(identity_path=tmp_path / "key", client_mode=True, bootstrap=way))
+    await asyncio.gather(here.start(), there.start())
+    for _ in range(5):  # through a relay they meet within half a second
+        with pytest.raises(TransportError, match="failed to dial"):
+            await there.connect(here.peer, [f"{way[0]}/p2p-circuit/p2p/{here.peer}"])
+        await asyncio.sleep(0.2)
     await asyncio.gather(here.stop(), there.stop())
