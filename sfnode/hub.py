@@ -41,7 +41,7 @@ SLACK = 16 << 20
 """Bytes, besides a quarter, that may come beyond what was announced: transfers that break ask again."""
 
 WEIGHTS = ".safetensors"
-"""How names of files with weights end."""
+"""Ending of the names of files with weights."""
 
 _PORTS = {"http": 80, "https": 443}
 

@@ -31,7 +31,7 @@ LOOKS = 20
 
 @dataclass(slots=True)
 class _Mark:
-    """What one of the first neighbours was ahead of us when it last made good enough of it."""
+    """The lead that one of the first neighbours claimed when it had last made good enough of it."""
 
     ahead: int
     known: int
@@ -57,7 +57,7 @@ class Readiness:
         self._clock = clock
         self._started_at = clock()
         self._marks: dict[str, _Mark] = {}
-        """Of the peers among the first neighbours, also while a link to one is broken."""
+        """Marks of the peers among the first neighbours, also while a link to one is broken."""
         self._met_at = self._look_at = float("inf")
         """Times at which the first neighbour had told what it has, and of the next look at all."""
         self._behind = False

@@ -82,7 +82,7 @@ class PeerRecord(NamedTuple):
 
 
 class Asker(NamedTuple):
-    """Who sends a request."""
+    """The sender of a request."""
 
     peer: str
     """Its id, authenticated by the transport."""
