@@ -37,7 +37,7 @@ from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes, stops
-from sfnode.transport.base import PeerRecord, Transport, TransportError
+from sfnode.transport.base import Asker, PeerRecord, Transport, TransportError
 from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import Feed, ManifestReply, ManifestRequest, PartRequest
@@ -191,7 +191,7 @@ class RunningNode:
         addresses = tuple(self.transport.addresses())
         return PeerRecord(self.transport.peer, addresses, role, self.machine.frontier.known)
 
-    async def _answer(self, _: str, frame: bytes) -> bytes:
+    async def _answer(self, asker: Asker, frame: bytes) -> bytes:
         if frame == ECHO:
             return ECHO
         try:
@@ -199,7 +199,7 @@ class RunningNode:
         except RemoteProtocolError as error:
             raise TransportError(str(error)) from error
         if isinstance(question, PartRequest):
-            return wire_codec.encode(await self.sharing.answer(question))
+            return wire_codec.encode(await self.sharing.answer(question, asker))
         if not isinstance(question, ManifestRequest):
             raise TransportError("only manifests and models are answered here")
         return wire_codec.encode(ManifestReply(self.manifest.canonical()))

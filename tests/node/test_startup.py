@@ -18,7 +18,7 @@ from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir, open_data_dir
 from sfnode.store.identity import load_or_create
 from sfnode.store.log import UpdateLog
-from sfnode.transport.base import RequestHandler, TransportError
+from sfnode.transport.base import Asker, RequestHandler, TransportError
 from sfnode.transport.memory import MemoryTransport, Network
 from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.messages import Feed, Goodbye, ManifestReply, ManifestRequest
@@ -99,7 +99,7 @@ class Inn:
 
 
 def _answering(reply: Reply) -> RequestHandler:
-    async def answer(_: str, question: bytes) -> bytes:
+    async def answer(_: Asker, question: bytes) -> bytes:
         assert wire_codec.decode(question) == ManifestRequest()
         assert reply is not None
         return reply
