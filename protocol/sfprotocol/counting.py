@@ -7,6 +7,8 @@ which steps were named, and with which factor they count. It knows no links, no 
 
 from __future__ import annotations
 
+import hashlib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -58,7 +60,9 @@ class Member:
 
 
 @dataclass(slots=True)
-class _Invitation:
+class Invitation:
+    """The key of an invitation, and how many may still come by it."""
+
     key: bytes
     uses: int
     revoked: bool = False
@@ -107,7 +111,7 @@ class Counting:
         self.finished = False
         self.members: list[Member] = []
         self._member_of: dict[bytes, int] = {}
-        self._invitations: list[_Invitation] = []
+        self.invitations: list[Invitation] = []
         self._closes: list[_Closed] = []
         self._named: dict[int, list[int]] = {}
         """The epochs that have named something of each feed, ascending."""
@@ -147,9 +151,12 @@ class Counting:
         """Return the feed with this number."""
         return Feed(self.members[number // INCARNATIONS].origin, number % INCARNATIONS)
 
-    def named(self, feed: int) -> int:
-        """Return the first step of a feed that no close has named: forks do not cut below it."""
-        return self._position(feed)
+    def named(self, feed: int, epoch: int = MAX_EPOCHS) -> int:
+        """Return the first step of a feed that no close up to that of `epoch` has named: forks do not cut
+        below it."""
+        epochs = self._named.get(feed, [])
+        last = bisect_right(epochs, epoch)
+        return min(self._closes[epochs[last - 1]].moves[feed].stop, self.ended(feed)) if last else 0
 
     def ended(self, feed: int) -> int:
         """Return the step at which a feed was ended; NEVER if it was not."""
@@ -173,9 +180,24 @@ class Counting:
         _append(runs, Run(held, FACTOR_ONE))
         return tuple(runs)
 
-    def positions(self) -> dict[int, int]:
-        """Return the first step, by feed, that no close has named, in the order of feeds."""
-        return {feed: self._position(feed) for feed in sorted(self._named)}
+    def positions(self, epoch: int = MAX_EPOCHS) -> dict[int, int]:
+        """Return the first step, by feed, that no close up to that of `epoch` has named, in the order of
+        feeds."""
+        return {
+            feed: self.named(feed, epoch) for feed, named in sorted(self._named.items()) if named[0] <= epoch
+        }
+
+    def moved(self, epoch: int) -> tuple[int, ...]:
+        """Return the feeds of which the close of `epoch` has named steps, in their order."""
+        return tuple(self._closes[epoch].moves)
+
+    def counts(self, feed: int, epoch: int) -> int:
+        """Return how many steps of a feed that the close of `epoch` has named count by some seal."""
+        closed = self._closes[epoch]
+        if closed.factor is None or not closed.factor_of(feed):
+            return 0
+        named, ended = closed.moves[feed], self.ended(feed)
+        return max(0, min(named.stop, ended) - min(named.first, ended))
 
     # -- decisions ---------------------------------------------------------------------------------
 
@@ -199,14 +221,14 @@ class Counting:
                 return self._void(decision)
             case Revoke(member=member, epoch=epoch):
                 return self._revoke([member], epoch)
-            case RevokeInvitation(invitation=number, epoch=epoch) if number < len(self._invitations):
-                self._invitations[number].revoked = True
+            case RevokeInvitation(invitation=number, epoch=epoch) if number < len(self.invitations):
+                self.invitations[number].revoked = True
                 came = [n for n, member in enumerate(self.members) if member.invitation == number + 1]
                 return self._revoke(came, epoch)
             case Admit():
                 self._admit(decision)
-            case Invite(key=key, uses=uses) if len(self._invitations) < MAX_MEMBERS:
-                self._invitations.append(_Invitation(key, uses))
+            case Invite(key=key, uses=uses) if len(self.invitations) < MAX_MEMBERS:
+                self.invitations.append(Invitation(key, uses))
             case Budget(updates=updates):
                 self.budget = updates
             case Finish():
@@ -217,7 +239,7 @@ class Counting:
         valid = close.epoch == self.open_epoch < MAX_EPOCHS and not self.finished
         moves: dict[int, _Named] = {}
         for feed, steps, tag in close.moves:
-            first = self._position(feed)
+            first = self.named(feed)
             valid = valid and self._exists(feed) and 0 < steps < NEVER - first and feed not in self._ended
             moves[feed] = _Named(first, first + steps, tag)
         if not valid:
@@ -243,8 +265,8 @@ class Counting:
         for feed, epoch in recounted:
             self._closes[epoch].skipped.discard(feed)
             self._closes[epoch].exceptions[feed] = seal.factor
-            self.counted += self._count(feed, epoch)
-        self.counted += sum(self._count(feed, seal.epoch) for feed in closed.moves)
+            self.counted += self.counts(feed, epoch)
+        self.counted += sum(self.counts(feed, seal.epoch) for feed in closed.moves)
         self._rates = [known for known in self._rates if not seal.rates or known.epoch < seal.rates[0].epoch]
         self._rates += seal.rates
         return {*closed.moves, *(recount.feed for recount in recounted)}
@@ -253,11 +275,11 @@ class Counting:
         return epoch < self.sealed and feed in self._closes[epoch].skipped and feed not in self._ended
 
     def _amend(self, feed: int, at: int) -> set[int]:
-        if at >= min(self._position(feed), self.ended(feed)):
+        if at >= min(self.named(feed), self.ended(feed)):
             return set()
-        before = sum(self._count(feed, epoch) for epoch in self._named[feed])
+        before = sum(self.counts(feed, epoch) for epoch in self._named[feed])
         self._ended[feed] = at
-        self.counted -= before - sum(self._count(feed, epoch) for epoch in self._named[feed])
+        self.counted -= before - sum(self.counts(feed, epoch) for epoch in self._named[feed])
         return {feed}
 
     def _void(self, void: Void) -> set[int]:
@@ -268,7 +290,7 @@ class Counting:
         for epoch in range(void.first, void.last + 1):
             closed = self._closes[epoch]
             for feed in closed.moves:
-                counts = self._count(feed, epoch)
+                counts = self.counts(feed, epoch)
                 if (void.members and feed // INCARNATIONS not in void.members) or feed in closed.skipped:
                     continue
                 closed.exceptions[feed] = 0
@@ -298,9 +320,9 @@ class Counting:
         """Whether somebody may still come by this invitation, and take the use."""
         if invitation == 0:
             return True
-        if invitation > len(self._invitations):
+        if invitation > len(self.invitations):
             return False
-        known = self._invitations[invitation - 1]
+        known = self.invitations[invitation - 1]
         if known.revoked or known.uses == 0:
             return False
         known.uses -= 1
@@ -310,18 +332,6 @@ class Counting:
 
     def _exists(self, feed: int) -> bool:
         return feed // INCARNATIONS < len(self.members)
-
-    def _position(self, feed: int) -> int:
-        epochs = self._named.get(feed)
-        return min(self._closes[epochs[-1]].moves[feed].stop, self.ended(feed)) if epochs else 0
-
-    def _count(self, feed: int, epoch: int) -> int:
-        """Return how many steps of a feed count by the seal of this epoch, or of a later one."""
-        closed = self._closes[epoch]
-        if closed.factor is None or not closed.factor_of(feed):
-            return 0
-        named, ended = closed.moves[feed], self.ended(feed)
-        return max(0, min(named.stop, ended) - min(named.first, ended))
 
 
 def _append(runs: list[Run], run: Run) -> None:
@@ -336,3 +346,14 @@ def _append(runs: list[Run], run: Run) -> None:
 def multiplier(rate: int, factor: int) -> int:
     """Return what an update's scalar is multiplied with, in units of 2^-32 (SPEC O8)."""
     return rate * factor >> 12
+
+
+def named_digest(run_id: bytes, named: Iterable[tuple[int, int, bytes]]) -> bytes:
+    """Return the named digest (SPEC O10) of (feed, stop, chain hash there), in the order of feeds.
+
+    Feeds of which nothing is named are left out.
+    """
+    entries = (
+        feed.to_bytes(4, "big") + stop.to_bytes(8, "big") + chain for feed, stop, chain in named if stop
+    )
+    return hashlib.blake2b(run_id + b"".join(entries), digest_size=32, person=b"sfnode-named").digest()
