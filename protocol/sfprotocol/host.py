@@ -191,9 +191,7 @@ class Host:
             return None
         state, run = machine.frontier.state(own), machine.run
         made = [
-            event
-            for event in (*self._events, waiting)
-            if isinstance(event, OwnUpdates) and event.feed == own
+            event for event in (*self._events, waiting) if isinstance(event, OwnUpdates) and event.feed == own
         ]
         first = state.next + sum(event.count for event in made)
         room = MAX_SEGMENT_UPDATES - (waiting.count if waiting else 0)

@@ -1,12 +1,13 @@
 """Joining: finished own updates wait here to be signed together (SPEC I4).
 
-A segment with one update is mostly signature. So updates wait for later ones of the same feed, as long as that
-does no harm: others train without what waits. What bounds the wait is therefore the run's progress, and a node
-sees only what others have signed. When all start together, nobody would see anything until the first one signs.
-So the number to be joined follows from our share of what is admitted, and grows slowly at first.
+A segment with one update is mostly signature. So updates wait for later ones of the same feed, as long as
+that does no harm: others train without what waits. What bounds the wait is therefore the run's progress. A
+node sees of it only what others have signed, in lumps, and nothing if all start together and wait. So the
+number to be joined follows from our share of what is admitted, measured over several segments, and at most
+doubles from one segment to the next.
 
-Whoever runs an engine asks for `deadline` after every step and every round, and takes what is due. Nothing that
-waits is on disk or signed: a process that is killed loses it, and may compute the same steps anew.
+Whoever runs an engine asks for `deadline` after every step and every round, and takes what is due. Nothing
+that waits is on disk or signed: a process that is killed loses it, and may compute the same steps anew.
 """
 
 from __future__ import annotations
@@ -19,20 +20,25 @@ from sfprotocol.messages import EpochScalars, Feed
 from sfprotocol.segments import merge
 
 MAX_WAIT = 30.0
-"""Seconds from one own segment to the next: what a killed process may lose, and how long views of other nodes may
-stand still."""
+"""Seconds from one own segment to the next: what a killed process may lose, and how long the counts of other
+nodes may stand still."""
 
 MIN_INTERVAL = 0.1
 """Seconds between two own segments, however fast the engine: bounds signatures and commits."""
 
 ENOUGH = 32
-"""Updates that wait for no more: each carries 2 bytes of the signature then, no more than its scalar takes."""
+"""Updates that wait for no more: each carries 2 bytes of the signature, no more than its scalar takes."""
 
 EPOCH_SHARE = 10
-"""The run makes at most this part of an epoch (a tenth), or of what is left of the run, while an update waits."""
+"""The run makes at most this part of an epoch (a tenth), or of what is left of the run, while one waits,
+as far as our share of it tells."""
+
+SEEN_SHARES = 2
+"""Such parts that may come in before we sign, whatever our share was: others may have become faster. One may
+be what they had made before and were holding back."""
 
 REMEMBERED = 8
-"""Segments over which our share of the run is measured: enough to even out those of others, which come in lumps."""
+"""Segments over which our share of the run is measured: enough to even out the lumps."""
 
 
 class Joining:
@@ -67,7 +73,7 @@ class Joining:
         self.count += sum(len(part.scalars) for part in parts)
 
     def deadline(self) -> float:
-        """Return the time at which to take what waits; infinity if nothing does. Any admission may change it."""
+        """Return the time at which to take what waits; infinity if nothing does. Admissions may change it."""
         if not self.count:
             return float("inf")
         return self._taken_at + (MIN_INTERVAL if self._enough() else MAX_WAIT)
@@ -91,7 +97,7 @@ class Joining:
             return True
         run, known = self._frontier.run, self._frontier.known
         harmless = min(run.epoch_updates, run.update_budget - known) // EPOCH_SHARE
-        if self.count + known - (known_before + self.first - last) >= harmless:
+        if self.count + known - (known_before + self.first - last) >= SEEN_SHARES * harmless:
             return True
         own = self.first - oldest
         return self.count * max(known - known_then, own) >= harmless * own

@@ -84,11 +84,6 @@ class StepScheduler:
         return self._made_before + admitted - self._started
 
     @property
-    def waiting(self) -> int:
-        """Number of finished updates that wait to be signed together."""
-        return self._joining.count if self._joining else 0
-
-    @property
     def exhausted(self) -> bool:
         """Whether this node has made the updates that it was asked for, or can no longer make them."""
         return bool(self._steps) and (self.made >= self._steps or self._machine.complete)

@@ -149,7 +149,7 @@ class Node:
             self._set_alarm()
 
     def compute(self, updates: int) -> None:
-        """Finish so many own updates, if the machine allows any; they are signed when they are due (SPEC I4)."""
+        """Finish so many own updates, if the machine allows any; they are signed when due (SPEC I4)."""
         if not self.up:
             return
         limit, joining = self.world.run.scalar_limit, self._joining
