@@ -54,7 +54,7 @@ class Joining:
         self._frontier = frontier
         self._parts: tuple[EpochScalars, ...] = ()
         self._taken: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
-        """Of the last segments: their first step, and what was known of the run before them."""
+        """First steps of the last segments, and what was known of the run before each."""
         self._taken_at = float("-inf")
 
     @property
