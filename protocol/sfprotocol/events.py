@@ -77,6 +77,11 @@ class OwnUpdates:
     first: int
     parts: tuple[EpochScalars, ...]
 
+    @property
+    def count(self) -> int:
+        """Number of updates."""
+        return sum(len(part.scalars) for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Examined:

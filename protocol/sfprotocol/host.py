@@ -236,24 +236,30 @@ class Host:
         """Whether another frame of this link may be posted; if not, the link is not to be read."""
         return len(self._frames.get(link, ())) < MAX_UNHANDLED
 
-    def own_updates(self, most: int, scalar: Callable[[], int]) -> OwnUpdates | None:
+    def own_updates(
+        self, most: int, scalar: Callable[[], int], waiting: OwnUpdates | None = None
+    ) -> OwnUpdates | None:
         """Return the next updates of our own feed, `most` at most, as an engine would finish them now.
 
-        Each value comes from `scalar`, within the limit of the run. What waits among the events is counted as
-        made. None when no update may be made. For engines that are simulated; the event is not posted.
+        Each value comes from `scalar`, within the limit of the run. What was posted counts as made, and so
+        does what is `waiting` to be posted. None when no update may be made. For engines that are simulated;
+        the event is not posted.
         """
         machine, own = self.machine, self.machine.own
         if own is None or not machine.may_compute:
             return None
         state, run = machine.frontier.state(own), machine.run
-        posted = [event for event in self._events if isinstance(event, OwnUpdates) and event.feed == own]
-        first = state.next + sum(len(part.scalars) for event in posted for part in event.parts)
-        room = machine.room - (first - state.next) if run.organised else run.update_budget - first
-        count = min(most, room, MAX_SEGMENT_UPDATES)
+        made = [
+            event for event in (*self._events, waiting) if isinstance(event, OwnUpdates) and event.feed == own
+        ]
+        first = state.next + sum(event.count for event in made)
+        allowed = machine.room - (first - state.next) if run.organised else run.update_budget - first
+        room = MAX_SEGMENT_UPDATES - (waiting.count if waiting else 0)
+        count = min(most, allowed, room)
         if count <= 0:
             return None
         epoch = max(state.epoch, machine.epoch)
-        epoch = max([epoch, *(event.parts[-1].epoch for event in posted)])
+        epoch = max([epoch, *(event.parts[-1].epoch for event in made)])
         return OwnUpdates(own, first, (EpochScalars(epoch, tuple(scalar() for _ in range(count))),))
 
     # -- a round -----------------------------------------------------------------------------------

@@ -221,6 +221,8 @@ class Run:
     def settle(self) -> None:
         """Repair everything; in bounded time all must be equal, and stay so."""
         world = self.world
+        for node in world.living():
+            node.flush()
         heal(world, self.scenario.hardware)
         start = world.now
         while not invariants.equal(world):

@@ -26,7 +26,7 @@ class Limits:
     """Limits that a run must keep besides convergence; None where there is no limit."""
 
     p99: float | None = None
-    """Seconds from the making of an update to its admission, 99th percentile over honest nodes."""
+    """Seconds from the signing of an update to its admission, 99th percentile over honest nodes."""
     worst: float | None = None
     copies: float | None = None
     """Payload copies sent per delivery."""

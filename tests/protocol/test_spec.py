@@ -13,6 +13,7 @@ from sfprotocol import (
     cards,
     inquiries,
     invitation,
+    joining,
     link,
     machine,
     model_listing,
@@ -145,6 +146,13 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("time for an answer", f"{pulls.WANT_TIMEOUT:g} s"),
         ("time without asking after a forgery (A7)", f"{inquiries.INQUIRY_TIME:g} s"),
         ("silence before a link is dropped", f"{machine.LINK_TIMEOUT:g} s"),
+        ("time between two own segments (I4)", f"{joining.MIN_INTERVAL:g} s to {joining.MAX_WAIT:g} s"),
+        ("own updates that are joined (I4)", f"{joining.ENOUGH}"),
+        (
+            "progress of the run while own updates wait (I4)",
+            f"1/{joining.EPOCH_SHARE} of an epoch by our share, "
+            f"{joining.SEEN_SHARES}/{joining.EPOCH_SHARE} seen",
+        ),
         ("waiting for a witness", f"{machine.ASK_TIMEOUT:g} s"),
         (
             "full Summary while digests differ",

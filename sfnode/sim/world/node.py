@@ -20,6 +20,7 @@ from sfnode.sim.world.network import End
 from sfnode.sim.world.violation import Violation
 from sfprotocol.events import Event, LinkDown, LinkId, LinkUp, Received, Writable
 from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send
+from sfprotocol.joining import Joining
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Segment
 from sfprotocol.names import Names
@@ -68,12 +69,14 @@ class Node:
         """Rules for whose breach it has dropped links."""
         self.host: Host
         self.applied: Applied
+        self._joining: Joining | None = None
+        """Finished updates that are not signed yet, lost in a crash; None before the first."""
         self._writing: Commit | None = None
         """Commit that the round under way writes to disk."""
         self._unread: dict[LinkId, deque[bytes]] = {}
         """Frames for which the host has no room; none of them empty."""
         self._making: dict[tuple[Feed, int], float] = {}
-        """Times at which own updates not yet on disk were finished, by feed and first step."""
+        """Times at which own updates not yet on disk were handed to the machine, by feed and first step."""
         self._life = 0
         """Counts crashes: what was planned in an earlier life does not happen."""
         self._carrying_out = False
@@ -125,6 +128,7 @@ class Node:
         self._alarm = float("inf")
         self._unread.clear()
         self._making.clear()
+        self._joining = None
         for end in list(self.ends.values()):
             self.world.network.close(end, silent=power_cut)
 
@@ -145,12 +149,23 @@ class Node:
             self._set_alarm()
 
     def compute(self, updates: int) -> None:
-        """Finish so many own updates, if the machine allows any."""
-        limit = self.world.run.scalar_limit
-        made = self.host.own_updates(updates, lambda: self.random.randint(-limit, limit)) if self.up else None
-        if made:
-            self._making[made.feed, made.first] = self.world.agenda.now
-            self._post(made)
+        """Finish so many own updates, if the machine allows any; they are signed when due (SPEC I4)."""
+        if not self.up:
+            return
+        limit, joining = self.world.run.scalar_limit, self._joining
+        waiting = joining.waiting if joining else None
+        made = self.host.own_updates(updates, lambda: self.random.randint(-limit, limit), waiting)
+        if made is None:
+            return
+        if joining is None or made.feed != joining.feed:
+            joining = self._joining = Joining(self.machine.frontier, made.feed)
+        joining.add(made.parts)
+        self._pump()
+
+    def flush(self) -> None:
+        """Sign all own updates that are finished, as a node does that pauses."""
+        self._sign()
+        self._pump()
 
     @property
     def quiet(self) -> bool:
@@ -220,7 +235,11 @@ class Node:
         if self._carrying_out:
             return
         rounds = 0
-        while self.up and not self.host.busy and (self.host.waiting or woken):
+        while self.up and not self.host.busy:
+            if self._joining and self._joining.deadline() <= self.clock():
+                self._sign()
+            if not (self.host.waiting or woken):
+                break
             self._round(woken)
             woken = False
             rounds += 1
@@ -228,6 +247,12 @@ class Node:
                 raise Violation("timer", f"{rounds} rounds at one moment", (self.name,))
         if self.up and not self.host.busy:
             self._set_alarm()
+
+    def _sign(self) -> None:
+        """Hand the finished updates to the machine."""
+        if self._joining and (updates := self._joining.take(self.clock())):
+            self._making[updates.feed, updates.first] = self.world.agenda.now
+            self.host.post(updates)
 
     def _round(self, woken: bool) -> None:
         now = self.clock()
@@ -271,8 +296,12 @@ class Node:
 
     # -- time --------------------------------------------------------------------------------------
 
+    def _next_deadline(self) -> float:
+        joining = self._joining.deadline() if self._joining else float("inf")
+        return min(self.host.next_deadline(), joining)
+
     def _set_alarm(self) -> None:
-        due = self.host.next_deadline() - self._offset
+        due = self._next_deadline() - self._offset
         if due < self._alarm:
             self._alarm = due
             self.world.agenda.at(due, self._ring, self._life, due)
@@ -287,11 +316,11 @@ class Node:
         self._rang_at = self.world.agenda.now
         if self._rings > MAX_RINGS:
             raise Violation("timer", f"{self._rings} alarms at one moment", (self.name,))
-        now, deadline = self.clock(), self.host.next_deadline()
+        now, deadline = self.clock(), self._next_deadline()
         if now < deadline <= now + ROUNDING:
             self._reading = deadline
         if self._reading >= deadline:
-            self._pump(woken=True)
+            self._pump(woken=self._reading >= self.machine.next_deadline())
         else:
             self._set_alarm()
 

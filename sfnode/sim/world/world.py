@@ -107,7 +107,7 @@ class World:
     # -- what the oracle sees ----------------------------------------------------------------------
 
     def became_durable(self, node: Node, admit: Admit, since: float | None) -> None:
-        """Note that `node` has this on disk: its own updates, finished at `since`, or another's. Raises
+        """Note that `node` has this on disk: its own updates, signed at `since`, or another's. Raises
         Violation."""
         feed, segment = admit.feed, admit.segment
         if since is not None:
