@@ -164,6 +164,8 @@ def init(out: Path, organised: bool, keys_dir: Path, encrypt: bool, force: bool,
     """
     if out.exists() and not force:
         raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file, or add --force.")
+    if encrypt and not organised:
+        raise UserError(Code.BAD_OPTION, "--encrypt: an open run has no keys", "Add --organised.")
     given = {key: value for key, value in given.items() if value is not None}
     if not given and sys.stdin.isatty():
         given = ask()
