@@ -14,6 +14,13 @@ PREFIX = "SFNODE_"
 DATA_DIR = Path("~/.sfnode")
 """A node's folder; keys, run manifest, log and control socket lie in it."""
 
+KEYS_DIR = Path("~/.local/share/sfnode/keys")
+"""Where `sfnode init` keeps the keys of the runs that its user organises: not in a node's folder, which may
+be copied, shared or thrown away."""
+
+ORGANISED = False
+"""Whether `sfnode init` makes organised runs unless told otherwise."""
+
 LOCALHOST = "127.0.0.1"
 """Address at which a node serves its dashboard and metrics unless its owner names another."""
 

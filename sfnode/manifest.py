@@ -3,6 +3,8 @@
 A manifest is the immutable description of one training run; the run id is its canonical hash. It is written
 as TOML by `sfnode init` and travels between nodes as canonical MessagePack (SPEC M1-M3). This module knows
 fields and their bounds; it does not load models or data.
+
+Manifests of version 1 can be read: they have fewer keys, which then have the values that change nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +22,41 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from sfnode.errors import Code, UserError
 from sfprotocol import PROTOCOL_VERSION
-from sfprotocol.messages import RunParameters
+from sfprotocol.decisions import RATE_ONE
+from sfprotocol.messages import Authority, RunParameters
+from sfprotocol.signing import sound
 
 MAX_MANIFEST_BYTES = 192 * 1024
 """Size limit of an encoded manifest: it fits one frame, and the targets of a 7B model take 20 KiB."""
 
 MAX_EPOCHS = 65_536
 """Most epochs of a run: the epoch of a segment then takes at most three bytes (SPEC S4)."""
+
+MAX_DEPUTIES = 64
+"""Most deputies of a run: the votes of all of them take 5 kB."""
+
+MAX_QUOTA = 1 << 20
+"""Largest quota: 256 full segments, so that the 64 feeds of one admission make nobody hold more than 128 MiB
+of 16-bit scalars for an epoch."""
+
+KNOWN_EXTENSIONS: frozenset[int] = frozenset()
+"""Kinds of extensions of a manifest that this version understands."""
+
+ADDED_IN_2: dict[str, Any] = {
+    "organised": True,
+    "extensions": True,
+    "data": {"validation", "validation_limit"},
+}
+"""Keys that a manifest of version 1 does not have."""
+
+ExtensionKind = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,3})$")]
+"""A decimal number below 10,000 without leading zeros."""
+
+HexBytes = Annotated[str, Field(pattern="^([0-9a-f]{2})*$")]
+"""Bytes as lower-case hex digits."""
+
+Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+"""32 bytes as lower-case hex digits."""
 
 
 class Section(BaseModel):
@@ -131,6 +161,8 @@ class Data(Section):
 
     A file (.tsv .csv .jsonl .parquet), `hf:NAME[:CONFIG]:SPLIT` or `builtin:NAME:SPLIT`.
     `train` may be empty for a run on private data only: every trainer then brings its own with `--data`.
+    Validation rows come from `validation`, or, if that is empty, are `validation_limit` rows of the training
+    data, on which then nobody trains (SPEC R9); by them an organiser judges, and they are never tested on.
     """
 
     train: str = ""
@@ -138,6 +170,53 @@ class Data(Section):
     train_limit: int = Field(default=0, ge=0)
     train_min_words: int = Field(default=0, ge=0)
     test_limit: int = Field(default=0, ge=0)
+    validation: str = ""
+    validation_limit: int = Field(default=0, ge=0)
+
+    @property
+    def withheld(self) -> int:
+        """Number of rows of the training data on which nobody trains, because they validate."""
+        return 0 if self.validation else self.validation_limit
+
+    @model_validator(mode="after")
+    def _apart(self) -> Data:
+        if self.validation and self.validation in (self.train, self.test):
+            raise ValueError("validation rows are neither trained nor tested on: name a source of their own")
+        if self.withheld and not self.train:
+            raise ValueError("validation_limit needs training data to take the rows from, or validation")
+        if self.withheld and self.train == self.test:
+            raise ValueError("validation rows of the training data would be tested on: name other test data")
+        return self
+
+
+class Organised(Section):
+    """Those whose decisions say what counts in an organised run (SPEC O1); in an open run the defaults."""
+
+    organiser: Hex32 | Literal[""] = ""
+    """Ed25519 public key that signs the decisions, until the deputies name another."""
+    deputies: tuple[Hex32, ...] = Field(default=(), max_length=MAX_DEPUTIES)
+    """Keys of those who together can name another organiser."""
+    votes: int = Field(default=1, ge=1)
+    """Deputies that it takes: more than half of them, so that they cannot decide two things."""
+    quota: int = Field(default=0, ge=0, le=MAX_QUOTA)
+    """Updates of one feed with one epoch label that an admission allows unless it says otherwise."""
+    subspace_epochs: int = Field(default=1, ge=1, le=MAX_EPOCHS)
+    """Epochs that share the bases of one subspace."""
+
+    @model_validator(mode="after")
+    def _trustworthy(self) -> Organised:
+        keys = [key for key in (self.organiser, *self.deputies) if key]
+        if any(not sound(bytes.fromhex(key)) for key in keys):
+            raise ValueError("a key is weak: anybody could sign for it")
+        if len(set(keys)) != len(keys):
+            raise ValueError("the organiser and the deputies have different keys")
+        if not len(self.deputies) < 2 * self.votes <= 2 * max(1, len(self.deputies)):
+            raise ValueError("votes is more than half of the deputies, and not more than all of them")
+        if self.organiser and not self.quota:
+            raise ValueError("an organised run needs a quota of at least 1")
+        if not self.organiser and (self.deputies, self.quota, self.subspace_epochs) != ((), 0, 1):
+            raise ValueError("an open run has no organiser, and none of what comes with one")
+        return self
 
 
 class Training(Section):
@@ -191,15 +270,35 @@ class Manifest(Section):
 
     protocol: int = Field(default=PROTOCOL_VERSION, ge=1)
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")] = "run"
-    admission: Literal["open"] = "open"
+    admission: Literal["open", "organised"] = "open"
+    organised: Organised = Organised()
     model: Model
     task: Task
     data: Data
     training: Training = Training()
+    extensions: dict[ExtensionKind, HexBytes] = Field(default_factory=dict)
+    """What later versions add, by kind. Who does not know an even kind cannot take part (SPEC M5)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Manifest:
+        validates = self.data.validation or self.data.validation_limit
+        if self.protocol == 1 and (self.organised.organiser or validates or self.extensions):
+            raise ValueError("a run of version 1 has no organiser, no validation rows and no extensions")
+        if (self.admission == "organised") != bool(self.organised.organiser):
+            raise ValueError("a run is organised if it names an organiser, and open otherwise")
+        if self.organised.organiser and self.training.schedule != "constant":
+            raise ValueError("the rates of an organised run follow from its seals: schedule is constant")
+        if self.organised.organiser and not 0 < self._rate() < RATE_ONE:
+            raise ValueError("the learning_rate of an organised run is a multiple of 2^-32 below 1")
+        return self
+
+    def fields(self) -> dict[str, Any]:
+        """Return the keys that a manifest of this version has, with their values as in JSON."""
+        return self.model_dump(mode="json", exclude=ADDED_IN_2 if self.protocol == 1 else None)
 
     def canonical(self) -> bytes:
         """Return canonical MessagePack (SPEC M2): all fields, maps sorted by key, floats as float64."""
-        encoded: bytes = msgpack.packb(_sorted(self.model_dump(mode="json")), use_bin_type=True)
+        encoded: bytes = msgpack.packb(_sorted(self.fields()), use_bin_type=True)
         return encoded
 
     @property
@@ -216,12 +315,39 @@ class Manifest(Section):
             update_budget=t.update_budget,
             scalar_bytes=t.scalar_bits // 8,
             scalar_limit=t.scalar_limit,
+            organised=self._authority(),
+            rate=self._rate() if self.organised.organiser else 0,
         )
 
+    def _authority(self) -> Authority | None:
+        said = self.organised
+        if not said.organiser:
+            return None
+        deputies = tuple(bytes.fromhex(key) for key in said.deputies)
+        return Authority(self.run_id, bytes.fromhex(said.organiser), deputies, said.votes)
+
+    def _rate(self) -> int:
+        """Return the learning rate in units of 2^-32, halves rounded to even; exact but for that."""
+        return round(self.training.learning_rate * RATE_ONE)
+
+    def current(self) -> Manifest:
+        """Return this manifest if nodes of this version can take part in its run.
+
+        Raises UserError OLDER_PROTOCOL otherwise.
+        """
+        if self.protocol < PROTOCOL_VERSION:
+            raise UserError(
+                Code.OLDER_PROTOCOL,
+                f"the run {self.name} is of protocol {self.protocol}, which had no protection against "
+                f"strangers' keys; this sfnode takes part in runs of protocol {PROTOCOL_VERSION} only",
+                "Make a new run with `sfnode init`. What was trained is not lost: `sfnode verify`, `sfnode "
+                "eval` and `sfnode export` go on reading the folder.",
+            )
+        return self
+
     def to_toml(self) -> str:
-        fields = self.model_dump(mode="json")
         # a multi-line string would turn \r\n into \n, and the file would name another run
-        return tomli_w.dumps(fields, multiline_strings=b"\r" not in self.canonical())
+        return tomli_w.dumps(self.fields(), multiline_strings=b"\r" not in self.canonical())
 
     @classmethod
     def from_toml(cls, path: Path) -> Manifest:
@@ -270,7 +396,7 @@ class Manifest(Section):
                 "Upgrade: pip install --upgrade sfnode",
             )
         try:
-            return cls.model_validate(fields)
+            manifest = cls.model_validate(fields)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the file"
@@ -279,6 +405,15 @@ class Manifest(Section):
                 f"the run manifest {source} is not valid: {where}: {first['msg']}",
                 "Correct that field, or write a fresh manifest with `sfnode init`.",
             ) from error
+        unknown = {int(kind) for kind in manifest.extensions} - KNOWN_EXTENSIONS
+        critical = [kind for kind in unknown if kind % 2 == 0]
+        if critical:
+            raise UserError(
+                Code.NEWER_PROTOCOL,
+                f"the run of {source} has an extension that this sfnode does not know (kind {min(critical)})",
+                "Upgrade: pip install --upgrade sfnode",
+            )
+        return manifest
 
 
 def _sorted(value: Any) -> Any:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
+from sfnode.manifest import MAX_QUOTA, Manifest
+from sfprotocol import PROTOCOL_VERSION
+from sfprotocol.messages import Authority
 
+ORGANISER, DEPUTY, OTHER = (bytes([number]) * 31 + b"\x05" for number in (2, 3, 4))
 FIELDS: dict[str, Any] = {
     "model": {"source": "builtin:tiny", "digest": "0" * 64, "targets": ["layers.0.fc1:64x32"]},
     "task": {"kind": "text", "template": "{text}"},
@@ -63,8 +67,8 @@ def test_bytes_that_are_not_canonical_are_refused() -> None:
 
 def test_a_newer_protocol_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    path.write_text("protocol = 2\nsomething_new = true\n")
-    with pytest.raises(UserError, match="speaks protocol 2") as caught:
+    path.write_text(f"protocol = {PROTOCOL_VERSION + 1}\nsomething_new = true\n")
+    with pytest.raises(UserError, match=f"speaks protocol {PROTOCOL_VERSION + 1}") as caught:
         Manifest.from_toml(path)
     assert caught.value.code is Code.NEWER_PROTOCOL
 
@@ -78,3 +82,164 @@ def test_schedules_start_at_the_learning_rate_and_fall() -> None:
         assert rates[0] == training.learning_rate
         assert rates == sorted(rates, reverse=True)
         assert rates[-1] > 0
+
+
+# -- version 2 ---------------------------------------------------------------------------------------
+
+
+def organised(
+    *, data: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **fields: Any
+) -> dict[str, Any]:
+    """The fields of an organised run with one deputy."""
+    said = {"organiser": ORGANISER.hex(), "deputies": [DEPUTY.hex()], "quota": 100} | fields
+    return FIELDS | {
+        "admission": "organised",
+        "organised": said,
+        "data": data or {},
+        "training": training or {},
+    }
+
+
+def version_1() -> dict[str, Any]:
+    fields = Manifest.model_validate(FIELDS | {"protocol": 1}).fields()
+    assert not {"organised", "extensions"} & set(fields)
+    return fields
+
+
+def test_a_new_run_is_of_version_2_and_open() -> None:
+    manifest = Manifest.model_validate(FIELDS)
+    assert (manifest.protocol, manifest.admission) == (2, "open")
+    assert (manifest.parameters().organised, manifest.parameters().rate) == (None, 0)
+
+
+def test_an_organised_run_tells_the_protocol_whom_it_trusts_and_the_first_rate() -> None:
+    fields = organised(deputies=[DEPUTY.hex(), OTHER.hex()], votes=2, training={"learning_rate": 1e-3})
+    manifest = Manifest.model_validate(fields)
+    run = manifest.parameters()
+    assert run.organised == Authority(manifest.run_id, ORGANISER, (DEPUTY, OTHER), 2)
+    assert run.rate == 4_294_967
+
+
+@pytest.mark.parametrize(("units", "rate"), [(1.5, 2), (2.5, 2), (2.5000001, 3), (0.51, 1)])
+def test_the_rate_is_rounded_to_the_nearest_unit_and_halves_to_even(units: float, rate: int) -> None:
+    manifest = Manifest.model_validate(organised(training={"learning_rate": units * 2**-32}))
+    assert manifest.parameters().rate == rate
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"deputies": [DEPUTY.hex(), OTHER.hex()], "votes": 1}, "more than half"),
+        ({"votes": 2}, "more than half"),
+        ({"votes": 0}, "greater"),
+        ({"deputies": [DEPUTY.hex()] * 2, "votes": 2}, "different keys"),
+        ({"deputies": [ORGANISER.hex()]}, "different keys"),
+        ({"deputies": ["AB" * 32]}, "pattern"),
+        ({"organiser": "00" * 32}, "weak"),
+        ({"organiser": "ff" * 32}, "weak"),
+        ({"deputies": ["01" + "00" * 31]}, "weak"),
+        ({"organiser": ""}, "open run"),
+        ({"quota": 0}, "quota"),
+        ({"quota": MAX_QUOTA + 1}, "less than"),
+        ({"subspace_epochs": 0}, "greater"),
+        ({"training": {"schedule": "cosine"}}, "schedule"),
+        ({"training": {"learning_rate": 1e-10}}, "learning_rate"),
+        ({"training": {"learning_rate": 1.0}}, "learning_rate"),
+    ],
+    ids=str,
+)
+def test_an_organised_run_that_cannot_be_trusted_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Manifest.model_validate(organised(**fields))
+
+
+def test_a_run_without_deputies_may_be_organised() -> None:
+    run = Manifest.model_validate(organised(deputies=[])).parameters()
+    assert run.organised is not None
+    assert (run.organised.deputies, run.organised.votes) == ((), 1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"admission": "organised"},
+        organised() | {"admission": "open"},
+        {"organised": {"quota": 7}},
+        {"organised": {"deputies": [DEPUTY.hex()]}},
+        {"organised": {"subspace_epochs": 2}},
+    ],
+)
+def test_a_run_is_either_open_or_organised(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="organise"):
+        Manifest.model_validate(FIELDS | fields)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"train": "a.tsv", "validation": "a.tsv"},
+        {"test": "b.tsv", "validation": "b.tsv"},
+        {"train": "a.tsv", "test": "a.tsv", "validation_limit": 3},
+        {"validation_limit": 3},
+    ],
+)
+def test_validation_rows_are_neither_trained_nor_tested_on(data: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="validation"):
+        Manifest.model_validate(FIELDS | {"data": data})
+
+
+def test_an_extension_that_may_change_the_state_refuses_the_run_and_another_does_not(tmp_path: Path) -> None:
+    manifest = Manifest.model_validate(FIELDS | {"extensions": {"7": "00ff", "301": ""}})
+    assert Manifest.from_canonical(manifest.canonical(), "a peer") == manifest
+    critical = Manifest.model_validate(FIELDS | {"extensions": {"7": "", "8": ""}})
+    (tmp_path / "run.toml").write_text(critical.to_toml())
+    for read in (
+        lambda: Manifest.from_canonical(critical.canonical(), "a peer"),
+        lambda: Manifest.from_toml(tmp_path / "run.toml"),
+    ):
+        with pytest.raises(UserError, match="kind 8") as caught:
+            read()
+        assert caught.value.code is Code.NEWER_PROTOCOL
+
+
+@pytest.mark.parametrize("extension", [{"07": ""}, {"-1": ""}, {"x": ""}, {"1": "0"}, {"1": "FF"}])
+def test_an_extension_has_one_form(extension: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="extensions"):
+        Manifest.model_validate(FIELDS | {"extensions": extension})
+
+
+# -- version 1 ---------------------------------------------------------------------------------------
+
+
+def test_a_manifest_of_version_1_is_read_and_written_without_the_keys_of_version_2(tmp_path: Path) -> None:
+    manifest = Manifest.model_validate(version_1())
+    assert Manifest.from_canonical(manifest.canonical(), "a peer") == manifest
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    assert Manifest.from_toml(tmp_path / "run.toml").run_id == manifest.run_id
+    assert "validation" not in manifest.to_toml()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        organised(),
+        {"extensions": {"1": ""}},
+        {"data": {"validation": "rows.tsv"}},
+        {"data": {"train": "rows.tsv", "validation_limit": 1}},
+    ],
+)
+def test_a_manifest_of_version_1_has_nothing_of_version_2(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="version 1"):
+        Manifest.model_validate(FIELDS | fields | {"protocol": 1})
+    encoded = msgpack.packb(FIELDS | fields | {"protocol": 1})
+    with pytest.raises(UserError):
+        Manifest.from_canonical(encoded, "a peer")
+
+
+def test_nobody_takes_part_in_a_run_of_version_1_and_is_told_what_still_works() -> None:
+    assert Manifest.model_validate(FIELDS).current()
+    with pytest.raises(UserError, match="no protection") as caught:
+        Manifest.model_validate(version_1()).current()
+    assert caught.value.code is Code.OLDER_PROTOCOL
+    assert "sfnode init" in caught.value.fix
+    assert "sfnode export" in caught.value.fix

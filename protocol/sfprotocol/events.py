@@ -281,6 +281,8 @@ class Petitioned:
     """Show this petition to whoever organises the run here."""
 
     petition: Petition
+    via: str
+    """The peer that brought it; empty if it is our own."""
 
 
 Action = (

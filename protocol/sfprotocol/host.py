@@ -166,6 +166,8 @@ class Asked:
     """Show this petition to the organiser, if it is here."""
 
     petition: Petition
+    via: str
+    """The peer that brought it; empty if it is our own."""
 
 
 Effect = Send | Close | Advanced | Asked
@@ -345,8 +347,8 @@ class Host:
                 return Advanced(proof.feed, stop, proof.cut)
             case Recounted(feed=feed, before=before):
                 return Advanced(feed, before, self.machine.frontier.next(feed))
-            case Petitioned(petition=petition):
-                return Asked(petition)
+            case Petitioned(petition=petition, via=via):
+                return Asked(petition, via)
             case Examine():
                 self._examine(action)
             case Trace(feed=feed, stop=stop):

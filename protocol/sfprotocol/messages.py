@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """The version of the protocol (SPEC V1): peers with different versions part with a Goodbye."""
 
 Scalar = int

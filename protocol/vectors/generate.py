@@ -101,7 +101,7 @@ def _basis(epoch: int, layer: int, side: str, rows: int, rank: int) -> dict[str,
 # -- manifest.json -----------------------------------------------------------------------------------
 
 MANIFEST: dict[str, Any] = {
-    "protocol": PROTOCOL_VERSION,
+    "protocol": 1,
     "name": "sst2-opt",
     "admission": "open",
     "model": {
@@ -145,10 +145,79 @@ MANIFEST: dict[str, Any] = {
 }
 
 
+OPEN: dict[str, Any] = MANIFEST | {
+    "protocol": 2,
+    "data": MANIFEST["data"] | {"validation": "", "validation_limit": 128},
+    "organised": {"organiser": "", "deputies": [], "votes": 1, "quota": 0, "subspace_epochs": 1},
+    "extensions": {},
+}
+
+ORGANISED: dict[str, Any] = OPEN | {
+    "admission": "organised",
+    "data": OPEN["data"] | {"validation": "validation.tsv", "validation_limit": 0},
+    "training": OPEN["training"] | {"schedule": "constant"},
+    "organised": {
+        "organiser": origin(SECRETS[0]).hex(),
+        "deputies": [origin(bytes([number]) * 32).hex() for number in (2, 3, 4)],
+        "votes": 2,
+        "quota": 4096,
+        "subspace_epochs": 16,
+    },
+    "extensions": {"1": "", "77": "00ff"},
+}
+
+
 def manifest_vectors() -> dict[str, Any]:
-    canonical = msgpack.packb(_by_key(MANIFEST), use_bin_type=True)
+    """Return a manifest of version 1, two of version 2, and fields that no manifest of version 2 may have."""
+    return {
+        **_manifest(MANIFEST),
+        "version 2": [
+            {"admission": fields["admission"], **_manifest(fields)} for fields in (OPEN, ORGANISED)
+        ],
+        "rates": [
+            {"learning_rate": rate, "rate": str(units)}
+            for rate, units in ((6e-6, 25770), (1e-3, 4294967), (1.5 * 2**-32, 2), (2.5 * 2**-32, 2))
+        ],
+        "invalid": _invalid_manifests(),
+        "row_selections": [
+            {"purpose": purpose, "rows": rows, "limit": limit, "chosen": _smallest(purpose, rows, limit)}
+            for purpose in ("sfnode row selection", "sfnode validation rows")
+            for rows, limit in ((10, 3), (1024, 8))
+        ],
+    }
+
+
+def _smallest(purpose: str, rows: int, limit: int) -> list[int]:
+    values = seeds.stream(seeds.derive_key(purpose.encode()), 0, rows).tolist()
+    return [index for index, value in enumerate(values) if sum(other < value for other in values) < limit]
+
+
+def _manifest(fields: dict[str, Any]) -> dict[str, Any]:
+    canonical = msgpack.packb(_by_key(fields), use_bin_type=True)
     run_id = hashlib.blake2b(canonical, digest_size=32, person=b"sfnode-manifest").hexdigest()
-    return {"manifest": MANIFEST, "canonical": canonical.hex(), "run_id": run_id}
+    return {"manifest": fields, "canonical": canonical.hex(), "run_id": run_id}
+
+
+def _invalid_manifests() -> list[dict[str, Any]]:
+    """Return changes to the organised manifest that make it one to be refused, with the rules."""
+    said = ORGANISED["organised"]
+    organiser, deputies = said["organiser"], said["deputies"]
+    changes: list[tuple[str, str, dict[str, Any]]] = [
+        ("votes of half of the deputies", "O1", {"deputies": deputies[:2], "votes": 1}),
+        ("more votes than deputies", "O1", {"votes": 4}),
+        ("one deputy twice", "O1", {"deputies": [deputies[0]] * 3}),
+        ("the organiser as a deputy", "O1", {"deputies": [organiser, *deputies[1:]]}),
+        ("a key of all zeros", "O1", {"organiser": "00" * 32}),
+        ("a deputy's key of small order", "O1", {"deputies": [_weak_origins()[3].hex(), *deputies[1:]]}),
+        ("no quota", "O1", {"quota": 0}),
+        ("no epoch for a subspace", "O1", {"subspace_epochs": 0}),
+    ]
+    return [
+        *({"name": name, "rule": rule, "organised": change} for name, rule, change in changes),
+        {"name": "an organiser in an open run", "rule": "O1", "admission": "open"},
+        {"name": "a critical extension", "rule": "M5", "extensions": {"2": ""}},
+        {"name": "an extension with a leading zero", "rule": "M5", "extensions": {"01": ""}},
+    ]
 
 
 def _by_key(value: Any) -> Any:

@@ -184,16 +184,13 @@ def _synthetic(tokens: int, classes: int) -> Task:
 def _rows(wanted: SubjectSpec, manifest: Manifest, settings: Any) -> list[dataset.Row]:
     if wanted.run is None:
         return _random_rows(wanted.tokens, settings)
-    public = manifest.data
-    if not public.train:
+    if not manifest.data.train:
         raise UserError(
             Code.DATA_NEEDED,
             "the run names no training data to measure with",
             "Leave --run out to measure with random tokens.",
         )
-    return dataset.load_rows(
-        public.train, manifest.task, limit=public.train_limit, min_words=public.train_min_words
-    )
+    return dataset.training_rows(manifest.data, manifest.task)
 
 
 def _random_rows(tokens: int, settings: Any) -> list[dataset.Row]:

@@ -12,6 +12,7 @@ import click
 
 from sfnode.cli.options import F, option
 from sfnode.cli.output import echo
+from sfnode.defaults import KEYS_DIR, ORGANISED
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest, Training
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
@@ -103,6 +104,18 @@ def number_option(flag: str, text: str) -> Callable[[F], F]:
     "--train-min-words", type=int, metavar="COUNT", help="Use only training rows with at least so many words."
 )
 @option("--test-limit", type=int, metavar="COUNT", help="Use only so many test rows.")
+@option(
+    "--validation",
+    metavar="SOURCE",
+    help="Data by which an organiser judges, in the same form.  [default: rows of the training data]",
+)
+@option(
+    "--validation-limit",
+    type=int,
+    metavar="COUNT",
+    help="Validation rows; without --validation, that many rows of the training data, on which then nobody "
+    "trains.  [default: 256 if organised, else 0]",
+)
 @number_option("--rank", "Dimensions of a layer's subspace; a power of two.")
 @number_option("--epsilon", "Distance of the two points from the middle.")
 @number_option("--learning-rate", "Learning rate per update, not per round.")
@@ -114,8 +127,36 @@ def number_option(flag: str, text: str) -> Callable[[F], F]:
 @number_option("--batch-size", "Rows of one update's mini-batch.")
 @number_option("--epoch-updates", "Updates for which one subspace serves.")
 @number_option("--update-budget", "Updates after which the run is complete.")
+@option(
+    "--organised/--open",
+    default=ORGANISED,
+    show_default=True,
+    help="Whether what counts is decided by the holder of a key, which is written to --keys-dir.",
+)
+@option(
+    "--quota",
+    type=int,
+    metavar="COUNT",
+    help="Updates that one node may make in one epoch of an organised run.  [default: four epochs' worth]",
+)
+@option(
+    "--subspace-epochs",
+    type=int,
+    metavar="COUNT",
+    help="Epochs of an organised run for which one subspace serves.  [default: 1]",
+)
+@option(
+    "--keys-dir",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    default=KEYS_DIR,
+    show_default=True,
+    callback=lambda _context, _parameter, value: value.expanduser(),
+    help="Where the keys of an organised run are kept; not beside OUT.",
+)
+@option("--encrypt", is_flag=True, help="Encrypt these keys with a passphrase, which is asked for.")
 @option("--force", is_flag=True, help="Overwrite OUT.")
-def init(out: Path, force: bool, **given: Any) -> None:
+def init(out: Path, organised: bool, keys_dir: Path, encrypt: bool, force: bool, **given: Any) -> None:
     """Write a run manifest to OUT (default run.toml): model, task, data and the numbers of training.
 
     Asks when there are no options, or, without a terminal, describes the built-in run (which has numbers of
@@ -123,19 +164,59 @@ def init(out: Path, force: bool, **given: Any) -> None:
     """
     if out.exists() and not force:
         raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file, or add --force.")
+    if encrypt and not organised:
+        raise UserError(Code.BAD_OPTION, "--encrypt: an open run has no keys", "Add --organised.")
     given = {key: value for key, value in given.items() if value is not None}
     if not given and sys.stdin.isatty():
         given = ask()
     from sfnode.models.manifest_builder import build
 
-    manifest = build(given)
+    if organised:
+        manifest, said = _organise(given, _keys_folder(keys_dir, out), _ask_passphrase() if encrypt else None)
+    else:
+        manifest, said = build(given), []
     _write(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
-    for note in _notes(manifest):
+    for note in (*said, *_notes(manifest)):
         echo(note)
     echo("What happens next:")
     echo(f"  sfnode join --run {out}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")
+
+
+def _keys_folder(keys_dir: Path, out: Path) -> Path:
+    """Return `keys_dir`, which must not be where the manifest lies: people pass that folder on."""
+    if keys_dir.resolve() == out.resolve().parent:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"--keys-dir: {keys_dir} is the folder of the manifest, which others get",
+            "Name a folder that nobody but you reads.",
+        )
+    return keys_dir
+
+
+def _ask_passphrase() -> bytes:
+    said: str = click.prompt("Passphrase of the keys", hide_input=True, confirmation_prompt=True)
+    return said.encode()
+
+
+def _organise(given: dict[str, Any], keys_dir: Path, passphrase: bytes | None) -> tuple[Manifest, list[str]]:
+    """Return the manifest of an organised run whose new keys are in `keys_dir`, and what to do with them."""
+    from sfnode.models.manifest_builder import build
+    from sfnode.store import run_keys
+    from sfnode.store.identity import Identity
+
+    organiser, recovery = Identity.generate(), Identity.generate()
+    manifest = build(given | {"organiser": organiser.public.hex(), "deputies": [recovery.public.hex()]})
+    kept = run_keys.organiser_key(manifest.run_id, keys_dir)
+    offline = run_keys.recovery_key(manifest.run_id, keys_dir)
+    run_keys.write_key(organiser, kept, passphrase)
+    run_keys.write_key(recovery, offline, passphrase)
+    return manifest, [
+        f"Your node signs with {kept} what counts in this run: keep a copy of it, and show it to nobody.",
+        f"Move {offline} to a medium that you keep offline: should the other key be lost or stolen, it alone "
+        "can name a new one.",
+    ]
 
 
 def _notes(manifest: Manifest) -> list[str]:
@@ -143,7 +224,8 @@ def _notes(manifest: Manifest) -> list[str]:
     notes = []
     if manifest.model.listing and Path(manifest.model.source).is_dir():
         notes.append("The base model is on this machine: other nodes download it from nodes that have it.")
-    if any(Path(source).is_file() for source in (manifest.data.train, manifest.data.test) if source):
+    data = manifest.data
+    if any(Path(source).is_file() for source in (data.train, data.test, data.validation) if source):
         notes.append(
             "The data are on this machine: others need them at the same path, or train on data of their own "
             "with `sfnode join --data FILE`."

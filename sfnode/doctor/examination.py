@@ -97,9 +97,10 @@ class Examiner:
         if file is None:
             return
         try:
-            self._local = Manifest.from_toml(file)
+            self._local = Manifest.from_toml(file).current()
         except UserError as error:
-            subject = Subject.VERSION if error.code == Code.NEWER_PROTOCOL else Subject.RUN
+            versions = (Code.NEWER_PROTOCOL, Code.OLDER_PROTOCOL)
+            subject = Subject.VERSION if error.code in versions else Subject.RUN
             self._run_finding = problem(subject, error.what, error.fix)
 
     def _remembered(self) -> tuple[str, ...]:

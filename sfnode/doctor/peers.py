@@ -188,14 +188,14 @@ def _no_handshake(address: str, error: Exception) -> Finding:
 
 
 async def _ask(address: str, transport: HivemindTransport) -> Manifest:
-    """Return its run's manifest. Raises UserError BAD_MANIFEST or NEWER_PROTOCOL."""
+    """Return its run's manifest. Raises UserError BAD_MANIFEST, NEWER_PROTOCOL or OLDER_PROTOCOL."""
     try:
         async with asyncio.timeout(MANIFEST_DEADLINE):
             manifest = await ask_manifest(transport, address)
     except (TransportError, RemoteProtocolError, TimeoutError) as error:
         why = str(error) or f"silence for {MANIFEST_DEADLINE:g} s"
         raise StepFailed(_no_manifest(address, why)) from error
-    return Manifest.from_canonical(manifest, address)
+    return Manifest.from_canonical(manifest, address).current()
 
 
 def _no_manifest(address: str, why: str) -> Finding:

@@ -77,7 +77,8 @@ class Trainer:
         self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic)
         self._offloaded = False
         self._rows = rows
-        self._tests: dict[int, list[dataset.Row]] = {}
+        self._held_out: dict[tuple[dataset.HeldOut, int], list[dataset.Row]] = {}
+        """Rows that were measured on, by the number asked for."""
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
         self.mini_batches = MiniBatches(self._mini_batch, self._ahead)
         """Mini-batches of coming steps; any thread may prepare them."""
@@ -181,20 +182,22 @@ class Trainer:
         self.loaded.model.to(device)
         self.space.move(device)
 
-    def evaluate(self, limit: int = 0, go_on: GoOn = always) -> Evaluation:
-        """Measure the rebuilt model as of now on `limit` test rows (0: as many as the manifest says).
+    def evaluate(self, limit: int = 0, go_on: GoOn = always, rows: dataset.HeldOut = "test") -> Evaluation:
+        """Measure the rebuilt model as of now on `limit` of these rows (0: as many as the manifest says).
 
         Raises UserError DATA_*, and PAUSED when `go_on`, asked between two batches, says no.
         """
         self.restore()
         self.weights.rebuild()
-        return self._evaluate(limit, go_on)
+        return self._evaluate(limit, go_on, rows)
 
-    def evaluate_base(self, limit: int = 0, go_on: GoOn = always) -> Evaluation:
+    def evaluate_base(
+        self, limit: int = 0, go_on: GoOn = always, rows: dataset.HeldOut = "test"
+    ) -> Evaluation:
         """Measure the base model like `evaluate`."""
         self.restore()
         with self.weights.at_base():
-            return self._evaluate(limit, go_on)
+            return self._evaluate(limit, go_on, rows)
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         """Return what the base model and the model as of now write after `prompt`, in at most `tokens`
@@ -220,10 +223,11 @@ class Trainer:
         chosen = batch_rows(seed, self.manifest.training.batch_size, len(self._rows)).tolist()
         return encode(self.manifest.task, self.loaded.tokenizer, [self._rows[row] for row in chosen])
 
-    def _evaluate(self, limit: int, go_on: GoOn) -> Evaluation:
-        count = limit or self.manifest.data.test_limit
-        if count not in self._tests:
-            self._tests[count] = _test_rows(self.manifest, count)
+    def _evaluate(self, limit: int, go_on: GoOn, which: dataset.HeldOut) -> Evaluation:
+        task, tokenizer = self.manifest.task, self.loaded.tokenizer
+        if (which, limit) not in self._held_out:
+            data = self.manifest.data
+            self._held_out[which, limit] = dataset.held_out_rows(data, task, which, limit)
 
         def score(encoded: Encoded) -> Scored:
             if not go_on():
@@ -234,8 +238,7 @@ class Trainer:
                 )
             return forward.score_in_passes(self.loaded, encoded)
 
-        task, tokenizer = self.manifest.task, self.loaded.tokenizer
-        return evaluate(task, tokenizer, self._tests[count], score, EVALUATION_BATCH)
+        return evaluate(task, tokenizer, self._held_out[which, limit], score, EVALUATION_BATCH)
 
 
 def _give_back(device: torch.device) -> None:
@@ -272,28 +275,11 @@ def _training_rows(
     manifest: Manifest, override: Path | None, shard: tuple[int, int] | None
 ) -> list[dataset.Row]:
     """Return the rows that this node draws its mini-batches from."""
-    public = manifest.data
-    source, limit = (public.train, public.train_limit) if override is None else (str(override), 0)
-    if not source:
-        raise UserError(
-            Code.DATA_NEEDED,
-            "the run has no public training data: every trainer brings its own",
-            "Give yours with --data FILE.",
-        )
-    rows = dataset.load_rows(source, manifest.task, limit=limit, min_words=public.train_min_words)
+    if override is None:
+        rows = dataset.training_rows(manifest.data, manifest.task)
+    else:
+        rows = dataset.load_rows(str(override), manifest.task, min_words=manifest.data.train_min_words)
     return dataset.shard(rows, *shard) if shard else rows
-
-
-def _test_rows(manifest: Manifest, limit: int) -> list[dataset.Row]:
-    """Return the rows that every node measures the model on."""
-    source = manifest.data.test
-    if not source:
-        raise UserError(
-            Code.DATA_NEEDED,
-            "the run names no test data, so the model cannot be evaluated",
-            "Export the model with `sfnode export` and evaluate it on data of your own.",
-        )
-    return dataset.load_rows(source, manifest.task, limit=limit)
 
 
 def usable_device(name: str) -> torch.device:

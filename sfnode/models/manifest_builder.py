@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Model, Task, Training
+from sfnode.manifest import MAX_QUOTA, Data, Manifest, Model, Organised, Task, Training
 from sfnode.models import files, loader
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks import chat, dataset, presets
@@ -21,6 +21,13 @@ from sfnode.tasks import chat, dataset, presets
 DEFAULT_TASK = "reviews"
 HUB_TASK = "sst2"
 """The task for a model that is not built in: a small one that every language model can learn."""
+
+QUOTA_EPOCHS = 4
+"""Epochs that the updates of one feed with one label may fill: a trainer that fills an epoch alone goes on
+while the organiser is away for the time of three more."""
+
+VALIDATION_ROWS = 256
+"""Rows of the training data by which an organiser judges; what is measured on them varies by 3 points."""
 
 TASK_FIELDS = (
     "kind",
@@ -49,7 +56,8 @@ def default_manifest() -> Manifest:
 def build(given: dict[str, Any]) -> Manifest:
     """Return the manifest that options of `sfnode init`, by parameter name, describe.
 
-    Raises UserError: BAD_OPTION, MODEL_*, and DATA_* for local data that do not fit the task.
+    With an `organiser` (64 hex digits) among them the run is organised. Raises UserError: BAD_OPTION,
+    MODEL_*, and DATA_* for local data that do not fit the task.
     """
     source, revision = given.get("model", presets.DEFAULT_MODEL), given.get("revision", "")
     source = _absolute(source)
@@ -58,12 +66,16 @@ def build(given: dict[str, Any]) -> Manifest:
     try:
         task = _task(preset, given, files.resolve(source, revision, None))
         described = loader.describe(source, revision, _selection(given), _classes(task))
+        given = _organisers_defaults(preset, given) | given
+        training = _section(_training(described, name), given)
         manifest = Manifest(
             name=given.get("name", name or "run"),
+            admission="organised" if "organiser" in given else "open",
+            organised=_organised(training, given),
             model=described,
             task=task,
             data=_section(preset.data if preset else Data(), given),
-            training=_section(_training(described, name), given),
+            training=training,
         )
     except ValidationError as error:
         raise _bad_option(error) from error
@@ -168,17 +180,38 @@ def _json(file: Path) -> dict[str, Any]:
     return found
 
 
+def _organised(training: Training, given: dict[str, Any]) -> Organised:
+    fields = {key: given[key] for key in Organised.model_fields if key in given}
+    if "organiser" in given:
+        fields.setdefault("quota", min(QUOTA_EPOCHS * training.epoch_updates, MAX_QUOTA))
+    return Organised(**fields)
+
+
+def _organisers_defaults(preset: presets.Preset | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what an organised run has unless options say otherwise: it finds its rates by validation."""
+    if "organiser" not in given:
+        return {}
+    public = given.get("train", preset.data.train if preset else "")
+    validates = {"validation_limit": VALIDATION_ROWS} if public and "validation" not in given else {}
+    return {"schedule": "constant"} | validates
+
+
 def _try_data(manifest: Manifest) -> None:
     """Read the local data files, and check that the model has a template for them.
 
     Data on the hub are left to the nodes, which need them anyway.
     """
-    for source in (manifest.data.train, manifest.data.test):
-        if source and not source.startswith(("hf:", "builtin:")):
-            dataset.load_rows(source, manifest.task)
+    if _is_local(manifest.data.train):
+        dataset.training_rows(manifest.data, manifest.task)
+    for source in filter(_is_local, (manifest.data.test, manifest.data.validation)):
+        dataset.load_rows(source, manifest.task)
     tokenizer = loader.tokenizer_of(files.resolve(manifest.model.source, manifest.model.revision, None))
     if manifest.task.kind == "chat":
         chat.require_template(tokenizer)
+
+
+def _is_local(source: str) -> bool:
+    return bool(source) and not source.startswith(("hf:", "builtin:"))
 
 
 def _bad_option(error: ValidationError) -> UserError:

@@ -48,7 +48,10 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def local_manifest(settings: Settings, data_dir: DataDir) -> Manifest | None:
-    """Return the manifest given with --run, or the one that this data folder was used for, or None."""
+    """Return the manifest given with --run, or the one that this data folder was used for, or None.
+
+    Raises UserError BAD_MANIFEST, NEWER_PROTOCOL, OLDER_PROTOCOL and WRONG_RUN.
+    """
     kept = Manifest.from_toml(data_dir.manifest) if data_dir.manifest.exists() else None
     given = Manifest.from_toml(settings.run) if settings.run else None
     if kept and given and kept.run_id != given.run_id:
@@ -61,7 +64,7 @@ def local_manifest(settings: Settings, data_dir: DataDir) -> Manifest | None:
     manifest = given or kept
     if manifest:
         check_run_id(manifest, settings.run_id, OWN_FOLDER if kept else ASK_AGAIN)
-    return manifest
+    return manifest.current() if manifest else None
 
 
 def check_run_id(manifest: Manifest, wanted: str, fix: str = ASK_AGAIN) -> None:
@@ -89,8 +92,8 @@ def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
 async def fetch_manifest(transport: Transport, peers: tuple[str, ...]) -> Manifest:
     """Return the manifest of the first peer that sends one.
 
-    Raises UserError PEERS_UNREACHABLE when none answers, NEWER_PROTOCOL or BAD_MANIFEST when all that answer
-    send what cannot be used.
+    Raises UserError PEERS_UNREACHABLE when none answers, NEWER_PROTOCOL, OLDER_PROTOCOL or BAD_MANIFEST when
+    all that answer send what cannot be used.
     """
     reasons: list[str] = []
     unusable: UserError | None = None
@@ -101,7 +104,7 @@ async def fetch_manifest(transport: Transport, peers: tuple[str, ...]) -> Manife
             reasons.append(f"{address}: {error}")
             continue
         try:
-            return Manifest.from_canonical(manifest, address)
+            return Manifest.from_canonical(manifest, address).current()
         except UserError as error:
             unusable = unusable or error
     raise unusable or UserError(

@@ -1,6 +1,7 @@
 """The node's identity: an Ed25519 key pair in a file that only its owner can read.
 
-It signs bytes and knows nothing of feeds, runs or libp2p (which has a key of its own).
+It signs bytes and knows nothing of feeds, runs or libp2p (which has a key of its own). `run_keys` keeps the
+keys of those who organise a run in files of the same form.
 
 The file is PKCS #8 in PEM, so that ordinary tools can read and write it. A key file that others could read is
 made private again and `Identity.exposed` says so: the run must go on, but the user should know that somebody
@@ -28,7 +29,7 @@ _PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The key pair of a node. `repr` shows the public half only."""
+    """The key pair of a node or of an organiser. `repr` shows the public half only."""
 
     public: bytes
     """Ed25519 public key, 32 bytes: the origin of the node's feeds."""
@@ -36,9 +37,60 @@ class Identity:
     """Whether other users could read the key file until now."""
     _key: Ed25519PrivateKey = field(repr=False, compare=False)
 
+    @classmethod
+    def generate(cls) -> Identity:
+        """Return a new key pair, which is in no file yet."""
+        return cls._of(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def _of(cls, key: Ed25519PrivateKey, exposed: bool = False) -> Identity:
+        return cls(key.public_key().public_bytes_raw(), exposed, key)
+
     def sign(self, data: bytes) -> bytes:
         """Return the 64-byte Ed25519 signature of `data`."""
         return self._key.sign(data)
+
+    def write(self, path: Path, passphrase: bytes | None = None) -> None:
+        """Write the key file, all or nothing even in a power cut: half a key would be worse than none.
+
+        Raises OSError.
+        """
+        encoded = self._key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption(),
+        )
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(encoded)
+                file.flush()
+                os.fsync(descriptor)
+            os.rename(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        sync_folder(path.parent)
+
+    @classmethod
+    def read(cls, path: Path, passphrase: bytes | None = None, *, exposed: bool = False) -> Identity:
+        """Return the key pair in a file. Raises OSError, NotAKeyError and WrongPassphraseError."""
+        encoded = path.read_bytes()
+        try:
+            key = serialization.load_pem_private_key(encoded, passphrase if _is_encrypted(encoded) else None)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise (WrongPassphraseError if _is_encrypted(encoded) else NotAKeyError) from error
+        if not isinstance(key, Ed25519PrivateKey):
+            raise NotAKeyError
+        return cls._of(key, exposed)
+
+
+class NotAKeyError(Exception):
+    """The file does not hold an Ed25519 private key in PEM form."""
+
+
+class WrongPassphraseError(Exception):
+    """The key is encrypted, and not with this passphrase."""
 
 
 def load_or_create(path: Path) -> Identity:
@@ -49,47 +101,29 @@ def load_or_create(path: Path) -> Identity:
     """
     with disk_faults(path):
         if not path.exists():
-            _write(path, Ed25519PrivateKey.generate())
+            Identity.generate().write(path)
         exposed = _make_private(path)
-        encoded = path.read_bytes()
-    key = _parse(path, encoded)
-    return Identity(key.public_key().public_bytes_raw(), exposed, key)
+        try:
+            return Identity.read(path, exposed=exposed)
+        except (NotAKeyError, WrongPassphraseError) as error:
+            raise _malformed(path) from error
 
 
-def _write(path: Path, key: Ed25519PrivateKey) -> None:
-    """Write the key file, all or nothing even in a power cut: half a key would be worse than none."""
-    encoded = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(encoded)
-            file.flush()
-            os.fsync(descriptor)
-        os.rename(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    sync_folder(path.parent)
+def is_exposed(path: Path) -> bool:
+    """Return whether other users of the machine can read the file. Raises OSError."""
+    return bool(path.stat().st_mode & _OTHERS)
 
 
 def _make_private(path: Path) -> bool:
     """Make the file readable by its owner only; return whether that was necessary."""
-    exposed = bool(path.stat().st_mode & _OTHERS)
+    exposed = is_exposed(path)
     if exposed:
         path.chmod(_PRIVATE)
     return exposed
 
 
-def _parse(path: Path, encoded: bytes) -> Ed25519PrivateKey:
-    try:
-        key = serialization.load_pem_private_key(encoded, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise _malformed(path) from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise _malformed(path)
-    return key
+def _is_encrypted(encoded: bytes) -> bool:
+    return b"-----BEGIN ENCRYPTED PRIVATE KEY-----" in encoded
 
 
 def _malformed(path: Path) -> UserError:

@@ -1,4 +1,4 @@
-"""Rows of data from files, from the Hugging Face hub or from the package: checked, filtered and selected.
+"""Rows of data from files, from the Hugging Face hub or from the package: checked, filtered, selected, split.
 
 Every node that names the same source gets the same rows in the same order, because a mini-batch is a list of
 row numbers drawn from a seed. Errors in a row name the file and the line. This module leaves it to `prompts`
@@ -12,18 +12,22 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from sfnode import hub
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
+from sfnode.manifest import Data, Task
 from sfnode.sizes import size_text
 from sfnode.tasks import prompts, synthetic
 from sfprotocol.seeds import derive_key, stream
 
 Row = dict[str, Any]
+
+HeldOut = Literal["test", "validation"]
+"""Rows that nobody trains on: those that the model is tested on, and those by which an organiser judges."""
+
 _Placed = tuple[str, Row]
 """A row and its place as a user finds it: `train.tsv, line 7`."""
 
@@ -54,7 +58,53 @@ def load_rows(source: str, task: Task, *, limit: int = 0, min_words: int = 0) ->
             rows.append(row)
     if not rows:
         raise _malformed(f"{source} has no rows" + (f" of at least {min_words} words" if min_words else ""))
-    return _selection(rows, limit)
+    return select(rows, limit)
+
+
+def training_rows(data: Data, task: Task) -> list[Row]:
+    """Load the rows of a run's public training data that mini-batches are drawn from (SPEC R8, R9).
+
+    Raises UserError as `load_rows` does, DATA_NEEDED if the run has no public training data, DATA_MALFORMED
+    if all of them are validation rows.
+    """
+    if not data.train:
+        raise UserError(
+            Code.DATA_NEEDED,
+            "the run has no public training data: every trainer brings its own",
+            "Give yours with --data FILE.",
+        )
+    return _split(data, task)[0]
+
+
+def held_out_rows(data: Data, task: Task, which: HeldOut, limit: int = 0) -> list[Row]:
+    """Load `limit` (0: as many as the manifest says) of the rows on which every node measures the model.
+
+    Raises UserError as `load_rows` does, and DATA_NEEDED if the run has no such rows.
+    """
+    source, usual = (
+        (data.test, data.test_limit) if which == "test" else (data.validation, data.validation_limit)
+    )
+    if source:
+        return load_rows(source, task, limit=limit or usual)
+    if which == "validation" and data.withheld:
+        return select(_split(data, task)[1], limit)
+    raise UserError(
+        Code.DATA_NEEDED,
+        f"the run names no {which} data, so the model cannot be evaluated on them",
+        "Export the model with `sfnode export` and evaluate it on data of your own.",
+    )
+
+
+def _split(data: Data, task: Task) -> tuple[list[Row], list[Row]]:
+    """Return the rows of the public training data: those to train on, and those that validate."""
+    rows = load_rows(data.train, task, limit=data.train_limit, min_words=data.train_min_words)
+    if data.withheld >= len(rows):
+        raise _malformed(
+            f"{data.train} has {len(rows)} rows to train on, and all of them would be validation rows"
+        )
+    validating = set(_smallest(b"sfnode validation rows", len(rows), data.withheld))
+    training = [row for index, row in enumerate(rows) if index not in validating]
+    return training, [rows[index] for index in sorted(validating)]
 
 
 def shard(rows: Sequence[Row], index: int, of: int) -> list[Row]:
@@ -71,12 +121,18 @@ def shard(rows: Sequence[Row], index: int, of: int) -> list[Row]:
     return list(rows[index::of])
 
 
-def _selection(rows: list[Row], limit: int) -> list[Row]:
-    """Return `limit` rows in their old order: those with the smallest values of one fixed stream."""
+def select(rows: list[Row], limit: int) -> list[Row]:
+    """Return `limit` rows (0: all) in their old order, the same ones on every node (SPEC R9)."""
     if not limit or limit >= len(rows):
         return rows
-    values = stream(derive_key(b"sfnode row selection"), 0, len(rows))
-    return [rows[index] for index in np.sort(np.argsort(values, kind="stable")[:limit])]
+    return [rows[index] for index in sorted(_smallest(b"sfnode row selection", len(rows), limit))]
+
+
+def _smallest(purpose: bytes, rows: int, count: int) -> list[int]:
+    """Return the indices of the rows with the `count` smallest values of the stream for this purpose."""
+    values = stream(derive_key(purpose), 0, rows)  # no two are equal
+    found: list[int] = np.argsort(values)[:count].tolist()
+    return found
 
 
 def _read(source: str) -> Iterator[_Placed]:

@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from sfnode.cli.init import INTRODUCTION, QUESTIONS
+from sfnode.defaults import ORGANISED
 from sfnode.manifest import Manifest
 from sfnode.models import pieces
 from sfnode.models.files import EMBEDDED
 from sfnode.models.manifest_builder import default_manifest
+from sfnode.store.identity import Identity, WrongPassphraseError
+from sfnode.store.run_keys import load_organiser_key, recovery_key
 from sfnode.tasks.presets import PRESETS
 from tests.cli.helpers import Ended
 
@@ -250,3 +253,99 @@ def test_a_place_that_cannot_be_written_to_is_named(sfnode: Run) -> None:
     ended = sfnode("init", "no/such/folder/run.toml")
     assert ended.status == 1
     assert ended.err.startswith("sfnode: SF010: cannot write no/such/folder/run.toml")
+
+
+# -- organised runs ----------------------------------------------------------------------------------
+
+KEYS = Path("safe") / "keys"
+
+
+def organised(ended: Ended, keys: Path = KEYS) -> Manifest:
+    """The organised run that was written, with both keys in `keys`; what was said of them is right."""
+    manifest = written(ended)
+    assert manifest.admission == "organised"
+    files = [keys / manifest.run_id.hex(), keys / f"{manifest.run_id.hex()}.recovery"]
+    assert sorted(keys.iterdir()) == files
+    assert all(str(file) in ended.out for file in files)
+    return manifest
+
+
+def test_runs_are_open_unless_asked_otherwise(sfnode: Run, home: Path) -> None:
+    assert written(sfnode("init")).admission == ("organised" if ORGANISED else "open")
+    assert written(sfnode("init", "--force", "--open")) == default_manifest()
+
+
+def test_an_organised_run_comes_with_the_keys_of_its_organiser_and_of_its_only_deputy(sfnode: Run) -> None:
+    manifest = organised(sfnode("init", "--organised", "--keys-dir", KEYS))
+    said, run_id = manifest.organised, manifest.run_id
+    assert said.votes == 1
+    assert said.quota == 4 * manifest.training.epoch_updates
+    assert load_organiser_key(run_id, bytes.fromhex(said.organiser), KEYS).public.hex() == said.organiser
+    (deputy,) = said.deputies
+    assert Identity.read(recovery_key(run_id, KEYS)).public.hex() == deputy
+    assert (manifest.training.schedule, manifest.data.validation_limit) == ("constant", 256)
+
+
+def test_keys_lie_in_a_folder_of_the_users_own_by_default(sfnode: Run, home: Path) -> None:
+    organised(sfnode("init", "--organised"), home / ".local/share/sfnode/keys")
+
+
+def test_every_organised_run_has_keys_of_its_own(sfnode: Run) -> None:
+    first = organised(sfnode("init", "--organised", "--keys-dir", "one"), Path("one"))
+    other = organised(sfnode("init", "--force", "--organised", "--keys-dir", "other"), Path("other"))
+    assert first.organised.organiser != other.organised.organiser
+
+
+def test_what_an_organised_run_is_bounded_by_can_be_given(sfnode: Run) -> None:
+    flags = ("--quota", 77, "--subspace-epochs", 5, "--validation-limit", 9)
+    manifest = organised(sfnode("init", "--organised", "--keys-dir", KEYS, *flags))
+    assert (manifest.organised.quota, manifest.organised.subspace_epochs) == (77, 5)
+    assert manifest.data.validation_limit == 9
+
+
+def test_validation_rows_may_have_a_file_of_their_own(sfnode: Run) -> None:
+    Path("judge.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\n")
+    flags = ("--organised", "--keys-dir", KEYS, "--validation", "judge.tsv")
+    data = organised(sfnode("init", *flags)).data
+    assert (data.validation, data.validation_limit) == (str(Path("judge.tsv").resolve()), 0)
+
+
+def test_keys_are_encrypted_with_a_passphrase_that_is_asked_for(
+    sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = iter(["horse", "house", "horse", "horse"])
+    monkeypatch.setattr("click.termui.hidden_prompt_func", lambda _: next(typed))
+    manifest = written(sfnode("init", "--organised", "--keys-dir", KEYS, "--encrypt"))
+    organiser = bytes.fromhex(manifest.organised.organiser)
+    assert load_organiser_key(manifest.run_id, organiser, KEYS, b"horse").public == organiser
+    with pytest.raises(WrongPassphraseError):
+        Identity.read(recovery_key(manifest.run_id, KEYS))
+
+
+@pytest.mark.parametrize(
+    ("flags", "number", "says"),
+    [
+        (("--organised", "--keys-dir", "."), 10, "--keys-dir: . is the folder of the manifest"),
+        (("--organised", "--keys-dir", "rows.txt"), 43, "rows.txt"),
+        (("--organised", "--quota", "0"), 10, "quota"),
+        (("--organised", "--quota", "2000000"), 10, "--quota: "),
+        (("--organised", "--schedule", "cosine"), 10, "schedule is constant"),
+        (("--quota", "5"), 10, "an open run has no organiser"),
+        (("--subspace-epochs", "2"), 10, "an open run has no organiser"),
+        (("--encrypt",), 10, "--encrypt: "),
+        (("--validation", "builtin:reviews:train"), 10, "neither trained nor tested on"),
+        (("--train", "rows.tsv", "--validation-limit", "2"), 31, "all of them would be validation rows"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_a_run_that_cannot_be_organised_so_is_refused(
+    flags: tuple[str, ...], number: int, says: str, sfnode: Run
+) -> None:
+    Path("rows.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\n")
+    Path("rows.txt").write_text("")
+    ended = sfnode("init", *(() if "--organised" in flags else ("--open",)), *flags)
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith(f"sfnode: SF{number:03d}: ")
+    assert says in ended.err
+    assert not Path("run.toml").exists()
+    assert not KEYS.exists()

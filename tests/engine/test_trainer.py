@@ -15,7 +15,18 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, Task
 from sfnode.models import loader
 from sfprotocol.seeds import update_seeds
-from tests.engine.helpers import ROWS, SHARED, WORDS, data_file, manifest, part, trainer, updates
+from tests.engine.helpers import (
+    DEVICE,
+    ROWS,
+    SHARED,
+    WORDS,
+    data_file,
+    manifest,
+    model_folder,
+    part,
+    trainer,
+    updates,
+)
 
 
 def test_a_step_repeats_itself_and_changes_nothing_until_it_is_applied(tmp_path: Path) -> None:
@@ -86,6 +97,26 @@ def test_shards_share_out_the_rows(tmp_path: Path) -> None:
     first, second = losses((0, 2)), losses((1, 2))
     assert (len(first), len(second)) == (3, 2)
     assert first | second == losses(None)
+
+
+def test_nobody_trains_on_validation_rows_and_the_model_can_be_measured_on_them(tmp_path: Path) -> None:
+    file = data_file(tmp_path)
+    data = Data(train=str(file), validation_limit=2)
+    run = manifest("opt", batch_size=1, epsilon=1e-6).model_copy(update={"data": data})
+
+    def losses(of: Manifest) -> set[float]:
+        with Trainer.load(of, model_override=model_folder("opt"), device=DEVICE) as node:
+            return {round(node.step([seed], 0).loss, 3) for seed in range(60)}
+
+    everything = run.model_copy(update={"data": Data(train=str(file))})
+    assert len(losses(run)) == 3
+    assert losses(run) < losses(everything)
+    measured = trainer(run)
+    assert measured.evaluate(rows="validation").count == 2
+    assert measured.evaluate_base(rows="validation") == measured.evaluate(rows="validation")
+    assert measured.evaluate(1, rows="validation").count == 1
+    with pytest.raises(UserError, match="no test data"):
+        measured.evaluate()
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "meta", "toaster"])

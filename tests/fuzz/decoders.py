@@ -139,9 +139,8 @@ def seeds(name: str) -> list[bytes]:
         vectors = json.loads((VECTORS / "codec.json").read_text(encoding="utf-8"))
         return [bytes.fromhex(vector["encoding"]) for vector in vectors["valid"]]
     if name == "manifest":
-        return [
-            bytes.fromhex(json.loads((VECTORS / "manifest.json").read_text(encoding="utf-8"))["canonical"])
-        ]
+        vectors = json.loads((VECTORS / "manifest.json").read_text(encoding="utf-8"))
+        return [bytes.fromhex(vector["canonical"]) for vector in (vectors, *vectors["version 2"])]
     if name == "listing":
         return [bytes.fromhex(json.loads((VECTORS / "sharing.json").read_text(encoding="utf-8"))["listing"])]
     if name == "invitation":

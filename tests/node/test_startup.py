@@ -25,6 +25,7 @@ from sfprotocol.messages import Feed, Goodbye, ManifestReply, ManifestRequest
 from tests.node.helpers import Swarm, manifest, record
 
 RUN = manifest()
+OLD = RUN.model_copy(update={"protocol": 1})
 
 
 @pytest.fixture
@@ -52,6 +53,18 @@ def test_the_manifest_is_the_given_one_or_the_kept_one_or_none(tmp_path: Path, d
     write(data_dir.manifest, RUN)
     assert startup.local_manifest(settings(data_dir), data_dir) == RUN
     assert startup.local_manifest(settings(data_dir, run=given), data_dir) == RUN
+
+
+def test_a_run_of_version_1_is_not_joined_whether_it_is_given_or_kept(
+    tmp_path: Path, data_dir: DataDir
+) -> None:
+    with pytest.raises(UserError) as refusal:
+        startup.local_manifest(settings(data_dir, run=write(tmp_path / "run.toml", OLD)), data_dir)
+    assert refusal.value.code == Code.OLDER_PROTOCOL
+    write(data_dir.manifest, OLD)
+    with pytest.raises(UserError) as refusal:
+        startup.local_manifest(settings(data_dir), data_dir)
+    assert refusal.value.code == Code.OLDER_PROTOCOL
 
 
 def test_a_folder_serves_one_run_only(tmp_path: Path, data_dir: DataDir) -> None:
@@ -164,6 +177,13 @@ async def test_a_manifest_that_cannot_be_used_is_the_peers_fault_and_said_so(
         await startup.fetch_manifest(inn.asker, (peer,))
     assert refusal.value.code == code
     assert peer in refusal.value.what
+
+
+async def test_a_run_of_version_1_is_not_joined_through_peers(inn: Inn) -> None:
+    peers = await inn.open(a=serving(OLD))
+    with pytest.raises(UserError, match="no protection") as refusal:
+        await startup.fetch_manifest(inn.asker, peers)
+    assert refusal.value.code == Code.OLDER_PROTOCOL
 
 
 async def test_an_address_that_is_none_is_the_users_to_correct(inn: Inn) -> None:

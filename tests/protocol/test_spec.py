@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sfnode.manifest import MAX_DEPUTIES, MAX_QUOTA
 from sfnode.modelshare import sharing
 from sfprotocol import (
     anti_entropy,
@@ -62,7 +63,25 @@ def test_rules_are_numbered_without_gaps_and_once() -> None:
         letters, number = numbered(rule)
         by_letter.setdefault(letters, []).append(number)
     assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in by_letter.values())
-    assert set(by_letter) == {"V", "M", "R", "U", "S", "D", "C", "F", "L", "FL", "A", "E", "B", "N", "K", "I"}
+    assert set(by_letter) == {
+        "V",
+        "M",
+        "R",
+        "U",
+        "S",
+        "D",
+        "C",
+        "F",
+        "L",
+        "FL",
+        "A",
+        "E",
+        "B",
+        "N",
+        "K",
+        "I",
+        "O",
+    }
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -88,7 +107,7 @@ def test_the_search_finds_citations_and_faults() -> None:
 def test_protocol_sources_cite_the_rules() -> None:
     everything = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "protocol").rglob("*.py"))
     letters = {numbered(rule)[0] for rule in cited(everything)}
-    assert letters >= {"V", "R", "U", "S", "D", "C", "L", "FL", "A", "E", "B", "N", "K", "I"}
+    assert letters >= {"V", "R", "U", "S", "D", "C", "L", "FL", "A", "E", "B", "N", "K", "I", "O"}
 
 
 @pytest.mark.parametrize(
@@ -107,6 +126,8 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("characters of a link", f"{invitation.MAX_LINK:,}"),
         ("name, team", f"{names.MAX_NAME} bytes"),
         ("updates between two cards of a feed", f"{cards.CARD_STEPS}"),
+        ("deputies", f"{MAX_DEPUTIES}"),
+        ("quota", f"{MAX_QUOTA:,}"),
         ("reason of a Goodbye", f"{wire_codec.MAX_REASON} bytes"),
         ("feeds of a run, and unproven names taught by one link", f"{link.MAX_FEEDS:,}"),
         ("hops of pushing", f"{plumtree.TTL}"),

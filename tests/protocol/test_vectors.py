@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfprotocol import events, messages, seeds, signing, validation, wire_codec
 from sfprotocol.errors import RemoteProtocolError
@@ -145,11 +147,41 @@ def test_batches(vector: dict[str, Any]) -> None:
     assert seeds.batch_rows(int(vector["seed"]), 8, vector["rows"]).tolist() == vector["chosen"]
 
 
-def test_the_manifest_of_the_node_has_these_bytes_and_this_id() -> None:
-    manifest = Manifest.model_validate(MANIFEST["manifest"])
-    assert manifest.canonical().hex() == MANIFEST["canonical"]
-    assert manifest.run_id.hex() == MANIFEST["run_id"]
-    assert Manifest.from_canonical(bytes.fromhex(MANIFEST["canonical"]), "the vectors") == manifest
+@pytest.mark.parametrize("vector", [MANIFEST, *MANIFEST["version 2"]], ids=["1", "open", "organised"])
+def test_manifests_have_these_bytes_and_these_ids(vector: dict[str, Any]) -> None:
+    manifest = Manifest.model_validate(vector["manifest"])
+    assert manifest.canonical().hex() == vector["canonical"]
+    assert manifest.run_id.hex() == vector["run_id"]
+    assert Manifest.from_canonical(bytes.fromhex(vector["canonical"]), "the vectors") == manifest
+
+
+@pytest.mark.parametrize("vector", MANIFEST["invalid"], ids=lambda v: v["name"])
+def test_manifests_that_are_refused(vector: dict[str, Any]) -> None:
+    fields = MANIFEST["version 2"][1]["manifest"]
+    change = {name: value for name, value in vector.items() if name not in ("name", "rule", "organised")}
+    said = fields["organised"] | vector.get("organised", {})
+    encoded = _sorted_map(fields | change | {"organised": said})
+    with pytest.raises(UserError):
+        Manifest.from_canonical(msgpack.packb(encoded), "the vectors")
+
+
+def _sorted_map(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: _sorted_map(value[key]) for key in sorted(value, key=str.encode)}
+
+
+def test_all_of_what_makes_a_manifest_refused_is_the_change() -> None:
+    fields = MANIFEST["version 2"][1]["manifest"]
+    assert Manifest.from_canonical(msgpack.packb(_sorted_map(fields)), "the vectors").admission == "organised"
+
+
+@pytest.mark.parametrize("vector", MANIFEST["rates"], ids=lambda v: v["rate"])
+def test_first_rates(vector: dict[str, Any]) -> None:
+    fields = MANIFEST["version 2"][1]["manifest"]
+    training = fields["training"] | {"learning_rate": vector["learning_rate"]}
+    rate = Manifest.model_validate(fields | {"training": training}).parameters().rate
+    assert str(rate) == vector["rate"]
 
 
 # -- signing -----------------------------------------------------------------------------------------

@@ -61,6 +61,12 @@ def test_a_swarm_of_no_nodes_or_of_too_many_is_refused(nodes: int) -> None:
         LocalSwarm(MANIFEST, nodes=nodes)
 
 
+def test_a_run_of_version_1_is_refused() -> None:
+    with pytest.raises(UserError) as caught:
+        LocalSwarm(MANIFEST.model_copy(update={"protocol": 1}))
+    assert caught.value.code is Code.OLDER_PROTOCOL
+
+
 async def test_the_others_join_through_the_first_once_it_answers(script: Script, tmp_path: Path) -> None:
     async with LocalSwarm(MANIFEST, nodes=2, folder=tmp_path, dtype="bfloat16") as swarm:
         assert script.events == ["start 1", "answer 1", "start 2"]

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
 import datasets  # type: ignore[import-untyped]
 import pytest
@@ -14,11 +15,12 @@ from hypothesis import strategies as st
 
 from sfnode import hub
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
+from sfnode.manifest import Data, Task
 from sfnode.tasks import dataset
-from sfnode.tasks.dataset import load_rows, shard
+from sfnode.tasks.dataset import Row, held_out_rows, load_rows, select, shard, training_rows
 
 SST2 = Path(__file__).parents[3] / "shared" / "data" / "sst2"
+VECTORS = Path(__file__).parents[2] / "protocol" / "vectors"
 TASK = Task(kind="classification", template="{sentence} It was", verbalizer={"0": "bad", "1": "good"})
 ROWS = [
     {"sentence": "a fine film", "label": 1},
@@ -204,8 +206,84 @@ def test_a_limit_selects_the_same_rows_everywhere_and_keeps_their_order(hundred:
 
 
 def test_the_selection_is_pinned_because_every_node_must_make_it(hundred: str) -> None:
-    lengths = [len(row["sentence"].split()) for row in load_rows(hundred, TASK, limit=6)]
-    assert lengths == [27, 42, 59, 73, 85, 97]
+    assert lengths(load_rows(hundred, TASK, limit=6)) == [26, 41, 58, 72, 84, 96]
+
+
+def lengths(rows: list[Row]) -> list[int]:
+    """The rows of the file, by number from 0."""
+    return [len(row["sentence"].split()) - 1 for row in rows]
+
+
+@given(limit=st.integers(0, 99))
+def test_every_training_row_either_trains_or_validates(hundred: str, limit: int) -> None:
+    data = Data(train=hundred, validation_limit=limit)
+    training = lengths(training_rows(data, TASK))
+    validation = lengths(held_out_rows(data, TASK, "validation")) if limit else []
+    assert len(validation) == limit
+    assert sorted(training + validation) == list(range(100))
+    assert training == sorted(training)
+    assert validation == sorted(validation)
+
+
+@pytest.mark.parametrize(
+    "vector",
+    json.loads((VECTORS / "manifest.json").read_text())["row_selections"],
+    ids=lambda v: f"{v['purpose']}, {v['limit']} of {v['rows']}",
+)
+def test_rows_are_chosen_as_the_vectors_say(tmp_path: Path, vector: dict[str, Any]) -> None:
+    count, limit = vector["rows"], vector["limit"]
+    if vector["purpose"] == "sfnode row selection":
+        chosen: list[Any] = select([{"n": n} for n in range(count)], limit)
+    else:
+        task = Task(kind="text", template="{n}")
+        file = tmp_path / "rows.jsonl"
+        file.write_text("\n".join(json.dumps({"n": n}) for n in range(count)))
+        chosen = held_out_rows(Data(train=str(file), validation_limit=limit), task, "validation")
+    assert [row["n"] for row in chosen] == vector["chosen"]
+
+
+def test_validation_rows_are_those_of_the_training_rows_that_the_manifest_leaves(hundred: str) -> None:
+    data = Data(train=hundred, train_limit=40, train_min_words=21, validation_limit=15)
+    left = load_rows(hundred, TASK, limit=40, min_words=21)
+    validation = held_out_rows(data, TASK, "validation")
+    assert len(validation) == 15
+    assert [row for row in left if row not in validation] == training_rows(data, TASK)
+
+
+def test_validation_rows_of_a_file_of_their_own_leave_the_training_rows_alone(
+    hundred: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.tsv"
+    write_tsv(file)
+    data = Data(train=hundred, validation=str(file), validation_limit=2)
+    assert len(training_rows(data, TASK)) == 100
+    assert held_out_rows(data, TASK, "validation") == load_rows(str(file), TASK, limit=2)
+    assert len(held_out_rows(data, TASK, "validation", limit=3)) == 3
+
+
+def test_fewer_validation_rows_may_be_asked_for(hundred: str) -> None:
+    data = Data(train=hundred, validation_limit=30)
+    some, everything = held_out_rows(data, TASK, "validation", 7), held_out_rows(data, TASK, "validation")
+    assert len(some) == 7
+    assert all(row in everything for row in some)
+
+
+@pytest.mark.parametrize("limit", [100, 1000])
+def test_rows_that_all_validate_leave_nothing_to_train_on(hundred: str, limit: int) -> None:
+    data = Data(train=hundred, validation_limit=limit)
+    for load in (lambda: training_rows(data, TASK), lambda: held_out_rows(data, TASK, "validation")):
+        with pytest.raises(UserError, match="all of them would be validation rows") as caught:
+            load()
+        assert caught.value.code is Code.DATA_MALFORMED
+
+
+@pytest.mark.parametrize("which", ["test", "validation"])
+def test_rows_that_a_run_does_not_have_are_missed_by_name(
+    hundred: str, which: Literal["test", "validation"]
+) -> None:
+    with pytest.raises(UserError, match=f"no {which} data") as caught:
+        held_out_rows(Data(train=hundred), TASK, which)
+    assert caught.value.code is Code.DATA_NEEDED
 
 
 def test_short_rows_are_left_out_before_the_limit_counts(hundred: str) -> None:
