@@ -7,6 +7,8 @@ which steps were named, and with which factor they count. It knows no links, no 
 
 from __future__ import annotations
 
+import hashlib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -131,6 +133,10 @@ class Counting:
         """Return the rate of updates with this label, in units of 2^-32."""
         return next(rate.rate for rate in reversed(self._rates) if rate.epoch <= epoch)
 
+    def rates(self) -> tuple[RateFrom, ...]:
+        """Return all rates, in the order of epochs."""
+        return tuple(self._rates)
+
     def member(self, origin: bytes) -> Member | None:
         """Return the member with this key; None if it has not been admitted."""
         number = self._member_of.get(origin)
@@ -173,9 +179,16 @@ class Counting:
         _append(runs, Run(held, FACTOR_ONE))
         return tuple(runs)
 
-    def positions(self) -> dict[int, int]:
-        """Return the first step, by feed, that no close has named, in the order of feeds."""
-        return {feed: self._position(feed) for feed in sorted(self._named)}
+    def positions(self, epoch: int = MAX_EPOCHS) -> dict[int, int]:
+        """Return the first step, by feed, that no close up to that of `epoch` has named, in the order of
+        feeds; without those of which nothing is named."""
+        found: dict[int, int] = {}
+        for feed, epochs in sorted(self._named.items()):
+            last = bisect_right(epochs, epoch)
+            stop = min(self._closes[epochs[last - 1]].moves[feed].stop, self.ended(feed)) if last else 0
+            if stop:
+                found[feed] = stop
+        return found
 
     # -- decisions ---------------------------------------------------------------------------------
 
@@ -336,3 +349,10 @@ def _append(runs: list[Run], run: Run) -> None:
 def multiplier(rate: int, factor: int) -> int:
     """Return what an update's scalar is multiplied with, in units of 2^-32 (SPEC O8)."""
     return rate * factor >> 12
+
+
+def named_digest(run_id: bytes, heads: Iterable[tuple[int, int, bytes]]) -> bytes:
+    """Return the digest of what was named (SPEC O10): of (number, stop, chain hash there) of every feed, in
+    order; 32 bytes."""
+    records = (number.to_bytes(4, "big") + stop.to_bytes(8, "big") + chain for number, stop, chain in heads)
+    return hashlib.blake2b(run_id + b"".join(records), digest_size=32, person=b"sfnode-named").digest()

@@ -43,6 +43,13 @@ most."""
 EXACT = 1 << 24
 """Integers below this are exact in float32, whatever the order in which a product adds them up."""
 
+EXACT_DOUBLE = 1 << 53
+"""The same in float64."""
+
+HALF_BITS = 32
+"""A core that may exceed that is taken as two: the sum of 2^20 entries of 32 bits, a layer of the largest
+rank, does not."""
+
 
 class DutyCycle:
     """Bounds the share of time that a repeated action takes: t seconds are followed by `rest * t` without
@@ -239,7 +246,11 @@ class MergedWeights:
         """Rebuild one target's weights, block by block, and forget what is pending of it."""
         site = self._loaded.sites[number]
         base = self._loaded.base_weights.read(number)  # (out, in)
-        terms = [self._term(number, epoch) for epoch in self._core.epochs()]
+        terms = [
+            self._term(number, epoch, unit, part)
+            for epoch in self._core.epochs()
+            for unit, part in _exact_parts(self._core.of(epoch)[number])
+        ]
         for rows in row_blocks(*base.shape):
             block = base[rows].to(self._exact_on).double()
             for scale, bound, u, right in terms:
@@ -252,18 +263,31 @@ class MergedWeights:
         if not self._loaded.exact:
             self._set_live_core(number, max(self._newest, 0))
 
-    def _term(self, number: int, epoch: int) -> tuple[float, int, Tensor, Tensor]:
-        """Return scale, a bound of the entries of U A V^T, U (out, rank) int8 and A V^T (rank, in) as floats.
+    def _term(self, number: int, epoch: int, unit: int, a: I64) -> tuple[float, float, Tensor, Tensor]:
+        """Return scale, a bound of the entries of U A V^T, U (out, rank) int8 and A V^T (rank, in) as floats;
+        `unit` * A is a part of the core.
 
-        All of them are integers, so that the product is exact: below 2**24 in float32, and below 2**53, which
-        no run reaches, in float64.
+        All of them are integers, so that the product is exact: below 2**24 in float32, and below 2**53 in
+        float64.
         """
-        a = self._core.of(epoch)[number]
-        bound = int(np.abs(a).sum())
+        bound = _bound(a)
         u, v = (side.to(self._exact_on) for side in self._space.matrices(epoch, number))
         dtype = torch.float32 if bound < EXACT else torch.float64
         right = torch.from_numpy(a.copy()).to(v.device, dtype) @ v.to(dtype).t()
-        return self._scale(epoch), bound, u, right
+        return self._scale(epoch) * unit, bound, u, right
+
+
+def _exact_parts(a: I64) -> list[tuple[int, I64]]:
+    """Return one layer of a core, (rank, rank), as units and cores whose products are exact in float64."""
+    if _bound(a) < EXACT_DOUBLE:
+        return [(1, a)]
+    high = a >> HALF_BITS
+    return [(1 << HALF_BITS, high), (1, a - (high << HALF_BITS))]
+
+
+def _bound(a: I64) -> float:
+    """Return the sum of the magnitudes of a core's entries, which may be beyond int64."""
+    return float(np.abs(a.astype(np.float64)).sum())
 
 
 def _noise(loaded: LoadedModel) -> Tensor:

@@ -482,11 +482,12 @@ def test_a_log_of_the_version_before_cuts_is_read_and_upgraded(path: Path) -> No
     with UpdateLog.open(path, RUN_ID) as log:
         log.append([author.write(range(3))])
     with closing(sqlite3.connect(path)) as db:
-        db.execute("DROP TABLE cut")
-        db.execute("DROP TABLE card")
+        for table in ("cut", "card", "control", "authority"):
+            db.execute(f"DROP TABLE {table}")
         db.execute("PRAGMA user_version = 1")
     with UpdateLog.open(path, RUN_ID, read_only=True) as log:
         assert (log.updates(), log.cuts(), log.cards()) == (3, [], [])
+        assert (log.control(), log.authority()) == ([], [])
     with UpdateLog.open(path, RUN_ID) as log:
         card = CardRecord(author.feed, b"card")
         log.append([], [CutRecord(author.feed, 1, log.past(author.feed, 1)[0], b"proof")], [card])
