@@ -104,9 +104,9 @@ class Driver:
         after_round: Callable[[], None],
     ) -> None:
         """`advanced` is called once a round, when it is durable, with the feeds of which something else
-        counts now. `retreat` returns once nobody needs the updates of these feeds from some step on, which are about
-        to be replaced in the log. `continue_as` remembers a new own feed durably and is called on the disk
-        thread. `after_round` is called whenever the machine's state may have changed."""
+        counts now. `retreat` returns once nobody needs the updates of these feeds from some step on, which
+        are about to be replaced in the log. `continue_as` remembers a new own feed durably and is called on
+        the disk thread. `after_round` is called whenever the machine's state may have changed."""
         self.machine = machine
         self.traffic = Traffic()
         self.bandwidth = Bandwidth()
