@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
@@ -15,10 +17,14 @@ from sfnode.store import replay
 from sfnode.store.log import CutRecord, UpdateLog
 from sfnode.store.replay import Part, Piece, batch_of, changes, frontier_of
 from sfnode.store.segment_cache import SegmentCache
+from sfprotocol.counting import Run
+from sfprotocol.decisions import FACTOR_ONE, RateFrom
 from sfprotocol.messages import EpochScalars, Feed
 from sfprotocol.seeds import update_seeds
-from sfprotocol.weighing import once
+from sfprotocol.segments import merge
+from sfprotocol.weighing import NOTHING, Counted, Rates, once
 from tests.node.helpers import batch, feed_of, manifest, record
+from tests.store.helpers import Author, scalar_of
 
 RUN = manifest()
 A, B = feed_of("a"), feed_of("b")
@@ -142,3 +148,89 @@ def test_long_reads_hold_no_other_read_up(log: UpdateLog, monkeypatch: pytest.Mo
     log._recent = SegmentCache()  # as after a restart
     with log._reading:
         assert len(rows(moves(log, {}, {A: 3}))) == 3
+
+
+# -- organised runs ------------------------------------------------------------------------------------
+
+STEPS, LABEL_STEPS, SUBSPACE_EPOCHS = 60, 9, 2
+EARLY = Rates(6, (RateFrom(0, 1 << 31), RateFrom(1, 12_345), RateFrom(3, 0)))
+LATE = Rates(7, (*EARLY.table, RateFrom(7, (1 << 32) - 1)))
+OTHER = Rates(7, (RateFrom(0, 1 << 31), RateFrom(4, 99)))
+"""As after decisions were dropped."""
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[UpdateLog, list[Author]]]:
+    """Two feeds in which every label has LABEL_STEPS updates; rows end anywhere."""
+    authors = [Author(number, run_id=RUN.run_id) for number in (1, 2)]
+    with UpdateLog.open(tmp_path_factory.mktemp("log") / "updates.sqlite", RUN.run_id) as log:
+        for number, author in enumerate(authors):
+            for first in range(0, STEPS, 7 + number):
+                steps = range(first, min(first + 7 + number, STEPS))
+                parts = merge(EpochScalars(s // LABEL_STEPS, (scalar_of(s),)) for s in steps)
+                log.append([author.write_parts(parts)])
+        yield log, authors
+
+
+def by_hand(authors: list[Author], wanted: Mapping[Feed, Counted]) -> Core:
+    """A core to which every update is added on its own, with its weight."""
+    core = Core(2, 4)
+    for author in authors:
+        counted, first = wanted.get(author.feed, NOTHING), 0
+        for stop, factor in counted.runs:
+            for step in range(first, stop):
+                label, scalar = author.updates[step]
+                weight = counted.weight(label, factor)
+                one = batch(author.key, step, [EpochScalars(label // SUBSPACE_EPOCHS, (scalar,))])
+                core.add(one._replace(scalars=one.scalars * weight))
+            first = stop
+    return core
+
+
+@st.composite
+def states(draw: st.DrawFn) -> Counted:
+    stops = sorted(draw(st.sets(st.integers(1, STEPS), max_size=5)))
+    factors = draw(st.lists(st.sampled_from([0, 1, 4095, FACTOR_ONE, 65_535]), min_size=5, max_size=5))
+    runs = tuple(Run(stop, factor) for stop, factor in zip(stops, factors, strict=False))
+    return Counted(runs, draw(st.sampled_from([EARLY, LATE, OTHER])))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(story=st.lists(st.tuples(st.integers(0, 1), states()), max_size=8))
+def test_whatever_counted_in_between_the_cores_are_those_of_what_counts_now(
+    labelled: tuple[UpdateLog, list[Author]], story: list[tuple[int, Counted]]
+) -> None:
+    log, authors = labelled
+    core, applied = Core(2, 4), dict[Feed, Counted]()
+    for number, counted in story:
+        wanted = {authors[number].feed: counted}
+        for found in changes(log, applied, wanted, SUBSPACE_EPOCHS):
+            core.add(found)
+        applied.update(wanted)
+    fresh = Core(2, 4)
+    for found in changes(log, {}, applied, SUBSPACE_EPOCHS):
+        fresh.add(found)
+    assert core.digest() == fresh.digest() == by_hand(authors, applied).digest()
+
+
+def test_what_counts_as_before_is_not_read(labelled: tuple[UpdateLog, list[Author]]) -> None:
+    log, authors = labelled
+    feed = authors[0].feed
+    before = Counted((Run(20, 1), Run(40, FACTOR_ONE)), EARLY)
+    now = Counted((Run(10, 1), Run(20, 2), Run(45, FACTOR_ONE)), LATE)
+    found = list(changes(log, {feed: before}, {feed: now}, SUBSPACE_EPOCHS))
+    assert sum(len(columns.seeds) for columns in found) == 10 + 5
+
+
+def test_sums_beyond_64_bits_go_round_and_come_back(labelled: tuple[UpdateLog, list[Author]]) -> None:
+    log, authors = labelled
+    feed, core = authors[0].feed, Core(2, 4)
+    heaviest = Counted((Run(STEPS, 65_535),), Rates(7, (RateFrom(0, (1 << 32) - 1),)))
+    with np.errstate(all="raise"):
+        for _ in range(1 << 12):
+            for found in changes(log, {}, {feed: heaviest}):
+                core.add(found._replace(scalars=found.scalars << 10))
+        for _ in range(1 << 12):
+            for found in changes(log, {feed: heaviest}, {feed: NOTHING}):
+                core.add(found._replace(scalars=found.scalars << 10))
+    assert core.epochs() == []
