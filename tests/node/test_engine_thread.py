@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.node.engine_thread import EngineThread, Order, StepResult
-from sfnode.store.log import CutRecord, UpdateLog
+from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.store.replay import changes
+from sfprotocol.counting import Run
+from sfprotocol.decisions import FACTOR_ONE, RateFrom
 from sfprotocol.messages import EpochScalars, Feed
-from sfprotocol.weighing import Counted, once
+from sfprotocol.weighing import Counted, Rates, once
 from tests.node.helpers import (
     Result,
     SmallEngine,
@@ -453,3 +455,98 @@ def test_whatever_the_order_the_cores_are_those_of_the_final_positions(
         assert not owner.failures
 
     asyncio.run(run())
+
+
+# -- histories that are about to be replaced -------------------------------------------------------------
+
+
+def as_(name: str, scalars: list[int], first: int) -> Record:
+    """What `name` says from step `first` on, in another history than the one that it has told before."""
+    return record(RUN, name, scalars[first:], before=scalars[:first])
+
+
+async def test_updates_are_taken_out_before_others_take_their_place_in_the_log(log: UpdateLog) -> None:
+    engine, a = Exact(), feed_of("a")
+    engine.gate.clear()
+    log.append([as_("a", [1, 2, 3, 4], 0)])
+    owner = Owner(lambda: engine, partial(changes, log)).start()
+    advance(owner, {a: 4})
+    before = owner.thread.ask(lambda engine: engine.core.digest())
+    wanted = core_of(log, {a: 4})
+    owner.thread.order(Order(FEED, 0, 0, (1,)))
+    await eventually(engine.stepping.is_set)
+    retreating = asyncio.create_task(owner.thread.retreat(counted({a: 1})))
+    await asyncio.sleep(0)
+    assert not retreating.done()  # the engine is in a step
+    engine.gate.set()
+    await retreating
+    log.append([as_("a", [1, 7, 8], 1)], replacing=True)
+    advance(owner, {a: 3})
+    assert await before == wanted
+    assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 3})
+    assert await owner.thread.stop(5)
+    assert not owner.failures
+
+
+async def test_a_history_may_be_replaced_at_once_while_the_model_loads(log: UpdateLog) -> None:
+    loaded, engine, a = threading.Event(), Exact(), feed_of("a")
+
+    def load() -> Exact:
+        loaded.wait()
+        return engine
+
+    log.append([as_("a", [1, 2, 3, 4], 0)])
+    owner = Owner(load, partial(changes, log)).start()
+    advance(owner, {a: 4})
+    await asyncio.wait_for(owner.thread.retreat(counted({a: 1})), 5)
+    log.append([as_("a", [1, 7, 8], 1)], replacing=True)
+    advance(owner, {a: 3})
+    loaded.set()
+    assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 3})
+    assert await owner.thread.stop(5)
+
+
+async def test_a_question_that_waits_while_the_model_loads_is_about_the_history_that_was_there(
+    log: UpdateLog,
+) -> None:
+    loaded, engine, a = threading.Event(), Exact(), feed_of("a")
+
+    def load() -> Exact:
+        loaded.wait()
+        return engine
+
+    log.append([as_("a", [1, 2, 3, 4], 0)])
+    wanted = core_of(log, {a: 4})
+    owner = Owner(load, partial(changes, log)).start()
+    advance(owner, {a: 4})
+    before = owner.thread.ask(lambda engine: engine.core.digest())
+    retreating = asyncio.create_task(owner.thread.retreat(counted({a: 1})))
+    await asyncio.sleep(0)
+    assert not retreating.done()
+    loaded.set()
+    await retreating
+    assert await before == wanted
+    assert await owner.thread.stop(5)
+
+
+async def test_nobody_waits_for_an_engine_that_has_failed(log: UpdateLog) -> None:
+    def load() -> SmallEngine:
+        raise ValueError("no model")
+
+    owner = Owner(load).start()
+    owner.thread.ask(lambda _: 7)
+    await asyncio.wait_for(owner.thread.retreat(counted({feed_of("a"): 1})), 5)
+
+
+async def test_factors_and_rates_of_what_is_applied_change(log: UpdateLog) -> None:
+    engine, a = Exact(), feed_of("a")
+    log.append([as_("a", [1, 2, 3, 4], 0)])
+    owner = Owner(lambda: engine, partial(changes, log)).start()
+    rates = Rates(0, (RateFrom(0, 1 << 20),))
+    for runs in ((Run(4, FACTOR_ONE),), (Run(2, 0), Run(4, 2048)), (Run(1, 7), Run(4, FACTOR_ONE)), ()):
+        owner.thread.advance({a: Counted(runs, rates)})
+        core = Core(len(RUN.model.targets), RUN.training.rank)
+        for columns in changes(log, {}, {a: Counted(runs, rates)}):
+            core.add(columns)
+        assert await owner.thread.ask(lambda engine: engine.core.digest()) == core.digest()
+    assert await owner.thread.stop(5)
