@@ -50,6 +50,7 @@ class Code(IntEnum):
     SWARM_FAILED = 61
     DIGESTS_DIFFER = 62
     PAUSED = 63
+    SEAL_DIFFERS = 64
 
 
 class UserError(Exception):

@@ -135,6 +135,10 @@ class Counting:
         """Return the rate of updates with this label, in units of 2^-32."""
         return next(rate.rate for rate in reversed(self._rates) if rate.epoch <= epoch)
 
+    def rates(self) -> tuple[RateFrom, ...]:
+        """Return all rates, in the order of epochs."""
+        return tuple(self._rates)
+
     def member(self, origin: bytes) -> Member | None:
         """Return the member with this key; None if it has not been admitted."""
         number = self._member_of.get(origin)
@@ -182,10 +186,9 @@ class Counting:
 
     def positions(self, epoch: int = MAX_EPOCHS) -> dict[int, int]:
         """Return the first step, by feed, that no close up to that of `epoch` has named, in the order of
-        feeds."""
-        return {
-            feed: self.named(feed, epoch) for feed, named in sorted(self._named.items()) if named[0] <= epoch
-        }
+        feeds; without those of which nothing is named."""
+        found = {feed: self.named(feed, epoch) for feed in sorted(self._named)}
+        return {feed: stop for feed, stop in found.items() if stop}
 
     def moved(self, epoch: int) -> tuple[int, ...]:
         """Return the feeds of which the close of `epoch` has named steps, in their order."""

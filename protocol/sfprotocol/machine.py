@@ -26,8 +26,7 @@ from sfprotocol import anti_entropy, holding, inquiries, plumtree, validation, w
 from sfprotocol.anti_entropy import SYNC_INTERVAL
 from sfprotocol.cards import Cards
 from sfprotocol.control_sync import NOTHING_KEPT, Kept
-from sfprotocol.counting import Run
-from sfprotocol.decisions import FACTOR_ONE
+from sfprotocol.counting import NEVER, Run
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import (
     Action,
@@ -78,6 +77,7 @@ from sfprotocol.rate_limit import FRAME_COST, RESERVE_BURST, Bucket, Intake, Ori
 from sfprotocol.segments import first_updates, without_front
 from sfprotocol.signing import Sign, Verify, verifies
 from sfprotocol.validation import Verified
+from sfprotocol.weighing import Counted, once
 
 LINK_TIMEOUT = 60.0
 """Seconds without a frame after which a link is dropped. Twelve links hear a Summary every 12 s."""
@@ -189,10 +189,14 @@ class Machine:
 
     def runs(self, feed: Feed) -> tuple[Run, ...]:
         """Return the factors with which the updates of `feed` that are here count (SPEC O8)."""
-        held = self.frontier.next(feed)
+        return self.counted(feed).runs
+
+    def counted(self, feed: Feed, most: int = NEVER) -> Counted:
+        """Return what of the first `most` steps of `feed` counts and how much, as far as they are here."""
+        held = min(self.frontier.next(feed), most)
         if self.organised:
-            return self.organised.runs(feed, held)
-        return (Run(held, FACTOR_ONE),) if held else ()
+            return Counted(self.organised.runs(feed, held), self.organised.rates)
+        return once(held)
 
     @property
     def lacking(self) -> int:
