@@ -6,20 +6,29 @@ import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from sfnode.cli.options import F, option
+from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.output import echo
+from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest, Training
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
+
+if TYPE_CHECKING:
+    from sfnode.engine.pilot import Pilot
 
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat")
 
 CUSTOM = "custom"
 """Answer to the question for the task with which the user describes one."""
+
+MOST = 0.5
+"""Share of scalars; a larger one that is 0 or clipped is worth a warning."""
+
+UNCHECKED = "Whether one update could wreck the model has not been checked either."
 
 NO_MODULES = "none"
 """Value in place of patterns: train no linear layer, only other parameters."""
@@ -45,12 +54,12 @@ def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[s
     return patterns
 
 
-def number_option(flag: str, text: str) -> Callable[[F], F]:
+def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     """Add the option for a number of the manifest's training section; its help names the default."""
-    default = getattr(Training(), flag.removeprefix("--").replace("-", "_"))
-    kind = type(default)
+    number = getattr(Training(), flag.removeprefix("--").replace("-", "_"))
+    kind = type(number)
     what = "COUNT" if kind is int else "NUMBER"
-    return option(flag, type=kind, metavar=what, help=f"{text}  [default: {default:g}]")
+    return option(flag, type=kind, metavar=what, help=f"{text}  [default: {default or f'{number:g}'}]")
 
 
 @click.command
@@ -114,8 +123,19 @@ def number_option(flag: str, text: str) -> Callable[[F], F]:
 @number_option("--batch-size", "Rows of one update's mini-batch.")
 @number_option("--epoch-updates", "Updates for which one subspace serves.")
 @number_option("--update-budget", "Updates after which the run is complete.")
+@number_option("--scalar-delta", "Unit of the scalars.")
+@number_option("--scalar-limit", "Largest scalar that an update may have.", "measured")
+@option(
+    "--measure/--no-measure",
+    default=True,
+    show_default=True,
+    help="Measure some scalars before the run starts, and refuse numbers with which one update could wreck "
+    "the model. That loads the model.",
+)
+@device_option
+@dtype_option
 @option("--force", is_flag=True, help="Overwrite OUT.")
-def init(out: Path, force: bool, **given: Any) -> None:
+def init(out: Path, force: bool, measure: bool, device: str, dtype: str, **given: Any) -> None:
     """Write a run manifest to OUT (default run.toml): model, task, data and the numbers of training.
 
     Asks when there are no options, or, without a terminal, describes the built-in run (which has numbers of
@@ -129,13 +149,76 @@ def init(out: Path, force: bool, **given: Any) -> None:
     from sfnode.models.manifest_builder import build
 
     manifest = build(given)
+    measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
+    if measure:
+        manifest, measured = _measured(manifest, "scalar_limit" in given, device, dtype)
     _write(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
-    for note in _notes(manifest):
+    for note in [*measured, *_notes(manifest)]:
         echo(note)
     echo("What happens next:")
     echo(f"  sfnode join --run {out}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")
+
+
+def _measured(manifest: Manifest, asked: bool, device: str, dtype: str) -> tuple[Manifest, list[str]]:
+    """Return the manifest with a measured limit, unless the user `asked` for one, and what there is to say.
+
+    Raises UserError as `pilot.measure` and `pilot.check` do.
+    """
+    from sfnode.engine import pilot
+
+    with waiting("measuring scalars") as advance:
+        found = pilot.measure(manifest, device=device, dtype=dtype, advance=advance)
+    if asked:
+        pilot.check(manifest.training, found)
+    else:
+        manifest = pilot.with_limit(manifest, found)
+    training = manifest.training
+    if not found.spread:
+        return manifest, [_unmeasured(training, found.reason)]
+    limit, size = training.scalar_limit, found.spread / training.scalar_delta
+    why = "as asked" if asked else f"{pilot.HEADROOM} times that"
+    if not asked and limit < pilot.HEADROOM * size:
+        why = "the most that the model bears at this learning rate"
+    if limit == training.largest_scalar:
+        why = f"the most that {training.scalar_bits} bits hold"
+    said = (
+        f"Measured {len(found.slopes)} scalars: root mean square {size:.3g}. scalar_limit is {limit}, {why}."
+    )
+    return manifest, [said, *_warnings(training, found)]
+
+
+def _warnings(training: Training, found: Pilot) -> list[str]:
+    """Return what is wrong with numbers with which most scalars are 0 or clipped."""
+    from sfnode.engine import pilot
+
+    zeros, clipped = pilot.shares(training, found)
+    limit, delta = pilot.suitable_limit(training, found), pilot.suitable_delta(training, found)
+    warnings = []
+    if zeros > MOST:
+        warnings.append(
+            f"Warning: {zeros:.0%} of them are 0, as scalar_delta {training.scalar_delta:g} is too coarse: "
+            f"give --scalar-delta {delta:.2g}."
+        )
+    if clipped > MOST:
+        better = f"limit {limit}" if limit > training.scalar_limit else f"delta {delta:.2g}"
+        warnings.append(
+            f"Warning: {clipped:.0%} of them are larger than scalar_limit: give --scalar-{better}."
+        )
+    return warnings
+
+
+def _unmeasured(training: Training, reason: str) -> str:
+    """Return what it means that no scalar was measured."""
+    said = f"No scalars were measured ({reason}). scalar_limit is {training.scalar_limit}"
+    if training.scalar_limit < training.largest_scalar:
+        return f"{said}."
+    return (
+        f"{said}, the most that {training.scalar_bits} bits hold: one update may do many times what an "
+        "honest one does. A --scalar-limit of about 8 times the root mean square of the run's scalars "
+        "prevents that."
+    )
 
 
 def _notes(manifest: Manifest) -> list[str]:
