@@ -143,12 +143,11 @@ class ControlFeed:
                 return (
                     new if self.entries[position].term != entry.term else self._fork(position, entry, chain)
                 )
+            if self._betrays(position + 1, chain):
+                break
             self._truncate(position)
             self._append(entry, chain)
             new += 1
-            if self._betrays(self.stop):
-                self._truncate(0)  # where it left the sequence that the deputies kept nobody has said
-                return 0
         return new
 
     def freeze(self, fork: ControlFork) -> bool:
@@ -205,15 +204,16 @@ class ControlFeed:
         alone = (succession for succession in self.successions.values() if self._lasting(succession.term))
         self.succession = max(alone, key=lambda succession: succession.term, default=None)
         self.forks = {term: fork for term, fork in self.forks.items() if self._lasting(term)}
-        if self.succession and self._betrays(self.succession.kept):
-            self._truncate(0)
+        kept = self.succession.kept if self.succession else 0
+        if kept <= self.stop and self._betrays(kept, self.chains[kept]):
+            self._truncate(kept - 1)
         allowed = (self._allowed(position, entry) for position, entry in enumerate(self.entries))
         self._truncate(next((position for position, may in enumerate(allowed) if not may), self.stop))
 
-    def _betrays(self, stop: int) -> bool:
-        """Whether the first `stop` decisions are not those that the present succession keeps."""
-        kept = self.succession
-        return kept is not None and kept.kept == stop <= self.stop and self.chains[stop] != kept.chain
+    def _betrays(self, stop: int, chain: bytes) -> bool:
+        """Whether `stop` decisions with this chain hash are as many as the succession keeps, but others."""
+        last = self.succession
+        return last is not None and last.kept == stop and last.chain != chain
 
     def _allowed(self, position: int, entry: Entry) -> bool:
         """Whether a decision of this term, and of this size, may stand at this position."""
