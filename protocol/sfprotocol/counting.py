@@ -4,7 +4,7 @@ A fold: decisions go in, in the order of the control feed, and nothing else does
 do not hold where it stands changes nothing, for everybody. This module knows no updates: of a feed it says
 which steps were named, and with which factor they count. It knows no links, no keys and no time.
 
-What is kept grows with what was said: 20 bytes for each move of a close, 300 for each feed. No decision costs
+What is kept grows with what was said: 20 bytes for each move of a close, 550 for each feed. No decision costs
 more than its own length, what it changes, and a scan in C of one byte for each move of the feeds or epochs
 that it speaks of.
 """

@@ -11,6 +11,9 @@ from sfnode.modelshare import sharing
 from sfprotocol import (
     anti_entropy,
     cards,
+    control_feed,
+    counting,
+    decisions,
     inquiries,
     invitation,
     link,
@@ -24,7 +27,7 @@ from sfprotocol import (
 )
 
 ROOT = Path(__file__).parents[2]
-SPEC = (ROOT / "protocol" / "SPEC.md").read_text(encoding="utf-8")
+SPEC = "".join((ROOT / "protocol" / name).read_text(encoding="utf-8") for name in ("SPEC.md", "ORGANISED.md"))
 RULES = re.findall(r"^\*\*([A-Z]{1,2}\d+)\.\*\*", SPEC, re.MULTILINE)
 
 RULE = r"[A-Z]{1,2}\d+"
@@ -61,7 +64,25 @@ def test_rules_are_numbered_without_gaps_and_once() -> None:
         letters, number = numbered(rule)
         by_letter.setdefault(letters, []).append(number)
     assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in by_letter.values())
-    assert set(by_letter) == {"V", "M", "R", "U", "S", "D", "C", "F", "L", "FL", "A", "E", "B", "N", "K", "I"}
+    assert set(by_letter) == {
+        "V",
+        "M",
+        "R",
+        "U",
+        "S",
+        "D",
+        "C",
+        "F",
+        "L",
+        "FL",
+        "A",
+        "E",
+        "B",
+        "N",
+        "K",
+        "I",
+        "O",
+    }
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -87,7 +108,7 @@ def test_the_search_finds_citations_and_faults() -> None:
 def test_protocol_sources_cite_the_rules() -> None:
     everything = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "protocol").rglob("*.py"))
     letters = {numbered(rule)[0] for rule in cited(everything)}
-    assert letters >= {"V", "R", "U", "S", "D", "C", "L", "FL", "A", "E", "B", "N", "K", "I"}
+    assert letters >= {"V", "R", "U", "S", "D", "C", "L", "FL", "A", "E", "B", "N", "K", "I", "O"}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +129,15 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("updates between two cards of a feed", f"{cards.CARD_STEPS}"),
         ("reason of a Goodbye", f"{wire_codec.MAX_REASON} bytes"),
         ("feeds of a run, and unproven names taught by one link", f"{link.MAX_FEEDS:,}"),
+        ("decision", f"{decisions.MAX_DECISION:,} bytes"),
+        ("entries of a list in a decision", f"{decisions.MAX_MOVES:,}"),
+        ("text of an Announce", f"{decisions.MAX_TEXT:,} bytes"),
+        ("tag of a move", f"{decisions.TAG_BYTES} bytes"),
+        ("control feed", f"{control_feed.MAX_CONTROL:,} bytes + {control_feed.ENTRY_COST} a decision"),
+        ("deputies", f"{control_feed.MAX_DEPUTIES}"),
+        ("terms of which successions are kept", f"{control_feed.MAX_TERMS}"),
+        ("incarnations of a member", f"{decisions.INCARNATIONS}"),
+        ("members, invitations", f"2^{counting.MAX_MEMBERS.bit_length() - 1}"),
         ("hops of pushing", f"{plumtree.TTL}"),
         ("delay of announcements", f"{plumtree.HAVE_DELAY:g} s"),
         ("pushed segments of one feed", f"{plumtree.PUSH_BURST:g} at once, {plumtree.PUSH_RATE:g} a second"),
