@@ -253,7 +253,8 @@ def test_void_and_amend_take_back_what_was_counted() -> None:
     decide(made["a"], Void(0, 0, (1,)))
     made.run(2)
     assert made["c"].machine.organised.counting.counted == 10
-    decide(made["a"], Amend(number(made, "c"), 4))
+    decide(made["a"], Amend(number(made, "c"), 0))
     made.run(30)
-    assert {node.machine.organised.counting.counted for node in made.nodes.values()} == {4}
+    assert {node.machine.organised.counting.counted for node in made.nodes.values()} == {0}
+    assert {node.machine.frontier.next(made["c"].own) for node in made.nodes.values()} == {0}
     assert same(made)
