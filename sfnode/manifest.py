@@ -324,6 +324,7 @@ class Manifest(Section):
             scalar_limit=t.scalar_limit,
             organised=self._authority(),
             rate=self._rate() if self.organised.organiser else 0,
+            subspace_epochs=self.organised.subspace_epochs,
         )
 
     def _authority(self) -> Authority | None:

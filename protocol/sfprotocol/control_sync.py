@@ -178,13 +178,15 @@ class ControlSync:
     def _grown(self, before: int, source: Link | None) -> list[Action]:
         entries = tuple(self.feed.entries[before:])
         self._counters.decisions += len(entries)
+        revoked = False
         for entry in entries:
             recorded = decisions.read(entry.record)
             self.changed |= self._counting.apply(recorded)
-            if isinstance(recorded.decision, Revoke | RevokeInvitation):
-                self.changed |= self._held()
+            revoked = revoked or isinstance(recorded.decision, Revoke | RevokeInvitation)
             if isinstance(recorded.decision, Admit):
                 self.admitted.add(recorded.decision.origin)
+        if revoked:  # once, however many there are: it looks at every feed
+            self.changed |= self._held()
         self._tell_digest()
         return [KeepControl(before, entries), *self._pass_on(before, entries, source)]
 

@@ -263,8 +263,9 @@ class Counting:
         return {number: stop for number, stop in found.items() if stop}
 
     def moved(self, epoch: int) -> tuple[int, ...]:
-        """Return the numbers of the feeds of which the close of `epoch` has named steps, ascending."""
-        return tuple(self._closes[epoch].feeds)
+        """Return the numbers of the feeds of which the close of `epoch` has named steps that are not gone,
+        ascending: those that its seal may skip."""
+        return tuple(feed for feed in self._closes[epoch].feeds if self._place(feed, epoch) is not None)
 
     def counts(self, feed: int, epoch: int) -> int:
         """Return how many steps of a feed that the close of `epoch` has named count by some seal."""

@@ -372,6 +372,15 @@ def test_what_an_amend_has_taken_can_be_neither_skipped_nor_recounted() -> None:
     assert changes(run, seal(1, recount=((B, 0),)))
 
 
+def test_what_a_close_has_moved_are_the_feeds_that_its_seal_may_skip() -> None:
+    run = fold(*THREE)
+    assert [run.moved(epoch) for epoch in range(3)] == [(A, B), (A,), (A, B)]
+    run.apply(Recorded(Amend(A, 1)))
+    assert [run.moved(epoch) for epoch in range(3)] == [(A, B), (), (B,)]
+    for epoch in range(3):
+        assert changes(run, seal(epoch, skip=run.moved(epoch)))
+
+
 def test_a_void_takes_back_what_closes_have_named_for_good() -> None:
     run = fold(*THREE, seal(0), seal(1), seal(2))
     assert run.apply(Recorded(Void(0, 1, ()))) == {A, B}

@@ -29,16 +29,30 @@ from sfprotocol.messages import (
     Branch,
     Card,
     Claim,
+    Entry,
     EpochScalars,
     Feed,
     Message,
     Position,
     RunParameters,
     Segment,
+    Vote,
 )
 
 VECTORS = Path(__file__).parents[2] / "protocol" / "vectors"
-HEX_FIELDS = {"origin", "run_id", "signature", "digest", "manifest", "frame", "chain", "listing", "data"}
+HEX_FIELDS = {
+    "origin",
+    "run_id",
+    "signature",
+    "digest",
+    "manifest",
+    "frame",
+    "chain",
+    "listing",
+    "data",
+    "key",
+    "voucher",
+}
 
 
 def load(name: str) -> Any:
@@ -68,7 +82,7 @@ def feed_of(fields: dict[str, Any]) -> Feed:
 def read_field(name: str, value: Any) -> Any:
     if name in HEX_FIELDS:
         return bytes.fromhex(value)
-    if name in ("feed_key", "known"):
+    if name in ("feed_key", "known", "nonce"):
         return int(value)
     if name == "feed":
         return feed_of(value)
@@ -78,8 +92,10 @@ def read_field(name: str, value: Any) -> Any:
         return tuple(entry_of(entry) for entry in value)
     if name == "feed_keys":
         return tuple(int(key) for key in value)
-    if name == "chains":
-        return tuple(bytes.fromhex(chain) for chain in value)
+    if name in ("chains", "signatures"):
+        return tuple(bytes.fromhex(item) for item in value)
+    if name == "votes":
+        return tuple(Vote(vote["deputy"], bytes.fromhex(vote["signature"])) for vote in value)
     if name == "parts":
         return tuple(EpochScalars(part["epoch"], tuple(part["scalars"])) for part in value)
     if name == "branches":
@@ -88,7 +104,10 @@ def read_field(name: str, value: Any) -> Any:
     return value
 
 
-def entry_of(fields: dict[str, Any]) -> Position | Claim | Ahead:
+def entry_of(fields: dict[str, Any]) -> Position | Claim | Ahead | Entry:
+    if "record" in fields:
+        record, signature = (bytes.fromhex(fields[name]) for name in ("record", "signature"))
+        return Entry(fields["term"], record, signature)
     if "feed_key" in fields:
         return Ahead(int(fields["feed_key"]), fields["next"])
     position = Position(feed_of(fields), fields["next"])
@@ -364,8 +383,8 @@ def test_there_is_a_vector_for_every_decision() -> None:
     assert {vector["decision"]["type"] for vector in ORGANISED["decisions"]} == kinds
 
 
-def entry_from(vector: dict[str, Any]) -> messages.Entry:
-    return messages.Entry(vector["term"], bytes.fromhex(vector["record"]), bytes.fromhex(vector["signature"]))
+def entry_from(vector: dict[str, Any]) -> Entry:
+    return Entry(vector["term"], bytes.fromhex(vector["record"]), bytes.fromhex(vector["signature"]))
 
 
 def test_a_control_feed_its_fork_and_its_succession() -> None:
@@ -390,7 +409,7 @@ def test_a_control_feed_its_fork_and_its_succession() -> None:
     assert as_json(fork) == vector["fork"]
     assert feed.freeze(fork)
     assert feed.frozen
-    votes = tuple(messages.Vote(place, bytes.fromhex(vote)) for place, vote in vector["succession"]["votes"])
+    votes = tuple(Vote(place, bytes.fromhex(vote)) for place, vote in vector["succession"]["votes"])
     term, kept = vector["succession"]["term"], vector["succession"]["kept"]
     succession = messages.Succession(term, kept, chain, key, votes)
     assert succession_message(run_id, succession).hex() == vector["signed_by_deputies"]
