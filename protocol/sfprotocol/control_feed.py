@@ -110,6 +110,12 @@ class ControlFeed:
         """Whether something is lacking of what the succession keeps: the sequence is not known here."""
         return self.succession is not None and self.stop < self.succession.kept
 
+    @property
+    def key(self) -> bytes | None:
+        """The key that signs what comes next; None where nobody can tell."""
+        keys = self._keys(self.term)
+        return next(iter(keys)) if len(keys) == 1 else None
+
     def sign(self, record: bytes, sign: Sign) -> Entry:
         """Return the next decision of the present term, signed; the caller adds it.
 

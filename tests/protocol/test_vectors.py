@@ -87,7 +87,7 @@ def read_field(name: str, value: Any) -> Any:
     if name == "feed":
         return feed_of(value)
     if name in ("segment", "against", "ours", "kept", "proof"):
-        return value and read(messages, value)
+        return read(messages, value) if isinstance(value, dict) else value
     if name == "entries":
         return tuple(entry_of(entry) for entry in value)
     if name == "feed_keys":

@@ -143,7 +143,7 @@ class Organising:
 
     def _tenure_now(self) -> Tenure:
         feed = self._control.feed
-        if feed.key(feed.term) != self._key:
+        if feed.key != self._key:
             return Tenure.PASSED_ON
         return Tenure.FORKED if feed.frozen else Tenure.HELD
 
