@@ -90,6 +90,10 @@ class ControlSync:
         """What counts by the decisions that are here."""
         return self._counting
 
+    def hold(self, sign: Sign) -> None:
+        """Sign decisions with this key from now on."""
+        self._sign = sign
+
     # -- telling -----------------------------------------------------------------------------------
 
     def head(self) -> ControlHead:

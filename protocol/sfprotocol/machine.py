@@ -117,6 +117,8 @@ class Machine:
         self.frontier = frontier
         self.links: dict[LinkId, Link] = {}
         self.counters = Counters()
+        self.sign = sign
+        """Signs with the key of our own feed."""
         self.cards = Cards(frontier, self.links, self.counters, kept=cards, own=names, sign=sign)
         patience = ASK_TIMEOUT if own in frontier else 0.0  # an empty feed is not worth waiting for
         self._own = OwnFeed(

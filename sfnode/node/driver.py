@@ -20,7 +20,7 @@ from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
 from sfnode.transport.base import Link
 from sfprotocol import wire_codec
 from sfprotocol.events import Cut, Event, LinkDown, LinkId, LinkUp
-from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
+from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Proof, RunParameters, Segment
 from sfprotocol.wire_codec import LENGTH_BYTES
@@ -102,11 +102,13 @@ class Driver:
         retreat: Callable[[Mapping[Feed, int]], Awaitable[None]],
         continue_as: Callable[[Feed], None],
         after_round: Callable[[], None],
+        asked: Callable[[Asked], None] = lambda asked: None,
     ) -> None:
         """`advanced` is called once a round, when it is durable, with the feeds of which something else
         counts now. `retreat` returns once nobody needs the updates of these feeds from some step on, which
         are about to be replaced in the log. `continue_as` remembers a new own feed durably and is called on
-        the disk thread. `after_round` is called whenever the machine's state may have changed."""
+        the disk thread. `after_round` is called whenever the machine's state may have changed,
+        `asked` with petitions."""
         self.machine = machine
         self.traffic = Traffic()
         self.bandwidth = Bandwidth()
@@ -122,6 +124,7 @@ class Driver:
         self._advanced = advanced
         self._retreat = retreat
         self._after_round = after_round
+        self._asked = asked
         self._finishing = False
         """Whether no more events are taken in; those that wait are still handled."""
         self._finished = False
@@ -237,6 +240,8 @@ class Driver:
                     self._close(effect)
                 case Advanced(feed=feed):
                     moved[feed] = None
+                case Asked():
+                    self._asked(effect)
         if moved:
             self._advanced(moved)
 

@@ -94,7 +94,7 @@ class OrganiserDesk:
         *,
         key: bytes,
         alone: bool,
-        post: Callable[[object], None],
+        post: Callable[[OwnDecision], None],
         evaluate: ValidationResults,
         clock: Callable[[], float],
     ) -> None:

@@ -19,6 +19,7 @@ from sfnode.modelshare.sharing import Sharing
 from sfnode.node import startup
 from sfnode.node.driver import Driver
 from sfnode.node.engine_thread import Engine, EngineThread, Order, StepResult
+from sfnode.node.organising import OrganiserDesk, petition
 from sfnode.node.peering import Peering
 from sfnode.node.readiness import Readiness
 from sfnode.node.shutdown import Departure
@@ -30,7 +31,7 @@ from sfnode.peers.latency import ECHO
 from sfnode.resources.limiter import ResourceLimiter
 from sfnode.resources.quotas import DailyTraffic
 from sfnode.resources.sensors import Sensors
-from sfnode.schema.evaluation import NodeEvaluation
+from sfnode.schema.evaluation import Evaluation, NodeEvaluation
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Generated
 from sfnode.settings import Settings
@@ -39,7 +40,9 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes
 from sfnode.transport.base import Asker, PeerRecord, Transport, TransportError
 from sfprotocol import wire_codec
+from sfprotocol.decisions import Admit
 from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.host import Asked
 from sfprotocol.messages import Feed, ManifestReply, ManifestRequest, PartRequest
 
 REPORT_INTERVAL = 10.0
@@ -99,7 +102,10 @@ class RunningNode:
             retreat=self._retreat,
             continue_as=self._continue_as,
             after_round=self._after_round,
+            asked=self._asked,
         )
+        self.organising = self._open_desk()
+        """The organiser, where its key is."""
         self._look_for_others()
         self._readiness = Readiness(
             self.machine,
@@ -135,6 +141,21 @@ class RunningNode:
         self.engine_thread: EngineThread | None = None
         self.engine_loaded = False
 
+    def _open_desk(self) -> OrganiserDesk | None:
+        organised = self.machine.organised
+        if organised is None or not self.settings.organise or organised.control.feed.key is None:
+            return None
+        return OrganiserDesk(
+            self.manifest,
+            self.machine,
+            self.log,
+            key=organised.control.feed.key,
+            alone=self.settings.alone or not organised.control.feed.stop,
+            post=self.driver.post,
+            evaluate=self._validation_results,
+            clock=self.clock,
+        )
+
     def _look_for_others(self) -> None:
         given, remembered = self.settings.peers, startup.remembered_peers(self.log)
         random = SystemRandom()
@@ -162,6 +183,37 @@ class RunningNode:
             kept = {feed: self.machine.counted(feed, stop) for feed, stop in stops.items()}
             await self.engine_thread.retreat(kept)
 
+    def _asked(self, asked: Asked) -> None:
+        if self.organising:
+            self.organising.asked(asked.petition, asked.via)
+
+    async def _validation_results(self, base: bool) -> tuple[Evaluation, Evaluation | None]:
+        """Evaluate the model as of now on the validation rows, and the base model first if asked to."""
+        wanted = self.limiter.until_a_pause()
+        before = None
+        if base:
+            _, before = await self._ask_engine(lambda e: e.evaluate_base(0, wanted, "validation"))
+        _, now = await self._ask_engine(lambda e: e.evaluate(0, wanted, "validation"))
+        return now, before
+
+    async def _be_admitted(self) -> None:
+        """Ask to be admitted to an organised run, or see to it if we organise it."""
+        own, organised = self.machine.own, self.machine.organised
+        if organised is None or own is None or organised.counting.member(own.origin):
+            return
+        if self.organising:
+            await self.organising.wish(Admit(own.origin, self.manifest.organised.quota, 0))
+            return
+        asked = await petition(
+            self.manifest.run_id,
+            own.origin,
+            self.machine.sign,
+            self.settings.invitation,
+            self.stopping.is_set,
+        )
+        if asked:
+            self.driver.post(asked)
+
     def _continue_as(self, feed: Feed) -> None:
         """Record the new feed of our own; called on the disk thread."""
         log.warning("cannot prove that this log is all we ever said: continuing under a new incarnation")
@@ -172,6 +224,8 @@ class RunningNode:
         if self.scheduler:
             self.scheduler.ready = self.scheduler.ready or (self.engine_loaded and self._readiness.done())
             self.scheduler.advance()
+        if self.organising:
+            self.organising.look()
         if not self.stopping.is_set() and self._departure.due():
             log.info("done: leaving")
             self.stop()
@@ -220,7 +274,7 @@ class RunningNode:
         driving = asyncio.create_task(self._guard(self.driver.run))
         jobs = (
             *(self.peering.run, self.views.run, self.limiter.run),
-            *(self.sharing.run, self._report),
+            *(self.sharing.run, self._report, self._be_admitted),
         )
         looking = [asyncio.create_task(self._guard(job)) for job in jobs]
         try:
@@ -277,6 +331,8 @@ class RunningNode:
         self.peering.leave()
         self.sharing.close()
         self.limiter.stop()
+        if self.organising:
+            await self.organising.stop()
         if self.engine_thread and not await self.engine_thread.stop(ENGINE_GRACE):
             log.debug("a step in progress was abandoned")
         if self.scheduler:

@@ -21,6 +21,7 @@ from sfnode.store.disk_errors import disk_faults, sync_folder
 from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of, kept_control, sound_control
+from sfnode.store.run_keys import load_organiser_key
 from sfnode.transport.base import Transport, TransportError
 from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
@@ -182,7 +183,7 @@ def open_machine(
         own, proven = own_feed(update_log, identity, frontier)
         sign = identity.sign
     with sound_control(update_log):
-        return Machine(
+        machine = Machine(
             parameters,
             frontier,
             own=own,
@@ -194,6 +195,23 @@ def open_machine(
             names=Names(settings.display_name, settings.team),
             control=kept_control(update_log),
         )
+    if settings.organise:
+        _take_key(settings, manifest, machine)
+    return machine
+
+
+def _take_key(settings: Settings, manifest: Manifest, machine: Machine) -> None:
+    """Let the machine sign decisions. Raises UserError BAD_OPTION in an open run, and for a key as
+    `load_organiser_key`."""
+    if machine.organised is None:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"--organise: nobody organises the run {manifest.name}, which is open",
+            "Leave the option out, or make an organised run with `sfnode init --organised`.",
+        )
+    control = machine.organised.control
+    key = load_organiser_key(manifest.run_id, control.feed.key or b"", settings.keys_dir)
+    control.hold(key.sign)
 
 
 def kept_cards(update_log: UpdateLog, run: RunParameters) -> list[Card]:
