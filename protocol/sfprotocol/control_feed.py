@@ -51,6 +51,17 @@ def succession_message(run_id: bytes, succession: Succession) -> bytes:
     return b"".join((_SUCCESSION, run_id, numbers, succession.chain, succession.key))
 
 
+def valid_votes(authority: Authority, succession: Succession) -> list[Vote]:
+    """Return the votes of deputies, one of each, whose signature holds."""
+    message = succession_message(authority.run_id, succession)
+    deputies, votes = authority.deputies, dict(succession.votes)
+    return [
+        Vote(deputy, votes[deputy])
+        for deputy in sorted(votes)
+        if deputy < len(deputies) and signed_by(deputies[deputy], message, votes[deputy])
+    ]
+
+
 class ControlFeed:
     """The decisions of one run, as far as this node has them."""
 
@@ -94,6 +105,11 @@ class ControlFeed:
     def frozen(self) -> bool:
         """Whether the present term's key has signed two sequences: a succession has to go on."""
         return self.term in self.forks
+
+    @property
+    def next_term(self) -> int:
+        """The first term for which no succession is known, be it void or not."""
+        return 1 + max((succession.term for succession in self.successions.values()), default=0)
 
     def key(self, term: int) -> bytes | None:
         """Return the key that signs in a term; None for a term that nobody can tell a key of."""
@@ -155,7 +171,7 @@ class ControlFeed:
 
         Raises RemoteProtocolError (SPEC O4) if too few deputies have signed it.
         """
-        if succession.term < 1 or len(self._valid_votes(succession)) < self.authority.votes:
+        if succession.term < 1 or len(valid_votes(self.authority, succession)) < self.authority.votes:
             raise RemoteProtocolError("O4", "a succession without the votes that it needs")
         name = succession_message(self.authority.run_id, succession)
         known = self.successions.get(name)
@@ -164,7 +180,7 @@ class ControlFeed:
         votes = dict(known.votes) if known else {}
         if known and all(vote.deputy in votes for vote in succession.votes):
             return False
-        joined = {**dict(self._valid_votes(succession)), **votes}
+        joined = {**dict(valid_votes(self.authority, succession)), **votes}
         self.successions[name] = Succession(
             succession.term,
             succession.kept,
@@ -231,16 +247,6 @@ class ControlFeed:
         message = decision_message(self.authority.run_id, term, stop, chain)
         if key is None or not signed_by(key, message, signature):
             raise RemoteProtocolError("O3", "a decision that the organiser has not signed")
-
-    def _valid_votes(self, succession: Succession) -> list[Vote]:
-        message = succession_message(self.authority.run_id, succession)
-        deputies = self.authority.deputies
-        votes = dict(succession.votes)
-        return [
-            Vote(deputy, votes[deputy])
-            for deputy in sorted(votes)
-            if deputy < len(deputies) and signed_by(deputies[deputy], message, votes[deputy])
-        ]
 
     def _votes(self, succession: Succession) -> list[Vote]:
         """Return the votes of deputies who have signed no other succession of the same term."""

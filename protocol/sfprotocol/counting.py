@@ -202,6 +202,11 @@ class Counting:
         named, ended = closed.moves[feed], self.ended(feed)
         return max(0, min(named.stop, ended) - min(named.first, ended))
 
+    def counts_of(self, member: int) -> int:
+        """Return how many updates of a member count by the seals so far."""
+        feeds = range(member * INCARNATIONS, (member + 1) * INCARNATIONS)
+        return sum(self.counts(feed, epoch) for feed in feeds for epoch in self._named.get(feed, ()))
+
     # -- decisions ---------------------------------------------------------------------------------
 
     def apply(self, recorded: Recorded) -> set[int]:

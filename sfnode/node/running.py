@@ -25,6 +25,7 @@ from sfnode.node.shutdown import Departure
 from sfnode.node.state import describe
 from sfnode.node.step_scheduler import StepScheduler
 from sfnode.node.views import Views
+from sfnode.organising.reports import Desk
 from sfnode.peers.address_book import AddressBook
 from sfnode.peers.latency import ECHO
 from sfnode.resources.limiter import ResourceLimiter
@@ -100,6 +101,8 @@ class RunningNode:
             continue_as=self._continue_as,
             after_round=self._after_round,
         )
+        self.organising: Desk | None = None
+        """The organiser, if its key is here."""
         self._look_for_others()
         self._readiness = Readiness(
             self.machine,
