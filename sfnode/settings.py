@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from sfnode.defaults import DATA_DIR
+from sfnode.defaults import DATA_DIR, KEYS_DIR
 from sfnode.limits import Limits
 from sfnode.manifest import Section
 from sfprotocol import names
@@ -24,6 +24,10 @@ def _name(value: str) -> str:
         raise ValueError(f"{fault}; take up to {names.MAX_NAME} bytes of visible characters")
     return value
 
+
+INVITATION = "^([1-9][0-9]{0,9}:([0-9a-f]{2}){16,32})?$"
+MAX_INVITATION = 75
+"""A number of ten digits, a colon, and the 16 to 32 bytes of a secret in hex; or nothing."""
 
 Name = Annotated[str, AfterValidator(_name)]
 
@@ -65,6 +69,13 @@ class Settings(Section):
     """`--threads` and `--limit-NAME` on the command line."""
     display_name: Name = ""
     team: Name = ""
+    organise: bool = False
+    """Decide what counts, with the organiser's key in `keys_dir`."""
+    alone: bool = False
+    """Believe that nobody has more of the decisions than this node: an organiser then waits for no peers."""
+    keys_dir: Annotated[Path, AfterValidator(Path.expanduser), Field(validate_default=True)] = KEYS_DIR
+    invitation: Annotated[str, Field(pattern=INVITATION, max_length=MAX_INVITATION)] = ""
+    """`NUMBER:HEX`, the ticket of a link (SPEC N5): what the node shows to be admitted."""
     metrics: tuple[str, int] | None = None
     """Host and port of `GET /metrics` on TCP; it is a route of the control socket in any case."""
 
