@@ -12,7 +12,7 @@ from sfnode.cli.init import KINDS
 from sfnode.doctor.findings import Examination, Finding
 from sfnode.errors import Code
 from sfnode.limits import Limits
-from sfnode.schema import views
+from sfnode.schema import organising, views
 from sfnode.schema.evaluation import Evaluation, NodeEvaluation
 from sfnode.schema.results import (
     BatchResult,
@@ -23,6 +23,7 @@ from sfnode.schema.results import (
     InviteResult,
     NodeResult,
     PeerProtocol,
+    SealsResult,
     StatusResult,
     SwarmResult,
     UpgradeResult,
@@ -37,9 +38,17 @@ DOCS = Path(__file__).parents[2] / "docs"
 SECTIONS = {
     "status --json": (StatusResult, LinkStatus, FetchStatus, views.FeedStatus),
     "limit --json": (Limits,),
-    "verify --json": (VerifyResult,),
+    "verify --json": (VerifyResult, SealsResult),
     "eval --json": (EvalResult, Evaluation),
     "invite --json": (InviteResult,),
+    "organise status --json": (
+        organising.OrganiserStatus,
+        organising.HealthStatus,
+        organising.EpochEvaluation,
+    ),
+    "organise members --json": (organising.MemberStatus, organising.PetitionStatus),
+    "organise admit --json": (organising.DecisionResult, organising.Change),
+    "organise hand-over": (organising.SuccessionFile, organising.DeputyVote),
     "upgrade-check --json": (UpgradeResult, PeerProtocol),
     "swarm --json": (SwarmResult, NodeResult),
     "doctor --json": (Examination, Finding),
