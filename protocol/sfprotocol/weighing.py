@@ -1,4 +1,4 @@
-"""How much updates count, as values that another thread may keep and compare (SPEC O8).
+"""Weights of updates, as values that another thread may keep and compare (SPEC O8).
 
 `Counting` changes with every decision; whoever adds updates up holds on to what it has added, and with which
 weights, so that it can take exactly that out again. Pure values and functions; nothing here knows updates.
@@ -46,7 +46,7 @@ class Rates(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What of one feed counts, and how much."""
+    """Steps of one feed that count, and how much."""
 
     runs: tuple[Run, ...]
     """Factors of its first steps."""
@@ -61,7 +61,7 @@ class Counted(NamedTuple):
 
 
 NOTHING = Counted(())
-"""Of a feed that is not there."""
+"""Value for a feed that is not there."""
 
 
 def once(steps: int) -> Counted:

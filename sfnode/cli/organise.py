@@ -363,6 +363,8 @@ def _lines(s: OrganiserStatus) -> list[str]:
         + ("" if s.petitions is None else f", {s.petitions} newcomers wait"),
         f"health      {_health(s)}",
     ]
+    if s.incomplete:
+        lines.append("incomplete  decisions are lacking here that the last succession keeps")
     if s.frozen:
         lines.append(
             "FROZEN      the organiser's key has signed two sequences: the deputies have to hand over"

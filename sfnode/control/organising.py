@@ -8,6 +8,7 @@ GET /organising, /organising/members?offset=&limit=&find= and /organising/petiti
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from aiohttp import web
@@ -26,7 +27,7 @@ from sfnode.schema.organising import (
 )
 from sfnode.schema.views import OriginsQuery
 from sfprotocol import decisions
-from sfprotocol.control_feed import valid_votes
+from sfprotocol.control_feed import genesis, valid_votes
 from sfprotocol.decisions import Decision
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Event, OwnSuccession
@@ -167,14 +168,20 @@ def _succession(manifest: Manifest, said: SuccessionFile) -> Succession:
         )
     votes = tuple(Vote(vote.deputy, bytes.fromhex(vote.signature)) for vote in said.votes)
     chain, key = bytes.fromhex(said.chain), bytes.fromhex(said.key)
-    succession = Succession(said.term, said.kept, chain, key, votes)
     authority = manifest.parameters().organised
     assert authority is not None  # the caller has seen that the run is organised
-    valid = len(valid_votes(authority, succession))
-    if valid < authority.votes:
+    succession = Succession(said.term, said.kept, chain, key, votes)
+    valid = valid_votes(authority, succession)
+    if len(valid) < authority.votes:
         raise UserError(
             Code.SUCCESSION_REFUSED,
-            f"{valid} of its votes hold; it takes {authority.votes} of {len(authority.deputies)} deputies",
+            f"{len(valid)} of its votes hold, and it takes {authority.votes}",
             "Have more deputies sign the file with `sfnode organise sign`.",
         )
-    return succession
+    if said.kept == 0 and chain != genesis(manifest.run_id):
+        raise UserError(
+            Code.SUCCESSION_REFUSED,
+            "it keeps no decision, and its chain hash is not that of the beginning of the run",
+            "Propose anew with `sfnode organise hand-over`.",
+        )
+    return replace(succession, votes=tuple(valid))

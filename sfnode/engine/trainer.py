@@ -19,7 +19,7 @@ import torch
 from sfnode.engine import forward, target_check
 from sfnode.engine.basis import RandomBasis
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.estimator import quantise, two_point
+from sfnode.engine.estimator import Estimate, quantise, two_point
 from sfnode.engine.export import export_lora, export_model
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
@@ -140,22 +140,30 @@ class Trainer:
     def step(self, seeds: Sequence[int], epoch: int) -> StepResult:
         """Measure one update per seed, labelled `epoch`, each on the mini-batch that its seed draws.
 
-        The two-point estimate of Malladi et al. 2023 in all targets at once (DESIGN 3). Raises UserError
-        OUT_OF_MEMORY when an offloaded model finds no room, DATA_MALFORMED for a row that does not fit.
+        Raises as `estimate` does.
         """
         numbers = self.manifest.training
-        self.restore()
-        self.weights.follow(self.run.subspace_of(epoch))
-        directions = self.space.directions(seeds, self.run.subspace_of(epoch))
-        coming = epoch + 1 if self.run.organised else min(epoch + 1, self.run.last_epoch)
-        self.space.expect(self.run.subspace_of(coming), self._ahead)
-        estimates = two_point(self.loaded, directions, self.mini_batches.take(seeds), numbers.epsilon)
+        estimates = self.estimate(seeds, epoch, numbers.epsilon)
         scalars = tuple(
             quantise(estimate.alpha, numbers.scalar_delta, numbers.scalar_limit) for estimate in estimates
         )
         losses = [estimate.loss for estimate in estimates if not estimate.failed]
         loss = sum(losses) / len(losses) if losses else math.nan
         return StepResult(scalars, loss, len(estimates) - len(losses))
+
+    def estimate(self, seeds: Sequence[int], epoch: int, distance: float) -> list[Estimate]:
+        """Return what the losses at `distance` to both sides along the direction of each seed say.
+
+        The two-point estimate of Malladi et al. 2023 in all targets at once (DESIGN 3). Raises UserError
+        OUT_OF_MEMORY when an offloaded model finds no room, DATA_MALFORMED for a row that does not fit.
+        """
+        self.restore()
+        subspace = self.run.subspace_of(epoch)
+        self.weights.follow(subspace)
+        directions = self.space.directions(seeds, subspace)
+        coming = epoch + 1 if self.run.organised else min(epoch + 1, self.run.last_epoch)
+        self.space.expect(self.run.subspace_of(coming), self._ahead)
+        return two_point(self.loaded, directions, self.mini_batches.take(seeds), distance)
 
     def offload(self) -> None:
         """Move the model to main memory until it is needed again, which restores it by itself."""

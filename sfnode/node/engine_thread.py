@@ -111,14 +111,14 @@ class EngineThread:
         self._lock = threading.Lock()
         """Guards the three below; held for moments only."""
         self._wanted: dict[Feed, Counted] | None = None
-        """What counts, as it waits in the queue and may still change; None if nothing waits, or a question
-        has to be answered before anything later."""
+        """Order of what is to count, which waits in the queue and may still change; None if none waits, or a
+        question has to be answered before anything later."""
         self._reads = False
         """Whether the log may be read from now on: the engine is loaded, or what waits is not to change."""
         self._waiting: deque[Order] = deque()
         """Orders that have not begun."""
         self._applied: dict[Feed, Counted] = {}
-        """What of each feed is in the cores; the thread's own."""
+        """Steps of each feed that are in the cores, with their weights; the thread's own."""
         self._prepare: Callable[[Sequence[int]], None] | None = None
         """Set once the engine is loaded."""
         self._open: set[asyncio.Future[Any]] = set()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.organising.policy import Admission, OrganiserPolicy
-from sfprotocol.counting import Counting
+from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import Admit
 from sfprotocol.invitation import SECRET_BYTES
 from sfprotocol.messages import Petition
@@ -81,7 +81,7 @@ def invited(run_id: bytes, petition: Petition, counting: Counting) -> bool:
         return False
     invitation = counting.invitations[petition.invitation - 1]
     message = voucher_message(run_id, petition.origin)
-    usable = invitation.uses and not invitation.revoked
+    usable = invitation.uses and invitation.revoked == NEVER
     return bool(usable) and signed_by(invitation.key, message, petition.voucher)
 
 

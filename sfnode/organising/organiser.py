@@ -77,8 +77,8 @@ largest decision takes 15 s over a line of 100 kbit/s."""
 SIGN_AGAIN = 10.0
 """Seconds after which a Sign that has brought no decision is repeated: a commit takes far less."""
 
-MOVES_PER_CLOSE = 11_000
-"""Feeds that one close moves: with 17 bytes each they fit MAX_DECISION."""
+MOVES_PER_CLOSE = 9_000
+"""Feeds that one close moves: with 21 bytes each they fit MAX_DECISION."""
 
 MAX_UNSEALED = 16
 """Closed epochs that may wait for their seals. If seals cannot be made, because named updates are missing
@@ -447,5 +447,6 @@ class Organiser:
             held = self._feed(self._counting.feed(number), now)
             if held.stop < named and now - held.whole_at >= self.policy.amend_after:
                 stops = (stop for stop, _, _ in self._counting.landmarks(number) if held.mark(stop))
-                return Amend(number, max(stops, default=0))
+                whole, epochs = max(stops, default=0), range(self._counting.open_epoch)
+                return Amend(number, next(e for e in epochs if self._counting.named(number, e) > whole))
         return None

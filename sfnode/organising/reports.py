@@ -79,6 +79,7 @@ class Reports:
             term=feed.term,
             decisions=feed.stop,
             chain=feed.chain.hex(),
+            incomplete=feed.behind,
             frozen=feed.frozen,
             unsupported=counting.unsupported,
             open_epoch=counting.open_epoch,
@@ -107,7 +108,10 @@ class Reports:
         """Return a page of the members, in the order of their admission."""
         found = [n for n, one in enumerate(self.counting.members) if one.origin.hex().startswith(query.find)]
         page = found[query.offset : query.offset + query.limit]
-        return Members(total=len(found), offset=query.offset, members=[self._member(n) for n in page])
+        invitations = {id(one): number for number, one in enumerate(self.counting.invitations, 1)}
+        return Members(
+            total=len(found), offset=query.offset, members=[self._member(n, invitations) for n in page]
+        )
 
     def petitions(self, desk: Desk | None) -> PetitionList:
         """Return the newcomers that wait for the owner: none where the organiser is not."""
@@ -144,9 +148,11 @@ class Reports:
     def proposal(self, key: str, kept: int | None) -> SuccessionFile:
         """Return the succession by which `key` (hex) would sign after the first `kept` decisions, unsigned.
 
-        Raises ValueError if there are not so many.
+        Raises ValueError if there are not so many, or if it is not known how many there are.
         """
         feed = self._feed
+        if kept is None and feed.behind:
+            raise ValueError("decisions are lacking here that the last succession keeps")
         kept = feed.stop if kept is None else kept
         if kept > feed.stop:
             raise ValueError(f"there are {feed.stop} decisions here, not {kept}")
@@ -161,13 +167,14 @@ class Reports:
             needed=self._manifest.organised.votes,
         )
 
-    def _member(self, number: int) -> MemberStatus:
+    def _member(self, number: int, invitations: dict[int, int]) -> MemberStatus:
+        """Return a row; `invitations` has the numbers of invitations by the identity of the object."""
         member = self.counting.members[number]
         return MemberStatus(
             number=number,
             origin=member.origin.hex(),
             quota=member.quota,
-            invitation=member.invitation or None,
+            invitation=invitations[id(member.invitation)] if member.invitation else None,
             revoked=None if member.revoked == NEVER else member.revoked,
             counted=self.counting.counts_of(number),
         )
@@ -201,7 +208,7 @@ def _numbers(counting: Counting) -> dict[str, int]:
         "quotas": sum(member.quota for member in counting.members),
         "revoked members": sum(member.revoked != NEVER for member in counting.members),
         "invitations": len(counting.invitations),
-        "revoked invitations": sum(invitation.revoked for invitation in counting.invitations),
+        "revoked invitations": sum(one.revoked != NEVER for one in counting.invitations),
         "updates that count": counting.counted,
         "update budget": counting.budget,
         "run complete": int(counting.complete),

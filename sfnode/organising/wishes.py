@@ -43,11 +43,9 @@ def refusal(counting: Counting, wish: Decision) -> str | None:
             return _unless(_revokes(counting, wish), "no such invitation, or revoked before")
         case Void():
             return _unless(_voids(counting, wish), "nothing counts by the seals of these epochs and members")
-        case Amend(feed=feed, at=at):
-            stops = {0, *(stop for stop, _, _ in counting.landmarks(feed))}
-            return _unless(
-                at in stops and at < counting.named(feed), "no step before its last at which a close ended"
-            )
+        case Amend(feed=feed, epoch=epoch):
+            before = counting.named(feed, epoch - 1)
+            return _unless(before < counting.named(feed), "no close from this one on has named steps of it")
         case Budget(updates=updates):
             return _unless(updates != counting.budget, "this is the budget")
         case Finish():
@@ -75,8 +73,7 @@ def _admit(counting: Counting, admit: Admit) -> str | None:
 def _revokes(counting: Counting, wish: RevokeInvitation) -> bool:
     if wish.invitation >= len(counting.invitations):
         return False
-    came = (member for member in counting.members if member.invitation == wish.invitation + 1)
-    return not counting.invitations[wish.invitation].revoked or any(wish.epoch < m.revoked for m in came)
+    return wish.epoch < counting.invitations[wish.invitation].revoked
 
 
 def _voids(counting: Counting, void: Void) -> bool:

@@ -50,6 +50,8 @@ class OrganiserStatus(Answer):
     decisions: int
     chain: str
     """The chain hash after them."""
+    incomplete: bool
+    """Whether decisions are lacking that the last succession keeps."""
     frozen: bool
     """Whether the key of this term has signed two sequences: the deputies have to name another."""
     unsupported: bool

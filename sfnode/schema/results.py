@@ -53,7 +53,7 @@ class SealsResult(Answer):
     behind: int
     """Updates that closes have named and the log lacks."""
     named_digest: str | None
-    """That of the last seal that was checked; None if none was."""
+    """Digest of the last seal that was checked; None if none was."""
 
 
 Reach = Literal["internet", "network", "machine"]

@@ -50,4 +50,6 @@ class Scenario:
     load: Load = field(default_factory=Load)
     faults: tuple[Fault, ...] = ()
     attack: Attack | None = None
+    organised: bool = False
+    """Whether an organiser, on the first node, says what counts."""
     limits: Limits = field(default_factory=Limits)

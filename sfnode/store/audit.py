@@ -45,7 +45,7 @@ class _Audit:
         self._log = update_log
         self._core = core
         self._added: dict[Feed, Counted] = {}
-        """What of each feed is in the core."""
+        """Steps of each feed that are in the core, with their weights."""
         self._frontier = Frontier(run)
         self._entries = self._check_control() if run.organised else []
         self._heads: dict[Feed, dict[int, bytes]] = {}

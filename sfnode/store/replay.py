@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
     subspace: int
     weight: int
-    """What they are multiplied with; negative to subtract them."""
+    """Factor of the scalars; negative to subtract them."""
     scalars: tuple[int, ...]
 
 
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
     first: int
     """Step of the first one."""
     parts: tuple[Part, ...]
-    """Not empty."""
+    """Parts in order; there is one at least."""
 
 
 def batch_of(pieces: Sequence[Piece]) -> UpdateBatch:

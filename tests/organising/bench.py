@@ -127,7 +127,7 @@ class Bench:
             self.signed.append(sign.decision)
             self.do(ControlChanged(self.counting, Tenure.HELD))
             if isinstance(sign.decision, Amend):
-                self.end(self.counting.feed(sign.decision.feed), sign.decision.at)
+                self.end(self.counting.feed(sign.decision.feed), self.counting.named(sign.decision.feed))
 
     def end(self, feed: Feed, at: int) -> None:
         """Let go of a feed, and fetch again what is left of it."""

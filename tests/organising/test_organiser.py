@@ -331,7 +331,7 @@ def test_a_feed_is_ended_before_what_cannot_be_had_if_the_policy_says_so() -> No
     bench.advance(7000)
     assert not bench.of(Amend)
     bench.advance(300)
-    assert bench.of(Amend) == [Amend(0, 100)]
+    assert bench.of(Amend) == [Amend(0, 1)]
     assert bench.counting.sealed == 2
 
 

@@ -12,6 +12,9 @@ from sfnode.modelshare import sharing
 from sfprotocol import (
     anti_entropy,
     cards,
+    control_feed,
+    counting,
+    decisions,
     inquiries,
     invitation,
     joining,
@@ -26,7 +29,7 @@ from sfprotocol import (
 )
 
 ROOT = Path(__file__).parents[2]
-SPEC = (ROOT / "protocol" / "SPEC.md").read_text(encoding="utf-8")
+SPEC = "".join((ROOT / "protocol" / name).read_text(encoding="utf-8") for name in ("SPEC.md", "ORGANISED.md"))
 RULES = re.findall(r"^\*\*([A-Z]{1,2}\d+)\.\*\*", SPEC, re.MULTILINE)
 
 RULE = r"[A-Z]{1,2}\d+"
@@ -130,6 +133,15 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("quota", f"{MAX_QUOTA:,}"),
         ("reason of a Goodbye", f"{wire_codec.MAX_REASON} bytes"),
         ("feeds of a run, and unproven names taught by one link", f"{link.MAX_FEEDS:,}"),
+        ("decision", f"{decisions.MAX_DECISION:,} bytes"),
+        ("entries of a list in a decision", f"{decisions.MAX_MOVES:,}"),
+        ("text of an Announce", f"{decisions.MAX_TEXT:,} bytes"),
+        ("tag of a move", f"{decisions.TAG_BYTES} bytes"),
+        ("control feed", f"{control_feed.MAX_CONTROL:,} bytes + {control_feed.ENTRY_COST} a decision"),
+        ("deputies", f"{control_feed.MAX_DEPUTIES}"),
+        ("terms of which successions are kept", f"{control_feed.MAX_TERMS}"),
+        ("incarnations of a member", f"{decisions.INCARNATIONS}"),
+        ("members, invitations", f"2^{counting.MAX_MEMBERS.bit_length() - 1}"),
         ("hops of pushing", f"{plumtree.TTL}"),
         ("delay of announcements", f"{plumtree.HAVE_DELAY:g} s"),
         ("pushed segments of one feed", f"{plumtree.PUSH_BURST:g} at once, {plumtree.PUSH_RATE:g} a second"),

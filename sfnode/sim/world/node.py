@@ -7,6 +7,7 @@ meanwhile. While the disk or the processor is busy, events wait. A crash can com
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,29 @@ from sfnode.sim.world.conditions import Hardware
 from sfnode.sim.world.disk import Disk
 from sfnode.sim.world.keys import origin_of
 from sfnode.sim.world.network import End
+from sfnode.sim.world.organising import Organising
 from sfnode.sim.world.violation import Violation
-from sfprotocol.events import Event, LinkDown, LinkId, LinkUp, Received, Writable
-from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send
+from sfprotocol import decisions
+from sfprotocol.decisions import Decision
+from sfprotocol.events import (
+    Event,
+    LinkDown,
+    LinkId,
+    LinkUp,
+    OwnDecision,
+    OwnPetition,
+    OwnSuccession,
+    Received,
+    Writable,
+)
+from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send
 from sfprotocol.joining import Joining
 from sfprotocol.machine import Machine
-from sfprotocol.messages import Feed, Segment
+from sfprotocol.messages import Feed, Petition, Segment, Succession
 from sfprotocol.names import Names
+from sfprotocol.organised import Organised
+from sfprotocol.own_feed import fresh
+from sfprotocol.petitions import petition_message
 
 if TYPE_CHECKING:
     from sfnode.sim.world.world import World
@@ -56,6 +73,9 @@ class Node:
         self.hardware = hardware
         self.random = Random(f"{world.seed}/{name}")
         self.disk = Disk(world.run, None)
+        self.control_key: Ed25519PrivateKey | None = None
+        """An organiser's key, if it is here."""
+        self.organising: Organising | None = None
         self.met = False
         """Whether this disk's node ever had a neighbour (SPEC I2); as durable as the disk."""
         self.copied = False
@@ -89,31 +109,52 @@ class Node:
     def machine(self) -> Machine:
         return self.host.machine
 
+    @property
+    def organised(self) -> Organised:
+        """The part of the machine that an organised run has."""
+        assert self.machine.organised
+        return self.machine.organised
+
     # -- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin, or continue from what the disk holds."""
-        fresh = self.copied or not self.disk.stop(self.disk.own) if self.disk.own else True
-        if fresh:
-            self.disk.own = Feed(origin_of(self.key), self._draw())
+        frontier = self.disk.frontier()
+        anew = self.copied or not self.disk.stop(self.disk.own) if self.disk.own else True
+        if anew:
+            self.disk.own = fresh(frontier, origin_of(self.key), self._draw())
         self.copied = False
         machine = self.world.make_machine(
             self.world.run,
-            self.disk.frontier(),
+            frontier,
             own=self.disk.own,
             sign=self.key.sign,
             draw_incarnation=self._draw,
-            proven=fresh or not self.met,
+            proven=anew or not self.met,
             now=self.clock(),
             cards=self.disk.cards.values(),
             names=Names(self.name),
             verify=self.world.verify,
+            control=self.disk.kept(),
+            sign_control=self.control_key.sign if self.control_key else None,
         )
         self.host = self.world.make_host(machine, self.disk)
-        self.applied = Applied(self.disk, self.world.oracle)
+        self.applied = Applied(self.disk, self.world.oracle, machine)
         self.up, self.up_since = True, self.world.agenda.now
         self._note("starts", self.machine.frontier.known)
         self._set_alarm()
+        if machine.organised:
+            if self.control_key:
+                self.organising = Organising(self, self.control_key)
+                self.organising.begin()
+            self._ask_to_be_admitted()
+
+    def _ask_to_be_admitted(self) -> None:
+        if self.machine.frontier.may_hold(Feed(origin_of(self.key), 0)):
+            return
+        petition = Petition(origin_of(self.key), 0, 0, b"", b"")
+        message = petition_message(self.world.run.run_id, petition)
+        self._post(OwnPetition(replace(petition, signature=self.key.sign(message))))
 
     def crash(self, *, power_cut: bool = False) -> None:
         """End at once, at any moment. In a power cut a commit under way is lost; else it still happens."""
@@ -124,6 +165,7 @@ class Node:
             self._writing = None
         self._commit()
         self.up = self._carrying_out = False
+        self.organising = None
         self._life += 1
         self._alarm = float("inf")
         self._unread.clear()
@@ -161,6 +203,14 @@ class Node:
             joining = self._joining = Joining(self.machine.frontier, made.feed)
         joining.add(made.parts)
         self._pump()
+
+    def decide(self, decision: Decision) -> None:
+        """Sign a decision, as whoever has the organiser's key here."""
+        self._post(OwnDecision(decisions.encode(decision)))
+
+    def pass_on(self, succession: Succession) -> None:
+        """Bring what the deputies have signed."""
+        self._post(OwnSuccession(succession))
 
     def flush(self) -> None:
         """Sign all own updates that are finished, as a node does that pauses."""
@@ -283,16 +333,27 @@ class Node:
         for admit in commit.admits:
             since = self._making.pop((admit.feed, admit.segment.first), None)
             self.world.became_durable(self, admit, since)
-            counted, ours = self.disk.counted(admit.feed), self.machine.frontier.next(admit.feed)
-            if counted != ours:
-                raise Violation("frontier", f"a frontier says {ours} where the disk has {counted} updates")
+            self._check_frontier(admit.feed)
             self._note("admits", admit.segment)
+        if commit.control:
+            self.world.decided(self)
+            self._note("decisions", len(self.disk.decided))
+        for message in commit.authority:
+            self._note("authority", message)
         for cut in commit.cuts:
             self._note("cuts", cut.proof)
         for card in commit.cards:
             self._note("is told a name", card.name)
         if commit.own:
             self._note("renews", commit.own.incarnation)
+
+    def _check_frontier(self, feed: Feed) -> None:
+        """Check that the disk has what the machine says; in an organised run it may have more."""
+        state, counted = self.machine.frontier.state(feed), self.disk.counted(feed)
+        if state.next > self.disk.stop(feed) or (counted != state.next and not self.machine.organised):
+            raise Violation("frontier", f"a frontier says {state.next} where the disk has {counted} updates")
+        if self.machine.organised and self.disk.head(feed, state.next) != state.chain:
+            raise Violation("frontier", "the disk has another history than the frontier", (self.name,))
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -330,6 +391,8 @@ class Node:
         self._carrying_out = True  # what comes of it is for the next round
         for effect in self.host.carry_out():
             self._do(effect)
+        if self.organising:
+            self.organising.look()
         self._carrying_out = False
 
     def _do(self, effect: Effect) -> None:
@@ -340,6 +403,11 @@ class Node:
                 self._close(effect)
             case Advanced():
                 self.applied.advance(effect)
+                if self.organising:
+                    self.organising.moved(effect)
+            case Asked():
+                if self.organising:
+                    self.organising.asked(effect)
 
     def _send(self, send: Send) -> None:
         end, message = self.ends.get(send.link), send.message
