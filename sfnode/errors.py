@@ -1,4 +1,4 @@
-"""Numbered errors (SF010 to SF063) that a user sees: what happened and why, and what to do about it.
+"""Numbered errors (SF010 to SF067) that a user sees: what happened and why, and what to do about it.
 
 Everything that a user, a peer or a full disk can cause ends as one of these, never as a traceback. The
 numbers are stable; docs/errors.md describes each.
@@ -22,6 +22,7 @@ class Code(IntEnum):
     LIMIT_UNAVAILABLE = 15
     OLDER_PROTOCOL = 16
     UPDATE_TOO_LARGE = 17
+    RUN_IS_OPEN = 18
     MODEL_NOT_FOUND = 20
     MODEL_DIGEST = 21
     MODEL_UNSUPPORTED = 22
@@ -52,6 +53,9 @@ class Code(IntEnum):
     DIGESTS_DIFFER = 62
     PAUSED = 63
     SEAL_DIFFERS = 64
+    ORGANISER_NEEDED = 65
+    DECISION_REFUSED = 66
+    SUCCESSION_REFUSED = 67
 
 
 class UserError(Exception):

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 
 from sfprotocol.decisions import MAX_DECISION
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
-from sfprotocol.messages import Authority, ControlFork, Entry, Succession
+from sfprotocol.messages import Authority, ControlFork, Entry, Succession, Vote
 from sfprotocol.signing import Sign, signed_by
 
 _CHAIN = b"sfnode-control"
@@ -66,6 +66,17 @@ def succession_message(run_id: bytes, succession: Succession) -> bytes:
     """Return what deputies sign."""
     numbers = succession.term.to_bytes(4, "big") + succession.kept.to_bytes(8, "big")
     return b"".join((_SUCCESSION, run_id, numbers, succession.chain, succession.key))
+
+
+def valid_votes(authority: Authority, succession: Succession) -> list[Vote]:
+    """Return the votes of deputies, one of each, whose signature holds."""
+    message = succession_message(authority.run_id, succession)
+    deputies, votes = authority.deputies, dict(succession.votes)
+    return [
+        Vote(deputy, votes[deputy])
+        for deputy in sorted(votes)
+        if deputy < len(deputies) and signed_by(deputies[deputy], message, votes[deputy])
+    ]
 
 
 class ControlFeed:
@@ -115,6 +126,11 @@ class ControlFeed:
         """The key that signs what comes next; None where nobody can tell."""
         keys = self._keys(self.term)
         return next(iter(keys)) if len(keys) == 1 else None
+
+    @property
+    def next_term(self) -> int:
+        """The first term for which no succession is known, be it void or not."""
+        return 1 + max((succession.term for succession in self.successions.values()), default=0)
 
     def sign(self, record: bytes, sign: Sign) -> Entry:
         """Return the next decision of the present term, signed; the caller adds it.
@@ -184,7 +200,8 @@ class ControlFeed:
         if name in self.successions:
             return False
         empty = succession.kept == 0 and succession.chain != self.chains[0]
-        if succession.term < 1 or empty or self._votes(name, succession) < self.authority.votes:
+        votes = valid_votes(self.authority, succession)
+        if succession.term < 1 or empty or len(votes) < self.authority.votes:
             raise RemoteProtocolError("O4", "a succession without the votes that it needs")
         kept = self._lowest_two({**self.successions, name: succession})
         if name not in kept:
@@ -263,11 +280,6 @@ class ControlFeed:
     def _signed(self, term: int, stop: int, chain: bytes, signature: bytes) -> bool:
         message = decision_message(self.authority.run_id, term, stop, chain)
         return any(signed_by(key, message, signature) for key in sorted(self._keys(term)))
-
-    def _votes(self, message: bytes, succession: Succession) -> int:
-        votes = dict(succession.votes)
-        places = enumerate(self.authority.deputies)
-        return sum(place in votes and signed_by(key, message, votes[place]) for place, key in places)
 
 
 def _cost(entry: Entry) -> int:

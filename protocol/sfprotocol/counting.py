@@ -274,6 +274,12 @@ class Counting:
             return 0
         return known.stops[place] - known.first(place)
 
+    def counts_of(self, member: int) -> int:
+        """Return how many updates of a member count by the seals so far."""
+        numbers = range(member * INCARNATIONS, (member + 1) * INCARNATIONS)
+        known = (number for number in numbers if number in self._feeds)
+        return sum(self.counts(number, epoch) for number in known for epoch in self._feeds[number].epochs)
+
     # -- decisions ---------------------------------------------------------------------------------
 
     def apply(self, recorded: Recorded) -> set[int]:

@@ -1,4 +1,4 @@
-"""Invitations: one line of text that leads a newcomer to a run (SPEC N1-N4).
+"""Invitations: one line of text that leads a newcomer to a run (SPEC N1-N5).
 
 An invitation link is read by people, copied through chats and typed off screens, so it is short and has a
 checksum. It names the run and some peers to ask, and nothing that the run's manifest says too. This module
@@ -21,8 +21,12 @@ from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 
 SCHEME = "sfnode:"
 
-VERSION = 1
-"""Version of the form of a link; the run's protocol has its own (SPEC N2)."""
+VERSION = 2
+"""Latest version of the form of a link; the run's protocol has its own (SPEC N2). A link without a ticket is
+of version 1."""
+
+SECRET_BYTES = 16, 32
+"""Bytes of a ticket's secret: nobody guesses 16, and 32 are as many as its key has."""
 
 MAX_LINK = 2048
 """Characters of a link: a QR code of this size can still be read from a screen."""
@@ -55,6 +59,15 @@ class Contact(NamedTuple):
     addresses: tuple[str, ...]
 
 
+class Ticket(NamedTuple):
+    """What admits whoever follows a link to an organised run (SPEC N5)."""
+
+    invitation: int
+    """Number of the invitation in the control feed, counted from 1."""
+    secret: bytes
+    """The seed of its key."""
+
+
 @dataclass(frozen=True, slots=True)
 class Invitation:
     """The contents of a link."""
@@ -63,6 +76,7 @@ class Invitation:
     """The protocol version of the run (SPEC M1)."""
     run_id: bytes
     contacts: tuple[Contact, ...]
+    ticket: Ticket | None = None
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -88,12 +102,13 @@ def invite(protocol: int, run_id: bytes, addresses: Iterable[str]) -> Invitation
 def write(invitation: Invitation) -> str:
     """Return the link of an invitation. Raises LocalProtocolError for what no reader would accept."""
     contacts = [[contact.peer, list(contact.addresses)] for contact in invitation.contacts]
-    fields = [invitation.protocol, invitation.run_id, contacts]
+    ticket = [list(invitation.ticket)] if invitation.ticket else []
+    fields = [invitation.protocol, invitation.run_id, contacts, *ticket]
     try:
         _build(fields)
     except RemoteProtocolError as error:
         raise LocalProtocolError(f"writing an invitation: {error}") from None
-    body = bytes([VERSION]) + msgpack.packb(fields, use_bin_type=True)
+    body = bytes([_version(fields)]) + msgpack.packb(fields, use_bin_type=True)
     link = SCHEME + urlsafe_b64encode(body + _checksum(body)).decode().rstrip("=")
     if len(link) > MAX_LINK:
         raise LocalProtocolError(f"an invitation of {len(link)} characters exceeds MAX_LINK")
@@ -108,7 +123,7 @@ def read(link: str) -> Invitation:
     body = _body(link.strip())
     if body[0] > VERSION:
         raise NewerLinkError("N2", f"a link of version {body[0]}, this is version {VERSION}")
-    _require(body[0] == VERSION, "N2", "there is no such version of links")
+    _require(body[0] > 0, "N2", "there is no such version of links")
     try:
         fields = msgpack.unpackb(body[1:], raw=False, strict_map_key=True, **_BOUNDS)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
@@ -133,15 +148,29 @@ def _body(link: str) -> bytes:
     return body
 
 
+def _version(fields: list[Any]) -> int:
+    """Return the first version of links that has so many fields."""
+    return len(fields) - 2
+
+
 def _build(fields: Any) -> Invitation:
-    _require(isinstance(fields, list) and len(fields) == 3, "N3", "not three fields")
-    protocol, run_id, contacts = fields
+    _require(isinstance(fields, list) and len(fields) in (3, 4), "N3", "not three fields, or four")
+    protocol, run_id, contacts, *ticket = fields
     _require(type(protocol) is int and 0 < protocol <= _U32, "N3", "the protocol is not a version")
     _require(isinstance(run_id, bytes) and len(run_id) == 32, "N3", "the run id is not 32 bytes")
     _require(isinstance(contacts, list) and 0 < len(contacts) <= MAX_PEERS, "N3", "no peers, or too many")
     found = tuple(_contact(item) for item in contacts)
     _require(len({contact.peer for contact in found}) == len(found), "N3", "one peer twice")
-    return Invitation(protocol, run_id, found)
+    return Invitation(protocol, run_id, found, _ticket(ticket[0]) if ticket else None)
+
+
+def _ticket(value: Any) -> Ticket:
+    _require(isinstance(value, list) and len(value) == 2, "N5", "a ticket has not two fields")
+    number, secret = value
+    _require(type(number) is int and 0 < number < 1 << 31, "N5", "not the number of an invitation")
+    least, most = SECRET_BYTES
+    _require(isinstance(secret, bytes) and least <= len(secret) <= most, "N5", "not a secret")
+    return Ticket(number, secret)
 
 
 def _contact(value: Any) -> Contact:

@@ -407,6 +407,7 @@ def invitation_vectors() -> dict[str, Any]:
         f"/ip4/203.0.113.7/tcp/31337/p2p/{first}/p2p-circuit/p2p/{second}",
     )
     valid = [invitation.invite(PROTOCOL_VERSION, RUN_ID, addresses) for addresses in (several[:1], several)]
+    valid.append(replace(valid[0], ticket=invitation.Ticket(3, bytes(range(16)))))
     link = invitation.write(valid[0])
     newer = bytes([invitation.VERSION + 1]) + b"whatever comes"
     return {
@@ -415,6 +416,7 @@ def invitation_vectors() -> dict[str, Any]:
                 "protocol": one.protocol,
                 "run_id": one.run_id.hex(),
                 "addresses": list(one.addresses),
+                "ticket": [one.ticket.invitation, one.ticket.secret.hex()] if one.ticket else None,
                 "link": invitation.write(one),
             }
             for one in valid
@@ -433,13 +435,23 @@ def invitation_vectors() -> dict[str, Any]:
             {"name": "without peers", "rule": "N3", "link": _link(_body(1, RUN_ID, []))},
             {"name": "a short run id", "rule": "N3", "link": _link(_body(1, RUN_ID[1:], [[first, ["/a"]]]))},
             {"name": "one peer twice", "rule": "N3", "link": _link(_body(1, RUN_ID, [[first, ["/a"]]] * 2))},
+            {
+                "name": "a ticket in a link of version 1",
+                "rule": "N3",
+                "link": _link(_body(1, RUN_ID, [[first, ["/a"]]], [1, bytes(16)])),
+            },
+            {
+                "name": "a short secret",
+                "rule": "N5",
+                "link": _link(b"\x02" + _body(1, RUN_ID, [[first, ["/a"]]], [1, bytes(15)])[1:]),
+            },
             {"name": "a space in a way", "rule": "N3", "link": _link(_body(1, RUN_ID, [[first, ["/a b"]]]))},
         ],
     }
 
 
 def _body(*fields: Any) -> bytes:
-    return bytes([invitation.VERSION]) + bytes(msgpack.packb(fields, use_bin_type=True))
+    return b"\x01" + bytes(msgpack.packb(fields, use_bin_type=True))
 
 
 def _link(body: bytes) -> str:

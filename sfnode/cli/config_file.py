@@ -18,7 +18,8 @@ Options = dict[str, click.Option]
 
 
 def read_config(file: Path, command: click.Command, others: Iterator[click.Command]) -> dict[str, Any]:
-    """Return the values in `file` for the options of `command`, by parameter name, as text.
+    """Return the values in `file` for the options of `command`, by parameter name, as text; of a group, those
+    for each of its commands, by its name.
 
     `others` are looked at as far as it takes to know every key. Raises UserError BAD_OPTION for a file that
     cannot be read or parsed, for a key that no command has, and for a value of the wrong shape; whether a
@@ -34,6 +35,13 @@ def read_config(file: Path, command: click.Command, others: Iterator[click.Comma
         texts = {key: _as_text(key, value, known) for key, value in values.items()}
     except ValueError as error:
         raise _unusable(file, str(error)) from error
+    return _given(command, texts)
+
+
+def _given(command: click.Command, texts: Mapping[str, str | list[str]]) -> dict[str, Any]:
+    if isinstance(command, click.Group):
+        return {name: _given(inner, texts) for name, inner in command.commands.items()}
+    own = _options(command)
     return {str(own[key].name): text for key, text in texts.items() if key in own}
 
 
@@ -47,6 +55,8 @@ def _known(values: Iterable[str], own: Options, others: Iterator[click.Command])
 
 
 def _options(command: click.Command) -> Options:
+    if isinstance(command, click.Group):
+        return {key: one for inner in command.commands.values() for key, one in _options(inner).items()}
     options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     return {long_name(option.opts).removeprefix("--"): option for option in options}
 

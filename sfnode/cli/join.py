@@ -56,8 +56,8 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
     return int(index) - 1, int(count)
 
 
-def parse_name(_context: Any, parameter: Any, value: str) -> str:
-    """Return a name or a team that `Settings` accepts."""
+def parse_text(_context: Any, parameter: Any, value: str) -> str:
+    """Return a text that `Settings` accepts for the option's field."""
     try:
         Settings.model_validate({parameter.name: value})
     except ValidationError as error:
@@ -105,18 +105,31 @@ def parse_name(_context: Any, parameter: Any, value: str) -> str:
 )
 @setting(
     "--display-name",
-    callback=parse_name,
+    callback=parse_text,
     metavar="TEXT",
     help="What others call you in tables of contributions: signed, public, of your choice.  [default: your "
     "key's first digits]",
 )
 @setting(
     "--team",
-    callback=parse_name,
+    callback=parse_text,
     metavar="TEXT",
     help="The team that your contributions count for, too; anybody may name any.",
 )
 @setting("--until-complete", help="Leave when the run is complete and the neighbours have the same digest.")
+@setting(
+    "--invitation",
+    callback=parse_text,
+    metavar="NUMBER:HEX",
+    help="What admits this node to an organised run, if a link does not say it.",
+)
+@setting("--organise", help="Decide what counts in this run, with the organiser's key (docs/organising.md).")
+@setting(
+    "--alone",
+    help="With --organise: nobody has decisions of this run that are not here; do not wait for peers. If "
+    "somebody has, that ends the key's term.",
+)
+@setting("--keys-dir", metavar="FOLDER", help="Where the keys of the runs that you organise are kept.")
 @host_maddrs_option("Where to listen; port 0 is any free one. Repeat for more.")
 @setting(
     "--announce-maddrs",
@@ -190,10 +203,11 @@ def join(
 
 
 def _following(link: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a node that joins by a link: with its peers and its run (SPEC N4)."""
+    """Return the options of a node that joins by a link: with its peers, run and ticket (SPEC N4, N5)."""
     said = read_link(link)
     check_same_run(said, fields["run_id"])
-    return fields | {"peers": (*said.addresses, *fields["peers"]), "run_id": said.run_id.hex()}
+    shown = {"invitation": f"{said.ticket.invitation}:{said.ticket.secret.hex()}"} if said.ticket else {}
+    return fields | {"peers": (*said.addresses, *fields["peers"]), "run_id": said.run_id.hex()} | shown
 
 
 def _run(

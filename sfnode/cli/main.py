@@ -35,6 +35,7 @@ COMMANDS = {
         "sfnode.cli.peer_id:peer_id_command", "Print a folder's peer id, even before its node runs."
     ),
     "swarm": Entry("sfnode.cli.swarm:swarm", "Run a local swarm and compare its nodes."),
+    "organise": Entry("sfnode.cli.organise:organise", "See and decide what counts in an organised run."),
     "status": Entry("sfnode.cli.status:status", "Show what a running node is doing."),
     "pause": Entry("sfnode.cli.pause:pause", "Have a running node compute nothing for a while."),
     "resume": Entry("sfnode.cli.pause:resume", "End a pause."),

@@ -42,8 +42,8 @@ def simulate() -> None:
     metavar="FILE",
     help="Write everything that happens, one line each.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs: a list of runs.")
-@click.option("--list", "listing", is_flag=True, help="List scenarios and topologies, and do nothing.")
+@option("--json", "as_json", is_flag=True, help="Print JSON for programs: a list of runs.")
+@option("--list", "listing", is_flag=True, help="List scenarios and topologies, and do nothing.")
 def network(
     scenario: str,
     seed: int,

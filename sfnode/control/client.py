@@ -28,6 +28,9 @@ Kind = Callable[[], type[T]]
 ANSWER_DEADLINE = 10.0
 """Seconds for an answer that needs no model."""
 
+DECISION_DEADLINE = 60.0
+"""Seconds for a decision to be signed and kept: the organiser signs one after the other."""
+
 EVALUATE_DEADLINE = 3600.0
 """Seconds for an evaluation: a large model on a CPU takes its time."""
 
@@ -108,6 +111,32 @@ class Client:
     async def limit(self, changes: Mapping[str, Any]) -> schema.Limits:
         """Replace some limits, all or none of them; None removes a limit."""
         return await self._tell(lambda: schema.Limits, "/limits", dict(changes))
+
+    async def organising(self) -> schema.OrganiserStatus:
+        return await self._ask(lambda: schema.OrganiserStatus, "/organising")
+
+    async def members(self, *, offset: int = 0, limit: int = 100, find: str = "") -> schema.Members:
+        query = urlencode({"offset": offset, "limit": limit, "find": find})
+        return await self._ask(lambda: schema.Members, f"/organising/members?{query}")
+
+    async def petitions(self) -> schema.PetitionList:
+        return await self._ask(lambda: schema.PetitionList, "/organising/petitions")
+
+    async def decide(self, decision: bytes, *, dry_run: bool = False) -> schema.DecisionResult:
+        """Have the organiser on the node sign an encoded decision, or say what that would change."""
+        body = {"decision": decision.hex(), "dry_run": dry_run}
+        return await self._tell(
+            lambda: schema.DecisionResult, "/organising/decision", body, DECISION_DEADLINE
+        )
+
+    async def propose(self, key: str, *, kept: int | None = None) -> schema.SuccessionFile:
+        """Propose that `key` (hex) signs after the first `kept` decisions, or after all that are there."""
+        query = urlencode({"key": key} | ({} if kept is None else {"kept": kept}))
+        return await self._ask(lambda: schema.SuccessionFile, f"/organising/succession?{query}")
+
+    async def succeed(self, succession: Mapping[str, Any]) -> None:
+        """Bring a succession that deputies have signed to the run."""
+        await self._send("POST", "/organising/succession", dict(succession), ANSWER_DEADLINE)
 
     async def finish(self) -> None:
         """Ask the node to complete what is running, hand it over, and leave."""
@@ -200,6 +229,24 @@ class SyncClient:
 
     def limit(self, changes: Mapping[str, Any]) -> schema.Limits:
         return _finished(self._client.limit(changes))
+
+    def organising(self) -> schema.OrganiserStatus:
+        return _finished(self._client.organising())
+
+    def members(self, *, offset: int = 0, limit: int = 100, find: str = "") -> schema.Members:
+        return _finished(self._client.members(offset=offset, limit=limit, find=find))
+
+    def petitions(self) -> schema.PetitionList:
+        return _finished(self._client.petitions())
+
+    def decide(self, decision: bytes, *, dry_run: bool = False) -> schema.DecisionResult:
+        return _finished(self._client.decide(decision, dry_run=dry_run))
+
+    def propose(self, key: str, *, kept: int | None = None) -> schema.SuccessionFile:
+        return _finished(self._client.propose(key, kept=kept))
+
+    def succeed(self, succession: Mapping[str, Any]) -> None:
+        return _finished(self._client.succeed(succession))
 
     def finish(self) -> None:
         _finished(self._client.finish())

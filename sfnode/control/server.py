@@ -1,7 +1,7 @@
 """The local control API: HTTP with JSON on a Unix socket that only the node's user can open.
 
-Its routes are those of `routes` and `owner`, and GET /metrics. Errors are {"error": text} with status 4xx or
-5xx, and with "code" and "fix" where they have a number.
+Its routes are those of `routes`, `owner` and `organising`, and GET /metrics. Errors are {"error": text} with
+status 4xx or 5xx, and with "code" and "fix" where they have a number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 from aiohttp import web
 from pydantic import ValidationError
 
-from sfnode.control import answers, owner, prometheus, routes
+from sfnode.control import answers, organising, owner, prometheus, routes
 from sfnode.errors import UserError
 from sfnode.logging import log
 from sfnode.store.disk_errors import disk_faults
@@ -27,7 +27,7 @@ STOP_GRACE = 0.3
 """Seconds that answers under way have when the node stops."""
 
 
-class Node(routes.Node, owner.Node, Protocol):
+class Node(routes.Node, owner.Node, organising.Node, Protocol):
     """A node that this API is served for."""
 
 
@@ -37,7 +37,8 @@ async def serve(node: Node, path: Path) -> Callable[[], Awaitable[None]]:
     Raises UserError DATA_DIR_UNUSABLE or DISK_FULL.
     """
     application = web.Application(middlewares=[_errors_as_json])
-    application.add_routes([*routes.routes(node), *owner.routes(node), prometheus.route(node)])
+    application.add_routes([*routes.routes(node), *owner.routes(node), *organising.routes(node)])
+    application.add_routes([prometheus.route(node)])
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_GRACE)
     await runner.setup()
     with disk_faults(path):

@@ -15,12 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import Admit
+from sfprotocol.invitation import SECRET_BYTES
 from sfprotocol.messages import Petition
 from sfprotocol.rate_limit import Bucket
 from sfprotocol.signing import signed_by
-
-SECRET_BYTES = 16, 32
-"""Bytes of an invitation's secret: nobody guesses 16, and 32 are as many as its key has."""
 
 MAX_PENDING = 1024
 """Petitions that wait: as many as an owner can look through, 300 kB."""

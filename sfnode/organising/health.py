@@ -50,6 +50,16 @@ def published(epoch: int, result: Evaluation, *, base: bool = False) -> Evaluate
     return Evaluated(epoch, BASE * base + result.metric, value, low, high, loss, result.count)
 
 
+def measured(said: Evaluated) -> Evaluation:
+    """Return a published result as a measurement, of the metric without BASE."""
+    value, low, high, loss = (
+        math.copysign(math.inf, number) if abs(number) >= _MOST else number / _UNIT
+        for number in (said.value, said.low, said.high, said.loss)
+    )
+    metric = said.metric.removeprefix(BASE)
+    return Evaluation(metric=metric, value=value, low=low, high=high, loss=loss, count=said.rows)
+
+
 def verdict(decisions: Iterable[Decision]) -> Verdict:
     """Return the health of a run after these decisions.
 

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from sfnode.limits import Limits
     from sfnode.schema.evaluation import Evaluation, NodeEvaluation
     from sfnode.schema.node_state import NodeState
+    from sfnode.schema.organising import (
+        DecisionResult,
+        Members,
+        OrganiserStatus,
+        PetitionList,
+        SuccessionFile,
+    )
     from sfnode.schema.results import InviteResult
     from sfnode.schema.status import CoreStatus, Status
     from sfnode.schema.views import (
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "CoreStatus": "sfnode.schema.status",
     "Curves": "sfnode.schema.views",
+    "DecisionResult": "sfnode.schema.organising",
     "Evaluation": "sfnode.schema.evaluation",
     "FeedStatus": "sfnode.schema.views",
     "Feeds": "sfnode.schema.views",
@@ -37,12 +45,16 @@ _MODULES = {
     "History": "sfnode.schema.views",
     "InviteResult": "sfnode.schema.results",
     "Limits": "sfnode.limits",
+    "Members": "sfnode.schema.organising",
     "NodeEvaluation": "sfnode.schema.evaluation",
     "NodeState": "sfnode.schema.node_state",
+    "OrganiserStatus": "sfnode.schema.organising",
     "Origin": "sfnode.schema.views",
     "Origins": "sfnode.schema.views",
+    "PetitionList": "sfnode.schema.organising",
     "Progress": "sfnode.schema.views",
     "Status": "sfnode.schema.status",
+    "SuccessionFile": "sfnode.schema.organising",
     "Swarm": "sfnode.schema.views",
     "SwarmNode": "sfnode.schema.views",
 }
@@ -50,6 +62,7 @@ _MODULES = {
 __all__ = [
     "CoreStatus",
     "Curves",
+    "DecisionResult",
     "Evaluation",
     "FeedStatus",
     "Feeds",
@@ -57,12 +70,16 @@ __all__ = [
     "History",
     "InviteResult",
     "Limits",
+    "Members",
     "NodeEvaluation",
     "NodeState",
+    "OrganiserStatus",
     "Origin",
     "Origins",
+    "PetitionList",
     "Progress",
     "Status",
+    "SuccessionFile",
     "Swarm",
     "SwarmNode",
 ]

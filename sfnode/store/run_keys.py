@@ -7,6 +7,7 @@ speaks for the whole run, and its owner must know before it signs anything.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from sfnode.errors import Code, UserError
@@ -45,10 +46,19 @@ def load_organiser_key(
     Raises UserError KEY_NOT_FOUND, KEY_EXPOSED, WRONG_PASSPHRASE (also if there is none and the key needs
     one), WRONG_KEY, and DATA_DIR_UNUSABLE if the file cannot be read.
     """
-    path = organiser_key(run_id, keys_dir)
+    return _load(organiser_key(run_id, keys_dir), "the organiser's key of this run", [organiser], passphrase)
+
+
+def load_deputy_key(path: Path, deputies: Sequence[bytes], passphrase: bytes | None = None) -> Identity:
+    """Return the key of one of the deputies (public halves). Raises UserError as `load_organiser_key`."""
+    return _load(path, "the key of a deputy of this run", deputies, passphrase)
+
+
+def _load(path: Path, what: str, holders: Sequence[bytes], passphrase: bytes | None) -> Identity:
+    """Return the key in a file, which is to be `what`: one of those with these public halves."""
     with disk_faults(path):
         if not path.exists():
-            raise _missing(run_id, keys_dir)
+            raise _missing(path, what)
         if is_exposed(path):
             raise _exposed(path)
         try:
@@ -56,16 +66,16 @@ def load_organiser_key(
         except WrongPassphraseError as error:
             raise _locked(path, passphrase) from error
         except NotAKeyError as error:
-            raise _wrong(path, "it does not hold an Ed25519 private key in PEM form") from error
-    if key.public != organiser:
-        raise _wrong(path, f"it is {key.public.hex()[:16]}, and the organiser of the run is another key")
+            raise _wrong(path, what, "it does not hold an Ed25519 private key in PEM form") from error
+    if key.public not in holders:
+        raise _wrong(path, what, f"it is {key.public.hex()[:16]}, and another one is wanted")
     return key
 
 
-def _missing(run_id: bytes, keys_dir: Path) -> UserError:
+def _missing(path: Path, what: str) -> UserError:
     return UserError(
         Code.KEY_NOT_FOUND,
-        f"the organiser's key of run {run_id.hex()[:16]} is not in {keys_dir}",
+        f"{what} is not there: {path} does not exist",
         "Name the folder that `sfnode init` wrote it to with --keys-dir, or restore it from a copy.",
     )
 
@@ -86,9 +96,9 @@ def _locked(path: Path, passphrase: bytes | None) -> UserError:
     )
 
 
-def _wrong(path: Path, reason: str) -> UserError:
+def _wrong(path: Path, what: str, reason: str) -> UserError:
     return UserError(
         Code.WRONG_KEY,
-        f"{path} is not the organiser's key of this run: {reason}",
+        f"{path} is not {what}: {reason}",
         "Restore the right one from a copy, or name its folder with --keys-dir.",
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from sfnode.cli.main import cli, main
@@ -45,9 +46,14 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 
     def parse(command: str, *arguments: object) -> dict[str, Any]:
         seen: dict[str, Any] = {}
-        monkeypatch.setattr(cli.load(command), "callback", lambda **given: seen.update(given))
+        name, *inner = command.split()
+        one = cli.load(name)
+        for word in inner:
+            assert isinstance(one, click.Group)
+            one = one.commands[word]
+        monkeypatch.setattr(one, "callback", lambda **given: seen.update(given))
         with pytest.raises(SystemExit) as end:
-            main([command, *(str(argument) for argument in arguments)])
+            main([name, *inner, *(str(argument) for argument in arguments)])
         assert end.value.code == 0
         return seen
 

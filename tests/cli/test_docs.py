@@ -12,7 +12,7 @@ from sfnode.cli.init import KINDS
 from sfnode.doctor.findings import Examination, Finding
 from sfnode.errors import Code
 from sfnode.limits import Limits
-from sfnode.schema import views
+from sfnode.schema import organising, views
 from sfnode.schema.evaluation import Evaluation, NodeEvaluation
 from sfnode.schema.results import (
     BatchResult,
@@ -41,6 +41,14 @@ SECTIONS = {
     "verify --json": (VerifyResult, SealsResult),
     "eval --json": (EvalResult, Evaluation),
     "invite --json": (InviteResult,),
+    "organise status --json": (
+        organising.OrganiserStatus,
+        organising.HealthStatus,
+        organising.EpochEvaluation,
+    ),
+    "organise members --json": (organising.MemberStatus, organising.PetitionStatus),
+    "organise admit --json": (organising.DecisionResult, organising.Change),
+    "organise hand-over": (organising.SuccessionFile, organising.DeputyVote),
     "upgrade-check --json": (UpgradeResult, PeerProtocol),
     "swarm --json": (SwarmResult, NodeResult),
     "doctor --json": (Examination, Finding),

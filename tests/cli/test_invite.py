@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,7 +142,8 @@ def test_a_link_to_a_run_of_a_later_protocol_asks_for_an_upgrade(run: Manifest, 
     link = invitation.write(invitation.invite(PROTOCOL_VERSION + 1, run.run_id, OTHERS[:1]))
     ended = sfnode("join", link)
     assert ended.status == 1
-    assert ended.err.startswith("sfnode: SF012: the run speaks protocol 2; this sfnode speaks 1")
+    spoken = f"the run speaks protocol {PROTOCOL_VERSION + 1}; this sfnode speaks {PROTOCOL_VERSION}"
+    assert ended.err.startswith(f"sfnode: SF012: {spoken}")
     vectors = Path(__file__).parents[2] / "protocol" / "vectors" / "invitations.json"
     invalid = {vector["name"]: vector["link"] for vector in json.loads(vectors.read_text())["invalid"]}
     assert sfnode("join", invalid["of a later version"]).err.startswith("sfnode: SF012: ")
@@ -164,3 +166,10 @@ def test_a_link_to_another_run_than_the_folders_or_the_one_asked_for_is_refused(
 def test_the_link_may_come_from_the_environment(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SFNODE_LINK", "sfnode:nothing")
     assert sfnode("join").err.startswith("sfnode: SF014: ")
+
+
+def test_the_ticket_of_a_link_reaches_the_settings(run: Manifest) -> None:
+    said = invitation.invite(PROTOCOL_VERSION, run.run_id, [PUBLIC])
+    link = invitation.write(replace(said, ticket=invitation.Ticket(3, bytes(range(16)))))
+    settings = Settings(**_following(link, {"run_id": "", "peers": ()}))
+    assert settings.invitation == f"3:{bytes(range(16)).hex()}"

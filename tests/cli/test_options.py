@@ -16,9 +16,16 @@ from tests.cli.helpers import Ended
 Parse = Callable[..., dict[str, Any]]
 Run = Callable[..., Ended]
 
-OPTIONS = [
-    pytest.param(command, parameter, id=f"{name} {long_name(parameter.opts)}")
+COMMANDS = {
+    f"{name} {inner}".strip(): one
     for name, command in cli.load_all().items()
+    for inner, one in (command.commands.items() if isinstance(command, click.Group) else [("", command)])
+}
+"""All commands by what one types; those of a group instead of the group."""
+
+OPTIONS = [
+    pytest.param(name, parameter, id=f"{name} {long_name(parameter.opts)}")
+    for name, command in COMMANDS.items()
     for parameter in command.params
     if isinstance(parameter, click.Option)
 ]
@@ -39,7 +46,7 @@ def config(home: Path) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize(("command", "parameter"), OPTIONS)
 def test_every_option_has_its_environment_variable_and_says_so_in_its_help(
-    command: click.Command, parameter: click.Option
+    command: str, parameter: click.Option
 ) -> None:
     assert parameter.envvar == variable(long_name(parameter.opts))
     assert parameter.show_envvar
@@ -49,12 +56,12 @@ def test_every_option_has_its_environment_variable_and_says_so_in_its_help(
 
 @pytest.mark.parametrize(("command", "parameter"), OPTIONS)
 def test_every_option_is_a_key_of_the_configuration_file(
-    command: click.Command, parameter: click.Option, config: Callable[[str], Path], received: Parse
+    command: str, parameter: click.Option, config: Callable[[str], Path], received: Parse
 ) -> None:
     key = long_name(parameter.opts).removeprefix("--")
     value, expected = _example(parameter)
     config(f"{key} = {value}\n")
-    assert received(str(command.name), *_arguments(command))[str(parameter.name)] == expected
+    assert received(command, *_arguments(COMMANDS[command]))[str(parameter.name)] == expected
 
 
 def test_a_flag_counts_before_the_variable_the_variable_before_the_file_the_file_before_the_default(
@@ -154,7 +161,8 @@ def test_a_bad_value_is_blamed_on_the_place_it_came_from(
 
 def _arguments(command: click.Command) -> list[str]:
     """What the command cannot do without."""
-    return ["out"] if command.name == "export" else []
+    needed = (one for one in command.params if isinstance(one, click.Argument) and one.required)
+    return ["7" for _ in needed]
 
 
 def _example(option: click.Option) -> tuple[str, object]:
@@ -166,6 +174,7 @@ def _example(option: click.Option) -> tuple[str, object]:
         "limit_upload_rate": ('"500k"', 500_000),
         "limit_download_rate": ("2000", 2000),
         "shard": ('"2/3"', (1, 3)),
+        "invitation": (f'"3:{bytes(16).hex()}"', f"3:{bytes(16).hex()}"),
         "metrics": ('"9100"', ("127.0.0.1", 9100)),
         "ntp": ('"time.example"', ("time.example", 123)),
         "dashboard": ('"[::1]:9200"', ("::1", 9200)),

@@ -72,6 +72,8 @@ def test_the_threads_of_the_command_line_are_those_of_the_limits() -> None:
         {"team": "\x1b[31mred"},
         {"shard": (4, 4)},
         {"limits": {"threads": 0}},
+        {"invitation": "3"},
+        {"invitation": f"3:{'ab' * 15}"},
         {"bananas": 3},
     ],
     ids=str,
@@ -84,3 +86,4 @@ def test_a_program_gets_no_further_than_the_command_line(wrong: dict[str, Any]) 
 def test_the_data_folder_may_begin_at_home(home: Path) -> None:
     assert Settings().data_dir == home / ".sfnode"
     assert Settings(data_dir=Path("~/a")).data_dir == home / "a"
+    assert Settings(keys_dir=Path("~/k")).keys_dir == home / "k"

@@ -1,4 +1,4 @@
-"""Invitations (SPEC N1-N4): a link that is written can be read, and one with a typo is refused."""
+"""Invitations (SPEC N1-N5): a link that is written can be read, and one with a typo is refused."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import string
 from base64 import urlsafe_b64encode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,15 @@ from hypothesis import strategies as st
 
 from sfprotocol import invitation
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
-from sfprotocol.invitation import MAX_ADDRESSES, MAX_LINK, MAX_PEERS, Contact, Invitation, NewerLinkError
+from sfprotocol.invitation import (
+    MAX_ADDRESSES,
+    MAX_LINK,
+    MAX_PEERS,
+    Contact,
+    Invitation,
+    NewerLinkError,
+    Ticket,
+)
 
 VECTORS = json.loads(
     (Path(__file__).parents[2] / "protocol" / "vectors" / "invitations.json").read_text(encoding="utf-8")
@@ -30,6 +39,7 @@ INVITATIONS = st.builds(
     protocol=st.integers(1, 2**32 - 1),
     run_id=st.binary(min_size=32, max_size=32),
     contacts=st.lists(CONTACT, min_size=1, max_size=3, unique_by=lambda c: c.peer).map(tuple),
+    ticket=st.none() | st.builds(Ticket, st.integers(1, 2**31 - 1), st.binary(min_size=16, max_size=32)),
 )
 
 
@@ -45,6 +55,9 @@ PLAIN = invitation.invite(1, bytes(range(32)), ["/ip4/203.0.113.7/tcp/31337/p2p/
 @pytest.mark.parametrize("vector", VECTORS["valid"])
 def test_vectors_are_written_and_read(vector: dict[str, Any]) -> None:
     said = invitation.invite(vector["protocol"], bytes.fromhex(vector["run_id"]), vector["addresses"])
+    if vector["ticket"]:
+        number, secret = vector["ticket"]
+        said = replace(said, ticket=Ticket(number, bytes.fromhex(secret)))
     assert invitation.write(said) == vector["link"]
     assert invitation.read(vector["link"]) == said
     assert list(said.addresses) == vector["addresses"]
@@ -96,9 +109,9 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         assert invitation.write(said) == link.strip()
 
 
-@given(st.binary(max_size=200))
-def test_any_body_with_a_right_checksum_is_read_or_refused(body: bytes) -> None:
-    link = sealed(bytes([invitation.VERSION]) + body)
+@given(st.integers(0, invitation.VERSION), st.binary(max_size=200))
+def test_any_body_with_a_right_checksum_is_read_or_refused(version: int, body: bytes) -> None:
+    link = sealed(bytes([version]) + body)
     try:
         said = invitation.read(link)
     except RemoteProtocolError:
@@ -128,6 +141,9 @@ def test_addresses_that_no_link_can_hold_are_left_out() -> None:
         Invitation(1, bytes(31), PLAIN.contacts),
         Invitation(1, bytes(32), (Contact("Qm A", ("/a",)),)),
         Invitation(1, bytes(32), (Contact("QmA", ("a",)),)),
+        Invitation(1, bytes(32), PLAIN.contacts, Ticket(0, bytes(16))),
+        Invitation(1, bytes(32), PLAIN.contacts, Ticket(1, bytes(15))),
+        Invitation(1, bytes(32), PLAIN.contacts, Ticket(1, bytes(33))),
         Invitation(1, bytes(32), tuple(Contact(f"Qm{n}", (f"/{'a' * 199}",)) for n in range(8))),
     ],
 )

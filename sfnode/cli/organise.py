@@ -1,0 +1,393 @@
+"""`sfnode organise`: what the owner of an organised run sees and decides, through the node that runs here.
+
+`status` and `members` can be asked of any node of the run; what changes something, of the node with the
+organiser's key. `sfnode.cli.succession` has the commands by which the key itself changes hands.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from sfnode.cli.data_folder import running_node
+from sfnode.cli.options import data_dir_option, json_option, option
+from sfnode.cli.output import echo
+from sfnode.cli.succession import hand_over, sign
+from sfnode.errors import Code, UserError
+from sfnode.schema.unchecked import plain
+
+if TYPE_CHECKING:
+    from sfnode.control.client import SyncClient
+    from sfnode.schema import DecisionResult, OrganiserStatus
+    from sfnode.schema.organising import EpochEvaluation, MemberStatus
+    from sfprotocol.decisions import Decision
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PAGE = 1000
+"""Members asked for at a time, as many as a node tells (`sfnode.schema.views.MAX_PAGE`)."""
+
+KEY_DIGITS = 8
+"""Hex digits of a key that name a member; fewer are its number, which is below 2^24."""
+
+SECRET_BYTES = 16
+"""Bytes of a new invitation's secret: nobody guesses them, and the link stays short."""
+
+MAX_U32 = (1 << 32) - 1
+
+
+@click.group
+def organise() -> None:
+    """See and decide what counts in an organised run (docs/organising.md).
+
+    Epochs are labels, counted from 0.
+    """
+
+
+def dry_run_option(function: F) -> F:
+    """Add --dry-run."""
+    return option("--dry-run", is_flag=True, help="Only say what would change.")(function)
+
+
+def epoch_option(function: F) -> F:
+    """Add --from-epoch."""
+    return option(
+        "--from-epoch",
+        type=click.IntRange(0, MAX_U32),
+        metavar="EPOCH",
+        help="The first epoch label with which nothing counts any more.  [default: the open epoch]",
+    )(function)
+
+
+# -- looking -----------------------------------------------------------------------------------------
+
+
+@organise.command
+@data_dir_option
+@json_option
+def status(data_dir: Path, as_json: bool) -> None:
+    """Show how the run is organised: epochs, members, budget, health, the organiser of this node."""
+    said = running_node(data_dir).organising()
+    echo(json.dumps(plain(said), indent=2, ensure_ascii=False) if as_json else "\n".join(_lines(said)))
+
+
+@organise.command
+@option("--waiting", is_flag=True, help="Only list newcomers that wait for the owner.")
+@data_dir_option
+@json_option
+def members(waiting: bool, data_dir: Path, as_json: bool) -> None:
+    """List the members of the run, and the newcomers that wait to be admitted."""
+    node = running_node(data_dir)
+    admitted = [] if waiting else _members(node, "")
+    petitions = node.petitions().petitions
+    if as_json:
+        both = {"members": plain(admitted), "petitions": plain(petitions)}
+        echo(json.dumps(both, indent=2, ensure_ascii=False))
+        return
+    for member in admitted:
+        came = "" if member.invitation is None else f", by invitation {member.invitation}"
+        revoked = "" if member.revoked is None else f", revoked from epoch {member.revoked}"
+        about = f"{member.counted} count, quota {member.quota}{came}{revoked}"
+        echo(f"{member.number:>6} {member.origin[:16]}  {about}")
+    for petition in petitions:
+        shows = f", shows invitation {petition.invitation}" if petition.invitation else ""
+        refused = " (which does not hold)" if shows and not petition.invited else ""
+        echo(f" waits {petition.origin[:16]}  work of {petition.work} bits{shows}{refused}")
+
+
+# -- deciding ----------------------------------------------------------------------------------------
+
+
+@organise.command
+@option(
+    "--uses",
+    type=click.IntRange(1, MAX_U32),
+    default=1,
+    show_default=True,
+    metavar="COUNT",
+    help="How many may come by the link.",
+)
+@dry_run_option
+@data_dir_option
+@json_option
+def invite(uses: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
+    """Publish an invitation and print its link: whoever joins by it is admitted without asking you.
+
+    The link is a secret. `sfnode organise revoke --invitation NUMBER` takes it back, and who came by it.
+    """
+    import secrets
+
+    from sfnode.organising.admission import invitation_key
+    from sfprotocol import invitation
+    from sfprotocol.decisions import Invite
+
+    node = running_node(data_dir)
+    said = invitation.read(node.invitation().link)  # before anything is signed that then has no link
+    secret = secrets.token_bytes(SECRET_BYTES)
+    key = invitation_key(said.run_id, secret).public_key().public_bytes_raw()
+    result = _decide(node, Invite(key, uses), dry_run)
+    if not result.signed:
+        _tell(result, as_json)
+        return
+    link = invitation.write(replace(said, ticket=invitation.Ticket(_published(result), secret)))
+    if as_json:
+        echo(json.dumps({"link": link, "invitation": result.invitation, "uses": uses}, indent=2))
+    else:
+        echo(f"sfnode join {link}")
+        echo(f"Invitation {result.invitation}, for {uses}: give the link to nobody else.", err=True)
+
+
+@organise.command
+@click.argument("origin", metavar="ORIGIN")
+@option(
+    "--quota",
+    type=click.IntRange(1, MAX_U32),
+    metavar="COUNT",
+    help="Updates of one of its feeds with one epoch label.  [default: the manifest's]",
+)
+@dry_run_option
+@data_dir_option
+@json_option
+def admit(origin: str, quota: int | None, dry_run: bool, data_dir: Path, as_json: bool) -> None:
+    """Admit a newcomer, or raise a member's quota. ORIGIN is its key, or the first 8 or more digits of it."""
+    from sfprotocol.decisions import Admit
+
+    node = running_node(data_dir)
+    key = bytes.fromhex(_origin(node, origin.lower()))
+    _tell(_decide(node, Admit(key, quota or node.organising().quota, 0), dry_run), as_json)
+
+
+@organise.command
+@click.argument("member", required=False, metavar="[MEMBER]")
+@option(
+    "--invitation",
+    "number",
+    type=click.IntRange(1, (1 << 31) - 1),
+    metavar="NUMBER",
+    help="Revoke this invitation, and everybody who came by it.",
+)
+@epoch_option
+@dry_run_option
+@data_dir_option
+@json_option
+def revoke(
+    member: str | None,
+    number: int | None,
+    from_epoch: int | None,
+    dry_run: bool,
+    data_dir: Path,
+    as_json: bool,
+) -> None:
+    """Let nothing of MEMBER count from an epoch on. What is sealed stays: `void` takes that back.
+
+    MEMBER is a number, or 8 or more digits of the key, as `sfnode organise members` shows them.
+    """
+    from sfprotocol.decisions import Revoke, RevokeInvitation
+
+    if (member is None) == (number is None):
+        raise click.UsageError("name a member, or an --invitation")
+    node = running_node(data_dir)
+    epoch = node.organising().open_epoch if from_epoch is None else from_epoch
+    wish: Decision = (
+        Revoke(_member(node, member), epoch)
+        if member is not None
+        else RevokeInvitation((number or 1) - 1, epoch)
+    )
+    _tell(_decide(node, wish, dry_run), as_json)
+
+
+@organise.command
+@click.argument("epochs", metavar="EPOCH[-EPOCH]")
+@option(
+    "--member",
+    "names",
+    multiple=True,
+    metavar="MEMBER",
+    help="Only what this member made; repeat for more.  [default: everybody's]",
+)
+@dry_run_option
+@data_dir_option
+@json_option
+def void(epochs: str, names: tuple[str, ...], dry_run: bool, data_dir: Path, as_json: bool) -> None:
+    """Take back what the seals of these epochs have counted. It cannot be counted again."""
+    from sfprotocol.decisions import Void
+
+    form = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", epochs, re.ASCII)
+    if form is None:
+        raise click.BadParameter("say which, for example 7 or 7-12", param_hint="EPOCH")
+    node = running_node(data_dir)
+    chosen = tuple(sorted({_member(node, name) for name in names}))
+    _tell(_decide(node, Void(int(form[1]), int(form[2] or form[1]), chosen), dry_run), as_json)
+
+
+@organise.command
+@click.argument("updates", type=click.IntRange(0, MAX_U32), metavar="UPDATES")
+@dry_run_option
+@data_dir_option
+@json_option
+def budget(updates: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
+    """Change the number of counted updates with which the run is complete."""
+    from sfprotocol.decisions import Budget
+
+    _tell(_decide(running_node(data_dir), Budget(updates), dry_run), as_json)
+
+
+@organise.command
+@option("--yes", is_flag=True, help="Do not ask whether you are sure.")
+@dry_run_option
+@data_dir_option
+@json_option
+def end(yes: bool, dry_run: bool, data_dir: Path, as_json: bool) -> None:
+    """Complete the run: nobody makes updates any more. There is no way back."""
+    from sfprotocol.decisions import Finish
+
+    node = running_node(data_dir)
+    if not (yes or dry_run):
+        click.confirm("End the run for everybody, for good?", abort=True, err=True)
+    _tell(_decide(node, Finish(), dry_run), as_json)
+
+
+@organise.command
+@click.argument("text", metavar="TEXT")
+@dry_run_option
+@data_dir_option
+@json_option
+def announce(text: str, dry_run: bool, data_dir: Path, as_json: bool) -> None:
+    """Tell everybody something, in 1,000 bytes at most; it is kept with the run for ever."""
+    from sfprotocol.decisions import Announce
+
+    _tell(_decide(running_node(data_dir), Announce(text), dry_run), as_json)
+
+
+organise.add_command(hand_over)
+organise.add_command(sign)
+
+
+# -- asking the node ---------------------------------------------------------------------------------
+
+
+def _decide(node: SyncClient, decision: Decision, dry_run: bool) -> DecisionResult:
+    from sfprotocol import decisions
+    from sfprotocol.errors import RemoteProtocolError
+
+    try:
+        record = decisions.encode(decision)
+    except RemoteProtocolError as error:
+        raise UserError(
+            Code.DECISION_REFUSED, f"this cannot be decided: {error.reason}", "Name something in its bounds."
+        ) from error
+    return node.decide(record, dry_run=dry_run)
+
+
+def _tell(result: DecisionResult, as_json: bool) -> None:
+    """Print what a decision has changed, or would change."""
+    if as_json:
+        echo(json.dumps(plain(result), indent=2))
+        return
+    begin = "signed" if result.signed else "not signed, this is a dry run"
+    changes = [f"{change.name}: {change.before} -> {change.after}" for change in result.changes]
+    echo("\n  ".join([f"{begin}; it changes:", *changes] if changes else [f"{begin}; no number changes"]))
+
+
+def _published(result: DecisionResult) -> int:
+    """Return the number of the invitation that was signed."""
+    if result.invitation is None:
+        raise UserError(
+            Code.DECISION_REFUSED,
+            "the node has signed the invitation, and does not know its number",
+            "Make another one; `sfnode organise status` counts them.",
+        )
+    return result.invitation
+
+
+def _members(node: SyncClient, find: str) -> list[MemberStatus]:
+    """Return all members whose key begins with `find`, asked for page by page."""
+    found: list[MemberStatus] = []
+    while page := node.members(offset=len(found), limit=PAGE, find=find).members:
+        found += page
+    return found
+
+
+def _member(node: SyncClient, name: str) -> int:
+    """Return the number of a member that is named by it, or by the first digits of its key."""
+    if len(name) < KEY_DIGITS and name.isdecimal():
+        return int(name)
+    digits = name.lower()
+    _check_digits(digits)
+    return int(_only(digits, [str(member.number) for member in _members(node, digits)], "members"))
+
+
+def _origin(node: SyncClient, digits: str) -> str:
+    """Return the key of the newcomer, or of the member, that begins so."""
+    _check_digits(digits)
+    if len(digits) == 64:
+        return digits
+    waiting = {one.origin for one in node.petitions().petitions if one.origin.startswith(digits)}
+    known = {one.origin for one in _members(node, digits)}
+    return _only(digits, sorted(waiting | known), "newcomers and members")
+
+
+def _check_digits(digits: str) -> None:
+    if not re.fullmatch(f"[0-9a-f]{{{KEY_DIGITS},64}}", digits):
+        raise UserError(
+            Code.BAD_OPTION,
+            f"{digits!r} names nobody: a key is given by {KEY_DIGITS} or more of its hex digits",
+            "`sfnode organise members` shows them.",
+        )
+
+
+def _only(digits: str, found: list[str], among: str) -> str:
+    if len(found) != 1:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"the keys of {len(found)} {among} begin with {digits}",
+            "Give more digits." if found else "`sfnode organise members` shows them.",
+        )
+    return found[0]
+
+
+def _lines(s: OrganiserStatus) -> list[str]:
+    here = "elsewhere" if s.organiser is None else f"here, {s.organiser}"
+    lines = [
+        f"run         {s.run_name} ({s.run_id[:16]}){', complete' if s.complete else ''}",
+        f"organiser   {here}; term {s.term}, {s.decisions} decisions",
+        f"epochs      {s.open_epoch} is open, {s.sealed} are sealed",
+        f"updates     {s.counted} of {s.budget} count",
+        f"members     {s.members}, {s.invitations} invitations"
+        + ("" if s.petitions is None else f", {s.petitions} newcomers wait"),
+        f"health      {_health(s)}",
+    ]
+    if s.incomplete:
+        lines.append("incomplete  decisions are lacking here that the last succession keeps")
+    if s.frozen:
+        lines.append(
+            "FROZEN      the organiser's key has signed two sequences: the deputies have to hand over"
+        )
+    if s.unsupported:
+        lines.append(
+            "UNKNOWN     a decision is of a later version, so what counts is not known: upgrade sfnode"
+        )
+    if s.behind:
+        lines.append(f"behind      {s.behind} updates that the organiser has named are not here yet")
+    lines += [f"evaluation  {_evaluation(one)}" for one in s.evaluations[-3:]]
+    return lines + [f"announced   {text}" for text in s.announcements]
+
+
+def _health(s: OrganiserStatus) -> str:
+    if s.health.latest is None:
+        return "nothing was evaluated yet"
+    if not s.health.worse:
+        return "OK"
+    others = " and ".join(_evaluation(one) for one in s.health.worse_than)
+    return f"WORSE: {_evaluation(s.health.latest)}, before {others}"
+
+
+def _evaluation(one: EpochEvaluation) -> str:
+    of = "base model" if one.base else f"epoch {one.epoch}"
+    return f"{of}: {one.metric} {one.value:.4g} ({one.low:.4g} to {one.high:.4g}), {one.count} rows"

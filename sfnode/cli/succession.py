@@ -1,0 +1,202 @@
+"""`sfnode organise hand-over` and `sign`: how the organiser's key changes hands.
+
+A succession is a file: a running node proposes it, deputies add their votes wherever their keys are, and any
+node of the run brings it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sfnode.cli.data_folder import running_node
+from sfnode.cli.options import data_dir_option, option
+from sfnode.cli.output import echo
+from sfnode.defaults import KEYS_DIR
+from sfnode.errors import Code, UserError
+from sfnode.schema.unchecked import plain
+
+if TYPE_CHECKING:
+    from sfnode.schema.organising import SuccessionFile
+    from sfnode.store.identity import Identity
+    from sfprotocol.messages import Authority, Succession
+
+MAX_FILE = 65_536
+"""Bytes of a file that is read: with the keys and votes of 64 deputies it has 20,000."""
+
+keys_dir_option = option(
+    "--keys-dir",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    default=KEYS_DIR,
+    show_default=True,
+    callback=lambda _context, _parameter, value: value.expanduser(),
+    help="Where the keys of organised runs are kept.",
+)
+dry_run_option = option("--dry-run", is_flag=True, help="Only say what would change.")
+
+
+@click.command("hand-over")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
+@option("--submit", is_flag=True, help="Bring FILE, which the deputies have signed, to the run.")
+@option("--key", metavar="HEX", help="Public key of the next organiser.  [default: a new one, in --keys-dir]")
+@option(
+    "--kept",
+    type=click.IntRange(min=0),
+    metavar="COUNT",
+    help="Decisions that stay, from the first one on.  [default: all that are here]",
+)
+@keys_dir_option
+@dry_run_option
+@data_dir_option
+def hand_over(
+    file: Path, submit: bool, key: str | None, kept: int | None, keys_dir: Path, dry_run: bool, data_dir: Path
+) -> None:
+    """Write to FILE the proposal that another key organises the run, for the deputies to `sign`.
+
+    Needs a running node of the run, whoever organises it; so does --submit, once there are enough votes.
+    """
+    node = running_node(data_dir)
+    if submit:
+        said = _read(file)
+        _echo_proposal(said)
+        if not dry_run:
+            node.succeed(said.model_dump())
+            echo("The node has taken it in and tells the others.")
+        return
+    if file.exists():
+        raise UserError(Code.BAD_OPTION, f"{file} exists already", "Name another file, or add --submit.")
+    made = None if key else _new_key(node.organising().run_id, keys_dir)
+    from sfnode.schema.organising import SuccessionFile
+
+    said = SuccessionFile.model_validate(
+        plain(node.propose((key or "").lower() if made is None else made[0].public.hex(), kept=kept))
+    )
+    _echo_proposal(said)
+    if dry_run:
+        return
+    if made:
+        from sfnode.store.run_keys import write_key
+
+        write_key(*made)
+        echo(f"wrote {made[1]}: the next organiser's key; show it to nobody")
+    _write(file, said)
+    echo(
+        f"wrote {file}: it takes {said.needed} votes of {len(said.deputies)} deputies (sfnode organise sign)"
+    )
+
+
+@click.command
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
+@option(
+    "--deputy-key",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="KEYFILE",
+    help="The deputy's key.  [default: the recovery key of the run in --keys-dir]",
+)
+@keys_dir_option
+@dry_run_option
+def sign(file: Path, deputy_key: Path | None, keys_dir: Path, dry_run: bool) -> None:
+    """Add a deputy's vote to a succession. Needs only FILE and the key: do it on a machine without a network.
+
+    Sign only one succession of a term: two void each other, and your vote.
+    """
+    from sfnode.store.run_keys import load_deputy_key, recovery_key
+    from sfprotocol.control_feed import succession_message
+
+    said = _read(file)
+    run_id = bytes.fromhex(said.run_id)
+    path = deputy_key or recovery_key(run_id, keys_dir)
+    deputies = [bytes.fromhex(deputy) for deputy in said.deputies]
+    identity = _unlocked(lambda passphrase: load_deputy_key(path, deputies, passphrase))
+    _echo_proposal(said)
+    if dry_run:
+        return
+    from sfnode.schema.organising import DeputyVote
+
+    authority, succession = _succession(said)
+    number = deputies.index(identity.public)
+    signature = identity.sign(succession_message(authority.run_id, succession)).hex()
+    others = [vote for vote in said.votes if vote.deputy != number]
+    votes = sorted([*others, DeputyVote(deputy=number, signature=signature)], key=lambda vote: vote.deputy)
+    signed = said.model_copy(update={"votes": votes})
+    _write(file, signed)
+    left = max(0, said.needed - _valid(signed))
+    echo(f"signed as deputy {number}" + (f"; {left} more votes are needed" if left else "; that is enough"))
+
+
+def _new_key(run_id: str, keys_dir: Path) -> tuple[Identity, Path]:
+    """Return a new organiser's key and where it is to lie. Raises UserError BAD_OPTION if one lies there."""
+    from sfnode.store.identity import Identity
+    from sfnode.store.run_keys import organiser_key
+
+    path = organiser_key(bytes.fromhex(run_id), keys_dir)
+    if path.exists():
+        raise UserError(
+            Code.BAD_OPTION,
+            f"{path} exists already, and a new key would take its place",
+            "Move it away, name another --keys-dir, or name the next organiser's public key with --key.",
+        )
+    return Identity.generate(), path
+
+
+def _read(file: Path) -> SuccessionFile:
+    """Read a succession. Raises UserError SUCCESSION_REFUSED."""
+    from sfnode.schema.organising import SuccessionFile
+
+    try:
+        with file.open("rb") as opened:
+            return SuccessionFile.model_validate_json(opened.read(MAX_FILE))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(
+            Code.SUCCESSION_REFUSED,
+            f"{file} is not a succession: {reason}",
+            "Copy it whole, as `sfnode organise hand-over` wrote it.",
+        ) from error
+
+
+def _write(file: Path, said: SuccessionFile) -> None:
+    from sfnode.store.disk_errors import disk_faults
+
+    with disk_faults(file):
+        file.write_text(said.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def _unlocked(load: Callable[[bytes | None], Identity]) -> Identity:
+    """Return the key, after asking for its passphrase if it has one."""
+    try:
+        return load(None)
+    except UserError as error:
+        if error.code is not Code.WRONG_PASSPHRASE:
+            raise
+    said: str = click.prompt("Passphrase of the key", hide_input=True, err=True)
+    return load(said.encode())
+
+
+def _succession(said: SuccessionFile) -> tuple[Authority, Succession]:
+    from sfprotocol.messages import Authority, Succession, Vote
+
+    deputies = tuple(bytes.fromhex(deputy) for deputy in said.deputies)
+    votes = tuple(Vote(vote.deputy, bytes.fromhex(vote.signature)) for vote in said.votes)
+    chain, key = bytes.fromhex(said.chain), bytes.fromhex(said.key)
+    authority = Authority(bytes.fromhex(said.run_id), b"", deputies, said.needed)
+    return authority, Succession(said.term, said.kept, chain, key, votes)
+
+
+def _valid(said: SuccessionFile) -> int:
+    """Return the number of votes that hold."""
+    from sfprotocol.control_feed import valid_votes
+
+    return len(valid_votes(*_succession(said)))
+
+
+def _echo_proposal(said: SuccessionFile) -> None:
+    echo(
+        f"run {said.run_name} ({said.run_id[:16]}): from term {said.term} on, key {said.key} signs;\n"
+        f"the first {said.kept} decisions stay (chain hash {said.chain[:16]}); "
+        f"{_valid(said)} of {said.needed} votes"
+    )

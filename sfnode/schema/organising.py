@@ -1,0 +1,193 @@
+"""What a node of an organised run tells of it, and what its owner asks of it: docs/json.md describes each."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from sfnode.schema.base import Answer
+from sfnode.schema.evaluation import Evaluation
+
+Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+"""A key or a hash, 32 bytes."""
+
+Hex64 = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
+"""A signature, 64 bytes."""
+
+MAX_RECORD = 400_000
+"""Hex digits of a decision that is asked for: twice MAX_DECISION fits."""
+
+_STRICT = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class EpochEvaluation(Evaluation):
+    """An evaluation on the validation rows that the organiser has published."""
+
+    epoch: int
+    """The sealed epoch whose model it is about; of the base model, when it was measured."""
+    base: bool
+    """Whether it is of the base model."""
+
+
+class HealthStatus(Answer):
+    """Whether the model is worse than it was: 95 % intervals that do not touch."""
+
+    worse: bool
+    latest: EpochEvaluation | None
+    base: EpochEvaluation | None
+    best: EpochEvaluation | None
+    worse_than: list[EpochEvaluation]
+
+
+class OrganiserStatus(Answer):
+    """`GET /organising`: an organised run as this node knows it. Epochs are labels, counted from 0."""
+
+    run_id: str
+    run_name: str
+    term: int
+    """Number of successions that led to the key that signs now."""
+    decisions: int
+    chain: str
+    """The chain hash after them."""
+    incomplete: bool
+    """Whether decisions are lacking that the last succession keeps."""
+    frozen: bool
+    """Whether the key of this term has signed two sequences: the deputies have to name another."""
+    unsupported: bool
+    """Whether a decision is beyond this version of sfnode."""
+    open_epoch: int
+    sealed: int
+    """Epochs that are sealed."""
+    counted: int
+    """Updates that count by these seals."""
+    budget: int
+    complete: bool
+    quota: int
+    """Updates of one feed with one label that an admission allows unless it says otherwise."""
+    members: int
+    invitations: int
+    behind: int
+    """Updates that the organiser has named and that are not here."""
+    organiser: str | None
+    """State of the organiser on this node; None if its key is elsewhere."""
+    petitions: int | None
+    """Newcomers that wait for the owner; None where the organiser is elsewhere."""
+    health: HealthStatus
+    evaluations: list[EpochEvaluation]
+    """The last ones, oldest first."""
+    announcements: list[str]
+    """The last ones, oldest first."""
+
+
+class MemberStatus(Answer):
+    """An origin that the organiser has admitted."""
+
+    number: int
+    origin: str
+    quota: int
+    invitation: int | None
+    """Number of the invitation by which it came, counted from 1; None without one."""
+    revoked: int | None
+    """The first epoch label with which nothing of it counts; None if it was not revoked."""
+    counted: int
+    """Updates of it that count."""
+
+
+class Members(Answer):
+    """`GET /organising/members`: a page of the members."""
+
+    total: int
+    """How many match, on all pages."""
+    offset: int
+    members: list[MemberStatus]
+
+
+class PetitionStatus(Answer):
+    """A newcomer that waits for the owner."""
+
+    origin: str
+    work: int
+    """Leading zero bits of its proof of work."""
+    invitation: int | None
+    """Number of the invitation that it shows, counted from 1; None without one."""
+    invited: bool
+    """Whether this invitation holds."""
+
+
+class PetitionList(Answer):
+    """`GET /organising/petitions`."""
+
+    petitions: list[PetitionStatus]
+
+
+class DecisionRequest(Answer):
+    """`POST /organising/decision`: a wish of the owner's."""
+
+    model_config = _STRICT
+
+    decision: str = Field(pattern="^([0-9a-f]{2})+$", max_length=MAX_RECORD)
+    """As it is encoded (SPEC O2), in hex."""
+    dry_run: bool = False
+    """Only say what would change."""
+
+
+class Change(Answer):
+    """A number of the run that a decision changes."""
+
+    name: str
+    before: int
+    after: int
+
+
+class DecisionResult(Answer):
+    """The answer to a wish that holds."""
+
+    signed: bool
+    """False for a dry run."""
+    changes: list[Change]
+    invitation: int | None
+    """Number of the invitation that was published, counted from 1."""
+
+
+class DeputyVote(Answer):
+    """The signature of one deputy."""
+
+    model_config = _STRICT
+
+    deputy: int = Field(ge=0)
+    """Place in the manifest, counted from 0."""
+    signature: Hex64
+
+
+class SuccessionFile(Answer):
+    """A succession that deputies sign: a file, `POST /organising/succession`, and the answer to a proposal.
+
+    It holds all that they need for that, so that they sign on a machine without a network.
+    """
+
+    model_config = _STRICT
+
+    run_id: Hex32
+    run_name: str = Field(max_length=64)
+    term: int = Field(ge=1, lt=1 << 32)
+    kept: int = Field(ge=0, lt=1 << 63)
+    """Number of decisions that stay."""
+    chain: Hex32
+    """The chain hash after them."""
+    key: Hex32
+    """The public key that signs from there on."""
+    deputies: list[Hex32] = Field(max_length=64)
+    needed: int = Field(ge=1)
+    """Votes that it takes."""
+    votes: list[DeputyVote] = Field(default=[], max_length=64)
+
+
+class ProposalQuery(Answer):
+    """`GET /organising/succession`: propose this key."""
+
+    model_config = _STRICT
+
+    key: Hex32
+    kept: int | None = Field(default=None, ge=0)
+    """Decisions that stay; None: all that are here."""

@@ -1,0 +1,221 @@
+"""`sfnode organise`: what the owner sees, what is signed and what is not, how the key is passed on."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sfnode.organising.admission import invitation_key
+from sfnode.store.identity import Identity
+from sfprotocol import invitation
+from sfprotocol.decisions import Admit, Announce, Evaluated, Invite
+from sfprotocol.messages import Petition
+from tests.cli.helpers import Ended
+from tests.control.organised_node import DEPUTIES, QUOTA, OrganisedNode
+from tests.protocol.feeds import origin_of, signing_key
+
+Run = Callable[..., Ended]
+
+A, B = origin_of("a"), origin_of("b")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[OrganisedNode]:
+    """A node that has the organiser's key and runs in the folder `node`."""
+    made = OrganisedNode()
+    with made.served(tmp_path / "node"):
+        yield made
+
+
+@pytest.fixture
+def organise(node: OrganisedNode, tmp_path: Path, sfnode: Run) -> Run:
+    def run(command: str, *arguments: object) -> Ended:
+        return sfnode("organise", command, "--data-dir", tmp_path / "node", *arguments)
+
+    return run
+
+
+# -- looking -----------------------------------------------------------------------------------------
+
+
+def test_status_shows_what_an_owner_has_to_know(node: OrganisedNode, organise: Run) -> None:
+    assert "health      nothing was evaluated yet" in organise("status").out
+    node.decide(Admit(A, QUOTA, 0), Announce("on Monday"))
+    node.decide(Evaluated(0, "accuracy", 80_000_000, 75_000_000, 85_000_000, 400_000, 100))
+    node.decide(Evaluated(1, "accuracy", 60_000_000, 55_000_000, 65_000_000, 600_000, 100))
+    said = organise("status")
+    assert said.status == 0
+    assert "organiser   here, organising; term 0, 4 decisions" in said.out
+    assert "members     1, 0 invitations, 0 newcomers wait" in said.out
+    assert "health      WORSE: epoch 1: accuracy 60" in said.out
+    assert "announced   on Monday" in said.out
+    assert json.loads(organise("status", "--json").out)["health"]["worse"] is True
+
+
+def test_members_are_listed_with_those_who_wait(node: OrganisedNode, organise: Run) -> None:
+    node.decide(Admit(A, QUOTA, 0))
+    node.desk.waiting.append(Petition(B, 0, 3, bytes(64), bytes(64)))
+    said = organise("members").out.splitlines()
+    assert said == [
+        f"     0 {A.hex()[:16]}  0 count, quota {QUOTA}",
+        f" waits {B.hex()[:16]}  work of 0 bits, shows invitation 3 (which does not hold)",
+    ]
+    assert organise("members", "--waiting").out.splitlines() == said[1:]
+    both = json.loads(organise("members", "--json").out)
+    assert [one["origin"] for one in (*both["members"], *both["petitions"])] == [A.hex(), B.hex()]
+
+
+# -- deciding ----------------------------------------------------------------------------------------
+
+WISHES = [
+    (["invite"], "invitations: 1 -> 2"),
+    (["admit", B.hex()], "members: 1 -> 2"),
+    (["revoke", "0"], "revoked members: 0 -> 1"),
+    (["revoke", A.hex()[:8]], "revoked members: 0 -> 1"),
+    (["revoke", "--invitation", "1"], "revoked invitations: 0 -> 1"),
+    (["budget", "99"], "update budget: 6400 -> 99"),
+    (["end", "--yes"], "run complete: 0 -> 1"),
+    (["announce", "hello"], "no number changes"),
+]
+
+
+@pytest.mark.parametrize(("wish", "says"), WISHES, ids=lambda value: str(value[0]))
+def test_a_dry_run_says_what_changes_and_the_same_without_it_changes_that(
+    wish: list[str], says: str, node: OrganisedNode, organise: Run
+) -> None:
+    node.decide(Admit(A, QUOTA, 0), Invite(bytes(32), 1))
+    says = says.replace("6400", str(node.organised.counting.budget))
+    dry = organise(*wish, "--dry-run")
+    assert (dry.status, dry.err) == (0, "")
+    assert dry.out.startswith("not signed, this is a dry run; ")
+    assert says in dry.out
+    assert node.organised.counting.decisions == 2
+    signed = organise(*wish)
+    assert signed.status == 0
+    assert wish == ["invite"] or says in signed.out
+    assert node.organised.counting.decisions == 3
+
+
+def test_an_invitation_is_a_link_with_the_secret_of_the_key_that_was_published(
+    node: OrganisedNode, organise: Run
+) -> None:
+    ended = organise("invite", "--uses", "5")
+    assert ended.out.startswith("sfnode join sfnode:")
+    said = invitation.read(ended.out.removeprefix("sfnode join "))
+    assert said.ticket is not None
+    assert (said.run_id, said.ticket.invitation) == (node.manifest.run_id, 1)
+    (published,) = node.organised.counting.invitations
+    key = invitation_key(node.manifest.run_id, said.ticket.secret).public_key().public_bytes_raw()
+    assert (published.key, published.uses) == (key, 5)
+    assert said.ticket.secret.hex() not in ended.err
+
+
+def test_a_newcomer_that_waits_is_admitted_by_the_first_digits_of_its_key(
+    node: OrganisedNode, organise: Run
+) -> None:
+    node.desk.waiting.append(Petition(B, 0, 0, b"", bytes(64)))
+    assert organise("admit", B.hex()[:8]).status == 0
+    (member,) = node.organised.counting.members
+    assert (member.origin, member.quota) == (B, QUOTA)
+    assert organise("admit", B.hex(), "--quota", "77").status == 0
+    assert node.organised.counting.members[0].quota == 77
+
+
+@pytest.mark.parametrize(
+    ("wish", "number", "says"),
+    [
+        (["admit", "00000000"], "SF010", "the keys of 0 newcomers and members begin with 00000000"),
+        (["admit", "hello"], "SF010", "8 or more of its hex digits"),
+        (["revoke", "7"], "SF066", "no such member"),
+        (["void", "0-3"], "SF066", "nothing counts by the seals of these epochs"),
+        (["announce", "x" * 1001], "SF066", "1000 bytes at most"),
+        (["announce", "\x1b[31mred"], "SF066", "that can be seen"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_makes_no_sense_is_refused(wish: list[str], number: str, says: str, organise: Run) -> None:
+    ended = organise(*wish)
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith(f"sfnode: {number}: ")
+    assert says in ended.err
+
+
+def test_only_the_node_with_the_key_is_told_what_to_decide(node: OrganisedNode, organise: Run) -> None:
+    node.api.organising = None
+    assert organise("end", "--yes").err.startswith("sfnode: SF065: ")
+    assert organise("end", "--dry-run").status == 0
+
+
+@pytest.mark.parametrize("answer", ["", "\n", "n\n"], ids=repr)
+def test_nobody_ends_a_run_by_a_slip(
+    answer: str, node: OrganisedNode, organise: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    assert organise("end").status == 130
+    assert not node.organised.counting.finished
+
+
+# -- handing over ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """A folder with a key file for each deputy, and one of a stranger."""
+    folder = tmp_path / "deputies"
+    folder.mkdir()
+    for name in (*DEPUTIES, "stranger"):
+        Identity._of(signing_key(name)).write(folder / name)
+    return folder
+
+
+def test_a_run_passes_to_another_key_by_a_file_that_deputies_sign(
+    node: OrganisedNode, organise: Run, sfnode: Run, keys: Path, tmp_path: Path
+) -> None:
+    file, keys_dir = tmp_path / "succession.json", tmp_path / "keys"
+    made = organise("hand-over", file, "--keys-dir", keys_dir)
+    assert made.status == 0, made.err
+    assert organise("hand-over", file, "--submit").err.startswith("sfnode: SF067: ")
+    first = sfnode("organise", "sign", file, "--deputy-key", keys / "d3")
+    assert "signed as deputy 2; 1 more votes are needed" in first.out
+    again = sfnode("organise", "sign", file, "--deputy-key", keys / "d3")
+    assert "1 more votes are needed" in again.out
+    assert "that is enough" in sfnode("organise", "sign", file, "--deputy-key", keys / "d1").out
+    assert organise("hand-over", file, "--submit", "--dry-run").status == 0
+    assert node.organised.control.feed.term == 0
+    assert organise("hand-over", file, "--submit").status == 0
+    feed = node.organised.control.feed
+    assert feed.term == 1
+    assert feed.key == Identity.read(keys_dir / node.manifest.run_id.hex()).public
+
+
+def test_a_dry_run_of_a_hand_over_or_a_vote_writes_nothing(
+    organise: Run, sfnode: Run, keys: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "succession.json"
+    assert organise("hand-over", file, "--keys-dir", tmp_path / "keys", "--dry-run").status == 0
+    assert not file.exists()
+    assert not (tmp_path / "keys").exists()
+    assert organise("hand-over", file, "--key", B.hex()).status == 0
+    before = file.read_text()
+    assert sfnode("organise", "sign", file, "--deputy-key", keys / "d1", "--dry-run").status == 0
+    assert file.read_text() == before
+
+
+def test_only_deputies_sign_and_no_key_and_no_file_is_overwritten(
+    node: OrganisedNode, organise: Run, sfnode: Run, keys: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "succession.json"
+    assert organise("hand-over", file, "--key", B.hex()).status == 0
+    assert sfnode("organise", "sign", file, "--deputy-key", keys / "stranger").err.startswith("sfnode: SF045")
+    assert sfnode("organise", "sign", file).err.startswith("sfnode: SF044")
+    assert "exists already" in organise("hand-over", file, "--key", B.hex()).err
+    key = tmp_path / "keys" / node.manifest.run_id.hex()
+    key.parent.mkdir()
+    key.write_text("ours")
+    assert "would take its place" in organise("hand-over", tmp_path / "b", "--keys-dir", key.parent).err
+    file.write_text("{}")
+    assert sfnode("organise", "sign", file).err.startswith("sfnode: SF067")

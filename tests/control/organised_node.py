@@ -1,0 +1,109 @@
+"""The control API of a node of an organised run: a real machine, a desk that signs wishes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+from sfnode.control.server import serve
+from sfnode.manifest import Manifest
+from sfnode.models.manifest_builder import default_manifest
+from sfnode.organising import wishes
+from sfnode.organising.organiser import State
+from sfnode.peers.invitations import invite
+from sfnode.store.data_folder import Layout
+from sfprotocol import decisions
+from sfprotocol.decisions import Decision
+from sfprotocol.events import Event, OwnDecision
+from sfprotocol.messages import Petition
+from tests.protocol.feeds import origin_of
+from tests.protocol.swarm import Swarm
+
+DEPUTIES = ("d1", "d2", "d3")
+QUOTA = 40
+ADDRESS = "/ip4/9.9.9.9/tcp/31337/p2p/QmSelf"
+
+
+def organised_run() -> Manifest:
+    fields = default_manifest().fields()
+    fields["admission"] = "organised"
+    fields["organised"] = {
+        "organiser": origin_of("organiser").hex(),
+        "deputies": [origin_of(name).hex() for name in DEPUTIES],
+        "votes": 2,
+        "quota": QUOTA,
+    }
+    fields["training"] |= {"schedule": "constant"}
+    return Manifest.model_validate(fields)
+
+
+class Desk:
+    """An organiser that signs at once whatever holds."""
+
+    def __init__(self, node: OrganisedNode) -> None:
+        self.state = State.ORGANISING
+        self.waiting: list[Petition] = []
+        self._node = node
+
+    def petitions(self) -> list[Petition]:
+        return self.waiting
+
+    async def wish(self, decision: Decision) -> str | None:
+        reason = wishes.refusal(self._node.organised.counting, decision)
+        if reason is None:
+            self._node.decide(decision)
+        return reason
+
+
+class OrganisedNode:
+    """Node "a" of a run; `api` stands for it in the control API."""
+
+    def __init__(self) -> None:
+        self.manifest = organised_run()
+        self.swarm = Swarm(run=self.manifest.parameters(), organiser="a")
+        self.swarm.add("a")
+        organised = self.swarm["a"].machine.organised
+        assert organised is not None
+        self.organised = organised
+        self.desk = Desk(self)
+        self.api: Any = Mock()
+        self.api.manifest = self.manifest
+        self.api.machine = self.swarm["a"].machine
+        self.api.driver.post = self.post
+        self.api.organising = self.desk
+        self.api.views.invitation = lambda: invite(self.manifest, [ADDRESS], [])
+
+    def post(self, event: Event) -> None:
+        self.swarm["a"].handle(event)
+
+    def decide(self, *said: Decision) -> None:
+        for decision in said:
+            self.post(OwnDecision(decisions.encode(decision)))
+
+    @contextmanager
+    def served(self, folder: Path) -> Iterator[None]:
+        """Answer on the control socket of this folder, from another thread."""
+        folder.mkdir()
+        loop, ready = asyncio.new_event_loop(), threading.Event()
+        ended = asyncio.Event()
+
+        async def live() -> None:
+            close = await serve(self.api, Layout(folder).control_socket)
+            ready.set()
+            await ended.wait()
+            await close()
+
+        thread = threading.Thread(target=loop.run_until_complete, args=(live(),), daemon=True)
+        thread.start()
+        assert ready.wait(10)
+        try:
+            yield
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+            thread.join()
+            loop.close()

@@ -1,0 +1,210 @@
+"""The control API of an organised run: what any node tells of it, and what only the organiser's does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sfnode.control.client import Client
+from sfnode.control.server import serve
+from sfnode.errors import Code, UserError
+from sfnode.organising.admission import work
+from sfnode.organising.organiser import State
+from sfnode.schema import DecisionResult
+from sfprotocol import decisions
+from sfprotocol.control_feed import succession_message
+from sfprotocol.decisions import Admit, Announce, Budget, Evaluated, Finish, Invite, Revoke, Seal
+from sfprotocol.messages import Petition, Succession
+from tests.control.organised_node import DEPUTIES, QUOTA, OrganisedNode
+from tests.protocol.feeds import origin_of, signing_key
+
+A, B = origin_of("a"), origin_of("b")
+
+
+@pytest.fixture
+def node() -> OrganisedNode:
+    return OrganisedNode()
+
+
+@pytest.fixture
+async def client(node: OrganisedNode, tmp_path: Path) -> AsyncIterator[Client]:
+    close = await serve(node.api, tmp_path / "control.sock")
+    yield Client(tmp_path / "control.sock")
+    await close()
+
+
+async def refused(call: object) -> UserError:
+    with pytest.raises(UserError) as refusal:
+        await call  # type: ignore[misc]
+    return refusal.value
+
+
+def changes(result: DecisionResult) -> list[tuple[str, int, int]]:
+    return [(change.name, change.before, change.after) for change in result.changes]
+
+
+# -- status ------------------------------------------------------------------------------------------
+
+
+async def test_any_node_tells_how_the_run_is_organised(node: OrganisedNode, client: Client) -> None:
+    node.api.organising = None
+    node.decide(Admit(A, QUOTA, 0), Invite(B, 5), Budget(99), Announce("we move on Monday"))
+    said = await client.organising()
+    assert said.run_id == node.manifest.run_id.hex()
+    assert (said.term, said.decisions, said.frozen, said.unsupported) == (0, 4, False, False)
+    assert (said.open_epoch, said.sealed, said.counted, said.budget) == (0, 0, 0, 99)
+    assert (said.members, said.invitations, said.quota, said.behind) == (1, 1, QUOTA, 0)
+    assert (said.organiser, said.petitions) == (None, None)
+    assert said.announcements == ["we move on Monday"]
+    assert not said.complete
+
+
+async def test_the_node_with_the_key_tells_the_state_of_its_organiser(
+    node: OrganisedNode, client: Client
+) -> None:
+    node.desk.state = State.RESTARTED
+    said = await client.organising()
+    assert (said.organiser, said.petitions) == ("restarted", 0)
+
+
+async def test_health_follows_from_the_published_evaluations(node: OrganisedNode, client: Client) -> None:
+    assert (await client.organising()).health.latest is None
+    node.decide(Evaluated(0, "base accuracy", 50_000_000, 45_000_000, 55_000_000, 700_000, 100))
+    node.decide(Evaluated(0, "accuracy", 80_000_000, 75_000_000, 85_000_000, 400_000, 100))
+    fine = (await client.organising()).health
+    assert (fine.worse, fine.latest and fine.latest.value, fine.base and fine.base.value) == (
+        False,
+        80.0,
+        50.0,
+    )
+    node.decide(Evaluated(1, "accuracy", 60_000_000, 55_000_000, 65_000_000, 600_000, 100))
+    said = await client.organising()
+    assert said.health.worse
+    assert [(one.epoch, one.high) for one in said.health.worse_than] == [(0, 85.0)]
+    assert [(one.epoch, one.base, one.metric) for one in said.evaluations] == [
+        (0, True, "accuracy"),
+        (0, False, "accuracy"),
+        (1, False, "accuracy"),
+    ]
+
+
+async def test_an_open_run_has_nothing_of_this(node: OrganisedNode, client: Client) -> None:
+    node.api.machine.organised = None
+    for call in (client.organising(), client.members(), client.petitions(), client.decide(b"\x92\x12\x90")):
+        assert (await refused(call)).code == Code.RUN_IS_OPEN
+
+
+# -- members and petitions ---------------------------------------------------------------------------
+
+
+async def test_members_come_page_by_page_and_by_their_keys(node: OrganisedNode, client: Client) -> None:
+    node.decide(Invite(bytes(32), 1), Admit(A, 7, 1), Admit(B, 8, 0), Revoke(1, 3))
+    first, second = (await client.members()).members
+    assert (first.number, first.origin, first.quota, first.invitation, first.revoked) == (
+        0,
+        A.hex(),
+        7,
+        1,
+        None,
+    )
+    assert (second.number, second.origin, second.invitation, second.revoked) == (1, B.hex(), None, 3)
+    page = await client.members(offset=1, limit=1)
+    assert (page.total, page.offset, page.members) == (2, 1, [second])
+    assert (await client.members(find=B.hex()[:9])).members == [second]
+
+
+async def test_petitions_tell_what_speaks_for_a_newcomer(node: OrganisedNode, client: Client) -> None:
+    node.desk.waiting.append(Petition(B, 77, 1, bytes(64), bytes(64)))
+    (petition,) = (await client.petitions()).petitions
+    assert (petition.origin, petition.invitation, petition.invited) == (B.hex(), 1, False)
+    assert petition.work == work(node.manifest.run_id, B, 77)
+    node.api.organising = None
+    assert (await client.petitions()).petitions == []
+
+
+# -- decisions ---------------------------------------------------------------------------------------
+
+
+async def test_a_dry_run_says_what_would_change_and_changes_nothing(
+    node: OrganisedNode, client: Client
+) -> None:
+    node.api.organising = None  # anybody may ask
+    result = await client.decide(decisions.encode(Finish()), dry_run=True)
+    assert not result.signed
+    assert [(change.name, change.before, change.after) for change in result.changes] == [
+        ("run complete", 0, 1)
+    ]
+    assert not node.organised.counting.finished
+
+
+async def test_a_wish_that_holds_is_signed(node: OrganisedNode, client: Client) -> None:
+    result = await client.decide(decisions.encode(Admit(B, 9, 0)))
+    assert result.signed
+    assert changes(result) == [("members", 0, 1), ("quotas", 0, 9)]
+    assert [member.origin for member in node.organised.counting.members] == [B]
+
+
+async def test_who_publishes_an_invitation_learns_its_number(client: Client) -> None:
+    for number in (1, 2):
+        result = await client.decide(decisions.encode(Invite(bytes([number]) * 32, 1)))
+        assert result.invitation == number
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("wish", [Revoke(5, 0), Seal(0, (), (), bytes(32), 1, ())], ids=["no-op", "seal"])
+async def test_a_wish_that_changes_nothing_is_refused_with_the_reason(
+    wish: decisions.Decision, dry_run: bool, node: OrganisedNode, client: Client
+) -> None:
+    refusal = await refused(client.decide(decisions.encode(wish), dry_run=dry_run))
+    assert refusal.code == Code.DECISION_REFUSED
+    assert node.organised.counting.decisions == 0
+
+
+async def test_what_is_no_decision_is_refused(client: Client) -> None:
+    assert (await refused(client.decide(b"\x00"))).code == Code.DECISION_REFUSED
+
+
+async def test_only_a_node_whose_organiser_signs_takes_wishes(node: OrganisedNode, client: Client) -> None:
+    wish = decisions.encode(Finish())
+    node.desk.state = State.RESTARTED
+    assert (await refused(client.decide(wish))).code == Code.ORGANISER_NEEDED
+    node.api.organising = None
+    assert (await refused(client.decide(wish))).code == Code.ORGANISER_NEEDED
+
+
+# -- successions -------------------------------------------------------------------------------------
+
+
+async def test_a_proposal_with_enough_votes_takes_the_run_over(node: OrganisedNode, client: Client) -> None:
+    node.decide(Budget(99), Budget(100))
+    said = await client.propose(B.hex(), kept=1)
+    assert (said.term, said.kept, said.needed) == (1, 1, 2)
+    assert said.chain == node.organised.control.feed.chains[1].hex()
+    assert said.deputies == [origin_of(name).hex() for name in DEPUTIES]
+
+    succession = Succession(1, 1, bytes.fromhex(said.chain), B, ())
+    message = succession_message(node.manifest.run_id, succession)
+    votes = [
+        {"deputy": number, "signature": signing_key(name).sign(message).hex()}
+        for number, name in enumerate(DEPUTIES)
+    ]
+    forged = {"deputy": 1, "signature": votes[0]["signature"]}
+    few = await refused(client.succeed(said.model_dump() | {"votes": [votes[0], forged]}))
+    assert few.code == Code.SUCCESSION_REFUSED
+    assert "1 of its votes hold" in few.what
+    assert node.organised.control.feed.term == 0
+
+    await client.succeed(said.model_dump() | {"votes": [votes[0], votes[2]]})
+    assert (node.organised.control.feed.term, node.organised.counting.budget) == (1, 99)
+    assert (await client.propose(B.hex())).term == 2
+
+
+async def test_a_succession_of_another_run_is_refused(node: OrganisedNode, client: Client) -> None:
+    said = (await client.propose(B.hex())).model_dump() | {"run_id": "00" * 32}
+    assert (await refused(client.succeed(said))).code == Code.WRONG_RUN
+
+
+async def test_nobody_keeps_more_decisions_than_there_are(client: Client) -> None:
+    assert (await refused(client.propose(B.hex(), kept=1))).code == Code.SUCCESSION_REFUSED
