@@ -284,7 +284,7 @@ class Manifest(Section):
     data: Data
     training: Training = Training()
     extensions: dict[ExtensionKind, HexBytes] = Field(default_factory=dict)
-    """What later versions add, by kind. Who does not know an even kind cannot take part (SPEC M5)."""
+    """Fields that later versions add, by kind. Who does not know an even kind cannot take part (SPEC M5)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:

@@ -34,7 +34,7 @@ _HEAD = b"sfnode-decision"
 _SUCCESSION = b"sfnode-succession"
 
 MAX_DEPUTIES = 64
-"""Of a run: as many signatures are checked for a succession."""
+"""Deputies of a run: as many signatures are checked for a succession."""
 
 MAX_TERMS = 64
 """Terms of which successions are kept, the highest: only a majority of the deputies can make more of them."""
@@ -88,13 +88,13 @@ class ControlFeed:
         self.chains = [genesis(authority.run_id)]
         """Chain hashes, after 0, 1, ... decisions."""
         self.forks: dict[int, ControlFork] = {}
-        """Of each term with one key the one at the lowest position."""
+        """The fork at the lowest position, by term, of those with one key."""
         self.successions: dict[bytes, Succession] = {}
-        """By what was signed: of each term one, or the lowest two, which void each other."""
+        """Successions by what was signed: of each term one, or the lowest two, which void each other."""
         self.succession: Succession | None = None
         """The succession that counts: that of the highest term that has only one."""
         self._sizes = [0]
-        """What is kept for the first 0, 1, ... decisions, in bytes (see MAX_CONTROL)."""
+        """Bytes that are kept for the first 0, 1, ... decisions (see MAX_CONTROL)."""
 
     @property
     def stop(self) -> int:

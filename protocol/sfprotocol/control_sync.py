@@ -15,7 +15,7 @@ from sfprotocol import decisions
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit, Revoke, RevokeInvitation
-from sfprotocol.errors import LocalProtocolError
+from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import Action, Counters, KeepAuthority, KeepControl, LinkId, Transmit
 from sfprotocol.frontier import Frontier
 from sfprotocol.link import Link
@@ -45,7 +45,7 @@ PAGE_BYTES = 200 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a node has kept of the control feed."""
+    """The part of the control feed that a node has kept."""
 
     entries: tuple[Entry, ...] = ()
     authority: tuple[Succession | ControlFork, ...] = ()
@@ -81,13 +81,16 @@ class ControlSync:
         self._sign = sign
         for message in kept.authority:
             self._take_authority(message)
-        self.feed.add(0, kept.entries)
+        if self.feed.add(0, kept.entries) != len(kept.entries):
+            raise RemoteProtocolError(
+                "O3", "what was kept of the control feed does not follow, or is not signed"
+            )
         self._refold()
         self.changed = set()
 
     @property
     def counting(self) -> Counting:
-        """What counts by the decisions that are here."""
+        """The state of the run by the decisions that are here."""
         return self._counting
 
     def hold(self, sign: Sign) -> None:

@@ -1,4 +1,4 @@
-"""What counts in an organised run, as a function of its decisions alone (SPEC O5-O8).
+"""The state of an organised run: what counts, as a function of its decisions alone (SPEC O5-O8).
 
 A fold: decisions go in, in the order of the control feed, and nothing else does. A decision whose conditions
 do not hold where it stands changes nothing, for everybody. This module knows no updates: of a feed it says
@@ -58,7 +58,7 @@ class Run(NamedTuple):
 
     stop: int
     factor: int
-    """In units of 2^-12; FACTOR_ONE for steps that no seal has judged yet."""
+    """Factor in units of 2^-12; FACTOR_ONE for steps that no seal has judged yet."""
 
 
 class Landmark(NamedTuple):
@@ -67,7 +67,7 @@ class Landmark(NamedTuple):
     stop: int
     salt: bytes
     tag: bytes
-    """Of the chain hash after `stop` steps."""
+    """Tag of the chain hash after `stop` steps."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Invitation:
     key: bytes
     uses: int
     revoked: int = NEVER
-    """As for a member, for all who came by it."""
+    """The epoch from which on all who came by it are revoked."""
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class Member:
 
 @dataclass(slots=True)
 class _Feed:
-    """What closes have named of one feed and no Amend has taken back: in each list a place for each close."""
+    """Steps that closes have named of one feed and no Amend has taken back: in each list a place for each close."""
 
     epochs: array[int] = field(default_factory=lambda: array("H"))
     """Ascending."""
@@ -173,9 +173,9 @@ class Counting:
         self._member_of: dict[bytes, int] = {}
         self._closes: list[_Closed] = []
         self._voidable = bytearray()
-        """For each epoch 1, or 0 once everything that its close has named is void."""
+        """A byte for each epoch: 1, or 0 once everything that its close has named is void."""
         self._feeds: dict[int, _Feed] = {}
-        """By number, those of which something was named."""
+        """Feeds, by number, of which something was named."""
         self._rates = [RateFrom(0, rate)]
 
     # -- what others ask ---------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class Move(NamedTuple):
     feed: int
     """Number of the feed."""
     steps: int
-    """How many, beyond the last one named before."""
+    """Number of steps beyond the last one named before."""
     tag: bytes
     """The first 8 bytes of BLAKE2b-256(salt | chain hash after the last of them): which history is meant.
     The salt is drawn for the close, so that nobody can prepare two histories with one tag."""
@@ -65,7 +65,7 @@ class RateFrom(NamedTuple):
 
     epoch: int
     rate: int
-    """In units of 2^-32."""
+    """Rate in units of 2^-32."""
 
 
 class Extension(NamedTuple):
@@ -95,7 +95,7 @@ class Seal:
     digest: bytes
     """The named digest after the close of `epoch` (SPEC O10); 32 bytes."""
     factor: int
-    """Of everything that this seal counts, in units of 2^-12."""
+    """Factor of everything that this seal counts, in units of 2^-12."""
     rates: tuple[RateFrom, ...]
     """Rates of coming epochs."""
 

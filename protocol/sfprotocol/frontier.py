@@ -42,9 +42,9 @@ class FeedState:
     forked_chain: bytes = b""
     """The chain head there."""
     named: int = 0
-    """In an organised run: the first step that no close has named. Forks do not cut below it (SPEC O7)."""
+    """The first step that no close has named, in an organised run. Forks do not cut below it (SPEC O7)."""
     ended: int = UNCUT
-    """In an organised run: the step at which the organiser has ended the feed."""
+    """The step at which the organiser has ended the feed."""
     stopped: int = UNCUT
     """The step from which on updates do not count that we have seen: behind a cut, or of a revoked origin."""
 
@@ -92,9 +92,9 @@ class Frontier:
     def __init__(self, run: RunParameters) -> None:
         self.run = run
         self.counting: Counting | None = None
-        """What the organiser has decided; None in an open run. Set and changed by `control_sync`."""
+        """State of the run by the organiser's decisions; None in an open run. `control_sync` sets it."""
         self.control = b""
-        """What the state digest says of the control feed (SPEC O10)."""
+        """The part of the state digest that tells of the control feed (SPEC O10)."""
         self.known = 0
         self._states: dict[Feed, FeedState] = {}
         self._order: list[Feed] = []

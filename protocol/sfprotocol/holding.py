@@ -1,4 +1,4 @@
-"""What may be held of a feed in an organised run (SPEC O6), and whether it is the history that was named.
+"""Rules for what may be held of a feed in an organised run (SPEC O6), and whose history it is.
 
 Both depend on the feed's own updates and on the decisions so far, never on the order in which anything has
 arrived: what may not be held yet may be held once the decisions are here.

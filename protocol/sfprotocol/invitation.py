@@ -60,7 +60,7 @@ class Contact(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """What admits whoever follows a link to an organised run (SPEC N5)."""
+    """The ticket that admits whoever follows a link to an organised run (SPEC N5)."""
 
     invitation: int
     """Number of the invitation in the control feed, counted from 1."""

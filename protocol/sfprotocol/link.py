@@ -183,9 +183,9 @@ class ControlKnown:
     """The two sides' knowledge of each other's control feed, in an organised run (SPEC O12)."""
 
     told: ControlHead | None = None
-    """What the peer was last told of ours."""
+    """Our head as the peer was last told it."""
     theirs: ControlHead | None = None
-    """What the peer last told of its own."""
+    """The peer's head as it last told it."""
     sent: int = 0
     """The position up to which it was sent decisions that it asked for."""
     asked_at: float = float("-inf")

@@ -40,7 +40,7 @@ class RunParameters:
     organised: Authority | None = None
     """Those whose decisions say what counts; None in an open run."""
     rate: int = 0
-    """Of updates in an organised run until a seal says otherwise, in units of 2^-32."""
+    """Rate of updates in an organised run until a seal says otherwise, in units of 2^-32."""
     subspace_epochs: int = 1
     """Epochs that share one subspace; 1 in an open run."""
 
@@ -259,7 +259,7 @@ class Entry(NamedTuple):
     record: bytes
     """See `decisions.encode`."""
     signature: bytes
-    """By the key of the term, over `decision_message`."""
+    """Signature by the key of the term, over `decision_message`."""
 
 
 class Vote(NamedTuple):
@@ -295,7 +295,7 @@ class ControlFork:
 
 @dataclass(frozen=True, slots=True)
 class ControlHead:
-    """How much of the control feed the sender has (SPEC O12)."""
+    """The extent to which the sender has the control feed (SPEC O12)."""
 
     term: int
     stop: int
@@ -330,7 +330,7 @@ class Petition:
     voucher: bytes
     """The invitation key's signature of the origin; empty without an invitation."""
     signature: bytes
-    """By the origin."""
+    """The origin's signature."""
 
 
 @dataclass(frozen=True, slots=True)

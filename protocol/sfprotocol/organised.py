@@ -79,7 +79,7 @@ class Organised:
 
     @property
     def counting(self) -> Counting:
-        """What counts by the decisions that are here."""
+        """The state of the run by the decisions that are here."""
         return self.control.counting
 
     @property

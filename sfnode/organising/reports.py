@@ -1,4 +1,4 @@
-"""What a node of an organised run can tell of it, whether the organiser is here or not.
+"""Reports that a node of an organised run can give, whether the organiser is here or not.
 
 Reads the run's decisions and what counts by them; changes nothing. How reports are asked for others know.
 """
@@ -32,7 +32,7 @@ from sfprotocol.messages import Petition
 from sfprotocol.organised import Organised
 
 EVALUATIONS, ANNOUNCEMENTS = 20, 10
-"""How many are told, the last ones: as many as fit a screen."""
+"""Most that are told, the last ones: as many as fit a screen."""
 
 
 class Desk(Protocol):

@@ -1,4 +1,4 @@
-"""What a node of an organised run tells of it, and what its owner asks of it: docs/json.md describes each."""
+"""Answers of a node of an organised run, and its owner's questions: docs/json.md describes each."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Members(Answer):
     """`GET /organising/members`: a page of the members."""
 
     total: int
-    """How many match, on all pages."""
+    """Number of those that match, on all pages."""
     offset: int
     members: list[MemberStatus]
 
@@ -127,7 +127,7 @@ class DecisionRequest(Answer):
     model_config = _STRICT
 
     decision: str = Field(pattern="^([0-9a-f]{2})+$", max_length=MAX_RECORD)
-    """As it is encoded (SPEC O2), in hex."""
+    """The decision as it is encoded (SPEC O2), in hex."""
     dry_run: bool = False
     """Only say what would change."""
 

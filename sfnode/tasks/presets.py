@@ -77,7 +77,7 @@ def default_run() -> DefaultRun:
         batch_size=8,
         epoch_updates=250,
         update_budget=3000,
-        scalar_limit=370,
+        scalar_limit=400,
     )
     reviews = PRESETS["reviews"]
     return DefaultRun(reviews.task, reviews.data, training)

@@ -66,7 +66,7 @@ def test_a_machine_that_admits_twice_is_seen_at_the_disk() -> None:
 
 
 def test_a_machine_that_leaves_a_gap_is_seen_at_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lenient(run: Any, state: Any, segment: Any, signed: Any) -> Verified | None:
+    def lenient(run: Any, state: Any, segment: Any, *_: Any) -> Verified | None:
         """Takes whatever lies ahead, near or far."""
         if segment.stop <= state.next:
             return None

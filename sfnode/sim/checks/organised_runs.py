@@ -1,4 +1,4 @@
-"""What must hold in organised runs, at every moment and in the end.
+"""Checks of organised runs: what must hold at every moment and in the end.
 
 Equal digests, decisions and cores are invariants of every run; here is what an organiser's decisions promise.
 """
@@ -18,7 +18,7 @@ from sfprotocol.messages import Feed
 
 
 class _Seen(NamedTuple):
-    """What seals had counted when a node was last looked at."""
+    """Updates that seals had counted when a node was last looked at."""
 
     decided: int
     chain: bytes
