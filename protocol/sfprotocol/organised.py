@@ -109,6 +109,8 @@ class Organised:
         if own is None or member is None or self.counting.unsupported or epoch >= member.revoked:
             return 0
         state = self._frontier.state(own)
+        if state.epoch > epoch:
+            return 0  # the decision that opened it is gone: until another one does, labels would go back
         return max(0, member.quota - (state.labelled if state.epoch == epoch else 0))
 
     # -- events and messages -----------------------------------------------------------------------
@@ -203,9 +205,9 @@ class Organised:
         """Find out whether what we hold of a feed is the history that was named, and what of it counts."""
         state = self._frontier.state(self.counting.feed(number))
         if state.next > state.cut:
-            return [Trace(state.feed, state.cut)]
+            return [Trace(state.feed, state.cut), *self._own.overtaken(state.feed)]
         if state.next > state.named and state.epoch >= self._revoked(state):
-            return [Trace(state.feed, state.named)]
+            return [Trace(state.feed, state.named), *self._own.overtaken(state.feed)]
         passed = [landmark for landmark in self.counting.landmarks(number) if landmark[0] <= state.next]
         if not passed:
             return []
