@@ -25,6 +25,8 @@ _CHAIN = b"sfnode-control"
 _HEAD = b"sfnode-decision"
 _SUCCESSION = b"sfnode-succession"
 
+NOT_SIGNED = "a decision that the organiser has not signed"
+
 MAX_DEPUTIES = 64
 MAX_SUCCESSIONS = 64
 """Successions that are kept: only a majority of the deputies together can make another one."""
@@ -113,8 +115,9 @@ class ControlFeed:
     def add(self, first: int, entries: Iterable[Entry]) -> int | ControlFork:
         """Take in decisions from position `first` on; return how many were new, or the fork that they show.
 
-        Raises RemoteProtocolError (SPEC O3) for a signature that does not hold. What does not follow, or may
-        not be taken as things stand, is left out: a Want asks for it again.
+        Raises RemoteProtocolError (SPEC O3) if nothing was taken because a signature does not hold: it is
+        forged, or of another sequence than ours. What does not follow, or may not be taken as things stand,
+        is left out: a Want asks for it again.
         """
         new = 0
         for position, entry in enumerate(entries, first):
@@ -123,7 +126,10 @@ class ControlFeed:
             chain = extend(self.chains[position], entry.term, entry.record)
             if position < self.stop and chain == self.chains[position + 1]:
                 continue
-            self._verify(entry, position + 1, chain)
+            if not self._signed(entry.term, position + 1, chain, entry.signature):
+                if new:
+                    break
+                raise RemoteProtocolError("O3", NOT_SIGNED)
             if position < self.stop:
                 return self._conflict(position, entry, chain)
             self.entries.append(entry)
@@ -142,7 +148,8 @@ class ControlFeed:
         if fork.chains[0] == fork.chains[1] or fork.stop < 1:
             raise RemoteProtocolError("O4", "a fork of equal sequences")
         for chain, signature in zip(fork.chains, fork.signatures, strict=True):
-            self._check(fork.term, fork.stop, chain, signature)
+            if not self._signed(fork.term, fork.stop, chain, signature):
+                raise RemoteProtocolError("O3", NOT_SIGNED)
         known = self.forks.get(fork.term)
         if known and known.stop <= fork.stop:
             return False
@@ -223,14 +230,10 @@ class ControlFeed:
 
     # -- signatures --------------------------------------------------------------------------------
 
-    def _verify(self, entry: Entry, stop: int, chain: bytes) -> None:
-        self._check(entry.term, stop, chain, entry.signature)
-
-    def _check(self, term: int, stop: int, chain: bytes, signature: bytes) -> None:
+    def _signed(self, term: int, stop: int, chain: bytes, signature: bytes) -> bool:
         key = self.key(term)
         message = decision_message(self.authority.run_id, term, stop, chain)
-        if key is None or not signed_by(key, message, signature):
-            raise RemoteProtocolError("O3", "a decision that the organiser has not signed")
+        return key is not None and signed_by(key, message, signature)
 
     def _valid_votes(self, succession: Succession) -> list[Vote]:
         message = succession_message(self.authority.run_id, succession)

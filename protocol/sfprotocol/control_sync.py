@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sfprotocol import decisions
-from sfprotocol.control_feed import ControlFeed, succession_message
+from sfprotocol.control_feed import NOT_SIGNED, ControlFeed, succession_message
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit
-from sfprotocol.errors import LocalProtocolError
+from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import Action, Counters, KeepAuthority, KeepControl, LinkId, Transmit
 from sfprotocol.frontier import Frontier
 from sfprotocol.link import Link
@@ -66,7 +66,8 @@ class ControlSync:
         kept: Kept,
         sign: Sign | None,
     ) -> None:
-        """`sign` signs with the organiser's key, for whoever has it."""
+        """`sign` signs with the organiser's key, for whoever has it. Raises RemoteProtocolError if what was
+        kept is not what the organiser has signed."""
         run = frontier.run
         assert run.organised is not None
         self.feed = ControlFeed(run.organised)
@@ -81,7 +82,8 @@ class ControlSync:
         self._sign = sign
         for message in kept.authority:
             self._take_authority(message)
-        self.feed.add(0, kept.entries)
+        if self.feed.add(0, kept.entries) != len(kept.entries):
+            raise RemoteProtocolError("O3", NOT_SIGNED)
         self._refold()
         self.changed = set()
 
@@ -133,10 +135,17 @@ class ControlSync:
         return [Transmit(link.id, Control(want.first, tuple(entries)))]
 
     def heard(self, link: Link, control: Control, now: float) -> list[Action]:
-        """Take in decisions. Raises RemoteProtocolError for one that the organiser has not signed."""
+        """Take in decisions. Raises RemoteProtocolError for what the organiser has not signed, unless it may
+        follow from another sequence than ours: then it is waste, and we look further back."""
         link.control.asked_at = float("-inf")
         before = self.feed.stop
-        result = self.feed.add(control.first, control.entries)
+        try:
+            result = self.feed.add(control.first, control.entries)
+        except RemoteProtocolError:
+            if control.first == 0:
+                raise
+            link.waste.charge(FORGERY_COST, len(self._frontier), now)
+            result = 0
         if isinstance(result, ControlFork):
             return self.heard_authority(link, result, now)
         if self.feed.stop < before:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from sfprotocol import decisions, holding
+from sfprotocol import decisions, holding, wire_codec
 from sfprotocol.control_feed import ControlFeed, succession_message
 from sfprotocol.decisions import Admit, Amend, Budget, Close, Finish, Move, Revoke, Seal, Void
-from sfprotocol.events import OwnDecision, OwnPetition, OwnSuccession
-from sfprotocol.messages import Authority, EpochScalars, Petition, Succession, Vote
+from sfprotocol.events import OwnDecision, OwnPetition, OwnSuccession, Received
+from sfprotocol.messages import Authority, Control, EpochScalars, Petition, Succession, Vote
 from sfprotocol.petitions import SEND_AGAIN, petition_message
 from tests.protocol.feeds import RUN, origin_of, signing_key
 from tests.protocol.swarm import Node, Swarm
@@ -191,6 +191,38 @@ def test_a_fork_of_the_organiser_freezes_the_feed_until_deputies_pass_it_on() ->
     made.run(10)
     assert {node.machine.organised.counting.budget for node in made.nodes.values()} == {19}
     assert same(made)
+
+
+def test_a_fork_of_the_organiser_is_found_however_far_back_it_lies() -> None:
+    made = swarm("a b")
+    made.cut(made["a"], made["b"])
+    made["b"].machine.organised.control._sign = signing_key("organiser").sign
+    for turn in range(9):
+        decide(made["a"], Budget(100 + turn))
+        decide(made["b"], Budget(200 + turn))
+    made.connect(made["a"], made["b"])
+    made.run(30)
+    feeds = [node.machine.organised.control.feed for node in made.nodes.values()]
+    assert [(feed.frozen, feed.stop) for feed in feeds] == [(True, 2), (True, 2)]
+    assert not made["a"].faults
+    assert not made["b"].faults, "neither has done anything wrong"
+    assert same(made)
+
+
+def test_decisions_that_come_with_a_forged_one_are_kept_and_counted() -> None:
+    made = swarm("a b")
+    made.cut(made["a"], made["b"])
+    before = made["b"].machine.organised.control.feed.stop
+    decide(made["a"], Budget(17))
+    entry = made["a"].machine.organised.control.feed.entries[-1]
+    control = Control(before, (entry, entry._replace(record=decisions.encode(Budget(18)))))
+    peer = made.add("peer")
+    made.connect(peer, made["b"])
+    made.run(1)
+    (link,) = made["b"].wires
+    made["b"].handle(Received(link, wire_codec.encode(control, RUN.scalar_bytes)))
+    assert made["b"].machine.organised.counting.budget == 17
+    assert made["b"].decided[before:] == [entry]
 
 
 def test_a_node_with_another_history_than_the_named_one_lets_it_go() -> None:
