@@ -15,7 +15,7 @@ DATA_DIR = Path("~/.sfnode")
 """A node's folder; keys, run manifest, log and control socket lie in it."""
 
 KEYS_DIR = Path("~/.local/share/sfnode/keys")
-"""The folder in which `sfnode init` keeps the keys of the runs that its user organises: not in a node's folder,
+"""The folder in which `sfnode init` keeps the keys of the runs that its user organises: not that of a node,
 which may be copied, shared or thrown away."""
 
 ORGANISED = False

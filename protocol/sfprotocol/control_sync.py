@@ -66,7 +66,8 @@ class ControlSync:
         kept: Kept,
         sign: Sign | None,
     ) -> None:
-        """`sign` signs with the organiser's key, for whoever has it."""
+        """`sign` signs with the organiser's key, for whoever has it. Raises RemoteProtocolError if what was
+        kept is not what the organiser has signed."""
         run = frontier.run
         assert run.organised is not None
         self.feed = ControlFeed(run.organised)

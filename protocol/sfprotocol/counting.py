@@ -97,7 +97,7 @@ class Member:
 
 @dataclass(slots=True)
 class _Feed:
-    """Steps that closes have named of one feed and no Amend has taken back: in each list a place for each close."""
+    """Steps that closes have named of one feed and no Amend has taken back; a place for each close."""
 
     epochs: array[int] = field(default_factory=lambda: array("H"))
     """Ascending."""

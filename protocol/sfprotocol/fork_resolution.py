@@ -164,7 +164,7 @@ class ForkResolution:
         self._pulls.finish(feed)
         shown = [action for link in self._links.values() for action in self.show(link, feed, now)]
         cut = Cut(proof, max(at, stop) if state.fork_cut == at else at)
-        trace = [Trace(feed, state.fork_cut)] if state.next > state.fork_cut else []
+        trace = [Trace(feed, min(state.fork_cut, state.next))] if state.next > at else []
         return [cut, *trace, *shown, *self._own.overtaken(feed)]
 
     def show(self, link: Link, feed: Feed, now: float) -> list[Action]:

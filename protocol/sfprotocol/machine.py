@@ -413,6 +413,8 @@ class Machine:
     def _on_own(self, event: OwnUpdates, now: float) -> list[Action]:
         if event.feed != self.own:
             return []  # computed for an incarnation that has meanwhile ended
+        if self._own.overruled(event):
+            return self._own.renew()
         return [*self._admit(event.feed, self._own.signed(event), None, 0, now), *self._flush_all()]
 
     def _on_segment(self, link: Link, segment: Segment, now: float) -> list[Action]:

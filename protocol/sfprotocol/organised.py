@@ -109,6 +109,8 @@ class Organised:
         if own is None or member is None or self.counting.unsupported or epoch >= member.revoked:
             return 0
         state = self._frontier.state(own)
+        if state.epoch > epoch:
+            return 0  # the decision that opened it is gone: until another one does, labels would go back
         return max(0, member.quota - (state.labelled if state.epoch == epoch else 0))
 
     # -- events and messages -----------------------------------------------------------------------
@@ -203,9 +205,11 @@ class Organised:
         """Find out whether what we hold of a feed is the history that was named, and what of it counts."""
         state = self._frontier.state(self.counting.feed(number))
         if state.next > state.cut:
-            return [Trace(state.feed, state.cut)]
+            return [Trace(state.feed, state.cut), *self._own.overtaken(state.feed)]
         if state.next > state.named and state.epoch >= self._revoked(state):
-            return [Trace(state.feed, state.named)]
+            return [Trace(state.feed, state.named), *self._own.overtaken(state.feed)]
+        if self._is_undecided(state, number):
+            return self._let_go(state, now)
         passed = [landmark for landmark in self.counting.landmarks(number) if landmark[0] <= state.next]
         if not passed:
             return []
@@ -223,7 +227,7 @@ class Organised:
             for stop, salt, expected in self.counting.landmarks(number)
             if stop == event.stop
         )
-        if not meant:
+        if not meant or self._is_undecided(state, number):
             return self._let_go(state, now)
         if state.next > state.cut:
             return self._go_back(state, event, state.cut)
@@ -231,6 +235,12 @@ class Organised:
             kept = sum(len(part.scalars) for part in event.ours.parts if part.epoch < revoked)
             return self._go_back(state, event, event.stop + kept)
         return []
+
+    def _is_undecided(self, state: FeedState, number: int) -> bool:
+        """Return whether we hold of a forked feed what ends between two named steps: nobody can tell of which
+        history that is, and it may be one that the rest of what was named does not follow from."""
+        between = state.forked < state.next < state.named
+        return between and all(stop != state.next for stop, _, _ in self.counting.landmarks(number))
 
     def _revoked(self, state: FeedState) -> int:
         member = self.counting.member(state.feed.origin)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from sfprotocol import validation
+from sfprotocol import holding, validation
 from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import Action, ContinueAs, Counters, OwnUpdates
@@ -109,6 +109,16 @@ class OwnFeed:
         self.proven = True
         self._counters.incarnations += 1
         return [ContinueAs(self.feed)]
+
+    def overruled(self, updates: OwnUpdates) -> bool:
+        """Return whether decisions have come, or gone, since these updates were begun by which they do not
+        count or may not be held (SPEC O6)."""
+        state, counting = self._frontier.state(updates.feed), self._frontier.counting
+        if counting is None:
+            return False
+        segment = Segment(state.key, updates.first, updates.parts, b"")
+        holds = state.open and holding.fault(counting, state, segment) is None
+        return not holds or holding.countable(counting, state, segment) < segment.count
 
     def signed(self, updates: OwnUpdates) -> Verified:
         """Return new updates as a signed segment. Raises LocalProtocolError for what no peer would admit."""

@@ -17,8 +17,9 @@ PETITION_RATE, PETITION_BURST = 0.5, 32.0
 """Petitions that are passed on for one link, a second and at once: a class of students joins within a minute,
 and a peer that invents keys costs every node 100 bytes a second."""
 
-REPEAT_TIME = 60.0
-"""Seconds after which the same origin's petition is passed on again."""
+REPEAT_TIME = 20.0
+"""Seconds after which the same origin's petition is passed on again: fewer than SEND_AGAIN, so that what was
+lost, or found no way yet, goes all the way when its author sends it again."""
 
 MAX_PETITIONS = 1024
 """Origins that are remembered, the oldest forgotten first."""

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from sfprotocol import decisions, holding
+from sfprotocol import decisions, holding, wire_codec
 from sfprotocol.control_feed import ControlFeed, succession_message
 from sfprotocol.decisions import Admit, Amend, Budget, Close, Finish, Move, Revoke, Seal, Void
-from sfprotocol.events import OwnDecision, OwnPetition, OwnSuccession
-from sfprotocol.messages import Authority, Petition, Succession, Vote
-from sfprotocol.petitions import petition_message
+from sfprotocol.events import OwnDecision, OwnPetition, OwnSuccession, Received
+from sfprotocol.messages import Authority, Control, EpochScalars, Petition, Succession, Vote
+from sfprotocol.petitions import SEND_AGAIN, petition_message
 from tests.protocol.feeds import RUN, origin_of, signing_key
 from tests.protocol.swarm import Node, Swarm
 
@@ -193,21 +193,55 @@ def test_a_fork_of_the_organiser_freezes_the_feed_until_deputies_pass_it_on() ->
     assert same(made)
 
 
-def test_a_node_with_another_history_than_the_named_one_lets_it_go() -> None:
+def test_a_fork_of_the_organiser_is_found_however_far_back_it_lies() -> None:
+    made = swarm("a b")
+    made.cut(made["a"], made["b"])
+    made["b"].machine.organised.control._sign = signing_key("organiser").sign
+    for turn in range(9):
+        decide(made["a"], Budget(100 + turn))
+        decide(made["b"], Budget(200 + turn))
+    made.connect(made["a"], made["b"])
+    made.run(30)
+    feeds = [node.machine.organised.control.feed for node in made.nodes.values()]
+    assert [(feed.frozen, feed.stop) for feed in feeds] == [(True, 2), (True, 2)]
+    assert not made["a"].faults
+    assert not made["b"].faults, "neither has done anything wrong"
+    assert same(made)
+
+
+def test_decisions_that_come_with_a_forged_one_are_kept_and_counted() -> None:
+    made = swarm("a b")
+    made.cut(made["a"], made["b"])
+    before = made["b"].machine.organised.control.feed.stop
+    decide(made["a"], Budget(17))
+    entry = made["a"].machine.organised.control.feed.entries[-1]
+    control = Control(before, (entry, entry._replace(record=decisions.encode(Budget(18)))))
+    peer = made.add("peer")
+    made.connect(peer, made["b"])
+    made.run(1)
+    (link,) = made["b"].wires
+    made["b"].handle(Received(link, wire_codec.encode(control, RUN.scalar_bytes)))
+    assert made["b"].machine.organised.counting.budget == 17
+    assert made["b"].decided[before:] == [entry]
+
+
+@pytest.mark.parametrize("others", [8, 2])
+def test_a_node_with_another_history_than_the_named_one_lets_it_go(others: int) -> None:
+    """Also where its history ends before the step at which the tag would tell."""
     made = swarm("a b c d")
     other = made.twin("b")  # the same key, the same incarnation
     made.cut(made["b"], made["d"]), made.cut(made["a"], made["d"]), made.cut(made["c"], made["d"])
     made.connect(other, made["d"])
+    feed = made["b"].own
     made["b"].compute(5)
     made.run(2)
     close(made["a"])
-    other.compute(8)
+    other.compute(others)
     made.run(3)
-    assert made["d"].machine.frontier.known == 8
+    assert made["d"].machine.frontier.known == others
     made.drop(other)
     made.connect(made["d"], made["c"])
     made.run(60)
-    feed = made["b"].own
     assert {node.machine.frontier.next(feed) for node in made.nodes.values()} == {5}
     assert same(made)
 
@@ -228,6 +262,20 @@ def test_a_petition_reaches_the_organiser_over_others_and_is_not_sent_for_ever()
     made.run(100)
     assert made["new"].sent["Petition"] == 0
     assert made["new"].compute()
+
+
+def test_a_petition_that_found_no_way_to_the_organiser_does_when_it_is_sent_again() -> None:
+    made = swarm("a b")
+    made.add("new")
+    made.cut(made["a"], made["b"])
+    made.connect(made["new"], made["b"])
+    petition = Petition(origin_of("new"), 7, 0, b"", b"")
+    signed = replace(petition, signature=signing_key("new").sign(petition_message(RUN.run_id, petition)))
+    made["new"].handle(OwnPetition(signed))
+    made.run(2)
+    made.connect(made["a"], made["b"])
+    made.run(SEND_AGAIN)
+    assert made["a"].petitions == [signed]
 
 
 @pytest.mark.parametrize("decision", [Finish(), Budget(3)])
@@ -259,3 +307,58 @@ def test_void_and_amend_take_back_what_was_counted() -> None:
     assert {node.machine.organised.counting.counted for node in made.nodes.values()} == {4}
     assert {node.machine.frontier.next(made["c"].own) for node in made.nodes.values()} == {4}
     assert same(made)
+
+
+def test_a_node_whose_feed_is_ended_goes_on_with_another() -> None:
+    made = swarm()
+    made["c"].compute(10)
+    made.run(2)
+    close(made["a"])
+    made.run(1)
+    begun = made["c"].host.own_updates(3, lambda: 1)
+    decide(made["a"], Amend(number(made, "c"), 4))
+    made.run(2)
+    made["c"].handle(begun)  # an engine had begun them before the feed was ended
+    ended = begun.feed
+    assert made["c"].own != ended
+    made["c"].restart()
+    made.mesh()
+    made.run(30)
+    assert made["c"].compute(5)
+    made.run(2)
+    assert {node.machine.frontier.next(ended) for node in made.nodes.values()} == {4}
+    assert {node.machine.frontier.known for node in made.nodes.values()} == {9}
+    assert same(made)
+
+
+def test_updates_that_were_begun_before_a_revocation_are_not_signed_after_it() -> None:
+    made = swarm()
+    made["b"].compute(9)
+    made.run(2)
+    begun = made["b"].host.own_updates(3, lambda: 1)
+    decide(made["a"], Revoke(1, 1))
+    close(made["a"])
+    late = replace(begun, parts=(EpochScalars(1, begun.parts[0].scalars),))
+    made.run(2)
+    made["b"].handle(late)
+    made.run(2)
+    assert {node.machine.frontier.known for node in made.nodes.values()} == {9}
+    assert same(made)
+
+
+def test_nothing_is_made_while_the_epoch_of_the_last_update_is_not_open_any_more() -> None:
+    made = swarm("a b")
+    close(made["a"])
+    made.run(1)
+    made["b"].compute(3)
+    begun = made["b"].host.own_updates(3, lambda: 1)
+    feed = made["b"].machine.organised.control.feed
+    succession = Succession(1, feed.stop - 1, feed.chains[-2], origin_of("new"), ())
+    message = succession_message(RUN.run_id, succession)
+    votes = tuple(Vote(n, signing_key(f"d{n + 1}").sign(message)) for n in range(2))
+    made["b"].handle(OwnSuccession(replace(succession, votes=votes)))
+    assert made["b"].machine.organised.counting.open_epoch == 0
+    assert not made["b"].compute()
+    made["b"].handle(begun)
+    assert made["b"].machine.frontier.known == 3
+    assert made["b"].compute(), "of a new feed"

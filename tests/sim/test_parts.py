@@ -17,7 +17,7 @@ from sfnode.sim.world.oracle import Oracle
 from sfnode.sim.world.topology import TOPOLOGIES
 from sfnode.sim.world.trace import Trace
 from sfnode.sim.world.violation import Violation
-from sfnode.sim.world.world import RUN, World
+from sfnode.sim.world.world import RUN, World, organised
 from sfprotocol.events import Action, Admit, Event, Received
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import MAX_UNHANDLED, Commit
@@ -170,6 +170,19 @@ def test_a_disk_serves_from_any_step_and_knows_every_chain_head() -> None:
         chain = extend(chain, (EpochScalars(0, (step,)),))
     assert disk.read(FEED, 9) is None
     assert disk.frontier().state(FEED).chain == chain
+
+
+def test_in_an_organised_run_a_segment_takes_the_place_of_another_history() -> None:
+    disk = Disk(organised(0), FEED)
+    disk.append(Commit((admitted(0, 9, genesis(RUN.run_id, FEED)),)))
+    chain = disk.head(FEED, 4)
+    other = Segment(disk.past(FEED, 4)[1].feed_key, 4, (EpochScalars(1, (7, 7)),), bytes(64))
+    disk.append(Commit((Admit(FEED, other, extend(chain, other.parts), 2),)))
+    segment = disk.read(FEED, 0)
+    assert segment
+    assert segment.parts == (EpochScalars(0, (0, 1, 2, 3)), *other.parts)
+    assert disk.head(FEED, 6) == extend(chain, other.parts)
+    assert [disk.label(FEED, step) for step in (0, 4, 6)] == [(0, 0), (0, 4), (1, 2)]
 
 
 def test_a_backup_does_not_grow_with_the_original() -> None:

@@ -91,7 +91,7 @@ class Disk:
             raise Violation(
                 "once", f"step {first} of a feed is admitted again; the disk ends at {shelf.stop}"
             )
-        if first > shelf.stop:
+        if segment.first > shelf.stop:
             raise Violation("gap", f"step {first} of a feed is admitted; the disk ends at {shelf.stop}")
         shelf.rows.append(Row(segment, admit.chain))
         shelf.stops.append(segment.stop)
