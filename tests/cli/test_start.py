@@ -26,6 +26,7 @@ COMMANDS = (
     "init",
     "join",
     "swarm",
+    "organise",
     "status",
     "pause",
     "resume",
