@@ -252,7 +252,7 @@ def test_a_machine_that_does_not_compare_histories_with_named_ones_is_seen(
 
 def test_a_fork_proof_that_cuts_below_what_was_named_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FeedState, "fork_cut", property(lambda state: state.forked))
-    scenario = replace(SCENARIOS["organised-twins"], settle=20)
+    scenario = replace(SCENARIOS["organised-twins"], settle=10)
     assert caught(simulate(scenario, 1)) in ("named", "convergence")
 
 
@@ -263,7 +263,7 @@ def test_a_forked_control_feed_that_goes_on_is_seen(monkeypatch: pytest.MonkeyPa
 
 def test_a_machine_that_ends_no_feeds_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Organised, "_go_back", lambda *_: [])
-    scenario = replace(SCENARIOS["undone"], settle=20)
+    scenario = replace(SCENARIOS["undone"], settle=10)
     assert caught(simulate(scenario, 0)) == "convergence"
 
 
