@@ -221,7 +221,7 @@ ORGANISED: tuple[Scenario, ...] = (
         Undo(12, "amend"),
         Undo(16, "amend"),
         Undo(18, "revoke"),
-        Crashes(2.0),
+        Flaps(1.0),
     ),
 )
 

@@ -14,13 +14,17 @@ import pytest
 from sfnode.peers import selection
 from sfnode.peers.manager import PeerManager
 from sfnode.sim.runner import Outcome, simulate
-from sfnode.sim.scenario import Limits
+from sfnode.sim.scenario import Limits, Load
 from sfnode.sim.scenarios import SCENARIOS
-from sfprotocol import fork_proofs, plumtree, validation
+from sfnode.sim.world.conditions import Conditions
+from sfprotocol import fork_proofs, holding, plumtree, validation
+from sfprotocol.control_feed import ControlFeed
 from sfprotocol.events import Action, Admit, Event, Examine, Serve, Transmit
+from sfprotocol.frontier import FeedState
 from sfprotocol.host import Advanced, Commit, Effect, Host, Send
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Want
+from sfprotocol.organised import Organised
 from sfprotocol.validation import Verified
 
 
@@ -216,6 +220,63 @@ def test_a_host_that_does_not_look_into_its_log_does_not_become_equal() -> None:
     scenario = replace(SCENARIOS["twins"], settle=10)
     assert simulate(scenario, 0, nodes=8).failure is None
     assert caught(simulate(scenario, 0, nodes=8, host=NeverLooks)) == "convergence"
+
+
+# -- organised runs ------------------------------------------------------------------------------------
+
+
+def test_a_machine_that_counts_no_quota_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = replace(SCENARIOS["organised"], faults=(), load=Load(rate=20, most=40))
+    assert simulate(scenario, 0, nodes=5, seconds=8).failure is None
+    monkeypatch.setattr(holding, "fault", lambda *_: None)
+    monkeypatch.setattr(Organised, "room", lambda self, own: 1000)
+    assert caught(simulate(scenario, 0, nodes=5, seconds=8)) == "quota"
+
+
+def test_a_machine_that_takes_labels_of_epochs_that_are_not_open_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scenario = replace(SCENARIOS["organised"], conditions=Conditions(loss=0.4), faults=())
+    monkeypatch.setattr(holding, "early", lambda *_: False)
+    assert caught(simulate(scenario, 0)) == "quota"
+
+
+def test_a_machine_that_does_not_compare_histories_with_named_ones_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Organised, "_compare", lambda *_: [])
+    monkeypatch.setattr(Organised, "_on_traced", lambda *_: [])
+    monkeypatch.setattr(holding, "follows", lambda *_: True)
+    assert caught(simulate(SCENARIOS["organised-twins"], 1)) in ("named", "convergence")
+
+
+def test_a_fork_proof_that_cuts_below_what_was_named_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FeedState, "fork_cut", property(lambda state: state.forked))
+    scenario = replace(SCENARIOS["organised-twins"], settle=10)
+    assert caught(simulate(scenario, 1)) in ("named", "convergence")
+
+
+def test_a_forked_control_feed_that_goes_on_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControlFeed, "freeze", lambda *_: False)
+    assert caught(simulate(SCENARIOS["two-organisers"], 0)) == "organiser"
+
+
+def test_a_machine_that_ends_no_feeds_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Organised, "_go_back", lambda *_: [])
+    scenario = replace(SCENARIOS["undone"], settle=10)
+    assert caught(simulate(scenario, 0)) == "convergence"
+
+
+class AppliesNoDecisions(Host):
+    """Does not look again at what counts when nothing else has changed."""
+
+    def carry_out(self) -> list[Effect]:
+        return [e for e in super().carry_out() if not isinstance(e, Advanced) or e.stop != e.before]
+
+
+def test_a_host_that_does_not_apply_decisions_is_seen_by_what_is_applied() -> None:
+    outcome = simulate(SCENARIOS["undone"], 0, host=AppliesNoDecisions)
+    assert caught(outcome) in ("applied", "digest")
 
 
 # -- the peer manager ----------------------------------------------------------------------------------

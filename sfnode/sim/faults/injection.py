@@ -309,11 +309,12 @@ class FaultInjection:
         self.world.undone.add(counting.feed(number).origin)
         match what:
             case "revoke":
-                node.organising.wish(Revoke(member, counting.open_epoch))
+                node.organising.wish(Revoke(member, counting.open_epoch - 1))
             case "void":
                 node.organising.wish(Void(0, counting.sealed - 1, (member,)))
             case _:
-                node.organising.wish(Amend(number, counting.named(number) // 2))
+                stops = [0, *(stop for stop, _, _ in counting.landmarks(number))]
+                node.organising.wish(Amend(number, self.world.random.choice(stops[:-1])))
 
     # -- slowness ----------------------------------------------------------------------------------
 
