@@ -15,8 +15,8 @@ DATA_DIR = Path("~/.sfnode")
 """A node's folder; keys, run manifest, log and control socket lie in it."""
 
 KEYS_DIR = Path("~/.local/share/sfnode/keys")
-"""Where `sfnode init` keeps the keys of the runs that its user organises: not in a node's folder, which may
-be copied, shared or thrown away."""
+"""Folder for the keys of the runs that its owner organises: not a node's, which may be copied, shared or
+thrown away."""
 
 ORGANISED = False
 """Whether `sfnode init` makes organised runs unless told otherwise."""

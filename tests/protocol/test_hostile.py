@@ -96,7 +96,10 @@ def test_a_message_out_of_place_drops_the_link(messages: list[Message], rule: st
     ("hello", "reason"),
     [
         (replace(HELLO, run_id=bytes(32)), "another run"),
-        (replace(HELLO, version=2), "protocol 1 here, 2 there"),
+        (
+            replace(HELLO, version=PROTOCOL_VERSION + 1),
+            f"protocol {PROTOCOL_VERSION} here, {PROTOCOL_VERSION + 1} there",
+        ),
     ],
 )
 def test_a_peer_of_another_run_or_version_gets_a_goodbye(hello: Hello, reason: str) -> None:
