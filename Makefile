@@ -51,6 +51,7 @@ bench: $(READY)
 	$(BIN)/python tests/bench/step.py
 	$(BIN)/python tests/bench/stall.py
 	$(BIN)/python tests/bench/network.py
+	$(BIN)/python tests/bench/joining.py --nodes 10 100
 	$(BIN)/python tests/bench/limits.py
 
 soak: $(READY)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from sfnode import Trainer
+from sfnode.engine import pilot
 from sfnode.engine.core import UpdateBatch
 from sfnode.models.manifest_builder import build
 from sfprotocol.seeds import feed_key, update_seeds
@@ -17,7 +18,8 @@ Path("rows.tsv").write_text("\n".join(["text\tlabel", *ROWS]) + "\n")
 run = {"name": "mine", "kind": "classification", "template": "the {text} it was", "train": "rows.tsv"}
 run |= {"verbalizer": {"0": "bad", "1": "good"}, "test": "rows.tsv", "schedule": "cosine"}
 run |= {"update_budget": 768, "epoch_updates": 128, "batch_size": 4, "learning_rate": 2e-3}
-manifest = build(run | {"scalar_limit": 96})  # the built-in model; {"model": "facebook/opt-125m"} for another
+manifest = build(run)  # the built-in model; run | {"model": "facebook/opt-125m"} for another
+manifest = pilot.with_limit(manifest, pilot.measure(manifest))  # nobody can say more
 Path("mine.toml").write_text(manifest.to_toml())  # `sfnode join --run mine.toml` trains it with others
 
 trainer = Trainer.load(manifest)

@@ -21,6 +21,7 @@ class Code(IntEnum):
     BAD_LINK = 14
     LIMIT_UNAVAILABLE = 15
     OLDER_PROTOCOL = 16
+    UPDATE_TOO_LARGE = 17
     MODEL_NOT_FOUND = 20
     MODEL_DIGEST = 21
     MODEL_UNSUPPORTED = 22
@@ -28,9 +29,11 @@ class Code(IntEnum):
     DEVICE = 24
     OUT_OF_MEMORY = 25
     LOSS_NOT_FINITE = 26
+    MODEL_TOO_LARGE = 27
     DATA_NOT_FOUND = 30
     DATA_MALFORMED = 31
     DATA_NEEDED = 32
+    DATA_TOO_LARGE = 33
     DATA_DIR_IN_USE = 40
     DISK_FULL = 41
     LOG_CORRUPT = 42
@@ -48,6 +51,7 @@ class Code(IntEnum):
     SWARM_FAILED = 61
     DIGESTS_DIFFER = 62
     PAUSED = 63
+    SEAL_DIFFERS = 64
 
 
 class UserError(Exception):

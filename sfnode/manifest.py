@@ -243,11 +243,18 @@ class Training(Section):
 
     @model_validator(mode="after")
     def _bounds(self) -> Training:
-        if self.scalar_bits == 8 and self.scalar_limit > 127:
-            raise ValueError("scalar_limit is at most 127 when scalar_bits is 8")
+        if self.scalar_limit > self.largest_scalar:
+            raise ValueError(
+                f"scalar_limit is at most {self.largest_scalar} when scalar_bits is {self.scalar_bits}"
+            )
         if self.epochs > MAX_EPOCHS:
             raise ValueError(f"update_budget / epoch_updates is at most {MAX_EPOCHS}")
         return self
+
+    @property
+    def largest_scalar(self) -> int:
+        """The largest scalar that `scalar_bits` hold."""
+        return (1 << (self.scalar_bits - 1)) - 1
 
     @property
     def epochs(self) -> int:
@@ -317,6 +324,7 @@ class Manifest(Section):
             scalar_limit=t.scalar_limit,
             organised=self._authority(),
             rate=self._rate() if self.organised.organiser else 0,
+            subspace_epochs=self.organised.subspace_epochs,
         )
 
     def _authority(self) -> Authority | None:

@@ -58,6 +58,8 @@ class Settings(Section):
     auto_relay: bool = False
     trusted_relays: tuple[str, ...] = ()
     """Relays that `auto_relay` may use; if empty, the peers."""
+    circuit_relay: bool | None = None
+    """None: relays do, trainers do not."""
     client_mode: bool = False
     limits: Limits = Limits()
     """`--threads` and `--limit-NAME` on the command line."""

@@ -7,9 +7,16 @@ key. Nothing here knows what a decision means, or links, or time.
 Theory of operation. Three things come in, in any order: decisions, successions, forks. What the sequence is
 follows from what has come, not from when:
 
-    the succession of the highest term counts; decisions of lower terms behind what it keeps do not
+    the succession of the highest term counts, unless there are two of that term
+    what it keeps is told by one chain hash, whatever else was signed; after that, only its key decides
     a fork freezes the sequence before the position at which two were signed, for as long as its term lasts
     decisions are a prefix of one chain; one that does not follow is not taken
+
+A node that lacks something of what the succession keeps is *behind*. It takes whatever was signed, one
+history in place of another where they differ, until one of them leads to that chain hash.
+
+Whoever folds the decisions remembers how many it has folded and the chain hash after them: if `chains` has
+another one there, or ends before, it folds anew.
 """
 
 from __future__ import annotations
@@ -17,8 +24,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from sfprotocol.errors import RemoteProtocolError
-from sfprotocol.messages import Authority, ControlFork, Entry, Succession, Vote
+from sfprotocol.decisions import MAX_DECISION
+from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
+from sfprotocol.messages import Authority, ControlFork, Entry, Succession
 from sfprotocol.signing import Sign, signed_by
 
 _CHAIN = b"sfnode-control"
@@ -26,8 +34,17 @@ _HEAD = b"sfnode-decision"
 _SUCCESSION = b"sfnode-succession"
 
 MAX_DEPUTIES = 64
-MAX_SUCCESSIONS = 64
-"""Successions that are kept: only a majority of the deputies together can make another one."""
+"""Of a run: as many signatures are checked for a succession."""
+
+MAX_TERMS = 64
+"""Terms of which successions are kept, the highest: only a majority of the deputies can make more of them."""
+
+MAX_CONTROL = 1 << 28
+"""Bytes of a control feed, each decision counted with ENTRY_COST more: 1,000 epochs in which 10,000 feeds
+move. Whatever the holder of the key signs, it costs others no more memory than a few times that."""
+
+ENTRY_COST = 256
+"""Bytes that a node keeps for a decision besides the record: signature, chain hash, places in lists."""
 
 
 def genesis(run_id: bytes) -> bytes:
@@ -60,9 +77,13 @@ class ControlFeed:
         self.chains = [genesis(authority.run_id)]
         """Chain hashes, after 0, 1, ... decisions."""
         self.forks: dict[int, ControlFork] = {}
-        """Of each term the one at the lowest position."""
+        """Of each term with one key the one at the lowest position."""
         self.successions: dict[bytes, Succession] = {}
-        """All that hold on their own, by what was signed; the votes of all that were seen are joined."""
+        """By what was signed: of each term one, or the lowest two, which void each other."""
+        self.succession: Succession | None = None
+        """The succession that counts: that of the highest term that has only one."""
+        self._sizes = [0]
+        """What is kept for the first 0, 1, ... decisions, in bytes (see MAX_CONTROL)."""
 
     @property
     def stop(self) -> int:
@@ -75,63 +96,64 @@ class ControlFeed:
         return self.chains[-1]
 
     @property
-    def succession(self) -> Succession | None:
-        """The succession that counts: the only one of its term, of the highest such term."""
-        counting: dict[int, list[Succession]] = {}
-        for succession in self.successions.values():
-            if len(self._votes(succession)) >= self.authority.votes:
-                counting.setdefault(succession.term, []).append(succession)
-        alone = [candidates[0] for candidates in counting.values() if len(candidates) == 1]
-        return max(alone, key=lambda succession: succession.term, default=None)
-
-    @property
     def term(self) -> int:
         """The term whose key signs what comes next."""
-        succession = self.succession
-        return succession.term if succession else 0
+        return self.succession.term if self.succession else 0
 
     @property
     def frozen(self) -> bool:
         """Whether the present term's key has signed two sequences: a succession has to go on."""
         return self.term in self.forks
 
-    def key(self, term: int) -> bytes | None:
-        """Return the key that signs in a term; None for a term that nobody can tell a key of."""
-        if term == 0:
-            return self.authority.organiser
-        keys = {succession.key for succession in self.successions.values() if succession.term == term}
-        return keys.pop() if len(keys) == 1 else None
+    @property
+    def behind(self) -> bool:
+        """Whether something is lacking of what the succession keeps: the sequence is not known here."""
+        return self.succession is not None and self.stop < self.succession.kept
+
+    @property
+    def key(self) -> bytes | None:
+        """The key that signs what comes next; None where nobody can tell."""
+        keys = self._keys(self.term)
+        return next(iter(keys)) if len(keys) == 1 else None
 
     def sign(self, record: bytes, sign: Sign) -> Entry:
-        """Return the next decision of the present term, signed; the caller adds it."""
-        term = self.term
-        chain = extend(self.chain, term, record)
-        return Entry(term, record, sign(decision_message(self.authority.run_id, term, self.stop + 1, chain)))
+        """Return the next decision of the present term, signed; the caller adds it.
+
+        Raises LocalProtocolError where a decision cannot follow: it would fork the feed.
+        """
+        entry = Entry(self.term, record, b"")
+        if self.frozen or self.behind or not self._allowed(self.stop, entry):
+            raise LocalProtocolError("a decision that cannot follow those that are here")
+        chain = extend(self.chain, entry.term, record)
+        message = decision_message(self.authority.run_id, entry.term, self.stop + 1, chain)
+        return entry._replace(signature=sign(message))
 
     # -- what comes in -----------------------------------------------------------------------------
 
     def add(self, first: int, entries: Iterable[Entry]) -> int | ControlFork:
-        """Take in decisions from position `first` on; return how many were new, or the fork that they show.
+        """Take in decisions from position `first` on; return how many at the end are new, or a fork.
 
-        Raises RemoteProtocolError (SPEC O3) for a signature that does not hold. What does not follow, or may
-        not be taken as things stand, is left out: a Want asks for it again.
+        The first that does not follow, is not signed or may not be taken as things stand ends it: a Want asks
+        again. Decisions that were here may be gone afterwards, if this node is behind.
         """
         new = 0
         for position, entry in enumerate(entries, first):
-            if position > self.stop or not self._allowed(position, entry.term):
+            if position > self.stop or not self._allowed(position, entry):
                 break
             chain = extend(self.chains[position], entry.term, entry.record)
             if position < self.stop and chain == self.chains[position + 1]:
                 continue
-            self._verify(entry, position + 1, chain)
-            if position < self.stop:
-                return self._conflict(position, entry, chain)
-            self.entries.append(entry)
-            self.chains.append(chain)
+            if not self._signed(entry.term, position + 1, chain, entry.signature):
+                break  # by nobody, or in a history that differs from ours before this position
+            if position < self.stop and not self.behind:
+                return (
+                    new if self.entries[position].term != entry.term else self._fork(position, entry, chain)
+                )
+            if self._betrays(position + 1, chain):
+                break
+            self._truncate(position)
+            self._append(entry, chain)
             new += 1
-            if self._betrays(position + 1):
-                self._truncate(0)  # where it left the sequence that the deputies kept nobody has said
-                return 0
         return new
 
     def freeze(self, fork: ControlFork) -> bool:
@@ -139,10 +161,13 @@ class ControlFeed:
 
         Raises RemoteProtocolError (SPEC O4) if it proves nothing.
         """
-        if fork.chains[0] == fork.chains[1] or fork.stop < 1:
+        if fork.chains[0] == fork.chains[1]:
             raise RemoteProtocolError("O4", "a fork of equal sequences")
-        for chain, signature in zip(fork.chains, fork.signatures, strict=True):
-            self._check(fork.term, fork.stop, chain, signature)
+        if not self._lasting(fork.term):
+            return False  # of a term that is void, or of which we have yet to hear
+        pairs = zip(fork.chains, fork.signatures, strict=True)
+        if not all(self._signed(fork.term, fork.stop, *pair) for pair in pairs):
+            raise RemoteProtocolError("O4", "a fork that the organiser has not signed")
         known = self.forks.get(fork.term)
         if known and known.stop <= fork.stop:
             return False
@@ -155,95 +180,95 @@ class ControlFeed:
 
         Raises RemoteProtocolError (SPEC O4) if too few deputies have signed it.
         """
-        if succession.term < 1 or len(self._valid_votes(succession)) < self.authority.votes:
-            raise RemoteProtocolError("O4", "a succession without the votes that it needs")
         name = succession_message(self.authority.run_id, succession)
-        known = self.successions.get(name)
-        if known is None and len(self.successions) >= MAX_SUCCESSIONS:
+        if name in self.successions:
             return False
-        votes = dict(known.votes) if known else {}
-        if known and all(vote.deputy in votes for vote in succession.votes):
+        empty = succession.kept == 0 and succession.chain != self.chains[0]
+        if succession.term < 1 or empty or self._votes(name, succession) < self.authority.votes:
+            raise RemoteProtocolError("O4", "a succession without the votes that it needs")
+        kept = self._lowest_two({**self.successions, name: succession})
+        if name not in kept:
             return False
-        joined = {**dict(self._valid_votes(succession)), **votes}
-        self.successions[name] = Succession(
-            succession.term,
-            succession.kept,
-            succession.chain,
-            succession.key,
-            tuple(Vote(*item) for item in sorted(joined.items())),
-        )
+        self.successions = kept
         self._settle()
         return True
 
     # -- the one rule for what stays ---------------------------------------------------------------
 
+    @staticmethod
+    def _lowest_two(successions: dict[bytes, Succession]) -> dict[bytes, Succession]:
+        """Return the lowest two of each of the highest terms: which they are depends on no order."""
+        by_term: dict[int, list[bytes]] = {}
+        for name in sorted(successions):
+            by_term.setdefault(successions[name].term, []).append(name)
+        return {
+            name: successions[name] for term in sorted(by_term)[-MAX_TERMS:] for name in by_term[term][:2]
+        }
+
     def _settle(self) -> None:
-        """Drop what does not belong to the sequence any more."""
-        self._truncate(min(self.stop, self._end()))
+        """Find the succession that counts; drop what does not belong to the sequence any more."""
+        alone = (succession for succession in self.successions.values() if self._lasting(succession.term))
+        self.succession = max(alone, key=lambda succession: succession.term, default=None)
+        self.forks = {term: fork for term, fork in self.forks.items() if self._lasting(term)}
+        kept = self.succession.kept if self.succession else 0
+        if kept <= self.stop and self._betrays(kept, self.chains[kept]):
+            self._truncate(kept - 1)
+        allowed = (self._allowed(position, entry) for position, entry in enumerate(self.entries))
+        self._truncate(next((position for position, may in enumerate(allowed) if not may), self.stop))
 
-    def _end(self) -> int:
-        """Return the position up to which what is here belongs to the sequence."""
-        end = self.stop
-        succession = self.succession
-        if succession and succession.kept <= end and self._betrays(succession.kept):
-            return 0
-        for position, entry in enumerate(self.entries):
-            if not self._allowed(position, entry.term):
-                return position
-        return end
+    def _betrays(self, stop: int, chain: bytes) -> bool:
+        """Whether `stop` decisions with this chain hash are as many as the succession keeps, but others."""
+        last = self.succession
+        return last is not None and last.kept == stop and last.chain != chain
 
-    def _betrays(self, stop: int) -> bool:
-        """Whether the first `stop` decisions are not those that the present succession keeps."""
-        succession = self.succession
-        return succession is not None and succession.kept == stop and self.chains[stop] != succession.chain
-
-    def _allowed(self, position: int, term: int) -> bool:
-        """Whether a decision of this term may stand at this position."""
-        succession = self.succession
-        if succession and (position >= succession.kept) != (term == succession.term):
+    def _allowed(self, position: int, entry: Entry) -> bool:
+        """Whether a decision of this term, and of this size, may stand at this position."""
+        if len(entry.record) > MAX_DECISION or self._sizes[position] + _cost(entry) > MAX_CONTROL:
             return False
-        if not succession and term != 0:
-            return False
-        before = self.entries[position - 1].term if 0 < position <= self.stop else 0
-        fork = self.forks.get(term)
-        kept = succession is not None and position < succession.kept
-        return term >= before and (kept or fork is None or position < fork.stop - 1)
+        if self.succession and position < self.succession.kept:
+            return True  # its chain hash tells
+        fork = self.forks.get(entry.term)
+        return entry.term == self.term and (fork is None or position < fork.stop - 1)
+
+    def _append(self, entry: Entry, chain: bytes) -> None:
+        self.entries.append(entry)
+        self.chains.append(chain)
+        self._sizes.append(self._sizes[-1] + _cost(entry))
 
     def _truncate(self, stop: int) -> None:
         del self.entries[stop:]
         del self.chains[stop + 1 :]
+        del self._sizes[stop + 1 :]
 
-    def _conflict(self, position: int, entry: Entry, chain: bytes) -> int | ControlFork:
+    def _fork(self, position: int, entry: Entry, chain: bytes) -> ControlFork:
         """Return the proof that somebody has signed both our decision at this position and another one."""
-        ours = self.entries[position]
-        if ours.term != entry.term:
-            return 0
-        chains, signatures = (self.chains[position + 1], chain), (ours.signature, entry.signature)
-        return ControlFork(entry.term, position + 1, chains, signatures)
+        chains = self.chains[position + 1], chain
+        return ControlFork(
+            entry.term, position + 1, chains, (self.entries[position].signature, entry.signature)
+        )
 
     # -- signatures --------------------------------------------------------------------------------
 
-    def _verify(self, entry: Entry, stop: int, chain: bytes) -> None:
-        self._check(entry.term, stop, chain, entry.signature)
+    def _keys(self, term: int) -> set[bytes]:
+        """Return the keys that sign in a term: two, if the deputies have named two."""
+        if term == 0:
+            return {self.authority.organiser}
+        return {succession.key for succession in self.successions.values() if succession.term == term}
 
-    def _check(self, term: int, stop: int, chain: bytes, signature: bytes) -> None:
-        key = self.key(term)
+    def _lasting(self, term: int) -> bool:
+        """Whether there is one succession of this term, or it is the first."""
+        same = sum(succession.term == term for succession in self.successions.values())
+        return term == 0 or same == 1
+
+    def _signed(self, term: int, stop: int, chain: bytes, signature: bytes) -> bool:
         message = decision_message(self.authority.run_id, term, stop, chain)
-        if key is None or not signed_by(key, message, signature):
-            raise RemoteProtocolError("O3", "a decision that the organiser has not signed")
+        return any(signed_by(key, message, signature) for key in sorted(self._keys(term)))
 
-    def _valid_votes(self, succession: Succession) -> list[Vote]:
-        message = succession_message(self.authority.run_id, succession)
-        deputies = self.authority.deputies
+    def _votes(self, message: bytes, succession: Succession) -> int:
         votes = dict(succession.votes)
-        return [
-            Vote(deputy, votes[deputy])
-            for deputy in sorted(votes)
-            if deputy < len(deputies) and signed_by(deputies[deputy], message, votes[deputy])
-        ]
+        places = enumerate(self.authority.deputies)
+        return sum(place in votes and signed_by(key, message, votes[place]) for place, key in places)
 
-    def _votes(self, succession: Succession) -> list[Vote]:
-        """Return the votes of deputies who have signed no other succession of the same term."""
-        others = [o for o in self.successions.values() if o.term == succession.term and o != succession]
-        twice = {vote.deputy for other in others for vote in other.votes}
-        return [vote for vote in succession.votes if vote.deputy not in twice]
+
+def _cost(entry: Entry) -> int:
+    return len(entry.record) + ENTRY_COST

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sfprotocol import decisions
-from sfprotocol.control_feed import ControlFeed, succession_message
+from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import Admit
+from sfprotocol.decisions import Admit, Revoke, RevokeInvitation
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import Action, Counters, KeepAuthority, KeepControl, LinkId, Transmit
 from sfprotocol.frontier import Frontier
@@ -133,14 +133,14 @@ class ControlSync:
         return [Transmit(link.id, Control(want.first, tuple(entries)))]
 
     def heard(self, link: Link, control: Control, now: float) -> list[Action]:
-        """Take in decisions. Raises RemoteProtocolError for one that the organiser has not signed."""
+        """Take in decisions. Those that do not follow from ours bring nothing: the peer may hold others."""
         link.control.asked_at = float("-inf")
         before = self.feed.stop
         result = self.feed.add(control.first, control.entries)
         if isinstance(result, ControlFork):
             return self.heard_authority(link, result, now)
-        if self.feed.stop < before:
-            return [*self._dropped(), *self._ask(link, now)]
+        if self.feed.stop - result < before:
+            return [*self._dropped(self.feed.stop - result), *self._ask(link, now)]
         if not result:
             link.control.back = 2 * link.control.back + 1 if self._differs(link.control.theirs) else 0
             return self._ask(link, now)
@@ -159,15 +159,15 @@ class ControlSync:
         self._counters.decisions += 1
         others = [other for other in self._links.values() if other.greeted and other is not link]
         told: list[Action] = [Transmit(other.id, message) for other in others]
-        dropped = self._dropped() if self.feed.stop < before else []
+        dropped = self._dropped(self.feed.stop) if self.feed.stop < before else []
         self._tell_digest()
         asks = [action for other in self._links.values() for action in self._ask(other, now)]
         return [KeepAuthority(message), *dropped, *told, *asks]
 
     def decide(self, record: bytes) -> list[Action]:
         """Sign a decision of our own. Raises LocalProtocolError without the key, or while frozen."""
-        if self._sign is None or self.feed.frozen:
-            raise LocalProtocolError("a decision without the key of the present term, or of a frozen feed")
+        if self._sign is None:
+            raise LocalProtocolError("a decision without the key of the present term")
         before = self.feed.stop
         if self.feed.add(before, [self.feed.sign(record, self._sign)]) != 1:
             raise LocalProtocolError("a decision that does not follow")
@@ -178,11 +178,15 @@ class ControlSync:
     def _grown(self, before: int, source: Link | None) -> list[Action]:
         entries = tuple(self.feed.entries[before:])
         self._counters.decisions += len(entries)
+        revoked = False
         for entry in entries:
             recorded = decisions.read(entry.record)
             self.changed |= self._counting.apply(recorded)
+            revoked = revoked or isinstance(recorded.decision, Revoke | RevokeInvitation)
             if isinstance(recorded.decision, Admit):
                 self.admitted.add(recorded.decision.origin)
+        if revoked:  # once, however many there are: it looks at every feed
+            self.changed |= self._held()
         self._tell_digest()
         return [KeepControl(before, entries), *self._pass_on(before, entries, source)]
 
@@ -199,21 +203,24 @@ class ControlSync:
                 yield Transmit(link.id, self.head())
             link.control.told = self.head()
 
-    def _dropped(self) -> list[Action]:
-        """Count anew: decisions that were here do not belong to the sequence."""
+    def _dropped(self, first: int) -> list[Action]:
+        """Count anew: decisions from `first` on that were here do not belong to the sequence."""
         self._refold()
-        self._tell_digest()
-        return [KeepControl(self.feed.stop, ())]
+        return [KeepControl(first, tuple(self.feed.entries[first:]))]
 
     def _refold(self) -> None:
         rate = self._run.rate
         self._counting = Counting(budget=self._run.update_budget, rate=rate)
         for entry in self.feed.entries:
             self._counting.apply(decisions.read(entry.record))
-        number = self._counting.number
-        self.changed = {n for state in self._frontier if (n := number(state.feed)) is not None}
+        self.changed = self._held()
         self._frontier.counting = self._counting
         self._tell_digest()
+
+    def _held(self) -> set[int]:
+        """Return the numbers of all feeds of which something is here."""
+        number = self._counting.number
+        return {n for state in self._frontier if (n := number(state.feed)) is not None}
 
     def _tell_digest(self) -> None:
         """Let the state digest tell what is here of the control feed (SPEC O10)."""
@@ -222,11 +229,7 @@ class ControlSync:
             fork.term.to_bytes(4, "big") + fork.stop.to_bytes(8, "big")
             for _, fork in sorted(feed.forks.items())
         ]
-        voters = [
-            succession_message(self._run.run_id, succession) + bytes(vote.deputy for vote in succession.votes)
-            for _, succession in sorted(feed.successions.items())
-        ]
-        said = b"".join((feed.stop.to_bytes(8, "big"), feed.chain, *forks, *voters))
+        said = b"".join((feed.stop.to_bytes(8, "big"), feed.chain, *forks, *sorted(feed.successions)))
         self._frontier.tell_control(hashlib.blake2b(said, digest_size=32).digest())
 
     def _take_authority(self, message: Succession | ControlFork) -> bool:

@@ -3,17 +3,26 @@
 A fold: decisions go in, in the order of the control feed, and nothing else does. A decision whose conditions
 do not hold where it stands changes nothing, for everybody. This module knows no updates: of a feed it says
 which steps were named, and with which factor they count. It knows no links, no keys and no time.
+
+What is kept grows with what was said: 20 bytes for each move of a close, 550 for each feed. No decision costs
+more than its own length, what it changes, and a scan in C of one byte for each move of the feeds or epochs
+that it speaks of.
 """
 
 from __future__ import annotations
 
+import hashlib
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 from sfprotocol.decisions import (
     FACTOR_ONE,
     INCARNATIONS,
+    TAG_BYTES,
     Admit,
     Amend,
     Budget,
@@ -23,6 +32,7 @@ from sfprotocol.decisions import (
     Invite,
     RateFrom,
     Recorded,
+    Recount,
     Revoke,
     RevokeInvitation,
     Seal,
@@ -31,11 +41,16 @@ from sfprotocol.decisions import (
 from sfprotocol.messages import Feed
 
 MAX_EPOCHS = 65_536
+"""Epochs of a run: one takes 3 bytes at most in a part, and 2 in what is kept of a close."""
+
 MAX_MEMBERS = 1 << 24
-"""Bounds on what one organiser's key can make everybody keep."""
+"""Members, and invitations: the numbers of their feeds fit 31 bits."""
 
 NEVER = 1 << 32
 """An epoch or a step that does not come."""
+
+_OPEN, _SKIPPED, _COUNTED, _VOID = range(4)
+"""Verdicts on what a close has named of a feed: none yet; not counted, and may be; counted; never."""
 
 
 class Run(NamedTuple):
@@ -46,49 +61,97 @@ class Run(NamedTuple):
     """In units of 2^-12; FACTOR_ONE for steps that no seal has judged yet."""
 
 
+class Landmark(NamedTuple):
+    """A step at which the history of a feed that is meant can be told from others (SPEC O7)."""
+
+    stop: int
+    salt: bytes
+    tag: bytes
+    """Of the chain hash after `stop` steps."""
+
+
+@dataclass(slots=True)
+class Invitation:
+    """The key of an invitation, and who may still come by it."""
+
+    key: bytes
+    uses: int
+    revoked: int = NEVER
+    """As for a member, for all who came by it."""
+
+
 @dataclass(slots=True)
 class Member:
     """An origin that the organiser has admitted."""
 
     origin: bytes
     quota: int
-    invitation: int
-    revoked: int = NEVER
-    """Nothing with this epoch label, or a later one, counts unless it was named before."""
+    invitation: Invitation | None
+    revoked_itself: int = NEVER
+
+    @property
+    def revoked(self) -> int:
+        """Nothing with this epoch label, or a later one, counts unless it was named before."""
+        return min(self.revoked_itself, self.invitation.revoked if self.invitation else NEVER)
 
 
 @dataclass(slots=True)
-class _Invitation:
-    key: bytes
-    uses: int
-    revoked: bool = False
+class _Feed:
+    """What closes have named of one feed and no Amend has taken back: in each list a place for each close."""
+
+    epochs: array[int] = field(default_factory=lambda: array("H"))
+    """Ascending."""
+    stops: array[int] = field(default_factory=lambda: array("I"))
+    tags: bytearray = field(default_factory=bytearray)
+    factors: array[int] = field(default_factory=lambda: array("H"))
+    verdicts: bytearray = field(default_factory=bytearray)
+    ended: bool = False
+
+    @property
+    def stop(self) -> int:
+        return self.stops[-1] if self.stops else 0
+
+    def first(self, place: int) -> int:
+        return self.stops[place - 1] if place else 0
+
+    def place(self, epoch: int) -> int | None:
+        """Return the place of the close of this epoch; None if it named nothing here."""
+        place = bisect_left(self.epochs, epoch)
+        return place if place < len(self.epochs) and self.epochs[place] == epoch else None
+
+    def append(self, epoch: int, stop: int, tag: bytes) -> None:
+        self.epochs.append(epoch)
+        self.stops.append(stop)
+        self.tags += tag
+        self.factors.append(FACTOR_ONE)
+        self.verdicts.append(_OPEN)
+
+    def judge(self, place: int, verdict: int, factor: int) -> int:
+        """Set what becomes of the steps at a place; return by how many the counted updates change."""
+        counted = self.verdicts[place] == _COUNTED and self.factors[place] > 0
+        counts = verdict == _COUNTED and factor > 0
+        self.verdicts[place], self.factors[place] = verdict, factor
+        return (counts - counted) * (self.stops[place] - self.first(place))
+
+    def void(self, first: int, last: int) -> int | None:
+        """Void the places from `first` on and before `last`; None if they were void, else as `judge`."""
+        judged = None
+        for verdict in (_COUNTED, _SKIPPED):
+            while (place := self.verdicts.find(verdict, first, last)) >= 0:
+                judged = (judged or 0) + self.judge(place, _VOID, 0)
+        return judged
+
+    def end(self, place: int) -> None:
+        """Forget the places from this one on; nothing is named here any more."""
+        del self.epochs[place:], self.stops[place:], self.factors[place:], self.verdicts[place:]
+        del self.tags[place * TAG_BYTES :]
+        self.ended = True
 
 
-class _Named(NamedTuple):
-    """Steps that one close has named of one feed."""
-
-    first: int
-    stop: int
-    tag: bytes
-
-
-@dataclass(slots=True)
-class _Closed:
-    """One close, and its seal once there is one."""
-
+class _Closed(NamedTuple):
     salt: bytes
-    moves: dict[int, _Named]
-    factor: int | None = None
-    """None until the seal."""
-    exceptions: dict[int, int] = field(default_factory=dict)
-    """Factors of feeds to which the seal's does not apply: skipped, counted later, or void."""
-    skipped: set[int] = field(default_factory=set)
-    """Feeds that no seal has counted yet."""
-
-    def factor_of(self, feed: int) -> int:
-        if self.factor is None:
-            return FACTOR_ONE
-        return self.exceptions.get(feed, self.factor)
+    feeds: array[int]
+    """Numbers of the feeds of which it has named steps, ascending."""
 
 
 class Counting:
@@ -106,13 +169,13 @@ class Counting:
         self.budget = budget
         self.finished = False
         self.members: list[Member] = []
+        self.invitations: list[Invitation] = []
         self._member_of: dict[bytes, int] = {}
-        self._invitations: list[_Invitation] = []
         self._closes: list[_Closed] = []
-        self._named: dict[int, list[int]] = {}
-        """The epochs that have named something of each feed, ascending."""
-        self._ended: dict[int, int] = {}
-        """Steps at which feeds have been ended by an Amend."""
+        self._voidable = bytearray()
+        """For each epoch 1, or 0 once everything that its close has named is void."""
+        self._feeds: dict[int, _Feed] = {}
+        """By number, those of which something was named."""
         self._rates = [RateFrom(0, rate)]
 
     # -- what others ask ---------------------------------------------------------------------------
@@ -129,7 +192,11 @@ class Counting:
 
     def rate(self, epoch: int) -> int:
         """Return the rate of updates with this label, in units of 2^-32."""
-        return next(rate.rate for rate in reversed(self._rates) if rate.epoch <= epoch)
+        return self._rates[bisect_right(self._rates, epoch, key=lambda rate: rate.epoch) - 1].rate
+
+    def rates(self) -> tuple[RateFrom, ...]:
+        """Return all rates, in the order of epochs."""
+        return tuple(self._rates)
 
     def member(self, origin: bytes) -> Member | None:
         """Return the member with this key; None if it has not been admitted."""
@@ -147,45 +214,76 @@ class Counting:
         """Return the feed with this number."""
         return Feed(self.members[number // INCARNATIONS].origin, number % INCARNATIONS)
 
-    def named(self, feed: int) -> int:
-        """Return the first step of a feed that no close has named: forks do not cut below it."""
-        return self._position(feed)
+    def named(self, feed: int, epoch: int = MAX_EPOCHS) -> int:
+        """Return the first step of a feed that no close up to that of `epoch` has named: forks do not cut
+        below it."""
+        known = self._feeds.get(feed)
+        return known.first(bisect_right(known.epochs, epoch)) if known else 0
 
     def ended(self, feed: int) -> int:
         """Return the step at which a feed was ended; NEVER if it was not."""
-        return self._ended.get(feed, NEVER)
+        known = self._feeds.get(feed)
+        return known.stop if known and known.ended else NEVER
 
-    def landmarks(self, feed: int) -> Iterator[tuple[int, bytes, bytes]]:
-        """Yield (stop, salt, tag) of every close that named steps of a feed, in order: its chain hash there
-        tells whether a history is the one that was meant."""
-        for epoch in self._named.get(feed, ()):
-            closed = self._closes[epoch]
-            named = closed.moves[feed]
-            if named.stop <= self.ended(feed):
-                yield named.stop, closed.salt, named.tag
+    def landmarks(self, feed: int, above: int = 0, upto: int = NEVER) -> Iterator[Landmark]:
+        """Yield, in order, the ends above one step and up to another of what closes have named of a feed."""
+        known = self._feeds.get(feed) or _Feed()
+        for place in range(bisect_right(known.stops, above), bisect_right(known.stops, upto)):
+            yield self._landmark(known, place)
+
+    def landmark(self, feed: int, held: int) -> Landmark | None:
+        """Return the last of them within the first `held` steps of a feed; None if there is none."""
+        known = self._feeds.get(feed) or _Feed()
+        place = bisect_right(known.stops, held) - 1
+        return self._landmark(known, place) if place >= 0 else None
+
+    def _landmark(self, feed: _Feed, place: int) -> Landmark:
+        tag = bytes(feed.tags[place * TAG_BYTES : (place + 1) * TAG_BYTES])
+        return Landmark(feed.stops[place], self._closes[feed.epochs[place]].salt, tag)
 
     def runs(self, feed: int, held: int) -> tuple[Run, ...]:
         """Return the factors of the first `held` steps of a feed; neighbours of equal factor are one run."""
+        known = self._feeds.get(feed) or _Feed()
         runs: list[Run] = []
-        for epoch in self._named.get(feed, ()):
-            closed = self._closes[epoch]
-            _append(runs, Run(min(closed.moves[feed].stop, held), closed.factor_of(feed)))
-        _append(runs, Run(held, FACTOR_ONE))
+        first = place = 0
+        for factor, places in groupby((*known.factors, 0 if known.ended else FACTOR_ONE)):
+            place += len(list(places))
+            stop = min(held, known.stops[place - 1] if place <= len(known.stops) else held)
+            if stop > first:
+                runs.append(Run(stop, factor))
+            if stop == held:
+                break
+            first = stop
         return tuple(runs)
 
-    def positions(self) -> dict[int, int]:
-        """Return the first step, by feed, that no close has named, in the order of feeds."""
-        return {feed: self._position(feed) for feed in sorted(self._named)}
+    def positions(self, epoch: int = MAX_EPOCHS) -> dict[int, int]:
+        """Return the first step, by feed, that no close up to that of `epoch` has named, in the order of
+        feeds; without those of which nothing is named."""
+        found = {number: self.named(number, epoch) for number in sorted(self._feeds)}
+        return {number: stop for number, stop in found.items() if stop}
+
+    def moved(self, epoch: int) -> tuple[int, ...]:
+        """Return the numbers of the feeds of which the close of `epoch` has named steps that are not gone,
+        ascending: those that its seal may skip."""
+        return tuple(feed for feed in self._closes[epoch].feeds if self._place(feed, epoch) is not None)
+
+    def counts(self, feed: int, epoch: int) -> int:
+        """Return how many steps of a feed that the close of `epoch` has named count by some seal."""
+        known, place = self._feeds.get(feed), self._place(feed, epoch)
+        if known is None or place is None or known.verdicts[place] != _COUNTED or not known.factors[place]:
+            return 0
+        return known.stops[place] - known.first(place)
 
     # -- decisions ---------------------------------------------------------------------------------
 
     def apply(self, recorded: Recorded) -> set[int]:
-        """Take in the next decision; return the feeds whose named steps or factors have changed."""
+        """Take in the next decision; return the feeds whose named steps or factors have changed.
+
+        What may be held of a feed (SPEC O6) can change with every decision, also of feeds not returned.
+        """
         self.decisions += 1
         self.unsupported = self.unsupported or recorded.unsupported
-        if self.unsupported:
-            return set()
-        return self._decide(recorded.decision)
+        return set() if self.unsupported else self._decide(recorded.decision)
 
     def _decide(self, decision: Decision) -> set[int]:
         match decision:
@@ -193,20 +291,20 @@ class Counting:
                 return self._close(decision)
             case Seal():
                 return self._seal(decision)
-            case Amend(feed=feed, at=at):
-                return self._amend(feed, at)
+            case Amend():
+                return self._amend(decision)
             case Void():
                 return self._void(decision)
-            case Revoke(member=member, epoch=epoch):
-                return self._revoke([member], epoch)
-            case RevokeInvitation(invitation=number, epoch=epoch) if number < len(self._invitations):
-                self._invitations[number].revoked = True
-                came = [n for n, member in enumerate(self.members) if member.invitation == number + 1]
-                return self._revoke(came, epoch)
+            case Revoke(member=number, epoch=epoch) if number < len(self.members):
+                member = self.members[number]
+                member.revoked_itself = min(member.revoked_itself, epoch)
+            case RevokeInvitation(invitation=number, epoch=epoch) if number < len(self.invitations):
+                invitation = self.invitations[number]
+                invitation.revoked = min(invitation.revoked, epoch)
             case Admit():
                 self._admit(decision)
-            case Invite(key=key, uses=uses) if len(self._invitations) < MAX_MEMBERS:
-                self._invitations.append(_Invitation(key, uses))
+            case Invite(key=key, uses=uses) if len(self.invitations) < MAX_MEMBERS:
+                self.invitations.append(Invitation(key, uses))
             case Budget(updates=updates):
                 self.budget = updates
             case Finish():
@@ -214,125 +312,122 @@ class Counting:
         return set()
 
     def _close(self, close: Close) -> set[int]:
-        valid = close.epoch == self.open_epoch < MAX_EPOCHS and not self.finished
-        moves: dict[int, _Named] = {}
-        for feed, steps, tag in close.moves:
-            first = self._position(feed)
-            valid = valid and self._exists(feed) and 0 < steps < NEVER - first and feed not in self._ended
-            moves[feed] = _Named(first, first + steps, tag)
-        if not valid:
+        if self.finished or not close.epoch == self.open_epoch < MAX_EPOCHS:
             return set()
-        for feed in moves:
-            self._named.setdefault(feed, []).append(close.epoch)
-        self._closes.append(_Closed(close.salt, moves))
-        return set(moves)
+        numbers = array("I", (move.feed for move in close.moves))
+        feeds = [self._feeds.get(number) or _Feed() for number in numbers]
+        stops = [feed.stop + move.steps for feed, move in zip(feeds, close.moves, strict=True)]
+        exist = not numbers or numbers[-1] < len(self.members) * INCARNATIONS
+        move_on = all(move.steps > 0 for move in close.moves) and not any(feed.ended for feed in feeds)
+        if not (exist and move_on and all(stop < NEVER for stop in stops)):
+            return set()
+        for feed, stop, move in zip(feeds, stops, close.moves, strict=True):
+            feed.append(close.epoch, stop, move.tag)
+        self._feeds.update(zip(numbers, feeds, strict=True))
+        self._closes.append(_Closed(close.salt, numbers))
+        self._voidable.append(1)
+        return set(numbers)
 
     def _seal(self, seal: Seal) -> set[int]:
-        if seal.epoch != self.sealed or seal.epoch >= self.open_epoch:
+        if not self.sealed == seal.epoch < self.open_epoch:
             return set()
-        closed = self._closes[seal.epoch]
-        recounted = [recount for recount in seal.recounted if self._may_recount(recount.feed, recount.epoch)]
-        known_skips = all(feed in closed.moves for feed in seal.skipped)
-        known_recounts = len(recounted) == len(seal.recounted)
-        if not (known_skips and known_recounts and all(rate.epoch > self.open_epoch for rate in seal.rates)):
+        feeds = self._closes[seal.epoch].feeds
+        skips = (self._place(feed, seal.epoch) is not None for feed in seal.skipped)
+        recounts = (self._verdict(recount) == _SKIPPED for recount in seal.recounted)
+        rates = (rate.epoch > self.open_epoch for rate in seal.rates)
+        if not (all(skips) and all(recounts) and all(rates)):
             return set()
         self.sealed += 1
-        closed.factor = seal.factor
-        closed.skipped.update(seal.skipped)
-        closed.exceptions.update(dict.fromkeys(seal.skipped, 0))
-        for feed, epoch in recounted:
-            self._closes[epoch].skipped.discard(feed)
-            self._closes[epoch].exceptions[feed] = seal.factor
-            self.counted += self._count(feed, epoch)
-        self.counted += sum(self._count(feed, seal.epoch) for feed in closed.moves)
-        self._rates = [known for known in self._rates if not seal.rates or known.epoch < seal.rates[0].epoch]
-        self._rates += seal.rates
-        return {*closed.moves, *(recount.feed for recount in recounted)}
+        skipped = set(seal.skipped)
+        for feed in feeds:
+            verdict, factor = (_SKIPPED, 0) if feed in skipped else (_COUNTED, seal.factor)
+            self._judge(feed, seal.epoch, verdict, factor)
+        for feed, epoch in seal.recounted:
+            self._judge(feed, epoch, _COUNTED, seal.factor)
+        if seal.rates:
+            del self._rates[bisect_left(self._rates, seal.rates[0].epoch, key=lambda rate: rate.epoch) :]
+            self._rates += seal.rates
+        return {*feeds, *(recount.feed for recount in seal.recounted)}
 
-    def _may_recount(self, feed: int, epoch: int) -> bool:
-        return epoch < self.sealed and feed in self._closes[epoch].skipped and feed not in self._ended
-
-    def _amend(self, feed: int, at: int) -> set[int]:
-        if at >= min(self._position(feed), self.ended(feed)):
+    def _amend(self, amend: Amend) -> set[int]:
+        known = self._feeds.get(amend.feed)
+        place = bisect_left(known.epochs, amend.epoch) if known else 0
+        if known is None or place == len(known.epochs):
             return set()
-        before = sum(self._count(feed, epoch) for epoch in self._named[feed])
-        self._ended[feed] = at
-        self.counted -= before - sum(self._count(feed, epoch) for epoch in self._named[feed])
-        return {feed}
+        self.counted += known.void(place, len(known.epochs)) or 0
+        known.end(place)
+        return {amend.feed}
 
     def _void(self, void: Void) -> set[int]:
         known = all(member < len(self.members) for member in void.members)
         if not (known and void.first <= void.last < self.sealed):
             return set()
         changed: set[int] = set()
-        for epoch in range(void.first, void.last + 1):
-            closed = self._closes[epoch]
-            for feed in closed.moves:
-                counts = self._count(feed, epoch)
-                if (void.members and feed // INCARNATIONS not in void.members) or feed in closed.skipped:
-                    continue
-                closed.exceptions[feed] = 0
-                self.counted -= counts
-                changed.add(feed)
+        for number in self._feeds_of(void):
+            feed = self._feeds[number]
+            places = bisect_left(feed.epochs, void.first), bisect_right(feed.epochs, void.last)
+            counted = feed.void(*places)
+            if counted is not None:
+                self.counted += counted
+                changed.add(number)
         return changed
 
-    def _revoke(self, members: Iterable[int], epoch: int) -> set[int]:
-        changed: set[int] = set()
-        for number in members:
-            if number < len(self.members) and epoch < self.members[number].revoked:
-                self.members[number].revoked = epoch
-                changed.update(range(number * INCARNATIONS, (number + 1) * INCARNATIONS))
-        return changed
+    def _feeds_of(self, void: Void) -> Iterable[int]:
+        """Return the feeds of which a Void may take something back."""
+        if void.members:
+            numbers = (m * INCARNATIONS + i for m in void.members for i in range(INCARNATIONS))
+            return (number for number in numbers if number in self._feeds)
+        feeds: set[int] = set()
+        epoch = void.first
+        while (epoch := self._voidable.find(1, epoch, void.last + 1)) >= 0:
+            feeds.update(self._closes[epoch].feeds)
+            self._voidable[epoch] = 0
+        return feeds
 
     def _admit(self, admit: Admit) -> None:
-        known = self._member_of.get(admit.origin)
+        known = self.member(admit.origin)
         if known is not None:  # a second admission raises the quota; it never undoes a revocation
-            self.members[known].quota = max(self.members[known].quota, admit.quota)
+            known.quota = max(known.quota, admit.quota)
             return
-        if len(self.members) >= MAX_MEMBERS or not self._has_use(admit.invitation):
+        invitation = None
+        if admit.invitation:
+            if admit.invitation > len(self.invitations):
+                return
+            invitation = self.invitations[admit.invitation - 1]
+            if invitation.revoked < NEVER or not invitation.uses:
+                return
+        if len(self.members) >= MAX_MEMBERS:
             return
+        if invitation:
+            invitation.uses -= 1
         self._member_of[admit.origin] = len(self.members)
-        self.members.append(Member(admit.origin, admit.quota, admit.invitation))
-
-    def _has_use(self, invitation: int) -> bool:
-        """Whether somebody may still come by this invitation, and take the use."""
-        if invitation == 0:
-            return True
-        if invitation > len(self._invitations):
-            return False
-        known = self._invitations[invitation - 1]
-        if known.revoked or known.uses == 0:
-            return False
-        known.uses -= 1
-        return True
+        self.members.append(Member(admit.origin, admit.quota, invitation))
 
     # -- feeds -------------------------------------------------------------------------------------
 
-    def _exists(self, feed: int) -> bool:
-        return feed // INCARNATIONS < len(self.members)
+    def _place(self, feed: int, epoch: int) -> int | None:
+        known = self._feeds.get(feed)
+        return known.place(epoch) if known else None
 
-    def _position(self, feed: int) -> int:
-        epochs = self._named.get(feed)
-        return min(self._closes[epochs[-1]].moves[feed].stop, self.ended(feed)) if epochs else 0
+    def _verdict(self, named: Recount) -> int:
+        place = self._place(named.feed, named.epoch)
+        return _VOID if place is None else self._feeds[named.feed].verdicts[place]
 
-    def _count(self, feed: int, epoch: int) -> int:
-        """Return how many steps of a feed count by the seal of this epoch, or of a later one."""
-        closed = self._closes[epoch]
-        if closed.factor is None or not closed.factor_of(feed):
-            return 0
-        named, ended = closed.moves[feed], self.ended(feed)
-        return max(0, min(named.stop, ended) - min(named.first, ended))
-
-
-def _append(runs: list[Run], run: Run) -> None:
-    """Append a run unless it is empty; one that continues the last with its factor extends it."""
-    if run.stop <= (runs[-1].stop if runs else 0):
-        return
-    if runs and runs[-1].factor == run.factor:
-        runs.pop()
-    runs.append(run)
+    def _judge(self, feed: int, epoch: int, verdict: int, factor: int) -> None:
+        place = self._place(feed, epoch)
+        if place is not None:
+            self.counted += self._feeds[feed].judge(place, verdict, factor)
 
 
 def multiplier(rate: int, factor: int) -> int:
     """Return what an update's scalar is multiplied with, in units of 2^-32 (SPEC O8)."""
     return rate * factor >> 12
+
+
+def named_digest(run_id: bytes, heads: Iterable[tuple[int, int, bytes]]) -> bytes:
+    """Return the digest of what was named (SPEC O10): of (number, stop, chain hash there) of every feed, in
+    order; 32 bytes."""
+    records = (
+        number.to_bytes(4, "big") + stop.to_bytes(8, "big") + chain for number, stop, chain in heads if stop
+    )
+    return hashlib.blake2b(run_id + b"".join(records), digest_size=32, person=b"sfnode-named").digest()

@@ -7,13 +7,14 @@ Values and their one encoding. What they mean for a run is decided in `counting`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import msgpack
 
 from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.names import readable
 
 RATE_ONE = 1 << 32
 """A rate of 1: rates are counted in units of 2^-32 (SPEC O8)."""
@@ -25,8 +26,12 @@ INCARNATIONS = 64
 """Feeds that one admission allows (SPEC O6): the number of a feed is that of its member times 64, plus its
 incarnation."""
 
+TAG_BYTES = 8
+"""Bytes of a tag. After a close a member may search for another history of its feed with the same tag: one
+processor finds one of 4 bytes in minutes, of 8 in thousands of years (SPEC O7)."""
+
 MAX_DECISION = 192 * 1024
-"""Bytes of one decision: fits a message, and a close that moves 15,000 feeds fits it."""
+"""Bytes of one decision: fits a message, and a close that moves 10,000 feeds fits it."""
 
 MAX_MOVES = 16_384
 """Entries of a list in a decision, for the decoder, which allocates what a list announces."""
@@ -43,7 +48,7 @@ class Move(NamedTuple):
     steps: int
     """How many, beyond the last one named before."""
     tag: bytes
-    """The first 4 bytes of BLAKE2b-256(salt | chain hash after the last of them): which history is meant.
+    """The first 8 bytes of BLAKE2b-256(salt | chain hash after the last of them): which history is meant.
     The salt is drawn for the close, so that nobody can prepare two histories with one tag."""
 
 
@@ -97,10 +102,13 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Amend:
-    """End a feed at a step: what was named from there on proves lost."""
+    """End a feed before what the close of `epoch` has named: that, and what later ones have, proves lost.
+
+    A feed ends where a tag tells its history: between two tags nobody could tell which of two is meant.
+    """
 
     feed: int
-    at: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +148,7 @@ class RevokeInvitation:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Take back what the seals of epochs `first` to `last` have counted, of these members or of all."""
+    """Take back for good what the closes of epochs `first` to `last` have named, of these members or all."""
 
     first: int
     last: int
@@ -267,9 +275,8 @@ def _any_bytes(value: Any) -> bytes:
 
 def _text(most: int) -> Read:
     def read(value: Any) -> str:
-        _require(
-            isinstance(value, str) and len(value.encode()) <= most, f"not a text of {most} bytes at most"
-        )
+        short = isinstance(value, str) and readable(value) and len(value.encode()) <= most
+        _require(short, f"not a text of {most} bytes at most that can be seen")
         return cast(str, value)
 
     return read
@@ -296,15 +303,15 @@ def _row(build: Callable[..., Any], *reads: Read) -> Read:
 _U16, _U32, _U64 = _unsigned(16), _unsigned(32), _unsigned(64)
 _ID = _unsigned(31)
 _NUMBERS = _ascending(_ID, lambda number: number)
-_MOVES = _ascending(_row(Move, _ID, _U32, _binary(4)), lambda move: move.feed)
+_MOVES = _ascending(_row(Move, _ID, _U32, _binary(TAG_BYTES)), lambda move: move.feed)
 _RECOUNTS = _ascending(_row(Recount, _ID, _U16), lambda recount: recount)
-_RATES = _ascending(_row(RateFrom, _U32, _U32), lambda rate: rate.epoch)
+_RATES = _ascending(_row(RateFrom, _U16, _U32), lambda rate: rate.epoch)
 _EXTENSIONS = _ascending(_row(Extension, _U16, _any_bytes), lambda extension: extension.kind)
 
 _KINDS: dict[int, tuple[type, tuple[Read, ...]]] = {
     0: (Close, (_U16, _binary(8), _MOVES)),
     2: (Seal, (_U16, _NUMBERS, _RECOUNTS, _binary(32), _U16, _RATES)),
-    4: (Amend, (_ID, _U32)),
+    4: (Amend, (_ID, _U16)),
     6: (Admit, (_binary(32), _U32, _ID)),
     8: (Invite, (_binary(32), _U32)),
     10: (Revoke, (_ID, _U32)),
@@ -324,8 +331,10 @@ _BOUNDS = {"max_array_len": MAX_MOVES, "max_map_len": 0, "max_ext_len": 0}
 
 def encode(decision: Decision, extensions: tuple[Extension, ...] = ()) -> bytes:
     """Return the one encoding of a decision (SPEC O2). Raises RemoteProtocolError if it has none."""
-    fields = [_KIND_OF[type(decision)], *map(_plain, astuple(decision)), _plain(extensions)]
-    data = _pack(fields)
+    kind = _KIND_OF.get(type(decision))
+    _require(kind is not None, "a decision that cannot be written")
+    values = (_plain(getattr(decision, field.name)) for field in fields(decision))
+    data = _pack([kind, *values, _plain(extensions)])
     decode(data)
     return data
 
@@ -333,19 +342,16 @@ def encode(decision: Decision, extensions: tuple[Extension, ...] = ()) -> bytes:
 def decode(data: bytes) -> Recorded:
     """Return the decision that `data` encodes. Raises RemoteProtocolError (SPEC O2) if there is none."""
     _require(len(data) <= MAX_DECISION, "a decision that is too long")
-    try:
-        fields = msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, **_BOUNDS)
-    except (ValueError, RecursionError, msgpack.UnpackException) as error:
-        raise RemoteProtocolError("O2", f"not MessagePack: {error}") from None
-    _require(isinstance(fields, list) and len(fields) >= 1, "not an array that begins with a kind")
-    kind = _U16(fields[0])
-    _require(_pack(fields) == data, "not in canonical form")
+    found = _unpack(data)
+    _require(isinstance(found, list) and len(found) >= 1, "not an array that begins with a kind")
+    kind = _U16(found[0])
+    _require(_pack(found) == data, "not in canonical form")
     if kind not in _KINDS:
         return Recorded(Unknown(kind))
     build, reads = _KINDS[kind]
-    _require(len(fields) == len(reads) + 2, "wrong number of fields")
-    decision = build(*(read(field) for read, field in zip(reads, fields[1:], strict=False)))
-    return Recorded(decision, _EXTENSIONS(fields[-1]))
+    _require(len(found) == len(reads) + 2, "wrong number of fields")
+    decision = build(*(read(field) for read, field in zip(reads, found[1:], strict=False)))
+    return Recorded(decision, _EXTENSIONS(found[-1]))
 
 
 def read(record: bytes) -> Recorded:
@@ -360,5 +366,21 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _pack(fields: list[Any]) -> bytes:
-    return cast(bytes, msgpack.packb(fields, use_bin_type=True))
+def _pack(value: Any) -> bytes:
+    try:
+        return cast(bytes, msgpack.packb(value, use_bin_type=True))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise RemoteProtocolError("O2", f"cannot be written: {error}") from None
+
+
+def _unpack(data: bytes) -> Any:
+    """Return the one value in `data`. The unpacker allocates what an array announces, 128 KiB for 3 bytes: so
+    it first passes over the data, to see that all that is announced is there."""
+    unpacker = msgpack.Unpacker(max_buffer_size=MAX_DECISION, **_BOUNDS)
+    unpacker.feed(data)
+    try:
+        unpacker.skip()
+        _require(unpacker.tell() == len(data), "more than one value")
+        return msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, **_BOUNDS)
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError("O2", f"not MessagePack: {error}") from None

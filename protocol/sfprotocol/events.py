@@ -77,6 +77,11 @@ class OwnUpdates:
     first: int
     parts: tuple[EpochScalars, ...]
 
+    @property
+    def count(self) -> int:
+        """Number of updates."""
+        return sum(len(part.scalars) for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Examined:
@@ -276,6 +281,8 @@ class Petitioned:
     """Show this petition to whoever organises the run here."""
 
     petition: Petition
+    via: str
+    """The peer that brought it; empty if it is our own."""
 
 
 Action = (
@@ -309,6 +316,8 @@ class Counters:
     gaps: int = 0
     unnamed: int = 0
     """Segments whose key names no feed that we know, or several feeds."""
+    put_off: int = 0
+    """Segments and proofs beyond their origin's rate, left for later."""
     rejected: int = 0
     pruned: int = 0
     """Feeds that we have asked a link not to push any more."""
@@ -324,5 +333,6 @@ class Counters:
 
     @property
     def news(self) -> int:
-        """Number that increases whenever something made by others changes our state."""
-        return self.admitted + self.cuts + self.cards + self.decisions
+        """Number that increases with everything from others that is no waste: it changes our state, or it is
+        put off for now."""
+        return self.admitted + self.cuts + self.cards + self.decisions + self.put_off

@@ -52,7 +52,7 @@ def _compare(run: RunParameters, event: Examined, theirs: Segment, signed: Verif
 def _adopted(event: Examined, theirs: Proof) -> Proof | None:
     """Return the peer's proof if our history leads to it, else a proof that its history and ours differ."""
     if event.kept and event.kept.at == theirs.at and event.kept.chains[0] != theirs.chains[0]:
-        return _apart(event.feed, theirs, event.kept.chains[0], event.kept.branches[0])
+        return _apart(event.feed, theirs, event.kept.chains[0], _shorter(event.kept))
     if event.chain == theirs.chains[0]:
         return theirs
     return _apart(event.feed, theirs, event.chain, Branch(event.ours.parts, event.ours.signature))
@@ -77,7 +77,18 @@ def _beside_cut(state: FeedState, event: Examined, theirs: Segment) -> Proof:
 
 def _apart(feed: Feed, one: Proof, chain: bytes, branch: Branch) -> Proof:
     """Return a proof of two histories with different heads at one step; where they part is unknown."""
-    return Proof(feed, one.at, (one.chains[0], chain), (one.branches[0], branch))
+    return Proof(feed, one.at, (one.chains[0], chain), (_shorter(one), branch))
+
+
+def _shorter(proof: Proof) -> Branch:
+    """Return the shorter branch of those that continue the first chain head: a proof is kept by everybody."""
+    one, other = proof.branches
+    shared = proof.chains[0] == proof.chains[1]
+    return other if shared and _count(other) < _count(one) else one
+
+
+def _count(branch: Branch) -> int:
+    return sum(len(part.scalars) for part in branch.parts)
 
 
 def holds(run: RunParameters, proof: Proof, signed: Verify) -> bool:
@@ -89,7 +100,7 @@ def holds(run: RunParameters, proof: Proof, signed: Verify) -> bool:
         signed(
             run.run_id,
             proof.feed,
-            proof.at + sum(len(part.scalars) for part in branch.parts),
+            proof.at + _count(branch),
             extend(chain, branch.parts),
             branch.signature,
         )

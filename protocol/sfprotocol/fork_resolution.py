@@ -16,7 +16,7 @@ from sfprotocol.link import Link
 from sfprotocol.messages import Claim, Feed, Proof, Segment
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.pulls import Pulls
-from sfprotocol.rate_limit import FORGERY_COST
+from sfprotocol.rate_limit import FORGERY_COST, Origins
 from sfprotocol.segments import without_front
 from sfprotocol.signing import Verify, genesis, sound
 
@@ -33,6 +33,7 @@ class ForkResolution:
         links: dict[LinkId, Link],
         pulls: Pulls,
         own: OwnFeed,
+        origins: Origins,
         counters: Counters,
         *,
         verify: Verify,
@@ -42,6 +43,7 @@ class ForkResolution:
         self._links = links
         self._pulls = pulls
         self._own = own
+        self._origins = origins
         self._counters = counters
         self._verify = verify
 
@@ -98,6 +100,9 @@ class ForkResolution:
         if proof.cut == state.forked and proof.chains[0] == state.forked_chain:
             link.proofs.shown[proof.feed] = proof.cut, now
             return []
+        if not self._origins.may_prove(proof.feed.origin, now):
+            self._counters.put_off += 1
+            return []  # the peer shows it again (SPEC E3)
         if not sound(proof.feed.origin) or not fork_proofs.holds(self._run, proof, self._verify):
             raise RemoteProtocolError("E1", "a proof that proves nothing")
         ours = state.next > proof.at or (state.next == proof.at and state.next > 0)
@@ -150,6 +155,7 @@ class ForkResolution:
         state = self._frontier.state(feed)
         if at >= state.forked:
             return []
+        self._origins.proved(feed.origin, now)
         stop = state.next
         for link in self._links.values():
             link.inquiries.pop(feed, None)

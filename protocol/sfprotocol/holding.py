@@ -10,12 +10,11 @@ import hashlib
 from collections.abc import Iterable
 
 from sfprotocol.counting import Counting
+from sfprotocol.decisions import TAG_BYTES
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import EpochScalars, Segment
 from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import extend
-
-TAG_BYTES = 4
 
 
 def early(counting: Counting | None, segment: Segment) -> bool:

@@ -10,6 +10,11 @@ same loop, and needs its order to be exact: *durable, then sent, then applied*. 
 Events that arrive during a round wait for the next one. What the machine asks of the log (Serve, ShowProof,
 Examine) is looked up here, and the answers are events of the next round.
 
+Frames wait by link, and links take turns, one frame each: a busy link delays nobody else's frames. A link
+that has brought more than its rate rests, with its frames, until the machine says that it may go on;
+meanwhile it fills up and is not read. Everything else, our own updates above all, waits behind no frame
+(SPEC L9, L10).
+
 The host refuses to know sockets, threads, disks and clocks: time is an argument, the log is a `Store`.
 """
 
@@ -161,6 +166,8 @@ class Asked:
     """Show this petition to the organiser, if it is here."""
 
     petition: Petition
+    via: str
+    """The peer that brought it; empty if it is our own."""
 
 
 Effect = Send | Close | Advanced | Asked
@@ -176,10 +183,17 @@ class Host:
         self.machine = machine
         self._store = store
         self._events: deque[Event] = deque()
+        """Events that no link has brought."""
+        self._frames: dict[LinkId, deque[Received | LinkDown]] = {}
+        """Frames by link, and the end of the link after its last one; none empty."""
+        self._turns: deque[LinkId] = deque()
+        """Links with frames, in the order of their turns, but for those that rest."""
+        self._resting: dict[LinkId, float] = {}
+        """Links with frames that rest, and until when (SPEC L9)."""
+        self.taken = 0
+        """Number of events that the last round has handled."""
         self._links: set[LinkId] = set()
         """Open links; only ever asked for membership."""
-        self._unhandled: dict[LinkId, int] = {}
-        """Frames among the events, by link; no zeros."""
         self._decided: list[Action] | None = None
         """Actions that the round under way has decided on; None between rounds."""
 
@@ -187,47 +201,67 @@ class Host:
 
     @property
     def waiting(self) -> int:
-        """Number of events that wait for a round."""
-        return len(self._events)
+        """Number of events that wait for a round; frames of links that rest wait for theirs."""
+        return len(self._events) + sum(len(self._frames[link]) for link in self._turns)
 
     @property
     def busy(self) -> bool:
         """Whether a round was decided and is not carried out yet."""
         return self._decided is not None
 
+    def next_deadline(self) -> float:
+        """Return the time at which a round is due although nothing waits for one."""
+        return min(self.machine.next_deadline(), *self._resting.values(), float("inf"))
+
     def post(self, event: Event) -> None:
         """Queue an event for the machine."""
         match event:
-            case Received(link=link):
-                self._unhandled[link] = self._unhandled.get(link, 0) + 1
+            case Received() | LinkDown():
+                self._queue(event)
             case LinkUp(link=link):
                 self._links.add(link)
-            case LinkDown(link=link):
-                self._links.discard(link)
-        self._events.append(event)
+                self._events.append(event)
+            case _:
+                self._events.append(event)
+
+    def _queue(self, event: Received | LinkDown) -> None:
+        link = event.link
+        if link not in self._frames:
+            self._frames[link] = deque()
+            self._turns.append(link)
+        self._frames[link].append(event)
+        if isinstance(event, LinkDown):
+            self._links.discard(link)
+            self._wake(link)
 
     def has_room(self, link: LinkId) -> bool:
         """Whether another frame of this link may be posted; if not, the link is not to be read."""
-        return self._unhandled.get(link, 0) < MAX_UNHANDLED
+        return len(self._frames.get(link, ())) < MAX_UNHANDLED
 
-    def own_updates(self, most: int, scalar: Callable[[], int]) -> OwnUpdates | None:
+    def own_updates(
+        self, most: int, scalar: Callable[[], int], waiting: OwnUpdates | None = None
+    ) -> OwnUpdates | None:
         """Return the next updates of our own feed, `most` at most, as an engine would finish them now.
 
-        Each value comes from `scalar`, within the limit of the run. What waits among the events is counted as
-        made. None when no update may be made. For engines that are simulated; the event is not posted.
+        Each value comes from `scalar`, within the limit of the run. What was posted counts as made, and so
+        does what is `waiting` to be posted. None when no update may be made. For engines that are simulated;
+        the event is not posted.
         """
         machine, own = self.machine, self.machine.own
         if own is None or not machine.may_compute:
             return None
         state, run = machine.frontier.state(own), machine.run
-        posted = [event for event in self._events if isinstance(event, OwnUpdates) and event.feed == own]
-        first = state.next + sum(len(part.scalars) for event in posted for part in event.parts)
-        room = machine.room - (first - state.next) if run.organised else run.update_budget - first
-        count = min(most, room, MAX_SEGMENT_UPDATES)
+        made = [
+            event for event in (*self._events, waiting) if isinstance(event, OwnUpdates) and event.feed == own
+        ]
+        first = state.next + sum(event.count for event in made)
+        allowed = machine.room - (first - state.next) if run.organised else run.update_budget - first
+        room = MAX_SEGMENT_UPDATES - (waiting.count if waiting else 0)
+        count = min(most, allowed, room)
         if count <= 0:
             return None
         epoch = max(state.epoch, machine.epoch)
-        epoch = max([epoch, *(event.parts[-1].epoch for event in posted)])
+        epoch = max([epoch, *(event.parts[-1].epoch for event in made)])
         return OwnUpdates(own, first, (EpochScalars(epoch, tuple(scalar() for _ in range(count))),))
 
     # -- a round -----------------------------------------------------------------------------------
@@ -243,8 +277,12 @@ class Host:
         if self._decided is not None:
             raise LocalProtocolError("a round is decided before the last one was carried out")
         actions: list[Action] = []
-        for _ in range(min(len(self._events), most)):
-            actions += self._handle(self._events.popleft(), now)
+        for link in [link for link, until in self._resting.items() if until <= now]:
+            self._wake(link)
+        self.taken = 0
+        while self.taken < most and (event := self._next(now)):
+            self.taken += 1
+            actions += self.machine.handle(event, now)
             if clock is not None and clock() - now > ROUND_TIME:
                 break
         if now >= self.machine.next_deadline():
@@ -267,12 +305,29 @@ class Host:
                 effects.append(effect)
         return effects
 
-    def _handle(self, event: Event, now: float) -> list[Action]:
-        if isinstance(event, Received):
-            left = self._unhandled.pop(event.link) - 1
-            if left:
-                self._unhandled[event.link] = left
-        return self.machine.handle(event, now)
+    def _next(self, now: float) -> Event | None:
+        """Take the next event: of those that no link has brought, else of the link whose turn it is."""
+        if self._events:
+            return self._events.popleft()
+        while self._turns:
+            link = self._turns.popleft()
+            frames, until = self._frames[link], self.machine.rests_until(link)
+            if until > now and not isinstance(frames[-1], LinkDown):
+                self._resting[link] = until
+                continue
+            while until > now and len(frames) > 1:
+                frames.popleft()  # it is gone, and brought more than its rate
+            event = frames.popleft()
+            if frames:
+                self._turns.append(link)
+            else:
+                del self._frames[link]
+            return event
+        return None
+
+    def _wake(self, link: LinkId) -> None:
+        if self._resting.pop(link, None) is not None:
+            self._turns.append(link)
 
     def _effect(self, action: Action, frames: _Frames) -> Effect | None:
         match action:
@@ -292,8 +347,8 @@ class Host:
                 return Advanced(proof.feed, stop, proof.cut)
             case Recounted(feed=feed, before=before):
                 return Advanced(feed, before, self.machine.frontier.next(feed))
-            case Petitioned(petition=petition):
-                return Asked(petition)
+            case Petitioned(petition=petition, via=via):
+                return Asked(petition, via)
             case Examine():
                 self._examine(action)
             case Trace(feed=feed, stop=stop):

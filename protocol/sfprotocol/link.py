@@ -15,7 +15,7 @@ lead is our own error (LocalProtocolError). ALLOWED lists the messages that a pe
 `check_allowed` turns any other into the peer's error (RemoteProtocolError).
 
 What a link remembers lies in parts, one for each concern: names of feeds, outbox, inbox, agreement of
-digests, fork proofs, waste. The parts are plain data; plumtree, anti_entropy, pulls, inquiries,
+digests, fork proofs, intake, waste. The parts are plain data; plumtree, anti_entropy, pulls, inquiries,
 fork_resolution and cards act on them.
 """
 
@@ -46,7 +46,7 @@ from sfprotocol.messages import (
     Summary,
     Want,
 )
-from sfprotocol.rate_limit import Bucket, Waste
+from sfprotocol.rate_limit import Bucket, Intake, Waste
 
 MAX_FEEDS = 65_536
 """Feeds of one run, and names that one link may teach us of feeds of which we have nothing: 40 MB for the
@@ -127,10 +127,11 @@ class Outbox:
 class Inbox:
     """Feeds that the peer promises, was asked for, or brings."""
 
-    ahead: dict[Feed, None] = field(default_factory=dict)
-    """Feeds of which the peer has (or had) more than we have."""
-    asked: dict[Feed, None] = field(default_factory=dict)
-    """Pulls outstanding on this link."""
+    ahead: dict[Feed, int] = field(default_factory=dict)
+    """Feeds of which the peer has (or had) more than we have, with the step up to which it had them when the
+    link came up; 0 if it got ahead later."""
+    asked: dict[Feed, int] = field(default_factory=dict)
+    """Pulls outstanding on this link, with the step up to which the peer claimed to have the feed."""
     pruned: dict[Feed, float] = field(default_factory=dict)
     """Feeds that we have asked the peer not to push, with the time at which we did."""
     useful: int = 0
@@ -221,6 +222,7 @@ class Link:
     inbox: Inbox = field(default_factory=Inbox)
     agreement: Agreement = field(default_factory=Agreement)
     proofs: ProofsShown = field(default_factory=ProofsShown)
+    intake: Intake = field(default_factory=lambda: Intake(Bucket(0.0, 0.0)))
     waste: Waste = field(default_factory=Waste)
     control: ControlKnown = field(default_factory=ControlKnown)
 
@@ -256,6 +258,10 @@ class Link:
     def blank(self) -> bool:
         """Whether the peer has shown nothing: no update by its own word, nor that it takes in ours."""
         return not self.has and not self.agreed and not self.informed
+
+    def expected(self, feed: Feed) -> int:
+        """Return the step up to which the peer had `feed` when the link came up, or was asked for it."""
+        return max(self.inbox.ahead.get(feed, 0), self.inbox.asked.get(feed, 0))
 
     def position(self, feed: Feed) -> int:
         """Return the first step of `feed` that the peer lacks, or need not be sent unless it asks."""

@@ -26,8 +26,7 @@ from sfprotocol import anti_entropy, holding, inquiries, plumtree, validation, w
 from sfprotocol.anti_entropy import SYNC_INTERVAL
 from sfprotocol.cards import Cards
 from sfprotocol.control_sync import NOTHING_KEPT, Kept
-from sfprotocol.counting import Run
-from sfprotocol.decisions import FACTOR_ONE
+from sfprotocol.counting import NEVER, Run
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import (
     Action,
@@ -74,10 +73,11 @@ from sfprotocol.organised import Organised
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.plumtree import Tree
 from sfprotocol.pulls import Pulls
-from sfprotocol.rate_limit import FRAME_COST
+from sfprotocol.rate_limit import FRAME_COST, RESERVE_BURST, Bucket, Intake, Origins
 from sfprotocol.segments import first_updates, without_front
 from sfprotocol.signing import Sign, Verify, verifies
 from sfprotocol.validation import Verified
+from sfprotocol.weighing import Counted, once
 
 LINK_TIMEOUT = 60.0
 """Seconds without a frame after which a link is dropped. Twelve links hear a Summary every 12 s."""
@@ -131,10 +131,13 @@ class Machine:
         self._verify = verify
         self._next_tick = now + SYNC_INTERVAL
         self._turn = 0
-        self._pulls = Pulls(frontier, self.links)
+        self._origins = Origins()
+        self.reserve = Bucket(RESERVE_BURST, now)
+        """The bucket of what all links together may bring beyond their rates (SPEC L9)."""
+        self._pulls = Pulls(frontier, self.links, self._origins)
         self._tree = Tree()
         self._forks = ForkResolution(
-            frontier, self.links, self._pulls, self._own, self.counters, verify=verify
+            frontier, self.links, self._pulls, self._own, self._origins, self.counters, verify=verify
         )
         self.organised = (
             Organised(
@@ -186,10 +189,14 @@ class Machine:
 
     def runs(self, feed: Feed) -> tuple[Run, ...]:
         """Return the factors with which the updates of `feed` that are here count (SPEC O8)."""
-        held = self.frontier.next(feed)
+        return self.counted(feed).runs
+
+    def counted(self, feed: Feed, most: int = NEVER) -> Counted:
+        """Return what of the first `most` steps of `feed` counts and how much, as far as they are here."""
+        held = min(self.frontier.next(feed), most)
         if self.organised:
-            return self.organised.runs(feed, held)
-        return (Run(held, FACTOR_ONE),) if held else ()
+            return Counted(self.organised.runs(feed, held), self.organised.rates)
+        return once(held)
 
     @property
     def lacking(self) -> int:
@@ -201,6 +208,11 @@ class Machine:
         announcing = min((link.outbox.announce_at for link in self.links.values()), default=float("inf"))
         own = min(self._own.deadline, self.organised.deadline() if self.organised else float("inf"))
         return min(self._next_tick, own, self._pulls.deadline(), announcing)
+
+    def rests_until(self, link_id: LinkId) -> float:
+        """Return the time until which no frame of a link that is in debt is to be handed over (SPEC L9)."""
+        link = self.links.get(link_id)
+        return link.intake.rests_until if link else float("-inf")
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in one event; return what to do, in order. Raises LocalProtocolError on misuse only."""
@@ -237,7 +249,7 @@ class Machine:
     def _on_up(self, link_id: LinkId, peer: str, now: float) -> list[Action]:
         if link_id in self.links:
             raise LocalProtocolError(f"link {link_id} is up already")
-        self.links[link_id] = Link(link_id, peer, heard=now)
+        self.links[link_id] = Link(link_id, peer, heard=now, intake=Intake(Bucket(0.0, now)))
         role = 0 if self.own else 1
         return [Transmit(link_id, Hello(PROTOCOL_VERSION, self.run.run_id, role, self.frontier.known))]
 
@@ -270,6 +282,8 @@ class Machine:
         try:
             message = wire_codec.decode(frame, self.run.scalar_bytes)
             check_allowed(link, message)
+            if isinstance(message, (Segment, Proof, Card)):  # whose signatures have to be checked
+                link.intake.charge(len(frame), self.reserve, now)
             actions = self._on_message(link, message, now)
             if self.counters.news == before and link.id in self.links:  # a Goodbye has ended its link
                 link.waste.charge(len(frame) + FRAME_COST, len(self.frontier), now)
@@ -323,8 +337,10 @@ class Machine:
             if link.names.learn(claim.feed, self.frontier):
                 self._pulls.heard_of(link, claim.feed, claim.next, now)
                 actions += self._forks.check_tag(link, claim, now)
-        actions += self._own.check(link.has)
+        self._own.check(link.has)
         if not link.synced:  # what was there before us; what is new now is most likely on its way
+            if self.own and not self._own.proven:  # before everything else, which may take long (SPEC I2)
+                actions += self._pulls.ask(link, [self.own], now)
             actions += self._pulls.ask(link, (claim.feed for claim in summary.entries), now)
         anti_entropy.compare(link, summary.digest, self.frontier, now)
         if not summary.more and not link.synced:
@@ -359,7 +375,7 @@ class Machine:
     def _on_wake(self, now: float) -> list[Action]:
         actions: list[Action] = []
         if now >= self._own.deadline:
-            actions += self._own.renew()
+            actions += self._own.give_up()
         actions += self.organised.wake(now) if self.organised else []
         actions += self._pulls.wake(now)
         for link in self.links.values():
@@ -411,6 +427,8 @@ class Machine:
             self.organised.early(link, feeds, segment, now)
             return []
         for state in states:
+            if self._is_too_soon(link, state, segment, now):
+                return self._put_off(link, state, segment, now)
             fresh = without_front(segment, state.next)
             if validation.due(state, segment) and not holding.countable(counting, state, fresh):
                 self.frontier.stop(state.feed)
@@ -421,8 +439,22 @@ class Machine:
             return self._forks.ambiguous(link, states, segment, now)
         return self._on_stale(link, states[0], segment, now)
 
+    def _is_too_soon(self, link: Link, state: FeedState, segment: Segment, now: float) -> bool:
+        """Return whether these are news of an origin beyond its rate that this peer was not asked for."""
+        if not validation.due(state, segment) or state.next < link.expected(state.feed):
+            return False
+        return not self._origins.may_bring(state.feed.origin, now)
+
+    def _put_off(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
+        """Leave it until it is asked for, when the origin may bring news again (SPEC FL11): no fault."""
+        self.counters.put_off += 1
+        self._pulls.heard_of(link, state.feed, segment.stop, now)
+        return self._tree.make_lazy(link, state, now)
+
     def _on_fresh(self, link: Link, state: FeedState, fresh: Verified, now: float) -> list[Action]:
         feed = state.feed
+        if fresh.segment.stop > link.inbox.ahead.get(feed, 0):  # else it was there before the link
+            self._origins.brought(feed.origin, fresh.segment.count, now)
         self._pulls.brought(link, feed, fresh.segment.stop, fresh.counted, now)
         self._tree.brought(link, feed, now)
         hops = fresh.segment.hops + 1

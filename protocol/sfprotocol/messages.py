@@ -41,6 +41,8 @@ class RunParameters:
     """Those whose decisions say what counts; None in an open run."""
     rate: int = 0
     """Of updates in an organised run until a seal says otherwise, in units of 2^-32."""
+    subspace_epochs: int = 1
+    """Epochs that share one subspace; 1 in an open run."""
 
     @property
     def last_epoch(self) -> int:
@@ -50,6 +52,10 @@ class RunParameters:
     def epoch_of(self, known: int) -> int:
         """Return the epoch of a new update of a node that knows `known` updates (SPEC U5)."""
         return min(known // self.epoch_updates, self.last_epoch)
+
+    def subspace_of(self, epoch: int) -> int:
+        """Return the subspace of updates with this label (SPEC O8)."""
+        return epoch // self.subspace_epochs
 
 
 class Feed(NamedTuple):

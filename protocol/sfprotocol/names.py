@@ -33,8 +33,11 @@ def fault(text: str) -> str | None:
         return f"it takes more than {MAX_NAME} bytes"
     if text != text.strip(" "):
         return "it begins or ends with a space"
-    if any(low <= ord(letter) <= high for letter in text for low, high in _UNREADABLE):
-        return "it has characters that cannot be seen"
     if any(0xD800 <= ord(letter) <= 0xDFFF for letter in text):
         return "it is no Unicode"
-    return None
+    return None if readable(text) else "it has characters that cannot be seen"
+
+
+def readable(text: str) -> bool:
+    """Return whether a text is made of nothing but what it looks like (SPEC K2)."""
+    return not any(low <= ord(letter) <= high for letter in text for low, high in _UNREADABLE)

@@ -37,6 +37,7 @@ from sfprotocol.own_feed import OwnFeed
 from sfprotocol.petitions import Petitions
 from sfprotocol.pulls import Pulls
 from sfprotocol.signing import Sign, genesis
+from sfprotocol.weighing import Rates
 
 TRACED_AT_ONCE = 64
 """Feeds whose history is compared in one round after a start: each is a read of the log."""
@@ -66,8 +67,11 @@ class Organised:
         self._petitions = Petitions(frontier.run.run_id, links)
         self._early: set[Feed] = set()
         """Feeds of which something was labelled with an epoch that we do not know to be open."""
-        self._untraced = list(self.counting.positions())
-        """Numbers of feeds whose history is still to be compared with what was named before we started."""
+        self._rates: tuple[Counting, int, Rates] | None = None
+        """Rates, and the decisions that they follow from."""
+        numbers = (self.counting.number(state.feed) for state in frontier)
+        self._untraced = [number for number in numbers if number is not None]
+        """Numbers of feeds that are still to be compared with what was decided before we started."""
         for number in self._untraced:
             self._mark(number)
 
@@ -89,6 +93,14 @@ class Organised:
         """Return the factors with which the first `held` updates of `feed` count (SPEC O8)."""
         number = self.counting.number(feed)
         return () if number is None else self.counting.runs(number, held)
+
+    @property
+    def rates(self) -> Rates:
+        """The rates as they are now: the same object until a decision comes."""
+        counting = self.counting
+        if self._rates is None or self._rates[0] is not counting or self._rates[1] != counting.decisions:
+            self._rates = counting, counting.decisions, Rates.of(counting)
+        return self._rates[2]
 
     def room(self, own: Feed | None) -> int:
         """Return how many more updates of our own may carry the label of the open epoch (SPEC O6)."""

@@ -5,6 +5,9 @@ folder, looks like an honest past but may lack what we have said since; so a nod
 
     asking -> proven   when a witness has our feed and no more of it than our log, or under a new incarnation
 
+Who claims to have more of it is asked for that. Only a segment that verifies proves the claim, and costs the
+incarnation; until it comes, or the time to ask is over, the word of witnesses does not count either.
+
 Updates are made only while proven. This module knows no links: the machine says what peers have.
 """
 
@@ -62,29 +65,38 @@ class OwnFeed:
         self._sign = sign
         self._draw = draw
         self._ask_until = ask_until
+        self._witnessed = self._contested = False
 
     @property
     def deadline(self) -> float:
         """Time at which to stop asking; infinity when there is nothing to ask."""
         return float("inf") if self.proven or self.feed is None else self._ask_until
 
-    def check(self, has: Mapping[Feed, int]) -> list[Action]:
-        """Continue anew if, while we ask, a peer that has `has` knows more of our feed than our log (I2)."""
-        if self.feed is None or self.proven or has.get(self.feed, 0) <= self._frontier.next(self.feed):
-            return []
-        return self.renew()
+    def check(self, has: Mapping[Feed, int]) -> None:
+        """Note if a peer that has `has` claims to know more of our feed than our log."""
+        if self.feed is not None and has.get(self.feed, 0) > self._frontier.next(self.feed):
+            self._contested = True
 
     def hear_out(self, has: Mapping[Feed, int]) -> None:
         """Judge whether a peer that has told everything it has, `has`, is a witness of our feed (SPEC I2).
 
         If it has at least as much as our log of all other feeds, then what it lacks of ours is most likely a
-        tail that we never sent. A peer that knows nothing of us may have joined a minute ago.
+        tail that we never sent. A peer that knows nothing of us may have joined a minute ago. Once somebody
+        has claimed to know more, a witness counts only when the time to show it is over.
         """
         if self.feed is None or self.proven:
             return
-        theirs = has.get(self.feed, 0)
+        theirs, ours = has.get(self.feed, 0), self._frontier.next(self.feed)
         informed = self._frontier.within(has, but=self.feed)
-        self.proven = theirs > 0 and (informed or theirs >= self._frontier.next(self.feed))
+        self._witnessed |= 0 < theirs <= ours and (informed or theirs == ours)
+        self.proven = self._witnessed and not self._contested
+
+    def give_up(self) -> list[Action]:
+        """Stop asking: go on if there is a witness, as nobody has shown more of our feed; else anew."""
+        if self._witnessed:
+            self.proven = True
+            return []
+        return self.renew()
 
     def overtaken(self, feed: Feed) -> list[Action]:
         """Continue anew if `feed`, which others have extended or which was cut, is ours (SPEC I3, E5)."""

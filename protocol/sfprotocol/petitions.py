@@ -64,7 +64,7 @@ class Petitions:
             self.own, self._send_at = None, float("inf")
             return []
         self._send_at = now + SEND_AGAIN
-        told: list[Action] = [Petitioned(self.own)]
+        told: list[Action] = [Petitioned(self.own, "")]
         return told + [Transmit(link.id, self.own) for link in self._links.values() if link.greeted]
 
     def introduce(self, link: Link) -> list[Action]:
@@ -90,4 +90,4 @@ class Petitions:
         if len(self._seen) > MAX_PETITIONS:
             del self._seen[next(iter(self._seen))]
         others = [other for other in self._links.values() if other.greeted and other is not link]
-        return [Petitioned(petition), *(Transmit(other.id, petition) for other in others)]
+        return [Petitioned(petition, link.peer), *(Transmit(other.id, petition) for other in others)]

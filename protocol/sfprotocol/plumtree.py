@@ -129,9 +129,13 @@ class Tree:
         first = links.get(self._first.get(feed, -1))
         if first is None or first is link or feed in first.inbox.pruned:
             return []
-        if now - link.inbox.pruned.get(feed, float("-inf")) < PRUNE_AGAIN:
+        return self.make_lazy(link, state, now)
+
+    def make_lazy(self, link: Link, state: FeedState, now: float) -> list[Action]:
+        """Ask `link` to announce `state.feed` from now on, unless it was asked a moment ago."""
+        if now - link.inbox.pruned.get(state.feed, float("-inf")) < PRUNE_AGAIN:
             return []
-        link.inbox.pruned[feed] = now
+        link.inbox.pruned[state.feed] = now
         return [Transmit(link.id, Prune((state.key,)))]
 
     def may_push(self, feed: Feed, now: float) -> bool:

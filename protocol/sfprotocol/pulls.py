@@ -16,6 +16,7 @@ from sfprotocol.events import Action, LinkId, Transmit
 from sfprotocol.frontier import Frontier
 from sfprotocol.link import Link
 from sfprotocol.messages import Feed, Position, Want
+from sfprotocol.rate_limit import Origins
 
 GRAFT_DELAY = 0.1
 """Seconds between hearing that a peer has more and asking for it: what is pushed to us arrives about as late
@@ -60,8 +61,9 @@ class Pull:
 class Pulls:
     """All pulls of one machine."""
 
-    def __init__(self, frontier: Frontier, links: dict[LinkId, Link]) -> None:
+    def __init__(self, frontier: Frontier, links: dict[LinkId, Link], origins: Origins) -> None:
         self._frontier = frontier
+        self._origins = origins
         self._links = links
         self._pulls: dict[Feed, Pull] = {}
         self._lacking = 0
@@ -96,7 +98,8 @@ class Pulls:
         """Note that the peer has `feed` up to step `following`: ask for it unless it comes by itself."""
         self._has(link, feed, following)
         if self._frontier.lacks(feed, following):
-            link.inbox.ahead[feed] = None
+            before = link.inbox.ahead.get(feed, 0)
+            link.inbox.ahead[feed] = before if link.synced else max(before, following)
             self.expect(feed, now + GRAFT_DELAY)
 
     def brought(self, link: Link, feed: Feed, following: int, fresh: int, now: float) -> None:
@@ -231,8 +234,15 @@ class Pulls:
         return pull
 
     def _askable(self, link: Link, feed: Feed, now: float) -> bool:
+        """Return whether the peer has what we lack and may be asked for it.
+
+        News of an origin beyond its rate may not (SPEC FL11); `expect_ahead` comes back to them.
+        """
         inquiry = link.inquiries.get(feed)
-        return (inquiry is None or inquiry.until <= now) and self._frontier.lacks(feed, link.has.get(feed, 0))
+        if (inquiry and inquiry.until > now) or not self._frontier.lacks(feed, link.has.get(feed, 0)):
+            return False
+        expected = self._frontier.lacks(feed, link.expected(feed))
+        return expected or self._origins.may_bring(feed.origin, now)
 
     def _put(self, feed: Feed, pull: Pull, deadline: float) -> None:
         pull.deadline = deadline
@@ -243,7 +253,7 @@ class Pulls:
         pull = self._pulls[feed]
         pull.asked[link.id] = now
         self._put(feed, pull, now + pull.wait)
-        link.inbox.asked[feed] = None
+        link.inbox.asked[feed] = link.has[feed]
         link.inbox.pruned.pop(feed, None)  # a peer that is asked pushes again (SPEC A4)
 
     def _want(self, link: Link, feeds: list[Feed]) -> list[Action]:

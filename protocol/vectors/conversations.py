@@ -286,7 +286,7 @@ def a_witness() -> Conversation:
 
 
 def an_old_backup() -> Conversation:
-    talk = Conversation("a peer knows more of our feed than we: a new incarnation; the old feed is completed")
+    talk = Conversation("a peer shows more of our feed than we: a new incarnation; the old feed is completed")
     alice, bob = talk.host("alice", past=_past(2)), talk.host("bob", past=_past(3))
     talk.connect(alice, bob)
     talk.compute(alice, 0, 9)

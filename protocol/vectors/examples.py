@@ -11,6 +11,11 @@ from sfprotocol.messages import (
     Branch,
     Card,
     Claim,
+    Control,
+    ControlFork,
+    ControlHead,
+    ControlWant,
+    Entry,
     EpochScalars,
     Feed,
     Goodbye,
@@ -21,11 +26,14 @@ from sfprotocol.messages import (
     Message,
     PartReply,
     PartRequest,
+    Petition,
     Position,
     Proof,
     Prune,
     Segment,
+    Succession,
     Summary,
+    Vote,
     Want,
 )
 
@@ -76,6 +84,14 @@ def messages() -> list[tuple[str, Message, int]]:
         ("card without names", Card(feeds[2], 2**32 - 1, "", "", signature), 2),
         ("goodbye", Goodbye("another run"), 2),
         ("goodbye without a reason", Goodbye(""), 2),
+        ("control head", ControlHead(1, 2**32 - 1, RUN_ID), 2),
+        ("control want", ControlWant(70000), 2),
+        ("two decisions", Control(127, (Entry(0, b"\x92\x12\x90", signature), Entry(1, b"", signature))), 2),
+        ("no decisions", Control(0, ()), 2),
+        ("succession", Succession(1, 300, RUN_ID, ORIGINS[0], (Vote(0, signature), Vote(63, signature))), 2),
+        ("fork of the control feed", ControlFork(0, 5, ORIGINS, (signature, signature[::-1])), 2),
+        ("petition with work", Petition(ORIGINS[0], 2**64 - 1, 0, b"", signature), 2),
+        ("petition with an invitation", Petition(ORIGINS[1], 0, 3, signature, signature), 2),
     ]
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import conversations
+import decided
 import msgpack
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -459,6 +460,7 @@ def vectors() -> dict[str, str]:
         "flood.json": conversations.conversations(),
         "sharing.json": sharing_vectors(),
         "invitations.json": invitation_vectors(),
+        "organised.json": decided.organised_vectors(),
     }
     return {name: json.dumps(value, indent=1, ensure_ascii=False) + "\n" for name, value in files.items()}
 

@@ -9,9 +9,19 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from sfprotocol.messages import Ahead, Branch, Claim, EpochScalars, Feed, Position, RunParameters
+from sfprotocol.messages import (
+    Ahead,
+    Branch,
+    Claim,
+    Entry,
+    EpochScalars,
+    Feed,
+    Position,
+    RunParameters,
+    Vote,
+)
 
-WIDE = frozenset({"feed_key", "known"})
+WIDE = frozenset({"feed_key", "known", "nonce"})
 """Names of fields that have 64 bits."""
 
 
@@ -26,7 +36,7 @@ def plain(value: Any) -> Any:
             return {**plain(feed), "next": following, "tag": tag.hex()}
         case Ahead(feed_key=key, next=following):
             return {"feed_key": str(key), "next": following}
-        case Feed() | EpochScalars() | Branch():
+        case Feed() | EpochScalars() | Branch() | Entry() | Vote():
             return {name: plain(item) for name, item in value._asdict().items()}
         case tuple():
             return [plain(item) for item in value]
@@ -38,7 +48,7 @@ def plain(value: Any) -> Any:
 def _fields(value: Any) -> dict[str, Any]:
     named = [field.name for field in fields(value)]
     if isinstance(value, RunParameters) and value.organised is None:
-        named = [name for name in named if name not in ("organised", "rate")]
+        named = [name for name in named if name not in ("organised", "rate", "subspace_epochs")]
     found = {name: plain(getattr(value, name)) for name in named}
     found = {name: str(item) if name in WIDE else item for name, item in found.items()}
     return {name: [str(key) for key in item] if name == "feed_keys" else item for name, item in found.items()}

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from sfnode.cli.options import F, option
+from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.output import echo
+from sfnode.cli.progress import waiting
 from sfnode.defaults import KEYS_DIR, ORGANISED
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest, Training
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sfnode.engine.pilot import Pilot
+    from sfnode.store.identity import Identity
+
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat")
 
 CUSTOM = "custom"
 """Answer to the question for the task with which the user describes one."""
+
+MOST = 0.5
+"""Share of scalars; a larger one that is 0 or clipped is worth a warning."""
+
+UNCHECKED = "Whether one update could wreck the model has not been checked either."
 
 NO_MODULES = "none"
 """Value in place of patterns: train no linear layer, only other parameters."""
@@ -46,12 +58,12 @@ def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[s
     return patterns
 
 
-def number_option(flag: str, text: str) -> Callable[[F], F]:
+def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     """Add the option for a number of the manifest's training section; its help names the default."""
-    default = getattr(Training(), flag.removeprefix("--").replace("-", "_"))
-    kind = type(default)
+    number = getattr(Training(), flag.removeprefix("--").replace("-", "_"))
+    kind = type(number)
     what = "COUNT" if kind is int else "NUMBER"
-    return option(flag, type=kind, metavar=what, help=f"{text}  [default: {default:g}]")
+    return option(flag, type=kind, metavar=what, help=f"{text}  [default: {default or f'{number:g}'}]")
 
 
 @click.command
@@ -127,6 +139,17 @@ def number_option(flag: str, text: str) -> Callable[[F], F]:
 @number_option("--batch-size", "Rows of one update's mini-batch.")
 @number_option("--epoch-updates", "Updates for which one subspace serves.")
 @number_option("--update-budget", "Updates after which the run is complete.")
+@number_option("--scalar-delta", "Unit of the scalars.")
+@number_option("--scalar-limit", "Largest scalar that an update may have.", "measured")
+@option(
+    "--measure/--no-measure",
+    default=True,
+    show_default=True,
+    help="Measure some scalars before the run starts, and refuse numbers with which one update could wreck "
+    "the model. That loads the model.",
+)
+@device_option
+@dtype_option
 @option(
     "--organised/--open",
     default=ORGANISED,
@@ -156,7 +179,17 @@ def number_option(flag: str, text: str) -> Callable[[F], F]:
 )
 @option("--encrypt", is_flag=True, help="Encrypt these keys with a passphrase, which is asked for.")
 @option("--force", is_flag=True, help="Overwrite OUT.")
-def init(out: Path, organised: bool, keys_dir: Path, encrypt: bool, force: bool, **given: Any) -> None:
+def init(
+    out: Path,
+    force: bool,
+    measure: bool,
+    device: str,
+    dtype: str,
+    organised: bool,
+    keys_dir: Path,
+    encrypt: bool,
+    **given: Any,
+) -> None:
     """Write a run manifest to OUT (default run.toml): model, task, data and the numbers of training.
 
     Asks when there are no options, or, without a terminal, describes the built-in run (which has numbers of
@@ -170,14 +203,21 @@ def init(out: Path, organised: bool, keys_dir: Path, encrypt: bool, force: bool,
     if not given and sys.stdin.isatty():
         given = ask()
     from sfnode.models.manifest_builder import build
+    from sfnode.store.identity import Identity
 
+    keys: list[Identity] = []
     if organised:
-        manifest, said = _organise(given, _keys_folder(keys_dir, out), _ask_passphrase() if encrypt else None)
-    else:
-        manifest, said = build(given), []
+        keys_dir = _keys_folder(keys_dir, out)
+        passphrase = _ask_passphrase() if encrypt else None
+        keys = [Identity.generate(), Identity.generate()]
+    manifest = build(_with_keys(given, keys) if keys else given)
+    measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
+    if measure:
+        manifest, measured = _measured(manifest, "scalar_limit" in given, device, dtype)
+    said = _keep_keys(manifest, keys, keys_dir, passphrase) if keys else []
     _write(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
-    for note in (*said, *_notes(manifest)):
+    for note in [*said, *measured, *_notes(manifest)]:
         echo(note)
     echo("What happens next:")
     echo(f"  sfnode join --run {out}    starts the run on this machine")
@@ -200,23 +240,87 @@ def _ask_passphrase() -> bytes:
     return said.encode()
 
 
-def _organise(given: dict[str, Any], keys_dir: Path, passphrase: bytes | None) -> tuple[Manifest, list[str]]:
-    """Return the manifest of an organised run whose new keys are in `keys_dir`, and what to do with them."""
-    from sfnode.models.manifest_builder import build
-    from sfnode.store import run_keys
-    from sfnode.store.identity import Identity
+def _with_keys(given: dict[str, Any], keys: Sequence[Identity]) -> dict[str, Any]:
+    """Return the options with the organiser's key and the recovery key, the only deputy's."""
+    organiser, recovery = keys
+    return given | {"organiser": organiser.public.hex(), "deputies": [recovery.public.hex()]}
 
-    organiser, recovery = Identity.generate(), Identity.generate()
-    manifest = build(given | {"organiser": organiser.public.hex(), "deputies": [recovery.public.hex()]})
+
+def _keep_keys(
+    manifest: Manifest, keys: Sequence[Identity], keys_dir: Path, passphrase: bytes | None
+) -> list[str]:
+    """Write the keys of an organised run; return what to do with them."""
+    from sfnode.store import run_keys
+
     kept = run_keys.organiser_key(manifest.run_id, keys_dir)
     offline = run_keys.recovery_key(manifest.run_id, keys_dir)
-    run_keys.write_key(organiser, kept, passphrase)
-    run_keys.write_key(recovery, offline, passphrase)
-    return manifest, [
+    for key, path in zip(keys, (kept, offline), strict=True):
+        run_keys.write_key(key, path, passphrase)
+    return [
         f"Your node signs with {kept} what counts in this run: keep a copy of it, and show it to nobody.",
         f"Move {offline} to a medium that you keep offline: should the other key be lost or stolen, it alone "
         "can name a new one.",
     ]
+
+
+def _measured(manifest: Manifest, asked: bool, device: str, dtype: str) -> tuple[Manifest, list[str]]:
+    """Return the manifest with a measured limit, unless the user `asked` for one, and what there is to say.
+
+    Raises UserError as `pilot.measure` and `pilot.check` do.
+    """
+    from sfnode.engine import pilot
+
+    with waiting("measuring scalars") as advance:
+        found = pilot.measure(manifest, device=device, dtype=dtype, advance=advance)
+    if asked:
+        pilot.check(manifest.training, found)
+    else:
+        manifest = pilot.with_limit(manifest, found)
+    training = manifest.training
+    if not found.spread:
+        return manifest, [_unmeasured(training, found.reason)]
+    limit, size = training.scalar_limit, found.spread / training.scalar_delta
+    why = "as asked" if asked else f"{pilot.HEADROOM} times that"
+    if not asked and limit < pilot.HEADROOM * size:
+        why = "the most that the model bears at this learning rate"
+    if limit == training.largest_scalar:
+        why = f"the most that {training.scalar_bits} bits hold"
+    said = (
+        f"Measured {len(found.slopes)} scalars: root mean square {size:.3g}. scalar_limit is {limit}, {why}."
+    )
+    return manifest, [said, *_warnings(training, found)]
+
+
+def _warnings(training: Training, found: Pilot) -> list[str]:
+    """Return what is wrong with numbers with which most scalars are 0 or clipped."""
+    from sfnode.engine import pilot
+
+    zeros, clipped = pilot.shares(training, found)
+    limit, delta = pilot.suitable_limit(training, found), pilot.suitable_delta(training, found)
+    warnings = []
+    if zeros > MOST:
+        warnings.append(
+            f"Warning: {zeros:.0%} of them are 0, as scalar_delta {training.scalar_delta:g} is too coarse: "
+            f"give --scalar-delta {delta:.2g}."
+        )
+    if clipped > MOST:
+        better = f"limit {limit}" if limit > training.scalar_limit else f"delta {delta:.2g}"
+        warnings.append(
+            f"Warning: {clipped:.0%} of them are larger than scalar_limit: give --scalar-{better}."
+        )
+    return warnings
+
+
+def _unmeasured(training: Training, reason: str) -> str:
+    """Return what it means that no scalar was measured."""
+    said = f"No scalars were measured ({reason}). scalar_limit is {training.scalar_limit}"
+    if training.scalar_limit < training.largest_scalar:
+        return f"{said}."
+    return (
+        f"{said}, the most that {training.scalar_bits} bits hold: one update may do many times what an "
+        "honest one does. A --scalar-limit of about 8 times the root mean square of the run's scalars "
+        "prevents that."
+    )
 
 
 def _notes(manifest: Manifest) -> list[str]:

@@ -129,6 +129,11 @@ def parse_name(_context: Any, parameter: Any, value: str) -> str:
     metavar="MULTIADDR",
     help="Relays for --auto-relay.  [default: the peers]",
 )
+@setting(
+    "--circuit-relay/--no-circuit-relay",
+    help="Whether to relay connections between nodes that cannot reach each other.  [default: relays do, "
+    "trainers do not]",
+)
 @limit_options
 @setting("--client-mode", help="Listen nowhere; only open links to others.")
 @setting(

@@ -11,6 +11,7 @@ from sfnode.cli.progress import waiting
 if TYPE_CHECKING:
     from sfnode.engine.trainer import Trainer
     from sfnode.store.log import UpdateLog
+    from sfprotocol.machine import Machine
 
 
 class TrainedModel(NamedTuple):
@@ -26,23 +27,25 @@ def load(data_dir: Path, model: Path | None, device: str, dtype: str) -> Trained
     """Load the base model and apply the log. Raises UserError DATA_DIR_UNUSABLE, MODEL_* or DEVICE."""
     from sfnode.engine.trainer import Trainer
     from sfnode.modelshare.sharing import model_of
-    from sfnode.store.audit import state_digest
+    from sfnode.node.startup import settled
     from sfnode.store.data_folder import Layout
 
     with opened_run(data_dir) as (manifest, update_log):
         model = model_of(Layout(data_dir), model)
         trainer = Trainer.load(manifest, model_override=model, device=device, dtype=dtype, training=False)
-        _replay(trainer, update_log)
-        return TrainedModel(trainer, state_digest(manifest, update_log), update_log.updates())
+        machine = settled(manifest.parameters(), update_log)
+        _replay(trainer, update_log, machine)
+        return TrainedModel(trainer, machine.frontier.digest().hex(), machine.frontier.known)
 
 
-def _replay(trainer: Trainer, update_log: UpdateLog) -> None:
-    """Apply everything in the log."""
-    from sfnode.store.replay import changes, stops
+def _replay(trainer: Trainer, update_log: UpdateLog, machine: Machine) -> None:
+    """Apply everything in the log that counts."""
+    from sfnode.store.replay import changes
 
-    done, total = 0, update_log.updates()
+    counted = {state.feed: machine.counted(state.feed) for state in machine.frontier}
+    done, total = 0, machine.frontier.known
     with waiting("replaying the log") as advance:
-        for batch in changes(update_log, {}, stops(update_log)):
+        for batch in changes(update_log, {}, counted, machine.run.subspace_epochs):
             trainer.apply(batch)
             done += len(batch.seeds)
             advance(done, total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,9 @@ from sfnode.cli.data_folder import opened_run
 from sfnode.cli.options import data_dir_option, json_option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
+
+if TYPE_CHECKING:
+    from sfnode.schema.results import SealsResult
 
 
 @click.command
@@ -25,4 +29,12 @@ def verify(data_dir: Path, as_json: bool) -> None:
         echo(result.model_dump_json(indent=2))
         return
     echo(f"{result.signatures} signatures and {result.updates} updates of {result.feeds} feeds verified")
+    if result.seals:
+        echo(_told(result.seals))
     echo(f"digest       {result.digest}\ncore digest  {result.core_digest}")
+
+
+def _told(seals: SealsResult) -> str:
+    """Say what was checked of the organiser's decisions."""
+    checked = f"{seals.decisions} decisions and {seals.checked} of {seals.sealed} seals verified"
+    return f"{checked}; {seals.behind} updates that count are not here yet" if seals.behind else checked

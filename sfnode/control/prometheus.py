@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sfnode.control.rebinding import only_known_hosts
 from sfnode.errors import Code, UserError
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import Status
@@ -167,9 +168,11 @@ def route(node: Node) -> web.RouteDef:
 async def serve(node: Node, host: str, port: int) -> Callable[[], Awaitable[None]]:
     """Serve `GET /metrics`, and nothing else, on TCP; return the function that stops it.
 
+    Not to pages of other sites, and under no name but `host`, this machine's own and IP addresses.
+
     Raises UserError PORT_IN_USE or BAD_OPTION.
     """
-    application = web.Application()
+    application = web.Application(middlewares=[only_known_hosts(host)])
     application.add_routes([route(node)])
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_GRACE)
     await runner.setup()

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import socket
-from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+from sfnode.control.rebinding import Handler, is_from_elsewhere, is_known, known_names
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -52,7 +49,7 @@ class _Cookie(NamedTuple):
 
 def guard(host: str, port: int, token: str) -> Middleware:
     """Return middleware for a dashboard at `host` and `port`; an empty `token` lets everybody in."""
-    names = {"localhost", socket.gethostname().lower(), host.lower()}
+    names = known_names(host)
     cookie = _Cookie(f"sfnode-{port}", hashlib.sha256(token.encode()).hexdigest())
 
     @web.middleware
@@ -81,39 +78,14 @@ def is_local(host: str) -> bool:
         return False
 
 
-def _refusal(request: web.Request, names: set[str]) -> web.StreamResponse | None:
+def _refusal(request: web.Request, names: frozenset[str]) -> web.StreamResponse | None:
     """Return the refusal of a request that no page of ours has sent; None for the others."""
-    if not _is_ours(request.headers.get("Host", ""), names):
+    if not is_known(request.headers.get("Host", ""), names):
         return web.Response(status=421, text=WRONG_HOST)
     plain = request.method == "POST" and request.content_type != "application/json"
-    if plain or (request.path.startswith(ANSWERS) and _is_from_elsewhere(request)):
+    if plain or (request.path.startswith(ANSWERS) and is_from_elsewhere(request)):
         return web.Response(status=403, text="Only pages of the dashboard itself may ask for this.\n")
     return None
-
-
-def _is_from_elsewhere(request: web.Request) -> bool:
-    """Return whether the browser says that a page of another site sends the request.
-
-    Neither header is always there: the first is missing over plain HTTP to other machines, the second in
-    requests that change nothing.
-    """
-    if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
-        return True
-    origin = request.headers.get("Origin")
-    return origin is not None and origin.partition("://")[2] != request.headers.get("Host")
-
-
-def _is_ours(host: str, names: set[str]) -> bool:
-    """Return whether a Host header is an IP address, which cannot be rebound, or a name that is known."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    try:
-        ip_address(name)
-    except ValueError:
-        return name in names
-    return True
 
 
 def _login(request: web.Request, token: str, cookie: _Cookie) -> web.StreamResponse | None:

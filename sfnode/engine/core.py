@@ -1,8 +1,9 @@
-"""The exact state of a run: for every epoch, an int64 r x r accumulator per target (DESIGN 3).
+"""The exact state of a run: for every subspace, an int64 r x r accumulator per target (DESIGN 3).
 
-Integer addition commutes, so any order, batching and delay of the same updates leaves the same bits. This
-module guards that property: it knows neither floats nor torch, and it does not detect duplicates, which
-the frontier has done long before (SPEC).
+In an open run every epoch has a subspace of its own. Integer addition commutes, so any order, batching and
+delay of the same updates leaves the same bits; and it is modulo 2^64, so that what is taken out again leaves
+no trace. This module guards that property: it knows neither floats nor torch, and it does not detect
+duplicates, which the frontier has done long before (SPEC).
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class UpdateBatch(NamedTuple):
     """n updates as columns; each array has shape (n,)."""
 
     epochs: I64
-    """Epoch that each update is labelled with, from 0."""
+    """Subspace that each update moves, from 0: in an open run the epoch that it is labelled with."""
     seeds: U64
     scalars: I64
-    """Quantised directional derivatives, in units of scalar_delta."""
+    """Quantised directional derivatives, in units of scalar_delta; in an organised run times weights."""
 
 
 class Core:

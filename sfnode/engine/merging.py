@@ -53,6 +53,13 @@ those in which late updates may be expected. The rest waits for the target's reb
 EXACT = 1 << 24
 """Integers below this are exact in float32, whatever the order in which a product adds them up."""
 
+EXACT_DOUBLE = 1 << 53
+"""The same in float64."""
+
+HALF_BITS = 32
+"""A core that may exceed that is taken as two: the sum of 2^20 entries of 32 bits, a layer of the largest
+rank, does not."""
+
 
 class DutyCycle:
     """Bounds the share of time that a repeated action takes: t seconds are followed by `rest * t` without
@@ -265,8 +272,12 @@ class MergedWeights:
         """Rebuild one target's weights, block by block, and forget what is pending of it."""
         site = self._loaded.sites[number]
         base = self._loaded.base_weights.read(number)  # (out, in)
-        cores = ((epoch, self._core.layer(epoch, number)) for epoch in self._core.touched())
-        terms = [self._term(number, epoch, a) for epoch, a in cores if a.any()]
+        terms = [
+            self._term(number, epoch, unit, part)
+            for epoch in self._core.touched()
+            for unit, part in _exact_parts(self._core.layer(epoch, number))
+            if part.any()
+        ]
         for rows in row_blocks(*base.shape):
             block = base[rows].to(self._exact_on).double()
             for scale, bound, u, right in terms:
@@ -279,19 +290,32 @@ class MergedWeights:
         if not self._loaded.exact:
             self._set_live_core(number)
 
-    def _term(self, number: int, epoch: int, a: I64) -> tuple[float, int, Tensor, Tensor]:
+    def _term(self, number: int, epoch: int, unit: int, a: I64) -> tuple[float, float, Tensor, Tensor]:
         """Return scale, a bound of the entries of U A V^T, U (out, k) int8 and A V^T (k, in) as floats, for
-        the k rows of A that are not zero.
+        the k rows of A that are not zero; `unit` * A is a part of the core.
 
-        All of them are integers, so that the product is exact: below 2**24 in float32, and below 2**53, which
-        no run reaches, in float64.
+        All of them are integers, so that the product is exact: below 2**24 in float32, and below 2**53 in
+        float64.
         """
         rows = np.flatnonzero(a.any(axis=1))  # (k,)
-        bound = int(np.abs(a).sum())
+        bound = _bound(a)
         u, v = (side.to(self._exact_on) for side in self._space.matrices(epoch, number))
         dtype = torch.float32 if bound < EXACT else torch.float64
         right = torch.from_numpy(a[rows]).to(v.device, dtype) @ v.to(dtype).t()
-        return self._scale(epoch), bound, u[:, rows], right
+        return self._scale(epoch) * unit, bound, u[:, rows], right
+
+
+def _exact_parts(a: I64) -> list[tuple[int, I64]]:
+    """Return one layer of a core, (rank, rank), as units and cores whose products are exact in float64."""
+    if _bound(a) < EXACT_DOUBLE:
+        return [(1, a)]
+    high = a >> HALF_BITS
+    return [(1 << HALF_BITS, high), (1, a - (high << HALF_BITS))]
+
+
+def _bound(a: I64) -> float:
+    """Return the sum of the magnitudes of a core's entries, which may be beyond int64."""
+    return float(np.abs(a.astype(np.float64)).sum())
 
 
 def _noise(loaded: LoadedModel) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from sfnode.engine import forward, target_check
 from sfnode.engine.basis import RandomBasis
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.estimator import quantise, two_point
+from sfnode.engine.estimator import Estimate, quantise, two_point
 from sfnode.engine.export import export_lora, export_model
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
@@ -31,6 +31,7 @@ from sfnode.models.generation import generate
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import dataset
 from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
+from sfprotocol.decisions import RATE_ONE
 from sfprotocol.seeds import batch_rows
 
 EVALUATION_BATCH = 32
@@ -71,6 +72,7 @@ class Trainer:
         device = loaded.device
         basis = RandomBasis(manifest.run_id, targets, numbers.rank, device)
         self.manifest = manifest
+        self.run = manifest.parameters()
         self.loaded = loaded
         self.core = Core(len(targets), numbers.rank)
         self.space = Subspace(basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact)
@@ -116,13 +118,17 @@ class Trainer:
         """End the threads; no step may follow."""
         self._ahead.shutdown(cancel_futures=True)
 
-    def scale(self, epoch: int) -> float:
-        """Return by how much one unit of an epoch's core changes a weight: learning rate times scalar_delta.
+    def scale(self, subspace: int) -> float:
+        """Return by how much one unit of a subspace's core changes a weight.
 
-        The rate is rounded to float32, since the last bits of a cosine differ between machines.
+        In an open run, where every epoch has a subspace, that is its learning rate times scalar_delta. The
+        rate is rounded to float32, since the last bits of a cosine differ between machines. In an organised
+        run the rates are in the core already, in units of 2^-32 (SPEC O8).
         """
         numbers = self.manifest.training
-        return float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta
+        if self.run.organised:
+            return numbers.scalar_delta / RATE_ONE
+        return float(np.float32(numbers.rate(subspace))) * numbers.scalar_delta
 
     def apply(self, batch: UpdateBatch) -> None:
         """Add updates, own ones too: to the core at once and exactly, to the weights soon.
@@ -132,23 +138,32 @@ class Trainer:
         self.weights.add(batch)
 
     def step(self, seeds: Sequence[int], epoch: int) -> StepResult:
-        """Measure one update per seed in the subspace of `epoch`, each on the mini-batch that its seed draws.
+        """Measure one update per seed, labelled `epoch`, each on the mini-batch that its seed draws.
 
-        The two-point estimate of Malladi et al. 2023 in all targets at once (DESIGN 3). Raises UserError
-        OUT_OF_MEMORY when an offloaded model finds no room, DATA_MALFORMED for a row that does not fit.
+        Raises as `estimate` does.
         """
         numbers = self.manifest.training
-        self.restore()
-        self.weights.follow(epoch)
-        directions = self.space.directions(seeds, epoch)
-        self.space.expect(min(epoch + 1, numbers.epochs - 1), self._ahead)
-        estimates = two_point(self.loaded, directions, self.mini_batches.take(seeds), numbers.epsilon)
+        estimates = self.estimate(seeds, epoch, numbers.epsilon)
         scalars = tuple(
             quantise(estimate.alpha, numbers.scalar_delta, numbers.scalar_limit) for estimate in estimates
         )
         losses = [estimate.loss for estimate in estimates if not estimate.failed]
         loss = sum(losses) / len(losses) if losses else math.nan
         return StepResult(scalars, loss, len(estimates) - len(losses))
+
+    def estimate(self, seeds: Sequence[int], epoch: int, distance: float) -> list[Estimate]:
+        """Return what the losses at `distance` to both sides along the direction of each seed say.
+
+        The two-point estimate of Malladi et al. 2023 in all targets at once (DESIGN 3). Raises UserError
+        OUT_OF_MEMORY when an offloaded model finds no room, DATA_MALFORMED for a row that does not fit.
+        """
+        self.restore()
+        subspace = self.run.subspace_of(epoch)
+        self.weights.follow(subspace)
+        directions = self.space.directions(seeds, subspace)
+        coming = epoch + 1 if self.run.organised else min(epoch + 1, self.run.last_epoch)
+        self.space.expect(self.run.subspace_of(coming), self._ahead)
+        return two_point(self.loaded, directions, self.mini_batches.take(seeds), distance)
 
     def offload(self) -> None:
         """Move the model to main memory until it is needed again, which restores it by itself."""

@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub import snapshot_download
-
+from sfnode import hub
 from sfnode.errors import Code, UserError
-from sfnode.models import hub
 
 BUILTIN = "builtin:"
 EMBEDDED = Path(__file__).parent.parent / "embedded"
@@ -204,15 +202,17 @@ def _shard(folder: Path, name: str) -> Path:
 
 
 def _download(source: str, revision: str) -> Path:
-    """Return the folder of a model from the hub, or from its cache when the hub is unreachable."""
+    """Return the folder of a model from the hub, or from its cache when the hub is unreachable.
+
+    Raises UserError MODEL_NOT_FOUND, MODEL_TOO_LARGE or DISK_FULL.
+    """
     unreachable = hub.unreachable()
-    patterns, offline = list(DOWNLOAD), unreachable is not None
     try:
-        return Path(
-            snapshot_download(
-                source, revision=revision or None, allow_patterns=patterns, local_files_only=offline
-            )
-        )
+        if unreachable is None:
+            return hub.download(source, revision, DOWNLOAD)
+        return hub.kept(source, revision, DOWNLOAD)
+    except UserError:
+        raise
     except Exception as error:  # its library also passes on what libraries of its own raise
         wanted = f"{source} at revision {revision}" if revision else source
         reason = unreachable or next(iter(str(error).splitlines()), type(error).__name__)

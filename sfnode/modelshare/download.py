@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
+from sfnode.hub import SPARE_BYTES
 from sfnode.logging import log
 from sfnode.models.pieces import missing, require_safe, write_piece
 from sfnode.resources.bandwidth_limits import RateLimit
@@ -52,9 +53,6 @@ second."""
 
 PATIENCE = 180.0
 """Seconds without a single part after which the download fails."""
-
-SPARE_BYTES = 64 << 20
-"""Bytes that must stay free on the disk: the node's log goes on growing there."""
 
 Request = Callable[[str, bytes], Awaitable[bytes]]
 """`Transport.request`: from an address and an encoded request to the encoded reply."""

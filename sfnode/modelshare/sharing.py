@@ -20,18 +20,18 @@ from sfnode.manifest import Manifest
 from sfnode.models import files as model_folder
 from sfnode.models.pieces import list_model, read_piece
 from sfnode.modelshare.download import ModelDownload, Progress
+from sfnode.modelshare.shares import Shares
 from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder
-from sfnode.transport.base import Transport
+from sfnode.transport.base import Asker, Transport
 from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import Piece, decode, hash_listing
-from sfprotocol.rate_limit import Bucket
 
 SHARE_BURST, SHARE_RATE = float(64 << 20), float(2 << 20)
 """Bytes of the model that a node sends to all others together, at once and per second (SPEC B6): a small
-model goes at once, a large one at what a home line can spare."""
+model goes at once, a large one at what a home line can spare. `shares` divides them."""
 
 ANSWER_PATIENCE = 3.0
 """Seconds that an answer may wait for its turn on the uplink; then the peer is told to ask again."""
@@ -75,7 +75,7 @@ class Sharing:
         """The encoded listing; None as long as the model is not listed, or if it cannot be shared."""
         self._pieces: list[Piece] = []
         self._listing_task: asyncio.Task[None] | None = None
-        self._bucket = Bucket(SHARE_BURST, clock())
+        self._shares = Shares()
 
     @property
     def gives(self) -> bool:
@@ -176,7 +176,7 @@ class Sharing:
 
     # -- for others --------------------------------------------------------------------------------
 
-    async def answer(self, question: PartRequest) -> PartReply:
+    async def answer(self, question: PartRequest, asker: Asker) -> PartReply:
         """Return what this node sends of a part (SPEC B3)."""
         if self._folder is None or question.listing != self._wanted or not self.gives:
             return NOT_HERE
@@ -188,7 +188,7 @@ class Sharing:
         length = min(question.length, size - question.offset)
         if length <= 0:
             return NOT_HERE
-        if not await self._may_send(length):  # a request that gets no data uses up nobody's share
+        if not await self._may_send(length, asker):  # a request that gets no data uses up nobody's share
             return NOT_NOW
         if question.part == 0:
             return PartReply(size, self._listing[question.offset : question.offset + length])
@@ -203,7 +203,7 @@ class Sharing:
             log.warning("cannot read the base model: %s", error)
             return None
 
-    async def _may_send(self, length: int) -> bool:
+    async def _may_send(self, length: int, asker: Asker) -> bool:
         """Return whether the rate limits have room for an answer soon; then it is counted at once."""
         upload = self._bandwidth.upload
         if length > upload.largest_bulk:
@@ -213,7 +213,7 @@ class Sharing:
                 await upload.ready_for_bulk()
         except TimeoutError:
             return False
-        if not self._bucket.take(length, self._clock(), rate=SHARE_RATE, burst=SHARE_BURST):
+        if not self._shares.take(asker, length, self._clock(), rate=SHARE_RATE, burst=SHARE_BURST):
             return False
         upload.count(length)
         return True

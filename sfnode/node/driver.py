@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -51,6 +51,7 @@ class LogStore:
         self._continue_as = continue_as
         self.read = update_log.read
         self.past = update_log.past
+        self.label = update_log.label
 
     def append(self, commit: Commit) -> None:
         """Write `commit`. Raises UserError DISK_FULL and LocalProtocolError; the log is then as it was.
@@ -65,7 +66,14 @@ class LogStore:
         cards = [
             CardRecord(card.feed, wire_codec.encode(card, self._run.scalar_bytes)) for card in commit.cards
         ]
-        self._log.append(records, cuts, cards)
+        self._log.append(
+            records,
+            cuts,
+            cards,
+            control=commit.control,
+            authority=[wire_codec.encode(message, self._run.scalar_bytes) for message in commit.authority],
+            replacing=self._run.organised is not None,
+        )
 
     def proof(self, feed: Feed) -> Proof | None:
         """Return the proof of the lowest cut of `feed`, if it is cut."""
@@ -90,14 +98,15 @@ class Driver:
         update_log: UpdateLog,
         *,
         clock: Callable[[], float],
-        advanced: Callable[[Mapping[Feed, int]], None],
+        advanced: Callable[[Iterable[Feed]], None],
+        retreat: Callable[[Mapping[Feed, int]], Awaitable[None]],
         continue_as: Callable[[Feed], None],
         after_round: Callable[[], None],
     ) -> None:
-        """`advanced` is called once a round, when it is durable, with the feeds that moved: of each the first
-        step that does not count, which is lower than before if the feed was cut. `continue_as` remembers a
-        new own feed durably and is called on the disk thread. `after_round` is called whenever the machine's
-        state may have changed."""
+        """`advanced` is called once a round, when it is durable, with the feeds of which something else
+        counts now. `retreat` returns once nobody needs the updates of these feeds from some step on, which
+        are about to be replaced in the log. `continue_as` remembers a new own feed durably and is called on
+        the disk thread. `after_round` is called whenever the machine's state may have changed."""
         self.machine = machine
         self.traffic = Traffic()
         self.bandwidth = Bandwidth()
@@ -109,7 +118,9 @@ class Driver:
         self._store = LogStore(update_log, machine.run, continue_as)
         self._host = Host(machine, self._store)
         self._clock = clock
+        self._log = update_log
         self._advanced = advanced
+        self._retreat = retreat
         self._after_round = after_round
         self._finishing = False
         """Whether no more events are taken in; those that wait are still handled."""
@@ -189,12 +200,12 @@ class Driver:
     # -- rounds ------------------------------------------------------------------------------------
 
     async def _wait(self) -> None:
-        """Wait until an event arrives or the machine's next deadline."""
+        """Wait until an event arrives or the host's next deadline."""
         if self._host.waiting or self._finishing:
             await asyncio.sleep(0)
             return
         self._arrived.clear()
-        delay = max(0.0, self.machine.next_deadline() - self._clock())
+        delay = max(0.0, self._host.next_deadline() - self._clock())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay):
                 await self._arrived.wait()
@@ -207,6 +218,8 @@ class Driver:
         if commit is not None:
             for cut in commit.cuts:
                 _report_cut(cut)
+            if replaced := self._replaced(commit):
+                await self._retreat(replaced)
             appending = asyncio.get_running_loop().run_in_executor(self._disk, self._store.append, commit)
             await asyncio.shield(appending)
         self._carry_out(self._host.carry_out())
@@ -215,17 +228,25 @@ class Driver:
         self._round_done.set()
 
     def _carry_out(self, effects: list[Effect]) -> None:
-        moved: dict[Feed, int] = {}
+        moved: dict[Feed, None] = {}
         for effect in effects:
             match effect:
                 case Send():
                     self._send(effect)
                 case Close():
                     self._close(effect)
-                case Advanced(feed=feed, stop=stop):
-                    moved[feed] = stop
+                case Advanced(feed=feed):
+                    moved[feed] = None
         if moved:
             self._advanced(moved)
+
+    def _replaced(self, commit: Commit) -> dict[Feed, int]:
+        """Return the first step that `commit` replaces in the log, for the feeds in which it does."""
+        replaced: dict[Feed, int] = {}
+        for feed, segment in ((admit.feed, admit.segment) for admit in commit.admits):
+            if segment.first < self._log.stop(feed):
+                replaced[feed] = min(segment.first, replaced.get(feed, segment.first))
+        return replaced
 
     def _send(self, send: Send) -> None:
         pump = self.pumps.get(send.link)

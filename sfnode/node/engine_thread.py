@@ -1,10 +1,11 @@
 """The engine thread: one queue in, callbacks out.
 
 Everything that touches the model happens here, one thing at a time, so that the engine needs no locks and the
-event loop never waits for a forward pass. Of updates the event loop passes on positions alone, `{feed: steps
-that count}`: the thread reads what lies between them and its own from the log, whether that is the whole
-history after loading, the news of a round, or a cut. However long the engine is busy, what waits for it is
-bounded by the number of feeds. This module knows no links, and of the log only that positions can be read.
+event loop never waits for a forward pass. Of updates the event loop passes on what counts alone, `{feed: how
+many steps, and with which factors}`: the thread reads what differs from what it has applied from the log,
+whether that is the whole history after loading, the news of a round, a cut, or a seal. However long the
+engine is busy, what waits for it is bounded by the number of feeds. This module knows no links, and of the
+log only that differences can be read.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.messages import Feed
+from sfprotocol.weighing import Counted
 
 T = TypeVar("T")
 
@@ -65,9 +67,9 @@ class Engine(Protocol):
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]: ...
 
 
-ReadChanges = Callable[[Mapping[Feed, int], Mapping[Feed, int]], Iterator[UpdateBatch]]
-"""`read(applied, stops)`: the updates between two positions of each feed, in batches of bounded size; negated
-where a feed goes back (`store.replay.changes`). Called on the engine thread."""
+ReadChanges = Callable[[Mapping[Feed, Counted], Mapping[Feed, Counted]], Iterator[UpdateBatch]]
+"""`read(applied, wanted)`: what takes the cores from the one to the other, in batches of bounded size;
+negated where something does not count any more (`store.replay.changes`). Called on the engine thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +109,16 @@ class EngineThread:
         self.busy = 0.0
         """Seconds in which a step ran, until now."""
         self._lock = threading.Lock()
-        """Guards the two below; held for moments only."""
-        self._stops: dict[Feed, int] | None = None
-        """Positions that wait in the queue and may still change; None if none wait, or a question has to be
-        answered before later ones."""
+        """Guards the three below; held for moments only."""
+        self._wanted: dict[Feed, Counted] | None = None
+        """Order of what is to count, which waits in the queue and may still change; None if none waits, or a
+        question has to be answered before anything later."""
+        self._reads = False
+        """Whether the log may be read from now on: the engine is loaded, or what waits is not to change."""
         self._waiting: deque[Order] = deque()
         """Orders that have not begun."""
-        self._applied: dict[Feed, int] = {}
-        """Steps of each feed that are in the cores; the thread's own."""
+        self._applied: dict[Feed, Counted] = {}
+        """Steps of each feed that are in the cores, with their weights; the thread's own."""
         self._prepare: Callable[[Sequence[int]], None] | None = None
         """Set once the engine is loaded."""
         self._open: set[asyncio.Future[Any]] = set()
@@ -128,14 +132,25 @@ class EngineThread:
         self._jobs.put(lambda engine: self._post(self._on_ready))
         self._thread.start()
 
-    def advance(self, stops: Mapping[Feed, int]) -> None:
-        """Have these feeds applied up to these steps, which the log holds, and subtracted beyond them."""
+    def advance(self, counted: Mapping[Feed, Counted]) -> None:
+        """Have the cores hold of these feeds, which the log has, exactly what counts."""
         with self._lock:
-            if self._stops is None:
-                waiting: dict[Feed, int] = {}
-                self._stops = waiting
+            if self._wanted is None:
+                waiting: dict[Feed, Counted] = {}
+                self._wanted = waiting
                 self._jobs.put(lambda engine: self._catch_up(engine, waiting))
-            self._stops.update(stops)
+            self._wanted.update(counted)
+
+    async def retreat(self, counted: Mapping[Feed, Counted]) -> None:
+        """Like `advance`; returns when nothing is read from the log any more that counts no longer.
+
+        At once while the engine loads: what waits can still change.
+        """
+        self.advance(counted)
+        with self._lock:
+            settled = not self._reads
+        if not settled:
+            await asyncio.wait([self.ask(lambda engine: None)])
 
     def order(self, order: Order) -> None:
         """Evaluate a step; the result comes through `on_result`."""
@@ -178,7 +193,7 @@ class EngineThread:
     def ask(self, question: Callable[[Engine], T]) -> asyncio.Future[T]:
         """Like `call`, about exactly the updates that were advanced until now, and no later ones."""
         with self._lock:
-            self._stops = None
+            self._wanted, self._reads = None, True
         return self.call(question)
 
     async def stop(self, grace: float) -> bool:
@@ -195,16 +210,17 @@ class EngineThread:
         for future in list(self._open):
             future.cancel()
 
-    def _catch_up(self, engine: Engine, stops: dict[Feed, int]) -> None:
-        """Bring the cores to these positions, unless the node stops meanwhile."""
+    def _catch_up(self, engine: Engine, wanted: dict[Feed, Counted]) -> None:
+        """Bring the cores to what counts, unless the node stops meanwhile."""
         with self._lock:
-            if self._stops is stops:
-                self._stops = None  # from here on it does not change
-        for batch in self._read(self._applied, stops):
+            self._reads = True
+            if self._wanted is wanted:
+                self._wanted = None  # from here on it does not change
+        for batch in self._read(self._applied, wanted):
             if self._stopping.is_set():
                 return
             engine.apply(batch)
-        self._applied.update(stops)
+        self._applied.update(wanted)
 
     def _step(self, engine: Engine, order: Order) -> None:
         with self._lock:

@@ -210,6 +210,7 @@ def libp2p(settings: Settings, data_dir: DataDir, bootstrap: tuple[str, ...]) ->
     """The transport over libp2p for these settings; loads hivemind, and with it torch."""
     from sfnode.transport.libp2p.transport import HivemindTransport
 
+    chosen = settings.circuit_relay
     return HivemindTransport(
         HivemindSettings(
             identity_path=data_dir.libp2p_identity,
@@ -218,6 +219,7 @@ def libp2p(settings: Settings, data_dir: DataDir, bootstrap: tuple[str, ...]) ->
             bootstrap=bootstrap,
             use_auto_relay=settings.auto_relay,
             trusted_relays=settings.trusted_relays or settings.peers,
+            circuit_relay=settings.role == "relay" if chosen is None else chosen,
             client_mode=settings.client_mode,
         )
     )

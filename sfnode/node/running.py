@@ -7,7 +7,7 @@ Stopping takes less than two seconds, whatever the engine is doing; everything c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from random import SystemRandom
 from typing import NamedTuple, TypeVar
@@ -36,8 +36,8 @@ from sfnode.schema.views import Generated
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir
 from sfnode.store.log import UpdateLog
-from sfnode.store.replay import changes, stops
-from sfnode.transport.base import PeerRecord, Transport, TransportError
+from sfnode.store.replay import changes
+from sfnode.transport.base import Asker, PeerRecord, Transport, TransportError
 from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import Feed, ManifestReply, ManifestRequest, PartRequest
@@ -96,6 +96,7 @@ class RunningNode:
             update_log,
             clock=self.clock,
             advanced=self._advanced,
+            retreat=self._retreat,
             continue_as=self._continue_as,
             after_round=self._after_round,
         )
@@ -150,10 +151,16 @@ class RunningNode:
 
     # -- callbacks ---------------------------------------------------------------------------------
 
-    def _advanced(self, stops: Mapping[Feed, int]) -> None:
-        """Have the engine follow the feeds that have moved, each up to its first step that does not count."""
+    def _advanced(self, feeds: Iterable[Feed]) -> None:
+        """Have the engine follow the feeds of which something else counts now."""
         if self.engine_thread:
-            self.engine_thread.advance(stops)
+            self.engine_thread.advance({feed: self.machine.counted(feed) for feed in feeds})
+
+    async def _retreat(self, stops: Mapping[Feed, int]) -> None:
+        """Have the engine hold nothing of these feeds from some step on, and wait until it does."""
+        if self.engine_thread:
+            kept = {feed: self.machine.counted(feed, stop) for feed, stop in stops.items()}
+            await self.engine_thread.retreat(kept)
 
     def _continue_as(self, feed: Feed) -> None:
         """Record the new feed of our own; called on the disk thread."""
@@ -191,7 +198,7 @@ class RunningNode:
         addresses = tuple(self.transport.addresses())
         return PeerRecord(self.transport.peer, addresses, role, self.machine.frontier.known)
 
-    async def _answer(self, _: str, frame: bytes) -> bytes:
+    async def _answer(self, asker: Asker, frame: bytes) -> bytes:
         if frame == ECHO:
             return ECHO
         try:
@@ -199,7 +206,7 @@ class RunningNode:
         except RemoteProtocolError as error:
             raise TransportError(str(error)) from error
         if isinstance(question, PartRequest):
-            return wire_codec.encode(await self.sharing.answer(question))
+            return wire_codec.encode(await self.sharing.answer(question, asker))
         if not isinstance(question, ManifestRequest):
             raise TransportError("only manifests and models are answered here")
         return wire_codec.encode(ManifestReply(self.manifest.canonical()))
@@ -240,12 +247,12 @@ class RunningNode:
     def _start_engine(self) -> None:
         self.engine_thread = EngineThread(
             lambda: self._load_engine(self.sharing.find(), self.manifest),
-            partial(changes, self.log),
+            partial(changes, self.log, subspace_epochs=self.machine.run.subspace_epochs),
             on_ready=self._on_engine_ready,
             on_result=self._on_result,
             on_failure=self.fail,
         )
-        self.engine_thread.advance(stops(self.log))
+        self._advanced([state.feed for state in self.machine.frontier])
         self.scheduler = StepScheduler(
             self.machine,
             order=self.engine_thread.order,

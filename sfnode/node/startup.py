@@ -12,6 +12,7 @@ from typing import TypeVar
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
+from sfnode.node.driver import LogStore
 from sfnode.peers.compatibility import ask_manifest
 from sfnode.settings import Settings
 from sfnode.store import data_folder
@@ -19,13 +20,16 @@ from sfnode.store.data_folder import DataDir
 from sfnode.store.disk_errors import disk_faults, sync_folder
 from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
-from sfnode.store.replay import frontier_of
+from sfnode.store.replay import frontier_of, kept_control, sound_control
 from sfnode.transport.base import Transport, TransportError
 from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.frontier import Frontier
+from sfprotocol.host import Host
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Card, Feed, RunParameters
 from sfprotocol.names import Names
+from sfprotocol.own_feed import fresh
 from sfprotocol.signing import Sign
 
 _INCARNATION = "incarnation"
@@ -175,25 +179,51 @@ def open_machine(
             log.warning(
                 "others could read %s until now, and may be able to sign as this node", data_dir.identity
             )
-        own, proven = own_feed(update_log, identity)
+        own, proven = own_feed(update_log, identity, frontier)
         sign = identity.sign
-    return Machine(
-        parameters,
-        frontier,
-        own=own,
-        sign=sign,
-        draw_incarnation=draw_incarnation,
-        proven=proven,
-        now=now,
-        cards=kept_cards(update_log, parameters),
-        names=Names(settings.display_name, settings.team),
-    )
+    with sound_control(update_log):
+        return Machine(
+            parameters,
+            frontier,
+            own=own,
+            sign=sign,
+            draw_incarnation=draw_incarnation,
+            proven=proven,
+            now=now,
+            cards=kept_cards(update_log, parameters),
+            names=Names(settings.display_name, settings.team),
+            control=kept_control(update_log),
+        )
 
 
 def kept_cards(update_log: UpdateLog, run: RunParameters) -> list[Card]:
     """Return the cards in the log; they were verified before they were written."""
     messages = (wire_codec.decode(record.frame, run.scalar_bytes) for record in update_log.cards())
     return [message for message in messages if isinstance(message, Card)]
+
+
+def settled(run: RunParameters, update_log: UpdateLog) -> Machine:
+    """Return a machine in the state of the log that only looks.
+
+    In an organised run it has compared all histories with those that the organiser has named, as a node does
+    in the first rounds after its start. Raises UserError LOG_CORRUPT.
+    """
+    with sound_control(update_log):
+        machine = Machine(
+            run,
+            frontier_of(run, update_log),
+            own=None,
+            sign=_never_sign,
+            draw_incarnation=draw_incarnation,
+            proven=True,
+            now=0.0,
+            control=kept_control(update_log),
+        )
+    host = Host(machine, LogStore(update_log, run, lambda feed: None))
+    while host.waiting or machine.next_deadline() <= 0.0:
+        host.decide(0.0)
+        host.carry_out()
+    return machine
 
 
 def _never_sign(_: bytes) -> bytes:
@@ -205,7 +235,7 @@ def draw_incarnation() -> int:
     return secrets.randbits(32)
 
 
-def own_feed(update_log: UpdateLog, identity: Identity) -> tuple[Feed, bool]:
+def own_feed(update_log: UpdateLog, identity: Identity, frontier: Frontier) -> tuple[Feed, bool]:
     """Return our feed, and whether it is proven that nobody knows more of it than this log (SPEC I1-I3).
 
     A fresh log and a copied one start a new incarnation, which nobody else can know. Of a node that has never
@@ -217,7 +247,7 @@ def own_feed(update_log: UpdateLog, identity: Identity) -> tuple[Feed, bool]:
         if not data_folder.moved(update_log) and update_log.proof(feed) is None:
             return feed, update_log.get_meta(_MET_PEERS) is None
         log.warning("this data folder was copied or restored; continuing under a new incarnation")
-    feed = Feed(identity.public, draw_incarnation())
+    feed = fresh(frontier, identity.public, draw_incarnation())
     remember_feed(update_log, feed)
     return feed, True
 

@@ -4,7 +4,8 @@ Between the protocol machine, which says whether to compute and at which step an
 thread, which evaluates. It knows neither links nor files.
 
 Positions in our feed: where this process started, what is admitted (the machine's frontier), posted, computed
-and ordered. Every limit is a distance between two of them.
+and ordered. Every limit is a distance between two of them. Between computed and posted lies what waits to be
+signed together; how long, `sfprotocol.joining` says.
 """
 
 from __future__ import annotations
@@ -13,20 +14,16 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import groupby
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.node.engine_thread import Order, StepResult
 from sfprotocol import seeds
 from sfprotocol.events import OwnUpdates
+from sfprotocol.joining import Joining
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
-
-FLUSH_INTERVAL = 0.1
-"""Seconds between own segments: few enough signatures and commits for a fast engine, and no wait for a slow
-one, whose steps take longer than this."""
 
 ORDERS_AHEAD = 2
 """Steps handed to the engine at a time: one that runs and one that follows at once."""
@@ -62,6 +59,8 @@ class StepScheduler:
         self.loss: float | None = None
         self.held = False
         """No more steps are ordered for now."""
+        self.paused = False
+        """The pause is longer than a rest between two steps: finished updates are posted at once."""
         self.ahead = ORDERS_AHEAD
         """Steps handed to the engine at a time."""
         self._machine = machine
@@ -70,17 +69,15 @@ class StepScheduler:
         self._clock = clock
         self._queries = queries
         self._steps = steps
-        self._feed: Feed | None = None
+        self._joining: Joining | None = None
+        """Finished updates of our feed that are not yet posted; None before the machine has a feed."""
         self._made_before = 0
         """Updates made in earlier incarnations of this process."""
-        self._started = self._posted = self._ordered = 0
+        self._started = self._ordered = 0
         """Positions in the feed."""
         self._epoch = 0
         self._at_work = 0
         """Orders without a result so far."""
-        self._finished: list[tuple[int, int]] = []
-        """(epoch, scalar) of finished steps that are not yet posted."""
-        self._flushed_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
         self._failed = self._failed_in_a_row = 0
         """Measurements of this process without a finite number."""
@@ -89,10 +86,11 @@ class StepScheduler:
     @property
     def made(self) -> int:
         """Number of updates of this process that the machine has admitted."""
-        if self._feed is None:
+        if self._joining is None:
             return 0
         # Posted updates are not admitted if the incarnation ended first; others may be, from a peer.
-        return self._made_before + min(self._posted, self._machine.frontier.next(self._feed)) - self._started
+        admitted = min(self._joining.first, self._machine.frontier.next(self._joining.feed))
+        return self._made_before + admitted - self._started
 
     @property
     def exhausted(self) -> bool:
@@ -102,15 +100,10 @@ class StepScheduler:
     @property
     def busy(self) -> bool:
         """Whether more own updates are on their way."""
-        if self._feed is None:
+        if self._joining is None:
             return False
         at_work = self._at_work > 0 and not self._machine.complete
-        return at_work or self._computed > self._machine.frontier.next(self._feed)
-
-    @property
-    def _computed(self) -> int:
-        """First step that is not finished."""
-        return self._posted + len(self._finished)
+        return at_work or self._joining.stop > self._machine.frontier.next(self._joining.feed)
 
     def rate(self) -> float:
         """Return own updates per second over RATE_WINDOW."""
@@ -123,13 +116,16 @@ class StepScheduler:
         return sum(count for _, count in self._recent) / span
 
     def advance(self) -> None:
-        """Order as many steps as the engine should have."""
-        self._follow_feed()
+        """Order as many steps as the engine should have, and post what has waited long enough."""
+        joining = self._follow_feed()
+        if joining is None:
+            return
         while self.ready and not self.held and self._machine.may_compute and self._at_work < self.ahead:
-            count = min(self._queries, self._allowed())
+            count = min(self._queries, self._allowed(joining.feed))
             if count <= 0:
-                return
-            self._order(self._next(count))
+                break
+            self._order(self._next(joining.feed, count))
+        self._post_when_due(joining)
 
     def on_result(self, order: Order, result: StepResult) -> None:
         """Take in a finished step.
@@ -139,43 +135,42 @@ class StepScheduler:
         measurements go on failing.
         """
         self._at_work -= 1
+        joining = self._joining
+        assert joining is not None  # there was an order
         self._count_failures(result)
-        if not self._machine.complete and (order.feed, order.first) == (self._feed, self._computed):
-            self._finished += [(order.epoch, scalar) for scalar in result.scalars]
+        if not self._machine.complete and (order.feed, order.first) == (joining.feed, joining.stop):
+            joining.add((EpochScalars(order.epoch, result.scalars),))
             self._measure(result)
-            self._flush_soon()
         if self._at_work == 0:
-            self._ordered = self._computed  # what was dropped is ordered again if it is still needed
+            self._ordered = joining.stop  # what was dropped is ordered again if it is still needed
         self.advance()
 
     def forget(self, orders: Sequence[Order]) -> None:
         """Forget these orders, the last ones, which will not be evaluated."""
         self._at_work -= len(orders)
-        if first := [order.first for order in orders if order.feed == self._feed]:
+        feed = self._joining.feed if self._joining else None
+        if first := [order.first for order in orders if order.feed == feed]:
             self._ordered = first[0]
 
     def flush(self) -> None:
-        """Post finished steps as own updates."""
+        """Post all finished steps as own updates."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        if not self._finished or self._feed is None:
-            return
-        parts = tuple(
-            EpochScalars(epoch, tuple(scalar for _, scalar in group))
-            for epoch, group in groupby(self._finished, key=lambda item: item[0])
-        )
-        self._post(OwnUpdates(self._feed, self._posted, parts))
-        self._posted += len(self._finished)
-        self._finished.clear()
-        self._flushed_at = self._clock()
+        if self._joining and (updates := self._joining.take(self._clock())):
+            self._post(updates)
 
-    def _flush_soon(self) -> None:
-        due = self._flushed_at + FLUSH_INTERVAL - self._clock()
-        if due <= 0:
+    def _post_when_due(self, joining: Joining) -> None:
+        """Flush, at once if nothing follows for a while or else when it is time (SPEC I4)."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        idle = self._at_work == 0 and not self.held
+        wait = 0.0 if self.paused or idle else joining.deadline() - self._clock()
+        if wait <= 0:
             self.flush()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(due, self.flush)
+        elif joining.count:
+            self._timer = asyncio.get_running_loop().call_later(wait, self.advance)
 
     def _count_failures(self, result: StepResult) -> None:
         if not result.failed:
@@ -205,37 +200,34 @@ class StepScheduler:
         else:
             self.loss = LOSS_MEMORY * past + (1 - LOSS_MEMORY) * result.loss
 
-    def _follow_feed(self) -> None:
+    def _follow_feed(self) -> Joining | None:
         """Start at the machine's position when our feed is new: at the start, and in a new incarnation."""
-        if self._machine.own is None or self._machine.own == self._feed:
-            return
-        self._made_before = self.made
-        self._feed = self._machine.own
-        self._started = self._posted = self._ordered = self._machine.frontier.next(self._feed)
-        self._epoch = self._machine.frontier.state(self._feed).epoch
-        self._finished.clear()
+        own, frontier = self._machine.own, self._machine.frontier
+        if own is not None and (self._joining is None or own != self._joining.feed):
+            self._made_before = self.made
+            self._joining = Joining(frontier, own)
+            self._started = self._ordered = self._joining.first
+            self._epoch = frontier.state(own).epoch
+        return self._joining
 
-    def _allowed(self) -> int:
+    def _allowed(self, feed: Feed) -> int:
         """Return how many more updates may be ordered.
 
-        Counting what is under way keeps our feed within the budget (SPEC U6); what is not yet admitted must
-        fit one segment (SPEC S4), however slow the disk is.
+        Counting what is under way keeps our feed within the budget (SPEC U6) or quota (SPEC O6); what is not
+        yet admitted must fit one segment (SPEC S4), however slow the disk is.
         """
-        assert self._feed is not None
-        frontier, run = self._machine.frontier, self._machine.run
-        under_way = self._ordered - frontier.next(self._feed)
-        allowed = min(run.update_budget - frontier.known, MAX_SEGMENT_UPDATES) - under_way
+        under_way = self._ordered - self._machine.frontier.next(feed)
+        allowed = min(self._machine.room, MAX_SEGMENT_UPDATES) - under_way
         if not self._steps:
             return allowed
         return min(allowed, self._steps - self._made_before - (self._ordered - self._started))
 
-    def _next(self, count: int) -> Order:
+    def _next(self, feed: Feed, count: int) -> Order:
         """Return an order for the next `count` steps."""
-        assert self._feed is not None
-        self._epoch = max(self._epoch, self._machine.run.epoch_of(self._machine.frontier.known))
-        key = self._machine.frontier.state(self._feed).key
+        self._epoch = max(self._epoch, self._machine.epoch)
+        key = self._machine.frontier.state(feed).key
         step_seeds = seeds.update_seeds(key, self._ordered, count)
-        order = Order(self._feed, self._ordered, self._epoch, tuple(step_seeds.tolist()))
+        order = Order(feed, self._ordered, self._epoch, tuple(step_seeds.tolist()))
         self._ordered += count
         self._at_work += 1
         return order

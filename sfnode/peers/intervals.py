@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from sfnode.transport.roster import MAX_TTL
+
 CHECK_INTERVAL = 2.0
 """Seconds between checks of the links; a link that ends is replaced at once."""
 
@@ -18,7 +20,7 @@ FIND_INTERVAL = 30.0
 """Seconds between searches of the roster when no links are missing."""
 
 ANNOUNCE_INTERVAL = 30.0
-ANNOUNCE_TTL = 90.0
+ANNOUNCE_TTL = MAX_TTL
 """Seconds after which a dead node is gone from the roster; two announcements may fail before that."""
 
 PROBE_INTERVAL = 60.0

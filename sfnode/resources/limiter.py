@@ -65,6 +65,8 @@ class Scheduler(Protocol):
 
     held: bool
     """No more steps are ordered."""
+    paused: bool
+    """The pause is longer than a rest between two steps: finished updates are posted at once."""
     ahead: int
     """Steps handed to the engine at a time."""
 
@@ -353,8 +355,9 @@ class ResourceLimiter:
     def _hold(self) -> None:
         if self._scheduler is None or self._engine_thread is None:
             return
-        self._scheduler.held = True
+        self._scheduler.held, self._scheduler.paused = True, self.paused or self.finishing
         self._scheduler.forget(self._engine_thread.withdraw())
+        self._scheduler.advance()
         # A process that is too large would only grow by offloading its model
         if any(reason.limit != "memory" for reason in self.reasons) and not self._offloaded:
             self._offloaded = True
@@ -366,7 +369,7 @@ class ResourceLimiter:
         if self._offloaded:
             self._restore(self._engine_thread)
             return
-        self._scheduler.held = False
+        self._scheduler.held = self._scheduler.paused = False
         self._scheduler.advance()
 
     def _restore(self, engine_thread: EngineThread) -> None:

@@ -38,6 +38,22 @@ class VerifyResult(Answer):
     signatures: int
     digest: str
     core_digest: str
+    seals: SealsResult | None
+    """None for an open run."""
+
+
+class SealsResult(Answer):
+    """The organiser's part of `sfnode verify --json`."""
+
+    decisions: int
+    sealed: int
+    """Epochs that are sealed."""
+    checked: int
+    """Seals whose digest was computed anew; of the others the log lacks updates."""
+    behind: int
+    """Updates that closes have named and the log lacks."""
+    named_digest: str | None
+    """Digest of the last seal that was checked; None if none was."""
 
 
 Reach = Literal["internet", "network", "machine"]

@@ -7,7 +7,7 @@ must become equal all the same.
 from __future__ import annotations
 
 from sfnode.sim.adversaries.actors import Attack
-from sfnode.sim.faults.kinds import LateJoin
+from sfnode.sim.faults.kinds import Crashes, LateJoin
 from sfnode.sim.scenario import Limits, Load, Scenario
 from sfnode.sim.world.conditions import Conditions, Hardware, Latency
 from sfnode.sim.world.topology import MANAGED
@@ -108,6 +108,14 @@ ATTACKS: tuple[Scenario, ...] = (
         "broken-promises",
         "Peers claim to have what everybody lacks, and deliver nothing.",
         Attack("promise", actors=60),
+    ),
+    _attack(
+        "false-claims",
+        "Peers claim to have more of everybody's feeds than there is, while nodes are killed and come back.",
+        Attack("promise", actors=8, renames=False),
+        faults=(Crashes(2.0),),
+        limits=Limits(),  # who is killed hears nothing
+        settle=60.0,
     ),
     _attack(
         "garbage",

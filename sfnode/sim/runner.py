@@ -15,13 +15,14 @@ from typing import Any, TextIO
 
 from sfnode.sim.adversaries.actors import KINDS, Attack
 from sfnode.sim.adversaries.turncoats import TURNCOATS
-from sfnode.sim.checks import invariants
+from sfnode.sim.checks import invariants, organised_runs
 from sfnode.sim.faults.injection import FaultInjection, heal
 from sfnode.sim.scenario import Scenario
+from sfnode.sim.world.keys import signing_key
 from sfnode.sim.world.topology import MANAGED, TOPOLOGIES
 from sfnode.sim.world.traffic import quantiles
 from sfnode.sim.world.violation import Violation
-from sfnode.sim.world.world import World
+from sfnode.sim.world.world import ORGANISER, RUN, World, organised
 from sfprotocol.host import Host, Store
 from sfprotocol.machine import Machine
 
@@ -131,6 +132,7 @@ class Run:
         self.seconds = scenario.seconds if seconds is None else seconds
         self.world = World(
             seed,
+            run=organised(seed) if scenario.organised else RUN,
             conditions=scenario.conditions,
             hardware=scenario.hardware,
             managed=self.topology == MANAGED,
@@ -175,6 +177,8 @@ class Run:
         for name in names:
             world.add(name)
             world.agenda.at(self._random.uniform(0, STAGGER), self._begin, name)
+        if self.scenario.organised:
+            world[names[0]].control_key = signing_key(world.seed, ORGANISER)
         for one, other in _pairs(self.topology, names, self._random):
             world.keeper.want(world[one], world[other])
         self._founders = frozenset(names)
@@ -221,21 +225,30 @@ class Run:
     def settle(self) -> None:
         """Repair everything; in bounded time all must be equal, and stay so."""
         world = self.world
+        for node in world.living():
+            node.flush()
         heal(world, self.scenario.hardware)
         start = world.now
-        while not invariants.equal(world):
+        while not self._settled_now():
             if world.now - start > self.scenario.settle:
                 said, nodes = invariants.differences(world)
+                said += organised_runs.lacking(world) if world.run.organised else ""
                 raise Violation(
                     "convergence", f"not equal {self.scenario.settle:g} s after the end: {said}", nodes
                 )
             self._run(FINE)
         self._settled = world.now - start
-        if lacking := invariants.complete(world):
+        complete = organised_runs.complete if world.run.organised else invariants.complete
+        if lacking := complete(world):
             raise Violation("union", lacking)
         self._run(AFTERMATH)
-        if not invariants.equal(world) or invariants.complete(world):
+        if not invariants.equal(world) or complete(world):
             raise Violation("convergence", "nodes that were equal no longer are, and nothing was made")
+
+    def _settled_now(self) -> bool:
+        """Whether all are equal and, in an organised run, everything has been judged."""
+        judged = not self.world.run.organised or not organised_runs.lacking(self.world)
+        return judged and invariants.equal(self.world)
 
     def judge(self) -> None:
         """Check what else the scenario requires."""

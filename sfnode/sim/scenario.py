@@ -26,7 +26,7 @@ class Limits:
     """Limits that a run must keep besides convergence; None where there is no limit."""
 
     p99: float | None = None
-    """Seconds from the making of an update to its admission, 99th percentile over honest nodes."""
+    """Seconds from the signing of an update to its admission, 99th percentile over honest nodes."""
     worst: float | None = None
     copies: float | None = None
     """Payload copies sent per delivery."""
@@ -50,4 +50,6 @@ class Scenario:
     load: Load = field(default_factory=Load)
     faults: tuple[Fault, ...] = ()
     attack: Attack | None = None
+    organised: bool = False
+    """Whether an organiser, on the first node, says what counts."""
     limits: Limits = field(default_factory=Limits)

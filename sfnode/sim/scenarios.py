@@ -7,12 +7,16 @@ from sfnode.sim.faults.kinds import (
     Churn,
     ClockJumps,
     Crashes,
+    Fault,
     Flaps,
     LateJoin,
     OldBackup,
+    OrganiserAway,
+    OrganiserTwice,
     Partition,
     SlowPeers,
     Twins,
+    Undo,
 )
 from sfnode.sim.scenario import Limits, Load, Scenario
 from sfnode.sim.world.conditions import Conditions, Latency
@@ -158,4 +162,67 @@ FAIR: tuple[Scenario, ...] = (
     ),
 )
 
-SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in (*FAIR, *ATTACKS)}
+
+def _organised(name: str, says: str, *faults: Fault, **more: object) -> Scenario:
+    settings: dict[str, object] = {
+        "nodes": 20,
+        "seconds": 24.0,
+        "settle": 120.0,
+        "conditions": Conditions(ORDINARY),
+        "load": Load(rate=6, most=6),
+        **more,
+    }
+    return Scenario(name, says, faults=faults, organised=True, **settings)  # type: ignore[arg-type]
+
+
+ORGANISED: tuple[Scenario, ...] = (
+    _organised(
+        "organised",
+        "Newcomers are admitted, epochs closed and sealed, while nodes come, go and fail.",
+        Churn(0.5),
+        Crashes(2.0, power_cut=True),
+        Flaps(1.0),
+        LateJoin(8, count=2),
+    ),
+    _organised(
+        "organiser-away",
+        "The organiser dies and comes back, and dies again and comes back with an old disk.",
+        OrganiserAway(3, 7),
+        OrganiserAway(16, 20, taken=12),
+    ),
+    _organised(
+        "organiser-late",
+        "The organiser is gone almost from the beginning until everything else is over.",
+        OrganiserAway(2, 99),
+    ),
+    _organised(
+        "organiser-apart",
+        "The organiser is cut off from half of the nodes for a while.",
+        Partition(4, 18, hang_up=True),
+    ),
+    _organised(
+        "two-organisers",
+        "Two nodes sign decisions with one key, until the deputies name another.",
+        OrganiserTwice(6, 14),
+    ),
+    _organised(
+        "organised-twins",
+        "Copies of nodes fork feeds that are named and sealed meanwhile.",
+        Twins(3, apart=9),
+        Twins(14, apart=2),
+        Twins(18, apart=0),
+        OldBackup(5, 16),
+    ),
+    _organised(
+        "undone",
+        "The owner revokes a member, voids what another has made, and ends feeds.",
+        Undo(8, "void"),
+        Undo(10, "revoke"),
+        Undo(12, "amend"),
+        Undo(16, "amend"),
+        Undo(18, "revoke"),
+        Crashes(2.0),
+    ),
+)
+
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in (*FAIR, *ORGANISED, *ATTACKS)}

@@ -1,62 +1,232 @@
-"""Checks a whole update log from genesis: chains, signatures, rules; needs no model (SPEC S1-S6, U3-U6)."""
+"""Checks a whole update log from genesis: chains, signatures, rules; needs no model (SPEC S1-S6, U3-U6).
+
+Of an organised run the decisions come first, as they say which updates may be held and count. A seal's digest
+is compared with the log where the log has all that was named; what it lacks is reported, and no fault.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.schema.results import VerifyResult
+from sfnode.schema.results import SealsResult, VerifyResult
 from sfnode.store.log import CutRecord, Record, UpdateLog
-from sfnode.store.replay import Piece, batch_of, frontier_of
-from sfprotocol import wire_codec
+from sfnode.store.replay import changes, kept_control, sound_control
+from sfprotocol import decisions, wire_codec
+from sfprotocol.control_sync import ControlSync
+from sfprotocol.counting import Counting, named_digest
+from sfprotocol.decisions import Checkpoint, Seal
 from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.events import Counters
 from sfprotocol.fork_proofs import holds
 from sfprotocol.frontier import Frontier
-from sfprotocol.messages import Feed, Proof, RunParameters
-from sfprotocol.segments import first_updates
-from sfprotocol.signing import verifies
+from sfprotocol.holding import labelled_after
+from sfprotocol.messages import Entry, EpochScalars, Feed, Proof, RunParameters
+from sfprotocol.segments import drop_updates, first_updates
+from sfprotocol.signing import extend, verifies
 from sfprotocol.validation import Verified, fault, verify
+from sfprotocol.weighing import Counted, Rates, once
 
 
 def audit(manifest: Manifest, update_log: UpdateLog) -> VerifyResult:
-    """Replay everything from genesis. Raises UserError LOG_CORRUPT where it does not verify."""
-    run = manifest.parameters()
-    frontier = Frontier(run)
-    for cut in update_log.cuts():
-        _check_cut(run, cut)
-        frontier.cut(cut.feed, cut.at, cut.chain)
+    """Replay everything from genesis. Raises UserError LOG_CORRUPT where it does not verify, SEAL_DIFFERS
+    where it is not what the organiser has sealed."""
     core = Core(len(manifest.model.targets), manifest.training.rank)
-    signatures = 0
-    for record in update_log.records():
-        if not frontier.state(record.feed).open:
-            continue  # behind a cut
-        segment, _, counted, chain = _checked(run, frontier, record)
-        frontier.advance(record.feed, segment.first + counted, chain, segment.parts[-1].epoch)
-        core.add(batch_of([Piece(segment.feed_key, segment.first, first_updates(segment.parts, counted))]))
-        signatures += 1
-    return VerifyResult(
-        run_id=run.run_id.hex(),
-        feeds=len(frontier),
-        updates=frontier.known,
-        signatures=signatures,
-        digest=frontier.digest().hex(),
-        core_digest=core.digest().hex(),
-    )
+    return _Audit(manifest.parameters(), update_log, core).result()
 
 
-def state_digest(manifest: Manifest, update_log: UpdateLog) -> str:
-    """The state digest of what is in the log, without checking it."""
-    return frontier_of(manifest.parameters(), update_log).digest().hex()
+class _Audit:
+    """The audit of one log; the core is empty at first."""
 
+    def __init__(self, run: RunParameters, update_log: UpdateLog, core: Core) -> None:
+        self._run = run
+        self._log = update_log
+        self._core = core
+        self._added: dict[Feed, Counted] = {}
+        """Steps of each feed that are in the core, with their weights."""
+        self._frontier = Frontier(run)
+        self._entries = self._check_control() if run.organised else []
+        self._heads: dict[Feed, dict[int, bytes]] = {}
+        """Chain heads of each feed at the steps that matter: ends of what closes have named, and cuts."""
+        self._signatures = 0
+        self._replay()
 
-def _checked(run: RunParameters, frontier: Frontier, record: Record) -> Verified:
-    """Return the part of this record that counts, recomputed and verified."""
-    state, segment = frontier.state(record.feed), record.segment
-    admitted = verify(run, state, segment, verifies)
-    if admitted is None or segment.first != state.next:
-        problem = fault(run, state, segment) or "its signature does not verify here"
+    def result(self) -> VerifyResult:
+        """Return what there is, once it is compared with the seals."""
+        seals = self._check_seals() if self._run.organised else None
+        self._add({state.feed: self._counted(state.feed, state.next) for state in self._frontier})
+        return VerifyResult(
+            run_id=self._run.run_id.hex(),
+            feeds=len(self._frontier),
+            updates=self._frontier.known,
+            signatures=self._signatures,
+            digest=self._frontier.digest().hex(),
+            core_digest=self._core.digest().hex(),
+            seals=seals,
+        )
+
+    # -- the control feed --------------------------------------------------------------------------
+
+    def _check_control(self) -> list[Entry]:
+        """Verify all decisions; return them."""
+        with sound_control(self._log):
+            kept = kept_control(self._log)
+            sync = ControlSync(self._frontier, {}, Counters(), kept=kept, sign=None)
+            if sync.feed.stop < len(kept.entries):
+                raise RemoteProtocolError("O3", f"decision {sync.feed.stop} does not follow")
+        return list(kept.entries)
+
+    def _check_seals(self) -> SealsResult:
+        """Compare what seals and checkpoints say with the log, as far as that has what they are about."""
+        read = [decisions.read(entry.record) for entry in self._entries]
+        stated = {r.decision.epoch: r.decision for r in read if isinstance(r.decision, Checkpoint)}
+        counting = Counting(budget=self._run.update_budget, rate=self._run.rate)
+        checked, last = 0, None
+        for recorded in read:
+            sealed = counting.sealed
+            counting.apply(recorded)
+            if counting.sealed == sealed or not isinstance(recorded.decision, Seal):
+                continue
+            digest = self._named_digest(counting, sealed)
+            if digest is None:
+                continue
+            if digest != recorded.decision.digest:
+                raise _differs(f"the seal of epoch {sealed} is of other updates")
+            if sealed in stated:
+                self._check_checkpoint(counting, stated[sealed], digest)
+            checked, last = checked + 1, digest
+        named = counting.positions().items()
+        return SealsResult(
+            decisions=len(self._entries),
+            sealed=counting.sealed,
+            checked=checked,
+            behind=sum(max(0, stop - self._frontier.next(counting.feed(number))) for number, stop in named),
+            named_digest=last.hex() if last else None,
+        )
+
+    def _named_digest(self, counting: Counting, epoch: int) -> bytes | None:
+        """Return the digest of what closes up to that of `epoch` have named; None if it is not all here."""
+        heads = []
+        for number, stop in counting.positions(epoch).items():
+            feed = counting.feed(number)
+            head = self._heads.get(feed, {}).get(stop)
+            if head is None or self._frontier.next(feed) < stop:
+                return None
+            heads.append((number, stop, head))
+        return named_digest(self._run.run_id, heads)
+
+    def _check_checkpoint(self, counting: Counting, checkpoint: Checkpoint, named: bytes) -> None:
+        """Compare a checkpoint with what counts right after its seal, which `counting` says."""
+        rates = Rates.of(counting)
+        positions = counting.positions(checkpoint.epoch)
+        runs = ((number, counting.runs(number, stop)) for number, stop in positions.items())
+        self._add({counting.feed(number): Counted(counts, rates) for number, counts in runs})
+        if (named, self._core.digest()) != (checkpoint.named, checkpoint.cores):
+            raise _differs(f"the checkpoint of epoch {checkpoint.epoch} has other digests")
+
+    def _add(self, wanted: dict[Feed, Counted]) -> None:
+        for batch in changes(self._log, self._added, wanted, self._run.subspace_epochs):
+            self._core.add(batch)
+        self._added.update(wanted)
+
+    def _counted(self, feed: Feed, held: int) -> Counted:
+        counting = self._frontier.counting
+        if counting is None:
+            return once(held)
+        number = counting.number(feed)
+        return Counted(() if number is None else counting.runs(number, held), Rates.of(counting))
+
+    # -- feeds -------------------------------------------------------------------------------------
+
+    def _replay(self) -> None:
+        cuts = {cut.feed: cut for cut in self._log.cuts()}
+        for cut in cuts.values():
+            _check_cut(self._run, cut)
+            if not self._run.organised:
+                self._frontier.cut(cut.feed, cut.at, cut.chain)
+        strange: set[Feed] = set()
+        for record in self._log.records():
+            if record.feed not in strange and self._frontier.state(record.feed).open:
+                found = self._checked(record)
+                if found is None:
+                    strange.add(record.feed)
+                    self._let_go(record.feed)
+                else:
+                    self._advance(record.feed, found, cuts.get(record.feed))
+        if self._run.organised:
+            for cut in cuts.values():
+                self._cut(cut)
+
+    def _checked(self, record: Record) -> Verified | None:
+        """Return the part of this record that counts, recomputed and verified.
+
+        None if its origin has signed it, and the organiser has not named this history or not admitted it.
+        """
+        run, state, segment = self._run, self._frontier.state(record.feed), record.segment
+        counting = self._frontier.counting
+        if segment.first == state.next:
+            admitted = verify(run, state, segment, verifies, counting)
+            if admitted is not None:
+                return admitted
+            chain = extend(state.chain, segment.parts)
+            if counting and verifies(run.run_id, state.feed, segment.stop, chain, segment.signature):
+                return None
+        problem = fault(run, state, segment, counting) or "its signature does not verify here"
         raise _damaged(record.feed, segment.first, problem)
-    return admitted
+
+    def _let_go(self, feed: Feed) -> None:
+        """Let nothing of a feed count whose history is not the one that was named, as the machine does."""
+        self._frontier.go_back(feed, 0, Frontier(self._run).state(feed).chain, 0, 0)
+        self._heads.pop(feed, None)
+
+    def _advance(self, feed: Feed, found: Verified, cut: CutRecord | None) -> None:
+        state = self._frontier.state(feed)
+        segment, _, counted, chain = found
+        parts = first_updates(segment.parts, counted)
+        heads = self._heads.setdefault(feed, {})
+        for stop, head in _heads_at(state.chain, segment.first, parts, self._stops(feed, cut)):
+            heads[stop] = head
+        epoch = parts[-1].epoch if parts else state.epoch
+        labelled = labelled_after(state, parts)
+        self._frontier.advance(feed, segment.first + counted, chain, epoch, labelled)
+        if self._run.organised and counted < segment.count:
+            self._frontier.stop(feed)
+        self._signatures += 1
+
+    def _stops(self, feed: Feed, cut: CutRecord | None) -> list[int]:
+        counting = self._frontier.counting
+        number = counting.number(feed) if counting else None
+        if counting is None or number is None:
+            return []
+        landmarks = (landmark[0] for landmark in counting.landmarks(number))
+        return sorted({cut.at if cut else 0, counting.ended(number), *landmarks})
+
+    def _cut(self, cut: CutRecord) -> None:
+        """Cut a feed where a proof says, but not below what was named (SPEC O7)."""
+        heads = self._heads.get(cut.feed, {})
+        if cut.at and heads.get(cut.at, cut.chain) != cut.chain and self._frontier.next(cut.feed) >= cut.at:
+            raise _damaged(cut.feed, cut.at, "its history is not the one that its proof of a fork has")
+        self._frontier.cut(cut.feed, cut.at, cut.chain)
+        state = self._frontier.state(cut.feed)
+        if state.next >= state.fork_cut:
+            at = state.fork_cut
+            chain = cut.chain if at == cut.at else heads[at]
+            self._frontier.go_back(cut.feed, at, chain, *self._log.label(cut.feed, at))
+
+
+def _heads_at(
+    chain: bytes, first: int, parts: tuple[EpochScalars, ...], stops: list[int]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield those of the ascending `stops` that lie behind an update of `parts`, with the chain heads there;
+    `chain` is that before step `first`."""
+    stop = first + sum(len(part.scalars) for part in parts)
+    for step in stops:
+        if first < step <= stop:
+            chain = extend(chain, first_updates(parts, step - first))
+            parts, first = drop_updates(parts, step - first), step
+            yield step, chain
 
 
 def _check_cut(run: RunParameters, cut: CutRecord) -> None:
@@ -75,4 +245,13 @@ def _damaged(feed: Feed, step: int, problem: str) -> UserError:
         Code.LOG_CORRUPT,
         f"step {step} of the feed of {feed.origin.hex()[:16]}: {problem}",
         "This log was damaged or tampered with. Remove the folder's updates.sqlite and join again.",
+    )
+
+
+def _differs(problem: str) -> UserError:
+    return UserError(
+        Code.SEAL_DIFFERS,
+        f"{problem} than this log has, though every signature is sound",
+        "Do not trust the run's results: show this message to other participants, who can check with "
+        "`sfnode verify`.",
     )

@@ -11,6 +11,9 @@ reads have a connection of their own.
 
 Signatures inside long runs of small segments are dropped: the last one vouches for all (SPEC S6). Rows are
 packed in the transaction that appends, so that the log of a slow feed costs about what its scalars cost.
+
+In an organised run the organiser says which of two histories of a feed is meant. The log keeps one: a segment
+that begins before the end of the feed takes the place of everything from there on.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from sfnode.store import tables
 from sfnode.store.disk_errors import BrokenRowError, disk_faults, unusable
@@ -40,7 +44,8 @@ from sfnode.store.records import (
 from sfnode.store.segment_cache import SegmentCache
 from sfprotocol import seeds
 from sfprotocol.errors import LocalProtocolError
-from sfprotocol.messages import EpochScalars, Feed, Segment
+from sfprotocol.events import KeepControl
+from sfprotocol.messages import Entry, EpochScalars, Feed, Segment
 from sfprotocol.segments import first_updates, merge, without_front
 from sfprotocol.signing import extend, genesis
 
@@ -58,6 +63,7 @@ _SINCE = """SELECT first, body FROM segment WHERE feed = ?1
     AND first >= (SELECT max(first) FROM segment WHERE feed = ?1 AND first <= ?2) ORDER BY first"""
 _SPAN = """SELECT first, body FROM segment WHERE feed = ?1 AND first < ?3
     AND first >= (SELECT max(first) FROM segment WHERE feed = ?1 AND first <= ?2) ORDER BY first"""
+_BEFORE = "SELECT first, body FROM segment WHERE feed = ? AND first < ? ORDER BY first DESC"
 _AROUND = "SELECT first, body FROM segment WHERE feed = ? AND first <= ? ORDER BY first DESC LIMIT 2"
 _CUTS = """SELECT f.id, f.origin, f.incarnation, c.step, c.chain, c.proof
     FROM cut c JOIN feed f ON f.id = c.feed"""
@@ -82,12 +88,18 @@ class Tail(NamedTuple):
     """Epoch of the last update."""
 
 
-class Span(NamedTuple):
+class Span(Protocol):
     """Steps `first .. stop - 1` of a feed."""
 
-    feed: Feed
-    first: int
-    stop: int
+    @property
+    def feed(self) -> Feed: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+
+
+S = TypeVar("S", bound=Span)
 
 
 class _FeedState(NamedTuple):
@@ -187,19 +199,26 @@ class UpdateLog:
         records: Sequence[Record],
         cuts: Sequence[CutRecord] = (),
         cards: Sequence[CardRecord] = (),
+        *,
+        control: Sequence[KeepControl] = (),
+        authority: Sequence[bytes] = (),
+        replacing: bool = False,
     ) -> None:
-        """Add these segments, cuts and cards in one transaction, durably; on an error, none of them.
+        """Add all of these in one transaction, durably; on an error, none of them.
 
-        A cut or a card replaces an earlier one of the same feed. Raises LocalProtocolError when a record does
-        not continue its feed, UserError DISK_FULL when there is no room. After either the log is as before
-        and may be used further.
+        A cut or a card replaces an earlier one of the same feed, decisions those from their first position
+        on. `authority` are encoded Successions and ControlForks. With `replacing`, a record may begin before
+        the end of its feed and takes the place of what is there; as rows go, nobody may still need them.
+        Raises LocalProtocolError when a record does not continue its feed, UserError DISK_FULL when there is
+        no room. After either the log is as before and may be used further.
         """
-        if not (records or cuts or cards):
+        if not (records or cuts or cards or control or authority):
             return
         with self._writing:
-            moved = self._advance(records, cuts)
+            moved = self._advance(records, cuts, replacing)
             with self._transaction() as db:
                 self._insert(db, records, moved)
+                _insert_control(db, control, authority)
                 for state in moved.values():
                     if state.loose >= LOOSE_ROWS:
                         _pack(db, state)
@@ -216,7 +235,9 @@ class UpdateLog:
         with self._writing, self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def _advance(self, records: Sequence[Record], cuts: Sequence[CutRecord]) -> dict[Feed, _FeedState]:
+    def _advance(
+        self, records: Sequence[Record], cuts: Sequence[CutRecord], replacing: bool
+    ) -> dict[Feed, _FeedState]:
         """Return the states of the feeds after `records` and `cuts`; changes nothing."""
         moved: dict[Feed, _FeedState] = {}
         following = len(self._states) + 1
@@ -225,7 +246,7 @@ class UpdateLog:
                 moved[feed] = self._states.get(feed) or self._fresh(feed, following)
                 following += moved[feed].number == following
         for record in records:
-            moved[record.feed] = _continued(moved[record.feed], record)
+            moved[record.feed] = _continued(moved[record.feed], record, replacing)
         return moved
 
     def _fresh(self, feed: Feed, number: int) -> _FeedState:
@@ -237,10 +258,14 @@ class UpdateLog:
     ) -> None:
         new_feeds = [(moved[feed].number, *feed) for feed in moved if feed not in self._states]
         db.executemany("INSERT INTO feed (id, origin, incarnation) VALUES (?, ?, ?)", new_feeds)
-        db.executemany(
-            _INSERT,
-            [(moved[feed].number, segment.first, encode(segment, chain)) for feed, segment, chain in records],
-        )
+        stops = {feed: self._states[feed].tail.next for feed in moved if feed in self._states}
+        for record in records:
+            feed, state = record.feed, moved[record.feed]
+            stored = record.segment
+            if stored.first < stops.get(feed, 0):
+                stored = _take_place(db, state, stored)
+            db.execute(_INSERT, (state.number, stored.first, encode(stored, record.chain)))
+            stops[feed] = stored.stop
 
     def _adopt(
         self, records: Sequence[Record], cuts: Sequence[CutRecord], moved: dict[Feed, _FeedState]
@@ -280,6 +305,12 @@ class UpdateLog:
         tails = (_counting(state.tail, cuts.get(state.tail.feed)) for state in states)
         return [tail for tail in tails if tail.next]
 
+    def stop(self, feed: Feed) -> int:
+        """Return the first step of `feed` that is not stored."""
+        with self._memory:
+            state = self._states.get(feed)
+        return state.tail.next if state else 0
+
     def cuts(self) -> list[CutRecord]:
         """Return the cuts, in the order of feeds."""
         with self._memory:
@@ -298,6 +329,29 @@ class UpdateLog:
                 return []
             found = self._reader.execute(_CARDS).fetchall()
         return [CardRecord(Feed(origin, incarnation), frame) for origin, incarnation, frame in found]
+
+    def ends(self) -> list[Tail]:
+        """Return the ends of all feeds of which something is stored, also behind cuts, in the order of
+        feeds."""
+        with self._memory:
+            states = list(self._states.values())
+        return sorted(state.tail for state in states if state.tail.next)
+
+    def control(self) -> list[Entry]:
+        """Return the decisions of the control feed, in order."""
+        rows = self._table("SELECT term, record, signature FROM control ORDER BY position")
+        return [Entry(*row) for row in rows]
+
+    def authority(self) -> list[bytes]:
+        """Return the encoded Successions and ControlForks, in the order in which they came."""
+        return [frame for (frame,) in self._table("SELECT frame FROM authority ORDER BY id")]
+
+    def _table(self, query: str) -> list[Any]:
+        """Return the rows of a table of the control feed, which logs of older versions lack."""
+        with self._reading, disk_faults(self.path):
+            if tables.version(self._reader) < tables.SINCE_CONTROL:
+                return []
+            return self._reader.execute(query).fetchall()
 
     def updates(self) -> int:
         """Return the number of updates that count."""
@@ -350,6 +404,21 @@ class UpdateLog:
         chain = extend(chain, first_updates(segment.parts, step - segment.first))
         return chain, without_front(segment, step)
 
+    def label(self, feed: Feed, step: int) -> tuple[int, int]:
+        """Return the epoch of the update before `step` of `feed`, and how many before `step` belong to it.
+
+        (0, 0) at the beginning. Raises UserError LOG_CORRUPT when the log ends before.
+        """
+        with self._memory:
+            state = self._states.get(feed)
+        if not step:
+            return 0, 0
+        with self._reading, disk_faults(self.path):
+            if state is None or step > state.tail.next:
+                raise BrokenRowError(f"step {step - 1} of a feed is missing")
+            with closing(self._reader.execute(_BEFORE, (state.number, step))) as cursor:
+                return _label(_decoded(state, cursor), step)
+
     def _around(self, state: _FeedState, step: int) -> sqlite3.Cursor:
         """Select the stored segment with `step`, or the last one, and the one before it."""
         return self._reader.execute(_AROUND, (state.number, step))
@@ -360,7 +429,7 @@ class UpdateLog:
         with closing(self._reader.execute(_SINCE, (state.number, first))) as cursor:
             yield _decoded(state, cursor)
 
-    def segments(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Segment]]:
+    def segments(self, spans: Iterable[S]) -> Iterator[tuple[S, Segment]]:
         """Yield the stored segments that hold these steps, each with its span; also what is behind a cut.
 
         For long reads: what is not in memory comes through a connection of its own, so that no `read` waits.
@@ -432,6 +501,22 @@ def _decoded(state: _FeedState, rows: Iterable[tuple[int, bytes]]) -> Iterator[S
     return (decode(state.tail.feed, state.key, *row).segment for row in rows)
 
 
+def _label(backwards: Iterable[Segment], step: int) -> tuple[int, int]:
+    """Return the epoch of the update before `step` and how many updates there belong to it.
+
+    The segments are consecutive, the last first; they are read only as far as needed.
+    """
+    epoch: int | None = None
+    labelled = 0
+    for segment in backwards:
+        for part in first_updates(segment.parts, step - segment.first)[::-1]:
+            if epoch not in (None, part.epoch):
+                return epoch, labelled
+            epoch, labelled = part.epoch, labelled + len(part.scalars)
+    assert epoch is not None
+    return epoch, labelled
+
+
 def _covering(span: Span, segments: Iterable[Segment]) -> Iterator[Segment]:
     """Yield those of consecutive `segments` that hold steps of `span`.
 
@@ -458,18 +543,48 @@ def _tail_after(record: Record) -> Tail:
     return Tail(record.feed, record.segment.stop, record.chain, record.segment.parts[-1].epoch)
 
 
-def _continued(before: _FeedState, record: Record) -> _FeedState:
+def _continued(before: _FeedState, record: Record, replacing: bool) -> _FeedState:
     """Return the feed's state after `record`. Raises LocalProtocolError unless that continues the feed."""
     segment, tail = record.segment, before.tail
     if segment.feed_key != before.key:
         raise LocalProtocolError("a record's segment is not of the record's feed")
-    if segment.first != tail.next:
+    replaced = replacing and segment.first < tail.next
+    if segment.first != tail.next and not replaced:
         raise LocalProtocolError(f"the log has a feed up to step {tail.next}, not {segment.first}")
-    epochs = [tail.epoch, *(part.epoch for part in segment.parts)]
-    if epochs != sorted(epochs):
-        raise LocalProtocolError("epochs decrease within a feed")
+    _check_epochs([EpochScalars(0 if replaced else tail.epoch, ()), *segment.parts])
     small = segment.count < SMALL_UPDATES
     return before._replace(tail=_tail_after(record), loose=before.loose + small)
+
+
+def _check_epochs(parts: Sequence[EpochScalars]) -> None:
+    epochs = [part.epoch for part in parts]
+    if epochs != sorted(epochs):
+        raise LocalProtocolError("epochs decrease within a feed")
+
+
+def _take_place(db: sqlite3.Connection, state: _FeedState, segment: Segment) -> Segment:
+    """Delete what is stored of a feed from where `segment` begins; return what to store from there on.
+
+    The row that spans its first step is joined with it, as its signature vouches for all before (SPEC S6).
+    """
+    with closing(db.execute(_BEFORE, (state.number, segment.first))) as cursor:
+        before = next(_decoded(state, cursor), None)
+    if before is not None and before.stop > segment.first:
+        parts = merge([*first_updates(before.parts, segment.first - before.first), *segment.parts])
+        segment = replace(segment, first=before.first, parts=parts)
+        _check_epochs(parts)
+    db.execute("DELETE FROM segment WHERE feed = ? AND first >= ?", (state.number, segment.first))
+    return segment
+
+
+def _insert_control(
+    db: sqlite3.Connection, control: Sequence[KeepControl], authority: Sequence[bytes]
+) -> None:
+    for first, entries in ((kept.first, kept.entries) for kept in control):
+        db.execute("DELETE FROM control WHERE position >= ?", (first,))
+        rows = [(position, *entry) for position, entry in enumerate(entries, first)]
+        db.executemany("INSERT INTO control VALUES (?, ?, ?, ?)", rows)
+    db.executemany("INSERT OR IGNORE INTO authority (frame) VALUES (?)", [(frame,) for frame in authority])
 
 
 def _pack(db: sqlite3.Connection, state: _FeedState) -> None:

@@ -1,23 +1,30 @@
 """Updates of the log as an engine applies them: as columns, in large batches.
 
-An engine stands at a position in every feed: so many of its steps are in the cores. What takes it from there
-to where a feed counts now is read from the log, so that whoever tells an engine of news only has to tell it
-positions.
+An engine knows what of every feed is in its cores: so many steps, with these factors. What takes it from
+there to what counts now is read from the log, so that whoever tells an engine of news only has to tell it
+what counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 
 from sfnode.engine.core import UpdateBatch
-from sfnode.store.log import Span, UpdateLog
+from sfnode.store.disk_errors import BrokenRowError, disk_faults
+from sfnode.store.log import UpdateLog
+from sfprotocol import decisions, wire_codec
+from sfprotocol.control_sync import Kept
+from sfprotocol.counting import Counting
+from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.frontier import Frontier
-from sfprotocol.messages import EpochScalars, Feed, RunParameters
+from sfprotocol.messages import ControlFork, Entry, Feed, RunParameters, Succession
 from sfprotocol.seeds import GOLDEN, U64, mix64
 from sfprotocol.segments import drop_updates, first_updates
+from sfprotocol.weighing import NOTHING, Counted, Difference, differences
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 BATCH_UPDATES = 65_536
@@ -27,29 +34,35 @@ MAX_BATCH_UPDATES = BATCH_UPDATES + MAX_SEGMENT_UPDATES
 """Bound of a batch (SPEC S4 bounds a segment)."""
 
 
+class Part(NamedTuple):
+    """Scalars of consecutive updates that are added to one core with one weight."""
+
+    subspace: int
+    weight: int
+    """Factor of the scalars; negative to subtract them."""
+    scalars: tuple[int, ...]
+
+
 class Piece(NamedTuple):
-    """Consecutive updates of one feed, to be added or subtracted."""
+    """Consecutive updates of one feed."""
 
     feed_key: int
     first: int
     """Step of the first one."""
-    parts: tuple[EpochScalars, ...]
-    """The scalars, epoch by epoch; not empty."""
-    sign: int = 1
-    """-1 to subtract them."""
+    parts: tuple[Part, ...]
+    """Parts in order; there is one at least."""
 
 
 def batch_of(pieces: Sequence[Piece]) -> UpdateBatch:
     """Return all these updates as columns, in the same order; `pieces` must not be empty."""
     parts = [part for piece in pieces for part in piece.parts]
-    scalars = np.array([scalar for _, scalars in parts for scalar in scalars], np.int64)
-    epochs = np.repeat(
-        np.array([epoch for epoch, _ in parts], np.int64), [len(scalars) for _, scalars in parts]
-    )
-    counts = [sum(len(scalars) for _, scalars in piece.parts) for piece in pieces]
-    if any(piece.sign < 0 for piece in pieces):
-        scalars *= np.repeat([piece.sign for piece in pieces], counts)
-    return UpdateBatch(epochs, _seeds(pieces, counts), scalars)
+    lengths = [len(part.scalars) for part in parts]
+    scalars = np.array([scalar for part in parts for scalar in part.scalars], np.int64)
+    subspaces = np.repeat(np.array([part.subspace for part in parts], np.int64), lengths)
+    if any(part.weight != 1 for part in parts):
+        scalars *= np.repeat(np.array([part.weight for part in parts], np.int64), lengths)
+    counts = [sum(len(part.scalars) for part in piece.parts) for piece in pieces]
+    return UpdateBatch(subspaces, _seeds(pieces, counts), scalars)
 
 
 def _seeds(pieces: Sequence[Piece], counts: list[int]) -> U64:
@@ -62,40 +75,95 @@ def _seeds(pieces: Sequence[Piece], counts: list[int]) -> U64:
 
 
 def frontier_of(run: RunParameters, update_log: UpdateLog) -> Frontier:
-    """Return the frontier of what is in the log."""
+    """Return the frontier of what is in the log, by the decisions that are there.
+
+    Which of two histories an organiser has meant, the machine finds out when it starts (SPEC O7).
+    """
     frontier = Frontier(run)
-    for tail in update_log.tails():
-        frontier.advance(tail.feed, tail.next, tail.chain, tail.epoch)
-    for cut in update_log.cuts():
+    if run.organised:
+        frontier.counting = counting_of(run, update_log.control())
+    cuts = {cut.feed: cut for cut in update_log.cuts()}
+    for tail in update_log.ends():
+        labelled = update_log.label(tail.feed, tail.next)[1] if run.organised else 0
+        frontier.advance(tail.feed, tail.next, tail.chain, tail.epoch, labelled)
+    for cut in cuts.values():
         frontier.cut(cut.feed, cut.at, cut.chain)
+        if run.organised and frontier.next(cut.feed) == cut.at:
+            frontier.go_back(cut.feed, cut.at, cut.chain, *update_log.label(cut.feed, cut.at))
     return frontier
 
 
-def stops(update_log: UpdateLog) -> dict[Feed, int]:
-    """Return, for every feed of which something counts, the step before which all of it counts."""
-    return {tail.feed: tail.next for tail in update_log.tails()}
+def kept_control(update_log: UpdateLog) -> Kept:
+    """Return what the log has of the control feed: nothing in an open run."""
+    messages = map(wire_codec.decode, update_log.authority())
+    authority = (message for message in messages if isinstance(message, Succession | ControlFork))
+    return Kept(tuple(update_log.control()), tuple(authority))
+
+
+@contextmanager
+def sound_control(update_log: UpdateLog) -> Iterator[None]:
+    """Raise UserError LOG_CORRUPT if the block finds that nobody has signed what is kept of the control
+    feed."""
+    with disk_faults(update_log.path):
+        try:
+            yield
+        except RemoteProtocolError as error:
+            raise BrokenRowError(f"the control feed: {error}") from error
+
+
+def counting_of(run: RunParameters, entries: Iterable[Entry]) -> Counting:
+    """Return what counts by these decisions, which the machine has verified."""
+    counting = Counting(budget=run.update_budget, rate=run.rate)
+    for entry in entries:
+        counting.apply(decisions.read(entry.record))
+    return counting
+
+
+class _Change(NamedTuple):
+    """Consecutive steps of a feed that count differently from now on."""
+
+    feed: Feed
+    first: int
+    stop: int
+    difference: Difference
+    before: Counted
+    now: Counted
+
+    def weight(self, label: int) -> int:
+        """Return by how much the weight of these updates changes."""
+        new = self.now.weight(label, self.difference.now)
+        return new - self.before.weight(label, self.difference.before)
 
 
 def changes(
-    update_log: UpdateLog, applied: Mapping[Feed, int], wanted: Mapping[Feed, int]
+    update_log: UpdateLog,
+    applied: Mapping[Feed, Counted],
+    wanted: Mapping[Feed, Counted],
+    subspace_epochs: int = 1,
 ) -> Iterator[UpdateBatch]:
-    """Yield what takes cores from the steps `applied` of each feed to the steps `wanted`.
+    """Yield what takes cores from what they have `applied` of each feed to what is `wanted`.
 
-    Steps that a cut took out of a feed come with their scalars negated, which subtracts them. Feeds that
-    `wanted` lacks stay as they are; feeds that `applied` lacks start at step 0. Batches have at most
-    MAX_BATCH_UPDATES updates. Raises UserError LOG_CORRUPT, also when the log ends before `wanted`.
+    Every update comes with its scalar times the difference of its two weights, and goes to the core of its
+    subspace; what counts as before is not read. Feeds that `wanted` lacks stay as they are. Batches have at
+    most MAX_BATCH_UPDATES updates. Raises UserError LOG_CORRUPT, also when the log ends before `wanted`.
     """
     pieces: list[Piece] = []
     size = 0
-    moves = ((feed, applied.get(feed, 0), stop) for feed, stop in wanted.items())
-    spans = (Span(feed, min(old, new), max(old, new)) for feed, old, new in moves if old != new)
-    for span, segment in update_log.segments(spans):
-        first, stop = max(span.first, segment.first), min(span.stop, segment.stop)
-        parts = drop_updates(first_updates(segment.parts, stop - segment.first), first - segment.first)
-        pieces.append(Piece(segment.feed_key, first, parts, -1 if wanted[span.feed] == span.first else 1))
+    for change, segment in update_log.segments(_changed(applied, wanted)):
+        first, stop = max(change.first, segment.first), min(change.stop, segment.stop)
+        told = drop_updates(first_updates(segment.parts, stop - segment.first), first - segment.first)
+        parts = (Part(label // subspace_epochs, change.weight(label), scalars) for label, scalars in told)
+        pieces.append(Piece(segment.feed_key, first, tuple(parts)))
         size += stop - first
         if size >= BATCH_UPDATES:
             yield batch_of(pieces)
             pieces, size = [], 0
     if pieces:
         yield batch_of(pieces)
+
+
+def _changed(applied: Mapping[Feed, Counted], wanted: Mapping[Feed, Counted]) -> Iterator[_Change]:
+    for feed, now in wanted.items():
+        before = applied.get(feed, NOTHING)
+        for difference in differences(before, now):
+            yield _Change(feed, difference.first, difference.stop, difference, before, now)

@@ -27,8 +27,11 @@ class SegmentCache:
         self._updates = 0
 
     def add(self, feed: Feed, segment: Segment) -> None:
-        """Keep `segment`, which continues `feed`."""
+        """Keep `segment`, which continues `feed`; or takes the place of what is there from its first step."""
         tail = self._tails.setdefault(feed, deque())
+        if tail and segment.first != tail[-1].stop:
+            self._updates -= sum(segment.count for segment in tail)
+            tail.clear()
         self._tails.move_to_end(feed)
         tail.append(segment)
         self._updates += segment.count

@@ -19,11 +19,11 @@ from sfnode.store.disk_errors import corrupt
 APPLICATION_ID = int.from_bytes(b"sfup", "big")
 """Marks the file as ours in its SQLite header."""
 
-VERSION = 3
+VERSION = 4
 """Version of the tables below. A log with a higher one was written by a newer sfnode."""
 
-SINCE_CUTS, SINCE_CARDS = 2, 3
-"""The first versions with the tables of cuts and of cards."""
+SINCE_CUTS, SINCE_CARDS, SINCE_CONTROL = 2, 3, 4
+"""The first versions with the tables of cuts, of cards, and of the control feed."""
 
 _CUT = """CREATE TABLE cut (
         feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, proof BLOB NOT NULL)"""
@@ -32,7 +32,19 @@ _CUT = """CREATE TABLE cut (
 _CARD = "CREATE TABLE card (feed INTEGER PRIMARY KEY, frame BLOB NOT NULL)"
 """Cards of the feeds' origins (SPEC K1), as encoded messages."""
 
-_ADDED = ((SINCE_CUTS, _CUT), (SINCE_CARDS, _CARD))
+_CONTROL = """CREATE TABLE control (
+        position INTEGER PRIMARY KEY, term INTEGER NOT NULL, record BLOB NOT NULL, signature BLOB NOT NULL)"""
+"""Decisions of the organiser, by their position in the control feed (SPEC O3)."""
+
+_AUTHORITY = "CREATE TABLE authority (id INTEGER PRIMARY KEY, frame BLOB NOT NULL UNIQUE)"
+"""Successions and forks of the control feed (SPEC O4), as encoded messages."""
+
+_ADDED = (
+    (SINCE_CUTS, _CUT),
+    (SINCE_CARDS, _CARD),
+    (SINCE_CONTROL, _CONTROL),
+    (SINCE_CONTROL, _AUTHORITY),
+)
 
 _TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",

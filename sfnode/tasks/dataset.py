@@ -1,8 +1,8 @@
 """Rows of data from files, from the Hugging Face hub or from the package: checked, filtered, selected, split.
 
 Every node that names the same source gets the same rows in the same order, because a mini-batch is a list of
-row numbers drawn from a seed. Errors in a row name the file and the line. This module leaves
-it to `prompts` what a row means, and never runs code that comes with data.
+row numbers drawn from a seed. Errors in a row name the file and the line. This module leaves it to `prompts`
+what a row means, and never runs code that comes with data.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Task
+from sfnode.sizes import size_text
 from sfnode.tasks import prompts, synthetic
 from sfprotocol.seeds import derive_key, stream
 
@@ -29,6 +31,14 @@ HeldOut = Literal["test", "validation"]
 _Placed = tuple[str, Row]
 """A row and its place as a user finds it: `train.tsv, line 7`."""
 
+MAX_HUB_DATA = 4 << 30
+"""Most bytes of a data set's files on the hub: its rows are held in memory, where they take several times as
+much."""
+
+UNPACKED = 5
+"""Times that such a file may grow when it is unpacked into the library's cache, for which there must be room.
+Whoever compresses a file on purpose gets further, until the disk is full."""
+
 _FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:NAME[:CONFIG]:SPLIT, or builtin:reviews:train."
 
 
@@ -36,8 +46,8 @@ def load_rows(source: str, task: Task, *, limit: int = 0, min_words: int = 0) ->
     """Load the rows of a file, of `hf:NAME[:CONFIG]:SPLIT` or of `builtin:reviews:train|test` for `task`.
 
     Rows with fewer than `min_words` words (`prompts.word_count`) are left out; of the rest `limit` rows
-    (0: all) are selected, the same ones on every node. Raises UserError DATA_NOT_FOUND, or DATA_MALFORMED
-    with the place of the first row that does not fit the task.
+    (0: all) are selected, the same ones on every node. Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE,
+    DISK_FULL, or DATA_MALFORMED with the place of the first row that does not fit the task.
     """
     rows = []
     for place, row in _read(source):
@@ -159,7 +169,12 @@ def _hub(source: str, rest: str) -> Iterator[_Placed]:
     import datasets  # type: ignore[import-untyped]  # a second to import, and most runs read a file
 
     try:
-        rows = datasets.load_dataset(name, *config, split=split)
+        builder = datasets.load_dataset_builder(name, *config)
+        _require_fit(source, name, builder)
+        builder.download_and_prepare()
+        rows = builder.as_dataset(split=split)
+    except UserError:
+        raise
     except Exception as error:  # the library raises whatever its storage and network layers raise
         raise UserError(
             Code.DATA_NOT_FOUND,
@@ -167,6 +182,33 @@ def _hub(source: str, rest: str) -> Iterator[_Placed]:
             "Check the name, the configuration and the split on the hub, and that the hub can be reached.",
         ) from error
     return _numbered(source, "row", rows)
+
+
+def _require_fit(source: str, name: str, builder: Any) -> None:
+    """Raise UserError DATA_TOO_LARGE or DISK_FULL unless all files of a data set that is not here yet fit.
+
+    The library downloads every split, and takes what a stranger has put there, of any size.
+    """
+    wanted = [str(path) for paths in (builder.config.data_files or {}).values() for path in paths]
+    remote = [path for path in wanted if "://" in path]
+    if not remote or Path(builder.cache_dir).exists():
+        return
+    sizes = {file.name: file.size for file in hub.offered(name, "", kind="dataset")}
+    names = [path.removeprefix(f"hf://datasets/{name}@").partition("/")[2] for path in remote]
+    if strange := [path for path, here in zip(remote, names, strict=True) if here not in sizes]:
+        raise _too_large(f"{source} names {strange[0]}, whose size the hub does not tell")
+    total = sum(sizes[one] for one in set(names))
+    if total > MAX_HUB_DATA:
+        raise _too_large(f"{source} has {size_text(total)}, where {size_text(MAX_HUB_DATA)} are allowed")
+    hub.require_room(UNPACKED * total, source)
+
+
+def _too_large(what: str) -> UserError:
+    return UserError(
+        Code.DATA_TOO_LARGE,
+        what,
+        "If you trust whoever started the run, get the data in another way and give them with --data.",
+    )
 
 
 def _parquet(path: Path) -> Iterator[_Placed]:

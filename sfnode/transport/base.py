@@ -81,8 +81,17 @@ class PeerRecord(NamedTuple):
     """Number of updates that the peer knew when it wrote this."""
 
 
+class Asker(NamedTuple):
+    """The sender of a request."""
+
+    peer: str
+    """Its id, authenticated by the transport."""
+    address: str
+    """Address at which it is seen, with or without /p2p/ID; empty if unknown."""
+
+
 LinkHandler = Callable[[Link], Awaitable[None]]
-RequestHandler = Callable[[str, bytes], Awaitable[bytes]]
+RequestHandler = Callable[[Asker, bytes], Awaitable[bytes]]
 
 
 class Transport(Protocol):
@@ -121,7 +130,7 @@ class Transport(Protocol):
         """Call `handler` for links that others open. It owns the link, which is closed if it raises."""
 
     def on_request(self, handler: RequestHandler) -> None:
-        """Call `handler(peer, frame)` for requests of others."""
+        """Call `handler(asker, frame)` for requests of others."""
 
     async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
         """Put this node's own record into the roster of `topic` for `ttl` seconds. Raises TransportError."""
@@ -194,17 +203,17 @@ async def serve_link(handler: LinkHandler | None, link: Link) -> None:
     await link.close()
 
 
-async def answer(handler: RequestHandler | None, peer: str, frame: bytes) -> bytes | None:
+async def answer(handler: RequestHandler | None, asker: Asker, frame: bytes) -> bytes | None:
     """Return the handler's response to one request; None if there is none."""
     if handler is None:
         return None
     try:
-        reply = await handler(peer, frame)
+        reply = await handler(asker, frame)
         if len(reply) > MAX_FRAME:
             raise ValueError(f"a response of {len(reply)} bytes is above the limit of {MAX_FRAME}")
         return reply
     except TransportError as error:
-        log.debug("request of %s: %s", peer, error.reason)
+        log.debug("request of %s: %s", asker.peer, error.reason)
     except Exception:
-        log.exception("the handler of a request from %s failed", peer)
+        log.exception("the handler of a request from %s failed", asker.peer)
     return None

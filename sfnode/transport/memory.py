@@ -18,6 +18,7 @@ from random import Random
 from sfnode.transport.base import (
     REQUEST_DEADLINE,
     SEND_DEADLINE,
+    Asker,
     Link,
     LinkClosed,
     LinkHandler,
@@ -28,7 +29,7 @@ from sfnode.transport.base import (
     peer_of,
     serve_link,
 )
-from sfnode.transport.roster import MAX_ROSTER, pack_record, read_record
+from sfnode.transport.roster import pack_record, read_record, sample
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
 
 CAPACITY = 64
@@ -52,7 +53,7 @@ class Network:
 
     def __init__(self, generator: Random, faults: Faults = Faults()) -> None:
         self.faults = faults
-        self._generator = generator
+        self.generator = generator
         self._members: dict[str, MemoryTransport] = {}
         self._blocked: set[frozenset[str]] = set()
         self._roster: dict[bytes, dict[str, tuple[float, object]]] = {}
@@ -90,7 +91,7 @@ class Network:
 
     def fates(self, sender: str, receiver: str) -> list[float]:
         """Return the delay in seconds of each copy of one frame that arrives; none if it is lost."""
-        faults, draw = self.faults, self._generator
+        faults, draw = self.faults, self.generator
         if draw.random() < faults.loss or not self.hears(sender, receiver):
             return []
         copies = 2 if draw.random() < faults.duplication else 1
@@ -250,7 +251,8 @@ class MemoryTransport:
         other = self._network.reach(self.peer, peer_of(address))
         try:
             async with asyncio.timeout(REQUEST_DEADLINE):
-                reply = await answer(other._request_handler, self.peer, frame)
+                asker = Asker(self.peer, f"/memory/{self.peer}")
+                reply = await answer(other._request_handler, asker, frame)
         except TimeoutError:
             reply = None
         if reply is None:
@@ -270,7 +272,7 @@ class MemoryTransport:
     async def find(self, topic: bytes) -> list[PeerRecord]:
         entries = self._network.read(topic, self.peer, asyncio.get_running_loop().time())
         records = (read_record(peer, value) for peer, value in entries)
-        return [record for record in records if record is not None][:MAX_ROSTER]
+        return sample((record for record in records if record is not None), self._network.generator)
 
     async def bootstrap(self, addresses: Sequence[str]) -> int:
         peers = {address.rpartition("/p2p/")[2] for address in addresses} - {self.peer}

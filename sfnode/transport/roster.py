@@ -1,14 +1,17 @@
 """The roster of a run: the form of a record, and what is accepted from strangers.
 
-Anybody can write anything under any name there, so a record is a hint about whom to dial and nothing more;
-the transport authenticates whoever answers. Knows no DHT, only values that a DHT may hold.
+A record is signed by the peer that it is about, but peers cost nothing: so it is a hint about whom to dial
+and nothing more; the transport authenticates whoever answers. Knows no DHT and no kind of key, only values
+that a DHT may hold.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from random import Random
 from typing import Any, Protocol
 
 from sfnode.transport.base import PEER_ID, PeerRecord
@@ -21,12 +24,22 @@ MAX_ROSTER = 512
 """Most records kept and returned for one topic. A node needs a dozen neighbours only."""
 
 MAX_RECORD_BYTES = 1_536
-"""Most bytes of an encoded record: MAX_ADDRESSES of the longest fit. A full roster stays below 1 MiB."""
+"""Most bytes of an encoded record, besides its signature: MAX_ADDRESSES of the longest fit. A full roster
+stays below 1.4 MiB."""
 
-MAX_TTL = 3_600.0
-"""Most seconds that a record may live: a list of peers that left an hour ago is worthless."""
+MAX_TTL = 90.0
+"""Seconds that a record lives, whoever wrote it: what expires later than this from now (and than clocks
+differ) is refused, so that no stranger's record outlives honest ones, which are renewed every 30 s."""
+
+MAX_ANSWER = 128
+"""Most records that are taken from one peer's answer, drawn at random: a peer that makes up a thousand then
+weighs no more than each of the other twenty that are asked."""
 
 _CLOCK_SLACK = 60.0
+_LENGTHS, _EXPIRY = struct.Struct(">HH"), struct.Struct(">d")
+_MAX_SEAL = 1_100
+"""Most bytes of a public key, a signature and their lengths: an RSA key of 4,096 bits."""
+
 _MAX_SUBKEY_BYTES = 80
 _MAX_KNOWN = 1 << 63
 
@@ -34,6 +47,13 @@ _MAX_KNOWN = 1 << 63
 def roster_key(topic: bytes) -> str:
     """Return the DHT key of a topic's roster."""
     return f"sfnode/roster/{topic.hex()}"
+
+
+def sample(records: Iterable[PeerRecord], random: Random) -> list[PeerRecord]:
+    """Return at most MAX_ROSTER of these records, sorted by peer. Which ones is up to chance: an order that
+    strangers can foresee would be theirs to fill."""
+    found = list(records)
+    return sorted(found if len(found) <= MAX_ROSTER else random.sample(found, MAX_ROSTER))
 
 
 def pack_record(record: PeerRecord) -> list[Any]:
@@ -74,36 +94,84 @@ def _is_count(value: object, limit: int) -> bool:
 class StoredRecord(Protocol):
     """Fields of hivemind's DHTRecord that a validator reads."""
 
+    key: bytes
     subkey: bytes
     value: bytes
     expiration_time: float
 
 
-class Bounds:
-    """A record validator for hivemind: accepts small values that decode, have a name, and expire soon.
+class Key(Protocol):
+    """The key from which a node's peer id follows."""
 
-    Without it one value that does not decode keeps hivemind searching for ever. It does not check the form
-    of records, so that nodes of a later version may write more into theirs.
+    public: bytes
+
+    def sign(self, message: bytes) -> bytes: ...
+
+
+class SignedRecords:
+    """A record validator for hivemind: accepts small values that decode, expire soon and are the peer's own.
+
+    A record stands under its peer's id, and carries that peer's public key, of which the id is a hash, and a
+    signature over the roster, the id, the value and the time at which it expires. So nobody can replace or
+    extend another's record. What remains: a stranger can make as many ids as it likes, none of which need be
+    reachable, and sign a record of each. It does not check the form of values, so that nodes of a later
+    version may write more into theirs; but one that does not decode would keep hivemind searching for ever.
     """
 
-    def __init__(self, decode: Callable[[bytes], object]) -> None:
+    def __init__(
+        self,
+        key: Key,
+        *,
+        decode: Callable[[bytes], object],
+        peer_of: Callable[[bytes], str],
+        is_signed: Callable[[bytes, bytes, bytes], bool],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`peer_of(public)` is the id of a public key; `is_signed(public, message, signature)` checks one."""
+        self._key = key
         self._decode = decode
+        self._peer_of = peer_of
+        self._is_signed = is_signed
+        self._clock = clock
 
     def validate(self, record: StoredRecord) -> bool:
-        lifetime = record.expiration_time - time.time()
-        if not math.isfinite(lifetime) or lifetime > MAX_TTL + _CLOCK_SLACK:
-            return False
-        if len(record.value) > MAX_RECORD_BYTES or len(record.subkey) > _MAX_SUBKEY_BYTES:
-            return False
+        """Return whether a stored record is what its peer has written, and within bounds. Never raises."""
         try:
-            self._decode(record.value)
-            return isinstance(self._decode(record.subkey), str)
+            lifetime = record.expiration_time - self._clock()
+            if not math.isfinite(lifetime) or lifetime > MAX_TTL + _CLOCK_SLACK:
+                return False
+            if len(record.value) > MAX_RECORD_BYTES + _MAX_SEAL or len(record.subkey) > _MAX_SUBKEY_BYTES:
+                return False
+            value, public, signature = _unseal(record.value)
+            self._decode(value)
+            peer = self._decode(record.subkey)
+            if len(value) > MAX_RECORD_BYTES or peer != self._peer_of(public):
+                return False
+            return self._is_signed(public, _statement(record, value), signature)
         except Exception:  # strangers' bytes: the decoder may raise anything
             return False
 
     def sign_value(self, record: StoredRecord) -> bytes:
-        """Return the value as it is: records are not signed."""
-        return record.value
+        """Return the value of a record of our own as it is stored."""
+        signature = self._key.sign(_statement(record, record.value))
+        public = self._key.public
+        return record.value + public + signature + _LENGTHS.pack(len(public), len(signature))
 
     def strip_value(self, record: StoredRecord) -> bytes:
-        return record.value
+        """Return the value of a stored record without key and signature."""
+        return _unseal(record.value)[0]
+
+
+def _unseal(stored: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return value, public key and signature. Raises struct.error or ValueError."""
+    public, signature = _LENGTHS.unpack(stored[-_LENGTHS.size :])
+    end = len(stored) - _LENGTHS.size - signature
+    if end < public:
+        raise ValueError("a record without a value")
+    return stored[: end - public], stored[end - public : end], stored[end : end + signature]
+
+
+def _statement(record: StoredRecord, value: bytes) -> bytes:
+    """Return what the peer signs. The key has 20 bytes, and the subkey is MessagePack, so all parts are told
+    apart."""
+    return b"sfnode-roster" + record.key + record.subkey + _EXPIRY.pack(record.expiration_time) + value

@@ -67,6 +67,8 @@ def linked_pair(seed: int, apart: float, conditions: Conditions = CALM) -> tuple
         for node in nodes:
             node.compute(1)
         world.agenda.run_until(world.now + 0.5)
+    for node in nodes:
+        node.flush()
     world.agenda.run_until(world.now + 2)
     world.keeper.want(nodes[0], nodes[1])
     return world, world.now

@@ -23,6 +23,7 @@ from sfnode.schema.results import (
     InviteResult,
     NodeResult,
     PeerProtocol,
+    SealsResult,
     StatusResult,
     SwarmResult,
     UpgradeResult,
@@ -37,7 +38,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 SECTIONS = {
     "status --json": (StatusResult, LinkStatus, FetchStatus, views.FeedStatus),
     "limit --json": (Limits,),
-    "verify --json": (VerifyResult,),
+    "verify --json": (VerifyResult, SealsResult),
     "eval --json": (EvalResult, Evaluation),
     "invite --json": (InviteResult,),
     "upgrade-check --json": (UpgradeResult, PeerProtocol),

@@ -14,7 +14,7 @@ import pytest
 from sfnode.cli.init import INTRODUCTION, QUESTIONS
 from sfnode.defaults import ORGANISED
 from sfnode.manifest import Manifest
-from sfnode.models import pieces
+from sfnode.models import loader, pieces
 from sfnode.models.files import EMBEDDED
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.store.identity import Identity, WrongPassphraseError
@@ -49,7 +49,7 @@ FLAGS = {
 def model(tmp_path: Path) -> Path:
     """A base model in a folder of the user's, with a chat template."""
     folder = Path(shutil.copytree(EMBEDDED / "tiny", tmp_path / "model"))
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
     return folder
 
 
@@ -74,7 +74,7 @@ def data_file(kind: str) -> Path:
 
 def written(ended: Ended, file: str = "run.toml") -> Manifest:
     """The manifest that was written; what was printed of it is right."""
-    assert (ended.status, ended.err) == (0, "")
+    assert (ended.status, ended.err) == (0, "measuring scalars\n")
     manifest = Manifest.from_toml(Path(file))
     printed = re.search(rf"wrote {re.escape(file)}: run (\S+), id ([0-9a-f]{{64}})\n", ended.out)
     assert printed is not None
@@ -131,12 +131,82 @@ def test_files_and_folders_are_named_so_that_other_nodes_here_find_them(model: P
 
 def test_every_number_can_be_given(model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SFNODE_UPDATE_BUDGET", "77")
-    flags = ("--rank", 4, "--epsilon", 0.01, "--learning-rate", 0.5, "--schedule", "cosine")
+    flags = ("--rank", 4, "--epsilon", 0.01, "--learning-rate", 0.005, "--schedule", "cosine")
     more = ("--batch-size", 3, "--epoch-updates", 11, "--train-limit", 99, "--train-min-words", 2)
     training = written(sfnode("init", "--model", model, "--task", "reviews", *flags, *more)).training
-    assert (training.rank, training.epsilon, training.learning_rate) == (4, 0.01, 0.5)
+    assert (training.rank, training.epsilon, training.learning_rate) == (4, 0.01, 0.005)
     assert (training.schedule, training.batch_size) == ("cosine", 3)
     assert (training.epoch_updates, training.update_budget) == (11, 77)
+
+
+def test_the_limit_of_the_scalars_is_measured_and_said(sfnode: Run) -> None:
+    ended = sfnode("init", "--learning-rate", 5e-4)
+    limit = written(ended).training.scalar_limit
+    found = re.search(
+        rf"Measured 64 scalars: root mean square (\S+)\. scalar_limit is {limit}, 8 ", ended.out
+    )
+    assert found is not None
+    assert 8 <= limit / float(found[1]) < 9
+
+
+def test_a_limit_that_is_given_counts(sfnode: Run) -> None:
+    ended = sfnode("init", "--scalar-limit", 300)
+    assert written(ended).training.scalar_limit == 300
+    assert "scalar_limit is 300, as asked." in ended.out
+    assert "Warning" not in ended.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--scalar-delta", 8), "of them are 0, as scalar_delta 8 is too coarse: give --scalar-delta 0.000"),
+        (("--scalar-delta", 1e-6), "of them are larger than scalar_limit: give --scalar-delta 0.000"),
+        (("--scalar-limit", 2), "of them are larger than scalar_limit: give --scalar-limit "),
+    ],
+    ids=["delta too coarse", "delta too fine", "limit too low"],
+)
+def test_numbers_with_which_most_scalars_say_nothing_are_warned_of(
+    flags: tuple[object, ...], says: str, sfnode: Run
+) -> None:
+    assert says in sfnode("init", *flags).out
+
+
+def test_numbers_with_which_one_update_wrecks_the_model_are_refused_with_better_ones(sfnode: Run) -> None:
+    ended = sfnode("init", "--learning-rate", 1e-3, "--scalar-limit", 32_767)
+    assert (ended.status, ended.out) == (1, "")
+    assert "sfnode: SF017: " in ended.err
+    assert not Path("run.toml").exists()
+    advice = re.search(r"Lower --scalar-limit to ([0-9]+)\.", ended.err)
+    assert advice is not None
+    assert written(sfnode("init", "--learning-rate", 1e-3, "--scalar-limit", advice[1]))
+
+
+def test_a_big_model_need_not_be_loaded_and_one_is_told_what_that_means(
+    sfnode: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "load", None)
+    ended = sfnode("init", "--no-measure", "--model", model, "--task", "reviews")
+    assert (ended.status, ended.err) == (0, "")
+    assert (
+        "No scalars were measured (--no-measure). scalar_limit is 32767, the most that 16 bits" in ended.out
+    )
+    assert "Whether one update could wreck the model has not been checked either." in ended.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [(("--task", "sst2"), "cannot load hf:nyu-mll/glue:sst2:train"), ((), "the run names no data")],
+    ids=["data out of reach", "private data"],
+)
+def test_without_data_only_the_largest_update_is_checked(
+    flags: tuple[str, ...], reason: str, model: Path, sfnode: Run
+) -> None:
+    flags = flags or ("--kind", "text", "--template", "{text}")
+    ended = sfnode("init", "--model", model, *flags)
+    assert f"No scalars were measured ({reason}" in ended.out
+    assert written(ended).training.scalar_limit == 32_767
+    refused = sfnode("init", "--model", model, *flags, "--learning-rate", 1e-3, "--force")
+    assert "sfnode: SF017: " in refused.err
 
 
 def test_the_same_options_give_the_same_run(model: Path, sfnode: Run) -> None:
@@ -252,7 +322,7 @@ def test_a_row_that_does_not_fit_the_task_is_found_now_not_by_the_volunteers(sfn
 def test_a_place_that_cannot_be_written_to_is_named(sfnode: Run) -> None:
     ended = sfnode("init", "no/such/folder/run.toml")
     assert ended.status == 1
-    assert ended.err.startswith("sfnode: SF010: cannot write no/such/folder/run.toml")
+    assert "sfnode: SF010: cannot write no/such/folder/run.toml" in ended.err
 
 
 # -- organised runs ----------------------------------------------------------------------------------
@@ -345,7 +415,7 @@ def test_a_run_that_cannot_be_organised_so_is_refused(
     Path("rows.txt").write_text("")
     ended = sfnode("init", *(() if "--organised" in flags else ("--open",)), *flags)
     assert (ended.status, ended.out) == (1, "")
-    assert ended.err.startswith(f"sfnode: SF{number:03d}: ")
+    assert f"sfnode: SF{number:03d}: " in ended.err  # what is found late comes after a line on progress
     assert says in ended.err
     assert not Path("run.toml").exists()
     assert not KEYS.exists()

@@ -96,7 +96,7 @@ def test_a_chat_task_needs_a_model_with_a_chat_template(model: Path, sfnode: Run
     ended = sfnode("init", *flags)
     assert ended.status == 1
     assert ended.err.startswith("sfnode: SF022: the model's tokenizer has no chat template")
-    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
     task = manifest(sfnode("init", *flags)).task
     assert (task.kind, task.messages_field) == ("chat", "talk")
 

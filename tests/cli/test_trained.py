@@ -22,7 +22,7 @@ def trained(sfnode: Run) -> Callable[..., list[str]]:
     """The targets of the run that these options describe."""
 
     def init(*options: object) -> list[str]:
-        ended = sfnode("init", "--force", *options)
+        ended = sfnode("init", "--force", "--no-measure", *options)
         assert (ended.status, ended.err) == (0, "")
         return list(Manifest.from_toml(Path("run.toml")).model.targets)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sfnode.manifest import Training
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
@@ -16,7 +17,19 @@ from tests.store.helpers import Author
 
 Run = Callable[..., Ended]
 
-OLD = default_manifest().model_copy(update={"protocol": 1})
+OLD = default_manifest().model_copy(
+    update={
+        "protocol": 1,
+        "training": Training(
+            learning_rate=1e-3,
+            schedule="cosine",
+            batch_size=8,
+            epoch_updates=250,
+            update_budget=3000,
+            scalar_limit=96,
+        ),
+    }
+)
 
 
 @pytest.fixture

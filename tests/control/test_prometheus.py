@@ -88,6 +88,35 @@ async def test_an_address_that_is_not_of_this_machine_is_an_error_of_the_user() 
     assert refusal.value.code == Code.BAD_OPTION
 
 
+async def test_metrics_on_tcp_are_not_for_pages_of_other_sites() -> None:
+    """A page may give its own name this machine's address, or send its browser here."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    close = await prometheus.serve(Told(None), "127.0.0.1", port)
+    url = f"http://127.0.0.1:{port}/nothing"  # past the check there is no such page
+
+    async def status(**headers: str) -> int:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with aiohttp.ClientSession() as session, session.get(url, headers=names) as got:
+            return got.status
+
+    try:
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example"):
+            assert await status(Host=host) == 421, host
+        assert await status(Sec_Fetch_Site="cross-site") == 403
+        assert await status(Origin="http://evil.example") == 403
+        for host in (
+            f"127.0.0.1:{port}",
+            f"localhost:{port}",
+            "10.0.0.5:9100",
+            "[::1]",
+            socket.gethostname(),
+        ):
+            assert await status(Host=host) == 404, host
+    finally:
+        await close()
+
+
 class Told:
     """A node that is never asked, or always says the same."""
 

@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
+from sfnode.transport.base import Asker
 from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport
 from sfprotocol import wire_codec
 from sfprotocol.messages import ManifestReply
@@ -35,11 +36,12 @@ async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
 
         async def start(manifest: bytes | None) -> str:
             key = tmp_path / f"key{time.monotonic_ns()}"
-            transport = HivemindTransport(HivemindSettings(identity_path=key, host_maddrs=LOOPBACK))
+            settings = HivemindSettings(identity_path=key, host_maddrs=LOOPBACK, circuit_relay=True)
+            transport = HivemindTransport(settings)
             stack.push_async_callback(transport.stop)
             await transport.start()
 
-            async def answer(_: str, __: bytes) -> bytes:
+            async def answer(_: Asker, __: bytes) -> bytes:
                 return b"hello" if manifest is None else wire_codec.encode(ManifestReply(manifest))
 
             transport.on_request(answer)

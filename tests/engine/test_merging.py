@@ -260,6 +260,39 @@ def test_rebuilt_weights_are_those_of_integers_to_the_bit(
         assert not torch.equal(wanted, run.loaded.base_weights.read(number).double())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cores_beyond_float64_are_exact_too(dtype: str) -> None:
+    """Those of organised runs hold weights up to 2^36; the parts of a product are rounded once each."""
+    run = trainer(manifest("llama"), dtype=dtype)
+    run.weights = MergedWeights(run.loaded, run.space, run.core, lambda _: 2.0**-70, lambda: 0.0)
+    batch = updates(60)
+    run.apply(batch._replace(scalars=batch.scalars * 2**54 + 12_345_678_901))
+    run.weights.rebuild()
+    for number, weight in enumerate(live(run)):
+        a = run.core.of(0)[number].astype(object)
+        assert np.abs(a).sum() > 1 << 63  # beyond int64, too
+        u, v = (side.cpu().numpy().astype(object) for side in run.space.basis.matrices(0, number))
+        base = run.loaded.base_weights.read(number).double().numpy()
+        high, low = a >> 32, a & 0xFFFF_FFFF
+        halves = [
+            (u @ half @ v.T).astype(np.float64) * unit for half, unit in ((high, 2.0**-38), (low, 2.0**-70))
+        ]
+        wanted = torch.from_numpy(base - halves[0] - halves[1])
+        assert torch.equal(weight.cpu(), wanted.to(weight.dtype))
+
+
+def test_the_parts_of_a_large_core_are_that_core_and_small_enough_for_exact_products() -> None:
+    ends = [-(2**63), 2**63 - 1, -1, 0, 1, -(2**32), 2**32 - 1]
+    a = np.resize(np.array(ends, np.int64), (1024, 1024))  # the largest rank
+    parts = merging._exact_parts(a)
+    assert (sum(unit * part.astype(object) for unit, part in parts) == a.astype(object)).all()
+    assert all(np.abs(part).astype(object).sum() < 2**53 for _, part in parts)
+    small = a & 0xFF
+    ((unit, whole),) = merging._exact_parts(small)
+    assert unit == 1
+    assert whole is small
+
+
 def test_float32_beyond_its_bound_would_not_be_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "EXACT", 1 << 62)
     run, batch = trainer(manifest("gpt2", learning_rate=1e-8)), updates(60, EPOCHS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, Task
 from sfnode.models import loader
+from sfprotocol.messages import Authority, RunParameters
 from sfprotocol.seeds import update_seeds
 from tests.engine.helpers import (
     DEVICE,
@@ -84,6 +86,30 @@ def test_following_its_own_estimates_lowers_the_loss(
         scalars = np.array(run.step(own.tolist(), n // 300).scalars)
         run.apply(UpdateBatch(np.full(4, n // 300), own, scalars))
     assert run.evaluate().loss < 0.8 * run.evaluate_base().loss
+
+
+def test_an_organised_run_has_its_rates_in_the_core_and_subspaces_that_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rate of 2^-8 in the core moves the weights as a learning rate of 2^-8 does."""
+    file = data_file(tmp_path)
+    plain = manifest("llama", str(file), learning_rate=2.0**-8)
+    batch = updates(30, (1,))
+    opened = trainer(plain, file)
+    opened.apply(batch)
+    open_step = opened.step([5, 6], 1)
+    parameters = Manifest.parameters
+
+    def organised(self: Manifest) -> RunParameters:
+        authority = Authority(self.run_id, bytes(32), (), 1)
+        return replace(parameters(self), organised=authority, rate=1 << 24, subspace_epochs=3)
+
+    monkeypatch.setattr(Manifest, "parameters", organised)
+    run = trainer(plain, file)
+    run.apply(batch._replace(scalars=batch.scalars << 24))
+    assert run.evaluate() == opened.evaluate()
+    assert run.step([5, 6], 5) == run.step([5, 6], 3) == open_step
+    assert run.step([5, 6], 2) != open_step
 
 
 def test_shards_share_out_the_rows(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ class Host:
         if not self.up or self.host.busy:
             return
         self.writing = self.host.decide(self.arena.now, most=events)
-        due = self.machine.next_deadline()
+        due = self.host.next_deadline()
         assert due > self.arena.now, "a deadline that stays due after a Wake is a busy loop"
 
     def commit(self) -> None:

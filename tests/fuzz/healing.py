@@ -73,7 +73,7 @@ def _advance(arena: Arena, until: float) -> bool:
     if busy:
         arena.now += LATENCY
     else:
-        due = min(host.machine.next_deadline() for host in arena.hosts)
+        due = min(host.host.next_deadline() for host in arena.hosts)
         arena.now = max(arena.now, min(due, until))
     return busy
 

@@ -78,7 +78,7 @@ def host_computes(arena: Arena, choices: Choices) -> None:
 def time_passes(arena: Arena, choices: Choices) -> None:
     arena.now += choices.pick(DELAYS)
     if choices.flip():
-        arena.now = max(arena.now, min(host.machine.next_deadline() for host in arena.hosts))
+        arena.now = max(arena.now, min(host.host.next_deadline() for host in arena.hosts))
 
 
 def all_runs(arena: Arena, choices: Choices) -> None:

@@ -17,7 +17,7 @@ from sfnode.models import files
 from sfnode.models import pieces as listing
 from sfnode.modelshare import download, sharing
 from sfnode.resources.bandwidth_limits import LONGEST_HOLD, Bandwidth
-from sfnode.transport.base import TransportError
+from sfnode.transport.base import Asker, TransportError
 from sfnode.transport.memory import MemoryTransport
 from sfprotocol import wire_codec
 from sfprotocol.messages import PartReply, PartRequest
@@ -97,7 +97,7 @@ class Stranger:
         self.transport.on_request(self._answer)
         return self
 
-    async def _answer(self, _: str, frame: bytes) -> bytes:
+    async def _answer(self, _: Asker, frame: bytes) -> bytes:
         question = wire_codec.decode(frame)
         assert isinstance(question, PartRequest)
         self.asked.append(question.part)
@@ -405,7 +405,9 @@ async def test_many_requests_at_once_get_no_more_than_the_limit_on_sending(
 
     async def sent(rate: int) -> int:
         a.node.driver.bandwidth.upload.limit(rate)
-        replies = await asyncio.gather(*(a.node.sharing.answer(question) for _ in range(32)))
+        replies = await asyncio.gather(
+            *(a.node.sharing.answer(question, Asker("b", "/memory/b")) for _ in range(32))
+        )
         return sum(len(reply.data) for reply in replies)
 
     assert await sent(50_000) == large

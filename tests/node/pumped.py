@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.node.driver import Driver
-from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
+from sfnode.store.log import Record, UpdateLog
 from sfnode.store.replay import changes
 from sfnode.transport.base import Link
 from sfnode.transport.memory import MemoryTransport, Network
 from sfprotocol import wire_codec
 from sfprotocol.messages import EpochScalars, Feed, Hello, Message, Summary
+from sfprotocol.weighing import Counted, once
 from tests.node.helpers import machine, manifest
 
 RUN = manifest()
@@ -32,17 +33,12 @@ class GatedLog(UpdateLog):
         self.waiting = threading.Event()
         self.failure: Exception | None = None
 
-    def append(
-        self,
-        records: Sequence[Record],
-        cuts: Sequence[CutRecord] = (),
-        cards: Sequence[CardRecord] = (),
-    ) -> None:
+    def append(self, records: Sequence[Record], *others: Any, **options: Any) -> None:
         self.waiting.set()
         self.gate.wait()
         if self.failure:
             raise self.failure
-        super().append(records, cuts, cards)
+        super().append(records, *others, **options)
 
 
 class Pumped:
@@ -56,7 +52,7 @@ class Pumped:
         self.machine = machine(RUN, self.log.tails(), name, asyncio.get_running_loop().time())
         self.applied: list[UpdateBatch] = []
         """What is added to the cores, round by round; what a cut subtracts has negative scalars."""
-        self.counted = {tail.feed: tail.next for tail in self.log.tails()}
+        self.counted = {tail.feed: once(tail.next) for tail in self.log.tails()}
         self.remembered: list[tuple[Feed, str]] = []
         """New own feeds, and the threads on which they were to be remembered."""
         self.driver = Driver(
@@ -64,6 +60,7 @@ class Pumped:
             self.log,
             clock=asyncio.get_running_loop().time,
             advanced=self._advanced,
+            retreat=self._retreat,
             continue_as=self._continue_as,
             after_round=lambda: None,
         )
@@ -76,12 +73,17 @@ class Pumped:
         assert self.machine.own is not None
         return self.machine.own
 
-    def _advanced(self, stops: Mapping[Feed, int]) -> None:
-        for feed, stop in stops.items():
-            before = self.counted.get(feed, 0)
-            assert stop < before or self.log.past(feed, stop - 1)[1].count, "not durable yet"
-        self.applied += changes(self.log, self.counted, stops)
-        self.counted.update(stops)
+    def _advanced(self, feeds: Iterable[Feed]) -> None:
+        for feed in feeds:
+            assert self.machine.frontier.next(feed) <= self.log.stop(feed), "not durable yet"
+        self._apply({feed: self.machine.counted(feed) for feed in feeds})
+
+    async def _retreat(self, stops: Mapping[Feed, int]) -> None:
+        self._apply({feed: self.machine.counted(feed, stop) for feed, stop in stops.items()})
+
+    def _apply(self, wanted: dict[Feed, Counted]) -> None:
+        self.applied += changes(self.log, self.counted, wanted)
+        self.counted.update(wanted)
 
     def _continue_as(self, feed: Feed) -> None:
         self.remembered.append((feed, threading.current_thread().name))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -22,8 +23,20 @@ from sfnode.transport.memory import Network
 from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol import host as host_module
 from sfprotocol.errors import LocalProtocolError
-from sfprotocol.events import OwnUpdates
-from sfprotocol.messages import Claim, EpochScalars, Goodbye, Hello, Position, Segment, Summary, Want
+from sfprotocol.events import Admit, OwnUpdates
+from sfprotocol.host import Commit
+from sfprotocol.messages import (
+    Authority,
+    Claim,
+    EpochScalars,
+    Feed,
+    Goodbye,
+    Hello,
+    Position,
+    Segment,
+    Summary,
+    Want,
+)
 from tests.node.helpers import batch, eventually, feed_of, machine, record, scalar_of
 from tests.node.pumped import RUN, Pumped, greet, hear, stranger
 
@@ -355,3 +368,35 @@ async def test_a_cancelled_driver_ends_although_an_event_arrives_as_well(
     a.task.cancel()
     await asyncio.wait([a.task], timeout=5)
     assert a.task.cancelled()
+
+
+async def test_nobody_needs_updates_any_more_when_others_take_their_place_on_disk(
+    pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one round a feed may go back and grow again: only the commit tells of it."""
+    a = pumped["a"]
+    a.say(1, 2, 3, 4)
+    await eventually(lambda: a.count() == 4)
+    told: list[tuple[dict[Feed, int], int]] = []
+    release = asyncio.Event()
+
+    async def retreat(stops: Mapping[Feed, int]) -> None:
+        told.append((dict(stops), a.log.stop(a.feed)))
+        await release.wait()
+
+    monkeypatch.setattr(a.driver, "_retreat", retreat)
+    run = replace(a.machine.run, organised=Authority(RUN.run_id, bytes(32), (), 1))
+    monkeypatch.setattr(a.driver._store, "_run", run)
+    others = [record(RUN, "b", [5]), record(RUN, "a", [1, 7, 8, 9], incarnation=1)]
+    later = record(RUN, "a", [6, 6], before=[1], incarnation=1)
+    admits = tuple(Admit(*kept, kept.segment.count) for kept in (*others, later))
+    monkeypatch.setattr(a.driver._host, "decide", lambda *_, **__: Commit(admits))
+    monkeypatch.setattr(a.driver._host, "carry_out", list)
+    a.log.waiting.clear()
+    a.driver._arrived.set()
+    await eventually(lambda: told)
+    assert told == [({a.feed: 0}, 4)]
+    assert not a.log.waiting.is_set()
+    monkeypatch.setattr(a.driver._host, "decide", lambda *_, **__: None)
+    release.set()
+    await eventually(lambda: a.log.stop(a.feed) == 3)

@@ -12,7 +12,8 @@ from sfnode.limits import Limits
 from sfnode.manifest import Data, Manifest, Task, Training
 from sfnode.node.engine_loading import load_trainer
 from sfnode.settings import Settings
-from sfnode.store.replay import changes, stops
+from sfnode.store.replay import changes
+from sfprotocol.weighing import once
 from tests.node.helpers import Swarm
 
 WORDS = ["<pad>", "<s>", "the", "film", "was", "dull", "bright", "It", "terrible", "great", "."]
@@ -89,7 +90,7 @@ async def test_two_nodes_train_a_real_model_and_end_with_the_same_weights(
     await swarm.stop()
     alone = trainer(real)
     with swarm.log("b") as log:
-        for batch in changes(log, {}, stops(log)):
+        for batch in changes(log, {}, {tail.feed: once(tail.next) for tail in log.tails()}):
             alone.apply(batch)
     alone.weights.rebuild()
     assert weights == {fingerprint(alone)}

@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.node.engine_thread import EngineThread, Order, StepResult
-from sfnode.store.log import CutRecord, UpdateLog
+from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.store.replay import changes
+from sfprotocol.counting import Run
+from sfprotocol.decisions import FACTOR_ONE, RateFrom
 from sfprotocol.messages import EpochScalars, Feed
+from sfprotocol.weighing import Counted, Rates, once
 from tests.node.helpers import (
     Result,
     SmallEngine,
@@ -33,10 +36,18 @@ from tests.node.helpers import (
 RUN = manifest()
 FEED = Feed(bytes(32), 0)
 
-Applied = Mapping[Feed, int]
+Stops = Mapping[Feed, int]
 
 
-def nothing(applied: Applied, stops: Applied) -> Iterator[UpdateBatch]:
+def counted(stops: Stops) -> dict[Feed, Counted]:
+    return {feed: once(stop) for feed, stop in stops.items()}
+
+
+def advance(owner: Owner, stops: Stops) -> None:
+    owner.thread.advance(counted(stops))
+
+
+def nothing(applied: Mapping[Feed, Counted], wanted: Mapping[Feed, Counted]) -> Iterator[UpdateBatch]:
     """A log in which no feed ever moves."""
     return iter(())
 
@@ -95,7 +106,7 @@ class Exact:
         return Result((0,) * len(seeds))
 
 
-def core_of(log: UpdateLog, stops: Applied) -> bytes:
+def core_of(log: UpdateLog, stops: Stops) -> bytes:
     """The digest of a core with exactly these updates, added one feed after the other."""
     core = Core(len(RUN.model.targets), RUN.training.rank)
     for kept in log.records():
@@ -132,7 +143,7 @@ async def test_steps_and_updates_take_turns_in_the_order_of_asking(log: UpdateLo
         owner.thread.order(Order(FEED, number, 0, (number,)))
         log.append([record(RUN, "a", [number], before=said)])
         said.append(number)
-        owner.thread.advance({feed_of("a"): number + 1})
+        advance(owner, {feed_of("a"): number + 1})
         assert await owner.thread.call(lambda engine: len(engine.applied)) == number + 1  # type: ignore[attr-defined]
     assert [order.first for order, _ in owner.results] == list(range(20))
     assert owner.results[3][1] == Result((scalar_of(3),))
@@ -159,7 +170,7 @@ class OnOneThread:
 async def test_nothing_but_preparing_is_asked_of_the_engine_on_another_thread(log: UpdateLog) -> None:
     log.append([record(RUN, "a", [1, 2, 3])])
     owner = Owner(lambda: OnOneThread(SmallEngine(RUN).go()), partial(changes, log))
-    owner.thread.advance({feed_of("a"): 3})
+    advance(owner, {feed_of("a"): 3})
     owner.start()
     await owner.ready.wait()
     for number in range(5):
@@ -187,7 +198,7 @@ async def test_an_engine_that_fails_in_a_step_is_reported_and_does_nothing_more(
     log.append([record(RUN, "a", [5])])
     owner = Owner(lambda: engine, partial(changes, log)).start()
     owner.thread.order(Order(FEED, 0, 0, (1,)))
-    owner.thread.advance({feed_of("a"): 1})
+    advance(owner, {feed_of("a"): 1})
     await eventually(lambda: owner.failures)
     assert isinstance(owner.failures[0], ZeroDivisionError)
     assert await owner.thread.stop(5)
@@ -197,7 +208,7 @@ async def test_an_engine_that_fails_in_a_step_is_reported_and_does_nothing_more(
 async def test_a_log_that_ends_too_early_is_reported(log: UpdateLog) -> None:
     log.append([record(RUN, "a", [5])])
     owner = Owner(Exact, partial(changes, log)).start()
-    owner.thread.advance({feed_of("a"): 2})
+    advance(owner, {feed_of("a"): 2})
     await eventually(lambda: owner.failures)
     assert "missing" in str(owner.failures[0])
     assert await owner.thread.stop(5)
@@ -281,7 +292,7 @@ async def test_updates_that_arrive_while_the_model_loads_wait(log: UpdateLog) ->
 
     owner = Owner(load, partial(changes, log)).start()
     log.append([record(RUN, "a", [5])])
-    owner.thread.advance({feed_of("a"): 1})
+    advance(owner, {feed_of("a"): 1})
     answer = owner.thread.call(lambda engine: engine.core.digest())
     assert not owner.ready.is_set()
     loaded.set()
@@ -298,7 +309,7 @@ async def test_the_engine_is_ready_when_it_has_the_history(log: UpdateLog) -> No
     owner._on_ready = None  # type: ignore[assignment, method-assign]
     seen: list[int] = []
     owner.thread._on_ready = lambda: seen.append(len(engine.applied))
-    owner.thread.advance({feed_of("a"): 3})
+    advance(owner, {feed_of("a"): 3})
     owner.start()
     await eventually(lambda: seen)
     assert seen == [3]
@@ -317,9 +328,9 @@ async def test_what_waits_while_the_model_loads_is_bounded_by_the_feeds(log: Upd
     stops: dict[Feed, int] = {}
     for number in range(updates):
         stops[feed_of(names[number % 3])] = number // 3 + 1
-        owner.thread.advance({feed_of(names[number % 3]): number // 3 + 1})
+        advance(owner, {feed_of(names[number % 3]): number // 3 + 1})
     assert owner.thread._jobs.qsize() == 2  # positions, and that it is ready
-    assert owner.thread._stops == stops
+    assert owner.thread._wanted == counted(stops)
     for name in names:
         scalars = [scalar_of(step) for step in range(stops[feed_of(name)])]
         starts = [*range(0, len(scalars), 4000), len(scalars)]
@@ -341,16 +352,16 @@ async def test_a_cut_while_the_model_loads_and_one_after_it(log: UpdateLog) -> N
     a, b = feed_of("a"), feed_of("b")
     log.append([record(RUN, "a", [1, 2, 3, 4, 5]), record(RUN, "b", [6, 7])])
     owner = Owner(load, partial(changes, log)).start()
-    owner.thread.advance({a: 5, b: 1})
+    advance(owner, {a: 5, b: 1})
     log.append([], [CutRecord(a, 2, bytes(32), b"proof")])
-    owner.thread.advance({a: 2})
+    advance(owner, {a: 2})
     loaded.set()
     assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 2, b: 1})
     assert sum(engine.sizes) == 3  # the steps behind the cut were never applied
-    owner.thread.advance({b: 2})
+    advance(owner, {b: 2})
     log.append([], [CutRecord(b, 0, bytes(32), b"proof")])
     assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 2, b: 2})
-    owner.thread.advance({b: 0})
+    advance(owner, {b: 0})
     assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 2})
     assert sum(engine.sizes) == 6
     assert await owner.thread.stop(5)
@@ -367,10 +378,10 @@ async def test_a_question_is_about_the_moment_at_which_it_was_asked(log: UpdateL
     await eventually(engine.stepping.is_set)
     answers = {}
     for stop in (2, 5, 3, 7):
-        owner.thread.advance({a: stop - 1})
-        owner.thread.advance({a: stop})
+        advance(owner, {a: stop - 1})
+        advance(owner, {a: stop})
         answers[stop] = owner.thread.ask(lambda engine: engine.core.digest())
-    owner.thread.advance({a: 1})
+    advance(owner, {a: 1})
     engine.gate.set()
     for stop, answer in answers.items():
         assert await answer == core_of(log, {a: stop})
@@ -381,12 +392,12 @@ async def test_a_question_is_about_the_moment_at_which_it_was_asked(log: UpdateL
 async def test_a_long_replay_does_not_hold_up_the_end() -> None:
     engine = Exact()
 
-    def endless(applied: Applied, stops: Applied) -> Iterator[UpdateBatch]:
+    def endless(applied: Mapping[Feed, Counted], wanted: Mapping[Feed, Counted]) -> Iterator[UpdateBatch]:
         while True:
             yield batch(1, 0, [EpochScalars(0, (1,))])
 
     owner = Owner(lambda: engine, endless).start()
-    owner.thread.advance({FEED: 1})
+    advance(owner, {FEED: 1})
     await eventually(lambda: engine.sizes)
     assert await owner.thread.stop(5)
     assert not owner.failures
@@ -437,10 +448,105 @@ def test_whatever_the_order_the_cores_are_those_of_the_final_positions(
                 await owner.thread.call(lambda engine: None)
             else:
                 stops[feed_of(act[0])] = act[1]
-                owner.thread.advance({feed_of(act[0]): act[1]})
+                advance(owner, {feed_of(act[0]): act[1]})
         for moment, answer in answers:
             assert await answer == core_of(history, moment)
         assert await owner.thread.stop(5)
         assert not owner.failures
 
     asyncio.run(run())
+
+
+# -- histories that are about to be replaced -------------------------------------------------------------
+
+
+def as_(name: str, scalars: list[int], first: int) -> Record:
+    """What `name` says from step `first` on, in another history than the one that it has told before."""
+    return record(RUN, name, scalars[first:], before=scalars[:first])
+
+
+async def test_updates_are_taken_out_before_others_take_their_place_in_the_log(log: UpdateLog) -> None:
+    engine, a = Exact(), feed_of("a")
+    engine.gate.clear()
+    log.append([as_("a", [1, 2, 3, 4], 0)])
+    owner = Owner(lambda: engine, partial(changes, log)).start()
+    advance(owner, {a: 4})
+    before = owner.thread.ask(lambda engine: engine.core.digest())
+    wanted = core_of(log, {a: 4})
+    owner.thread.order(Order(FEED, 0, 0, (1,)))
+    await eventually(engine.stepping.is_set)
+    retreating = asyncio.create_task(owner.thread.retreat(counted({a: 1})))
+    await asyncio.sleep(0)
+    assert not retreating.done()  # the engine is in a step
+    engine.gate.set()
+    await retreating
+    log.append([as_("a", [1, 7, 8], 1)], replacing=True)
+    advance(owner, {a: 3})
+    assert await before == wanted
+    assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 3})
+    assert await owner.thread.stop(5)
+    assert not owner.failures
+
+
+async def test_a_history_may_be_replaced_at_once_while_the_model_loads(log: UpdateLog) -> None:
+    loaded, engine, a = threading.Event(), Exact(), feed_of("a")
+
+    def load() -> Exact:
+        loaded.wait()
+        return engine
+
+    log.append([as_("a", [1, 2, 3, 4], 0)])
+    owner = Owner(load, partial(changes, log)).start()
+    advance(owner, {a: 4})
+    await asyncio.wait_for(owner.thread.retreat(counted({a: 1})), 5)
+    log.append([as_("a", [1, 7, 8], 1)], replacing=True)
+    advance(owner, {a: 3})
+    loaded.set()
+    assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 3})
+    assert await owner.thread.stop(5)
+
+
+async def test_a_question_that_waits_while_the_model_loads_is_about_the_history_that_was_there(
+    log: UpdateLog,
+) -> None:
+    loaded, engine, a = threading.Event(), Exact(), feed_of("a")
+
+    def load() -> Exact:
+        loaded.wait()
+        return engine
+
+    log.append([as_("a", [1, 2, 3, 4], 0)])
+    wanted = core_of(log, {a: 4})
+    owner = Owner(load, partial(changes, log)).start()
+    advance(owner, {a: 4})
+    before = owner.thread.ask(lambda engine: engine.core.digest())
+    retreating = asyncio.create_task(owner.thread.retreat(counted({a: 1})))
+    await asyncio.sleep(0)
+    assert not retreating.done()
+    loaded.set()
+    await retreating
+    assert await before == wanted
+    assert await owner.thread.stop(5)
+
+
+async def test_nobody_waits_for_an_engine_that_has_failed(log: UpdateLog) -> None:
+    def load() -> SmallEngine:
+        raise ValueError("no model")
+
+    owner = Owner(load).start()
+    owner.thread.ask(lambda _: 7)
+    await asyncio.wait_for(owner.thread.retreat(counted({feed_of("a"): 1})), 5)
+
+
+async def test_factors_and_rates_of_what_is_applied_change(log: UpdateLog) -> None:
+    engine, a = Exact(), feed_of("a")
+    log.append([as_("a", [1, 2, 3, 4], 0)])
+    owner = Owner(lambda: engine, partial(changes, log)).start()
+    rates = Rates(0, (RateFrom(0, 1 << 20),))
+    for runs in ((Run(4, FACTOR_ONE),), (Run(2, 0), Run(4, 2048)), (Run(1, 7), Run(4, FACTOR_ONE)), ()):
+        owner.thread.advance({a: Counted(runs, rates)})
+        core = Core(len(RUN.model.targets), RUN.training.rank)
+        for columns in changes(log, {}, {a: Counted(runs, rates)}):
+            core.add(columns)
+        assert await owner.thread.ask(lambda engine: engine.core.digest()) == core.digest()
+    assert await owner.thread.stop(5)

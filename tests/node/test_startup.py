@@ -18,11 +18,14 @@ from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir, open_data_dir
 from sfnode.store.identity import load_or_create
 from sfnode.store.log import UpdateLog
-from sfnode.transport.base import RequestHandler, TransportError
+from sfnode.store.replay import frontier_of
+from sfnode.transport.base import Asker, RequestHandler, TransportError
 from sfnode.transport.memory import MemoryTransport, Network
 from sfprotocol import PROTOCOL_VERSION, wire_codec
+from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.messages import Feed, Goodbye, ManifestReply, ManifestRequest
 from tests.node.helpers import Swarm, manifest, record
+from tests.store.organised import ORGANISED, Logged
 
 RUN = manifest()
 OLD = RUN.model_copy(update={"protocol": 1})
@@ -112,7 +115,7 @@ class Inn:
 
 
 def _answering(reply: Reply) -> RequestHandler:
-    async def answer(_: str, question: bytes) -> bytes:
+    async def answer(_: Asker, question: bytes) -> bytes:
         assert wire_codec.decode(question) == ManifestRequest()
         assert reply is not None
         return reply
@@ -234,14 +237,17 @@ async def test_without_a_run_and_without_peers_there_is_nothing_to_join(inn: Inn
 def test_a_fresh_folder_starts_a_feed_and_goes_on_with_it(data_dir: DataDir) -> None:
     me = load_or_create(data_dir.identity)
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        feed, proven = startup.own_feed(log, me)
+        feed, proven = startup.own_feed(log, me, frontier_of(RUN.parameters(), log))
         assert feed.origin == me.public
         assert proven
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        assert startup.own_feed(log, me) == (feed, True)
+        assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log)) == (feed, True)
         startup.remember_peers(log, [])
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        assert startup.own_feed(log, me) == (feed, False)  # somebody may know more by now
+        assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log)) == (
+            feed,
+            False,
+        )  # somebody may know more by now
 
 
 def test_a_copied_folder_starts_another_feed_and_so_does_a_copy_of_that(
@@ -249,20 +255,41 @@ def test_a_copied_folder_starts_another_feed_and_so_does_a_copy_of_that(
 ) -> None:
     me, seen, source = load_or_create(data_dir.identity), set[Feed](), data_dir.log
     with UpdateLog.open(source, RUN.run_id) as log:
-        seen.add(startup.own_feed(log, me)[0])
+        seen.add(startup.own_feed(log, me, frontier_of(RUN.parameters(), log))[0])
         startup.remember_peers(log, [])
     for number in range(3):
         copy = tmp_path / f"copy{number}.sqlite"
         shutil.copy(source, copy)
         with UpdateLog.open(copy, RUN.run_id) as log:
-            feed, proven = startup.own_feed(log, me)
+            feed, proven = startup.own_feed(log, me, frontier_of(RUN.parameters(), log))
             assert proven
             seen.add(feed)
         with UpdateLog.open(copy, RUN.run_id) as log:
-            assert startup.own_feed(log, me) == (feed, False)
+            assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log)) == (feed, False)
         source = copy
     assert len(seen) == 4
     assert "copied or restored" in caplog.text
+
+
+def test_a_node_of_an_organised_run_starts_with_what_it_has_kept_of_decisions(
+    data_dir: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Manifest, "parameters", lambda _: ORGANISED)
+    made = Logged(tmp_path)
+    made["b"].compute(5)
+    made.swarm.run(2)
+    made.close()
+    made.seal(factor=7)
+    made.swarm.run(2)
+    expected = made["c"].machine
+    made.close_logs()
+    with UpdateLog.open(made.logs["c"].path, ORGANISED.run_id) as log:
+        machine = startup.open_machine(settings(data_dir), RUN, data_dir, log, 0.0)
+        assert machine.frontier.digest() == expected.frontier.digest()
+        assert made["b"].own
+        assert machine.counted(made["b"].own) == expected.counted(made["b"].own)
+        assert machine.own
+        assert machine.own.incarnation < INCARNATIONS
 
 
 def test_a_relay_that_becomes_a_trainer_is_not_taken_for_a_copy(

@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.engine_thread import Order
-from sfnode.node.step_scheduler import FAILURES, FLUSH_INTERVAL, LOSS_MEMORY, ORDERS_AHEAD, StepScheduler
+from sfnode.node.step_scheduler import FAILURES, LOSS_MEMORY, ORDERS_AHEAD, StepScheduler
 from sfprotocol import seeds
 from sfprotocol.events import Admit, OwnUpdates
+from sfprotocol.joining import ENOUGH, MIN_INTERVAL
 from sfprotocol.messages import Feed, Segment
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 from tests.node.helpers import Result, eventually, machine, manifest, scalar_of
 
 OTHER = Feed(bytes(31) + b"\x09", 0)
+
+LONG = manifest(epoch_updates=1_000_000, update_budget=1_000_000)
+"""A run of which a few steps are next to nothing."""
 
 
 class Desk:
@@ -63,8 +67,7 @@ class Desk:
         self.scheduler.advance()
 
     def flush(self) -> None:
-        """The flush interval is over, and the driver takes in what there is."""
-        self.now += FLUSH_INTERVAL
+        """Finished updates wait no more, and the driver takes in what there is."""
         self.scheduler.flush()
         self.round()
 
@@ -86,6 +89,15 @@ class Desk:
     @property
     def own(self) -> int:
         return self.machine.frontier.next(self.feed)
+
+    @property
+    def waiting(self) -> int:
+        """Finished updates that are not posted."""
+        return self.scheduler._joining.count if self.scheduler._joining else 0
+
+    @property
+    def finished(self) -> int:
+        return self.scheduler._joining.stop if self.scheduler._joining else 0
 
     @property
     def under_way(self) -> int:
@@ -251,7 +263,7 @@ async def _play(chance: Random, queries: int, budget: int) -> None:
                 desk.round()
             case 3:
                 desk.hear(chance.randrange(1, 5))
-    finished = desk.scheduler._computed - desk.own
+    finished = desk.finished - desk.own
     while desk.orders:
         desk.finish()
     known = desk.machine.frontier.known
@@ -270,31 +282,101 @@ async def test_a_fast_engine_says_many_steps_in_one_segment() -> None:
     for _ in range(1000):
         desk.finish(0.001)
         desk.round()
-    assert len(desk.segments) <= 1.0 / FLUSH_INTERVAL + 1
+    assert len(desk.segments) <= 1.0 / MIN_INTERVAL + 1
     desk.flush()
     assert sum(segment.count for segment in desk.segments) == 1000
 
 
-async def test_a_slow_engine_waits_for_nothing() -> None:
-    desk = Desk(manifest()).begin()
-    for number in range(1, 20):
-        desk.finish(FLUSH_INTERVAL * 1.01)
-        assert sum(len(event.parts[0].scalars) for event in desk.posted) == 1
+async def test_the_first_step_is_posted_at_once_and_later_ones_together() -> None:
+    desk = Desk(LONG).begin()
+    desk.finish(1.0)
+    desk.round()
+    assert desk.own == 1
+    for _ in range(200):
+        desk.finish(1.0)
         desk.round()
-        assert desk.own == number
+    assert max(segment.count for segment in desk.segments) >= 20
+    assert desk.waiting == 201 - desk.own < ENOUGH
 
 
-async def test_the_last_results_are_posted_although_no_more_come() -> None:
-    desk = Desk(manifest(), steps=3).begin()
+async def test_what_waits_is_posted_in_time_although_no_round_comes() -> None:
+    desk = Desk(LONG).begin()
+    for _ in range(3):
+        desk.finish(0.001)
+    assert desk.waiting == 2
+    assert desk.scheduler.busy
+    desk.posted.clear()
+    desk.now += MIN_INTERVAL
+    await eventually(lambda: desk.posted)
+    assert desk.waiting == 0
+
+
+async def test_the_progress_of_others_ends_the_wait() -> None:
+    desk = Desk(manifest(epoch_updates=1000, update_budget=100_000)).begin()
+    for _ in range(4):
+        desk.finish(1.0)
+        desk.round()
+    assert desk.waiting == 1
+    desk.hear(200)
+    assert desk.waiting == 0
+
+
+async def test_a_pause_posts_what_waits_and_what_the_step_in_progress_brings() -> None:
+    desk = waiting_desk()
+    desk.scheduler.held = desk.scheduler.paused = True
+    desk.scheduler.advance()
+    desk.round()
+    assert desk.own == 4
+    desk.finish(1.0)
+    desk.round()
+    assert desk.own == 5
+
+
+async def test_what_waits_goes_on_waiting_while_the_engine_rests_between_two_steps() -> None:
+    desk = waiting_desk()
+    desk.scheduler.held = True
+    desk.scheduler.forget(desk.orders)
+    desk.scheduler.advance()
+    assert desk.waiting == 1
+    desk.scheduler.held = False
+    desk.scheduler.advance()
+    assert desk.waiting == 1
+
+
+async def test_what_waits_is_posted_when_the_node_stops() -> None:
+    desk = waiting_desk()
+    desk.scheduler.flush()
+    desk.round()
+    assert desk.own == 4
+
+
+async def test_what_waits_is_posted_soon_when_the_run_is_complete() -> None:
+    desk = waiting_desk(manifest(epoch_updates=1000, update_budget=1000))
+    desk.machine.frontier.advance(OTHER, 1000, bytes(32), 0)
+    desk.now += MIN_INTERVAL
+    desk.scheduler.advance()
+    assert desk.waiting == 0
+    desk.round()
+    assert desk.own == 4
+
+
+async def test_the_last_results_are_posted_at_once_as_no_more_come() -> None:
+    desk = Desk(LONG, steps=3).begin()
     for _ in range(3):
         desk.finish(0.001)
     desk.round()
-    assert desk.own == 1
-    assert desk.scheduler.busy
-    await eventually(lambda: desk.posted)
-    desk.round()
     assert desk.own == 3
     assert not desk.scheduler.busy
+
+
+def waiting_desk(run: Manifest | None = None) -> Desk:
+    """A scheduler with three steps posted, one that waits, and others at work."""
+    desk = Desk(run or LONG).begin()
+    for _ in range(4):
+        desk.finish(1.0)
+        desk.round()
+    assert (desk.own, desk.waiting) == (3, 1)
+    return desk
 
 
 async def test_results_for_an_incarnation_that_has_ended_are_dropped() -> None:
@@ -305,7 +387,7 @@ async def test_results_for_an_incarnation_that_has_ended_are_dropped() -> None:
     old = desk.feed
     desk.renew()
     desk.finish(0.001)  # of the old feed, before the scheduler was told
-    assert desk.scheduler._finished == []
+    assert desk.waiting == 0
     desk.finish(0.001)
     assert desk.machine.frontier.next(old) == 2
     assert {order.feed for order in desk.orders} == {desk.feed}
@@ -358,11 +440,12 @@ async def test_measurements_that_go_on_failing_end_the_node_with_a_number_and_th
     desk.finish(1.0)
     for _ in range(-(-FAILURES // queries) - 1):
         desk.finish(1.0, math.nan, failed=queries)
-    made = desk.scheduler._computed
+    assert desk.scheduler._joining
+    made = desk.scheduler._joining.stop
     with pytest.raises(UserError, match="in a row") as ended:
         desk.finish(1.0, math.nan, failed=queries)
     assert ended.value.code is Code.LOSS_NOT_FINITE
-    assert desk.scheduler._computed == made
+    assert desk.scheduler._joining.stop == made
 
 
 async def test_failures_between_measurements_that_succeed_are_counted_in_the_log(

@@ -69,6 +69,7 @@ class Relay(Generic[T]):
             self.log,
             clock=clock,
             advanced=lambda _: None,
+            retreat=_nobody_needs_them,
             continue_as=lambda _: None,
             after_round=lambda: None,
         )
@@ -115,6 +116,10 @@ class Relay(Generic[T]):
 
     def _remember(self, addresses: list[str]) -> None:
         self.remembered = addresses
+
+
+async def _nobody_needs_them(_: object) -> None:
+    pass
 
 
 class Town:

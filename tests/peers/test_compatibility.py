@@ -7,7 +7,7 @@ import pytest
 
 from sfnode.peers import compatibility
 from sfnode.peers.compatibility import examine, read_version
-from sfnode.transport.base import Link
+from sfnode.transport.base import Asker, Link
 from sfnode.transport.memory import MemoryTransport
 from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.messages import Goodbye, Hello, ManifestReply, Message
@@ -33,7 +33,7 @@ async def peer(swarm: Swarm, name: str, run: bytes, greeting: Message | bytes) -
     transport = MemoryTransport(swarm.network, name)
     await transport.start()
 
-    async def answer(_: str, __: bytes) -> bytes:
+    async def answer(_: Asker, __: bytes) -> bytes:
         return wire_codec.encode(ManifestReply(run))
 
     async def greet(link: Link) -> None:

@@ -147,11 +147,11 @@ class Node:
 
     def pump(self) -> None:
         """Do rounds until nothing waits, or a commit is under way."""
-        due = self.machine.next_deadline() <= self.swarm.now
+        due = self.host.next_deadline() <= self.swarm.now
         while (self.host.waiting or due) and not self.host.busy:
             commit = self.host.decide(self.swarm.now)
             due = False
-            assert self.machine.next_deadline() > self.swarm.now, "a deadline that never passes"
+            assert self.host.next_deadline() > self.swarm.now, "a deadline that never passes"
             if commit and self.swarm.commit_delay:
                 delay = self.swarm.random.uniform(0, self.swarm.commit_delay)
                 self.swarm.later(delay, partial(self._committed, self.host, commit))
@@ -357,8 +357,8 @@ class Swarm:
     def _step(self, end: float) -> bool:
         node, deadline = None, float("inf")
         for candidate in self.nodes.values():
-            if not candidate.host.busy and candidate.machine.next_deadline() < deadline:
-                node, deadline = candidate, candidate.machine.next_deadline()
+            if not candidate.host.busy and candidate.host.next_deadline() < deadline:
+                node, deadline = candidate, candidate.host.next_deadline()
         arrival = self._agenda[0][0] if self._agenda else float("inf")
         if min(deadline, arrival) > end:
             return False

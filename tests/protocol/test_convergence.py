@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfprotocol import seeds
+from sfprotocol import rate_limit, seeds
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import EpochScalars, Feed
 from sfprotocol.plumtree import TTL
@@ -189,6 +189,39 @@ def test_after_any_storm_working_links_bring_everything_to_everybody(seed: int) 
     storm.swarm.run_until_equal(20)
     faults = {fault[:2] for node in storm.swarm.nodes.values() for fault in node.faults}
     assert faults <= {"L2", "L7"}, "only lost, repeated or overtaken Hellos, and silence, cost a link"
+
+
+@pytest.fixture
+def low_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let links bring 1,000 bytes a second, and origins one update."""
+    for what, rate in {"INTAKE": 1000.0, "RESERVE": 0.0, "ORIGIN": 1.0}.items():
+        monkeypatch.setattr(rate_limit, f"{what}_RATE", rate)
+        monkeypatch.setattr(rate_limit, f"{what}_BURST", 4 * rate)
+
+
+@pytest.mark.usefixtures("low_rates")
+def test_what_is_beyond_every_rate_is_late_and_never_lost() -> None:
+    swarm = Swarm(names(4))
+    for one, other in pairwise(swarm.nodes.values()):
+        swarm.connect(one, other)
+    swarm.run(2)
+    for _ in range(60):
+        for node in swarm.nodes.values():
+            node.compute(2)
+        swarm.run(0.25)
+    assert swarm.run_until_equal(200) > 20
+    assert all(node.machine.counters.put_off for node in swarm.nodes.values())
+    assert not any(node.faults for node in swarm.nodes.values()), "and costs no link"
+
+
+@pytest.mark.usefixtures("low_rates")
+@pytest.mark.parametrize("seed", range(6))
+def test_a_storm_beyond_every_rate_costs_no_link(seed: int) -> None:
+    storm = Storm(seed)
+    storm.rage()
+    storm.calm()
+    storm.swarm.run_until_equal(120)
+    assert {fault[:2] for node in storm.swarm.nodes.values() for fault in node.faults} <= {"L2", "L7"}
 
 
 # -- one machine, any order --------------------------------------------------------------------------

@@ -123,6 +123,19 @@ def test_an_own_feed_that_is_cut_is_continued_under_a_new_incarnation() -> None:
 # -- how it is found ---------------------------------------------------------------------------------
 
 
+def test_a_proof_that_is_made_has_the_shorter_of_two_branches() -> None:
+    # Everybody keeps it for ever; a long branch proves no more than a short one.
+    long, short = proof(count=50), proof(count=1)
+    kept = replace(short, branches=(long.branches[0], short.branches[1]))
+    state = Frontier(RUN).state(EVE)
+    nothing = Segment(state.key, 2, (), bytes(64))
+    examined = Examined(1, EVE, made_up(2, bytes(32)), kept.chains[0], nothing, kept)
+    made = fork_proofs.judge(RUN, state, examined, verifies).proof
+    assert made
+    assert made.branches[1] == short.branches[1]
+    assert fork_proofs.holds(RUN, made, verifies)
+
+
 def test_two_nodes_with_two_branches_find_the_fork_and_end_equal() -> None:
     swarm = Swarm("ann bob")
     past(swarm["ann"], parts(0, 0), parts(1, 1))

@@ -79,6 +79,7 @@ class Puppet(Machine):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.script: dict[type[Event], list[Action]] = {}
+        self.resting: dict[int, float] = {}
         self.heard: list[Event] = []
         self.deadline = float("inf")
 
@@ -90,6 +91,9 @@ class Puppet(Machine):
 
     def next_deadline(self) -> float:
         return self.deadline
+
+    def rests_until(self, link_id: int) -> float:
+        return self.resting.get(link_id, 0.0)
 
 
 def machine_of(kind: type[Machine], name: str = "ann") -> Any:
@@ -361,7 +365,67 @@ def test_frames_of_one_link_are_bounded_and_room_comes_with_their_handling() -> 
         b"%d" % number for number in range(MAX_UNHANDLED)
     ]
     assert not host.waiting
-    assert not host._unhandled, "nothing is remembered of links of which nothing waits"
+    assert not host._frames, "nothing is remembered of links of which nothing waits"
+
+
+def test_links_take_turns_however_much_one_of_them_brings() -> None:
+    # In order of arrival, a frame of a quiet link waited behind everything that a busy one had brought.
+    machine, host, _ = puppet()
+    for number in range(5):
+        host.post(Received(1, b"%d" % number))
+    for link in (2, 3):
+        host.post(Received(link, b""))
+    host.decide(0.0, most=4)
+    assert [event.link for event in machine.heard if isinstance(event, Received)] == [1, 2, 3, 1]
+    host.carry_out()
+    host.post(Received(2, b""))
+    host.decide(0.0, most=2)
+    assert [event.link for event in machine.heard if isinstance(event, Received)] == [1, 2, 3, 1, 1, 2]
+
+
+def test_own_updates_wait_behind_no_frame() -> None:
+    machine, host, _ = puppet()
+    for _ in range(MAX_UNHANDLED):
+        host.post(Received(1, b""))
+    own = OwnUpdates(ANN, 0, (EpochScalars(0, (1,)),))
+    host.post(own)
+    host.decide(0.0, most=1)
+    assert machine.heard == [own]
+
+
+def test_a_link_that_rests_is_left_alone_until_its_time_and_others_go_on() -> None:
+    machine, host, _ = puppet()
+    machine.resting[1] = 5.0
+    for link in (1, 1, 2):
+        host.post(Received(link, b""))
+    host.decide(4.0)
+    assert machine.heard == [Received(2, b"")]
+    assert (host.waiting, host.next_deadline()) == (0, 5.0)
+    host.carry_out()
+    for _ in range(MAX_UNHANDLED):
+        host.post(Received(1, b""))
+    assert not host.has_room(1), "it fills up, and is not read"
+    assert host.waiting == 0
+    host.decide(5.0)
+    assert len(machine.heard) == 1 + 2 + MAX_UNHANDLED
+    assert host.next_deadline() == float("inf")
+
+
+@pytest.mark.parametrize(("until", "heard"), [(0.0, 4), (5.0, 2)])
+def test_the_last_frames_of_a_link_are_heard_unless_it_rests(until: float, heard: int) -> None:
+    machine, host, _ = puppet()
+    machine.resting[1] = until
+    host.post(LinkUp(1, ""))
+    host.post(Received(1, b""))
+    host.decide(1.0)
+    host.carry_out()
+    host.post(Received(1, b""))
+    host.post(LinkDown(1))
+    host.decide(1.0)
+    assert machine.heard[-1] == LinkDown(1)
+    assert len(machine.heard) == heard
+    assert not host.waiting
+    assert not host._frames
 
 
 def test_a_round_is_bounded_and_wakes_the_machine_when_it_is_due() -> None:

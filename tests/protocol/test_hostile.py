@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sfprotocol import PROTOCOL_VERSION, wire_codec
+from sfprotocol import PROTOCOL_VERSION, rate_limit, wire_codec
 from sfprotocol import link as link_module
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import Action, LinkUp, OwnUpdates, Received, Transmit
@@ -14,6 +14,7 @@ from sfprotocol.inquiries import INQUIRY_TIME
 from sfprotocol.machine import MAX_LET_DOWN
 from sfprotocol.messages import (
     Ahead,
+    Branch,
     EpochScalars,
     Feed,
     Goodbye,
@@ -25,10 +26,14 @@ from sfprotocol.messages import (
     PartReply,
     PartRequest,
     Position,
+    Proof,
+    Prune,
     Segment,
     Want,
 )
 from sfprotocol.pulls import GRAFT_DELAY, HEDGE_DELAY, WANT_TIMEOUT
+from sfprotocol.rate_limit import INTAKE_RATE, LEAST_REST, PROOF_RATE
+from sfprotocol.signing import extend, genesis
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 from tests.protocol.feeds import RUN, signed
 from tests.protocol.scripted import ANN, BOB, EVE, Scripted, admits, drops, said, serves, wants
@@ -39,6 +44,15 @@ HELLO = Hello(PROTOCOL_VERSION, RUN.run_id, 0, 0)
 
 def forged(segment: Segment) -> Segment:
     return replace(segment, signature=bytes(64))
+
+
+def proof(feed: Feed, at: int) -> Proof:
+    """Return the proof that after `at` updates Eve has signed two different ones of this feed."""
+    before = [EpochScalars(0, (0,) * at)]
+    chain = extend(genesis(RUN.run_id, feed), before)
+    parts = [(EpochScalars(0, (scalar,)),) for scalar in (1, 2)]
+    one, other = (Branch(part, signed("eve", feed.incarnation, at, part, before).signature) for part in parts)
+    return Proof(feed, at, (chain, chain), (one, other))
 
 
 def faults(actions: list[Action]) -> list[str]:
@@ -96,10 +110,7 @@ def test_a_message_out_of_place_drops_the_link(messages: list[Message], rule: st
     ("hello", "reason"),
     [
         (replace(HELLO, run_id=bytes(32)), "another run"),
-        (
-            replace(HELLO, version=PROTOCOL_VERSION + 1),
-            f"protocol {PROTOCOL_VERSION} here, {PROTOCOL_VERSION + 1} there",
-        ),
+        (replace(HELLO, version=3), "protocol 2 here, 3 there"),
     ],
 )
 def test_a_peer_of_another_run_or_version_gets_a_goodbye(hello: Hello, reason: str) -> None:
@@ -282,6 +293,115 @@ def test_pulls_that_expire_together_are_repeated_in_one_message() -> None:
     host.link(2, *everything)
     [(link, entries)] = wants(host.wait(1.5 * HEDGE_DELAY))
     assert (link, len(entries)) == (2, 50)
+
+
+# -- more than its rate ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_origins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an origin bring 4 updates at once and one a second."""
+    monkeypatch.setattr(rate_limit, "ORIGIN_BURST", 4.0)
+    monkeypatch.setattr(rate_limit, "ORIGIN_RATE", 1.0)
+
+
+def test_a_link_that_brings_news_without_end_has_to_rest() -> None:
+    # 350,000 valid updates a second took a node from 140 to 17 of its own.
+    host = Scripted(ANN, run=LONG_RUN)
+    host.machine.reserve.level = 0.0
+    host.link(1)
+    host.link(2)
+    host.name(1, BOB)
+    long = signed("bob", 1, 0, [EpochScalars(0, (7,) * MAX_SEGMENT_UPDATES)])
+    assert admits(host.hear(1, long))
+    assert host.machine.rests_until(1) == pytest.approx(len(wire_codec.encode(long)) / INTAKE_RATE)
+    assert host.machine.rests_until(2) == 0.0
+    assert list(host.machine.links) == [1, 2], "it is no fault"
+
+
+def test_a_proof_costs_its_link_what_it_takes_on_disk() -> None:
+    # 35 proofs of 82 kB a second filled a core, and were kept for ever.
+    host = Scripted()
+    host.machine.reserve.level = 0.0
+    host.link(1)
+    shown = proof(EVE, 2)
+    host.hear(1, shown)
+    assert host.machine.frontier.is_cut(EVE)
+    assert host.machine.rests_until(1) == pytest.approx(
+        max(LEAST_REST, len(wire_codec.encode(shown)) / INTAKE_RATE)
+    )
+
+
+def test_a_forgery_costs_its_link_before_it_is_looked_at() -> None:
+    host = Scripted()
+    host.machine.reserve.level = 0.0
+    host.link(1)
+    host.name(1, BOB)
+    host.hear(1, forged(said("bob", 0, 2)))
+    assert host.machine.rests_until(1) > 0
+
+
+@pytest.mark.usefixtures("slow_origins")
+def test_news_beyond_an_origins_rate_are_put_off_and_asked_for_later() -> None:
+    host = Scripted()
+    host.link(1)
+    host.name(1, BOB)
+    key = host.machine.frontier.state(BOB).key
+    assert admits(host.hear(1, said("bob", 0, 6)))
+    put_off = host.hear(1, replace(said("bob", 6, 7), hops=2))
+    assert admits(put_off) == []
+    assert [action.message for action in put_off if isinstance(action, Transmit)] == [Prune((key,))]
+    assert host.machine.counters.put_off == 1
+    assert wants(host.wait(1.5)) == []
+    assert wants(host.wait(3)) == [(1, (Position(BOB, 6),))]
+    assert len(admits(host.hear(1, said("bob", 6, 20), said("bob", 20, 22)))) == 1, "what was asked for"
+    assert wants(host.wait(5)) == []
+    assert wants(host.wait(10)) == [(1, (Position(BOB, 20),))]
+    assert list(host.machine.links) == [1], "it is no fault"
+
+
+@pytest.mark.usefixtures("slow_origins")
+def test_all_feeds_of_an_origin_count_together_and_those_of_others_do_not() -> None:
+    host = Scripted()
+    host.link(1)
+    second = Feed(BOB.origin, 2)
+    host.name(1, BOB, second, EVE)
+    assert admits(host.hear(1, said("bob", 0, 6)))
+    assert not admits(host.hear(1, signed("bob", 2, 0, [EpochScalars(0, (1,))])))
+    assert admits(host.hear(1, said("eve", 0, 1)))
+
+
+@pytest.mark.usefixtures("slow_origins")
+def test_what_a_peer_had_when_the_link_came_up_is_no_news() -> None:
+    host = Scripted()
+    host.link(1, Position(BOB, 500))
+    for first in range(0, 500, 50):
+        assert admits(host.hear(1, said("bob", first, first + 50)))
+    assert admits(host.hear(1, said("bob", 500, 501))), "nor does it count against what comes after"
+
+
+@pytest.mark.usefixtures("slow_origins")
+def test_forgeries_do_not_use_up_what_an_origin_may_bring() -> None:
+    host = Scripted()
+    host.link(1)
+    host.name(1, BOB)
+    for _ in range(5):
+        host.hear(1, forged(said("bob", 0, 4)))
+    assert admits(host.hear(1, said("bob", 0, 4)))
+
+
+def test_proofs_against_one_origin_are_taken_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limit, "PROOF_BURST", 2.0)
+    host = Scripted()
+    host.link(1)
+    for incarnation in (1, 2):
+        host.hear(1, proof(Feed(EVE.origin, incarnation), 2))
+    third = Feed(EVE.origin, 3)
+    assert host.hear(1, proof(third, 2)) == []
+    assert not host.machine.frontier.is_cut(third)
+    host.wait(1 / PROOF_RATE)
+    host.hear(1, proof(third, 2))
+    assert host.machine.frontier.is_cut(third)
 
 
 # -- promises that are not kept ----------------------------------------------------------------------

@@ -245,15 +245,17 @@ def test_a_run_that_is_complete_makes_no_updates(decision: decisions.Decision) -
 
 def test_void_and_amend_take_back_what_was_counted() -> None:
     made = swarm()
-    for name in "bc":
-        made[name].compute(10)
-    made.run(2)
-    close(made["a"])
-    seal(made["a"])
-    decide(made["a"], Void(0, 0, (1,)))
+    for steps in (4, 6):
+        for name in "bc":
+            made[name].compute(steps)
+        made.run(2)
+        close(made["a"])
+        seal(made["a"])
+    decide(made["a"], Void(0, 1, (1,)))
     made.run(2)
     assert made["c"].machine.organised.counting.counted == 10
-    decide(made["a"], Amend(number(made, "c"), 4))
+    decide(made["a"], Amend(number(made, "c"), 1))
     made.run(30)
     assert {node.machine.organised.counting.counted for node in made.nodes.values()} == {4}
+    assert {node.machine.frontier.next(made["c"].own) for node in made.nodes.values()} == {4}
     assert same(made)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sfprotocol.errors import LocalProtocolError
@@ -89,19 +91,61 @@ def test_a_peer_that_has_our_feed_from_ourselves_is_no_witness() -> None:
     assert not host.machine.may_compute
 
 
-def test_a_peer_that_knows_more_means_a_new_incarnation_before_any_computing() -> None:
+def overtaken() -> Scripted:
+    """Return the host of a node whose log holds 3 of its updates, and which a peer has shown two more."""
     host = Scripted(ANN, proven=False, past=3)
-    actions = host.link(1, Position(ANN, 5))
-    assert continued(actions) == [RENEWED]
-    assert wants(actions) == [(1, (Position(ANN, 3),))], "the old feed is completed like any other"
+    host.link(1, Position(ANN, 5))
+    host.hear(1, said("ann", 3, 5))
+    return host
+
+
+def test_a_peer_that_shows_more_means_a_new_incarnation_before_any_computing() -> None:
+    host = Scripted(ANN, proven=False, past=3)
+    asked = host.link(1, Position(ANN, 5), Position(BOB, 9))
+    assert not host.machine.may_compute
+    assert wants(asked)[0] == (1, (Position(ANN, 3),)), "our own feed first"
+    shown = host.hear(1, said("ann", 3, 5))
+    assert (len(admits(shown)), continued(shown)) == (1, [RENEWED])
     assert host.machine.may_compute
     assert admits(host.event(OwnUpdates(RENEWED, 0, ONE)))
 
 
-def test_updates_computed_for_the_old_incarnation_are_thrown_away() -> None:
+def test_a_bare_claim_does_not_cost_the_incarnation_of_a_node_with_a_witness() -> None:
+    # Anybody could end a feed by claiming to have more of it; a thousand restarts left a thousand feeds.
+    host = Scripted(ANN, proven=False, past=3)
+    assert continued(host.link(1, Position(ANN, 5))) == []
+    host.link(2, Position(ANN, 3))
+    assert not host.machine.may_compute, "what is claimed may still be shown"
+    assert continued(host.wait(ASK_TIMEOUT + 1)) == []
+    assert (host.machine.may_compute, host.machine.own) == (True, ANN)
+    assert admits(host.event(OwnUpdates(ANN, 3, ONE)))
+
+
+def test_a_claim_that_is_shown_in_time_outweighs_a_witness() -> None:
     host = Scripted(ANN, proven=False, past=3)
     host.link(1, Position(ANN, 5))
-    assert host.event(OwnUpdates(ANN, 3, ONE)) == []
+    host.link(2, Position(ANN, 3))
+    host.wait(ASK_TIMEOUT / 2)
+    assert continued(host.hear(1, said("ann", 3, 5))) == [RENEWED]
+
+
+def test_who_claims_more_is_no_witness() -> None:
+    host = Scripted(ANN, proven=False, past=3)
+    host.link(1, Position(ANN, 5))
+    assert continued(host.wait(ASK_TIMEOUT - 1)) == []
+    assert continued(host.wait(2)) == [RENEWED], "as if it had said nothing"
+
+
+def test_a_claim_of_more_of_our_feed_that_is_forged_shows_nothing() -> None:
+    host = Scripted(ANN, proven=False, past=3)
+    host.link(1, Position(ANN, 5))
+    forged = replace(said("ann", 3, 5), signature=bytes(64))
+    assert continued(host.hear(1, forged)) == []
+    assert host.machine.own == ANN
+
+
+def test_updates_computed_for_the_old_incarnation_are_thrown_away() -> None:
+    assert overtaken().event(OwnUpdates(ANN, 5, ONE)) == []
 
 
 def test_being_overtaken_later_means_a_new_incarnation_too() -> None:
@@ -203,8 +247,6 @@ def test_a_tail_that_was_logged_and_never_sent_still_reaches_everybody() -> None
 
 
 def test_a_new_feed_is_named_and_flooded_on_links_that_are_up() -> None:
-    host = Scripted(ANN, proven=False, past=3)
-    host.link(1, Position(ANN, 5))
-    actions = host.event(OwnUpdates(RENEWED, 0, ONE))
+    actions = overtaken().event(OwnUpdates(RENEWED, 0, ONE))
     assert [entry.feed for _, summary in summaries(actions) for entry in summary.entries] == [RENEWED]
     assert [(serve.feed, serve.first, serve.hops) for serve in serves(actions)] == [(RENEWED, 0, 0)]

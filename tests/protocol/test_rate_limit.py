@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfprotocol.rate_limit import Bucket
+from sfprotocol.rate_limit import (
+    INTAKE_BURST,
+    INTAKE_RATE,
+    LEAST_REST,
+    ORIGIN_BURST,
+    ORIGIN_RATE,
+    PROOF_BURST,
+    PROOF_RATE,
+    Bucket,
+    Intake,
+    Origins,
+)
 
 SECONDS_HELD = 0.25
 """Seconds of its rate that a bucket holds in these tests."""
@@ -53,3 +64,52 @@ def test_what_is_not_there_is_not_taken() -> None:
     assert not bucket.take(1, 1.5, rate=1, burst=10)
     assert bucket.take(10, 100.0, rate=1, burst=10)
     assert not bucket.holds(1, 100.0, rate=1)
+
+
+# -- what links and origins may bring ------------------------------------------------------------------
+
+
+def test_a_link_brings_its_rate_on_average_however_large_the_pieces() -> None:
+    intake, reserve, now, brought = Intake(Bucket(0.0, 0.0)), Bucket(0.0, 0.0), 0.0, 0
+    for size in [90, 8000, 80_000, 250_000] * 20:
+        now = max(now, intake.rests_until)
+        intake.charge(size, reserve, now)
+        brought += size
+    reserved = reserve.level
+    assert brought <= INTAKE_RATE * intake.rests_until + 8192 * intake.rests_until - reserved + INTAKE_BURST
+
+
+def test_a_link_that_comes_up_again_has_no_more_than_one_that_stays() -> None:
+    empty = Bucket(0.0, 100.0)
+    intake = Intake(Bucket(0.0, 100.0))
+    intake.charge(INTAKE_RATE, empty, 100.0)
+    assert intake.rests_until == 101.0
+
+
+def test_the_reserve_pays_for_a_long_history_and_then_the_link_rests() -> None:
+    reserve = Bucket(1_000_000.0, 0.0)
+    intake = Intake(Bucket(0.0, 0.0))
+    for _ in range(10):
+        intake.charge(100_000, reserve, 0.0)
+        assert intake.rests_until == 0.0
+    intake.charge(100, reserve, 0.0)
+    assert intake.rests_until == LEAST_REST
+
+
+def test_an_origin_in_debt_has_to_wait_and_others_do_not() -> None:
+    origins = Origins()
+    assert origins.may_bring(b"x", 0.0)
+    origins.brought(b"x", int(ORIGIN_BURST + 10 * ORIGIN_RATE), 0.0)
+    assert not origins.may_bring(b"x", 9.9)
+    assert origins.may_bring(b"y", 0.0)
+    assert origins.may_bring(b"x", 10.1)
+
+
+def test_proofs_against_an_origin_are_counted_apart_from_its_news() -> None:
+    origins = Origins()
+    for _ in range(int(PROOF_BURST)):
+        assert origins.may_prove(b"x", 0.0)
+        origins.proved(b"x", 0.0)
+    assert not origins.may_prove(b"x", 0.5 / PROOF_RATE)
+    assert origins.may_prove(b"x", 1.1 / PROOF_RATE)
+    assert origins.may_bring(b"x", 0.0)

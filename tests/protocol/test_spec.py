@@ -12,8 +12,12 @@ from sfnode.modelshare import sharing
 from sfprotocol import (
     anti_entropy,
     cards,
+    control_feed,
+    counting,
+    decisions,
     inquiries,
     invitation,
+    joining,
     link,
     machine,
     model_listing,
@@ -25,7 +29,7 @@ from sfprotocol import (
 )
 
 ROOT = Path(__file__).parents[2]
-SPEC = (ROOT / "protocol" / "SPEC.md").read_text(encoding="utf-8")
+SPEC = "".join((ROOT / "protocol" / name).read_text(encoding="utf-8") for name in ("SPEC.md", "ORGANISED.md"))
 RULES = re.findall(r"^\*\*([A-Z]{1,2}\d+)\.\*\*", SPEC, re.MULTILINE)
 
 RULE = r"[A-Z]{1,2}\d+"
@@ -129,6 +133,15 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("quota", f"{MAX_QUOTA:,}"),
         ("reason of a Goodbye", f"{wire_codec.MAX_REASON} bytes"),
         ("feeds of a run, and unproven names taught by one link", f"{link.MAX_FEEDS:,}"),
+        ("decision", f"{decisions.MAX_DECISION:,} bytes"),
+        ("entries of a list in a decision", f"{decisions.MAX_MOVES:,}"),
+        ("text of an Announce", f"{decisions.MAX_TEXT:,} bytes"),
+        ("tag of a move", f"{decisions.TAG_BYTES} bytes"),
+        ("control feed", f"{control_feed.MAX_CONTROL:,} bytes + {control_feed.ENTRY_COST} a decision"),
+        ("deputies", f"{control_feed.MAX_DEPUTIES}"),
+        ("terms of which successions are kept", f"{control_feed.MAX_TERMS}"),
+        ("incarnations of a member", f"{decisions.INCARNATIONS}"),
+        ("members, invitations", f"2^{counting.MAX_MEMBERS.bit_length() - 1}"),
         ("hops of pushing", f"{plumtree.TTL}"),
         ("delay of announcements", f"{plumtree.HAVE_DELAY:g} s"),
         ("pushed segments of one feed", f"{plumtree.PUSH_BURST:g} at once, {plumtree.PUSH_RATE:g} a second"),
@@ -141,6 +154,23 @@ def test_protocol_sources_cite_the_rules() -> None:
             f"{rate_limit.WASTE_RATE:,.0f} + {rate_limit.WASTE_RATE_PER_FEED:g} a feed come back "
             "every second",
         ),
+        (
+            "signed messages of a link",
+            f"{rate_limit.INTAKE_RATE:,.0f} bytes a second, {rate_limit.INTAKE_BURST:,.0f} at once",
+        ),
+        ("rest of a link in debt", f"{rate_limit.LEAST_REST:g} s or more"),
+        (
+            "reserve of all links",
+            f"{rate_limit.RESERVE_BURST:,.0f} bytes at once, {rate_limit.RESERVE_RATE:,.0f} a second",
+        ),
+        (
+            "news of an origin",
+            f"{rate_limit.ORIGIN_RATE:,.0f} updates a second, {rate_limit.ORIGIN_BURST:,.0f} at once",
+        ),
+        (
+            "proofs against an origin",
+            f"{rate_limit.PROOF_BURST:g} at once, {rate_limit.PROOF_RATE:g} a second",
+        ),
         ("feeds under inquiry on a link", f"{inquiries.MAX_INQUIRIES}"),
         ("burst on a link", f"{plumtree.MAX_BURST} segments, {plumtree.MAX_BURST_UPDATES:,} updates"),
         ("Summary interval", f"{anti_entropy.SYNC_INTERVAL:g} s, one link in turn"),
@@ -149,6 +179,13 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("time for an answer", f"{pulls.WANT_TIMEOUT:g} s"),
         ("time without asking after a forgery (A7)", f"{inquiries.INQUIRY_TIME:g} s"),
         ("silence before a link is dropped", f"{machine.LINK_TIMEOUT:g} s"),
+        ("time between two own segments (I4)", f"{joining.MIN_INTERVAL:g} s to {joining.MAX_WAIT:g} s"),
+        ("own updates that are joined (I4)", f"{joining.ENOUGH}"),
+        (
+            "progress of the run while own updates wait (I4)",
+            f"1/{joining.EPOCH_SHARE} of an epoch by our share, "
+            f"{joining.SEEN_SHARES}/{joining.EPOCH_SHARE} seen",
+        ),
         ("waiting for a witness", f"{machine.ASK_TIMEOUT:g} s"),
         (
             "full Summary while digests differ",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +16,51 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
-from sfprotocol import events, messages, seeds, signing, validation, wire_codec
+from sfprotocol import decisions, events, messages, seeds, signing, validation, wire_codec
+from sfprotocol.control_feed import ControlFeed, succession_message
+from sfprotocol.counting import Counting, multiplier, named_digest
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Action, Event, OwnUpdates
 from sfprotocol.frontier import Frontier
+from sfprotocol.holding import tag
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
     Ahead,
     Branch,
     Card,
     Claim,
+    Entry,
     EpochScalars,
     Feed,
     Message,
     Position,
     RunParameters,
     Segment,
+    Vote,
 )
 
 VECTORS = Path(__file__).parents[2] / "protocol" / "vectors"
-HEX_FIELDS = {"origin", "run_id", "signature", "digest", "manifest", "frame", "chain", "listing", "data"}
+HEX_FIELDS = {
+    "origin",
+    "run_id",
+    "signature",
+    "digest",
+    "manifest",
+    "frame",
+    "chain",
+    "listing",
+    "data",
+    "key",
+    "voucher",
+}
 
 
 def load(name: str) -> Any:
     return json.loads((VECTORS / name).read_text(encoding="utf-8"))
 
 
-SEEDS, MANIFEST, SIGNING, CODEC, FLOOD = (
-    load(f"{name}.json") for name in ("seeds", "manifest", "signing", "codec", "flood")
+SEEDS, MANIFEST, SIGNING, CODEC, FLOOD, ORGANISED = (
+    load(f"{name}.json") for name in ("seeds", "manifest", "signing", "codec", "flood", "organised")
 )
 
 
@@ -65,18 +82,20 @@ def feed_of(fields: dict[str, Any]) -> Feed:
 def read_field(name: str, value: Any) -> Any:
     if name in HEX_FIELDS:
         return bytes.fromhex(value)
-    if name in ("feed_key", "known"):
+    if name in ("feed_key", "known", "nonce"):
         return int(value)
     if name == "feed":
         return feed_of(value)
     if name in ("segment", "against", "ours", "kept", "proof"):
-        return value and read(messages, value)
+        return read(messages, value) if isinstance(value, dict) else value
     if name == "entries":
         return tuple(entry_of(entry) for entry in value)
     if name == "feed_keys":
         return tuple(int(key) for key in value)
-    if name == "chains":
-        return tuple(bytes.fromhex(chain) for chain in value)
+    if name in ("chains", "signatures"):
+        return tuple(bytes.fromhex(item) for item in value)
+    if name == "votes":
+        return tuple(Vote(vote["deputy"], bytes.fromhex(vote["signature"])) for vote in value)
     if name == "parts":
         return tuple(EpochScalars(part["epoch"], tuple(part["scalars"])) for part in value)
     if name == "branches":
@@ -85,7 +104,10 @@ def read_field(name: str, value: Any) -> Any:
     return value
 
 
-def entry_of(fields: dict[str, Any]) -> Position | Claim | Ahead:
+def entry_of(fields: dict[str, Any]) -> Position | Claim | Ahead | Entry:
+    if "record" in fields:
+        record, signature = (bytes.fromhex(fields[name]) for name in ("record", "signature"))
+        return Entry(fields["term"], record, signature)
     if "feed_key" in fields:
         return Ahead(int(fields["feed_key"]), fields["next"])
     position = Position(feed_of(fields), fields["next"])
@@ -319,3 +341,122 @@ def test_conversations_compute_something() -> None:
     kinds = {step["event"]["type"] for vector in FLOOD["conversations"] for step in vector["steps"]}
     silent = {"Received", "Wake", "Served", "Writable", "LinkUp", "LinkDown", "Examined"}
     assert kinds == {OwnUpdates.__name__, *silent}
+
+
+# -- organised runs ----------------------------------------------------------------------------------
+
+
+def as_json(value: Any) -> Any:
+    """Return a decision, or a part of one, as the vectors write it."""
+    if isinstance(value, tuple):
+        return [as_json(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        values = {name: as_json(item) for name, item in asdict(value).items()}
+        return {"type": type(value).__name__, **values}
+    return value.hex() if isinstance(value, bytes) else value
+
+
+@pytest.mark.parametrize("vector", ORGANISED["decisions"], ids=lambda v: v["name"])
+def test_decisions_and_their_encodings(vector: dict[str, Any]) -> None:
+    recorded = decisions.decode(bytes.fromhex(vector["encoding"]))
+    assert as_json(recorded.decision) == vector["decision"]
+    assert as_json(recorded.extensions) == vector["extensions"]
+    assert recorded.unsupported == vector["unsupported"]
+    assert decisions.encode(*recorded).hex() == vector["encoding"]
+
+
+@pytest.mark.parametrize("vector", ORGANISED["invalid"], ids=lambda v: v["name"])
+def test_what_is_no_decision_is_refused(vector: dict[str, Any]) -> None:
+    with pytest.raises(RemoteProtocolError, match="O2"):
+        decisions.decode(bytes.fromhex(vector["encoding"]))
+
+
+def test_unknown_decisions() -> None:
+    for vector in ORGANISED["unknown"]:
+        recorded = decisions.decode(bytes.fromhex(vector["encoding"]))
+        assert recorded.decision == decisions.Unknown(vector["kind"])
+        assert recorded.unsupported == vector["unsupported"]
+
+
+def test_there_is_a_vector_for_every_decision() -> None:
+    kinds = {kind.__name__ for kind in decisions.Decision.__args__} - {"Unknown"}
+    assert {vector["decision"]["type"] for vector in ORGANISED["decisions"]} == kinds
+
+
+def entry_from(vector: dict[str, Any]) -> Entry:
+    return Entry(vector["term"], bytes.fromhex(vector["record"]), bytes.fromhex(vector["signature"]))
+
+
+def test_a_control_feed_its_fork_and_its_succession() -> None:
+    vector = ORGANISED["control"]
+    run_id, organiser, chain, key = (
+        bytes.fromhex(text)
+        for text in (
+            vector["run_id"],
+            vector["organiser"],
+            vector["succession"]["chain"],
+            vector["succession"]["key"],
+        )
+    )
+    deputies = tuple(map(bytes.fromhex, vector["deputies"]))
+    feed = ControlFeed(messages.Authority(run_id, organiser, deputies, vector["votes"]))
+    assert feed.chain.hex() == vector["genesis"]
+    for position, entry in enumerate(vector["entries"]):
+        assert feed.add(position, [entry_from(entry)]) == 1
+        assert feed.chain.hex() == entry["chain"]
+    fork = feed.add(2, [entry_from(vector["other"])])
+    assert isinstance(fork, messages.ControlFork)
+    assert as_json(fork) == vector["fork"]
+    assert feed.freeze(fork)
+    assert feed.frozen
+    votes = tuple(Vote(place, bytes.fromhex(vote)) for place, vote in vector["succession"]["votes"])
+    term, kept = vector["succession"]["term"], vector["succession"]["kept"]
+    succession = messages.Succession(term, kept, chain, key, votes)
+    assert succession_message(run_id, succession).hex() == vector["signed_by_deputies"]
+    assert feed.succeed(succession)
+    assert feed.add(2, [entry_from(vector["entry_of_term_1"])]) == 1
+    assert feed.chain.hex() == vector["entry_of_term_1"]["chain"]
+
+
+def test_what_counts_after_every_decision() -> None:
+    vector = ORGANISED["counting"]
+    run = Counting(budget=vector["budget"], rate=vector["rate"])
+    for step in vector["steps"]:
+        assert sorted(run.apply(decisions.read(bytes.fromhex(step["record"])))) == step["changed"]
+        assert (run.open_epoch, run.sealed, run.counted) == (
+            step["open_epoch"],
+            step["sealed"],
+            step["counted"],
+        )
+        assert run.complete == step["complete"]
+        assert [run.rate(epoch) for epoch in range(4)] == step["rates"]
+        assert [[m.origin.hex(), m.quota, m.revoked] for m in run.members] == step["members"]
+        for place, feed in enumerate((0, 65)):
+            assert (run.named(feed), run.ended(feed)) == (step["named"][place], step["ended"][place])
+            assert [list(one) for one in run.runs(feed, 7)] == step["runs"][place]
+    assert [run.number(feed_of(feed)) for feed in vector["feeds"]] == [0, 65]
+
+
+def test_landmarks_and_named_digests() -> None:
+    vector = ORGANISED["counting"]
+    run_id = bytes.fromhex(vector["run_id"])
+    heads: dict[tuple[int, int], bytes] = {}
+    for feed in vector["feeds"]:
+        heads[feed["number"], 0] = chain = signing.genesis(run_id, feed_of(feed))
+        for step, label in enumerate(feed["labels"]):
+            chain = signing.extend(chain, [EpochScalars(label, (step + 1,))])
+            heads[feed["number"], step + 1] = chain
+    for mark in vector["landmarks"]:
+        assert heads[mark["feed"], mark["stop"]].hex() == mark["chain"]
+        assert tag(bytes.fromhex(mark["salt"]), heads[mark["feed"], mark["stop"]]).hex() == mark["tag"]
+    run = Counting(budget=vector["budget"], rate=vector["rate"])
+    for step in vector["steps"]:
+        run.apply(decisions.read(bytes.fromhex(step["record"])))
+    for epoch, digest in enumerate(vector["named_digests"]):
+        named = [(number, stop, heads[number, stop]) for number, stop in run.positions(epoch).items()]
+        assert named_digest(run_id, named).hex() == digest
+
+
+def test_weights() -> None:
+    for vector in ORGANISED["counting"]["weights"]:
+        assert multiplier(vector["rate"], vector["factor"]) == vector["weight"]

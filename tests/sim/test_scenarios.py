@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from sfnode.sim import report
-from sfnode.sim.runner import simulate
+from sfnode.sim.runner import Run, simulate
 from sfnode.sim.scenarios import SCENARIOS
 
 
@@ -20,6 +20,14 @@ def test_nodes_survive_and_become_equal(name: str, seed: int, seconds: float | N
     assert outcome.failure is None, "\n".join(report.lines(outcome))
     assert outcome.updates > 0
     assert outcome.deliveries > 0
+
+
+def test_claims_that_nobody_can_show_cost_no_node_its_feed(seed: int) -> None:
+    # Whoever claimed more of a node's feed than its log held used to end that feed at every restart.
+    run = Run(SCENARIOS["false-claims"], seed)
+    outcome = run.outcome()
+    assert outcome.failure is None, "\n".join(report.lines(outcome))
+    assert len(run.world.oracle.stories) == outcome.nodes
 
 
 @pytest.mark.parametrize("topology", ["ring", "grid", "random", "star", "line", "bridge", "managed"])

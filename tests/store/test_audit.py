@@ -11,10 +11,17 @@ import pytest
 
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
-from sfnode.store.audit import audit, state_digest
+from sfnode.manifest import Manifest
+from sfnode.node.startup import settled
+from sfnode.store.audit import audit
 from sfnode.store.log import Record, UpdateLog
-from sfprotocol.messages import EpochScalars
+from sfnode.store.replay import changes
+from sfprotocol.decisions import Admit, Checkpoint, RateFrom, Void, encode
+from sfprotocol.events import KeepControl
+from sfprotocol.messages import EpochScalars, RunParameters
+from sfprotocol.weighing import Counted, Rates
 from tests.node.helpers import batch, feed_of, machine, manifest, record
+from tests.store.organised import ORGANISED, Logged
 
 RUN = manifest(update_budget=100, scalar_limit=1000)
 HONEST = [record(RUN, "a", [1, -2, 3]), record(RUN, "b", [4] * 50), record(RUN, "a", [5], before=[1, -2, 3])]
@@ -30,7 +37,7 @@ def test_an_honest_log_has_the_digests_that_a_node_had(log: UpdateLog) -> None:
     log.append(HONEST)
     proof = audit(RUN, log)
     assert (proof.feeds, proof.updates, proof.signatures) == (2, 54, 3)
-    assert proof.digest == machine(RUN, log.tails()).frontier.digest().hex() == state_digest(RUN, log)
+    assert proof.digest == machine(RUN, log.tails()).frontier.digest().hex()
     core = Core(2, 4)
     for _, segment, _ in HONEST:
         core.add(batch(segment.feed_key, segment.first, segment.parts))
@@ -79,4 +86,172 @@ def test_missing_updates_in_the_middle_are_noticed(log: UpdateLog) -> None:
         db.execute("DELETE FROM segment WHERE first = 0 AND feed = 1")
     with pytest.raises(UserError) as finding:
         audit(RUN, log)
+    assert finding.value.code == Code.LOG_CORRUPT
+
+
+# -- organised runs ------------------------------------------------------------------------------------
+
+
+class Organised(Manifest):
+    """The manifest of the test swarm's run, as far as an audit looks at it."""
+
+    def parameters(self) -> RunParameters:
+        return ORGANISED
+
+
+MEANT = Organised(**RUN.model_dump())
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Logged]:
+    logged = Logged(tmp_path)
+    yield logged
+    logged.close_logs()
+
+
+def train(made: Logged, epochs: int = 3) -> None:
+    """Three nodes make updates in every epoch, which is closed and sealed."""
+    for _ in range(epochs):
+        epoch = made["a"].machine.epoch
+        for name in "abc":
+            made[name].compute(4 + epoch)
+        made.swarm.run(2)
+        made.close()
+        made["b"].compute(2)
+        made.swarm.run(2)
+        made.seal(factor=2048 + epoch, rates=(RateFrom(epoch + 2, 1 << (24 - epoch)),))
+        made.swarm.run(2)
+
+
+def cores(made: Logged, log: UpdateLog) -> bytes:
+    """The core digest of what the machine of a counts now."""
+    machine, core = made["a"].machine, Core(2, 4)
+    counted = {state.feed: machine.counted(state.feed) for state in machine.frontier}
+    for columns in changes(log, {}, counted, ORGANISED.subspace_epochs):
+        core.add(columns)
+    return core.digest()
+
+
+def test_an_organised_log_has_the_digests_of_its_node_and_of_its_seals(made: Logged) -> None:
+    train(made)
+    made["c"].compute(5)
+    made.swarm.run(2)
+    for log in made.logs.values():
+        found = audit(MEANT, log)
+        assert found.digest == made["a"].machine.frontier.digest().hex()
+        assert found.core_digest == cores(made, log).hex()
+        assert found.updates == made["a"].machine.frontier.known
+        assert found.seals
+        assert (found.seals.sealed, found.seals.checked, found.seals.behind) == (3, 3, 0)
+        assert found.seals.named_digest == made.named_digest(2).hex()
+        assert found.seals.decisions == 3 + 2 * 3
+
+
+def test_a_seal_of_other_updates_is_refused(made: Logged) -> None:
+    train(made, 1)
+    made["c"].compute(5)
+    made.swarm.run(2)
+    made.close()
+    made.seal(digest=bytes(32))
+    made.swarm.run(2)
+    with pytest.raises(UserError, match="seal of epoch 1") as finding:
+        audit(MEANT, made.logs["b"])
+    assert finding.value.code == Code.SEAL_DIFFERS
+
+
+def sealed_cores(made: Logged, epoch: int) -> bytes:
+    """The core digest of what the seals up to that of the last epoch count, and nothing that came later."""
+    counting, core = made["a"].machine.frontier.counting, Core(2, 4)
+    assert counting
+    rates = Rates.of(counting)
+    wanted = {
+        counting.feed(number): Counted(counting.runs(number, stop), rates)
+        for number, stop in counting.positions(epoch).items()
+    }
+    for columns in changes(made.logs["a"], {}, wanted, ORGANISED.subspace_epochs):
+        core.add(columns)
+    return core.digest()
+
+
+@pytest.mark.parametrize("wrong", ["", "named", "cores"])
+def test_checkpoints_are_computed_anew(made: Logged, wrong: str) -> None:
+    for _ in range(2):
+        train(made, 1)
+        counting = made["a"].machine.frontier.counting
+        assert counting
+        epoch = counting.sealed - 1
+        stated = Checkpoint(epoch, made.named_digest(epoch), sealed_cores(made, epoch))
+        made.decide(stated if not (wrong and epoch) else replace(stated, **{wrong: bytes(32)}))
+    made.decide(Void(0, 0, ()))  # changes what counts, and not what counted then
+    made.swarm.run(2)
+    if not wrong:
+        found = audit(MEANT, made.logs["b"])
+        assert found.core_digest == cores(made, made.logs["b"]).hex()
+        return
+    with pytest.raises(UserError, match="checkpoint of epoch 1") as finding:
+        audit(MEANT, made.logs["b"])
+    assert finding.value.code == Code.SEAL_DIFFERS
+
+
+def test_what_the_log_lacks_is_said_and_no_fault(made: Logged) -> None:
+    train(made, 2)
+    for name in "ac":
+        made.swarm.cut(made[name], made["b"])
+    made["c"].compute(6)
+    made.swarm.run(2)
+    made.close()
+    made.seal()
+    made.swarm.run(2)
+    kept = [KeepControl(0, tuple(made.logs["a"].control()))]
+    made.logs["b"].append([], control=kept)
+    found = audit(MEANT, made.logs["b"]).seals
+    assert found
+    assert (found.sealed, found.checked, found.behind) == (3, 2, 6)
+
+
+def test_a_history_that_was_not_named_is_not_counted(made: Logged) -> None:
+    other = made.swarm.twin("b")
+    late = made.swarm.add("late")
+    made.keep(late)
+    made.swarm.connect(late, made["c"])
+    made.decide(Admit(late.own.origin, 100, 0))  # type: ignore[union-attr]
+    made.swarm.run(2)
+    made.swarm.cut(late, made["c"])
+    made.swarm.connect(other, late)
+    other.compute(8)
+    made["b"].compute(5)
+    made.swarm.run(2)
+    made.close()
+    made.seal()
+    made.swarm.run(2)
+    made.logs["late"].append([], control=[KeepControl(0, tuple(made.logs["a"].control()))])
+    found = audit(MEANT, made.logs["late"])
+    assert found.updates == 0
+    assert found.seals
+    assert (found.seals.sealed, found.seals.checked, found.seals.behind) == (1, 0, 5)
+
+
+def test_a_decision_that_was_tampered_with_is_refused(made: Logged) -> None:
+    train(made, 1)
+    log = made.logs["c"]
+    entries = log.control()
+    forged = entries[1]._replace(record=encode(Admit(bytes(32), 10**6, 0)))
+    log.append([], control=[KeepControl(1, (forged, *entries[2:]))])
+    for check in (lambda: audit(MEANT, log), lambda: settled(ORGANISED, log)):
+        with pytest.raises(UserError) as finding:
+            check()
+        assert finding.value.code == Code.LOG_CORRUPT
+
+
+def test_updates_that_were_tampered_with_are_refused_in_an_organised_log(made: Logged) -> None:
+    train(made, 1)
+    log, feed = made.logs["c"], made["b"].own
+    assert feed
+    segment = log.read(feed, 0, 100)
+    assert segment
+    scalars = (segment.parts[0].scalars[0] ^ 1, *segment.parts[0].scalars[1:])
+    wrong = replace(segment, parts=(EpochScalars(0, scalars), *segment.parts[1:]))
+    log.append([Record(feed, wrong, bytes(32))], replacing=True)
+    with pytest.raises(UserError) as finding:
+        audit(MEANT, log)
     assert finding.value.code == Code.LOG_CORRUPT

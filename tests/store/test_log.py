@@ -19,7 +19,9 @@ from sfnode.store import tables
 from sfnode.store.log import LOOSE_ROWS, CardRecord, CutRecord, Record, UpdateLog
 from sfnode.store.records import PACKED_UPDATES, SMALL_UPDATES
 from sfprotocol.errors import LocalProtocolError
-from sfprotocol.messages import EpochScalars
+from sfprotocol.events import KeepControl
+from sfprotocol.messages import Entry, EpochScalars
+from sfprotocol.segments import merge
 from sfprotocol.signing import extend, genesis
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 from tests.store.helpers import RUN_ID, Author, unpacked
@@ -482,11 +484,12 @@ def test_a_log_of_the_version_before_cuts_is_read_and_upgraded(path: Path) -> No
     with UpdateLog.open(path, RUN_ID) as log:
         log.append([author.write(range(3))])
     with closing(sqlite3.connect(path)) as db:
-        db.execute("DROP TABLE cut")
-        db.execute("DROP TABLE card")
+        for table in ("cut", "card", "control", "authority"):
+            db.execute(f"DROP TABLE {table}")
         db.execute("PRAGMA user_version = 1")
     with UpdateLog.open(path, RUN_ID, read_only=True) as log:
         assert (log.updates(), log.cuts(), log.cards()) == (3, [], [])
+        assert (log.control(), log.authority()) == ([], [])
     with UpdateLog.open(path, RUN_ID) as log:
         card = CardRecord(author.feed, b"card")
         log.append([], [CutRecord(author.feed, 1, log.past(author.feed, 1)[0], b"proof")], [card])
@@ -502,3 +505,104 @@ def test_the_newest_card_of_each_feed_is_kept(path: Path) -> None:
         log.append([], cards=[CardRecord(bob.feed, b"robert")])
     with UpdateLog.open(path, RUN_ID, read_only=True) as log:
         assert log.cards() == [CardRecord(ann.feed, b"ann"), CardRecord(bob.feed, b"robert")]
+
+
+# -- organised runs ------------------------------------------------------------------------------------
+
+
+def histories(*sizes: int) -> list[Author]:
+    """Authors with one key, whose feeds begin to differ after the first 6 updates."""
+    authors = [Author(1) for _ in sizes]
+    for number, (author, size) in enumerate(zip(authors, sizes, strict=True)):
+        author.write([5] * 6)
+        author.write([number] * size, epoch=1)
+    return authors
+
+
+def from_step(author: Author, first: int, stop: int) -> Record:
+    """What the author has written from one step up to another, signed at its end."""
+    again = Author(1)
+    again.write_parts(_parts(author.updates[:first])) if first else None
+    return again.write_parts(_parts(author.updates[first:stop]))
+
+
+def _parts(updates: list[tuple[int, int]]) -> list[EpochScalars]:
+    return list(merge(EpochScalars(epoch, (scalar,)) for epoch, scalar in updates))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    moves=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 12)), max_size=40),
+    together=st.integers(1, 5),
+)
+def test_a_record_takes_the_place_of_another_history_from_its_first_step_on(
+    moves: list[tuple[int, int, int]], together: int
+) -> None:
+    """As in the log in memory of the protocol's tests; a feed only ever goes back to what both have."""
+    authors, feed = histories(30, 30, 30), Author(1).feed
+    records, branch, stop = [], 0, 0
+    for other, first, count in moves:
+        first = min(first, stop, 6) if other != branch else min(first, stop)
+        records.append(from_step(authors[other], first, min(first + count, 36)))
+        branch, stop = other, records[-1].segment.stop
+    with TemporaryDirectory() as folder, UpdateLog.open(Path(folder) / "log.sqlite", RUN_ID) as log:
+        for start in range(0, len(records), together):
+            log.append(records[start : start + together], replacing=True)
+        assert log.stop(feed) == stop
+        expected = authors[branch].updates[:stop]
+        stored = [update for record in log.records() for update in unpacked(record.segment.parts)]
+        assert stored == expected
+        for step in range(stop + 1):
+            assert log.past(feed, step)[0] == authors[branch].chains[step]
+            labels = [epoch for epoch, _ in expected[:step]]
+            assert log.label(feed, step) == ((labels[-1], labels.count(labels[-1])) if labels else (0, 0))
+            if segment := log.read(feed, step, 100):
+                authors[branch].assert_genuine(segment)
+                assert segment.stop == stop
+
+
+def test_in_an_open_run_no_history_takes_the_place_of_another(log: UpdateLog) -> None:
+    author = Author()
+    log.append([author.write([1, 2, 3])])
+    for first in (0, 2):
+        with pytest.raises(LocalProtocolError, match="up to step 3"):
+            log.append([from_step(author, first, 3)])
+    assert log.stop(author.feed) == 3
+
+
+def test_an_organised_feed_has_no_gaps_and_no_epochs_that_go_back(log: UpdateLog) -> None:
+    author = Author()
+    log.append([author.write([1, 2]), author.write([3, 4], epoch=2)])
+    records = list(log.records())
+    late = Author()
+    late.write([1, 2])
+    late.write([3], epoch=2)
+    with pytest.raises(LocalProtocolError, match="decrease"):
+        log.append([late.write([4], epoch=1)], replacing=True)
+    author.write([5])
+    with pytest.raises(LocalProtocolError, match="up to step 4"):
+        log.append([author.write([6])], replacing=True)
+    assert list(log.records()) == records
+
+
+def test_labels_are_counted_over_packed_and_loose_rows(path: Path) -> None:
+    author = Author()
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([author.write([1] * 9)])
+        for _ in range(3 * LOOSE_ROWS):
+            log.append([author.write([1, 2], epoch=1)])
+        assert log.label(author.feed, 9 + 6 * LOOSE_ROWS) == (1, 6 * LOOSE_ROWS)
+        assert log.label(author.feed, 9) == (0, 9)
+        with pytest.raises(UserError, match="missing"):
+            log.label(author.feed, 10**6)
+
+
+def test_decisions_are_kept_by_position_and_who_has_a_say_in_order(path: Path) -> None:
+    first, second, third = (Entry(0, bytes([n]) * n, bytes(64)) for n in (1, 2, 3))
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([], control=[KeepControl(0, (first, second))], authority=[b"two", b"one"])
+        log.append([], control=[KeepControl(1, ()), KeepControl(1, (third, second))], authority=[b"two"])
+        assert log.control() == [first, third, second]
+    with UpdateLog.open(path, RUN_ID, read_only=True) as log:
+        assert log.control() == [first, third, second]
+        assert log.authority() == [b"two", b"one"]

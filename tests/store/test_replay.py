@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.store import replay
 from sfnode.store.log import CutRecord, UpdateLog
-from sfnode.store.replay import Piece, batch_of, changes, stops
+from sfnode.store.replay import Part, Piece, batch_of, changes, frontier_of
 from sfnode.store.segment_cache import SegmentCache
-from sfprotocol.messages import EpochScalars
+from sfprotocol.counting import Run
+from sfprotocol.decisions import FACTOR_ONE, RateFrom
+from sfprotocol.messages import EpochScalars, Feed
 from sfprotocol.seeds import update_seeds
+from sfprotocol.segments import merge
+from sfprotocol.weighing import NOTHING, Counted, Rates, once
 from tests.node.helpers import batch, feed_of, manifest, record
+from tests.store.helpers import Author, scalar_of
 
 RUN = manifest()
 A, B = feed_of("a"), feed_of("b")
@@ -36,6 +43,17 @@ def rows(batches: Iterator[UpdateBatch]) -> list[tuple[int, int, int]]:
     )
 
 
+def stops(log: UpdateLog) -> dict[Feed, int]:
+    """Of every feed of which something counts, how many steps do."""
+    return {state.feed: state.next for state in frontier_of(RUN.parameters(), log) if state.next}
+
+
+def moves(log: UpdateLog, applied: Mapping[Feed, int], wanted: Mapping[Feed, int]) -> Iterator[UpdateBatch]:
+    """`changes` from so many steps of each feed that count once to so many others."""
+    before, now = ({feed: once(steps) for feed, steps in side.items()} for side in (applied, wanted))
+    return changes(log, before, now)
+
+
 def said(name: str, first: int, scalars: list[int]) -> list[tuple[int, int, int]]:
     key = record(RUN, name, [0]).segment.feed_key
     columns = batch(key, first, [EpochScalars(0, tuple(scalars))])
@@ -44,13 +62,13 @@ def said(name: str, first: int, scalars: list[int]) -> list[tuple[int, int, int]
 
 def test_columns_of_many_feeds_at_once_are_those_of_one_after_the_other() -> None:
     pieces = [
-        Piece(2**64 - 5, 0, (EpochScalars(0, (1, -2)), EpochScalars(3, (7,)))),
-        Piece(12345, 2**31, (EpochScalars(9, (4,)),), sign=-1),
-        Piece(12345, 5, (EpochScalars(1, (-32768, 32767)),)),
+        Piece(2**64 - 5, 0, (Part(0, 1, (1, -2)), Part(3, 2**40, (7,)))),
+        Piece(12345, 2**31, (Part(9, -1, (4,)),)),
+        Piece(12345, 5, (Part(1, 1, (-32768, 32767)),)),
     ]
     found = batch_of(pieces)
     assert found.epochs.tolist() == [0, 0, 3, 9, 1, 1]
-    assert found.scalars.tolist() == [1, -2, 7, -4, -32768, 32767]
+    assert found.scalars.tolist() == [1, -2, 7 << 40, -4, -32768, 32767]
     expected = [update_seeds(2**64 - 5, 0, 3), update_seeds(12345, 2**31, 1), update_seeds(12345, 5, 2)]
     assert found.seeds.tolist() == np.concatenate(expected).tolist()
     assert (found.epochs.dtype, found.seeds.dtype, found.scalars.dtype) == (np.int64, np.uint64, np.int64)
@@ -60,10 +78,10 @@ def test_changes_lead_from_any_position_to_any_other(log: UpdateLog) -> None:
     log.append([record(RUN, "a", [1, 2, 3]), record(RUN, "b", [4])])
     log.append([record(RUN, "a", [5, 6], before=[1, 2, 3])])
     assert stops(log) == {A: 5, B: 1}
-    assert rows(changes(log, {}, stops(log))) == sorted(said("a", 0, [1, 2, 3, 5, 6]) + said("b", 0, [4]))
-    assert rows(changes(log, {A: 2}, {A: 4})) == said("a", 2, [3, 5])
-    assert rows(changes(log, {A: 4, B: 1}, {A: 1})) == said("a", 1, [-2, -3, -5])
-    assert rows(changes(log, {A: 3}, {A: 3})) == []
+    assert rows(moves(log, {}, stops(log))) == sorted(said("a", 0, [1, 2, 3, 5, 6]) + said("b", 0, [4]))
+    assert rows(moves(log, {A: 2}, {A: 4})) == said("a", 2, [3, 5])
+    assert rows(moves(log, {A: 4, B: 1}, {A: 1})) == said("a", 1, [-2, -3, -5])
+    assert rows(moves(log, {A: 3}, {A: 3})) == []
 
 
 def test_a_replay_stops_where_the_log_ended_when_it_was_asked_for(log: UpdateLog) -> None:
@@ -72,12 +90,12 @@ def test_a_replay_stops_where_the_log_ended_when_it_was_asked_for(log: UpdateLog
     asked = stops(log)
     late = [record(RUN, "a", [5, 6], before=[1, 2, 3]), record(RUN, "c", [7])]
     log.append(late)
-    assert len(rows(changes(log, {}, asked))) == 4
+    assert len(rows(moves(log, {}, asked))) == 4
     core, whole = Core(2, 4), Core(2, 4)
     for applied, wanted in (({}, asked), (asked, stops(log))):
-        for found in changes(log, applied, wanted):
+        for found in moves(log, applied, wanted):
             core.add(found)
-    for found in changes(log, {}, stops(log)):
+    for found in moves(log, {}, stops(log)):
         whole.add(found)
     assert core.digest() == whole.digest()
 
@@ -87,9 +105,9 @@ def test_what_is_behind_a_cut_can_still_be_subtracted_also_after_a_restart(tmp_p
     with UpdateLog.open(path, RUN.run_id) as log:
         log.append([record(RUN, "a", [1, 2, 3])], [CutRecord(A, 1, bytes(32), b"proof")])
         assert stops(log) == {A: 1}
-        assert rows(changes(log, {A: 3}, stops(log))) == said("a", 1, [-2, -3])
+        assert rows(moves(log, {A: 3}, stops(log))) == said("a", 1, [-2, -3])
     with UpdateLog.open(path, RUN.run_id) as log:
-        assert rows(changes(log, {A: 3}, stops(log))) == said("a", 1, [-2, -3])
+        assert rows(moves(log, {A: 3}, stops(log))) == said("a", 1, [-2, -3])
 
 
 def test_batches_are_of_bounded_size(log: UpdateLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +116,7 @@ def test_batches_are_of_bounded_size(log: UpdateLog, monkeypatch: pytest.MonkeyP
     for size in (3, 7, 4, 9, 1):
         log.append([record(RUN, "a", [size] * size, before=before), record(RUN, f"other {size}", [1] * 6)])
         before += [size] * size
-    sizes = [len(found.seeds) for found in changes(log, {}, stops(log))]
+    sizes = [len(found.seeds) for found in moves(log, {}, stops(log))]
     assert sum(sizes) == 24 + 30
     assert max(sizes) < 10 + 9
     assert min(sizes[:-1]) >= 10
@@ -111,7 +129,7 @@ def test_a_log_that_lacks_steps_is_said_to_be_damaged(tmp_path: Path) -> None:
             log.append([record(RUN, "a", [first], before=[0] * first)])
         for wanted in ({A: 5}, {B: 1}):
             with pytest.raises(UserError) as damage:
-                list(changes(log, {}, wanted))
+                list(moves(log, {}, wanted))
             assert damage.value.code is Code.LOG_CORRUPT
     with sqlite3.connect(path) as db:
         db.execute("DELETE FROM segment WHERE first = 1")
@@ -119,14 +137,100 @@ def test_a_log_that_lacks_steps_is_said_to_be_damaged(tmp_path: Path) -> None:
         UpdateLog.open(path, RUN.run_id) as log,
         pytest.raises(UserError, match="step 1 of"),
     ):
-        list(changes(log, {}, {A: 4}))
+        list(moves(log, {}, {A: 4}))
 
 
 def test_long_reads_hold_no_other_read_up(log: UpdateLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """They need neither the lock of the reads nor their connection."""
     log.append([record(RUN, "a", [1, 2, 3])])
     with log._reading:
-        assert len(rows(changes(log, {}, {A: 3}))) == 3
+        assert len(rows(moves(log, {}, {A: 3}))) == 3
     log._recent = SegmentCache()  # as after a restart
     with log._reading:
-        assert len(rows(changes(log, {}, {A: 3}))) == 3
+        assert len(rows(moves(log, {}, {A: 3}))) == 3
+
+
+# -- organised runs ------------------------------------------------------------------------------------
+
+STEPS, LABEL_STEPS, SUBSPACE_EPOCHS = 60, 9, 2
+EARLY = Rates(6, (RateFrom(0, 1 << 31), RateFrom(1, 12_345), RateFrom(3, 0)))
+LATE = Rates(7, (*EARLY.table, RateFrom(7, (1 << 32) - 1)))
+OTHER = Rates(7, (RateFrom(0, 1 << 31), RateFrom(4, 99)))
+"""As after decisions were dropped."""
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[UpdateLog, list[Author]]]:
+    """Two feeds in which every label has LABEL_STEPS updates; rows end anywhere."""
+    authors = [Author(number, run_id=RUN.run_id) for number in (1, 2)]
+    with UpdateLog.open(tmp_path_factory.mktemp("log") / "updates.sqlite", RUN.run_id) as log:
+        for number, author in enumerate(authors):
+            for first in range(0, STEPS, 7 + number):
+                steps = range(first, min(first + 7 + number, STEPS))
+                parts = merge(EpochScalars(s // LABEL_STEPS, (scalar_of(s),)) for s in steps)
+                log.append([author.write_parts(parts)])
+        yield log, authors
+
+
+def by_hand(authors: list[Author], wanted: Mapping[Feed, Counted]) -> Core:
+    """A core to which every update is added on its own, with its weight."""
+    core = Core(2, 4)
+    for author in authors:
+        counted, first = wanted.get(author.feed, NOTHING), 0
+        for stop, factor in counted.runs:
+            for step in range(first, stop):
+                label, scalar = author.updates[step]
+                weight = counted.weight(label, factor)
+                one = batch(author.key, step, [EpochScalars(label // SUBSPACE_EPOCHS, (scalar,))])
+                core.add(one._replace(scalars=one.scalars * weight))
+            first = stop
+    return core
+
+
+@st.composite
+def states(draw: st.DrawFn) -> Counted:
+    stops = sorted(draw(st.sets(st.integers(1, STEPS), max_size=5)))
+    factors = draw(st.lists(st.sampled_from([0, 1, 4095, FACTOR_ONE, 65_535]), min_size=5, max_size=5))
+    runs = tuple(Run(stop, factor) for stop, factor in zip(stops, factors, strict=False))
+    return Counted(runs, draw(st.sampled_from([EARLY, LATE, OTHER])))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(story=st.lists(st.tuples(st.integers(0, 1), states()), max_size=8))
+def test_whatever_counted_in_between_the_cores_are_those_of_what_counts_now(
+    labelled: tuple[UpdateLog, list[Author]], story: list[tuple[int, Counted]]
+) -> None:
+    log, authors = labelled
+    core, applied = Core(2, 4), dict[Feed, Counted]()
+    for number, counted in story:
+        wanted = {authors[number].feed: counted}
+        for found in changes(log, applied, wanted, SUBSPACE_EPOCHS):
+            core.add(found)
+        applied.update(wanted)
+    fresh = Core(2, 4)
+    for found in changes(log, {}, applied, SUBSPACE_EPOCHS):
+        fresh.add(found)
+    assert core.digest() == fresh.digest() == by_hand(authors, applied).digest()
+
+
+def test_what_counts_as_before_is_not_read(labelled: tuple[UpdateLog, list[Author]]) -> None:
+    log, authors = labelled
+    feed = authors[0].feed
+    before = Counted((Run(20, 1), Run(40, FACTOR_ONE)), EARLY)
+    now = Counted((Run(10, 1), Run(20, 2), Run(45, FACTOR_ONE)), LATE)
+    found = list(changes(log, {feed: before}, {feed: now}, SUBSPACE_EPOCHS))
+    assert sum(len(columns.seeds) for columns in found) == 10 + 5
+
+
+def test_sums_beyond_64_bits_go_round_and_come_back(labelled: tuple[UpdateLog, list[Author]]) -> None:
+    log, authors = labelled
+    feed, core = authors[0].feed, Core(2, 4)
+    heaviest = Counted((Run(STEPS, 65_535),), Rates(7, (RateFrom(0, (1 << 32) - 1),)))
+    with np.errstate(all="raise"):
+        for _ in range(1 << 12):
+            for found in changes(log, {}, {feed: heaviest}):
+                core.add(found._replace(scalars=found.scalars << 10))
+        for _ in range(1 << 12):
+            for found in changes(log, {feed: heaviest}, {feed: NOTHING}):
+                core.add(found._replace(scalars=found.scalars << 10))
+    assert core.epochs() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Task
+from sfnode.tasks import dataset
 from sfnode.tasks.dataset import Row, held_out_rows, load_rows, select, shard, training_rows
 
 SST2 = Path(__file__).parents[3] / "shared" / "data" / "sst2"
@@ -61,6 +64,74 @@ def test_the_hub_is_read_through_the_datasets_library(
     (tmp_path / "home").mkdir()
     write_jsonl(tmp_path / "home" / "test.jsonl")
     assert load_rows(f"hf:{tmp_path / 'home'}:test", TASK) == ROWS  # the library takes a folder for a name
+
+
+class Announced:
+    """A data set of the hub that the library would download, with the sizes that the hub states."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, *paths: str, **sizes: int) -> None:
+        self.config = self
+        self.data_files = {"train": list(paths)}
+        self.cache_dir = str(folder / "cache")
+        self.downloaded = False
+        monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_: self)
+        files = [hub.HubFile(f"{name}.parquet", size, cached=False) for name, size in sizes.items()]
+        monkeypatch.setattr(hub, "offered", lambda *_, **__: files)
+
+    def download_and_prepare(self) -> None:
+        self.downloaded = True
+
+    def as_dataset(self, split: str) -> list[dict[str, object]]:
+        assert split == "train"
+        return ROWS
+
+
+THERE = "hf://datasets/nobody/set@0123abc/"
+
+
+def test_data_of_the_hub_that_fit_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    announced = Announced(monkeypatch, tmp_path, THERE + "one.parquet", one=1000, other=1 << 50)
+    assert load_rows("hf:nobody/set:train", TASK) == ROWS
+    assert announced.downloaded
+
+
+@pytest.mark.parametrize(
+    ("paths", "sizes"),
+    [
+        (["one.parquet"], {"one": dataset.MAX_HUB_DATA + 1}),
+        (["one.parquet", "other.parquet"], {"one": dataset.MAX_HUB_DATA, "other": 1}),
+        (["elsewhere.parquet"], {"one": 1}),
+    ],
+)
+def test_data_of_the_hub_without_a_bound_are_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str], sizes: dict[str, int]
+) -> None:
+    announced = Announced(monkeypatch, tmp_path, *(THERE + path for path in paths), **sizes)
+    with pytest.raises(UserError) as caught:
+        load_rows("hf:nobody/set:train", TASK)
+    assert caught.value.code == Code.DATA_TOO_LARGE
+    assert not announced.downloaded
+
+
+def test_data_that_the_hub_s_files_name_on_other_machines_are_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced = Announced(monkeypatch, tmp_path, "https://example.org/one.parquet", one=1)
+    with pytest.raises(UserError) as caught:
+        load_rows("hf:nobody/set:train", TASK)
+    assert caught.value.code == Code.DATA_TOO_LARGE
+    assert not announced.downloaded
+
+
+def test_data_for_which_there_is_no_room_are_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced = Announced(monkeypatch, tmp_path, THERE + "one.parquet", one=1000)
+    monkeypatch.setattr(hub, "SPARE_BYTES", shutil.disk_usage("/").total * 1000)
+    with pytest.raises(UserError) as caught:
+        load_rows("hf:nobody/set:train", TASK)
+    assert caught.value.code == Code.DISK_FULL
+    assert not announced.downloaded
 
 
 def test_what_the_hub_cannot_give_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -104,8 +104,9 @@ async def test_a_sender_waits_for_a_receiver_that_does_not_read(nodes, inbound):
 async def test_a_request_gets_its_response(nodes):
     host, guest = await nodes(2)
 
-    async def echo(peer, frame):
-        return peer.encode() + frame
+    async def echo(asker, frame):
+        assert asker.address
+        return asker.peer.encode() + frame
 
     host.on_request(echo)
     address = host.addresses()[0]
@@ -116,7 +117,7 @@ async def test_a_request_gets_its_response(nodes):
 async def test_a_handler_that_fails_costs_its_request_and_nothing_else(nodes, caplog):
     host, guest = await nodes(2)
 
-    async def broken(peer, frame):
+    async def broken(asker, frame):
         if frame == b"?":
             raise KeyError("a mistake in the handler")
         return bytes(MAX_FRAME + 1) if frame == b"!" else frame

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import hashlib
+from random import Random
 from types import SimpleNamespace
 
 import msgpack
@@ -15,10 +16,12 @@ from sfnode.transport.base import PeerRecord, best_first, peer_of
 from sfnode.transport.roster import (
     MAX_ADDRESSES,
     MAX_RECORD_BYTES,
+    MAX_ROSTER,
     MAX_TTL,
-    Bounds,
+    SignedRecords,
     pack_record,
     read_record,
+    sample,
 )
 
 PEER = "QmWv4MDNkJnWMTaHJxSwZ8dnkwJPZvLScPZzYD9bCHMgdB"
@@ -78,13 +81,51 @@ def test_a_later_version_may_write_more():
     assert read_record(PEER, [*GOOD, {"more": 1}]) == read_record(PEER, GOOD)
 
 
-def stored(**changes):
-    record = {
-        "subkey": msgpack.packb(PEER),
-        "value": msgpack.packb(GOOD),
-        "expiration_time": time.time() + 60,
-    }
-    return SimpleNamespace(**{**record, **changes})
+class Key:
+    """A key of a toy scheme: the id is the public key, and everybody can sign who has not to."""
+
+    def __init__(self, name: str = PEER) -> None:
+        self.public = name.encode()
+
+    def sign(self, message: bytes) -> bytes:
+        return hashlib.sha256(self.public + message).digest()
+
+
+def is_signed(public: bytes, message: bytes, signature: bytes) -> bool:
+    return hashlib.sha256(public + message).digest() == signature
+
+
+NOW = 1e9
+OWN = Key()
+
+
+def validator(key: Key = OWN) -> SignedRecords:
+    return SignedRecords(
+        key, decode=msgpack.unpackb, peer_of=bytes.decode, is_signed=is_signed, clock=lambda: NOW
+    )
+
+
+def stored(key: Key = OWN, **changes):
+    """A record as its peer has signed it."""
+    record = SimpleNamespace(
+        key=bytes(20), subkey=msgpack.packb(PEER), value=msgpack.packb(GOOD), expiration_time=NOW + 60
+    )
+    record.__dict__.update(changes)
+    record.value = validator(key).sign_value(record)
+    return record
+
+
+def changed(**changes):
+    """A record that somebody has changed after it was signed."""
+    record = stored()
+    record.__dict__.update(changes)
+    return record
+
+
+def test_a_record_that_its_peer_has_signed_is_kept_and_read() -> None:
+    record = stored()
+    assert validator().validate(record)
+    assert msgpack.unpackb(validator().strip_value(record)) == GOOD
 
 
 @pytest.mark.parametrize(
@@ -96,20 +137,55 @@ def stored(**changes):
         {"subkey": msgpack.packb(None)},
         {"subkey": msgpack.packb(["not", "hashable"])},
         {"subkey": msgpack.packb("x" * 100)},
-        {"expiration_time": time.time() + 2 * MAX_TTL},
+        {"expiration_time": NOW + 2 * MAX_TTL},
         {"expiration_time": float("nan")},
         {"expiration_time": float("inf")},
     ],
 )
 def test_the_dht_keeps_nothing_that_is_large_broken_or_eternal(changes):
-    bounds = Bounds(msgpack.unpackb)
-    assert bounds.validate(stored())
-    assert not bounds.validate(stored(**changes))
+    assert not validator().validate(stored(**changes))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        changed(key=bytes(19) + b"1"),
+        changed(subkey=msgpack.packb("QmSomebodyElse")),
+        changed(expiration_time=NOW + 80),
+        changed(expiration_time="later"),
+        changed(value=msgpack.packb(GOOD)),
+        changed(value=stored().value.replace(b"203.0.113.7", b"198.51.100.7"[:11])),
+        changed(value=stored().value[:-1]),
+        changed(value=b""),
+        changed(value=None),
+        stored(Key("QmSomebodyElse")),
+    ],
+)
+def test_the_dht_keeps_nothing_about_a_peer_that_another_has_written(record):
+    assert not validator().validate(record)
+
+
+def test_no_record_outlives_the_others():
+    """By more than clocks may differ."""
+    lifetimes = [MAX_TTL * tenths / 10 for tenths in range(1, 100)]
+    kept = [life for life in lifetimes if validator().validate(stored(expiration_time=NOW + life))]
+    assert MAX_TTL <= max(kept) <= MAX_TTL + 60
 
 
 @given(st.binary(), st.binary(), st.floats())
 def test_no_foreign_record_is_an_error(subkey, value, expiry):
-    Bounds(msgpack.unpackb).validate(stored(subkey=subkey, value=value, expiration_time=expiry))
+    validator().validate(changed(subkey=subkey, value=value, expiration_time=expiry))
+
+
+def test_of_more_records_than_are_kept_chance_decides_which():
+    """Not an order of ids, which strangers would make to fit."""
+    records = [PeerRecord(f"Qm{number:05d}", (), 0, 0) for number in range(4 * MAX_ROSTER)]
+    found = sample(records, Random(1))
+    assert len(found) == MAX_ROSTER
+    assert found == sorted(found)
+    later = sum(record.peer >= records[2 * MAX_ROSTER].peer for record in found)
+    assert 0.4 < later / MAX_ROSTER < 0.6
+    assert sample(reversed(records[:5]), Random(1)) == records[:5]
 
 
 def test_addresses_that_reach_furthest_come_first():

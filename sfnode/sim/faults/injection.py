@@ -6,8 +6,11 @@ All chance comes from the world's generator for faults. `heal` works from whatev
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.sim.faults.kinds import (
     Churn,
@@ -17,16 +20,24 @@ from sfnode.sim.faults.kinds import (
     Flaps,
     LateJoin,
     OldBackup,
+    OrganiserAway,
+    OrganiserTwice,
     Partition,
     SlowPeers,
     Twins,
+    Undo,
 )
 from sfnode.sim.world.conditions import CALM, Hardware
 from sfnode.sim.world.disk import Disk
 from sfnode.sim.world.fixed_links import linked
+from sfnode.sim.world.keys import origin_of, signing_key
 from sfnode.sim.world.network import End
 from sfnode.sim.world.node import Node
-from sfnode.sim.world.world import World
+from sfnode.sim.world.violation import Violation
+from sfnode.sim.world.world import DEPUTIES, SUCCESSOR, VOTES, World
+from sfprotocol.control_feed import succession_message
+from sfprotocol.decisions import INCARNATIONS, Amend, Announce, Revoke, Void
+from sfprotocol.messages import Succession, Vote
 
 RESTORING = 1.0
 """Seconds to restore a backup."""
@@ -50,6 +61,9 @@ class FaultInjection:
         self._stop = stop
         self._scale = scale
         self._newcomers = 0
+        self._began = world.now
+        self._updates_then = 0
+        """Updates that had been made when two nodes decided at one position."""
 
     def install(self, faults: Iterable[Fault]) -> None:
         """Put them on the agenda, their times counted from now."""
@@ -78,6 +92,21 @@ class FaultInjection:
             case LateJoin(at=at, count=count):
                 for _ in range(count):
                     self._at(at, self._join)
+            case _:
+                self._install_organised(fault)
+
+    def _install_organised(self, fault: OrganiserAway | OrganiserTwice | Undo) -> None:
+        match fault:
+            case OrganiserAway(start=start, stop=stop, taken=taken):
+                if taken is not None:
+                    self._at(taken, self._back_up_organiser, stop)
+                self._at(start, lambda: self._organiser().crash())
+                self._at(stop, lambda: restart(self.world, self._organiser()))
+            case OrganiserTwice(start=start, succeeded=succeeded):
+                self._at(start, self._decide_twice)
+                self._at(succeeded, self._succeed)
+            case Undo(at=at, what=what):
+                self._at(at, self._undo, what)
 
     def _at(self, when: float, do: Callable[..., None], *arguments: Any) -> None:
         """Do it once, at this time of the scenario, unless the faults are over by then."""
@@ -143,7 +172,7 @@ class FaultInjection:
 
     def _leave(self) -> None:
         node = self.world.pick()
-        if node is None or sum(1 for _ in self.world.living()) <= 2:
+        if node is None or node.control_key or sum(1 for _ in self.world.living()) <= 2:
             return
         orphans = [n for n in self.world.keeper.neighbours(node) if n.up]
         node.crash()
@@ -204,6 +233,87 @@ class FaultInjection:
         self._attach(twin)
         self._again(TWINS_PACE, lambda: node.compute(1))
         self._again(TWINS_PACE, lambda: twin.compute(1))
+
+    # -- the organiser -----------------------------------------------------------------------------
+
+    def _organiser(self) -> Node:
+        """Return the node with the organiser's key, or the last one that has got it."""
+        return [node for node in self.world.staying() if node.control_key][-1]
+
+    def _others(self) -> list[Node]:
+        return [node for node in self.world.living() if not node.control_key]
+
+    def _back_up_organiser(self, restored: float) -> None:
+        node, after = self._organiser(), restored * self._scale - RESTORING
+        disk = node.disk.copy()
+        self.world.agenda.at(self._began + after, self._replace_disk, node, disk)
+
+    def _replace_disk(self, node: Node, disk: Disk) -> None:
+        node.crash()
+        node.disk = disk
+        node.forgets()
+
+    def _decide_twice(self) -> None:
+        """Let two nodes sign at one position; who organises hears of it like everybody."""
+        one, other = self._organiser(), self.world.random.choice(self._others())
+        self.world.may_fork.add(0)
+        other.control_key = one.control_key
+        other.crash()
+        other.start()
+        self.world.keeper.came(other)
+        for node in (one, other):
+            if node.up and not node.organised.control.feed.frozen:
+                node.decide(Announce(node.name))
+        self._updates_then = self.world.oracle.updates
+
+    def _succeed(self) -> None:
+        """Let the deputies pass the control feed on. Raises Violation unless everybody has stopped it."""
+        feeds = {node.name: node.organised.control.feed for node in self.world.living()}
+        running = tuple(name for name, feed in feeds.items() if not feed.frozen)
+        if running:
+            raise Violation("organiser", f"{running[0]} goes on with a forked control feed", running[:3])
+        if self.world.oracle.updates == self._updates_then:
+            raise Violation("organiser", "nobody trains while the control feed is frozen")
+        node = self.world.random.choice(self._others())
+        feed, run = feeds[node.name], self.world.run
+        key = signing_key(self.world.seed, SUCCESSOR)
+        succession = Succession(feed.term + 1, feed.stop, feed.chain, origin_of(key), ())
+        message = succession_message(run.run_id, succession)
+        deputies = [signing_key(self.world.seed, name) for name in DEPUTIES[:VOTES]]
+        votes = tuple(Vote(number, deputy.sign(message)) for number, deputy in enumerate(deputies))
+        node.pass_on(replace(succession, votes=votes))
+        self.world.agenda.later(RESTORING, self._take_over, node, key)
+
+    def _take_over(self, node: Node, key: Ed25519PrivateKey) -> None:
+        for other in self.world.nodes.values():
+            other.control_key = None
+        node.crash()
+        node.control_key = key
+        restart(self.world, node)
+
+    def _undo(self, what: str) -> None:
+        node = self._organiser()
+        if not node.organising:
+            return
+        counting = node.organised.counting
+        own = {origin_of(node.key)}
+        named = [
+            number
+            for number, stop in counting.positions(counting.sealed - 1).items()
+            if stop and counting.feed(number).origin not in own | self.world.undone
+        ]
+        if not named:
+            return
+        number = self.world.random.choice(named)
+        member = number // INCARNATIONS
+        self.world.undone.add(counting.feed(number).origin)
+        match what:
+            case "revoke":
+                node.organising.wish(Revoke(member, counting.open_epoch))
+            case "void":
+                node.organising.wish(Void(0, counting.sealed - 1, (member,)))
+            case _:
+                node.organising.wish(Amend(number, counting.named(number) // 2))
 
     # -- slowness ----------------------------------------------------------------------------------
 

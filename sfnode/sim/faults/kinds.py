@@ -6,6 +6,7 @@ Times are in seconds after the links are up. `injection` makes them happen.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from sfnode.sim.world.conditions import Hardware, Range
 
@@ -101,4 +102,44 @@ class LateJoin:
     count: int = 1
 
 
-Fault = Partition | Flaps | Crashes | OldBackup | Twins | ClockJumps | Churn | SlowPeers | LateJoin
+@dataclass(frozen=True, slots=True)
+class OrganiserAway:
+    """An organiser that is gone from `start` to `stop`, and may come back with an old disk."""
+
+    start: float
+    stop: float
+    taken: float | None = None
+    """The time at which the disk was copied with which it comes back; None: it has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrganiserTwice:
+    """A second node with the organiser's key: at `start` both decide; at `succeeded` the deputies pass the
+    control feed on to a third one."""
+
+    start: float
+    succeeded: float
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """The owner takes back something of a random member's at this moment."""
+
+    at: float
+    what: Literal["revoke", "void", "amend"]
+
+
+Fault = (
+    Partition
+    | Flaps
+    | Crashes
+    | OldBackup
+    | Twins
+    | ClockJumps
+    | Churn
+    | SlowPeers
+    | LateJoin
+    | OrganiserAway
+    | OrganiserTwice
+    | Undo
+)

@@ -1,7 +1,8 @@
 """Updates that a node's engine has applied: checked for order, and summed up in a way of their own.
 
-Stands for the cores. Every update has a mark (see the oracle); the sum of the marks of all applied updates
-stands for the set, by other means than the machine's chain hashes, so the two can be held against each other.
+Stands for the cores. Every update has a mark (see the oracle); the sum of the marks of all applied updates,
+each times the factor with which it counts, stands for the set, by other means than the machine's chain
+hashes, so the two can be held against each other.
 """
 
 from __future__ import annotations
@@ -9,34 +10,45 @@ from __future__ import annotations
 from sfnode.sim.world.disk import Disk
 from sfnode.sim.world.oracle import MARK_BITS, Oracle
 from sfnode.sim.world.violation import Violation
+from sfprotocol.counting import Run
 from sfprotocol.host import Advanced, cut_chain
+from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed
+from sfprotocol.weighing import once
 
 
 class Applied:
     """The updates that one node has applied, from one start to the next."""
 
-    def __init__(self, disk: Disk, oracle: Oracle) -> None:
+    def __init__(self, disk: Disk, oracle: Oracle, machine: Machine) -> None:
         self._oracle = oracle
         self._disk = disk
-        self._next: dict[Feed, int] = {}
+        self._machine = machine
+        self._runs: dict[Feed, tuple[Run, ...]] = {}
         self._marks: dict[Feed, int] = {}
         self.total = 0
-        """Sum of the marks of everything applied."""
+        """Sum of the marks of everything applied, weighted."""
         for feed in disk.shelves:
-            self._move(feed, disk.counted(feed))
+            self._apply(feed, machine.runs(feed))
+
+    def runs(self, feed: Feed) -> tuple[Run, ...]:
+        """Return the factors with which the updates of a feed are applied."""
+        return self._runs.get(feed, ())
 
     def advance(self, advanced: Advanced) -> None:
         """Add what counts now, or subtract what does not count any more. Raises Violation."""
         feed, before, stop = advanced.feed, advanced.before, advanced.stop
-        applied = self._next.get(feed, 0)
-        if before != applied:
-            raise Violation("once", f"updates from step {before} are applied where {applied} comes next")
         if stop > self._disk.stop(feed):
             raise Violation("durable", f"updates up to step {stop} are applied and not on disk")
+        if self._machine.organised:
+            self._apply(feed, self._machine.runs(feed))
+            return
+        applied = _end(self.runs(feed))
+        if before != applied:
+            raise Violation("once", f"updates from step {before} are applied where {applied} comes next")
         if stop < before:
             self._check_cut(feed, stop)
-        self._move(feed, stop)
+        self._apply(feed, once(stop).runs)
 
     def _check_cut(self, feed: Feed, stop: int) -> None:
         """Check that a proof on disk demands this cut, and that our history up to it is the common one."""
@@ -48,7 +60,15 @@ class Applied:
                 "cut", f"a feed goes back to step {stop} of a history that the proof does not have"
             )
 
-    def _move(self, feed: Feed, following: int) -> None:
-        mark = self._oracle.mark(feed, following, self._disk.head(feed, following))
-        self.total = (self.total + mark - self._marks.get(feed, 0)) % (1 << MARK_BITS)
-        self._next[feed], self._marks[feed] = following, mark
+    def _apply(self, feed: Feed, runs: tuple[Run, ...]) -> None:
+        """Let this of a feed be applied, of the history that the disk has."""
+        total = mark = 0
+        for run in runs:
+            following = self._oracle.mark(feed, run.stop, self._disk.head(feed, run.stop))
+            total, mark = total + run.factor * (following - mark), following
+        self.total = (self.total + total - self._marks.get(feed, 0)) % (1 << MARK_BITS)
+        self._runs[feed], self._marks[feed] = runs, total
+
+
+def _end(runs: tuple[Run, ...]) -> int:
+    return runs[-1].stop if runs else 0

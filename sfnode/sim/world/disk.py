@@ -1,24 +1,30 @@
 """A simulated disk: the host's store, with everything that was ever committed.
 
 It keeps what the real one keeps (`store.log`): of every feed the signed segments in order, the proofs of cut
-feeds, and which feed is the node's own. A cut is a view: what lies behind it no longer counts, but the signed
-segment that contains it can still be read and sent. How long a commit takes, and whether it is lost with the
-power, the node says.
+feeds, which feed is the node's own and, in an organised run, the decisions. A cut is a view: what lies behind
+it no longer counts, but the signed segment that contains it can still be read and sent. So it is with what an
+organiser's decisions leave out, except that a segment may then take the place of another history. How long a
+commit takes, and whether it is lost with the power, the node says.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from sfnode.sim.world.violation import Violation
+from sfprotocol import decisions
+from sfprotocol.control_sync import Kept
+from sfprotocol.counting import Counting
 from sfprotocol.events import Admit
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Commit, cut_chain
-from sfprotocol.messages import Card, Feed, Proof, RunParameters, Segment
+from sfprotocol.messages import Card, ControlFork, Entry, Feed, Proof, RunParameters, Segment, Succession
 from sfprotocol.seeds import feed_key
-from sfprotocol.segments import drop_updates, first_updates, join
+from sfprotocol.segments import drop_updates, first_updates, join, merge
 from sfprotocol.signing import extend, genesis
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
@@ -58,9 +64,17 @@ class Disk:
         self.own = own
         self.shelves: dict[Feed, Shelf] = {}
         self.cards: dict[Feed, Card] = {}
+        self.decided: list[Entry] = []
+        """The control feed."""
+        self.authority: list[Succession | ControlFork] = []
 
     def append(self, commit: Commit) -> None:
         """Keep all of it."""
+        for kept in commit.control:
+            if kept.first > len(self.decided):
+                raise Violation("gap", f"decision {kept.first} is kept; the disk has {len(self.decided)}")
+            self.decided[kept.first :] = kept.entries
+        self.authority += commit.authority
         for admit in commit.admits:
             self._append(admit)
         for cut in commit.cuts:
@@ -70,15 +84,26 @@ class Disk:
 
     def _append(self, admit: Admit) -> None:
         shelf = self.shelves.setdefault(admit.feed, Shelf())
-        first = admit.segment.first
-        if first < shelf.stop:
+        segment, first = admit.segment, admit.segment.first
+        if first < shelf.stop and self.run.organised:
+            segment = self._displace(shelf, segment)
+        elif first < shelf.stop:
             raise Violation(
                 "once", f"step {first} of a feed is admitted again; the disk ends at {shelf.stop}"
             )
         if first > shelf.stop:
             raise Violation("gap", f"step {first} of a feed is admitted; the disk ends at {shelf.stop}")
-        shelf.rows.append(Row(admit.segment, admit.chain))
-        shelf.stops.append(admit.segment.stop)
+        shelf.rows.append(Row(segment, admit.chain))
+        shelf.stops.append(segment.stop)
+
+    def _displace(self, shelf: Shelf, segment: Segment) -> Segment:
+        """Drop what is here of the steps from where `segment` begins; return it from where there is a
+        signature."""
+        index = bisect_right(shelf.stops, segment.first)
+        spanning = shelf.rows[index].segment
+        del shelf.rows[index:], shelf.stops[index:]
+        head = first_updates(spanning.parts, segment.first - spanning.first)
+        return replace(segment, first=spanning.first, parts=merge((*head, *segment.parts)))
 
     def _cut(self, proof: Proof) -> None:
         shelf = self.shelves.setdefault(proof.feed, Shelf())
@@ -139,36 +164,53 @@ class Disk:
         parts = drop_updates(row.parts, step - row.first)
         return self.head(feed, step), Segment(key, step, parts, row.signature)
 
+    def label(self, feed: Feed, step: int) -> tuple[int, int]:
+        """Return the epoch of the update before `step`, and how many before `step` belong to it."""
+        labels = self.labels(feed, step)
+        return labels[-1] if labels else (0, 0)
+
+    def labels(self, feed: Feed, stop: int) -> list[tuple[int, int]]:
+        """Return the labels of the first `stop` steps with the number of updates of each, in order."""
+        shelf = self.shelves.get(feed)
+        rows = [row.segment for row in shelf.rows if row.segment.first < stop] if shelf else []
+        parts = [part for row in rows for part in first_updates(row.parts, stop - row.first)]
+        groups = groupby(parts, key=itemgetter(0))
+        return [(epoch, sum(len(part.scalars) for part in group)) for epoch, group in groups]
+
     def frontier(self) -> Frontier:
-        """Return the state that follows from what is on disk."""
+        """Return the state that follows from what is on disk.
+
+        Which of it an organiser has meant, the machine finds out when it starts.
+        """
         frontier = Frontier(self.run)
+        if self.run.organised:
+            frontier.counting = self.counting()
         for feed, shelf in self.shelves.items():
-            at = shelf.counted
+            at = shelf.stop if self.run.organised else shelf.counted
             if at:
-                frontier.advance(feed, at, self.head(feed, at), self._epoch(shelf, at))
+                frontier.advance(feed, at, self.head(feed, at), *self.label(feed, at))
             if shelf.proof:
                 frontier.cut(feed, shelf.proof.cut, cut_chain(self.run, shelf.proof))
+                if self.run.organised and frontier.next(feed) < at:
+                    at = frontier.next(feed)
+                    frontier.go_back(feed, at, self.head(feed, at), *self.label(feed, at))
         return frontier
 
-    def _epoch(self, shelf: Shelf, stop: int) -> int:
-        row = shelf.rows[bisect_right(shelf.stops, stop - 1)].segment
-        return first_updates(row.parts, stop - row.first)[-1].epoch
+    def counting(self) -> Counting:
+        """Return what counts by the decisions that are here."""
+        counting = Counting(budget=self.run.update_budget, rate=self.run.rate)
+        for entry in self.decided:
+            counting.apply(decisions.read(entry.record))
+        return counting
 
-    def updates(self) -> dict[Feed, list[tuple[int, int]]]:
-        """Return everything that counts: (epoch, scalar) of every feed, in order."""
-        return {
-            feed: [
-                (epoch, scalar)
-                for row in shelf.rows
-                for epoch, scalars in row.segment.parts
-                for scalar in scalars
-            ][: shelf.counted]
-            for feed, shelf in self.shelves.items()
-        }
+    def kept(self) -> Kept:
+        """Return what is here of the control feed."""
+        return Kept(tuple(self.decided), tuple(self.authority))
 
     def copy(self) -> Disk:
-        """Return a backup: all feeds and no cards."""
+        """Return a backup: all feeds, all decisions and no cards."""
         twin = Disk(self.run, self.own)
+        twin.decided, twin.authority = list(self.decided), list(self.authority)
         for feed, shelf in self.shelves.items():
             twin.shelves[feed] = replace(shelf, rows=list(shelf.rows), stops=list(shelf.stops))
         return twin

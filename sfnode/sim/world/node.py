@@ -7,6 +7,7 @@ meanwhile. While the disk or the processor is busy, events wait. A crash can com
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,29 @@ from sfnode.sim.world.conditions import Hardware
 from sfnode.sim.world.disk import Disk
 from sfnode.sim.world.keys import origin_of
 from sfnode.sim.world.network import End
+from sfnode.sim.world.organising import Organising
 from sfnode.sim.world.violation import Violation
-from sfprotocol.events import Event, LinkDown, LinkId, LinkUp, Received, Writable
-from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send
+from sfprotocol import decisions
+from sfprotocol.decisions import Decision
+from sfprotocol.events import (
+    Event,
+    LinkDown,
+    LinkId,
+    LinkUp,
+    OwnDecision,
+    OwnPetition,
+    OwnSuccession,
+    Received,
+    Writable,
+)
+from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send
+from sfprotocol.joining import Joining
 from sfprotocol.machine import Machine
-from sfprotocol.messages import Feed, Segment
+from sfprotocol.messages import Feed, Petition, Segment, Succession
 from sfprotocol.names import Names
+from sfprotocol.organised import Organised
+from sfprotocol.own_feed import fresh
+from sfprotocol.petitions import petition_message
 
 if TYPE_CHECKING:
     from sfnode.sim.world.world import World
@@ -55,6 +73,9 @@ class Node:
         self.hardware = hardware
         self.random = Random(f"{world.seed}/{name}")
         self.disk = Disk(world.run, None)
+        self.control_key: Ed25519PrivateKey | None = None
+        """An organiser's key, if it is here."""
+        self.organising: Organising | None = None
         self.met = False
         """Whether this disk's node ever had a neighbour (SPEC I2); as durable as the disk."""
         self.copied = False
@@ -68,12 +89,14 @@ class Node:
         """Rules for whose breach it has dropped links."""
         self.host: Host
         self.applied: Applied
+        self._joining: Joining | None = None
+        """Finished updates that are not signed yet, lost in a crash; None before the first."""
         self._writing: Commit | None = None
         """Commit that the round under way writes to disk."""
         self._unread: dict[LinkId, deque[bytes]] = {}
         """Frames for which the host has no room; none of them empty."""
         self._making: dict[tuple[Feed, int], float] = {}
-        """Times at which own updates not yet on disk were finished, by feed and first step."""
+        """Times at which own updates not yet on disk were handed to the machine, by feed and first step."""
         self._life = 0
         """Counts crashes: what was planned in an earlier life does not happen."""
         self._carrying_out = False
@@ -86,31 +109,52 @@ class Node:
     def machine(self) -> Machine:
         return self.host.machine
 
+    @property
+    def organised(self) -> Organised:
+        """The part of the machine that an organised run has."""
+        assert self.machine.organised
+        return self.machine.organised
+
     # -- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin, or continue from what the disk holds."""
-        fresh = self.copied or not self.disk.stop(self.disk.own) if self.disk.own else True
-        if fresh:
-            self.disk.own = Feed(origin_of(self.key), self._draw())
+        frontier = self.disk.frontier()
+        anew = self.copied or not self.disk.stop(self.disk.own) if self.disk.own else True
+        if anew:
+            self.disk.own = fresh(frontier, origin_of(self.key), self._draw())
         self.copied = False
         machine = self.world.make_machine(
             self.world.run,
-            self.disk.frontier(),
+            frontier,
             own=self.disk.own,
             sign=self.key.sign,
             draw_incarnation=self._draw,
-            proven=fresh or not self.met,
+            proven=anew or not self.met,
             now=self.clock(),
             cards=self.disk.cards.values(),
             names=Names(self.name),
             verify=self.world.verify,
+            control=self.disk.kept(),
+            sign_control=self.control_key.sign if self.control_key else None,
         )
         self.host = self.world.make_host(machine, self.disk)
-        self.applied = Applied(self.disk, self.world.oracle)
+        self.applied = Applied(self.disk, self.world.oracle, machine)
         self.up, self.up_since = True, self.world.agenda.now
         self._note("starts", self.machine.frontier.known)
         self._set_alarm()
+        if machine.organised:
+            if self.control_key:
+                self.organising = Organising(self, self.control_key)
+                self.organising.begin()
+            self._ask_to_be_admitted()
+
+    def _ask_to_be_admitted(self) -> None:
+        if self.machine.frontier.may_hold(Feed(origin_of(self.key), 0)):
+            return
+        petition = Petition(origin_of(self.key), 0, 0, b"", b"")
+        message = petition_message(self.world.run.run_id, petition)
+        self._post(OwnPetition(replace(petition, signature=self.key.sign(message))))
 
     def crash(self, *, power_cut: bool = False) -> None:
         """End at once, at any moment. In a power cut a commit under way is lost; else it still happens."""
@@ -121,10 +165,12 @@ class Node:
             self._writing = None
         self._commit()
         self.up = self._carrying_out = False
+        self.organising = None
         self._life += 1
         self._alarm = float("inf")
         self._unread.clear()
         self._making.clear()
+        self._joining = None
         for end in list(self.ends.values()):
             self.world.network.close(end, silent=power_cut)
 
@@ -145,12 +191,31 @@ class Node:
             self._set_alarm()
 
     def compute(self, updates: int) -> None:
-        """Finish so many own updates, if the machine allows any."""
-        limit = self.world.run.scalar_limit
-        made = self.host.own_updates(updates, lambda: self.random.randint(-limit, limit)) if self.up else None
-        if made:
-            self._making[made.feed, made.first] = self.world.agenda.now
-            self._post(made)
+        """Finish so many own updates, if the machine allows any; they are signed when due (SPEC I4)."""
+        if not self.up:
+            return
+        limit, joining = self.world.run.scalar_limit, self._joining
+        waiting = joining.waiting if joining else None
+        made = self.host.own_updates(updates, lambda: self.random.randint(-limit, limit), waiting)
+        if made is None:
+            return
+        if joining is None or made.feed != joining.feed:
+            joining = self._joining = Joining(self.machine.frontier, made.feed)
+        joining.add(made.parts)
+        self._pump()
+
+    def decide(self, decision: Decision) -> None:
+        """Sign a decision, as whoever has the organiser's key here."""
+        self._post(OwnDecision(decisions.encode(decision)))
+
+    def pass_on(self, succession: Succession) -> None:
+        """Bring what the deputies have signed."""
+        self._post(OwnSuccession(succession))
+
+    def flush(self) -> None:
+        """Sign all own updates that are finished, as a node does that pauses."""
+        self._sign()
+        self._pump()
 
     @property
     def quiet(self) -> bool:
@@ -220,7 +285,11 @@ class Node:
         if self._carrying_out:
             return
         rounds = 0
-        while self.up and not self.host.busy and (self.host.waiting or woken):
+        while self.up and not self.host.busy:
+            if self._joining and self._joining.deadline() <= self.clock():
+                self._sign()
+            if not (self.host.waiting or woken):
+                break
             self._round(woken)
             woken = False
             rounds += 1
@@ -229,12 +298,18 @@ class Node:
         if self.up and not self.host.busy:
             self._set_alarm()
 
+    def _sign(self) -> None:
+        """Hand the finished updates to the machine."""
+        if self._joining and (updates := self._joining.take(self.clock())):
+            self._making[updates.feed, updates.first] = self.world.agenda.now
+            self.host.post(updates)
+
     def _round(self, woken: bool) -> None:
-        now, events = self.clock(), self.host.waiting
+        now = self.clock()
         self._writing = self.host.decide(now)
         if self.machine.next_deadline() <= now:
             raise Violation("timer", "a deadline that stays due after a Wake", (self.name,))
-        delay = (events - self.host.waiting + woken) * self.hardware.work
+        delay = (self.host.taken + woken) * self.hardware.work
         if self._writing:
             delay += self.random.uniform(*self.hardware.commit)
         self._read_on()
@@ -258,10 +333,13 @@ class Node:
         for admit in commit.admits:
             since = self._making.pop((admit.feed, admit.segment.first), None)
             self.world.became_durable(self, admit, since)
-            counted, ours = self.disk.counted(admit.feed), self.machine.frontier.next(admit.feed)
-            if counted != ours:
-                raise Violation("frontier", f"a frontier says {ours} where the disk has {counted} updates")
+            self._check_frontier(admit.feed)
             self._note("admits", admit.segment)
+        if commit.control:
+            self.world.decided(self)
+            self._note("decisions", len(self.disk.decided))
+        for message in commit.authority:
+            self._note("authority", message)
         for cut in commit.cuts:
             self._note("cuts", cut.proof)
         for card in commit.cards:
@@ -269,10 +347,22 @@ class Node:
         if commit.own:
             self._note("renews", commit.own.incarnation)
 
+    def _check_frontier(self, feed: Feed) -> None:
+        """Check that the disk has what the machine says; in an organised run it may have more."""
+        state, counted = self.machine.frontier.state(feed), self.disk.counted(feed)
+        if state.next > self.disk.stop(feed) or (counted != state.next and not self.machine.organised):
+            raise Violation("frontier", f"a frontier says {state.next} where the disk has {counted} updates")
+        if self.machine.organised and self.disk.head(feed, state.next) != state.chain:
+            raise Violation("frontier", "the disk has another history than the frontier", (self.name,))
+
     # -- time --------------------------------------------------------------------------------------
 
+    def _next_deadline(self) -> float:
+        joining = self._joining.deadline() if self._joining else float("inf")
+        return min(self.host.next_deadline(), joining)
+
     def _set_alarm(self) -> None:
-        due = self.machine.next_deadline() - self._offset
+        due = self._next_deadline() - self._offset
         if due < self._alarm:
             self._alarm = due
             self.world.agenda.at(due, self._ring, self._life, due)
@@ -287,11 +377,11 @@ class Node:
         self._rang_at = self.world.agenda.now
         if self._rings > MAX_RINGS:
             raise Violation("timer", f"{self._rings} alarms at one moment", (self.name,))
-        now, deadline = self.clock(), self.machine.next_deadline()
+        now, deadline = self.clock(), self._next_deadline()
         if now < deadline <= now + ROUNDING:
             self._reading = deadline
         if self._reading >= deadline:
-            self._pump(woken=True)
+            self._pump(woken=self._reading >= self.machine.next_deadline())
         else:
             self._set_alarm()
 
@@ -301,6 +391,8 @@ class Node:
         self._carrying_out = True  # what comes of it is for the next round
         for effect in self.host.carry_out():
             self._do(effect)
+        if self.organising:
+            self.organising.look()
         self._carrying_out = False
 
     def _do(self, effect: Effect) -> None:
@@ -311,6 +403,11 @@ class Node:
                 self._close(effect)
             case Advanced():
                 self.applied.advance(effect)
+                if self.organising:
+                    self.organising.moved(effect)
+            case Asked():
+                if self.organising:
+                    self.organising.asked(effect)
 
     def _send(self, send: Send) -> None:
         end, message = self.ends.get(send.link), send.message

@@ -19,7 +19,7 @@ class Traffic:
     deliveries: int = 0
     """Updates that honest nodes admitted from others."""
     latencies: array[float] = field(default_factory=lambda: array("d"))
-    """Seconds from the end of an update's computation to its admission by a node that was up all the time."""
+    """Seconds from when an update is due to be signed to its admission by a node that was up all the time."""
 
     sent: int = 0
     arrived: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 from typing import TextIO
 
@@ -16,14 +17,30 @@ from sfnode.sim.world.node import Node
 from sfnode.sim.world.oracle import Oracle
 from sfnode.sim.world.peering import Managed
 from sfnode.sim.world.trace import Trace
+from sfnode.sim.world.violation import Violation
+from sfprotocol import control_feed
 from sfprotocol.events import Admit
 from sfprotocol.host import Host, Store
 from sfprotocol.machine import Machine
-from sfprotocol.messages import RunParameters
+from sfprotocol.messages import Authority, RunParameters
 
 RUN = RunParameters(
     bytes(range(32)), epoch_updates=256, update_budget=1 << 20, scalar_bytes=2, scalar_limit=1000
 )
+
+ORGANISER, SUCCESSOR = "organiser", "successor"
+"""Names of the keys that sign decisions: at first, and after a succession."""
+
+DEPUTIES = ("deputy-1", "deputy-2", "deputy-3")
+
+VOTES = 2
+
+
+def organised(seed: int) -> RunParameters:
+    """Return the parameters of an organised run with keys of this seed."""
+    deputies = tuple(origin_of(signing_key(seed, name)) for name in DEPUTIES)
+    authority = Authority(RUN.run_id, origin_of(signing_key(seed, ORGANISER)), deputies, VOTES)
+    return replace(RUN, organised=authority, rate=1 << 22, subspace_epochs=4)
 
 
 class World:
@@ -65,6 +82,12 @@ class World:
         """Time at which half of the time with faults is over."""
         self.faults_end = float("inf")
         """Time at which the faults end; no updates are made after it."""
+        self.signed: dict[tuple[int, int], bytes] = {}
+        """Chain heads after decisions that are on some disk, by term and position."""
+        self.undone: set[bytes] = set()
+        """Origins of which the organiser has taken something back."""
+        self.may_fork: set[int] = set()
+        """Terms whose key is in use twice."""
         self.others: dict[str, Endpoint] = {}
         """Adversaries that are not nodes, by name."""
 
@@ -107,7 +130,7 @@ class World:
     # -- what the oracle sees ----------------------------------------------------------------------
 
     def became_durable(self, node: Node, admit: Admit, since: float | None) -> None:
-        """Note that `node` has this on disk: its own updates, finished at `since`, or another's. Raises
+        """Note that `node` has this on disk: its own updates, signed at `since`, or another's. Raises
         Violation."""
         feed, segment = admit.feed, admit.segment
         if since is not None:
@@ -117,6 +140,17 @@ class World:
             self.oracle.admitted(feed, segment, node.disk.head(feed, segment.first), self.now, node.name)
         if not node.hostile:
             self._delivered(node, admit)
+
+    def decided(self, node: Node) -> None:
+        """Note that `node` has these decisions on disk. Raises Violation where another has others of the same
+        term, unless that was meant to be."""
+        chain = control_feed.genesis(self.run.run_id)
+        for position, entry in enumerate(node.disk.decided):
+            chain = control_feed.extend(chain, entry.term, entry.record)
+            known = self.signed.setdefault((entry.term, position), chain)
+            if known != chain and entry.term not in self.may_fork:
+                said = f"decision {position} of term {entry.term} was signed twice"
+                raise Violation("organiser", said, (node.name,))
 
     def _delivered(self, node: Node, admit: Admit) -> None:
         traffic, now, there = self.network.traffic, self.now, node.up_since

@@ -17,6 +17,25 @@ from sfnode.transport.base import best_first, peer_of
 ATTACH_TIMEOUT = 30
 """Seconds after which p2pd gives up on us if we never attach; a start takes half a second."""
 
+NO_RELAY = '{"Relay": {"Enabled": false}}'
+"""Configuration of a p2pd that relays for nobody. It still opens links through relays. Without this file p2pd
+relays whatever its flags say: -relay=0 leaves its default as it is, and -relayService=0 leaves a relay with
+libp2p's own bounds (128 KiB and two minutes for a circuit, 8 peers of one address, 128 peers)."""
+
+RELAYED_PEERS = 32
+"""Most peers that are reached through this node at once, if it is a circuit relay. One address may have all
+of them: p2pd sets libp2p's bounds for an address and for a provider to the same number."""
+
+CIRCUITS_OF_PEER = 12
+"""Most circuits of one peer at once: it has no more links (`peers.selection.MAX_LINKS`)."""
+
+CIRCUIT_BYTES, CIRCUIT_TIME = 64 << 20, "30m"
+"""Bytes in each direction, and time, after which a circuit is broken off. It may be opened again at once:
+p2pd has no bound on bytes per second or in all. A run with 7,000 updates a second needs as much."""
+
+CIRCUIT_BUFFER = 64 << 10
+"""Bytes of buffer for a direction of a circuit; 48 MiB for all. p2pd's own default is 16 MiB for each."""
+
 _LISTEN = re.compile(r"/(ip[46])/([^/]+)/(tcp|udp)/(\d+)(/.*)?")
 _ANYWHERE = ("0.0.0.0", "::")
 
@@ -39,28 +58,30 @@ class HivemindSettings:
     """Full addresses of relays for use_auto_relay; by default the bootstrap peers, else any peer."""
     client_mode: bool = False
     """Whether to listen nowhere and only use the DHT, for a node that nobody can dial."""
+    circuit_relay: bool = False
+    """Whether to relay connections between others, within bounds, once this node is publicly reachable."""
     force_reachability: Literal["", "public", "private"] = ""
     """Reachability to assume instead of asking other peers; "private" with use_auto_relay."""
 
 
-def p2pd_flags(settings: HivemindSettings, hosts: Sequence[str], control: Path) -> list[str]:
+def p2pd_flags(settings: HivemindSettings, hosts: Sequence[str], control: Path, no_relay: Path) -> list[str]:
     """Return p2pd's command line for listening on `hosts` and being controlled over the socket `control`.
 
-    It names no bootstrap peers: we dial them ourselves, at the start and later, and learn who answered.
+    `no_relay` is a file that contains NO_RELAY. No bootstrap peers are named: we dial them ourselves, at the
+    start and later, and learn who answered.
     """
     local = all("/127." in host or "/ip6/::1/" in host for host in hosts)
     flags = [
         f"-listen=/unix{control}",
         f"-id={settings.identity_path}",
         f"-idleTimeout={ATTACH_TIMEOUT}s",
-        "-relay=1",  # reach others through relays, and be one for them: with 0 it does so all the same
         f"-autoRelay={int(settings.use_auto_relay)}",
         f"-natPortMap={int(not local)}",
         f"-autonat={int(not local)}",
         "-connManager=1",
         "-tls=1",
     ]
-    flags += _reach(settings, hosts)
+    flags += [*_reach(settings, hosts), *_relaying(settings, no_relay)]
     if relays := relays_of(settings):
         # With discovery libp2p waits three minutes for more candidates before it asks even a trusted relay.
         flags += [f"-trustedRelays={','.join(relays)}", "-relayDiscovery=0"]
@@ -68,6 +89,22 @@ def p2pd_flags(settings: HivemindSettings, hosts: Sequence[str], control: Path) 
     if reach := settings.force_reachability or ("private" if settings.use_auto_relay else ""):
         flags.append(f"-forceReachability{reach.capitalize()}")
     return flags
+
+
+def _relaying(settings: HivemindSettings, no_relay: Path) -> list[str]:
+    if settings.circuit_relay:
+        return [
+            "-relay=1",
+            "-relayService=1",
+            f"-relayMaxReservations={RELAYED_PEERS}",
+            f"-relayMaxCircuits={CIRCUITS_OF_PEER}",
+            f"-relayDataLimit={CIRCUIT_BYTES}",
+            f"-relayTimeLimit={CIRCUIT_TIME}",
+            f"-relayBufferSize={CIRCUIT_BUFFER}",
+        ]
+    if settings.use_auto_relay:  # p2pd demands -relay=1; nobody reaches this node to be relayed by it
+        return ["-relay=1", "-relayService=0"]
+    return [f"-f={no_relay}", "-relay=0"]
 
 
 def relays_of(settings: HivemindSettings) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from sfnode.transport.base import (
     REQUEST_DEADLINE,
     SEND_DEADLINE,
+    Asker,
     FramingFault,
     LinkClosed,
     LinkHandler,
@@ -273,7 +274,7 @@ class Switchboard:
             async with asyncio.timeout(ARRIVAL_DEADLINE):
                 request = await link.receive()
             async with asyncio.timeout(REQUEST_DEADLINE):
-                reply = await answer(self.request_handler, link.peer, request)
+                reply = await answer(self.request_handler, Asker(link.peer, link.address), request)
                 if reply is not None:
                     await link.send(reply)
         except (TransportError, TimeoutError) as error:

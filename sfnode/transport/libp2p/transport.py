@@ -1,8 +1,8 @@
 """The transport over libp2p: streams through `hivemind.P2P`, the roster in a `hivemind.dht.DHTNode`.
 
-The only module that imports hivemind (and with it torch: 2 s), so import it where it is needed, not at the
-top. We start p2pd, tied to our own life, and attach hivemind to it; each call has a deadline, and every error
-is mapped to ours. Knows nothing of runs and updates.
+With `dht` the only module that imports hivemind (and with it torch: 2 s), so import it where it is needed,
+not at the top. We start p2pd, tied to our own life, and attach hivemind to it; each call has a deadline, and
+every error is mapped to ours. Knows nothing of runs and updates.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from random import SystemRandom
 
 import hivemind.hivemind_cli
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto.dht_pb2 import PingRequest
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
-from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 
 from sfnode.errors import UserError
@@ -50,12 +48,19 @@ from sfnode.transport.libp2p.daemon_process import (
     start_daemon,
     wait_for_ports,
 )
+from sfnode.transport.libp2p.dht import create_dht
 from sfnode.transport.libp2p.health import Pulse, detach
-from sfnode.transport.libp2p.keys import ensure_key
+from sfnode.transport.libp2p.keys import PeerKey, ensure_key
 from sfnode.transport.libp2p.reachability import listening
-from sfnode.transport.libp2p.settings import HivemindSettings, p2pd_flags, relays_of, same_ports
+from sfnode.transport.libp2p.settings import (
+    NO_RELAY,
+    HivemindSettings,
+    p2pd_flags,
+    relays_of,
+    same_ports,
+)
 from sfnode.transport.libp2p.streams import StreamLink, Switchboard, ask, seen_at
-from sfnode.transport.roster import MAX_ROSTER, MAX_TTL, Bounds, pack_record, read_record, roster_key
+from sfnode.transport.roster import MAX_TTL, pack_record, read_record, roster_key, sample
 
 __all__ = ["HivemindSettings", "HivemindTransport"]
 
@@ -74,9 +79,6 @@ DHT_DEADLINE = 10.0
 
 BOOTSTRAP_GRACE = 2.0
 """Seconds that slower bootstrap peers have after the first has answered; one is enough."""
-
-MAX_TOPICS = 256
-"""Most DHT keys that this node stores for others; with a full roster in each they take 200 MiB."""
 
 _P2P_CODE = bytes.fromhex("a503")
 """Varint that precedes a peer id in a binary multiaddress."""
@@ -152,17 +154,6 @@ def _addresses_of(peer: str, addresses: Iterable[str]) -> list[Multiaddr]:
     return found
 
 
-class _Storage(DHTLocalStorage):  # type: ignore[misc]
-    """Storage of a DHT node with a limit on the entries of one key; hivemind limits keys only."""
-
-    def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
-        held = self.get(key)
-        full = held and isinstance(held.value, DictionaryDHTValue) and len(held.value) >= MAX_ROSTER
-        if full and subkey not in held.value:
-            return False
-        return bool(super().store_subkey(key, subkey, value, expiration_time))
-
-
 @dataclass(slots=True)
 class _Session:
     """Everything that runs between a start and a stop."""
@@ -185,6 +176,7 @@ class HivemindTransport:
         self._session: _Session | None = None
         self._board = Switchboard(self._disconnect)
         self._changing = asyncio.Lock()
+        self._random = SystemRandom()
 
     def on_link(self, handler: LinkHandler) -> None:
         self._board.link_handler = handler
@@ -237,6 +229,7 @@ class HivemindTransport:
 
     async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
         session = self._running()
+        session.dht.protocol.storage.own.add(DHTID.generate(roster_key(topic)))
         expiry = get_dht_time() + min(ttl, MAX_TTL)
         call = session.dht.store(roster_key(topic), pack_record(record), expiry, subkey=self.peer)
         if not await session.calls.within(DHT_DEADLINE, "announcing this node", call):
@@ -249,7 +242,7 @@ class HivemindTransport:
         if found is None or not isinstance(found.value, dict):
             return []
         records = [read_record(peer, entry.value) for peer, entry in found.value.items()]
-        return sorted(record for record in records if record is not None)[:MAX_ROSTER]
+        return sample((record for record in records if record is not None), self._random)
 
     async def clock_ahead(self, address: str) -> float:
         """Dial a peer, ask its DHT for the time, and return by how many seconds its clock is ahead of ours.
@@ -363,7 +356,9 @@ class HivemindTransport:
             if not all(map(port_is_free, self._hosts)):  # a port got by chance is not worth a wait
                 self._hosts = self._settings.host_maddrs
             await wait_for_ports(self._hosts)
-        return await start_daemon(P2PD, p2pd_flags(self._settings, self._hosts, control))
+        no_relay = control.with_name("p2pd.json")
+        no_relay.write_text(NO_RELAY)
+        return await start_daemon(P2PD, p2pd_flags(self._settings, self._hosts, control, no_relay))
 
     async def _attach(self, p2pd: Daemon, control: Multiaddr) -> _Session:
         calls = Calls()
@@ -378,7 +373,9 @@ class HivemindTransport:
             (REQUEST_PROTOCOL, self._board.accept_request),
         ):
             await calls.within(ATTACH_DEADLINE, "listening", p2p.add_binary_stream_handler(name, accept))
-        dht = await calls.within(ATTACH_DEADLINE, "DHT", _create_dht(p2p, self._settings.client_mode))
+        key = await asyncio.to_thread(PeerKey, self._settings.identity_path)
+        joining = create_dht(p2p, key, self._settings.client_mode, self._random, RPC_DEADLINE)
+        dht = await calls.within(ATTACH_DEADLINE, "DHT", joining)
         pulse = Pulse(p2pd, p2p, calls, relays_of(self._settings))
         await pulse.ask(ATTACH_DEADLINE)
         return _Session(p2pd, p2p, dht, calls, pulse)
@@ -396,22 +393,3 @@ def _private_folder() -> Path:
         return Path(tempfile.mkdtemp(prefix="sfnode-"))
     except OSError as error:
         raise daemon_error(f"there is no folder for its socket: {error}") from error
-
-
-async def _create_dht(p2p: P2P, client_mode: bool) -> DHTNode:
-    """Create a DHT node with bounded memory, without hivemind's caches and their background tasks."""
-    dht = await DHTNode.create(
-        p2p=p2p,
-        node_id=DHTID.generate(source=p2p.peer_id.to_bytes()),  # the same after a restart
-        wait_timeout=RPC_DEADLINE,
-        backoff_rate=1.0,  # a peer that was away is asked again after 5 s, however long it was away
-        cache_locally=False,
-        cache_nearest=0,
-        cache_on_store=False,
-        cache_refresh_before_expiry=0,
-        reuse_get_requests=False,
-        client_mode=client_mode,
-        record_validator=Bounds(MSGPackSerializer.loads),
-    )
-    dht.protocol.storage, dht.protocol.cache = _Storage(MAX_TOPICS), _Storage(MAX_TOPICS)
-    return dht

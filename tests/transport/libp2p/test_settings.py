@@ -29,7 +29,7 @@ def test_a_warning_is_still_called_a_warning():
 
 def flags_for(**changes):
     settings = HivemindSettings(identity_path=Path("key"), **changes)
-    return p2pd_flags(settings, settings.host_maddrs, Path("control"))
+    return p2pd_flags(settings, settings.host_maddrs, Path("control"), Path("no-relay"))
 
 
 def test_a_node_on_loopback_does_not_touch_the_router():
@@ -50,6 +50,17 @@ def test_who_asks_to_be_relayed_is_taken_to_need_it_unless_he_says_otherwise():
     assert "-forceReachabilityPrivate" in flags_for(use_auto_relay=True)
     assert "-forceReachabilityPublic" in flags_for(use_auto_relay=True, force_reachability="public")
     assert not any("forceReachability" in flag for flag in flags_for())
+
+
+def test_nobody_is_relayed_unless_the_node_is_to_be_a_circuit_relay():
+    assert {"-f=no-relay", "-relay=0"} <= set(flags_for())
+    for behind_nat in (flags_for(use_auto_relay=True), flags_for(use_auto_relay=True, client_mode=True)):
+        assert {"-relay=1", "-relayService=0"} <= set(behind_nat)
+        assert "-f=no-relay" not in behind_nat
+    relaying = flags_for(circuit_relay=True)
+    assert {"-relay=1", "-relayService=1"} <= set(relaying)
+    bounds = ("MaxReservations", "MaxCircuits", "DataLimit", "TimeLimit", "BufferSize")
+    assert all(any(flag.startswith(f"-relay{bound}=") for flag in relaying) for bound in bounds)
 
 
 def test_a_client_listens_nowhere():

@@ -29,7 +29,7 @@ from sfnode.transport.libp2p.calls import cancel
 from sfnode.transport.libp2p.daemon_process import start_daemon
 from sfnode.transport.libp2p.health import HANG_TICK, HANG_TICKS
 from sfnode.transport.libp2p.transport import LINK_PROTOCOL, REQUEST_PROTOCOL, HivemindTransport
-from sfnode.transport.roster import MAX_ROSTER, roster_key
+from sfnode.transport.roster import roster_key
 from sfprotocol.wire_codec import MAX_FRAME
 from tests.transport.helpers import POOL, eventually, read_all
 
@@ -219,23 +219,27 @@ async def test_strangers_in_the_dht_cannot_spoil_the_roster(topic, nodes):
     await host.announce(topic, record, ttl=60)
     dht, key, expiry = stranger._session.dht, roster_key(topic), get_dht_time() + 60
     for number, value in enumerate((None, "text", [1, 2, 3, 4], {"a": 1}, [host.peer, [], 0, 0])):
-        assert await dht.store(key, value, expiry, subkey=f"stranger{number}")
+        assert not await dht.store(key, value, expiry, subkey=f"stranger{number}")
+        assert not await dht.store(key, value, expiry + number, subkey=host.peer)
+        assert await dht.store(key, value, expiry + number, subkey=stranger.peer)
     assert await guest.find(topic) == [record]
 
-    dht.protocol.storage.store(DHTID.generate(key), b"\xc1", expiry + 60, subkey=guest.peer)
+    dht.protocol.storage.store(DHTID.generate(key), b"\xc1", expiry, subkey=guest.peer)
     dht.protocol.storage.store(DHTID.generate(key), msgpack.packb(bytes(5_000)), expiry, subkey="large")
     assert await guest.find(topic) == [record]
     assert await host.find(topic) == [record]
 
 
-async def test_a_stranger_cannot_fill_the_memory_of_a_node_through_the_dht(topic, nodes):
-    host, stranger = await nodes(2)
-    expiry = get_dht_time() + 60
-    names = [f"name{number}" for number in range(MAX_ROSTER + 40)]
-    keys = [roster_key(topic)] * len(names)
-    await stranger._session.dht.store_many(keys, ["x"] * len(names), expiry, subkeys=names)
-    stored = host._session.dht.protocol.storage.get(DHTID.generate(roster_key(topic)))
-    assert 0 < len(stored.value) <= MAX_ROSTER
+async def test_a_record_that_was_overheard_cannot_be_made_to_last(topic, nodes):
+    host, guest, stranger = await nodes(3)
+    await host.announce(topic, PeerRecord(host.peer, (), 0, 9), ttl=60)
+    dht, key = stranger._session.dht, DHTID.generate(roster_key(topic))
+    await stranger.find(topic)
+    overheard = host._session.dht.protocol.storage.data[key].value.get(host.peer)
+    target = PeerID.from_base58(guest.peer)
+    for later in (20.0, float("inf")):
+        expiry = [overheard.expiration_time + later]
+        assert await dht.protocol.call_store(target, [key], [overheard.value], expiry, [host.peer]) == [False]
 
 
 @pytest.mark.parametrize("name", ["rpc_ping", "rpc_store", "rpc_find"])
@@ -494,8 +498,9 @@ async def test_a_client_takes_part_without_being_reachable(topic, nodes, setting
     await client.stop()
 
 
-async def test_two_nodes_that_nobody_can_dial_meet_through_a_relay(nodes, settings, tmp_path, inbound):
-    (relay,) = await nodes(1)
+async def test_two_nodes_that_nobody_can_dial_meet_through_a_relay(settings, tmp_path, inbound):
+    relay = HivemindTransport(settings(identity_path=tmp_path / "relay", circuit_relay=True))
+    await relay.start()
     unreachable = {"client_mode": True, "bootstrap": tuple(relay.addresses())}
     here = HivemindTransport(settings(use_auto_relay=True, **unreachable))
     there = HivemindTransport(settings(identity_path=tmp_path / "key", **unreachable))
@@ -520,4 +525,17 @@ async def test_two_nodes_that_nobody_can_dial_meet_through_a_relay(nodes, settin
     link = await arriving.get()
     assert await link.receive() == b"through"
     assert "/p2p-circuit" in link.address
+    await asyncio.gather(here.stop(), there.stop(), relay.stop())
+
+
+async def test_a_node_relays_nobody_unless_it_is_to_be_a_circuit_relay(nodes, settings, tmp_path):
+    (other,) = await nodes(1)
+    way = tuple(other.addresses())
+    here = HivemindTransport(settings(use_auto_relay=True, client_mode=True, bootstrap=way))
+    there = HivemindTransport(settings(identity_path=tmp_path / "key", client_mode=True, bootstrap=way))
+    await asyncio.gather(here.start(), there.start())
+    for _ in range(5):  # through a relay they meet within half a second
+        with pytest.raises(TransportError, match="failed to dial"):
+            await there.connect(here.peer, [f"{way[0]}/p2p-circuit/p2p/{here.peer}"])
+        await asyncio.sleep(0.2)
     await asyncio.gather(here.stop(), there.stop())

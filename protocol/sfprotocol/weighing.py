@@ -1,0 +1,93 @@
+"""Weights of updates, as values that another thread may keep and compare (SPEC O8).
+
+`Counting` changes with every decision; whoever adds updates up holds on to what it has added, and with which
+weights, so that it can take exactly that out again. Pure values and functions; nothing here knows updates.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import NamedTuple
+
+from sfprotocol.counting import NEVER, Counting, Run, multiplier
+from sfprotocol.decisions import FACTOR_ONE, RateFrom
+
+_EPOCH = attrgetter("epoch")
+
+
+class Rates(NamedTuple):
+    """The rates of an organised run as decided at one moment."""
+
+    open_epoch: int
+    """The last epoch of which there are updates."""
+    table: tuple[RateFrom, ...]
+
+    @classmethod
+    def of(cls, counting: Counting) -> Rates:
+        """Return the rates as they are now."""
+        return cls(counting.open_epoch, counting.rates())
+
+    def rate(self, label: int) -> int:
+        """Return the rate of updates with this label, in units of 2^-32."""
+        return self.table[bisect_right(self.table, label, key=_EPOCH) - 1].rate
+
+    def hold_in(self, later: Rates) -> bool:
+        """Return whether all updates that there are have the same rates in `later`.
+
+        A seal sets rates of epochs to come only, so that this fails only once decisions were dropped.
+        """
+        if self.table is later.table:
+            return True
+        known = bisect_right(self.table, self.open_epoch, key=_EPOCH)
+        following = later.table[known].epoch if known < len(later.table) else NEVER
+        return self.table[:known] == later.table[:known] and following > self.open_epoch
+
+
+class Counted(NamedTuple):
+    """Steps of one feed that count, and how much."""
+
+    runs: tuple[Run, ...]
+    """Factors of its first steps."""
+    rates: Rates | None = None
+    """None in an open run, in which whatever counts counts once."""
+
+    def weight(self, label: int, factor: int) -> int:
+        """Return what the scalar of an update is multiplied with: in units of 2^-32 in an organised run."""
+        if self.rates is None:
+            return 1 if factor else 0
+        return multiplier(self.rates.rate(label), factor)
+
+
+NOTHING = Counted(())
+"""Value for a feed that is not there."""
+
+
+def once(steps: int) -> Counted:
+    """Return that the first `steps` steps of a feed count once."""
+    return Counted((Run(steps, FACTOR_ONE),) if steps else ())
+
+
+class Difference(NamedTuple):
+    """Consecutive steps of a feed that count differently."""
+
+    first: int
+    stop: int
+    before: int
+    """Their factor in the one."""
+    now: int
+    """Their factor in the other."""
+
+
+def differences(before: Counted, now: Counted) -> Iterator[Difference]:
+    """Yield the steps whose weight may differ, in order."""
+    same_rates = before.rates is None or now.rates is None or before.rates.hold_in(now.rates)
+    one = other = first = 0
+    while one < len(before.runs) or other < len(now.runs):
+        old = before.runs[one] if one < len(before.runs) else Run(NEVER, 0)
+        new = now.runs[other] if other < len(now.runs) else Run(NEVER, 0)
+        stop = min(old.stop, new.stop)
+        if old.factor != new.factor or (old.factor and not same_rates):
+            yield Difference(first, stop, old.factor, new.factor)
+        one, other, first = one + (old.stop == stop), other + (new.stop == stop), stop

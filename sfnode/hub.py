@@ -1,0 +1,192 @@
+"""The hub of models and data sets: whether it can be reached, and files from it, within bounds.
+
+Its library tries again and again before it gives up: for 24 s on a machine without a network, for 90 s where
+the name server does not answer. It also takes files of any size and goes on until the disk is full, and what
+a run names on the hub was put there by a stranger. Knows no models: what files mean is left to others.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
+from huggingface_hub.utils.tqdm import tqdm
+
+from sfnode.errors import Code, UserError
+from sfnode.sizes import size_text
+from sfprotocol.model_listing import HASH_BYTES, MAX_LISTING, PIECE
+
+PATIENCE = 5.0
+"""Seconds for the name and the connection: a lost first packet is sent again after 1 s, a second after 3."""
+
+MAX_WEIGHTS = MAX_LISTING // HASH_BYTES * PIECE
+"""Most bytes of a model, 512 GiB: a larger one has no listing and could not be shared (SPEC B1)."""
+
+MAX_OTHER_FILE = 256 << 20
+"""Most bytes of a file without weights: it is read into memory as a whole. The largest take 40 MB."""
+
+SPARE_BYTES = 64 << 20
+"""Bytes that must stay free on the disk: the node's log goes on growing there."""
+
+SLACK = 16 << 20
+"""Bytes, besides a quarter, that may come beyond what was announced: transfers that break ask again."""
+
+WEIGHTS = ".safetensors"
+"""Ending of the names of files with weights."""
+
+_PORTS = {"http": 80, "https": 443}
+
+
+class HubFile(NamedTuple):
+    """A file that the hub offers."""
+
+    name: str
+    size: int
+    cached: bool
+    """Whether it is here already."""
+
+
+def unreachable() -> str | None:
+    """Return why nothing can be downloaded from the hub.
+
+    None if a connection can be opened to it, or to the proxy that leads there.
+    """
+    if constants.HF_HUB_OFFLINE:
+        return "it is not to be asked (HF_HUB_OFFLINE)"
+    connected = threading.Event()
+    address = _address(constants.ENDPOINT)
+    thread = threading.Thread(target=_connect, args=(address, connected), daemon=True)
+    thread.start()
+    thread.join(PATIENCE)  # a query to a name server cannot be cancelled, only abandoned
+    return None if connected.is_set() else "it does not answer"
+
+
+def _address(endpoint: str) -> tuple[str, int]:
+    """Return the host and port to connect to for this URL: its own, or its proxy's."""
+    hub = urlsplit(endpoint)
+    host = hub.hostname or ""
+    proxies = {} if proxy_bypass(host) else getproxies()
+    proxy = proxies.get(hub.scheme) or proxies.get("all")
+    if not proxy:
+        return host, hub.port or _PORTS[hub.scheme]
+    via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    return via.hostname or "", via.port or _PORTS.get(via.scheme, 1080)
+
+
+def _connect(address: tuple[str, int], connected: threading.Event) -> None:
+    try:
+        socket.create_connection(address, PATIENCE).close()
+    except (OSError, ValueError):  # ValueError: not a host name, or not a port
+        return
+    connected.set()
+
+
+def download(source: str, revision: str, patterns: Sequence[str]) -> Path:
+    """Download those files of a model whose names match `patterns`, and return their folder.
+
+    Their sizes are compared with our bounds and with the free disk first, and what arrives with what the hub
+    said. Raises UserError MODEL_TOO_LARGE or DISK_FULL, and whatever the library raises.
+    """
+    try:
+        found = offered(source, revision, patterns)
+    except Exception:
+        with suppress(Exception):
+            return kept(source, revision, patterns)
+        raise
+    _check_sizes(source, found)
+    lacking = sum(file.size for file in found if not file.cached)
+    require_room(lacking, source)
+    bar = _metered(source, lacking)
+    wanted = list(patterns)
+    return Path(snapshot_download(source, revision=revision or None, allow_patterns=wanted, tqdm_class=bar))
+
+
+def kept(source: str, revision: str, patterns: Sequence[str]) -> Path:
+    """Return the folder of a model that was downloaded before. Raises whatever the library raises."""
+    wanted = list(patterns)
+    return Path(
+        snapshot_download(source, revision=revision or None, allow_patterns=wanted, local_files_only=True)
+    )
+
+
+def _check_sizes(source: str, found: Iterable[HubFile]) -> None:
+    total = 0
+    for file in found:
+        most = MAX_WEIGHTS if file.name.endswith(WEIGHTS) else MAX_OTHER_FILE
+        total += file.size
+        if file.size > most or total > MAX_WEIGHTS:
+            size = size_text(file.size if file.size > most else total)
+            raise _too_large(f"{source} has {size} up to {file.name}, where {size_text(most)} are allowed")
+
+
+def offered(
+    source: str, revision: str, patterns: Iterable[str] = ("*",), kind: str = "model"
+) -> list[HubFile]:
+    """Return the files of a model (or a "dataset") whose names match, with the sizes that the hub states."""
+    info: Any = HfApi().repo_info(source, revision=revision or None, repo_type=kind, files_metadata=True)
+    names = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    return [
+        HubFile(name, size, isinstance(_cached(source, name, info.sha, kind), str))
+        for name, size in names.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+    ]
+
+
+def _cached(source: str, name: str, revision: str | None, kind: str) -> object:
+    return try_to_load_from_cache(source, name, revision=revision, repo_type=kind)
+
+
+def require_room(size: int, what: str) -> None:
+    """Raise UserError DISK_FULL unless the hub's cache has room for `size` bytes."""
+    folder = Path(constants.HF_HUB_CACHE)
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if size and size + SPARE_BYTES > free:
+        raise UserError(
+            Code.DISK_FULL,
+            f"{what} needs {size_text(size)} in {constants.HF_HUB_CACHE}, where {size_text(free)} are free",
+            "Make room, or name a folder on a larger disk with the environment variable HF_HOME.",
+        )
+
+
+def _metered(source: str, expected: int) -> type[tqdm]:
+    """Return a progress bar that ends a download which brings more than was announced, or fills the disk.
+
+    The library has no other place at which every piece of a file passes.
+    """
+
+    most = expected + expected // 4 + SLACK
+
+    class Metered(tqdm):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self._counts_bytes = options.get("unit") == "B"
+            self._arrived = 0
+            super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self._counts_bytes:
+                self._arrived += int(n or 0)
+                if self._arrived > most:
+                    raise _too_large(f"the hub announced {size_text(expected)} of {source} and sends more")
+                require_room(1, source)
+            return super().update(n)  # type: ignore[no-any-return]
+
+    return Metered
+
+
+def _too_large(what: str) -> UserError:
+    return UserError(
+        Code.MODEL_TOO_LARGE,
+        what,
+        "If you trust whoever started the run, get the model in another way and name it with --model.",
+    )

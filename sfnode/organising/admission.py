@@ -1,0 +1,171 @@
+"""Petitions of newcomers: proofs of work, invitations, and which petitions are granted when.
+
+Both sides are here: what a newcomer shows and how an organiser checks it. What travels is `Petition`, whose
+origin's signature was checked before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sfnode.organising.policy import Admission, OrganiserPolicy
+from sfprotocol.counting import NEVER, Counting
+from sfprotocol.decisions import Admit
+from sfprotocol.messages import Petition
+from sfprotocol.rate_limit import Bucket
+from sfprotocol.signing import signed_by
+
+SECRET_BYTES = 16, 32
+"""Bytes of an invitation's secret: nobody guesses 16, and 32 are as many as its key has."""
+
+MAX_PENDING = 1024
+"""Petitions that wait: as many as an owner can look through, 300 kB."""
+
+MAX_PENDING_PER_LINK = 128
+"""Petitions that wait and came over one link: no neighbour pushes out what the others brought."""
+
+PENDING_TIME = 86_400.0
+"""Seconds for which a petition waits that is not repeated: its owner may look once a day."""
+
+_WORK, _INVITE, _VOUCHER = b"sfnode-work", b"sfnode-invite", b"sfnode-voucher"
+_ASK_EVERY = 4096
+"""Hashes between two looks whether to go on: some milliseconds."""
+
+
+# -- proofs of work ------------------------------------------------------------------------------------
+
+
+def work(run_id: bytes, origin: bytes, nonce: int) -> int:
+    """Return the number of leading zero bits that a nonce (1 to 2^64 - 1) achieves; 0 for none shown."""
+    digest = hashlib.blake2b(
+        run_id + origin + nonce.to_bytes(8, "big"), digest_size=32, person=_WORK
+    ).digest()
+    return 256 - int.from_bytes(digest, "big").bit_length() if nonce else 0
+
+
+def solve(run_id: bytes, origin: bytes, bits: int, interrupted: Callable[[], bool]) -> int | None:
+    """Return the first nonce with that much work, 2^bits hashes on average; None once `interrupted`."""
+    begun = hashlib.blake2b(run_id + origin, digest_size=32, person=_WORK)
+    bound = 1 << (256 - bits)
+    nonce = 0
+    while nonce % _ASK_EVERY or not interrupted():
+        nonce += 1
+        hasher = begun.copy()
+        hasher.update(nonce.to_bytes(8, "big"))
+        if int.from_bytes(hasher.digest(), "big") < bound:
+            return nonce
+    return None
+
+
+# -- invitations ---------------------------------------------------------------------------------------
+
+
+def invitation_key(run_id: bytes, secret: bytes) -> Ed25519PrivateKey:
+    """Return the key of an invitation, which `Invite` publishes the public half of. Raises ValueError."""
+    if not SECRET_BYTES[0] <= len(secret) <= SECRET_BYTES[1]:
+        raise ValueError(f"the secret of an invitation has 16 to 32 bytes, not {len(secret)}")
+    seed = hashlib.blake2b(secret, digest_size=32, key=run_id, person=_INVITE).digest()
+    return Ed25519PrivateKey.from_private_bytes(seed)
+
+
+def voucher_message(run_id: bytes, origin: bytes) -> bytes:
+    """Return what the key of an invitation signs for a newcomer."""
+    return _VOUCHER + run_id + origin
+
+
+def invited(run_id: bytes, petition: Petition, counting: Counting) -> bool:
+    """Return whether a petition shows an invitation by which somebody may still come."""
+    if not 0 < petition.invitation <= len(counting.invitations):
+        return False
+    invitation = counting.invitations[petition.invitation - 1]
+    message = voucher_message(run_id, petition.origin)
+    usable = invitation.uses and invitation.revoked == NEVER
+    return bool(usable) and signed_by(invitation.key, message, petition.voucher)
+
+
+# -- the organiser's side ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Pending:
+    petition: Petition
+    via: str
+    at: float
+    """Time at which it was last heard."""
+    granted: bool
+    """Whether it looked, when it was heard, as if nobody had to be asked."""
+
+
+class Petitions:
+    """The petitions that wait, for their turn or for the owner.
+
+    Bounded in total and for each link, the oldest out first; what is repeated keeps its link and its turn.
+    """
+
+    def __init__(self, run_id: bytes, policy: OrganiserPolicy) -> None:
+        self._run_id = run_id
+        self._policy = policy
+        self._pending: dict[bytes, _Pending] = {}
+        """Petitions by origin; the one that came first is first."""
+        self._bucket = Bucket(float("inf"), 0.0)
+
+    def hear(self, petition: Petition, via: str, counting: Counting, now: float) -> None:
+        """Keep a petition, unless there is no way for it to be granted."""
+        granted = self._admits(petition, counting) is not None
+        if counting.member(petition.origin) or not (granted or self._owner_is_asked):
+            return
+        known = self._pending.get(petition.origin)
+        if known:
+            known.petition, known.at, known.granted = petition, now, granted
+            return
+        same_link = [origin for origin, pending in self._pending.items() if pending.via == via]
+        if len(same_link) >= MAX_PENDING_PER_LINK:
+            del self._pending[same_link[0]]
+        if len(self._pending) >= MAX_PENDING:
+            del self._pending[next(iter(self._pending))]
+        self._pending[petition.origin] = _Pending(petition, via, now, granted)
+
+    def waiting(self, counting: Counting, now: float) -> list[Petition]:
+        """Return the petitions that wait, after dropping those that do not any more."""
+        self._drop(counting, now)
+        return [pending.petition for pending in self._pending.values()]
+
+    def next(self, counting: Counting, now: float) -> Admit | None:
+        """Return the next admission that needs no owner, if there is one and the rate allows it."""
+        rate, burst = self._policy.admissions_per_minute / 60, self._policy.admission_burst
+        self._drop(counting, now)
+        for pending in self._pending.values():
+            if not (pending.granted and self._bucket.holds(1, now, rate=rate)):
+                continue
+            admit = self._admits(pending.petition, counting)
+            pending.granted = admit is not None  # the invitation may be used up, or revoked
+            if admit:
+                self._bucket.take(1, now, rate=rate, burst=burst)
+                return admit
+        return None
+
+    @property
+    def _owner_is_asked(self) -> bool:
+        return self._policy.admission is Admission.APPROVE
+
+    def _admits(self, petition: Petition, counting: Counting) -> Admit | None:
+        """Return the admission that a petition earns by itself."""
+        if invited(self._run_id, petition, counting):
+            return Admit(petition.origin, self._policy.quota, petition.invitation)
+        if self._policy.admission is not Admission.ANYONE:
+            return None
+        enough = work(self._run_id, petition.origin, petition.nonce) >= self._policy.work_bits
+        return Admit(petition.origin, self._policy.quota, 0) if enough else None
+
+    def _drop(self, counting: Counting, now: float) -> None:
+        self._pending = {
+            origin: pending
+            for origin, pending in self._pending.items()
+            if now - pending.at < PENDING_TIME
+            and counting.member(origin) is None
+            and (pending.granted or self._owner_is_asked)
+        }

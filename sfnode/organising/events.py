@@ -1,0 +1,167 @@
+"""Events that the organiser takes in, and actions that it asks for: frozen data, no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from sfnode.schema.evaluation import Evaluation
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import Decision
+from sfprotocol.messages import Feed, Petition, Position
+
+
+class Tenure(Enum):
+    """The standing of the key that this organiser signs with."""
+
+    HELD = "the key of the present term is ours"
+    PASSED_ON = "the deputies have passed the run on to another key"
+    FORKED = "the key of the present term has signed two sequences"
+
+
+class Mark(NamedTuple):
+    """A step of a feed at which a close may stop; all updates since the mark before have one label."""
+
+    stop: int
+    label: int
+    chain: bytes
+    """The chain hash after `stop` updates."""
+
+
+# -- events --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The time that `next_deadline` named has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlChanged:
+    """The control feed here has changed, by what this organiser has signed or by what peers have sent."""
+
+    counting: Counting
+    tenure: Tenure
+
+
+@dataclass(frozen=True, slots=True)
+class HeldChanged:
+    """This node holds other updates of a feed than before, from step `first` on.
+
+    There is a mark wherever the label changes, wherever a close that is not sealed, or the last sealed one,
+    has stopped, and at the end: after a start all of these, then those of each segment that is admitted.
+    A feed that was rolled back has no marks from step 0 on.
+    """
+
+    feed: Feed
+    first: int
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForkProven:
+    """A proof of two histories of a feed is here: nothing from step `at` on counts unless it was named."""
+
+    feed: Feed
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerShows:
+    """A peer has shown that it holds these feeds, as far as our history of them goes."""
+
+    positions: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerControl:
+    """A linked peer has told how many decisions it has."""
+
+    peer: str
+    decisions: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """The last link with a peer has ended."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class PetitionHeard:
+    """A petition with the signature of its origin has come over the link with the peer `via`."""
+
+    petition: Petition
+    via: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationEnded:
+    """An evaluation that was asked for has ended."""
+
+    epoch: int
+    result: Evaluation | None
+    """None if it has failed."""
+    base: Evaluation | None = None
+    """The base model's on the same rows, once, when it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerWish:
+    """The run's owner wants this decision: an Admit approves, a Revoke or a Void takes back, and so on."""
+
+    decision: Decision
+
+
+Event = (
+    Wake
+    | ControlChanged
+    | HeldChanged
+    | ForkProven
+    | PeerShows
+    | PeerControl
+    | PeerGone
+    | PetitionHeard
+    | EvaluationEnded
+    | OwnerWish
+)
+
+
+# -- actions -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Sign this decision if it will be number `position` of the control feed, counted from 0; keep it before
+    anybody is told; report ControlChanged."""
+
+    position: int
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Evaluate the model on the validation rows with all that closes up to that of `epoch` have named; report
+    EvaluationEnded."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Tell the owner that a wish is not carried out."""
+
+    decision: Decision
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Tell the owner that this organiser signs nothing any more, and why."""
+
+    reason: str
+
+
+Action = Sign | Evaluate | Refuse | Stop

@@ -1,0 +1,79 @@
+"""The settings of an organiser: what it may decide by itself, and how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Admission(Enum):
+    """The petitions that are granted without asking the owner, whose word an invitation is."""
+
+    LINKS = "links"
+    """Those with an invitation; no others are kept."""
+    APPROVE = "approve"
+    """Those with an invitation; the others wait for the owner."""
+    ANYONE = "anyone"
+    """Those with an invitation or with a proof of work."""
+
+
+BOUNDS: dict[str, tuple[float, float]] = {
+    "target_updates": (1, (1 << 32) - 1),  # an update budget is a u32
+    "longest_epoch": (
+        1.0,
+        604_800.0,
+    ),  # below a second decisions outweigh updates; a week is a long weekend off
+    "seal_wait": (0.0, 86_400.0),  # 0: nothing is evaluated; a day: a large model on a slow machine
+    "admission_burst": (1, 4096),  # at 150 bytes each that everybody keeps: 600 kB at once
+    "admissions_per_minute": (0.01, 600.0),  # one in two hours, to ten a second: 130 MB of decisions a day
+    "work_bits": (0, 40),  # 40: a month of one core; more cannot be told from "nobody"
+    "quota": (1, (1 << 32) - 1),  # a u32 in Admit
+    "young_share": (0.0, 1.0),
+    "share": (0.0, 1.0),
+    "witnesses": (1, 64),  # a node has about six links, and a hub some dozens
+    "amend_after": (
+        3600.0,
+        31_536_000.0,
+    ),  # people switch machines off for hours; a lost update is lost for good
+}
+"""The least and the most of each setting, with the reason where it is not plain."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrganiserPolicy:
+    """The settings of an organiser. Raises ValueError for one that is out of its bounds."""
+
+    target_updates: int = 1024
+    """Updates that may be named with which an epoch is closed: the manifest's `epoch_updates`."""
+    longest_epoch: float = 600.0
+    """Seconds after which an epoch is closed, however few updates it has, if one of them has waited as long:
+    people who watch see their updates count within a coffee break."""
+    seal_wait: float = 120.0
+    """Seconds that a closed epoch waits for its evaluation before it is sealed unchecked: trainers go on
+    meanwhile, so this only delays what is said of it. With 0 nothing is evaluated."""
+    admission: Admission = Admission.LINKS
+    admission_burst: int = 64
+    """Admissions at once: a class of students joins within a minute."""
+    admissions_per_minute: float = 30.0
+    """Admissions in the long run. Each is a decision that everybody keeps for ever."""
+    work_bits: int = 22
+    """Leading zero bits of a newcomer's proof of work: some seconds of one core, in Python."""
+    quota: int = 1024
+    """Updates of one member that a close names at most, and those of one feed with one label: as many as an
+    epoch has, so that a run of one is not slowed down. Who admits strangers sets a small part of it: one that
+    reaches the target alone can close epochs as fast as it likes."""
+    young_share: float = 1 / 5
+    """Share of the time that evaluations may take while the run is young, when harm is most likely."""
+    share: float = 1 / 20
+    """The same share later."""
+    witnesses: int = 1
+    """Peers that must have told how much of the control feed they have before a restarted organiser signs."""
+    amend_after: float | None = None
+    """Seconds after which a feed of which named steps cannot be had ends before them; None: only the owner
+    ends feeds. It gives up work that was named, and an origin has to begin a new feed."""
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{name} is {value}; it has to be from {least:g} to {most:g}")

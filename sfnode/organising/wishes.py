@@ -1,0 +1,90 @@
+"""The owner's wishes: which of them would change something as things stand, and why the others would not.
+
+The fold takes a decision that does not hold for a no-op; an owner has to be told instead.
+"""
+
+from __future__ import annotations
+
+from sfprotocol.counting import MAX_MEMBERS, Counting
+from sfprotocol.decisions import (
+    INCARNATIONS,
+    Admit,
+    Amend,
+    Announce,
+    Budget,
+    Decision,
+    Finish,
+    Invite,
+    Revoke,
+    RevokeInvitation,
+    Void,
+    encode,
+)
+from sfprotocol.errors import RemoteProtocolError
+
+
+def refusal(counting: Counting, wish: Decision) -> str | None:
+    """Return the reason for which a wish would change nothing, or is nobody's to make; None if it holds."""
+    try:
+        encode(wish)
+    except RemoteProtocolError as error:
+        return error.reason
+    match wish:
+        case Admit():
+            return _admit(counting, wish)
+        case Invite(uses=uses):
+            return _unless(bool(uses), "an invitation that nobody may use")
+        case Revoke(member=member, epoch=epoch):
+            known = member < len(counting.members)
+            return _unless(
+                known and epoch < counting.members[member].revoked, "no such member, or revoked before"
+            )
+        case RevokeInvitation():
+            return _unless(_revokes(counting, wish), "no such invitation, or revoked before")
+        case Void():
+            return _unless(_voids(counting, wish), "nothing counts by the seals of these epochs and members")
+        case Amend(feed=feed, epoch=epoch):
+            before = counting.named(feed, epoch - 1)
+            return _unless(before < counting.named(feed), "no close from this one on has named steps of it")
+        case Budget(updates=updates):
+            return _unless(updates != counting.budget, "this is the budget")
+        case Finish():
+            return _unless(not counting.finished, "the run is finished")
+        case Announce():
+            return None
+        case _:
+            return "the organiser decides this by itself"
+
+
+def _unless(holds: bool, reason: str) -> str | None:
+    return None if holds else reason
+
+
+def _admit(counting: Counting, admit: Admit) -> str | None:
+    member = counting.member(admit.origin)
+    if member:
+        return _unless(admit.quota > member.quota, "admitted before, with no smaller quota")
+    full = len(counting.members) >= MAX_MEMBERS
+    return _unless(
+        not full and not admit.invitation, "no room for a member, or an invitation that it has to show"
+    )
+
+
+def _revokes(counting: Counting, wish: RevokeInvitation) -> bool:
+    if wish.invitation >= len(counting.invitations):
+        return False
+    return wish.epoch < counting.invitations[wish.invitation].revoked
+
+
+def _voids(counting: Counting, void: Void) -> bool:
+    """Return whether a Void takes back anything that counts."""
+    if not (
+        void.first <= void.last < counting.sealed and all(m < len(counting.members) for m in void.members)
+    ):
+        return False
+    return any(
+        counting.counts(feed, epoch)
+        for epoch in range(void.first, void.last + 1)
+        for feed in counting.moved(epoch)
+        if not void.members or feed // INCARNATIONS in void.members
+    )

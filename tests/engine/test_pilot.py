@@ -1,0 +1,162 @@
+"""Before a run starts it is measured: how large its scalars are, and what the largest update would do."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfnode.engine import pilot
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.pilot import Pilot
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Training
+from sfnode.models.loader import matrix
+from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.targets import Selection
+from sfprotocol.seeds import update_seeds
+from tests.engine.helpers import manifest, trainer
+
+
+@pytest.fixture(scope="module")
+def built_in() -> Pilot:
+    """What is measured of the built-in run."""
+    return pilot.measure(default_manifest())
+
+
+def slopes(spread: float, weight: float = 0.05) -> Pilot:
+    """A pilot with slopes of this root mean square."""
+    return Pilot(np.array([spread, -spread]), weight)
+
+
+def test_the_built_in_run_has_the_limit_that_is_measured_for_it(built_in: Pilot) -> None:
+    assert len(built_in.slopes) == pilot.SLOPES
+    assert pilot.with_limit(default_manifest(), built_in) == default_manifest()
+
+
+def test_what_is_measured_does_not_depend_on_the_limit_that_the_manifest_has(built_in: Pilot) -> None:
+    run = default_manifest()
+    other = run.model_copy(update={"training": run.training.model_copy(update={"scalar_limit": 7})})
+    assert (pilot.measure(other).slopes == built_in.slopes).all()
+
+
+@given(
+    spread=st.floats(1e-6, 1e6),
+    bits=st.sampled_from([8, 16]),
+    delta=st.floats(1e-6, 1e3),
+)
+def test_the_limit_is_eight_times_the_scalars_rounded_up_to_two_digits(
+    spread: float, bits: int, delta: float
+) -> None:
+    training = Training(scalar_bits=bits, scalar_delta=delta, scalar_limit=1)
+    limit = pilot.suitable_limit(training, slopes(spread, weight=1e12))
+    assert 1 <= limit <= training.largest_scalar
+    least = min(8 * spread / delta, training.largest_scalar)
+    assert limit >= least * (1 - 1e-9)
+    assert limit <= max(1.11 * least, math.ceil(least) + 1)
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(1e-3, 800), (2e-3, 400), (6e-3, 200)])
+def test_a_large_learning_rate_lowers_the_limit_down_to_twice_the_scalars(rate: float, limit: int) -> None:
+    training = Training(learning_rate=rate, scalar_delta=0.01)
+    found = slopes(spread=1, weight=4 * 2e-3 * 0.01 * 400 * 1.001)
+    assert pilot.suitable_limit(training, found) == limit
+
+
+@given(spread=st.floats(1e-6, 1e6), bits=st.sampled_from([8, 16]))
+def test_the_delta_that_is_advised_makes_room_for_eight_times_the_scalars(spread: float, bits: int) -> None:
+    training = Training(scalar_bits=bits, scalar_limit=1)
+    delta = pilot.suitable_delta(training, slopes(spread))
+    assert training.largest_scalar / 2 <= 8 * spread / delta * (1 + 1e-9)
+    assert 8 * spread / delta <= training.largest_scalar * (1 + 1e-9)
+
+
+def test_without_slopes_the_limit_stays_what_it_is() -> None:
+    training = Training(scalar_limit=55)
+    assert pilot.suitable_limit(training, Pilot(np.zeros(0), 0.05, "no data")) == 55
+
+
+def test_scalars_that_are_lost_are_counted() -> None:
+    found = Pilot(np.array([0.4, -0.4, 2, 9, -9.0]), 1)
+    assert pilot.shares(Training(scalar_delta=1, scalar_limit=5), found) == (0.4, 0.4)
+
+
+def test_an_update_that_wrecks_the_trained_model_is_refused(built_in: Pilot) -> None:
+    run = default_manifest()
+    limit = run.training.scalar_limit
+    numbers = run.training.model_copy(update={"scalar_limit": 32_767})
+    with pytest.raises(UserError, match=r"one update could wreck the model") as caught:
+        pilot.check(numbers, built_in)
+    assert caught.value.code is Code.UPDATE_TOO_LARGE
+    assert caught.value.fix == f"Lower --scalar-limit to {limit}."
+    with Trainer.load(run) as trained:
+        learn(trained)
+        learnt = trained.evaluate(200).value
+        assert learnt > 0.9
+        assert min(after(trained, limit), after(trained, -limit)) > learnt - 0.05
+        assert max(after(trained, 32_767), after(trained, -32_767)) < 0.7
+
+
+def learn(trained: Trainer) -> None:
+    """Make a third of the built-in run."""
+    training = trained.manifest.training
+    seeds = update_seeds(2602, 0, 1000)
+    for first in range(0, 1000, 4):
+        own, epoch = seeds[first : first + 4], first // training.epoch_updates
+        scalars = np.array(trained.step(own.tolist(), epoch).scalars)
+        trained.apply(UpdateBatch(np.full(4, epoch), own, scalars))
+
+
+def after(trained: Trainer, scalar: int) -> float:
+    """The accuracy with one more update, which is taken back."""
+    update = UpdateBatch(np.array([0]), update_seeds(99, 0, 1), np.array([scalar]))
+    trained.apply(update)
+    value = trained.evaluate(200).value
+    trained.apply(update._replace(scalars=-update.scalars))
+    return value
+
+
+@given(
+    rate=st.floats(1e-6, 1),
+    limit=st.integers(1, 32_767),
+    spread=st.sampled_from([0.0, 0.01, 1.0, 100.0]),
+)
+def test_who_follows_the_advice_is_not_refused_again(rate: float, limit: int, spread: float) -> None:
+    found = slopes(spread) if spread else Pilot(np.zeros(0), 0.05, "no data")
+    training = Training(learning_rate=rate, scalar_limit=limit)
+    try:
+        pilot.check(training, found)
+    except UserError as error:
+        words = error.fix.removeprefix("Lower ").removesuffix(".").split(" and ")
+        advice = {
+            flag.removeprefix("--").replace("-", "_"): number for flag, _, number in map(str.split, words)
+        }
+        better = Training.model_validate(training.model_dump() | advice)
+        assert better.learning_rate <= rate
+        assert better.scalar_limit <= limit
+        pilot.check(better, found)
+
+
+@pytest.mark.parametrize("family", ["opt", "gpt2"])
+def test_a_weight_s_usual_size_is_that_of_a_typical_matrix_whatever_else_is_trained(family: str) -> None:
+    every = trainer(manifest(family, selection=Selection(biases=True, norms=True)))
+    matrices = trainer(manifest(family))
+    sizes = [float(matrix(site).square().mean().sqrt()) for site in matrices.loaded.sites]
+    assert pilot.typical_weight(matrices.loaded) == pytest.approx(float(np.median(sizes)))
+    assert pilot.typical_weight(every.loaded) == pilot.typical_weight(matrices.loaded)
+
+
+def test_where_only_vectors_are_trained_their_size_counts() -> None:
+    run = trainer(manifest("opt", selection=Selection((), norms=True)))
+    sizes = [float(matrix(site).square().mean().sqrt()) for site in run.loaded.sites]
+    assert pilot.typical_weight(run.loaded) == pytest.approx(float(np.median(sizes)))
+
+
+def test_a_run_that_has_test_data_only_is_measured_on_them() -> None:
+    run = default_manifest()
+    private = run.model_copy(update={"data": run.data.model_copy(update={"train": ""})})
+    assert pilot.measure(private).spread > 0

@@ -1,0 +1,89 @@
+"""What a node sends of its model is divided fairly, whoever asks how often and under how many names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from sfnode.modelshare import shares
+from sfnode.modelshare.shares import ASKING_TIME, Shares
+from sfnode.modelshare.sharing import SHARE_BURST, SHARE_RATE
+from sfnode.transport.base import Asker
+from sfprotocol.wire_codec import MAX_PART_BYTES
+
+HONEST = Asker("honest", "/ip4/8.8.8.8/tcp/1")
+TICK = 0.05
+
+Asking = Callable[[int], Iterator[Asker]]
+"""Who asks in a tick, one name for each request."""
+
+
+def greedy(ids: int, ranges: int = 1) -> Asking:
+    """Ask for more than the rate in every tick, under so many names."""
+
+    def asking(tick: int) -> Iterator[Asker]:
+        for number in range(4 * tick, 4 * tick + 4):
+            yield Asker(f"stranger {number % ids}", f"/ip4/9.{number % ranges}.0.{number % 250}/tcp/1")
+
+    return asking
+
+
+def once_a_second(tick: int) -> Iterator[Asker]:
+    """Ask as often as a download that has been put off does."""
+    if tick % round(1 / TICK) == 0:
+        yield from [HONEST] * 20
+
+
+def sent(seconds: float, *asking: Asking) -> Counter[str]:
+    """Return the bytes that each got, `honest` and the `stranger` under all names, in that order."""
+    divided, got = Shares(), Counter[str]()
+    for tick in range(round(seconds / TICK)):
+        for asker in (asker for one in asking for asker in one(tick)):
+            if divided.take(asker, MAX_PART_BYTES, tick * TICK, rate=SHARE_RATE, burst=SHARE_BURST):
+                got[asker.peer.partition(" ")[0]] += MAX_PART_BYTES
+    return got
+
+
+def test_who_asks_alone_gets_everything() -> None:
+    assert sent(60, greedy(1))["stranger"] >= 0.99 * (SHARE_BURST + 60 * SHARE_RATE)
+
+
+def test_all_together_never_get_more_than_the_whole() -> None:
+    assert sent(60, greedy(50, 20), once_a_second).total() <= SHARE_BURST + 60 * SHARE_RATE
+
+
+def test_one_stranger_that_asks_without_pause_leaves_half_to_another_peer() -> None:
+    got = sent(200, greedy(1), once_a_second)
+    assert got["honest"] >= 0.45 * got.total()
+
+
+def test_a_stranger_with_a_thousand_ids_in_one_range_has_one_share() -> None:
+    got = sent(200, greedy(1000), once_a_second)
+    assert got["honest"] >= 0.45 * got.total()
+
+
+def test_peers_of_one_range_have_equal_shares() -> None:
+    neighbour = Asker("honest", "/ip4/9.0.7.7/tcp/1")
+    got = sent(200, greedy(1), lambda tick: iter([neighbour] * 20 if tick % 20 == 0 else []))
+    assert got["honest"] >= 0.45 * got.total()
+
+
+def test_a_share_works_however_many_there_are() -> None:
+    divided = Shares()
+    for number in range(2 * shares.MAX_RANGES):
+        crowd = Asker("x", f"/ip4/9.{number % 256}.0.1/tcp/1")
+        divided.take(crowd, 1, 0.0, rate=SHARE_RATE, burst=SHARE_BURST)
+    assert divided.take(HONEST, MAX_PART_BYTES, 0.0, rate=SHARE_RATE, burst=SHARE_BURST)
+
+
+def test_what_is_remembered_is_bounded_and_forgotten() -> None:
+    divided = Shares()
+    for number in range(3 * shares.MAX_RANGES):
+        one = Asker(f"{number}", f"/ip4/{number % 200 + 11}.{number % 251}.0.1/tcp/1")
+        divided.take(one, 1, 0.0, rate=1.0, burst=1e9)
+        same_range = Asker(f"{number}", "/ip4/8.8.8.8/tcp/1")
+        divided.take(same_range, 1, 0.0, rate=1.0, burst=1e9)
+    assert len(divided._ranges) == shares.MAX_RANGES
+    assert len(divided._ranges.get("0808", 0.0).peers) == shares.MAX_PEERS
+    divided.take(HONEST, 1, ASKING_TIME + 1, rate=1.0, burst=1e9)
+    assert len(divided._ranges) == 1

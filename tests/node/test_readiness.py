@@ -1,0 +1,148 @@
+"""When a newcomer begins to train: after it has what its first neighbours had, whatever others claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sfnode.node.readiness import SHARE, UNDER_WAY, Readiness
+from sfprotocol.machine import ASK_TIMEOUT
+from sfprotocol.messages import EpochScalars, Feed, Position, RunParameters, Segment, Want
+from tests.protocol.feeds import origin_of, signed
+from tests.protocol.scripted import ANN, BOB, EVE, Scripted
+
+RUN = RunParameters(
+    bytes(range(32)), epoch_updates=10**6, update_budget=10**6, scalar_bytes=2, scalar_limit=9
+)
+HISTORY = 64 * UNDER_WAY
+LIAR, HONEST = 1, 2
+"""Links."""
+
+GHOSTS = [Position(Feed(origin_of(f"ghost {number}"), 1), 20_000) for number in range(5)]
+"""Feeds that do not exist; of more than seven, a link is dropped that does not deliver (SPEC A9)."""
+
+
+class Newcomer(Scripted):
+    """A machine that was told peers and knows nothing yet, and its readiness."""
+
+    def __init__(self) -> None:
+        super().__init__(ANN, run=RUN)
+        self.readiness = Readiness(
+            self.machine, told_peers=True, met_peers=lambda: False, clock=lambda: self.now
+        )
+
+    def seconds(self, count: float) -> Iterator[int]:
+        """Yield once a second until the newcomer is ready or so many have passed."""
+        for second in range(int(count)):
+            if self.readiness.done():
+                return
+            yield second
+            self.wait(1.0)
+
+    def becomes_ready(self, count: float) -> bool:
+        """Let that many seconds pass."""
+        for _ in self.seconds(count):
+            pass
+        return self.readiness.done()
+
+
+def said(name: str, first: int, stop: int) -> Segment:
+    before = [EpochScalars(0, (1,) * first)] if first else []
+    return signed(name, 1, first, [EpochScalars(0, (1,) * (stop - first))], before)
+
+
+@pytest.fixture(autouse=True)
+def quick() -> None:
+    """Leave the intervals as they are: time is virtual here."""
+
+
+@pytest.fixture
+def newcomer() -> Newcomer:
+    return Newcomer()
+
+
+def test_a_newcomer_without_neighbours_waits_for_them(newcomer: Newcomer) -> None:
+    assert not newcomer.becomes_ready(10 * ASK_TIMEOUT)
+
+
+def test_a_newcomer_whose_neighbours_have_nothing_is_ready(newcomer: Newcomer) -> None:
+    newcomer.link(HONEST)
+    assert newcomer.readiness.done()
+
+
+def test_invented_feeds_and_a_valid_update_now_and_then_do_not_keep_a_newcomer_from_training(
+    newcomer: Newcomer,
+) -> None:
+    newcomer.link(LIAR, *GHOSTS)
+    newcomer.name(LIAR, EVE)
+    for second in newcomer.seconds(3 * ASK_TIMEOUT):
+        if second % 3 == 0:
+            newcomer.hear(LIAR, said("eve", second // 3, second // 3 + 1))
+    assert newcomer.machine.lacking == sum(ghost.next for ghost in GHOSTS)
+    assert newcomer.readiness.done()
+
+
+def test_nor_does_a_feed_that_is_always_a_little_ahead(newcomer: Newcomer) -> None:
+    newcomer.link(LIAR, Position(EVE, 200))
+    for second in newcomer.seconds(3 * ASK_TIMEOUT):
+        newcomer.hear(LIAR, newcomer.summary(Position(EVE, second + 200)), said("eve", second, second + 1))
+    assert newcomer.readiness.done()
+
+
+def test_nor_do_claims_that_are_taken_back(newcomer: Newcomer) -> None:
+    newcomer.link(LIAR, *GHOSTS, Position(EVE, HISTORY))
+    newcomer.hear(LIAR, said("eve", 0, 1))
+    for second in newcomer.seconds(3 * ASK_TIMEOUT):
+        newcomer.hear(LIAR, Want((Position(EVE, HISTORY - 100 * second),)))
+    assert newcomer.readiness.done()
+
+
+def test_nor_do_ever_new_peers_with_invented_feeds(newcomer: Newcomer) -> None:
+    for second in newcomer.seconds(4 * ASK_TIMEOUT):
+        if second % 5 == 0:
+            newcomer.link(100 + second, *GHOSTS)
+    assert newcomer.readiness.done()
+
+
+def test_nor_do_invented_feeds_while_honest_nodes_go_on_training(newcomer: Newcomer) -> None:
+    newcomer.link(LIAR, *GHOSTS)
+    newcomer.link(HONEST, Position(BOB, 0))
+    for second in newcomer.seconds(3 * ASK_TIMEOUT):
+        newcomer.hear(HONEST, said("bob", 50 * second, 50 * second + 50))
+    assert newcomer.readiness.done()
+
+
+def test_a_newcomer_on_a_slow_line_waits_for_a_long_history_and_not_for_a_liar_beside_it(
+    newcomer: Newcomer,
+) -> None:
+    newcomer.link(LIAR, *GHOSTS)
+    newcomer.link(HONEST, Position(BOB, HISTORY))
+    speed = 2 * int(HISTORY // SHARE / ASK_TIMEOUT)
+    step = ASK_TIMEOUT / 2
+    got = 0
+    while not newcomer.readiness.done():
+        newcomer.hear(HONEST, said("bob", got, got + int(speed * step)))
+        got += int(speed * step)
+        newcomer.wait(step)
+    assert HISTORY - UNDER_WAY - got // 64 - speed * step <= got <= HISTORY
+    assert newcomer.now > 10 * ASK_TIMEOUT
+
+
+def test_a_newcomer_goes_on_waiting_when_the_line_breaks_and_comes_back(newcomer: Newcomer) -> None:
+    newcomer.link(HONEST, Position(BOB, HISTORY))
+    newcomer.hear(HONEST, said("bob", 0, UNDER_WAY))
+    for arrived in range(UNDER_WAY, HISTORY // 2, UNDER_WAY):
+        newcomer.wait(ASK_TIMEOUT / 4)
+        newcomer.unlink(HONEST)
+        assert not newcomer.becomes_ready(ASK_TIMEOUT / 4)
+        newcomer.link(HONEST, Position(BOB, HISTORY))
+        newcomer.hear(HONEST, said("bob", arrived, arrived + UNDER_WAY))
+        assert not newcomer.readiness.done()
+
+
+def test_a_newcomer_whose_only_peer_stops_delivering_trains_after_a_while(newcomer: Newcomer) -> None:
+    newcomer.link(HONEST, Position(BOB, HISTORY))
+    newcomer.hear(HONEST, said("bob", 0, UNDER_WAY))
+    assert not newcomer.becomes_ready(ASK_TIMEOUT - 1)
+    assert newcomer.becomes_ready(ASK_TIMEOUT)

@@ -1,0 +1,201 @@
+"""An organiser on a virtual clock, with the control feed and the updates that it would have around it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from sfnode.organising.events import (
+    Action,
+    ControlChanged,
+    Evaluate,
+    EvaluationEnded,
+    Event,
+    HeldChanged,
+    Mark,
+    OwnerWish,
+    PeerControl,
+    PeerShows,
+    Refuse,
+    Sign,
+    Stop,
+    Tenure,
+    Wake,
+)
+from sfnode.organising.organiser import Organiser
+from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.rates import Schedule
+from sfnode.schema.evaluation import Evaluation
+from sfprotocol import holding
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import Admit, Amend, Close, Decision, Recorded, encode
+from sfprotocol.messages import Feed, Position
+
+RUN_ID = bytes(range(32))
+RATE = 1 << 20
+BUDGET = 100_000
+
+UNEVALUATED = OrganiserPolicy(target_updates=100, longest_epoch=60.0, seal_wait=0.0)
+"""Seals at once; most tests are about closes."""
+
+EVALUATED = OrganiserPolicy(target_updates=100, longest_epoch=60.0, seal_wait=30.0)
+
+
+def feed_of(name: str, incarnation: int = 0) -> Feed:
+    return Feed(hashlib.blake2b(name.encode(), digest_size=32).digest(), incarnation)
+
+
+def chain_of(feed: Feed, stop: int) -> bytes:
+    return hashlib.blake2b(repr((feed, stop)).encode(), digest_size=32).digest()
+
+
+def scores(value: float, *, metric: str = "accuracy", width: float = 0.02) -> Evaluation:
+    return Evaluation(metric=metric, value=value, low=value - width, high=value + width, loss=0.5, count=1000)
+
+
+def state_of(counting: Counting) -> str:
+    """Return everything that decisions have made, but for their number."""
+    return repr({name: value for name, value in vars(counting).items() if name != "decisions"})
+
+
+@dataclass
+class Bench:
+    """One organiser. Decisions are committed at once unless `held_back`."""
+
+    policy: OrganiserPolicy = UNEVALUATED
+    alone: bool = False
+    schedule: Schedule = field(default_factory=lambda: Schedule("constant", RATE))
+    budget: int = BUDGET
+    held_back: bool = False
+    now: float = 1000.0
+    signed: list[Decision] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    refused: list[Refuse] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    marks: dict[Feed, list[Mark]] = field(default_factory=dict)
+    shown: dict[Feed, int] = field(default_factory=dict)
+    outbox: list[Sign] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.counting = Counting(budget=self.budget, rate=RATE)
+        self.positions: dict[int, Decision] = {}
+        self.drawn = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start an organiser on what is here, as after a restart."""
+        self.organiser = Organiser(
+            RUN_ID, self.counting, self.policy, self.schedule, draw=self._draw, alone=self.alone, now=self.now
+        )
+
+    def _draw(self, count: int) -> bytes:
+        self.drawn += 1
+        return self.drawn.to_bytes(count, "big")
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def do(self, event: Event) -> list[Action]:
+        actions = self.organiser.handle(event, self.now)
+        for action in actions:
+            match action:
+                case Sign():
+                    self.outbox.append(action)
+                case Evaluate(epoch=epoch):
+                    self.asked.append(epoch)
+                case Refuse():
+                    self.refused.append(action)
+                case Stop(reason=reason):
+                    self.stopped.append(reason)
+        if not self.held_back:
+            self.commit()
+        return actions
+
+    def commit(self) -> None:
+        """Let the control feed grow by what is to be signed."""
+        waiting, self.outbox = self.outbox, []
+        for sign in waiting:
+            known = self.positions.setdefault(sign.position, sign.decision)
+            assert known == sign.decision, "two decisions for one position of the control feed"
+            if sign.position != self.counting.decisions:
+                continue
+            self.check(sign.decision)
+            encode(sign.decision)
+            before = state_of(self.counting)
+            self.counting.apply(Recorded(sign.decision))
+            if type(sign.decision).__name__ not in ("Evaluated", "Announce"):
+                assert state_of(self.counting) != before, f"void where it stands: {sign.decision}"
+            self.signed.append(sign.decision)
+            self.do(ControlChanged(self.counting, Tenure.HELD))
+            if isinstance(sign.decision, Amend):
+                self.end(self.counting.feed(sign.decision.feed), self.counting.named(sign.decision.feed))
+
+    def end(self, feed: Feed, at: int) -> None:
+        """Let go of a feed, and fetch again what is left of it."""
+        kept = [mark for mark in self.marks.pop(feed) if mark.stop <= at]
+        self.do(HeldChanged(feed, 0, ()))
+        if kept:
+            self.marks[feed] = kept
+            self.do(HeldChanged(feed, 0, tuple(kept)))
+
+    def check(self, decision: Decision) -> None:
+        """Check what holds of every close."""
+        if not isinstance(decision, Close):
+            return
+        taken: dict[bytes, int] = {}
+        for number, steps, tag in decision.moves:
+            feed = self.counting.feed(number)
+            member = self.counting.member(feed.origin)
+            stop = self.counting.named(number) + steps
+            chains = {mark.stop: mark.chain for mark in self.marks[feed]}
+            assert tag == holding.tag(decision.salt, chains[stop])
+            assert self.alone or stop <= self.shown[feed]
+            assert member is not None
+            taken[feed.origin] = taken.get(feed.origin, 0) + steps
+            assert taken[feed.origin] <= member.quota
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, with a Wake whenever one is due."""
+        until = self.now + seconds
+        while self.organiser.next_deadline() <= until:
+            self.now = max(self.now, self.organiser.next_deadline())
+            self.do(Wake())
+        self.now = until
+
+    # -- what happens around it --------------------------------------------------------------------
+
+    def begin(self, *names: str, quota: int = 1000) -> Bench:
+        """Let a peer tell that it has no more than we, and admit these members."""
+        self.do(PeerControl("peer", 0))
+        self.advance(31.0)
+        for name in names:
+            self.wish(Admit(feed_of(name).origin, quota, 0))
+        return self
+
+    def wish(self, decision: Decision) -> None:
+        self.do(OwnerWish(decision))
+
+    def update(self, feed: Feed, count: int, label: int | None = None, *, shown: bool = True) -> None:
+        """Let a feed grow by a segment here, and by as much at a peer if `shown`."""
+        marks = self.marks.setdefault(feed, [])
+        first = marks[-1].stop if marks else 0
+        label = self.counting.open_epoch if label is None else label
+        marks.append(Mark(first + count, label, chain_of(feed, first + count)))
+        self.do(HeldChanged(feed, first, (marks[-1],)))
+        if shown:
+            self.show(feed)
+
+    def show(self, feed: Feed, stop: int | None = None) -> None:
+        stop = self.marks[feed][-1].stop if stop is None else stop
+        self.shown[feed] = max(self.shown.get(feed, 0), stop)
+        self.do(PeerShows((Position(feed, stop),)))
+
+    def evaluated(self, value: float, base: float | None = None) -> None:
+        self.do(EvaluationEnded(self.asked[-1], scores(value), scores(base) if base else None))
+
+    def named(self, feed: Feed) -> int:
+        number = self.counting.number(feed)
+        return 0 if number is None else self.counting.named(number)
+
+    def of(self, kind: type[Decision]) -> list[Decision]:
+        """Return the decisions of one kind."""
+        return [decision for decision in self.signed if isinstance(decision, kind)]

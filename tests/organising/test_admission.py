@@ -1,0 +1,197 @@
+"""Who is admitted without asking the owner, and who waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sfnode.organising import admission
+from sfnode.organising.admission import (
+    MAX_PENDING,
+    MAX_PENDING_PER_LINK,
+    PENDING_TIME,
+    Petitions,
+    invitation_key,
+    solve,
+    voucher_message,
+    work,
+)
+from sfnode.organising.policy import Admission, OrganiserPolicy
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import Admit, Invite, Recorded, RevokeInvitation
+from sfprotocol.messages import Petition
+from tests.organising.bench import RUN_ID, feed_of
+
+SECRET = bytes(range(16))
+POLICY = OrganiserPolicy(admission_burst=3, admissions_per_minute=6, work_bits=8, quota=77)
+ANYONE = replace(POLICY, admission=Admission.ANYONE)
+APPROVE = replace(POLICY, admission=Admission.APPROVE)
+LINKS = replace(POLICY, admission=Admission.LINKS)
+
+
+def never() -> bool:
+    return False
+
+
+def plain(name: str) -> Petition:
+    return Petition(feed_of(name).origin, 0, 0, b"", bytes(64))
+
+
+def working(name: str, bits: int = 8) -> Petition:
+    origin = feed_of(name).origin
+    nonce = solve(RUN_ID, origin, bits, never)
+    assert nonce
+    return Petition(origin, nonce, 0, b"", bytes(64))
+
+
+def invited(name: str, key: Ed25519PrivateKey, number: int = 1) -> Petition:
+    origin = feed_of(name).origin
+    return Petition(origin, 0, number, key.sign(voucher_message(RUN_ID, origin)), bytes(64))
+
+
+def counting_with(uses: int) -> tuple[Counting, Ed25519PrivateKey]:
+    """Return a run with one invitation, and its key."""
+    key = invitation_key(RUN_ID, SECRET)
+    counting = Counting(budget=1000, rate=1)
+    counting.apply(Recorded(Invite(key.public_key().public_bytes_raw(), uses)))
+    return counting, key
+
+
+def granted(petitions: Petitions, counting: Counting, now: float = 0.0) -> list[Admit]:
+    """Admit whom nobody has to be asked for."""
+    admits = []
+    while admit := petitions.next(counting, now):
+        counting.apply(Recorded(admit))
+        admits.append(admit)
+    return admits
+
+
+@pytest.mark.parametrize(
+    ("policy", "admitted", "waiting"),
+    [
+        (LINKS, {"invited"}, set()),
+        (APPROVE, {"invited"}, {"plain", "working"}),
+        (ANYONE, {"invited", "working"}, set()),
+    ],
+)
+def test_the_policy_says_who_is_admitted_and_who_waits(
+    policy: OrganiserPolicy, admitted: set[str], waiting: set[str]
+) -> None:
+    counting, key = counting_with(5)
+    petitions = Petitions(RUN_ID, policy)
+    for petition in (plain("plain"), working("working"), invited("invited", key)):
+        petitions.hear(petition, "peer", counting, 0.0)
+    names = {feed_of(name).origin: name for name in ("plain", "working", "invited")}
+    assert {names[admit.origin] for admit in granted(petitions, counting)} == admitted
+    assert {names[petition.origin] for petition in petitions.waiting(counting, 0.0)} == waiting
+
+
+def test_an_admission_gives_the_quota_and_names_the_invitation() -> None:
+    counting, key = counting_with(1)
+    petitions = Petitions(RUN_ID, LINKS)
+    petitions.hear(invited("anne", key), "peer", counting, 0.0)
+    assert granted(petitions, counting) == [Admit(feed_of("anne").origin, 77, 1)]
+
+
+def test_an_invitation_admits_as_many_as_it_has_uses() -> None:
+    counting, key = counting_with(2)
+    petitions = Petitions(RUN_ID, LINKS)
+    for name in ("anne", "bob", "carol"):
+        petitions.hear(invited(name, key), "peer", counting, 0.0)
+    assert len(granted(petitions, counting)) == 2
+    assert not petitions.waiting(counting, 0.0)
+
+
+def test_a_revoked_invitation_admits_nobody() -> None:
+    counting, key = counting_with(2)
+    petitions = Petitions(RUN_ID, LINKS)
+    petitions.hear(invited("anne", key), "peer", counting, 0.0)
+    counting.apply(Recorded(RevokeInvitation(0, 0)))
+    petitions.hear(invited("bob", key), "peer", counting, 0.0)
+    assert not granted(petitions, counting)
+
+
+def test_a_voucher_is_for_one_origin_one_run_and_one_invitation() -> None:
+    counting, key = counting_with(5)
+    petitions = Petitions(RUN_ID, LINKS)
+    stolen = replace(invited("anne", key), origin=feed_of("mallory").origin)
+    elsewhere = invited("mallory", invitation_key(bytes(32), SECRET))
+    for petition in (stolen, elsewhere, invited("mallory", key, 2), invited("mallory", key, 0)):
+        petitions.hear(petition, "peer", counting, 0.0)
+    assert not granted(petitions, counting)
+
+
+def test_admissions_come_at_the_rate_of_the_policy_in_their_order() -> None:
+    counting, _ = counting_with(0)
+    petitions = Petitions(RUN_ID, ANYONE)
+    names = [f"newcomer {number}" for number in range(6)]
+    for name in names:
+        petitions.hear(working(name), "peer", counting, 0.0)
+    origins = [feed_of(name).origin for name in names]
+    assert [admit.origin for admit in granted(petitions, counting)] == origins[:3]
+    assert not granted(petitions, counting, 9.0)
+    assert [admit.origin for admit in granted(petitions, counting, 20.0)] == origins[3:5]
+
+
+def test_one_link_does_not_push_out_what_others_have_brought() -> None:
+    counting, _ = counting_with(0)
+    petitions = Petitions(RUN_ID, APPROVE)
+    petitions.hear(plain("honest"), "peer", counting, 0.0)
+    for number in range(2 * MAX_PENDING):
+        petitions.hear(plain(f"invented {number}"), "flooder", counting, 1.0)
+    waiting = [petition.origin for petition in petitions.waiting(counting, 2.0)]
+    assert len(waiting) == 1 + MAX_PENDING_PER_LINK
+    assert feed_of("honest").origin in waiting
+
+
+def test_what_waits_is_bounded_in_all_and_the_oldest_goes_first() -> None:
+    counting, _ = counting_with(0)
+    petitions = Petitions(RUN_ID, APPROVE)
+    for number in range(MAX_PENDING + 5):
+        petitions.hear(plain(f"newcomer {number}"), f"peer {number}", counting, 0.0)
+    waiting = [petition.origin for petition in petitions.waiting(counting, 0.0)]
+    assert waiting[0] == feed_of("newcomer 5").origin
+    assert len(waiting) == MAX_PENDING
+
+
+def test_a_petition_that_is_not_repeated_expires() -> None:
+    counting, _ = counting_with(0)
+    petitions = Petitions(RUN_ID, APPROVE)
+    for name in ("anne", "bob"):
+        petitions.hear(plain(name), "peer", counting, 0.0)
+    petitions.hear(plain("anne"), "other", counting, PENDING_TIME - 1)
+    assert [p.origin for p in petitions.waiting(counting, PENDING_TIME + 1)] == [feed_of("anne").origin]
+
+
+def test_who_is_a_member_does_not_wait() -> None:
+    counting, _ = counting_with(0)
+    petitions = Petitions(RUN_ID, APPROVE)
+    petitions.hear(plain("anne"), "peer", counting, 0.0)
+    counting.apply(Recorded(Admit(feed_of("anne").origin, 10, 0)))
+    petitions.hear(plain("anne"), "peer", counting, 1.0)
+    assert not petitions.waiting(counting, 1.0)
+
+
+def test_work_is_for_one_origin_and_one_run() -> None:
+    origin = feed_of("anne").origin
+    nonce = solve(RUN_ID, origin, 12, never)
+    assert nonce
+    assert work(RUN_ID, origin, nonce) >= 12
+    assert work(RUN_ID, origin, 0) == 0
+    others = (work(bytes(32), origin, nonce), work(RUN_ID, feed_of("bob").origin, nonce))
+    assert max(others) < 12
+
+
+def test_solving_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "_ASK_EVERY", 10)
+    answers = iter([False, False, True])
+    assert solve(RUN_ID, feed_of("anne").origin, 250, lambda: next(answers)) is None
+    assert not list(answers)
+
+
+@pytest.mark.parametrize("length", [0, 15, 33])
+def test_a_secret_has_16_to_32_bytes(length: int) -> None:
+    with pytest.raises(ValueError, match="16 to 32"):
+        invitation_key(RUN_ID, bytes(length))

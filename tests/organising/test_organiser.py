@@ -1,0 +1,601 @@
+"""What an organiser signs, and when."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from sfnode.organising.events import (
+    ControlChanged,
+    EvaluationEnded,
+    ForkProven,
+    HeldChanged,
+    PeerControl,
+    PeerGone,
+    PetitionHeard,
+    Tenure,
+    Wake,
+)
+from sfnode.organising.organiser import MAX_UNSEALED, PROOF_TIME, SETTLE_TIME, State
+from sfnode.organising.policy import Admission
+from sfnode.organising.rates import Schedule
+from sfprotocol.counting import NEVER, Counting, named_digest
+from sfprotocol.decisions import (
+    FACTOR_ONE,
+    Admit,
+    Amend,
+    Announce,
+    Budget,
+    Close,
+    Decision,
+    Evaluated,
+    Finish,
+    Invite,
+    RateFrom,
+    Recorded,
+    Revoke,
+    RevokeInvitation,
+    Seal,
+    Unknown,
+    Void,
+)
+from sfprotocol.messages import Petition
+from tests.organising.bench import BUDGET, EVALUATED, RATE, RUN_ID, UNEVALUATED, Bench, chain_of, feed_of
+
+ANNE, BOB = feed_of("anne"), feed_of("bob")
+
+
+# -- closes --------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_is_closed_once_enough_updates_may_be_named() -> None:
+    bench = Bench().begin("anne", "bob")
+    bench.update(ANNE, 60)
+    bench.advance(5)
+    assert not bench.of(Close)
+    bench.update(BOB, 40)
+    bench.advance(2)
+    assert bench.counting.open_epoch == 1
+    assert (bench.named(ANNE), bench.named(BOB)) == (60, 40)
+
+
+def test_no_update_waits_longer_than_the_longest_epoch() -> None:
+    bench = Bench().begin("anne")
+    bench.advance(1000)
+    assert not bench.of(Close), "there was nothing to name"
+    bench.update(ANNE, 1)
+    bench.advance(59)
+    assert not bench.of(Close)
+    bench.advance(3)
+    assert bench.named(ANNE) == 1
+    bench.advance(1000)
+    bench.update(ANNE, 1)
+    bench.advance(59)
+    assert bench.named(ANNE) == 1, "the epoch gathers what comes after the first"
+    bench.advance(3)
+    assert bench.named(ANNE) == 2
+
+
+def test_only_what_a_peer_has_shown_is_named() -> None:
+    bench = Bench().begin("anne")
+    bench.update(ANNE, 80)
+    bench.update(ANNE, 80, shown=False)
+    bench.advance(100)
+    assert bench.named(ANNE) == 80
+    bench.show(ANNE, 159)
+    bench.advance(100)
+    assert bench.named(ANNE) == 80, "there is no mark at which a close could stop"
+    bench.show(ANNE, 160)
+    bench.advance(100)
+    assert bench.named(ANNE) == 160
+
+
+def test_alone_an_organiser_names_what_it_alone_holds_until_a_peer_comes() -> None:
+    bench = Bench(alone=True)
+    bench.wish(Admit(ANNE.origin, 1000, 0))
+    bench.update(ANNE, 100, shown=False)
+    bench.advance(2)
+    assert bench.named(ANNE) == 100
+    bench.do(PeerControl("peer", 0))
+    bench.update(ANNE, 100, shown=False)
+    bench.advance(100)
+    assert bench.named(ANNE) == 100
+
+
+def test_a_close_names_no_more_of_an_origin_than_its_quota_over_all_its_feeds() -> None:
+    bench = Bench().begin("anne", quota=50)
+    other = feed_of("anne", 1)
+    for feed in (ANNE, other):
+        bench.update(feed, 30)
+        bench.update(feed, 20)
+    bench.advance(65)
+    assert bench.named(ANNE) + bench.named(other) == 50
+    bench.advance(65)
+    assert (bench.named(ANNE), bench.named(other)) == (50, 50)
+    assert len(bench.of(Close)) == 2
+
+
+def test_a_feed_that_uses_up_the_quota_does_not_keep_another_one_of_its_origin_from_being_named() -> None:
+    bench = Bench().begin("anne", quota=50)
+    other = feed_of("anne", 1)
+    bench.update(ANNE, 50)
+    bench.update(other, 50)
+    for _ in range(3):
+        bench.advance(65)
+        bench.update(ANNE, 50)
+    assert bench.named(other) == 50
+
+
+def test_what_is_late_does_not_bring_more_than_the_quota_into_an_epoch() -> None:
+    bench = Bench().begin("anne", "bob", quota=50)
+    for _ in range(3):
+        bench.update(BOB, 50)
+        bench.advance(65)
+    for label in range(4):
+        bench.update(ANNE, 50, label)
+    bench.update(BOB, 50)
+    bench.advance(2)
+    assert bench.named(ANNE) == 50
+    bench.advance(200)
+    assert bench.named(ANNE) == 200
+
+
+def test_nothing_is_named_beyond_a_fork() -> None:
+    bench = Bench().begin("anne")
+    bench.update(ANNE, 40)
+    bench.update(ANNE, 40)
+    bench.do(ForkProven(ANNE, 50))
+    bench.advance(100)
+    assert bench.named(ANNE) == 40
+    bench.do(ForkProven(ANNE, 10))
+    bench.advance(100)
+    assert bench.named(ANNE) == 40
+
+
+def test_nothing_is_named_from_the_label_on_from_which_a_member_is_revoked() -> None:
+    bench = Bench().begin("anne", "bob")
+    bench.update(BOB, 100)
+    bench.advance(2)
+    bench.update(ANNE, 10, 0)
+    bench.update(ANNE, 10, 1)
+    bench.wish(Revoke(0, 1))
+    bench.advance(200)
+    assert bench.named(ANNE) == 10
+
+
+def test_a_complete_run_is_not_closed_any_further() -> None:
+    bench = Bench().begin("anne")
+    bench.wish(Finish())
+    bench.update(ANNE, 100)
+    bench.advance(100)
+    assert not bench.of(Close)
+
+
+def test_epochs_are_not_closed_without_end_while_they_cannot_be_sealed() -> None:
+    bench = Bench(policy=EVALUATED).begin("anne")
+    bench.policy = replace(EVALUATED, seal_wait=86_400.0)
+    bench.start()
+    bench.begin()
+    for _ in range(3 * MAX_UNSEALED):
+        bench.update(ANNE, 100)
+        bench.advance(2)
+    assert bench.counting.open_epoch == MAX_UNSEALED
+    bench.evaluated(0.5)
+    bench.advance(10)
+    assert bench.counting.open_epoch == MAX_UNSEALED + 4, "what has come meanwhile, a quota at a time"
+
+
+# -- seals ---------------------------------------------------------------------------------------------
+
+
+def test_a_seal_states_the_digest_of_what_closes_up_to_its_own_have_named() -> None:
+    bench = Bench(policy=EVALUATED).begin("anne", "bob")
+    bench.update(ANNE, 100)
+    bench.advance(2)
+    bench.update(BOB, 100)
+    bench.advance(2)
+    assert not bench.of(Seal)
+    bench.evaluated(0.5)
+    bench.advance(40)
+    first, second = bench.of(Seal)
+    assert isinstance(first, Seal)
+    assert isinstance(second, Seal)
+    anne, bob = (0, 100, chain_of(ANNE, 100)), (64, 100, chain_of(BOB, 100))
+    assert first == Seal(0, (), (), named_digest(RUN_ID, [anne]), FACTOR_ONE, ())
+    assert second.digest == named_digest(RUN_ID, [anne, bob])
+
+
+def test_after_a_restart_the_same_seal_follows() -> None:
+    bench = Bench(policy=EVALUATED).begin("anne")
+    for _ in range(3):
+        bench.update(ANNE, 100)
+        bench.advance(2)
+    bench.start()
+    bench.do(HeldChanged(ANNE, 0, tuple(bench.marks[ANNE])))
+    bench.do(PeerControl("peer", bench.counting.decisions))
+    bench.advance(300)
+    digests = [seal.digest for seal in bench.of(Seal) if isinstance(seal, Seal)]
+    expected = [named_digest(RUN_ID, [(0, stop, chain_of(ANNE, stop))]) for stop in (100, 200, 300)]
+    assert digests == expected
+
+
+def test_an_epoch_is_sealed_when_its_evaluation_has_come_and_the_result_follows() -> None:
+    bench = Bench(policy=EVALUATED).begin("anne")
+    bench.update(ANNE, 100)
+    bench.advance(20)
+    assert bench.asked == [0]
+    assert not bench.of(Seal)
+    bench.evaluated(0.61, base=0.5)
+    bench.advance(1)
+    told = [decision for decision in bench.signed if isinstance(decision, Seal | Evaluated)]
+    assert [type(decision) for decision in told] == [Evaluated, Seal, Evaluated]
+    assert told[0] == Evaluated(0, "base accuracy", 500_000, 480_000, 520_000, 500_000, 1000)
+    assert told[2] == Evaluated(0, "accuracy", 610_000, 590_000, 630_000, 500_000, 1000)
+
+
+def test_an_epoch_is_sealed_unchecked_when_the_wait_is_over_and_a_late_result_is_told_all_the_same() -> None:
+    bench = Bench(policy=EVALUATED).begin("anne")
+    bench.update(ANNE, 100)
+    bench.advance(35)
+    assert bench.counting.sealed == 1
+    bench.evaluated(0.6)
+    bench.advance(1)
+    assert [type(decision) for decision in bench.signed[-2:]] == [Seal, Evaluated]
+
+
+def test_evaluations_take_their_share_of_the_time_and_others_epochs_do_not_wait() -> None:
+    bench = Bench(policy=EVALUATED).begin("anne")
+    bench.update(ANNE, 100)
+    bench.advance(2)
+    bench.advance(8)
+    bench.evaluated(0.5)
+    began = bench.now
+    while len(bench.asked) < 2:
+        bench.update(ANNE, 100)
+        bench.advance(2)
+        assert bench.counting.open_epoch - bench.counting.sealed < 2
+    assert 4 * 9 <= bench.now - began <= 4 * 10 + 5
+
+
+def test_a_failed_evaluation_seals_unchecked() -> None:
+    bench = Bench(policy=EVALUATED).begin("anne")
+    bench.update(ANNE, 100)
+    bench.advance(2)
+    bench.do(EvaluationEnded(0, None))
+    bench.advance(2)
+    assert bench.counting.sealed == 1
+    assert not bench.of(Evaluated)
+
+
+def test_a_seal_skips_what_was_revoked_since_its_close_and_tells_no_result_of_another_model() -> None:
+    bench = Bench(policy=EVALUATED).begin("anne", "bob")
+    bench.update(ANNE, 50)
+    bench.update(BOB, 50)
+    bench.advance(2)
+    bench.wish(Revoke(1, 0))
+    bench.evaluated(0.5)
+    bench.advance(5)
+    (seal,) = bench.of(Seal)
+    assert isinstance(seal, Seal)
+    assert seal.skipped == (64,)
+    assert bench.counting.counted == 50
+    assert not bench.of(Evaluated)
+
+
+def test_rates_follow_the_schedule_over_the_budget() -> None:
+    bench = Bench(schedule=Schedule("linear", RATE), budget=1000).begin("anne")
+    for _ in range(3):
+        bench.update(ANNE, 100)
+        bench.advance(3)
+    rates = [seal.rates for seal in bench.of(Seal) if isinstance(seal, Seal)]
+    assert rates == [(), (RateFrom(3, RATE * 9 // 10),), (RateFrom(4, RATE * 8 // 10),)]
+
+
+# -- what is missing -----------------------------------------------------------------------------------
+
+
+def lose_the_last_100(bench: Bench) -> None:
+    """Restart without the last hundred named updates."""
+    bench.update(ANNE, 100)
+    bench.advance(3)
+    bench.policy = replace(bench.policy, seal_wait=0.0)
+    bench.held_back = True
+    bench.update(ANNE, 100)
+    bench.advance(1.5)
+    bench.held_back = False
+    (close,) = bench.outbox
+    bench.outbox.clear()
+    bench.counting.apply(Recorded(close.decision))
+    bench.start()
+    bench.do(HeldChanged(ANNE, 0, (bench.marks[ANNE][0],)))
+    bench.do(PeerControl("peer", bench.counting.decisions))
+
+
+def test_nothing_is_sealed_while_named_updates_are_missing() -> None:
+    bench = Bench().begin("anne")
+    lose_the_last_100(bench)
+    bench.advance(100_000)
+    assert bench.organiser.behind == 100
+    assert bench.counting.sealed == 1
+    bench.do(HeldChanged(ANNE, 100, (bench.marks[ANNE][1],)))
+    bench.advance(2)
+    assert bench.counting.sealed == 2
+
+
+def test_a_feed_is_ended_before_what_cannot_be_had_if_the_policy_says_so() -> None:
+    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
+    lose_the_last_100(bench)
+    bench.advance(7000)
+    assert not bench.of(Amend)
+    bench.advance(300)
+    assert bench.of(Amend) == [Amend(0, 1)]
+    assert bench.counting.sealed == 2
+
+
+def test_an_epoch_of_which_nothing_is_left_is_sealed_all_the_same() -> None:
+    bench = Bench(policy=EVALUATED).begin("anne")
+    bench.update(ANNE, 100)
+    bench.advance(2)
+    bench.wish(Amend(0, 0))
+    bench.start()
+    bench.do(PeerControl("peer", bench.counting.decisions))
+    bench.advance(100)
+    assert bench.counting.sealed == 1
+    assert bench.counting.counted == 0
+
+
+def test_without_peers_the_time_of_what_is_missing_does_not_pass() -> None:
+    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
+    lose_the_last_100(bench)
+    bench.advance(100)
+    bench.do(PeerGone("peer"))
+    bench.advance(20_000)
+    assert not bench.of(Amend)
+
+
+# -- whether it may sign -------------------------------------------------------------------------------
+
+
+def test_a_restarted_organiser_signs_nothing_until_a_peer_has_told_that_it_has_no_more() -> None:
+    bench = Bench()
+    bench.wish(Announce("hello"))
+    bench.advance(3600)
+    assert not bench.signed
+    bench.do(PeerControl("peer", 0))
+    bench.advance(2)
+    assert bench.of(Announce)
+
+
+def test_a_restarted_organiser_waits_for_others_to_come() -> None:
+    bench = Bench()
+    bench.wish(Announce("hello"))
+    bench.do(PeerControl("peer", 0))
+    bench.advance(SETTLE_TIME - 1)
+    assert not bench.signed
+    bench.advance(2)
+    assert bench.signed
+
+
+def test_more_at_some_peer_is_waited_for_and_a_lie_not_for_ever() -> None:
+    bench = Bench()
+    bench.wish(Announce("hello"))
+    bench.do(PeerControl("honest", 0))
+    bench.do(PeerControl("other", 1))
+    bench.advance(PROOF_TIME - 1)
+    assert not bench.signed
+    bench.counting.apply(Recorded(Budget(5000)))
+    bench.do(ControlChanged(bench.counting, Tenure.HELD))
+    bench.advance(SETTLE_TIME - 1)
+    assert not bench.signed
+    bench.advance(2)
+    assert bench.signed
+    bench.start()
+    bench.wish(Announce("again"))
+    bench.do(PeerControl("honest", 0))
+    bench.do(PeerControl("liar", 1000))
+    bench.advance(PROOF_TIME + 1)
+    assert len(bench.signed) == 2
+
+
+def test_as_many_witnesses_as_the_policy_asks_for() -> None:
+    bench = Bench(policy=replace(UNEVALUATED, witnesses=2))
+    bench.wish(Announce("hello"))
+    bench.do(PeerControl("one", 0))
+    bench.advance(1000)
+    assert not bench.signed
+    bench.do(PeerControl("two", 0))
+    bench.advance(2)
+    assert bench.signed
+
+
+@pytest.mark.parametrize("tenure", [Tenure.FORKED, Tenure.PASSED_ON])
+def test_without_its_key_it_stops_for_good_and_says_so(tenure: Tenure) -> None:
+    bench = Bench().begin("anne")
+    bench.do(ControlChanged(bench.counting, tenure))
+    bench.do(ControlChanged(bench.counting, tenure))
+    assert bench.stopped == [tenure.value]
+    bench.do(ControlChanged(bench.counting, Tenure.HELD))
+    bench.update(ANNE, 100)
+    bench.wish(Announce("hello"))
+    bench.advance(1000)
+    assert bench.organiser.state is State.STOPPED
+    assert len(bench.signed) == 1
+    assert [refuse.reason for refuse in bench.refused] == [tenure.value]
+
+
+def test_a_decision_that_it_does_not_know_stops_it() -> None:
+    bench = Bench().begin("anne")
+    bench.counting.apply(Recorded(Unknown(20)))
+    bench.do(ControlChanged(bench.counting, Tenure.HELD))
+    assert len(bench.stopped) == 1
+
+
+def test_decisions_that_are_gone_make_it_look_for_the_head_again() -> None:
+    bench = Bench().begin("anne", "bob")
+    bench.counting = Counting(budget=BUDGET, rate=RATE)
+    bench.positions.clear()  # another term
+    bench.do(PeerGone("peer"))
+    bench.do(ControlChanged(bench.counting, Tenure.HELD))
+    bench.wish(Announce("hello"))
+    bench.advance(1000)
+    assert bench.organiser.state is State.RESTARTED
+    bench.do(PeerControl("peer", 0))
+    bench.advance(2)
+    assert bench.signed[-1] == Announce("hello")
+
+
+def test_a_position_is_signed_once_however_long_it_takes() -> None:
+    bench = Bench().begin("anne")
+    bench.held_back = True
+    bench.update(ANNE, 100)
+    bench.advance(2)
+    bench.update(ANNE, 100)
+    bench.wish(Announce("hello"))
+    bench.do(ControlChanged(bench.counting, Tenure.HELD))
+    bench.advance(100)
+    assert len(bench.outbox) > 5
+    assert len(set(bench.outbox)) == 1
+
+
+# -- whatever comes ------------------------------------------------------------------------------------
+
+
+class Story:
+    """Random events around an organiser, as a run of a few members might bring them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        policy = replace(
+            EVALUATED,
+            target_updates=self.random.choice([1, 50, 400]),
+            seal_wait=self.random.choice([0.0, 30.0]),
+            admission=self.random.choice(list(Admission)),
+            work_bits=0,
+            quota=40,
+        )
+        self.bench = Bench(policy=policy, schedule=Schedule("cosine", RATE), held_back=True)
+        self.names = [f"member {number}" for number in range(5)]
+        self.made: dict[tuple[object, int], int] = {}
+        self.forked: dict[object, int] = {}
+        self.bench.do(PeerControl("peer", 0))
+
+    def step(self) -> None:
+        random, bench = self.random, self.bench
+        match random.randrange(12):
+            case 0 | 1 | 2 | 3:
+                self.update()
+            case 4 if bench.marks:
+                feed = random.choice(list(bench.marks))
+                bench.show(feed, random.choice(bench.marks[feed]).stop)
+            case 5 if random.random() < 0.1 and bench.marks:
+                feed = random.choice(list(bench.marks))
+                if feed not in self.forked:
+                    self.forked[feed] = random.randrange(bench.marks[feed][-1].stop + 1)
+                    bench.do(ForkProven(feed, self.forked[feed]))
+            case 6:
+                origin = feed_of(random.choice(self.names)).origin
+                bench.do(PetitionHeard(Petition(origin, 1, 0, b"", bytes(64)), "peer"))
+            case 7:
+                bench.wish(self.wish())
+            case 8 if bench.asked and random.random() < 0.5:
+                bench.evaluated(random.random(), random.choice([None, 0.5]))
+            case 9:
+                bench.advance(random.choice([0.1, 1.0, 10.0, 100.0]))
+            case 10 if random.random() < 0.1:
+                self.restart()
+            case 10:
+                bench.do(Wake())
+            case _:
+                bench.commit()
+
+    def restart(self) -> None:
+        """Begin anew with what is durable: nothing that was to be signed and was not."""
+        bench = self.bench
+        bench.outbox.clear()
+        bench.asked.clear()
+        bench.start()
+        bench.do(PeerControl("peer", bench.counting.decisions))
+        for feed, marks in bench.marks.items():
+            bench.do(HeldChanged(feed, 0, tuple(marks)))
+            if feed in self.forked:
+                bench.do(ForkProven(feed, self.forked[feed]))
+
+    def update(self) -> None:
+        """Let a member make updates as it may, most of them with the label of the open epoch."""
+        bench, random = self.bench, self.random
+        feed = feed_of(random.choice(self.names), random.choice([0, 0, 0, 1, 63]))
+        member = bench.counting.member(feed.origin)
+        marks = bench.marks.get(feed, [])
+        last = marks[-1].label if marks else 0
+        late = random.random() < 0.2
+        label = random.randint(last, bench.counting.open_epoch) if late else bench.counting.open_epoch
+        if member is None or label >= member.revoked or feed in self.forked:
+            return
+        if bench.counting.ended(bench.counting.number(feed) or 0) < NEVER:
+            return
+        count = min(random.randint(1, 20), member.quota - self.made.get((feed, label), 0))
+        if count > 0:
+            self.made[feed, label] = self.made.get((feed, label), 0) + count
+            bench.update(feed, count, label, shown=random.random() < 0.5)
+
+    def wish(self) -> Decision:
+        random, epoch = self.random, self.bench.counting.open_epoch
+        member = random.randrange(len(self.names))
+        first = random.randrange(epoch + 1)
+        often = [Announce("hello"), Admit(feed_of(self.names[member]).origin, random.choice([40, 50]), 0)]
+        seldom = [
+            Invite(bytes(31) + bytes([random.randrange(3)]), random.randrange(3)),
+            RevokeInvitation(random.randrange(3), epoch),
+            Void(first, first + random.randrange(2), (member,) if random.random() < 0.5 else ()),
+            Budget(random.choice([BUDGET, 2 * BUDGET])),
+            Close(epoch, bytes(8), ()),
+        ]
+        rarely = [
+            Finish(),
+            Revoke(member, random.randrange(epoch + 5)),
+            Amend(64 * member, 0),
+        ]
+        (kind,) = random.choices([often, seldom, rarely], [80, 17, 3])
+        return random.choice(kind)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_comes_every_decision_holds_and_what_peers_show_is_named(seed: int) -> None:
+    story = Story(seed)
+    bench = story.bench
+    for _ in range(600):
+        story.step()
+    bench.held_back = False
+    bench.commit()
+    for feed in bench.marks:
+        bench.show(feed)
+    bench.advance(31.0)
+    backlog = sum(marks[-1].stop - bench.named(feed) for feed, marks in bench.marks.items())
+    rounds = 2 + backlog // 20
+    bench.advance(rounds * (bench.policy.longest_epoch + bench.policy.seal_wait + 10))
+    assert bench.counting.sealed == bench.counting.open_epoch
+    if bench.counting.complete:
+        return
+    for feed, marks in bench.marks.items():
+        member, number = bench.counting.member(feed.origin), bench.counting.number(feed)
+        assert member is not None
+        assert number is not None
+        if bench.counting.ended(number) < NEVER:
+            continue
+        cut = story.forked.get(feed, NEVER)
+        may = [mark.stop for mark in marks if mark.stop <= cut and mark.label < member.revoked]
+        assert bench.named(feed) >= max(may, default=0)
+
+
+def test_the_same_events_bring_the_same_decisions() -> None:
+    signed = []
+    for _ in range(2):
+        story = Story(7)
+        for _ in range(300):
+            story.step()
+        signed.append(copy.copy(story.bench.signed))
+    assert signed[0] == signed[1]
+    assert signed[0]

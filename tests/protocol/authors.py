@@ -1,0 +1,155 @@
+"""Authors of updates as far as joining goes: positions and counts, and no links, logs or signatures.
+
+Any number of them, at any pace, in virtual time; light enough for a thousand, with which the simulator
+takes hours.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from sfprotocol import wire_codec
+from sfprotocol.events import OwnUpdates
+from sfprotocol.frontier import Frontier
+from sfprotocol.joining import Joining
+from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
+from sfprotocol.wire_codec import LENGTH_BYTES
+
+LATENCY = 0.2
+"""Seconds from a signature until everybody has the segment."""
+
+
+def parameters(epoch_updates: int, update_budget: int = 1 << 31) -> RunParameters:
+    return RunParameters(bytes(32), epoch_updates, update_budget, 2, 1000)
+
+
+def feed(number: int) -> Feed:
+    return Feed(number.to_bytes(32, "big"), 0)
+
+
+class Author:
+    """One author, and what it knows of the run."""
+
+    def __init__(self, run: RunParameters, number: int = 0) -> None:
+        self.frontier = Frontier(run)
+        self.feed = feed(number)
+        self.joining = Joining(self.frontier, self.feed)
+        self.taken: list[OwnUpdates] = []
+        self.taken_at: list[float] = []
+        self.made_at: list[float] = []
+
+    def make(self, now: float, count: int = 1) -> OwnUpdates | None:
+        """Finish so many updates; return what is due."""
+        self.joining.add((EpochScalars(self.frontier.run.epoch_of(self.frontier.known), (7,) * count),))
+        self.made_at += [now] * count
+        return self.look(now)
+
+    def look(self, now: float) -> OwnUpdates | None:
+        """Return what is due."""
+        return self.flush(now) if self.joining.deadline() <= now else None
+
+    def flush(self, now: float) -> OwnUpdates | None:
+        """Return what waits."""
+        updates = self.joining.take(now)
+        if updates:
+            self.taken.append(updates)
+            self.taken_at.append(now)
+            self.hear(updates.count)
+        return updates
+
+    def hear(self, updates: int) -> None:
+        """Let so many more updates be admitted."""
+        self.frontier.known += updates
+
+    @property
+    def counts(self) -> list[int]:
+        """Updates of each segment."""
+        return [updates.count for updates in self.taken]
+
+    @property
+    def waited(self) -> list[float]:
+        """Seconds that each update has waited."""
+        return [
+            at - made
+            for at, updates in zip(self.taken_at, self.taken, strict=True)
+            for made in self.made_at[updates.first : updates.first + updates.count]
+        ]
+
+
+@dataclass
+class Course:
+    """What has come of a swarm since it settled."""
+
+    segments: int = 0
+    updates: int = 0
+    sent: int = 0
+    """Bytes of the segments, as the origin sends them on one link."""
+    progress: int = 0
+    """Most updates that the whole run made while one waited."""
+
+    @property
+    def bytes_per_update(self) -> float:
+        return self.sent / self.updates
+
+
+@dataclass
+class Swarm:
+    """Authors who make an update every so many seconds each, and hear of each other's after LATENCY."""
+
+    run: RunParameters
+    paces: Sequence[float]
+    together: bool = False
+    """Whether all begin at one moment, and not each within its first step."""
+    authors: list[Author] = field(default_factory=list)
+
+    def play(self, warm: float, measured: float) -> Course:
+        """Return what comes of it in so many seconds after so many others."""
+        random, course = Random(1), Course()
+        self.authors = [Author(self.run, number) for number in range(len(self.paces))]
+        made: list[list[int]] = [[] for _ in self.authors]
+        """Number of each author's updates among all."""
+        total = 0
+        agenda = [
+            (pace if self.together else random.uniform(0, pace), number, 0)
+            for number, pace in enumerate(self.paces)
+        ]
+        """(when, who, updates that the others hear of; 0 for the end of a step, -1 for a deadline)."""
+        heapq.heapify(agenda)
+
+        def sign(who: int, updates: OwnUpdates | None) -> None:
+            if updates:
+                heapq.heappush(agenda, (now + LATENCY, who, updates.count))
+            if updates and now >= warm:
+                course.segments += 1
+                course.updates += updates.count
+                course.sent += bytes_of(updates)
+                course.progress = max(course.progress, total - made[who][updates.first])
+            elif self.authors[who].joining.count and not updates:
+                heapq.heappush(agenda, (max(now, self.authors[who].joining.deadline()), who, -1))
+
+        while agenda[0][0] <= warm + measured:
+            now, who, heard = heapq.heappop(agenda)
+            if heard > 0:
+                for other, author in enumerate(self.authors):
+                    if other != who:
+                        author.hear(heard)
+                        if author.joining.count and (updates := author.look(now)):
+                            sign(other, updates)
+            elif heard < 0:
+                if updates := self.authors[who].look(now):
+                    sign(who, updates)
+            else:
+                total += 1
+                made[who].append(total)
+                sign(who, self.authors[who].make(now))
+                heapq.heappush(agenda, (now + self.paces[who], who, 0))
+        return course
+
+
+def bytes_of(updates: OwnUpdates) -> int:
+    """Return the bytes of the segment on the wire with its frame header; most feed keys take as many."""
+    segment = Segment((1 << 64) - 1, updates.first, updates.parts, bytes(64))
+    return LENGTH_BYTES + len(wire_codec.encode(segment, 2))

@@ -1,0 +1,759 @@
+"""What counts in an organised run follows from its decisions, each at its place (SPEC O5-O8, O10)."""
+
+from __future__ import annotations
+
+import hashlib
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sfprotocol.counting import MAX_MEMBERS, NEVER, Counting, Landmark, Run, multiplier, named_digest
+from sfprotocol.decisions import (
+    FACTOR_ONE,
+    INCARNATIONS,
+    MAX_MOVES,
+    RATE_ONE,
+    Admit,
+    Amend,
+    Announce,
+    Budget,
+    Checkpoint,
+    Close,
+    Decision,
+    Evaluated,
+    Extension,
+    Finish,
+    Invite,
+    Move,
+    RateFrom,
+    Recorded,
+    Recount,
+    Revoke,
+    RevokeInvitation,
+    Seal,
+    Unknown,
+    Void,
+)
+from sfprotocol.messages import Feed
+from tests.protocol.organised import DIGEST, SALT, Reference, admit, close, fold, origin, seal, tag
+
+ONE = FACTOR_ONE
+MEMBERS = (admit(0), admit(1), admit(2))
+A, B, C = 0, 64, 128
+"""The first feeds of three members."""
+
+
+def state(counting: Counting) -> Any:
+    """Return all that others can ask of a Counting."""
+    feeds = range((len(counting.members) + 1) * INCARNATIONS)
+    moved = [feed for feed in feeds if counting.named(feed) or counting.ended(feed) < NEVER]
+    return (
+        (counting.decisions, counting.unsupported, counting.open_epoch, counting.sealed, counting.counted),
+        (counting.budget, counting.finished, counting.complete),
+        [counting.rate(epoch) for epoch in range(counting.open_epoch + 9)],
+        [(member.origin, member.quota, member.revoked) for member in counting.members],
+        [(invitation.key, invitation.uses, invitation.revoked) for invitation in counting.invitations],
+        [counting.positions(epoch) for epoch in range(counting.open_epoch + 1)],
+        {feed: of_feed(counting, feed) for feed in moved},
+    )
+
+
+def of_feed(counting: Counting, feed: int) -> Any:
+    """Return what is said of a feed; `apply` returns the feeds of which this changes."""
+    held = counting.named(feed) + 3
+    return (
+        counting.named(feed),
+        counting.ended(feed),
+        list(counting.landmarks(feed)),
+        counting.runs(feed, held),
+    )
+
+
+def changes(counting: Counting, decision: Decision) -> bool:
+    """Apply a decision; return whether it changed anything but the number of decisions."""
+    before, decisions = state(counting)[1:], counting.decisions
+    first = state(counting)[0][1:]
+    counting.apply(Recorded(decision))
+    assert counting.decisions == decisions + 1
+    return (first, *before) != (state(counting)[0][1:], *state(counting)[1:])
+
+
+# -- epochs: close, then seal ------------------------------------------------------------------------
+
+
+def test_a_new_run_has_an_open_epoch_and_nothing_else() -> None:
+    run = fold(budget=5, rate=77)
+    assert (run.open_epoch, run.sealed, run.counted, run.complete) == (0, 0, 0, False)
+    assert (run.rate(0), run.rate(65_535)) == (77, 77)
+    assert run.positions() == {}
+    assert run.runs(A, 4) == (Run(4, ONE),)
+    assert run.runs(A, 0) == ()
+
+
+def test_a_close_names_steps_and_opens_the_next_epoch() -> None:
+    run = fold(*MEMBERS)
+    assert run.apply(Recorded(close(0, {A: 3, B: 2}))) == {A, B}
+    assert run.open_epoch == 1
+    assert (run.named(A), run.named(B), run.named(C)) == (3, 2, 0)
+    assert run.positions() == {A: 3, B: 2}
+    assert run.counted == 0, "nothing counts before the seal"
+    assert run.runs(A, 5) == (Run(5, ONE),), "for the time being, all that is held has factor 1"
+
+
+def test_steps_are_counted_from_the_last_ones_named() -> None:
+    run = fold(*MEMBERS, close(0, {A: 3}), close(1), close(2, {A: 4, B: 1}))
+    assert run.named(A) == 7
+    assert list(run.landmarks(A)) == [Landmark(3, SALT, tag(0, A)), Landmark(7, SALT, tag(2, A))]
+
+
+def test_an_epoch_in_which_nothing_moved_is_closed_and_sealed() -> None:
+    run = fold(*MEMBERS, close(0), seal(0), close(1, {A: 1}), seal(1))
+    assert (run.open_epoch, run.sealed, run.counted) == (2, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        close(0, {A: 1}),  # closed already
+        close(2, {A: 1}),  # not open yet
+        close(1, {A: 0}),  # no steps
+        close(1, {A: 2**32 - 1}),  # steps beyond u32, with the 3 that were named
+        close(1, {A: 1, 3 * 64: 1}),  # of nobody
+        close(1, {2**31 - 1: 1}),
+    ],
+)
+def test_a_close_that_does_not_fit_changes_nothing(wrong: Close) -> None:
+    run = fold(*MEMBERS, close(0, {A: 3}))
+    assert not changes(run, wrong)
+    assert run.apply(Recorded(wrong)) == set()
+
+
+def test_the_last_step_of_a_feed_can_be_named() -> None:
+    run = fold(*MEMBERS, close(0, {A: 3}), close(1, {A: 2**32 - 4}))
+    assert run.named(A) == 2**32 - 1
+    assert run.runs(A, 2**32 - 1) == (Run(2**32 - 1, ONE),)
+    assert not changes(run, close(2, {A: 1}))
+
+
+def test_there_are_65536_epochs() -> None:
+    run = fold(*MEMBERS, *(close(epoch) for epoch in range(65_536)))
+    assert run.open_epoch == 65_536
+    assert not changes(run, Close(65_535, SALT, ()))
+
+
+def test_the_last_feed_of_the_last_member_can_be_named() -> None:
+    run = fold(*MEMBERS, close(0, {3 * 64 - 1: 1}))
+    assert run.feed(3 * 64 - 1) == Feed(origin(2), 63)
+    assert run.number(Feed(origin(2), 63)) == 3 * 64 - 1
+    assert run.number(Feed(origin(2), 64)) is None
+    assert run.number(Feed(origin(3), 0)) is None
+    assert MAX_MEMBERS * INCARNATIONS <= 1 << 31, "numbers of feeds have 31 bits"
+
+
+def test_a_seal_counts_what_its_close_has_named_but_for_the_feeds_it_skips() -> None:
+    run = fold(*MEMBERS, close(0, {A: 3, B: 2}))
+    assert run.apply(Recorded(seal(0, skip=(B,), factor=ONE // 2))) == {A, B}
+    assert run.counted == 3
+    assert run.runs(A, 5) == (Run(3, ONE // 2), Run(5, ONE))
+    assert run.runs(B, 5) == (Run(2, 0), Run(5, ONE))
+    assert run.runs(B, 1) == (Run(1, 0),)
+
+
+def test_seals_come_in_the_order_of_epochs_and_closes_may_run_ahead() -> None:
+    run = fold(*MEMBERS, close(0, {A: 1}), close(1, {A: 2}), close(2, {A: 4}))
+    assert not changes(run, seal(1))
+    run.apply(Recorded(seal(0)))
+    run.apply(Recorded(seal(1)))
+    assert run.counted == 3
+    assert not changes(run, seal(1))
+    assert not changes(run, seal(3))
+    run.apply(Recorded(seal(2)))
+    assert (run.counted, run.sealed) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        seal(1, skip=(B,)),  # the close of 1 has not named it
+        seal(1, skip=(3 * 64,)),
+        seal(1, recount=((A, 0),)),  # it was counted
+        seal(1, recount=((B, 0), (C, 0))),  # the second was not named
+        seal(1, recount=((A, 1),)),  # not sealed before
+        seal(1, recount=((B, 5),)),
+        seal(1, rates=((2, 7),)),  # the epoch that is open
+        seal(1, rates=((1, 7), (9, 7))),
+        seal(1, skip=(A,), recount=((A, 1),)),
+    ],
+)
+def test_a_seal_that_does_not_fit_changes_nothing_and_can_be_said_again(wrong: Seal) -> None:
+    run = fold(*MEMBERS, close(0, {A: 3, B: 2}), seal(0, skip=(B,)), close(1, {A: 1}))
+    assert not changes(run, wrong)
+    assert changes(run, seal(1))
+
+
+def test_a_later_seal_counts_what_was_skipped_with_its_own_factor() -> None:
+    run = fold(*MEMBERS, close(0, {A: 3, B: 2}), seal(0, skip=(B,), factor=100), close(1, {A: 1, B: 5}))
+    assert run.apply(Recorded(seal(1, recount=((B, 0),), factor=200))) == {A, B}
+    assert run.counted == 3 + 1 + 2 + 5
+    assert run.runs(A, 4) == (Run(3, 100), Run(4, 200))
+    assert run.runs(B, 7) == (Run(7, 200),)
+    assert not changes(fold(*MEMBERS, close(0)), seal(1, recount=((B, 0),)))
+    run.apply(Recorded(close(2)))
+    assert not changes(run, seal(2, recount=((B, 0),))), "what has been counted is not skipped any more"
+
+
+def test_a_factor_of_0_counts_nothing_and_is_final() -> None:
+    run = fold(*MEMBERS, close(0, {A: 3}), seal(0, factor=0), close(1))
+    assert (run.counted, run.sealed) == (0, 1)
+    assert run.runs(A, 4) == (Run(3, 0), Run(4, ONE))
+    assert not changes(run, seal(1, recount=((A, 0),)))
+
+
+def test_neighbours_of_equal_factor_are_one_run() -> None:
+    run = fold(*MEMBERS, close(0, {A: 3}), close(1, {A: 2}), close(2, {A: 2}))
+    assert run.runs(A, 9) == (Run(9, ONE),)
+    run.apply(Recorded(seal(0, factor=7)))
+    run.apply(Recorded(seal(1, factor=7)))
+    assert run.runs(A, 9) == (Run(5, 7), Run(9, ONE))
+    run.apply(Recorded(seal(2)))
+    assert run.runs(A, 9) == (Run(5, 7), Run(9, ONE))
+    assert run.runs(A, 5) == (Run(5, 7),)
+
+
+# -- rates -------------------------------------------------------------------------------------------
+
+
+def test_rates_hold_from_their_epoch_on_until_a_later_one() -> None:
+    run = fold(close(0), seal(0, rates=((2, 20), (5, 50))), rate=1)
+    assert [run.rate(epoch) for epoch in range(7)] == [1, 1, 20, 20, 20, 50, 50]
+
+
+def test_new_rates_replace_all_from_their_first_epoch_on() -> None:
+    run = fold(
+        close(0), seal(0, rates=((2, 20), (5, 50), (9, 90))), close(1), seal(1, rates=((4, 4),)), rate=1
+    )
+    assert [run.rate(epoch) for epoch in (0, 2, 3, 4, 5, 9, 100)] == [1, 20, 20, 4, 4, 4, 4]
+
+
+def test_the_rate_of_an_epoch_that_is_open_never_changes() -> None:
+    run = fold(close(0), rate=1)
+    assert not changes(run, seal(0, rates=((1, 5),)))
+    assert changes(run, seal(0, rates=((2, 5),)))
+
+
+def test_rates_take_room_for_65536_epochs_at_most() -> None:
+    run = Counting(budget=1, rate=1)
+    for epoch in range(40):
+        first = 1000 + 16_000 * (epoch % 4)
+        run.apply(Recorded(close(epoch)))
+        run.apply(Recorded(seal(epoch, rates=tuple((first + n, n) for n in range(MAX_MOVES // 2)))))
+    assert len(run._rates) <= 65_536
+    assert run.rate(1001 + 48_000) == 1
+
+
+def test_the_multiplier_is_an_integer_in_units_of_2_to_the_minus_32() -> None:
+    assert multiplier(RATE_ONE - 1, ONE) == RATE_ONE - 1
+    assert multiplier(RATE_ONE // 3, ONE // 2) == RATE_ONE // 3 // 2
+    assert multiplier(1, ONE - 1) == 0
+    assert multiplier(2**32 - 1, 2**16 - 1) == (2**32 - 1) * (2**16 - 1) // 4096
+
+
+# -- members -----------------------------------------------------------------------------------------
+
+
+def test_members_are_numbered_in_the_order_of_their_admission() -> None:
+    run = fold(admit(7, quota=5), admit(3))
+    assert [member.origin for member in run.members] == [origin(7), origin(3)]
+    found = run.member(origin(7))
+    assert found
+    assert (found.quota, found.revoked) == (5, NEVER)
+    assert run.member(origin(0)) is None
+    assert run.number(Feed(origin(3), 2)) == 66
+
+
+def test_a_second_admission_raises_the_quota_and_never_undoes_a_revocation() -> None:
+    run = fold(Invite(DIGEST, 2), admit(0, 5), Revoke(0, 3), admit(0, 9, 1), admit(0, 7))
+    assert [(member.quota, member.revoked) for member in run.members] == [(9, 3)]
+    assert run.invitations[0].uses == 2, "nobody new has come by it"
+
+
+def test_an_invitation_has_so_many_uses_and_a_revoked_one_has_none() -> None:
+    run = fold(Invite(DIGEST, 2), Invite(SALT * 4, 9))
+    came = [changes(run, admit(member, invitation=1)) for member in range(3)]
+    assert came == [True, True, False]
+    run.apply(Recorded(RevokeInvitation(1, 2**32 - 1)))
+    assert not changes(run, admit(3, invitation=2))
+    assert not changes(run, admit(3, invitation=3)), "there is no such invitation"
+    assert changes(run, admit(3, invitation=0))
+
+
+def test_revoking_an_invitation_revokes_all_who_came_by_it() -> None:
+    run = fold(Invite(DIGEST, 9), admit(0, invitation=1), admit(1), admit(2, invitation=1))
+    run.apply(Recorded(RevokeInvitation(0, 5)))
+    assert [member.revoked for member in run.members] == [5, NEVER, 5]
+    run.apply(Recorded(Revoke(2, 3)))
+    run.apply(Recorded(RevokeInvitation(0, 4)))
+    assert [member.revoked for member in run.members] == [4, NEVER, 3]
+
+
+def test_a_revocation_is_only_moved_forward() -> None:
+    run = fold(admit(0), Revoke(0, 5))
+    assert not changes(run, Revoke(0, 5))
+    assert not changes(run, Revoke(0, 6))
+    assert changes(run, Revoke(0, 0))
+    assert not changes(run, Revoke(1, 0)), "of nobody"
+    assert not changes(run, RevokeInvitation(0, 0)), "of nothing"
+
+
+def test_a_revocation_changes_nothing_of_what_was_named() -> None:
+    run = fold(*MEMBERS, close(0, {A: 3}), seal(0))
+    assert run.apply(Recorded(Revoke(0, 0))) == set()
+    assert (run.counted, run.named(A), run.runs(A, 3)) == (3, 3, (Run(3, ONE),))
+
+
+def test_work_that_a_revoked_member_has_done_before_can_still_be_named() -> None:
+    run = fold(*MEMBERS, Revoke(0, 1), close(0, {A: 3}), close(1, {A: 1}), seal(0), seal(1))
+    assert (run.counted, run.named(A)) == (4, 4)
+
+
+# -- what takes back ---------------------------------------------------------------------------------
+
+THREE = (*MEMBERS, close(0, {A: 3, B: 2}), close(1, {A: 4}), close(2, {A: 5, B: 1}))
+
+
+def test_an_amend_ends_a_feed_before_what_a_close_has_named() -> None:
+    run = fold(*THREE, seal(0), seal(1))
+    assert run.apply(Recorded(Amend(A, 1))) == {A}
+    assert (run.named(A), run.ended(A), run.counted) == (3, 3, 3 + 2)
+    assert list(run.landmarks(A)) == [Landmark(3, SALT, tag(0, A))]
+    assert run.runs(A, 3) == (Run(3, ONE),)
+    assert run.runs(A, 5) == (Run(3, ONE), Run(5, 0)), "what may not be held does not count"
+    assert (run.named(B), run.ended(B)) == (3, NEVER)
+    assert not changes(run, close(3, {A: 1})), "an ended feed is named no more"
+    run.apply(Recorded(seal(2)))
+    assert run.counted == 3 + 2 + 1
+
+
+def test_an_amend_can_lose_a_whole_feed() -> None:
+    run = fold(*THREE, seal(0), Amend(A, 0))
+    assert (run.named(A), run.ended(A), run.counted) == (0, 0, 2)
+    assert run.positions() == {B: 3}, "nothing of it is named"
+    assert list(run.landmarks(A)) == []
+    assert run.runs(A, 2) == (Run(2, 0),)
+    assert not changes(run, Amend(A, 0))
+
+
+def test_an_amend_of_an_epoch_that_did_not_move_the_feed_begins_with_the_next_that_did() -> None:
+    run = fold(*THREE, Amend(B, 1))
+    assert (run.named(B), run.ended(B)) == (2, 2)
+
+
+def test_an_ended_feed_can_be_ended_earlier_and_not_later() -> None:
+    run = fold(*THREE, seal(0), Amend(A, 2))
+    assert run.ended(A) == 7
+    assert not changes(run, Amend(A, 2))
+    assert not changes(run, Amend(A, 3))
+    assert changes(run, Amend(A, 1))
+    assert run.ended(A) == 3
+
+
+@pytest.mark.parametrize("nothing", [Amend(C, 0), Amend(A, 3), Amend(999, 0), Amend(2**31 - 1, 65_535)])
+def test_an_amend_of_what_nobody_has_named_changes_nothing(nothing: Amend) -> None:
+    assert not changes(fold(*THREE), nothing)
+
+
+def test_what_an_amend_has_taken_can_be_neither_skipped_nor_recounted() -> None:
+    run = fold(*THREE, seal(0, skip=(A, B)), Amend(A, 0))
+    assert not changes(run, seal(1, skip=(A,)))
+    assert not changes(run, seal(1, recount=((A, 0),)))
+    assert changes(run, seal(1, recount=((B, 0),)))
+
+
+def test_what_a_close_has_moved_are_the_feeds_that_its_seal_may_skip() -> None:
+    run = fold(*THREE)
+    assert [run.moved(epoch) for epoch in range(3)] == [(A, B), (A,), (A, B)]
+    run.apply(Recorded(Amend(A, 1)))
+    assert [run.moved(epoch) for epoch in range(3)] == [(A, B), (), (B,)]
+    for epoch in range(3):
+        assert changes(run, seal(epoch, skip=run.moved(epoch)))
+
+
+def test_a_void_takes_back_what_closes_have_named_for_good() -> None:
+    run = fold(*THREE, seal(0), seal(1), seal(2))
+    assert run.apply(Recorded(Void(0, 1, ()))) == {A, B}
+    assert run.counted == 5 + 1
+    assert run.runs(A, 13) == (Run(7, 0), Run(13, ONE))
+    assert (run.named(A), run.ended(A)) == (12, NEVER), "it stays named"
+    assert run.apply(Recorded(Void(0, 1, ()))) == set()
+
+
+def test_a_void_can_be_of_some_members() -> None:
+    run = fold(*THREE, seal(0), seal(1), seal(2))
+    assert run.apply(Recorded(Void(0, 2, (1, 2)))) == {B}
+    assert run.counted == 12
+    assert run.apply(Recorded(Void(0, 2, ()))) == {A}
+    assert run.counted == 0
+
+
+def test_what_was_skipped_and_is_void_is_not_counted_any_more() -> None:
+    run = fold(*THREE, seal(0, skip=(B,)), Void(0, 0, (1,)))
+    assert not changes(run, seal(1, recount=((B, 0),)))
+
+
+def test_what_a_later_seal_has_counted_belongs_to_the_close_that_has_named_it() -> None:
+    run = fold(*THREE, seal(0, skip=(B,)), seal(1, recount=((B, 0),)))
+    assert run.counted == 3 + 4 + 2
+    run.apply(Recorded(Void(1, 1, ())))
+    assert run.counted == 3 + 2
+    run.apply(Recorded(Void(0, 0, (1,))))
+    assert run.counted == 3
+
+
+@pytest.mark.parametrize("wrong", [Void(0, 2, ()), Void(1, 0, ()), Void(0, 65_535, ()), Void(0, 0, (0, 3))])
+def test_a_void_of_what_is_not_sealed_or_of_nobody_changes_nothing(wrong: Void) -> None:
+    assert not changes(fold(*THREE, seal(0), seal(1)), wrong)
+
+
+# -- the end -----------------------------------------------------------------------------------------
+
+
+def test_a_run_is_complete_when_enough_is_counted() -> None:
+    run = fold(*THREE, budget=9)
+    run.apply(Recorded(seal(0)))
+    assert not run.complete
+    run.apply(Recorded(seal(1)))
+    assert run.complete
+    assert changes(run, close(3, {A: 1})), "what is under way may still be named"
+    run.apply(Recorded(Void(0, 0, ())))
+    assert not run.complete, "a budget says how much has to count"
+
+
+def test_a_budget_can_be_changed_either_way() -> None:
+    run = fold(*THREE, seal(0), Budget(5))
+    assert run.complete
+    run.apply(Recorded(Budget(6)))
+    assert not run.complete
+    run.apply(Recorded(Budget(0)))
+    assert run.complete
+
+
+def test_a_run_that_is_finished_stays_so_and_closes_no_epoch() -> None:
+    run = fold(*THREE, seal(0), Finish(), Budget(2**32 - 1))
+    assert run.complete
+    assert not changes(run, close(3, {A: 1}))
+    assert not changes(run, close(3))
+    assert changes(run, seal(1)), "what was closed is still judged"
+    assert changes(run, Void(0, 0, ()))
+    assert run.complete
+
+
+# -- what changes nothing ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [
+        Announce("hello"),
+        Evaluated(0, "accuracy", 1, 0, 2, 3, 4),
+        Checkpoint(0, DIGEST, DIGEST),
+        Unknown(1),
+        Unknown(7),
+    ],
+)
+def test_odd_kinds_change_nothing(silent: Decision) -> None:
+    assert not changes(fold(*THREE, seal(0)), silent)
+
+
+@pytest.mark.parametrize(
+    "beyond",
+    [
+        Recorded(Unknown(20)),
+        Recorded(seal(1), (Extension(2, b""),)),
+        Recorded(Unknown(7), (Extension(4, b""),)),
+    ],
+)
+def test_what_is_beyond_this_version_ends_what_can_be_known(beyond: Recorded) -> None:
+    run = fold(*THREE, seal(0))
+    assert run.apply(beyond) == set()
+    assert run.unsupported
+    assert run.apply(Recorded(seal(1))) == set()
+    assert (run.sealed, run.counted, run.decisions) == (1, 5, len(THREE) + 3)
+
+
+def test_an_odd_extension_changes_nothing() -> None:
+    run = fold(*THREE)
+    run.apply(Recorded(seal(0), (Extension(3, b"more"),)))
+    assert (run.sealed, run.unsupported) == (1, False)
+
+
+# -- landmarks, and the digest of what was named -----------------------------------------------------
+
+
+def test_landmarks_can_be_asked_for_within_bounds() -> None:
+    run = fold(*THREE)
+    assert [one.stop for one in run.landmarks(A)] == [3, 7, 12]
+    assert [one.stop for one in run.landmarks(A, above=3, upto=11)] == [7]
+    assert [one.stop for one in run.landmarks(A, above=2, upto=12)] == [3, 7, 12]
+    assert list(run.landmarks(C)) == []
+    last = [run.landmark(A, held) for held in (2, 3, 6, 7, 100)]
+    assert [one and one.stop for one in last] == [None, 3, 3, 7, 12]
+    assert run.landmark(C, 5) is None
+
+
+def test_positions_can_be_asked_for_as_they_were_after_a_close() -> None:
+    run = fold(*THREE)
+    assert [run.positions(epoch) for epoch in range(3)] == [{A: 3, B: 2}, {A: 7, B: 2}, {A: 12, B: 3}]
+    run.apply(Recorded(Amend(A, 1)))
+    assert [run.positions(epoch) for epoch in range(3)] == [{A: 3, B: 2}, {A: 3, B: 2}, {A: 3, B: 3}]
+
+
+def test_the_named_digest_is_a_hash_of_the_run_and_of_every_named_feed() -> None:
+    run_id, chain = bytes(range(32)), bytes(32)
+    said = run_id + b"\x00\x00\x00\x40" + b"\x00" * 7 + b"\x07" + chain
+    digest = hashlib.blake2b(said, digest_size=32, person=b"sfnode-named").digest()
+    assert named_digest(run_id, [(64, 7, chain)]) == digest
+    assert named_digest(run_id, []) != digest
+
+
+# -- against the reference ---------------------------------------------------------------------------
+
+EPOCHS = st.integers(0, 5)
+FEEDS = st.sampled_from((0, 1, 63, 64, 128, 192, 2**31 - 1))
+FEW_FEEDS = st.lists(FEEDS, max_size=3, unique=True).map(sorted)
+NUMBERS = st.integers(0, 3)
+
+
+@st.composite
+def decisions(draw: st.DrawFn) -> list[Decision]:
+    """Draw decisions most of which mean something where they stand."""
+    found: list[Decision] = [admit(0), admit(1), Invite(DIGEST, 1)]
+    epoch = sealed = 0
+    for _ in range(draw(st.integers(0, 18))):
+        kind = draw(st.sampled_from(("close", "close", "seal", "seal", "other")))
+        if kind == "close":
+            right = draw(st.integers(0, 9)) > 0
+            found.append(close(epoch if right else draw(EPOCHS), draw(MOVES)))
+            epoch += right
+        elif kind == "seal":
+            right = draw(st.integers(0, 9)) > 0
+            found.append(draw(SEALS(sealed if right else draw(EPOCHS), epoch)))
+            sealed += right and sealed < epoch
+        else:
+            found.append(draw(OTHERS))
+    return found
+
+
+MOVED = (0, 1, 63, 64, 128)
+
+MOVES = st.dictionaries(st.sampled_from((0, 64, *MOVED)), st.integers(0, 3), max_size=3)
+
+
+def SEALS(epoch: int, open_epoch: int) -> st.SearchStrategy[Seal]:  # noqa: N802
+    recounts = st.sets(st.tuples(st.sampled_from((0, 1, 64)), EPOCHS), max_size=2)
+    rates = st.dictionaries(st.integers(open_epoch, open_epoch + 4), st.integers(0, 9), max_size=2)
+    return st.builds(
+        lambda skip, recount, factor, rates: seal(
+            epoch,
+            skip=tuple(skip),
+            recount=tuple(sorted(recount)),
+            factor=factor,
+            rates=tuple(sorted(rates.items())),
+        ),
+        st.one_of(st.just([]), FEW_FEEDS),
+        st.one_of(st.just(set()), recounts),
+        st.sampled_from((0, 1, ONE, ONE, 65_535)),
+        st.one_of(st.just({}), rates),
+    )
+
+
+OTHERS: st.SearchStrategy[Decision] = st.one_of(
+    st.builds(Amend, FEEDS, EPOCHS),
+    st.builds(Void, EPOCHS, EPOCHS, st.lists(NUMBERS, max_size=2, unique=True).map(sorted).map(tuple)),
+    st.builds(admit, NUMBERS, st.integers(0, 9), st.integers(0, 2)),
+    st.builds(Invite, st.just(DIGEST), st.integers(0, 2)),
+    st.builds(Revoke, NUMBERS, EPOCHS),
+    st.builds(RevokeInvitation, st.integers(0, 2), EPOCHS),
+    st.builds(Budget, st.integers(0, 20)),
+    st.sampled_from((Announce("hello"), Unknown(3), Finish())),
+)
+
+
+@settings(max_examples=300)
+@given(said=decisions())
+def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Decision]) -> None:
+    run, reference = Counting(budget=9, rate=5), Reference(9, 5)
+    for decision in said:
+        run.apply(Recorded(decision))
+        reference.apply(decision)
+        assert (run.open_epoch, run.sealed) == (len(reference.closes), len(reference.seals))
+        assert (run.counted, run.complete) == (reference.counted, reference.complete)
+    assert [run.rate(epoch) for epoch in range(12)] == [reference.rate(epoch) for epoch in range(12)]
+    assert [(m.origin, m.quota, m.revoked) for m in run.members] == [
+        (m, reference.quotas[m], reference.revoked_from(m)) for m in reference.members
+    ]
+    assert [invitation.uses for invitation in run.invitations] == reference.uses
+    for feed in MOVED:
+        named = reference.named(feed)
+        assert run.named(feed) == len(named)
+        assert (run.ended(feed) < NEVER) == (feed in reference.ended)
+        for held in range(len(named) + 3):
+            assert run.runs(feed, held) == reference.runs(feed, held)
+
+
+@given(said=decisions())
+def test_what_was_judged_changes_only_by_a_void_an_amend_or_a_recount(said: list[Decision]) -> None:
+    run = Counting(budget=9, rate=5)
+    for decision in said:
+        sealed = {feed: factors_of(run, feed) for feed in MOVED}
+        rates = [run.rate(epoch) for epoch in range(run.open_epoch + 1)]
+        may = set(changeable(run, decision))
+        run.apply(Recorded(decision))
+        for feed, factors in sealed.items():
+            now = factors_of(run, feed)
+            changed = {step for step, factor in factors.items() if now.get(step) != factor}
+            assert not changed or feed in may
+        assert rates == [run.rate(epoch) for epoch in range(len(rates))]
+
+
+def factors_of(run: Counting, feed: int) -> dict[int, int]:
+    """Return the factors of the steps that seals have judged."""
+    judged = run.positions(run.sealed - 1).get(feed, 0) if run.sealed else 0
+    factors, first = {}, 0
+    for stop, factor in run.runs(feed, judged):
+        factors |= dict.fromkeys(range(first, stop), factor)
+        first = stop
+    return factors
+
+
+def changeable(run: Counting, decision: Decision) -> list[int]:
+    match decision:
+        case Amend(feed=feed):
+            return [feed]
+        case Void(members=members):
+            return [feed for feed in run.positions() if not members or feed // INCARNATIONS in members]
+        case Seal(recounted=recounted):
+            return [recount.feed for recount in recounted]
+    return []
+
+
+@given(said=decisions())
+def test_apply_returns_every_feed_that_has_changed(said: list[Decision]) -> None:
+    run = Counting(budget=9, rate=5)
+    for decision in said:
+        before = {feed: of_feed(run, feed) for feed in MOVED}
+        changed = run.apply(Recorded(decision))
+        assert {feed for feed in before if of_feed(run, feed) != before[feed]} <= changed
+
+
+@settings(max_examples=100)
+@given(said=decisions(), data=st.data())
+def test_folding_a_prefix_anew_is_never_having_had_the_rest(
+    said: list[Decision], data: st.DataObject
+) -> None:
+    kept = data.draw(st.integers(0, len(said)))
+    snapshots = []
+    run = Counting(budget=9, rate=5)
+    for decision in said:
+        snapshots.append(state(run))
+        run.apply(Recorded(decision))
+    snapshots.append(state(run))
+    assert state(fold(*said[:kept], budget=9, rate=5)) == snapshots[kept]
+
+
+U16, U31, U32 = st.integers(0, 2**16 - 1), st.integers(0, 2**31 - 1), st.integers(0, 2**32 - 1)
+SMALL_OR = (st.integers(0, 3) | U16, st.integers(0, 200) | U31, st.integers(0, 3) | U32)
+E16, N31, N32 = SMALL_OR
+
+
+def ascending(entry: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(entry, max_size=4, unique_by=lambda e: e[0] if isinstance(e, tuple) else e).map(
+        lambda found: tuple(sorted(found))
+    )
+
+
+ANYTHING: st.SearchStrategy[Decision] = st.one_of(
+    st.builds(
+        Close, E16, st.just(SALT), ascending(st.builds(Move, N31, N32, st.binary(min_size=8, max_size=8)))
+    ),
+    st.builds(
+        Seal,
+        E16,
+        ascending(N31),
+        ascending(st.builds(Recount, N31, E16)),
+        st.just(DIGEST),
+        U16,
+        ascending(st.builds(RateFrom, E16, U32)),
+    ),
+    st.builds(Amend, N31, E16),
+    st.builds(Admit, st.binary(min_size=32, max_size=32), N32, N31),
+    st.builds(Invite, st.just(DIGEST), N32),
+    st.builds(Revoke, N31, N32),
+    st.builds(RevokeInvitation, N31, N32),
+    st.builds(Void, E16, E16, ascending(N31)),
+    st.builds(Budget, N32),
+    st.sampled_from((Finish(), Announce("x"), Unknown(3), Unknown(22))),
+)
+
+
+@settings(max_examples=300)
+@given(said=st.lists(ANYTHING, max_size=25), feed=N31, held=N32)
+def test_no_sequence_of_decisions_is_too_much(said: list[Decision], feed: int, held: int) -> None:
+    run = Counting(budget=9, rate=5)
+    for decision in said:
+        changed = run.apply(Recorded(decision))
+        assert all(0 <= number < len(run.members) * INCARNATIONS for number in changed)
+    assert run.counted >= 0
+    runs = run.runs(feed, held)
+    assert (runs[-1].stop if runs else 0) == held
+    assert run.named(feed) <= run.ended(feed)
+    assert list(run.landmarks(feed)) == list(run.landmarks(feed, 0, run.named(feed)))
+
+
+# -- what an organiser's key can cost others ---------------------------------------------------------
+
+
+def busy(epochs: int, feeds: int) -> Counting:
+    """Return a run in which all of these feeds have moved in every epoch."""
+    moves = {INCARNATIONS * number: 1 for number in range(feeds)}
+    said = (one for epoch in range(epochs) for one in (close(epoch, moves), seal(epoch)))
+    return fold(*(admit(number) for number in range(feeds)), *said, budget=2**32 - 1)
+
+
+def test_a_move_takes_20_bytes() -> None:
+    moves = tuple(Move(INCARNATIONS * number, 1, bytes(8)) for number in range(1000))
+    run = fold(*(admit(number) for number in range(1000)), Close(0, SALT, moves))
+    tracemalloc.start()
+    try:
+        for epoch in range(1, 51):
+            run.apply(Recorded(Close(epoch, SALT, moves)))
+        assert tracemalloc.get_traced_memory()[0] < 50 * 1000 * 40, "lists grow in steps"
+    finally:
+        tracemalloc.stop()
+
+
+def test_decisions_that_change_nothing_more_are_cheap_however_much_they_speak_of() -> None:
+    """A million moves looked at again by each of these would take hours."""
+    run = busy(epochs=100, feeds=200)
+    for _ in range(20_000):
+        run.apply(Recorded(Void(0, 99, ())))
+        run.apply(Recorded(Amend(0, 0)))
+        run.apply(Recorded(Revoke(0, 0)))
+    assert run.counted == 0
+
+
+def test_revoking_an_invitation_by_which_many_came_is_cheap_however_often_it_is_said() -> None:
+    run = fold(Invite(DIGEST, 2**32 - 1), *(admit(number, 1, 1) for number in range(5000)))
+    for epoch in reversed(range(20_000)):
+        assert run.apply(Recorded(RevokeInvitation(0, epoch))) == set()
+    assert {member.revoked for member in run.members} == {0}
+
+
+def test_a_void_of_many_members_looks_at_their_feeds_only() -> None:
+    run = busy(epochs=100, feeds=200)
+    everybody = tuple(range(200))
+    for _ in range(100):
+        run.apply(Recorded(Void(0, 99, everybody)))
+    assert run.counted == 0

@@ -1,0 +1,346 @@
+"""Decisions of an organiser and their one encoding (SPEC O2)."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfprotocol.decisions import (
+    MAX_DECISION,
+    MAX_MOVES,
+    MAX_TEXT,
+    TAG_BYTES,
+    Admit,
+    Amend,
+    Announce,
+    Budget,
+    Checkpoint,
+    Close,
+    Decision,
+    Evaluated,
+    Extension,
+    Finish,
+    Invite,
+    Move,
+    RateFrom,
+    Recorded,
+    Recount,
+    Revoke,
+    RevokeInvitation,
+    Seal,
+    Unknown,
+    Void,
+    decode,
+    encode,
+    read,
+)
+from sfprotocol.errors import RemoteProtocolError
+
+TAG, SALT, DIGEST = b"t" * TAG_BYTES, b"s" * 8, b"d" * 32
+
+CLOSE = Close(1, SALT, (Move(0, 300, TAG), Move(64, 1, TAG)))
+SEAL = Seal(1, (0, 64), (Recount(0, 0), Recount(64, 0)), DIGEST, 4096, (RateFrom(3, 7), RateFrom(4, 0)))
+VOID = Void(0, 1, (0, 5))
+
+EVERY_KIND: dict[int, Decision] = {
+    0: CLOSE,
+    2: SEAL,
+    4: Amend(64, 1),
+    6: Admit(DIGEST, 100, 1),
+    8: Invite(DIGEST, 3),
+    10: Revoke(5, 7),
+    12: RevokeInvitation(0, 7),
+    14: VOID,
+    16: Budget(2**32 - 1),
+    18: Finish(),
+    1: Announce("We stop on Friday. Zürich 東"),
+    3: Evaluated(1, "accuracy", 910_000, 900_000, 920_000, -(2**63), 872),
+    5: Checkpoint(1, DIGEST, DIGEST),
+}
+
+
+def packed(*fields: Any) -> bytes:
+    return bytes(msgpack.packb(fields, use_bin_type=True))
+
+
+def fields_of(decision: Decision) -> list[Any]:
+    found: list[Any] = msgpack.unpackb(encode(decision), use_list=True)
+    return found
+
+
+def refused(data: bytes) -> str:
+    """Return the reason for which `data` is refused; as a record it changes nothing."""
+    with pytest.raises(RemoteProtocolError) as refusal:
+        decode(data)
+    assert refusal.value.rule == "O2"
+    assert not read(data).unsupported
+    return refusal.value.reason
+
+
+# -- one encoding ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_decision_is_an_array_of_its_kind_its_fields_and_its_extensions(kind: int) -> None:
+    decision = EVERY_KIND[kind]
+    assert fields_of(decision)[0] == kind
+    assert fields_of(decision)[-1] == []
+    assert decode(encode(decision)) == Recorded(decision)
+    assert read(encode(decision)) == Recorded(decision)
+
+
+def test_no_kind_is_left_out_here() -> None:
+    assert {type(decision) for decision in EVERY_KIND.values()} == set(Decision.__args__) - {Unknown}
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("change", ["a field more", "a field less", "no extensions"])
+def test_every_kind_has_exactly_its_fields(kind: int, change: str) -> None:
+    whole = fields_of(EVERY_KIND[kind])
+    wrong = {
+        "a field more": [*whole[:-1], 0, []],
+        "a field less": [*whole[:-2], []] if len(whole) > 2 else [],
+        "no extensions": whole[:-1],
+    }
+    refused(packed(*wrong[change]))
+
+
+INTEGERS = st.one_of(st.integers(-2, 300), st.integers(0, 2**64 - 1))
+LEAVES = st.one_of(INTEGERS, st.binary(max_size=40), st.text(max_size=9), st.booleans(), st.none())
+NESTED = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4), max_leaves=12)
+
+
+@given(data=st.binary(max_size=80))
+def test_random_bytes_are_a_decision_in_its_one_encoding_or_refused(data: bytes) -> None:
+    assert_one_encoding(data)
+
+
+@given(kind=st.one_of(st.sampled_from(sorted(EVERY_KIND)), INTEGERS), rest=st.lists(NESTED, max_size=7))
+def test_random_fields_are_a_decision_in_its_one_encoding_or_refused(kind: int, rest: list[Any]) -> None:
+    assert_one_encoding(packed(kind, *rest))
+
+
+@given(data=st.data())
+def test_a_decision_with_one_byte_changed_is_another_one_or_refused(data: st.DataObject) -> None:
+    whole = encode(data.draw(st.sampled_from(list(EVERY_KIND.values()))))
+    place = data.draw(st.integers(0, len(whole) - 1))
+    assert_one_encoding(whole[:place] + bytes([data.draw(st.integers(0, 255))]) + whole[place + 1 :])
+
+
+def assert_one_encoding(data: bytes) -> None:
+    try:
+        decision, extensions = decode(data)
+    except RemoteProtocolError:
+        return
+    if not isinstance(decision, Unknown):
+        assert encode(decision, extensions) == data
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "not MessagePack"),
+        (b"\xc1", "not MessagePack"),
+        (encode(CLOSE)[:-1], "not MessagePack"),
+        (encode(CLOSE) + b"\x00", "more than one value"),
+        (b"\x92\xcc\x12\x90", "not in canonical form"),  # the kind 18 in two bytes
+        (b"\xdc\x00\x02\x12\x90", "not in canonical form"),  # the header of the array in three
+        (b"\x93\x10\xcf" + (5).to_bytes(8, "big") + b"\x90", "not in canonical form"),
+        (packed(), "begins with a kind"),
+        (packed(b"\x12"), "unsigned"),
+        (packed(True, []), "unsigned"),
+        (packed(-2, []), "unsigned"),
+        (packed(2**16, []), "unsigned"),
+        (packed(18.0, []), "unsigned"),
+        (b"\x12", "begins with a kind"),
+        (b"\x80", "begins with a kind"),
+        (b"\x92\x63\x81\x01\x01", "not MessagePack"),  # a map
+        (b"\x92\x63\xd4\x01\x00", "not MessagePack"),  # an extension type of MessagePack
+        (b"\x92\x63\xa1\xff", "not MessagePack"),  # no UTF-8
+    ],
+)
+def test_what_is_refused(data: bytes, reason: str) -> None:
+    assert reason in refused(data)
+
+
+def other(decision: Decision, **fields: Any) -> bytes:
+    """Return the encoding that a decision would have with other fields, whatever they are."""
+    changed = replace(decision, **fields)  # type: ignore[type-var]
+    kind = next(kind for kind, known in EVERY_KIND.items() if type(known) is type(decision))
+    values = [getattr(changed, name) for name in type(changed).__slots__]
+    return packed(kind, *values, [])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        other(CLOSE, epoch=2**16),
+        other(CLOSE, salt=b"s" * 7),
+        other(CLOSE, salt="s" * 8),
+        other(CLOSE, moves=CLOSE.moves[::-1]),
+        other(CLOSE, moves=CLOSE.moves[:1] * 2),
+        other(CLOSE, moves=(Move(2**31, 1, TAG),)),
+        other(CLOSE, moves=(Move(0, 2**32, TAG),)),
+        other(CLOSE, moves=(Move(0, 1, TAG[1:]),)),
+        other(CLOSE, moves=((0, 1),)),
+        other(CLOSE, moves=7),
+        other(SEAL, skipped=(64, 0)),
+        other(SEAL, skipped=(0, 0)),
+        other(SEAL, recounted=SEAL.recounted[::-1]),
+        other(SEAL, recounted=SEAL.recounted[:1] * 2),
+        other(SEAL, digest=DIGEST[1:]),
+        other(SEAL, factor=2**16),
+        other(SEAL, factor=-1),
+        other(SEAL, rates=SEAL.rates[::-1]),
+        other(SEAL, rates=(RateFrom(3, 2**32),)),
+        other(SEAL, rates=(RateFrom(2**16, 1),)),
+        other(VOID, members=(5, 0)),
+        other(VOID, last=-1),
+        other(EVERY_KIND[6], origin=DIGEST + b"d"),
+        other(EVERY_KIND[16], updates=2**32),
+        other(EVERY_KIND[16], updates=True),
+        other(EVERY_KIND[16], updates=None),
+        other(EVERY_KIND[1], text="x" * (MAX_TEXT + 1)),
+        other(EVERY_KIND[1], text="東" * (MAX_TEXT // 3 + 1)),
+        other(EVERY_KIND[1], text=b"bytes"),
+        other(EVERY_KIND[1], text="\x1b[2Jyour terminal is mine"),
+        other(EVERY_KIND[1], text="\u202etxet"),
+        other(EVERY_KIND[3], metric="m" * 65),
+        other(EVERY_KIND[3], metric="a\nb"),
+        other(EVERY_KIND[3], value=2**63),
+        other(EVERY_KIND[3], rows=-1),
+        packed(18, [[4, b""], [4, b""]]),
+        packed(18, [[4, b""], [3, b""]]),
+        packed(18, [[2**16, b""]]),
+        packed(18, [[4, "text"]]),
+        packed(18, [[4]]),
+        packed(18, 4),
+    ],
+)
+def test_fields_are_refused_out_of_range_or_order(data: bytes) -> None:
+    refused(data)
+
+
+def test_lists_ascend_strictly_recounts_by_feed_and_then_by_epoch() -> None:
+    several = replace(SEAL, recounted=(Recount(0, 1), Recount(0, 2), Recount(1, 0)))
+    assert decode(encode(several)).decision == several
+    refused(other(SEAL, recounted=(Recount(0, 2), Recount(0, 1))))
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        Budget(2**32),
+        Budget(2**70),
+        Budget(-1),
+        Announce("\ud800"),
+        Announce("x" * (MAX_TEXT + 1)),
+        replace(SEAL, skipped=(3, 2)),
+        Unknown(4),
+        Close(0, SALT, tuple(Move(number, 2**31, TAG) for number in range(2**16, 2**16 + 12_000))),
+    ],
+)
+def test_what_could_not_be_decoded_is_not_encoded(decision: Decision) -> None:
+    with pytest.raises(RemoteProtocolError):
+        encode(decision)
+
+
+# -- what later versions may add ---------------------------------------------------------------------
+
+
+def test_an_unknown_even_kind_leaves_the_state_unknown_and_an_odd_one_does_not() -> None:
+    assert decode(packed(20, [1, "base"], [])) == Recorded(Unknown(20))
+    assert decode(packed(20, [1, "base"], [])).unsupported
+    assert decode(packed(65_534)).unsupported
+    assert not decode(packed(7, None, 1.5)).unsupported
+    assert not decode(packed(65_535)).unsupported
+
+
+def test_an_unknown_kind_still_has_one_encoding() -> None:
+    refused(b"\x92\xcd\x00\x14\x90")
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2, 3, 2**16 - 1, 2**16 - 2])
+def test_extensions_of_even_kinds_leave_the_state_unknown_and_odd_ones_do_not(kind: int) -> None:
+    extensions = (Extension(kind, b"data"),)
+    recorded = decode(encode(SEAL, extensions))
+    assert recorded == Recorded(SEAL, extensions)
+    assert recorded.unsupported == (kind % 2 == 0)
+
+
+def test_one_even_extension_among_odd_ones_is_enough() -> None:
+    assert decode(encode(Finish(), (Extension(1, b""), Extension(2, b"")))).unsupported
+
+
+def test_a_record_that_is_no_decision_changes_nothing_whatever_its_kind() -> None:
+    for data in (b"", b"\xc1", packed(0), packed(2, "?"), packed(18, [], [])):
+        refused(data)
+        assert read(data) == Recorded(Unknown(1))
+
+
+# -- bounds ------------------------------------------------------------------------------------------
+
+
+def peak(data: bytes) -> int:
+    """Return how many bytes it takes at most to read a record."""
+    tracemalloc.start()
+    try:
+        read(data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_decision_has_at_most_192_kib() -> None:
+    within = packed(21, b"x" * (MAX_DECISION - 7))
+    assert len(within) == MAX_DECISION
+    assert decode(within) == Recorded(Unknown(21))
+    assert "too long" in refused(within + b"x")
+
+
+def test_a_close_that_moves_10000_feeds_fits() -> None:
+    moves = tuple(Move(64 * number, 1000, TAG) for number in range(10_000))
+    assert decode(encode(Close(65_535, SALT, moves))).decision == Close(65_535, SALT, moves)
+
+
+def test_a_list_has_at_most_16384_entries() -> None:
+    most = tuple(range(MAX_MOVES))
+    assert decode(encode(Void(0, 0, most))).decision == Void(0, 0, most)
+    with pytest.raises(RemoteProtocolError):
+        encode(Void(0, 0, (*most, MAX_MOVES)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xdc\x40\x00" * 1000,  # arrays in arrays, each announcing 16,384 elements
+        b"\xdc\x40\x00" * (MAX_DECISION // 3),
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91" * MAX_DECISION,
+        b"\x92\x14" + b"\x91" * 1500 + b"\x00",
+        b"\xdc\x40\x00" + b"\xdc\x40\x00" * 10,
+        b"\xc6\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+    ],
+)
+def test_a_record_that_announces_much_and_brings_little_costs_little(data: bytes) -> None:
+    refused(data)
+    assert peak(data) < 8 * len(data) + 2 * MAX_DECISION
+
+
+def test_what_is_read_takes_at_most_80_times_its_length() -> None:
+    moves = tuple(Move(64 * number, 1000, TAG) for number in range(10_000))
+    for data in (encode(Close(1, SALT, moves)), packed(20, [[[]] * 3000] * 20)):
+        assert peak(data) < 80 * len(data)
+
+
+def test_deep_nesting_is_refused_or_read_and_never_fails() -> None:
+    for depth in (2, 500, 511, 512, 600, 1000, 1022, 1023, 1024, 1025, 3000):
+        data = b"\x92\x15" + b"\x91" * depth + b"\x00"
+        assert read(data).decision in (Unknown(21), Unknown(1))

@@ -1,0 +1,464 @@
+"""Small organised runs, searched exhaustively (SPEC O3-O10).
+
+A node is a function of what has come to it. So instead of three nodes and every interleaving of their links,
+one node is tried with every sequence of arrivals of any length, with drops and repeats: its states are
+finite. What all of them come to, once everything has come again as a whole, is one state, the same for all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial, reduce
+from itertools import chain as concatenate
+from itertools import combinations, permutations, product
+from typing import Any, TypeVar
+
+import pytest
+
+from sfprotocol import control_feed, holding, signing
+from sfprotocol.control_feed import ControlFeed, genesis
+from sfprotocol.counting import NEVER, Counting, named_digest
+from sfprotocol.decisions import Amend, Close, Decision, Finish, Move, Recorded, Revoke, Void
+from sfprotocol.messages import ControlFork, Entry, EpochScalars, Feed, Succession
+from tests.protocol.feeds import origin_of
+from tests.protocol.organised import SALT, Reference, admit, close, fold, origin, seal
+from tests.protocol.test_control_feed import AUTHORITY, RUN_ID, History, chain_of, first, signed, succession
+
+S = TypeVar("S")
+Arrival = Callable[[S], S]
+
+
+def everything_reachable(start: S, arrivals: list[Arrival[S]], key: Callable[[S], Hashable]) -> list[S]:
+    """Return every state to which some sequence of arrivals leads."""
+    found, border = {key(start): start}, [start]
+    while border:
+        border = [
+            found.setdefault(key(after), after)
+            for state in border
+            for arrival in arrivals
+            if key(after := arrival(state)) not in found
+        ]
+    return list(found.values())
+
+
+def in_turn(arrivals: Iterable[Arrival[S]], state: S) -> S:
+    return reduce(lambda state, arrival: arrival(state), arrivals, state)
+
+
+def settled(state: S, round_: Arrival[S], key: Callable[[S], Hashable]) -> S:
+    """Return the state that stays when everything comes again, as often as it takes."""
+    for _ in range(10):
+        before, state = key(state), round_(state)
+        if key(state) == before:
+            return state
+    raise AssertionError("it does not settle")
+
+
+# -- the sequence of the control feed ----------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def signatures_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_feed, "signed_by", checked)
+
+
+checked = cache(signing.signed_by)
+sign_history = cache(signed)
+SIGNERS = ("ann", "bob", "eve")
+
+TRUNK = first(b"a")
+HISTORIES: dict[str, tuple[History, tuple[str, ...]]] = {
+    "abc": (first(b"a", b"b", b"c"), SIGNERS),
+    "ab": (first(b"a", b"b"), SIGNERS),
+    "abz": (first(b"a", b"b", b"z"), SIGNERS),
+    "axy": (first(b"a", b"x", b"y"), SIGNERS),
+    "a|de": ((*TRUNK, (1, b"d"), (1, b"e")), SIGNERS),
+    "a|dz": ((*TRUNK, (1, b"d"), (1, b"z")), SIGNERS),
+    "a|d by the other key": ((*TRUNK, (1, b"d"), (1, b"w")), ("ann", "cid", "eve")),
+    "ax|f": ((*first(b"a", b"x"), (1, b"f")), ("ann", "cid", "eve")),
+    "a|d|g": ((*TRUNK, (1, b"d"), (2, b"g")), SIGNERS),
+    "axy|h": ((*first(b"a", b"x", b"y"), (2, b"h")), SIGNERS),
+}
+"""What keys have signed: the organiser two sequences, and so have those who came after."""
+
+SUCCESSIONS = {
+    "1 keeps a": succession(1, TRUNK, "bob"),
+    "1 keeps ax": succession(1, first(b"a", b"x"), "cid", ("dan", "dot")),
+    "2 keeps a|d": succession(2, (*TRUNK, (1, b"d")), "eve"),
+    "2 keeps axy": succession(2, first(b"a", b"x", b"y"), "eve", ("dee", "dot")),
+}
+
+
+def ranges(whole: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+    for start, stop in combinations(range(len(whole) + 1), 2):
+        yield start, whole[start:stop]
+
+
+def received(message: Succession | tuple[int, list[Entry]], feed: ControlFeed) -> ControlFeed:
+    """Return the feed after an arrival; a fork that shows is taken in at once."""
+    after = copy.copy(feed)
+    after.entries, after.chains, after._sizes = feed.entries[:], feed.chains[:], feed._sizes[:]
+    after.forks = dict(feed.forks)
+    if isinstance(message, Succession):
+        after.succeed(message)
+        return after
+    result = after.add(*message)
+    if isinstance(result, ControlFork):
+        after.freeze(result)
+    return after
+
+
+def identity(feed: ControlFeed) -> Hashable:
+    return feed.chain, feed.stop, tuple(feed.successions), tuple((t, f.stop) for t, f in feed.forks.items())
+
+
+def agreement(feed: ControlFeed) -> tuple[bytes, bool, frozenset[bytes], bool]:
+    """Return that on which nodes agree: all of it but the forks of terms that others have succeeded."""
+    return feed.chain, feed.behind, frozenset(feed.successions), feed.frozen
+
+
+def agreed(histories: list[tuple[History, tuple[str, ...]]], successions: list[Succession]) -> History | None:
+    """Return the sequence by SPEC O4, from the set of all that was signed; None where nobody can know it."""
+    terms = [one.term for one in successions]
+    alone = [one for one in successions if terms.count(one.term) == 1]
+    last = max(alone, key=lambda one: one.term, default=None)
+    term, kept = (last.term, last.kept) if last else (0, 0)
+    key = last.key if last else origin_of("ann")
+    keys = {(0, origin_of("ann")), *((one.term, one.key) for one in successions)}
+    bases = {
+        history[:kept]
+        for history, signers in histories
+        if len(history) >= kept
+        and (not last or chain_of(history[:kept]) == last.chain)
+        and {(t, origin_of(signers[t])) for t, _ in history[:kept]} <= keys
+    }
+    if not bases:
+        return None if kept else ()
+    (base,) = bases
+    grown = [
+        history[:stop]
+        for history, signers in histories
+        for stop in range(kept + 1, len(history) + 1)
+        if history[:kept] == base
+        and {(t, origin_of(signers[t])) for t, _ in history[kept:stop]} == {(term, key)}
+    ]
+    disputed = [len(one) for one, other in combinations(grown, 2) if len(one) == len(other) and one != other]
+    return max((h for h in grown if len(h) < min(disputed, default=99)), key=len, default=base)
+
+
+SCENARIOS = [
+    (histories, successions)
+    for histories in concatenate.from_iterable(combinations(HISTORIES, n) for n in (1, 2))
+    for successions in concatenate.from_iterable(combinations(SUCCESSIONS, n) for n in (0, 1, 2))
+] + [
+    (("abc", "abz", "axy"), ()),
+    (("abc", "axy", "a|de"), ("1 keeps a",)),
+    (("abc", "axy", "a|de", "a|dz"), ("1 keeps a",)),
+    (("abc", "axy", "axy|h"), ("1 keeps a", "1 keeps ax", "2 keeps axy")),
+    (("abc", "a|de", "a|d|g"), ("1 keeps a", "1 keeps ax", "2 keeps a|d")),
+    (("a|de", "ax|f", "axy"), ("1 keeps a", "1 keeps ax")),
+    (("a|de", "ax|f", "abc"), tuple(SUCCESSIONS)),
+]
+
+
+def play(histories: tuple[str, ...], successions: tuple[str, ...]) -> None:
+    written = [HISTORIES[name] for name in histories]
+    deputies = [SUCCESSIONS[name] for name in successions]
+    entries = [sign_history(history, *signers) for history, signers in written]
+    pieces = {
+        (start, tuple(piece)): partial(received, (start, piece))
+        for whole in entries
+        for start, piece in ranges(whole)
+    }
+    wholes = [partial(received, (0, whole)) for whole in entries]
+    votes = [partial(received, one) for one in deputies]
+    states = everything_reachable(ControlFeed(AUTHORITY), [*pieces.values(), *votes], identity)
+    expected = agreed(written, deputies)
+    orders = [*votes, *wholes], [*wholes[::-1], *votes]
+    if expected is None:
+        for state, order in product(states, orders):
+            assert in_turn(order * 3, state).behind, "it has not what the deputies have kept, and knows"
+    else:
+        ends = {
+            agreement(settled(state, partial(in_turn, order), identity))
+            for state, order in product(states, orders)
+        }
+        assert len(ends) == 1, (histories, successions)
+        assert ends.pop()[:2] == (chain_of(expected), False), (histories, successions)
+
+
+def test_all_who_have_received_the_same_have_the_same_sequence() -> None:
+    for scenario in SCENARIOS:
+        play(*scenario)
+
+
+Three = tuple[ControlFeed, ControlFeed, ControlFeed]
+
+KNOWN = (
+    ("abc", ()),
+    ("axy", ()),
+    ("abz", ("1 keeps a",)),
+    ("axy", ("2 keeps axy",)),
+    ("a|de", ("1 keeps a",)),
+    ("a|dz", ("1 keeps a", "1 keeps ax")),
+    ("ax|f", ("1 keeps ax",)),
+)
+
+
+def tell(what: str, source: int, target: int, nodes: Three) -> Three:
+    """Return the nodes after one has told another all that it has of one kind."""
+    theirs, ours = nodes[source], nodes[target]
+    if what == "successions":
+        ours = in_turn([partial(received, one) for one in theirs.successions.values()], ours)
+    elif what == "forks":
+        ours = received((0, []), ours)
+        for fork in theirs.forks.values():
+            ours.freeze(fork)
+    else:
+        ours = received((0, theirs.entries), ours)
+    first, second, third = (ours if place == target else node for place, node in enumerate(nodes))
+    return first, second, third
+
+
+def test_three_nodes_agree_on_whatever_links_work_in_whatever_order() -> None:
+    kinds, pairs = ("successions", "forks", "decisions"), list(permutations(range(3), 2))
+    told = [partial(tell, what, *pair) for pair in pairs for what in kinds]
+    for known in combinations(KNOWN, 3):
+        first, second, third = (knowing(*one) for one in known)
+        states = everything_reachable((first, second, third), told, identities)
+        round_ = partial(in_turn, told)
+        for state in states:
+            nodes = settled(state, round_, identities)
+            assert len({agreement(node)[1:] for node in nodes}) == 1, known
+            assert nodes[0].behind or len({node.chain for node in nodes}) == 1, known
+
+
+def knowing(history: str, successions: tuple[str, ...]) -> ControlFeed:
+    feed = in_turn([partial(received, SUCCESSIONS[name]) for name in successions], ControlFeed(AUTHORITY))
+    decisions, signers = HISTORIES[history]
+    return received((0, sign_history(decisions, *signers)), feed)
+
+
+def identities(nodes: Three) -> Hashable:
+    return tuple(map(identity, nodes))
+
+
+@pytest.mark.parametrize(
+    ("histories", "successions", "sequence"),
+    [
+        (["abc"], [], first(b"a", b"b", b"c")),
+        (["abc", "axy"], [], TRUNK),
+        (["abc", "axy"], ["1 keeps a"], TRUNK),
+        (["abc", "axy"], ["1 keeps ax"], first(b"a", b"x")),
+        (["abc", "axy"], ["2 keeps axy"], first(b"a", b"x", b"y")),
+        (["abc"], ["2 keeps axy"], None),
+        (["abc", "a|de"], ["1 keeps a"], (*TRUNK, (1, b"d"), (1, b"e"))),
+        (["abc", "a|de", "a|dz"], ["1 keeps a"], (*TRUNK, (1, b"d"))),
+        (["abc", "a|de"], ["1 keeps a", "1 keeps ax"], first(b"a", b"b", b"c")),
+        (["a|de", "a|d|g"], ["2 keeps a|d"], None),  # whose key was that of term 1?
+        (["a|de", "a|d|g"], ["1 keeps a", "2 keeps a|d"], (*TRUNK, (1, b"d"), (2, b"g"))),
+        (["a|de", "a|d|g"], ["1 keeps a", "1 keeps ax", "2 keeps a|d"], (*TRUNK, (1, b"d"), (2, b"g"))),
+    ],
+)
+def test_the_sequence_that_all_agree_on_is_this(
+    histories: list[str], successions: list[str], sequence: History | None
+) -> None:
+    assert agreed([HISTORIES[h] for h in histories], [SUCCESSIONS[s] for s in successions]) == sequence
+
+
+# -- what counts, for every sequence of decisions ----------------------------------------------------
+
+A, B = 0, 64
+ALPHABET: tuple[Decision, ...] = (
+    close(0, {A: 2, B: 1}),
+    close(1, {A: 1}),
+    close(2, {B: 2}),
+    seal(0, skip=(B,), factor=2048, rates=((4, 7),)),
+    seal(1, recount=((B, 0),), factor=3),
+    Amend(A, 0),
+    Amend(A, 1),
+    Void(0, 0, (1,)),
+    Void(0, 1, ()),
+    Revoke(0, 1),
+    Finish(),
+    seal(0),
+    seal(1),
+    Void(0, 0, ()),
+)
+
+
+def test_every_sequence_of_four_decisions_counts_as_in_the_reference() -> None:
+    for said in product(ALPHABET, repeat=4):
+        run, reference = Counting(budget=3, rate=5), Reference(3, 5)
+        for decision in (admit(0), admit(1), *said):
+            run.apply(Recorded(decision))
+            reference.apply(decision)
+        assert (run.open_epoch, run.sealed, run.counted, run.complete, run.rate(9)) == (
+            len(reference.closes),
+            len(reference.seals),
+            reference.counted,
+            reference.complete,
+            reference.rate(9),
+        )
+        for feed in (A, B):
+            named = len(reference.named(feed))
+            assert run.named(feed) == named
+            assert run.runs(feed, named + 1) == reference.runs(feed, named + 1)
+
+
+# -- what is held, and its digest --------------------------------------------------------------------
+
+Updates = tuple[tuple[int, int], ...]
+"""(epoch label, scalar) of every step."""
+
+OF_A: Updates = ((0, 1), (0, 2), (1, 3))
+ALSO_OF_A: Updates = ((0, 1), (0, 9), (1, 9))
+"""Another history that A has signed."""
+OF_B: Updates = ((0, 5), (1, 6))
+FEEDS = (Feed(origin(0), 0), Feed(origin(1), 0))
+
+
+@cache
+def head(feed: int, updates: Updates) -> bytes:
+    """Return the chain hash after these updates."""
+    parts = (EpochScalars(epoch, (scalar,)) for epoch, scalar in updates)
+    return signing.extend(signing.genesis(RUN_ID, FEEDS[feed]), parts)
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a node holds of two feeds, by SPEC O6 and O7, and how many decisions it has."""
+
+    decisions: int = 0
+    held: tuple[Updates, Updates] = ((), ())
+    forked: tuple[int, int] = (NEVER, NEVER)
+    """The lowest step at which a feed is known to have two histories."""
+
+    def settle(self, run: Counting) -> Node:
+        return replace(self, held=tuple(may_hold(run, feed, self) for feed in (0, 1)))
+
+
+def may_hold(run: Counting, feed: int, node: Node) -> Updates:
+    """Return as much as the node may hold of what it has of a feed."""
+    updates, number = node.held[feed], run.number(FEEDS[feed])
+    if number is None:
+        return ()
+    told = 0  # the last step up to which the history is known to be the one that was named
+    for stop, salt, tag in run.landmarks(number, upto=len(updates)):
+        if holding.tag(salt, head(feed, updates[:stop])) != tag:
+            updates = updates[:told]
+            break
+        told = stop
+    updates = updates[: min(max(told, node.forked[feed]), run.ended(number))]
+    member = run.members[feed]
+    late = (
+        step
+        for step, (label, _) in enumerate(updates)
+        if label > run.open_epoch or (label >= member.revoked and step >= run.named(number))
+    )
+    return updates[: next(late, len(updates))]
+
+
+def prove(runs: list[Counting], feed: int, at: int, node: Node) -> Node:
+    """Take in a proof that a feed has two histories from a step on."""
+    forked = tuple(min(at, known) if f == feed else known for f, known in enumerate(node.forked))
+    return replace(node, forked=forked).settle(runs[node.decisions])  # type: ignore[arg-type]
+
+
+def hear(runs: list[Counting], feed: int, whole: Updates, start: int, stop: int, node: Node) -> Node:
+    """Take in a signed segment: it verifies if what is held before it is what it continues."""
+    ours = node.held[feed]
+    if start > len(ours) or ours[:start] != whole[:start]:
+        return node
+    common = next(
+        (n for n, pair in enumerate(zip(ours, whole[:stop], strict=False)) if pair[0] != pair[1]), None
+    )
+    if common is not None:
+        return prove(runs, feed, common, node)
+    if stop <= len(ours):
+        return node
+    held = tuple(whole[:stop] if f == feed else updates for f, updates in enumerate(node.held))
+    return replace(node, held=held).settle(runs[node.decisions])  # type: ignore[arg-type]
+
+
+def decide(runs: list[Counting], node: Node) -> Node:
+    if node.decisions == len(runs) - 1:
+        return node
+    return replace(node, decisions=node.decisions + 1).settle(runs[node.decisions + 1])
+
+
+def close_of(epoch: int, moves: dict[int, Updates], steps: dict[int, int]) -> Close:
+    """Return a close that names a history of feeds up to its end, `steps` of them new."""
+    tags = {feed: holding.tag(SALT, head(feed, updates)) for feed, updates in moves.items()}
+    return Close(epoch, SALT, tuple(Move(64 * feed, steps[feed], tags[feed]) for feed in moves))
+
+
+NAMING: tuple[Decision, ...] = (
+    close_of(0, {0: OF_A[:2], 1: OF_B[:1]}, {0: 2, 1: 1}),
+    close_of(0, {0: ALSO_OF_A}, {0: 3}),
+    close_of(0, {1: OF_B}, {1: 2}),
+)
+AFTER: tuple[Decision, ...] = (
+    close_of(1, {0: OF_A}, {0: 1}),
+    close_of(1, {0: OF_A, 1: OF_B}, {0: 3, 1: 2}),
+    seal(0, skip=(64,)),
+    Amend(0, 0),
+    Amend(0, 1),
+    Revoke(0, 0),
+    Revoke(0, 1),
+    Void(0, 0, ()),
+)
+
+
+def test_all_who_have_received_the_same_hold_the_same_of_what_was_named() -> None:
+    for named, one, other in product(NAMING, AFTER, AFTER):
+        said = [admit(0), admit(1), named, one, other]
+        runs = [fold(*said[:count]) for count in range(len(said) + 1)]
+        histories = ((0, OF_A), (0, ALSO_OF_A), (1, OF_B))
+        pieces: dict[Any, Arrival[Node]] = {
+            (feed, start, whole[:stop]): partial(hear, runs, feed, whole, start, stop)
+            for feed, whole in histories
+            for start, stop in combinations(range(len(whole) + 1), 2)
+        }
+        wholes = [partial(hear, runs, feed, whole, 0, len(whole)) for feed, whole in histories]
+        proof, decision = partial(prove, runs, 0, 1), partial(decide, runs)
+        states = everything_reachable(Node(), [*pieces.values(), proof, decision], lambda node: node)
+        orders = [[*[decision] * len(said), proof, *order] for order in permutations(wholes)]
+        rounds = [cache(partial(in_turn, order)) for order in orders]
+        ends = {settled(state, round_, lambda node: node) for state in states for round_ in rounds}
+        assert len(ends) == 1, said
+        assert_named(runs[-1], *ends)
+
+
+def assert_named(run: Counting, node: Node) -> None:
+    """What was named is held, unless nobody can hold it, and is the history that was meant."""
+    heads = []
+    for number, stop in run.positions().items():
+        held = node.held[number // 64]
+        if len(held) < stop:
+            assert impossible(run, number)
+            return
+        assert all(
+            holding.tag(salt, head(number // 64, held[:at])) == tag for at, salt, tag in run.landmarks(number)
+        )
+        heads.append((number, stop, head(number // 64, held[:stop])))
+    assert len(named_digest(RUN_ID, heads)) == 32
+
+
+def impossible(run: Counting, number: int) -> bool:
+    """Return whether a close has named what there is not: a label that is not open yet, a tag of nothing."""
+    histories = (OF_A, ALSO_OF_A) if number == A else (OF_B,)
+    return not any(
+        stop <= len(history)
+        and holding.tag(salt, head(number // 64, history[:stop])) == tag
+        and history[stop - 1][0] <= run.open_epoch
+        for stop, salt, tag in [*run.landmarks(number)][-1:]
+        for history in histories
+    )
+
+
+def test_the_models_begin_where_a_run_begins() -> None:
+    assert ControlFeed(AUTHORITY).chain == genesis(RUN_ID)
+    assert fold().number(FEEDS[0]) is None

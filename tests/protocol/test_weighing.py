@@ -1,0 +1,77 @@
+"""How much updates count: differences between two states, step by step."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfprotocol.counting import Counting, Run, multiplier
+from sfprotocol.decisions import FACTOR_ONE, Close, RateFrom, Recorded, Seal
+from sfprotocol.weighing import NOTHING, Counted, Rates, differences, once
+
+STEPS = 12
+
+
+@st.composite
+def counted(draw: st.DrawFn, tables: tuple[Rates | None, ...]) -> Counted:
+    factors = draw(st.lists(st.sampled_from([0, 1, 2048, FACTOR_ONE]), max_size=STEPS))
+    runs = [Run(step, factor) for step, factor in enumerate(factors, 1)]
+    joined = [a for a, b in zip_longest(runs, runs[1:]) if b is None or a.factor != b.factor]
+    return Counted(tuple(joined), draw(st.sampled_from(tables)))
+
+
+def factor(of: Counted, step: int) -> int:
+    return next((run.factor for run in of.runs if step < run.stop), 0)
+
+
+def label(step: int) -> int:
+    return step // 3
+
+
+FIRST = Rates(3, (RateFrom(0, 1 << 30), RateFrom(2, 1 << 20)))
+LATER = Rates(5, (*FIRST.table, RateFrom(4, 1 << 10)))
+DROPPED = Rates(5, (RateFrom(0, 1 << 30), RateFrom(3, 1 << 10)))
+
+
+@given(before=counted((FIRST, LATER, DROPPED)), now=counted((FIRST, LATER, DROPPED)))
+def test_all_steps_whose_weight_differs_are_named_and_their_factors_are_right(
+    before: Counted, now: Counted
+) -> None:
+    named = dict.fromkeys(range(STEPS), False)
+    for first, stop, old, new in differences(before, now):
+        for step in range(first, stop):
+            named[step] = True
+            assert (old, new) == (factor(before, step), factor(now, step))
+    for step in range(STEPS):
+        old, new = (of.weight(label(step), factor(of, step)) for of in (before, now))
+        assert named[step] or old == new
+
+
+def test_rates_of_epochs_to_come_change_nothing_that_is_there() -> None:
+    assert FIRST.hold_in(LATER)
+    assert not LATER.hold_in(DROPPED)
+    assert not DROPPED.hold_in(LATER)
+    runs = (Run(9, FACTOR_ONE),)
+    assert list(differences(Counted(runs, FIRST), Counted(runs, LATER))) == []
+    assert list(differences(Counted(runs, FIRST), Counted(runs, DROPPED))) == [(0, 9, FACTOR_ONE, FACTOR_ONE)]
+
+
+def test_what_counts_once_differs_only_where_it_ends() -> None:
+    assert list(differences(NOTHING, once(4))) == [(0, 4, 0, FACTOR_ONE)]
+    assert list(differences(once(4), once(9))) == [(4, 9, 0, FACTOR_ONE)]
+    assert list(differences(once(9), once(4))) == [(4, 9, FACTOR_ONE, 0)]
+    assert once(0) == NOTHING
+    assert [once(4).weight(7, one) for one in (0, FACTOR_ONE)] == [0, 1]
+
+
+def test_rates_are_those_of_the_decisions() -> None:
+    counting = Counting(budget=100, rate=7)
+    for number in range(3):
+        counting.apply(Recorded(Close(number, bytes(8), ())))
+    counting.apply(Recorded(Seal(0, (), (), bytes(32), FACTOR_ONE, (RateFrom(4, 9), RateFrom(6, 11)))))
+    rates = Rates.of(counting)
+    assert rates.open_epoch == 3
+    assert [rates.rate(epoch) for epoch in range(8)] == [counting.rate(epoch) for epoch in range(8)]
+    assert Counted((), rates).weight(6, 2048) == multiplier(11, 2048)

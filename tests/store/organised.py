@@ -1,0 +1,94 @@
+"""A test swarm of an organised run whose nodes keep real logs beside the ones in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from sfnode.node.driver import LogStore
+from sfnode.store.log import UpdateLog
+from sfprotocol import decisions
+from sfprotocol.counting import named_digest
+from sfprotocol.decisions import FACTOR_ONE, Admit, Close, Move, RateFrom, Seal
+from sfprotocol.events import OwnDecision
+from sfprotocol.holding import tag
+from sfprotocol.host import Commit
+from sfprotocol.messages import Authority
+from tests.protocol.feeds import RUN, origin_of
+from tests.protocol.swarm import Node, Swarm
+
+AUTHORITY = Authority(RUN.run_id, origin_of("organiser"), tuple(map(origin_of, ("d1", "d2", "d3"))), 2)
+ORGANISED = replace(RUN, organised=AUTHORITY, rate=1 << 22, subspace_epochs=2)
+
+
+class Logged:
+    """A swarm with a as organiser; every node's commits go to `logs[name]`, too."""
+
+    def __init__(self, folder: Path, names: str = "a b c", *, quota: int = 100) -> None:
+        self.folder = folder
+        self.swarm = Swarm(run=ORGANISED, organiser="a")
+        self.logs: dict[str, UpdateLog] = {}
+        for name in names.split():
+            self.keep(self.swarm.add(name))
+        self.swarm.mesh()
+        self.swarm.run(1)
+        for name in names.split():
+            self.decide(Admit(origin_of(name), quota, 0))
+        self.swarm.run(2)
+
+    def __getitem__(self, name: str) -> Node:
+        return self.swarm[name]
+
+    def keep(self, node: Node) -> None:
+        """Have what a node commits from now on written to a log of its own."""
+        log = UpdateLog.open(self.folder / f"{node.name}.sqlite", RUN.run_id)
+        store, append = LogStore(log, ORGANISED, lambda feed: None), node.append
+
+        def both(commit: Commit) -> None:
+            store.append(commit)
+            append(commit)
+
+        node.append = both  # type: ignore[method-assign]
+        self.logs[node.name] = log
+
+    def close_logs(self) -> None:
+        for log in self.logs.values():
+            log.close()
+
+    def decide(self, decision: decisions.Decision) -> None:
+        self["a"].handle(OwnDecision(decisions.encode(decision)))
+
+    def close(self) -> None:
+        """Close the open epoch, naming everything that the organiser holds."""
+        frontier = self["a"].machine.frontier
+        counting, moves = frontier.counting, []
+        assert counting is not None
+        for state in frontier:
+            number = counting.number(state.feed)
+            assert number is not None
+            if state.next > counting.named(number):
+                tagged = tag(b"saltsalt", state.chain)
+                moves.append(Move(number, state.next - counting.named(number), tagged))
+        self.decide(Close(counting.open_epoch, b"saltsalt", tuple(sorted(moves))))
+
+    def named_digest(self, epoch: int) -> bytes:
+        """The digest of what closes up to that of `epoch` have named, by the organiser's log."""
+        a, heads = self["a"], []
+        counting = a.machine.frontier.counting
+        assert counting is not None
+        for number, stop in counting.positions(epoch).items():
+            chain, _ = a.log.past(RUN, counting.feed(number), stop)
+            heads.append((number, stop, chain))
+        return named_digest(RUN.run_id, heads)
+
+    def seal(
+        self,
+        *skipped: int,
+        factor: int = FACTOR_ONE,
+        rates: tuple[RateFrom, ...] = (),
+        digest: bytes | None = None,
+    ) -> None:
+        counting = self["a"].machine.frontier.counting
+        assert counting is not None
+        epoch = counting.sealed
+        self.decide(Seal(epoch, skipped, (), digest or self.named_digest(epoch), factor, rates))

@@ -1,0 +1,240 @@
+"""Whether the hub can be reached, and what is taken from it: asked of real sockets on loopback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from huggingface_hub import constants
+
+from sfnode import hub
+from sfnode.errors import Code, UserError
+from sfnode.models import files
+
+NOBODY = "http://192.0.2.1"
+"""A network for documentation."""
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has to go through."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", NOBODY)
+    monkeypatch.setattr(hub, "PATIENCE", 0.3)
+
+
+@pytest.fixture
+def door() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_hub_that_listens_answers(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://{door}")
+    assert hub.unreachable() is None
+
+
+def test_behind_a_proxy_it_is_the_proxy_that_counts(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for proxy in (door, f"http://{door}"):
+        monkeypatch.setenv("http_proxy", proxy)
+        assert hub.unreachable() is None
+    monkeypatch.setenv("no_proxy", "192.0.2.1")
+    assert hub.unreachable() == "it does not answer"
+
+
+@pytest.mark.parametrize("endpoint", [NOBODY, "http://127.0.0.1:1", "http://nowhere.invalid", "http://x" * 9])
+def test_a_model_on_a_hub_that_is_silent_is_given_up_in_time(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library would ask for half a minute."""
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    begun = time.monotonic()
+    with pytest.raises(UserError, match="from the hub: it does not answer") as refusal:
+        files.resolve("nobody/nothing", "", None)
+    assert refusal.value.code is Code.MODEL_NOT_FOUND
+    assert time.monotonic() - begun < 3
+
+
+def test_a_hub_that_is_not_to_be_asked_is_not_asked(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://{door}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
+        files.resolve("nobody/nothing", "", None)
+
+
+def test_what_was_fetched_before_serves_while_the_hub_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the layout of the hub's own cache."""
+    revision = "27dcfa74d334bc871f3234de431e71c6eeba5dd6"
+    kept = tmp_path / "models--nobody--kept" / "snapshots" / revision
+    kept.parent.mkdir(parents=True)
+    kept.symlink_to(files.EMBEDDED / "tiny")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert files.resolve("nobody/kept", revision, None) == kept
+
+
+# -- what is downloaded ------------------------------------------------------------------------------
+
+REVISION = "27dcfa74d334bc871f3234de431e71c6eeba5dd6"
+
+
+class Offer(NamedTuple):
+    """A file as this hub lists it, and what it sends."""
+
+    listed: int
+    content: bytes
+
+
+class Hub(ThreadingHTTPServer):
+    """As much of the hub as its library needs for one model."""
+
+    daemon_threads = True
+
+    def __init__(self, offers: dict[str, Offer]) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.offers = offers
+        self.sent: Counter[str] = Counter()
+        """Bytes by file."""
+
+
+class _Answers(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/api/"):
+            self._tell_files()
+            return
+        name = self._name()
+        self._head(name)
+        with suppress(OSError):  # the library has hung up
+            content = self.server.offers[name].content
+            for start in range(0, len(content), 1 << 16):
+                self.wfile.write(content[start : start + (1 << 16)])
+                self.server.sent[name] += 1 << 16
+
+    def do_HEAD(self) -> None:
+        self._head(self._name(), length=True)
+
+    def _name(self) -> str:
+        return self.path.partition("?")[0].rpartition("/")[2]
+
+    def _tell_files(self) -> None:
+        sizes = {name: offer.listed for name, offer in self.server.offers.items()}
+        tree = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in sizes.items()]
+        info = {"id": "nobody/model", "sha": REVISION,
+                "siblings": [{"rfilename": name, "size": size} for name, size in sizes.items()]}  # fmt: skip
+        body = json.dumps(tree if "/tree/" in self.path else info).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _head(self, name: str, *, length: bool = False) -> None:
+        """A file comes without a length, as compressed ones do."""
+        self.send_response(200)
+        self.send_header("ETag", f'"{name}"')
+        self.send_header("X-Repo-Commit", REVISION)
+        if length:
+            self.send_header("Content-Length", str(self.server.offers[name].listed))
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def offering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[dict[str, Offer]], Hub]]:
+    """`offering(files)`: a hub with these files of the model nobody/model, and an empty cache."""
+    hubs: list[Hub] = []
+
+    def start(offers: dict[str, Offer]) -> Hub:
+        hubs.append(made := Hub(offers))
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{made.server_port}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        return made
+
+    yield start
+    for one in hubs:
+        one.shutdown()
+        one.server_close()
+
+
+def model(**changes: Offer) -> dict[str, Offer]:
+    """The files of the smallest model, some of them changed."""
+    files_here = (file for file in (files.EMBEDDED / "tiny").iterdir() if not file.name.startswith("."))
+    honest = {file.name: Offer(file.stat().st_size, file.read_bytes()) for file in files_here}
+    return honest | {name.replace("_json", ".json"): offer for name, offer in changes.items()}
+
+
+Offering = Callable[[dict[str, Offer]], Hub]
+
+
+def refusal() -> UserError:
+    with pytest.raises(UserError) as refused:
+        files.resolve("nobody/model", "", None)
+    return refused.value
+
+
+def test_a_model_of_the_hub_is_downloaded(offering: Offering) -> None:
+    offering(model())
+    assert files.digest(files.resolve("nobody/model", "", None)) == files.digest(files.EMBEDDED / "tiny")
+
+
+def test_a_model_larger_than_any_that_can_be_shared_is_not_begun(offering: Offering) -> None:
+    made = offering(model() | {"model-2.safetensors": Offer(hub.MAX_WEIGHTS, b"")})
+    assert refusal().code is Code.MODEL_TOO_LARGE
+    assert not made.sent
+
+
+def test_a_tokenizer_that_does_not_fit_the_memory_is_not_begun(offering: Offering) -> None:
+    made = offering(model(tokenizer_json=Offer(hub.MAX_OTHER_FILE + 1, b"")))
+    error = refusal()
+    assert error.code is Code.MODEL_TOO_LARGE
+    assert "tokenizer.json" in error.what
+    assert not made.sent
+
+
+def test_a_model_for_which_there_is_no_room_is_not_begun(
+    offering: Offering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = offering(model())
+    monkeypatch.setattr(hub, "SPARE_BYTES", shutil.disk_usage("/").total * 1000)
+    assert refusal().code is Code.DISK_FULL
+    assert not made.sent
+
+
+def test_a_hub_that_sends_more_than_it_announced_is_cut_off(
+    offering: Offering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "SLACK", 1 << 20)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)
+    made = offering(model(tokenizer_json=Offer(10, bytes(64 << 20))))
+    assert refusal().code is Code.MODEL_TOO_LARGE
+    assert made.sent["tokenizer.json"] < 16 << 20
+
+
+def test_what_was_downloaded_before_serves_while_the_hub_refuses(offering: Offering) -> None:
+    made = offering(model())
+    found = files.resolve("nobody/model", REVISION, None)
+    made.offers.clear()
+    made.RequestHandlerClass = BaseHTTPRequestHandler  # answers 501 to everything
+    assert files.resolve("nobody/model", REVISION, None) == found

@@ -1,0 +1,185 @@
+"""The DHT of a node: no stranger's record outlasts, hides or crowds out those of others."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from types import SimpleNamespace
+
+import msgpack
+import pytest
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord
+from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import ValueWithExpiration
+
+from sfnode.transport.libp2p.dht import MAX_TOPICS, RosterStorage, _Answers
+from sfnode.transport.libp2p.keys import PeerKey, is_signed, peer_id, peer_of_public
+from sfnode.transport.roster import MAX_ANSWER, MAX_ROSTER, MAX_TTL, SignedRecords
+
+TOPIC = DHTID.generate("a roster")
+
+
+def topics(count):
+    return [DHTID.generate(f"roster {number}") for number in range(count)]
+
+
+@pytest.fixture
+def storage():
+    return RosterStorage(Random(1))
+
+
+@pytest.fixture
+def soon():
+    return time.time() + 60
+
+
+def names(storage, topic=TOPIC):
+    return set(storage.data[topic].value.data)
+
+
+# -- what is kept --------------------------------------------------------------------------------------
+
+
+def test_a_newer_record_of_a_peer_takes_the_place_of_the_older(storage, soon):
+    assert storage.store(TOPIC, b"old", soon, subkey="a")
+    assert storage.store(TOPIC, b"new", soon + 1, subkey="a")
+    assert storage.get(TOPIC).value.get("a").value == b"new"
+
+
+def test_an_older_record_that_is_repeated_changes_nothing(storage, soon):
+    """hivemind would drop the newer one when the older expires."""
+    storage.store(TOPIC, b"new", soon + 1, subkey="a")
+    assert not storage.store(TOPIC, b"old", soon, subkey="a")
+    roster = storage.data[TOPIC].value
+    assert roster.get("a").value == b"new"
+    assert roster.key_to_heap["a"].expiration_time == soon + 1
+
+
+def test_in_a_full_roster_a_newcomer_takes_the_place_of_anybody(storage, soon):
+    """However much longer the others live: with 512 records a stranger would otherwise keep all out."""
+    for number in range(MAX_ROSTER):
+        storage.store(TOPIC, b"", soon + 60 + number / 1000, subkey=f"stranger {number}")
+    for number in range(100):
+        assert storage.store(TOPIC, b"", soon, subkey=f"honest {number}")
+        assert len(names(storage)) == MAX_ROSTER
+    assert sum(name.startswith("honest") for name in names(storage)) > 80
+
+
+def test_strangers_with_other_rosters_do_not_displace_our_own(storage, soon):
+    storage.own.add(TOPIC)
+    storage.store(TOPIC, b"", soon, subkey="a")
+    for topic in topics(10 * MAX_TOPICS):
+        assert storage.store(topic, b"", soon + 60, subkey="stranger")
+    assert names(storage) == {"a"}
+    assert len(storage.data) == MAX_TOPICS
+
+
+def test_only_entries_of_rosters_are_kept(storage, soon):
+    assert not storage.store(TOPIC, b"", soon)
+
+
+def test_a_record_that_has_expired_is_neither_taken_nor_given(storage):
+    assert not storage.store(TOPIC, b"", time.time() - 1, subkey="a")
+    assert storage.get(TOPIC) is None
+
+
+def test_announcing_ever_again_takes_no_memory(storage, soon):
+    for number in range(5000):
+        storage.store(TOPIC, b"", soon + number / 1000, subkey="a")
+    assert len(storage.expiration_heap) < 20
+    assert len(storage.data[TOPIC].value.expiration_heap) < 20
+
+
+# -- what is given -------------------------------------------------------------------------------------
+
+
+def test_of_a_full_roster_chance_decides_what_is_given(storage, soon):
+    for number in range(MAX_ROSTER):
+        storage.store(TOPIC, b"", soon + number / 1000, subkey=number)
+    given = [set(storage.get(TOPIC).value.data) for _ in range(2)]
+    assert len(given[0]) == len(given[1]) == MAX_ANSWER
+    assert given[0] != given[1]
+
+
+def test_what_a_search_adds_to_its_result_does_not_get_into_the_storage(storage, soon):
+    storage.store(TOPIC, b"", soon, subkey="a")
+    storage.get(TOPIC).value.store("b", b"", soon)
+    assert names(storage) == {"a"}
+
+
+# -- what others send ----------------------------------------------------------------------------------
+
+
+def answers(accepts, find=None):
+    validator = SimpleNamespace(validate=lambda record: accepts(MSGPackSerializer.loads(record.subkey)))
+    protocol = SimpleNamespace(serializer=MSGPackSerializer, record_validator=validator, call_find=find)
+    return _Answers(protocol, Random(1))
+
+
+def roster(*subkeys, expires=None, maxsize=None):
+    made = DictionaryDHTValue(maxsize)
+    for subkey in subkeys:
+        made.store(subkey, b"", expires or time.time() + 60)
+    return made
+
+
+def test_one_bad_entry_does_not_spoil_an_answer():
+    found = roster("good", "bad", "fine")
+    assert answers(lambda name: name != "bad").keep_valid(b"", found)
+    assert set(found.data) == {"good", "fine"}
+
+
+def test_an_answer_with_thousands_of_entries_counts_for_a_few_and_costs_no_more():
+    checked = []
+    found = roster(*map(str, range(5000)))
+    answers(lambda name: checked.append(name) or True).keep_valid(b"", found)
+    assert len(checked) == len(found.data) == MAX_ANSWER
+
+
+def test_an_answer_does_not_decide_how_much_is_kept_of_others():
+    found = roster("a", "b", maxsize=2)
+    answers(lambda name: True).keep_valid(b"", found)
+    for number in range(10):
+        found.store(number, b"", time.time() + 60)
+    assert len(found.data) == 12
+
+
+async def test_an_answer_that_claims_to_live_for_ever_does_not_end_the_search():
+    soon = time.time() + 60
+    given = {TOPIC: (ValueWithExpiration(roster("a", expires=soon), float("inf")), {})}
+
+    async def find(peer, keys):
+        return given
+
+    found = await answers(lambda name: True, find).find("peer", [TOPIC])
+    assert found[TOPIC][0].expiration_time == soon
+    given[TOPIC] = ValueWithExpiration(roster(), float("inf")), {}
+    assert (await answers(lambda name: True, find).find("peer", [TOPIC]))[TOPIC][0] is None
+
+
+# -- signatures ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def validators(keys):
+    return [
+        SignedRecords(
+            PeerKey(path), decode=MSGPackSerializer.loads, peer_of=peer_of_public, is_signed=is_signed
+        )
+        for path in keys
+    ]
+
+
+def test_a_record_is_signed_by_the_key_from_which_the_peer_id_follows(keys, validators):
+    subkey, value = msgpack.packb(peer_id(keys[0])), msgpack.packb(["anything"])
+    plain = DHTRecord(TOPIC.to_bytes(), subkey, value, time.time() + MAX_TTL)
+    own, foreign = (
+        DHTRecord(plain.key, subkey, signer.sign_value(plain), plain.expiration_time)
+        for signer in validators[:2]
+    )
+    assert all(validator.validate(own) for validator in validators)
+    assert not any(validator.validate(foreign) for validator in validators)
+    assert not validators[0].validate(plain)
+    assert validators[1].strip_value(own) == value
