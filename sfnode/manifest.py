@@ -338,15 +338,15 @@ class Manifest(Section):
         """Return the learning rate in units of 2^-32, halves rounded to even; exact but for that."""
         return round(self.training.learning_rate * RATE_ONE)
 
-    def current(self) -> Manifest:
-        """Return this manifest if nodes of this version can take part in its run.
+    def current(self, source: str) -> Manifest:
+        """Return this manifest, which is from `source`, if nodes of this version can take part in its run.
 
         Raises UserError OLDER_PROTOCOL otherwise.
         """
         if self.protocol < PROTOCOL_VERSION:
             raise UserError(
                 Code.OLDER_PROTOCOL,
-                f"the run {self.name} is of protocol {self.protocol}, which had no protection against "
+                f"the run of {source} speaks protocol {self.protocol}, which had no protection against "
                 f"strangers' keys; this sfnode takes part in runs of protocol {PROTOCOL_VERSION} only",
                 "Make a new run with `sfnode init`. What was trained is not lost: `sfnode verify`, `sfnode "
                 "eval` and `sfnode export` go on reading the folder.",

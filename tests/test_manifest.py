@@ -237,9 +237,9 @@ def test_a_manifest_of_version_1_has_nothing_of_version_2(fields: dict[str, Any]
 
 
 def test_nobody_takes_part_in_a_run_of_version_1_and_is_told_what_still_works() -> None:
-    assert Manifest.model_validate(FIELDS).current()
+    assert Manifest.model_validate(FIELDS).current("run.toml")
     with pytest.raises(UserError, match="no protection") as caught:
-        Manifest.model_validate(version_1()).current()
+        Manifest.model_validate(version_1()).current("run.toml")
     assert caught.value.code is Code.OLDER_PROTOCOL
     assert "sfnode init" in caught.value.fix
     assert "sfnode export" in caught.value.fix

@@ -97,7 +97,7 @@ class Examiner:
         if file is None:
             return
         try:
-            self._local = Manifest.from_toml(file).current()
+            self._local = Manifest.from_toml(file).current(str(file))
         except UserError as error:
             versions = (Code.NEWER_PROTOCOL, Code.OLDER_PROTOCOL)
             subject = Subject.VERSION if error.code in versions else Subject.RUN

@@ -45,6 +45,7 @@ _ABOUT = {
     Code.BAD_ADDRESS: Subject.PEER,
     Code.BAD_MANIFEST: Subject.PEER_MANIFEST,
     Code.NEWER_PROTOCOL: Subject.VERSION,
+    Code.OLDER_PROTOCOL: Subject.VERSION,
     Code.NETWORK_DAEMON: Subject.NETWORK_DAEMON,
 }
 """Subjects of the errors that a step raises."""
@@ -195,7 +196,7 @@ async def _ask(address: str, transport: HivemindTransport) -> Manifest:
     except (TransportError, RemoteProtocolError, TimeoutError) as error:
         why = str(error) or f"silence for {MANIFEST_DEADLINE:g} s"
         raise StepFailed(_no_manifest(address, why)) from error
-    return Manifest.from_canonical(manifest, address).current()
+    return Manifest.from_canonical(manifest, address).current(address)
 
 
 def _no_manifest(address: str, why: str) -> Finding:

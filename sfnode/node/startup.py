@@ -69,7 +69,7 @@ def local_manifest(settings: Settings, data_dir: DataDir) -> Manifest | None:
     manifest = given or kept
     if manifest:
         check_run_id(manifest, settings.run_id, OWN_FOLDER if kept else ASK_AGAIN)
-    return manifest.current() if manifest else None
+    return manifest.current(str(settings.run or data_dir.path)) if manifest else None
 
 
 def check_run_id(manifest: Manifest, wanted: str, fix: str = ASK_AGAIN) -> None:
@@ -109,7 +109,7 @@ async def fetch_manifest(transport: Transport, peers: tuple[str, ...]) -> Manife
             reasons.append(f"{address}: {error}")
             continue
         try:
-            return Manifest.from_canonical(manifest, address).current()
+            return Manifest.from_canonical(manifest, address).current(address)
         except UserError as error:
             unusable = unusable or error
     raise unusable or UserError(

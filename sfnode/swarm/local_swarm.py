@@ -87,7 +87,7 @@ class LocalSwarm:
         """
         if not 1 <= nodes <= MOST_NODES:
             raise ValueError(f"a local swarm has 1 to {MOST_NODES} nodes")
-        self.manifest = manifest.current()
+        self.manifest = manifest.current(manifest.name)
         self.nodes: list[NodeProcess] = []
         self.folder = folder
         self._count = nodes

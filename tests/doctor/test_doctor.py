@@ -89,6 +89,7 @@ async def test_every_way_in_which_a_peer_can_be_dead_is_named_and_in_time(
     case: Case, peer: Peer, run: Manifest, mute: int, closed: int, gibberish: int
 ) -> None:
     later, silent = await peer(manifest_of_protocol(run, 99)), await peer(None)
+    earlier = await peer(run.model_copy(update={"protocol": 1}).canonical())
     other = await peer(run.model_copy(update={"name": "another"}).canonical())
     file = case.data_dir.parent / "run.toml"
     file.write_text(run.to_toml())
@@ -101,6 +102,7 @@ async def test_every_way_in_which_a_peer_can_be_dead_is_named_and_in_time(
         impostor: Subject.PEER_HANDSHAKE,
         silent: Subject.PEER_MANIFEST,
         later: Subject.VERSION,
+        earlier: Subject.VERSION,
         other: Subject.PEER_RUN,
         "/ip4/127.0.0.1/tcp/1": Subject.PEER,
         f"/ip4/127.0.0.1/tcp/70000/p2p/{QM}": Subject.PEER,

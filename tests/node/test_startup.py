@@ -170,6 +170,7 @@ async def test_when_nobody_answers_the_user_hears_why_of_each(
         (wire_codec.encode(ManifestReply(bytes(200_000))), Code.BAD_MANIFEST),
         (wire_codec.encode(ManifestReply(b"\xdc\x00\x00" + RUN.canonical())), Code.BAD_MANIFEST),
         (from_the_future(), Code.NEWER_PROTOCOL),
+        (serving(OLD), Code.OLDER_PROTOCOL),
     ],
 )
 async def test_a_manifest_that_cannot_be_used_is_the_peers_fault_and_said_so(
@@ -180,13 +181,6 @@ async def test_a_manifest_that_cannot_be_used_is_the_peers_fault_and_said_so(
         await startup.fetch_manifest(inn.asker, (peer,))
     assert refusal.value.code == code
     assert peer in refusal.value.what
-
-
-async def test_a_run_of_version_1_is_not_joined_through_peers(inn: Inn) -> None:
-    peers = await inn.open(a=serving(OLD))
-    with pytest.raises(UserError, match="no protection") as refusal:
-        await startup.fetch_manifest(inn.asker, peers)
-    assert refusal.value.code == Code.OLDER_PROTOCOL
 
 
 async def test_an_address_that_is_none_is_the_users_to_correct(inn: Inn) -> None:

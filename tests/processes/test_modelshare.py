@@ -110,4 +110,4 @@ def test_a_run_that_cannot_be_reached_is_reported_as_unknown(tmp_path: Path) -> 
     ended = sfnode(tmp_path, "upgrade-check", "--peers", NOBODY)
     assert ended.returncode == 1
     assert "sfnode: SF050: no peer answers" in ended.stderr
-    assert "this sfnode  protocol 1" in ended.stdout
+    assert f"this sfnode  protocol {PROTOCOL_VERSION}" in ended.stdout
