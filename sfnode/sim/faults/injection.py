@@ -203,8 +203,9 @@ class FaultInjection:
     # -- copies of a disk --------------------------------------------------------------------------
 
     def _author(self) -> Node | None:
-        """Return a random node that has made updates."""
-        authors = [n for n in self.world.living() if n.disk.own and n.disk.stop(n.disk.own)]
+        """Return a random node that has made updates, and is no twin."""
+        living = (n for n in self.world.living() if not n.name.endswith(TWIN))
+        authors = [n for n in living if n.disk.own and n.disk.stop(n.disk.own)]
         return self.world.random.choice(authors) if authors else None
 
     def _back_up(self, backup: OldBackup) -> None:
