@@ -282,15 +282,19 @@ async def pour(writer, size):
 
 async def test_streams_that_are_opened_and_cancelled_leave_neither_task_nor_memory(nodes):
     host, stranger = await nodes(2)
-    host.on_link(read_all)
     board, most = host._board, 0
     tasks = len(asyncio.all_tasks())
 
-    async def open_and_cancel():
+    async def counted(link):
         nonlocal most
+        most = max(most, len(board._inbound))
+        return await read_all(link)
+
+    host.on_link(counted)
+
+    async def open_and_cancel():
         with suppress(TransportError):  # its connection is ended now and then
             await open_for_nothing(stranger, host)
-        most = max(most, len(board._inbound))
 
     for _ in range(20):
         await asyncio.gather(*(open_and_cancel() for _ in range(20)))
