@@ -18,12 +18,13 @@ import pytest
 from sfnode.manifest import Manifest
 from sfnode.models.files import EMBEDDED, SINGLE
 from sfnode.models.manifest_builder import build
+from sfprotocol import PROTOCOL_VERSION
 from tests.processes.helpers import LOOPBACK, Node, nodes, p2pd_of, printed_json, sfnode, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmQKVHTFF99bdPUKVce3DbpMSBgZjkvyCttw9zQxb63tM7"
-SMALL_FILES = 64 * 1024
+SMALL_FILES = 128 * 1024
 """File size limit in bytes that the node's log reaches within seconds."""
 
 
@@ -50,7 +51,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     manifest = build({"update_budget": 10_000})
     (home / "run.toml").write_text(manifest.to_toml())
     (home / "other.toml").write_text(build({"update_budget": 20_000}).to_toml())
-    (home / "newer.toml").write_text(manifest.to_toml().replace("protocol = 1", "protocol = 99"))
+    (home / "newer.toml").write_text(
+        manifest.to_toml().replace(f"protocol = {PROTOCOL_VERSION}", "protocol = 99")
+    )
     (home / "broken.toml").write_text("[[[")
     (home / "bad.tsv").write_text("text\tlabel\nfine soup\t1\nrude staff\t7\n")
     (home / "kept").mkdir()
