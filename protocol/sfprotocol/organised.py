@@ -210,10 +210,10 @@ class Organised:
             return [Trace(state.feed, state.named), *self._own.overtaken(state.feed)]
         if self._is_undecided(state, number):
             return self._let_go(state, now)
-        passed = [landmark for landmark in self.counting.landmarks(number) if landmark[0] <= state.next]
-        if not passed:
+        passed = self.counting.landmark(number, state.next)
+        if passed is None:
             return []
-        stop, salt, expected = passed[-1]
+        stop, salt, expected = passed
         if stop < state.next:
             return [Trace(state.feed, stop)]
         return [] if holding.tag(salt, state.chain) == expected else self._let_go(state, now)
@@ -224,8 +224,7 @@ class Organised:
             return []
         meant = all(
             holding.tag(salt, event.chain) == expected
-            for stop, salt, expected in self.counting.landmarks(number)
-            if stop == event.stop
+            for _, salt, expected in self.counting.landmarks(number, event.stop - 1, event.stop)
         )
         if not meant or self._is_undecided(state, number):
             return self._let_go(state, now)
@@ -240,7 +239,7 @@ class Organised:
         """Return whether we hold of a forked feed what ends between two named steps: nobody can tell of which
         history that is, and it may be one that the rest of what was named does not follow from."""
         between = state.forked < state.next < state.named
-        return between and all(stop != state.next for stop, _, _ in self.counting.landmarks(number))
+        return between and not any(self.counting.landmarks(number, state.next - 1, state.next))
 
     def _revoked(self, state: FeedState) -> int:
         member = self.counting.member(state.feed.origin)

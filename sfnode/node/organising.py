@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -42,10 +42,10 @@ from sfnode.organising.rates import Schedule
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.log import UpdateLog
 from sfprotocol import decisions
-from sfprotocol.decisions import Admit, Decision
+from sfprotocol.decisions import Decision
 from sfprotocol.events import OwnDecision, OwnPetition
 from sfprotocol.machine import Machine
-from sfprotocol.messages import ControlHead, EpochScalars, Feed, Petition, Position
+from sfprotocol.messages import ControlHead, Feed, Petition, Position
 from sfprotocol.organised import Organised
 from sfprotocol.petitions import petition_message
 from sfprotocol.segments import drop_updates, first_updates
@@ -218,8 +218,8 @@ class OrganiserDesk:
                 ends = [at for at in landmarks if step < at < step + len(part.scalars)]
                 for end in (*ends, step + len(part.scalars)):
                     taken = part.scalars[: end - step]
-                    chain = extend(chain, [replace_scalars(part, taken)])
-                    part, step = replace_scalars(part, part.scalars[len(taken) :]), end
+                    chain = extend(chain, [part._replace(scalars=taken)])
+                    part, step = part._replace(scalars=part.scalars[len(taken) :]), end
                     yield Mark(step, part.epoch, chain)
 
     def _look_at_peers(self) -> None:
@@ -282,11 +282,6 @@ class OrganiserDesk:
         await asyncio.gather(*self._running, return_exceptions=True)
 
 
-def replace_scalars(part: EpochScalars, scalars: Iterable[int]) -> EpochScalars:
-    """Return a part with other scalars."""
-    return part._replace(scalars=tuple(scalars))
-
-
 async def petition(
     run_id: bytes, origin: bytes, sign: SignWith, ticket: str, interrupted: Callable[[], bool]
 ) -> OwnPetition | None:
@@ -308,8 +303,3 @@ async def petition(
         nonce = found
     unsigned = Petition(origin, nonce, number, voucher, bytes(64))
     return OwnPetition(replace(unsigned, signature=sign(petition_message(run_id, unsigned))))
-
-
-def own_admission(organised: Organised, origin: bytes, quota: int) -> Admit | None:
-    """Return the decision that an organiser wants first: that its own updates count."""
-    return None if organised.counting.member(origin) else Admit(origin, quota, 0)
