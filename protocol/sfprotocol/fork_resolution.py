@@ -94,6 +94,8 @@ class ForkResolution:
 
         Raises RemoteProtocolError for a proof that does not hold.
         """
+        if not self._frontier.may_hold(proof.feed):
+            return []  # nothing of it can count; once it may be held, whoever holds it finds the fork anew
         state = self._frontier.state(proof.feed)
         if not link.names.learn(proof.feed, self._frontier) or proof.cut > state.forked or not state.forked:
             return self.show(link, proof.feed, now)

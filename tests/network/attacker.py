@@ -15,28 +15,29 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from hivemind.p2p import P2P, PeerID
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, write_pbmsg
+from hivemind.p2p import P2P
+from hivemind.p2p.p2p_daemon_bindings.utils import write_pbmsg
 from hivemind.proto import p2pd_pb2
-from hivemind.utils.multiaddr import Multiaddr
 
-from sfprotocol import PROTOCOL_VERSION, wire_codec
-from sfprotocol.messages import Hello, ManifestRequest
-
-LINK, REQUEST, PING = "/sfnode/link/1", "/sfnode/request/1", "DHTProtocol.rpc_ping"
-FAILURES = (P2PDaemonError, OSError, EOFError, TimeoutError)
-"""Exceptions of a stream that the other end has closed or refused."""
-
-PATIENCE = 3.0
-"""Seconds for one stream to open."""
-
-REFUSAL_PAUSE = 0.02
-"""Seconds between two streams after one was refused: opening refused streams is not the attack."""
+from sfprotocol import wire_codec
+from sfprotocol.messages import ManifestRequest
+from tests.network.hostile_client import (
+    CHUNK,
+    FAILURES,
+    LINK,
+    PATIENCE,
+    PING,
+    REQUEST,
+    Client,
+    Stream,
+    framed,
+    hang_up,
+)
+from tests.network.strangers import STRANGERS
 
 HELD = 300
 """Streams that are held open at once: more than a node serves."""
@@ -47,76 +48,8 @@ CANCELLED = 10_000
 AT_ONCE = 64
 """How many of them at once."""
 
-CHUNK = os.urandom(1 << 16)
 ZEROS = bytes(1 << 16)
-ENOUGH = 256 << 20
-"""Bytes on one stream after which it is clear that the other end reads everything."""
-
 FRAMES_AT_ONCE = 64
-
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-def framed(message: bytes) -> bytes:
-    return len(message).to_bytes(3, "big") + message
-
-
-class Client:
-    """One identity with its p2pd, connected to the victim."""
-
-    def __init__(self, p2p: P2P, peer: PeerID, run_id: bytes, until: float) -> None:
-        self.p2p, self.peer, self.run_id, self.until = p2p, peer, run_id, until
-        self.did: Counter[str] = Counter()
-
-    @property
-    def on_time(self) -> bool:
-        return time.monotonic() < self.until
-
-    async def open(self, protocol: str) -> Stream | None:
-        """Return a stream, or None if it was refused."""
-        try:
-            async with asyncio.timeout(PATIENCE):
-                _, reader, writer = await self.p2p.call_binary_stream_handler(self.peer, protocol)
-        except FAILURES:
-            self.did["refused"] += 1
-            await asyncio.sleep(REFUSAL_PAUSE)
-            return None
-        self.did["opened"] += 1
-        return reader, writer
-
-    def hello(self) -> bytes:
-        return framed(wire_codec.encode(Hello(PROTOCOL_VERSION, self.run_id, 0, 0)))
-
-    async def pour(self, writer: asyncio.StreamWriter, chunk: bytes) -> None:
-        """Write one chunk again and again for as long as it is taken."""
-        poured = 0
-        while self.on_time and poured < ENOUGH:
-            async with asyncio.timeout(max(0.1, self.until - time.monotonic())):
-                writer.write(chunk)
-                await writer.drain()
-            poured += len(chunk)
-            self.did["bytes"] += len(chunk)
-
-    async def again_and_again(self, protocol: str, say: Callable[[Stream], Awaitable[None]]) -> None:
-        """Open a stream, say something until it is closed, and begin again."""
-        while self.on_time:
-            if stream := await self.open(protocol):
-                with suppress(*FAILURES):
-                    if protocol == LINK:
-                        await self.be_greeted(stream[0])
-                    await say(stream)
-                await hang_up(stream)
-
-    async def be_greeted(self, reader: asyncio.StreamReader) -> None:
-        """Read the node's Hello. Raises one of FAILURES if the node closes the link instead."""
-        async with asyncio.timeout(PATIENCE):
-            await reader.readexactly(int.from_bytes(await reader.readexactly(3), "big"))
-        self.did["greeted"] += 1
-
-
-async def hang_up(stream: Stream) -> None:
-    stream[1].transport.abort()
-    await asyncio.sleep(0)
 
 
 async def garbage(client: Client) -> None:
@@ -259,17 +192,15 @@ ATTACKS: dict[str, Callable[[Client], Awaitable[None]]] = {
 
 
 async def attack(order: dict[str, Any]) -> dict[str, Any]:
-    address, _, peer = order["address"].rpartition("/p2p/")
-    p2p = await P2P.create(dht_mode="client", auto_nat=False, nat_port_map=False)
+    client = Client(order["address"], bytes.fromhex(order["run"]))
+    await client.connect()
+    client.until = time.monotonic() + order["seconds"]
     try:
-        target = PeerID.from_base58(peer)
-        await p2p._client.connect(target, [Multiaddr(address)])
-        client = Client(p2p, target, bytes.fromhex(order["run"]), time.monotonic() + order["seconds"])
         began = time.monotonic()
-        await ATTACKS[order["attack"]](client)
+        await {**ATTACKS, **STRANGERS}[order["attack"]](client)
         return {"attack": order["attack"], "seconds": time.monotonic() - began, **client.did}
     finally:
-        await p2p.shutdown()
+        await client.p2p.shutdown()
 
 
 async def mute(how: str, made: list[P2P]) -> dict[str, Any]:

@@ -10,9 +10,20 @@ from sfprotocol import decisions, holding, wire_codec
 from sfprotocol.control_feed import ControlFeed, succession_message
 from sfprotocol.decisions import Admit, Amend, Budget, Close, Finish, Move, Revoke, Seal, Void
 from sfprotocol.events import OwnDecision, OwnPetition, OwnSuccession, Received
-from sfprotocol.messages import Authority, Control, EpochScalars, Petition, Succession, Vote
+from sfprotocol.messages import (
+    Authority,
+    Branch,
+    Control,
+    EpochScalars,
+    Feed,
+    Petition,
+    Proof,
+    Succession,
+    Vote,
+)
 from sfprotocol.petitions import SEND_AGAIN, petition_message
-from tests.protocol.feeds import RUN, origin_of, signing_key
+from sfprotocol.signing import genesis
+from tests.protocol.feeds import RUN, origin_of, signed, signing_key
 from tests.protocol.swarm import Node, Swarm
 
 AUTHORITY = Authority(RUN.run_id, origin_of("organiser"), tuple(map(origin_of, ("d1", "d2", "d3"))), 2)
@@ -85,6 +96,25 @@ def test_nobody_makes_updates_before_it_is_admitted() -> None:
     made.run(2)
     assert made["a"].machine.frontier.known == 3
     assert same(made)
+
+
+def test_a_proof_against_a_stranger_is_neither_kept_nor_passed_on() -> None:
+    """Keys cost nothing, and a proof may have 82 kB: only of members are they kept."""
+    made = swarm("a b")
+    stranger = Feed(origin_of("stranger"), 0)
+    chain = genesis(RUN.run_id, stranger)
+    one, other = (signed("stranger", 0, 0, [EpochScalars(0, (scalar,))]) for scalar in (1, 2))
+    branches = Branch(one.parts, one.signature), Branch(other.parts, other.signature)
+    link = next(iter(made["a"].machine.links))
+    shown = Proof(stranger, 0, (chain, chain), branches)
+    made["a"].handle(Received(link, wire_codec.encode(shown)))
+    made.run(2)
+    assert not any(made[name].machine.frontier.is_cut(stranger) for name in "ab")
+    decide(made["a"], Admit(stranger.origin, QUOTA, 0))
+    made.run(2)
+    made["a"].handle(Received(link, wire_codec.encode(shown)))
+    made.run(2)
+    assert all(made[name].machine.frontier.is_cut(stranger) for name in "ab")
 
 
 def test_a_quota_bounds_the_updates_of_an_epoch() -> None:
