@@ -190,6 +190,11 @@ class Organiser:
         """Return the petitions that wait for the owner, or for their turn."""
         return self._petitions.waiting(self._counting, now)
 
+    def marked(self, feed: Feed, stop: int) -> bool:
+        """Return whether the chain hash after `stop` steps of a feed is known."""
+        held = self._feeds.get(feed)
+        return held is not None and held.mark(stop) is not None
+
     @property
     def behind(self) -> int:
         """Number of named updates that are not here: without them no seal can be made."""
@@ -209,6 +214,7 @@ class Organiser:
             case HeldChanged(feed=feed, first=first, marks=marks):
                 held = self._feed(feed, now)
                 held.marks = [mark for mark in held.marks if mark.stop <= first] + list(marks)
+                held.shown = min(held.shown, first)
             case ForkProven(feed=feed, at=at):
                 held = self._feed(feed, now)
                 held.forked = min(held.forked, at)
