@@ -202,6 +202,8 @@ class Organised(Section):
     """Updates of one feed with one epoch label that an admission allows unless it says otherwise."""
     subspace_epochs: int = Field(default=1, ge=1, le=MAX_EPOCHS)
     """Epochs that share the bases of one subspace."""
+    private: bool = False
+    """Whether nodes keep out of the public roster: peers are told by links and addresses alone."""
 
     @model_validator(mode="after")
     def _trustworthy(self) -> Organised:
@@ -214,7 +216,8 @@ class Organised(Section):
             raise ValueError("votes is more than half of the deputies, and not more than all of them")
         if self.organiser and not self.quota:
             raise ValueError("an organised run needs a quota of at least 1")
-        if not self.organiser and (self.deputies, self.quota, self.subspace_epochs) != ((), 0, 1):
+        chosen = self.deputies, self.quota, self.subspace_epochs, self.private
+        if not self.organiser and chosen != ((), 0, 1, False):
             raise ValueError("an open run has no organiser, and none of what comes with one")
         return self
 

@@ -149,7 +149,14 @@ MANIFEST: dict[str, Any] = {
 OPEN: dict[str, Any] = MANIFEST | {
     "protocol": 2,
     "data": MANIFEST["data"] | {"validation": "", "validation_limit": 128},
-    "organised": {"organiser": "", "deputies": [], "votes": 1, "quota": 0, "subspace_epochs": 1},
+    "organised": {
+        "organiser": "",
+        "deputies": [],
+        "votes": 1,
+        "quota": 0,
+        "subspace_epochs": 1,
+        "private": False,
+    },
     "extensions": {},
 }
 
@@ -163,6 +170,7 @@ ORGANISED: dict[str, Any] = OPEN | {
         "votes": 2,
         "quota": 4096,
         "subspace_epochs": 16,
+        "private": True,
     },
     "extensions": {"1": "", "77": "00ff"},
 }

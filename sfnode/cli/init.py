@@ -169,6 +169,13 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     help="Epochs of an organised run for which one subspace serves.  [default: 1]",
 )
 @option(
+    "--private",
+    is_flag=True,
+    default=None,
+    help="Keep an organised run out of the public roster, and admit nobody who was neither invited nor "
+    "approved: for hospitals and laboratories.",
+)
+@option(
     "--keys-dir",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
@@ -281,7 +288,9 @@ def _measured(manifest: Manifest, asked: bool, device: str, dtype: str) -> tuple
         return manifest, [_unmeasured(training, found.reason)]
     limit, size = training.scalar_limit, found.spread / training.scalar_delta
     why = "as asked" if asked else f"{pilot.HEADROOM} times that"
-    if not asked and limit < pilot.HEADROOM * size:
+    if limit != (suitable := pilot.suitable_limit(training, found)) and not asked:
+        why = f"which is near {suitable}, {pilot.HEADROOM} times that"
+    elif not asked and limit < pilot.HEADROOM * size:
         why = "the most that the model bears at this learning rate"
     if limit == training.largest_scalar:
         why = f"the most that {training.scalar_bits} bits hold"

@@ -35,6 +35,10 @@ LEAST_HEADROOM = 2
 """The limit is no less than this many times the root mean square, also where a large learning rate asks for
 it: at 2 a run still learns as well as without a limit."""
 
+NEAR = 1.5
+"""A limit that the run has already stays if it is at most this many times too large or too small: another
+sample of SLOPES directions would say so, too. So the built-in run is the same for everybody who makes it."""
+
 LARGEST_MOVE = 0.25
 """One update may move the weights by no more than this share of their root mean square. At this share it
 costs a trained model an accuracy of 0.03 at worst, at twice as much 0.25, and at four times as much nearly
@@ -87,9 +91,13 @@ def measure(
 
 
 def with_limit(manifest: Manifest, found: Pilot) -> Manifest:
-    """Return the manifest with the `scalar_limit` that the pilot asks for. Raises UserError as `check`
-    does."""
-    limit = suitable_limit(manifest.training, found)
+    """Return the manifest with the `scalar_limit` that the pilot asks for, or its own if that is NEAR it.
+
+    Raises UserError as `check` does.
+    """
+    limit, present = suitable_limit(manifest.training, found), manifest.training.scalar_limit
+    if limit / NEAR <= present <= NEAR * limit:
+        limit = present
     training = manifest.training.model_copy(update={"scalar_limit": limit})
     check(training, found)
     return manifest.model_copy(update={"training": training})

@@ -50,11 +50,11 @@ WORK_BITS = OrganiserPolicy().work_bits
 """Bits of the proof of work that a petition shows: as many as organisers ask for by default."""
 
 
-def policy_of(manifest: Manifest) -> OrganiserPolicy:
-    """Return the policy of an organiser who has said nothing else: anyone may join."""
+def policy_of(manifest: Manifest, admission: str | None = None) -> OrganiserPolicy:
+    """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise."""
     return OrganiserPolicy(
         target_updates=manifest.training.epoch_updates,
-        admission=Admission.ANYONE,
+        admission=Admission(admission or ("approve" if manifest.organised.private else "anyone")),
         quota=manifest.organised.quota,
         seal_wait=120.0 if manifest.data.validation or manifest.data.validation_limit else 0.0,
     )
@@ -82,7 +82,7 @@ class Organising:
             node.machine,
             node.log,
             key=feed.key,
-            policy=policy_of(node.manifest),
+            policy=policy_of(node.manifest, node.settings.admission),
             schedule=Schedule(node.manifest.training.schedule, run.rate),
             draw=secrets.token_bytes,
             alone=node.settings.alone or not feed.stop,

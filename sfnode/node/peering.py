@@ -75,10 +75,11 @@ class Peering:
         own_record: Callable[[], PeerRecord],
         remember: Callable[[list[str]], None],
         random: Random,
+        rostered: bool = True,
     ) -> None:
         """Take a started transport, the roster's `topic` (the run id), the record to announce, and a function
-        that stores addresses durably and is called on another thread."""
-        self.manager = PeerManager(transport.peer, book, random, _now())
+        that stores addresses durably and is called on another thread. `rostered` as for `PeerManager`."""
+        self.manager = PeerManager(transport.peer, book, random, _now(), rostered=rostered)
         self.restarts = 0
         """Number of times that the transport has been restarted."""
         self.roster: list[PeerRecord] = []

@@ -150,6 +150,7 @@ class RunningNode:
             own_record=self._record,
             remember=lambda addresses: startup.remember_peers(self.log, addresses),
             random=random,
+            rostered=not self.manifest.organised.private,
         )
 
     # -- callbacks ---------------------------------------------------------------------------------

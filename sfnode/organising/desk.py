@@ -49,7 +49,7 @@ from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 
 class Log(Protocol):
-    """What is on the node's disk; the methods are those of `sfprotocol.host.Store`."""
+    """A view of the node's disk; the methods are those of `sfprotocol.host.Store`."""
 
     def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None: ...
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]: ...

@@ -139,7 +139,7 @@ class Round:
 
 
 DeskEvent = Round | PetitionHeard | EvaluationEnded | OwnerWish
-"""What the desk is told; all other events it makes of a Round."""
+"""Events that the desk is told of; all others it makes of a Round."""
 
 
 # -- actions -------------------------------------------------------------------------------------------

@@ -110,8 +110,12 @@ class _Neighbour:
 class PeerManager:
     """The links of one node, its address book, and when to look for more."""
 
-    def __init__(self, own: str, book: AddressBook, random: Random, now: float) -> None:
-        """Take this node's id; `random` draws the moments of probes."""
+    def __init__(
+        self, own: str, book: AddressBook, random: Random, now: float, *, rostered: bool = True
+    ) -> None:
+        """Take this node's id; `random` draws the moments of probes. A run that is not `rostered` is neither
+        announced nor searched for: its nodes know each other from links and addresses (SPEC O1)."""
+        self._rostered = rostered
         self.book = book
         self.presence = Presence.OPEN
         self._own = own
@@ -334,6 +338,8 @@ class PeerManager:
     # -- the roster --------------------------------------------------------------------------------
 
     def _announce_due(self) -> float:
+        if not self._rostered:
+            return _NEVER
         settled = self._neighbours and self._addresses == self._announced
         return self._announcing.due(intervals.ANNOUNCE_INTERVAL if settled else intervals.LONELY_INTERVAL)
 
@@ -349,6 +355,8 @@ class PeerManager:
     def _find_due(self) -> float:
         """Back off while the roster names nobody but neighbours: a search costs kilobytes, and in a small
         swarm links are always missing."""
+        if not self._rostered:
+            return _NEVER
         if not self.wanting:
             return self._finding.due(intervals.FIND_INTERVAL)
         return self._finding.due(min(intervals.LONELY_INTERVAL * 2.0**self._in_vain, intervals.FIND_INTERVAL))
@@ -392,8 +400,9 @@ class PeerManager:
         if back and self.presence is Presence.OPEN:
             # Others may be there of whom our part of the network has never heard.
             self._meet(event.peer, now)
-            self._announce(now)
-            self._find(now)
+            if self._rostered:
+                self._announce(now)
+                self._find(now)
 
     def _end_round(self) -> None:
         self._actions += map(StopBootstrap, self._bootstrapping)

@@ -140,7 +140,7 @@ def test_every_number_can_be_given(model: Path, sfnode: Run, monkeypatch: pytest
 
 
 def test_the_limit_of_the_scalars_is_measured_and_said(sfnode: Run) -> None:
-    ended = sfnode("init", "--learning-rate", 5e-4)
+    ended = sfnode("init", "--learning-rate", 5e-4, "--scalar-delta", 0.001)
     limit = written(ended).training.scalar_limit
     found = re.search(
         rf"Measured 64 scalars: root mean square (\S+)\. scalar_limit is {limit}, 8 ", ended.out
@@ -367,9 +367,10 @@ def test_every_organised_run_has_keys_of_its_own(sfnode: Run) -> None:
 
 
 def test_what_an_organised_run_is_bounded_by_can_be_given(sfnode: Run) -> None:
-    flags = ("--quota", 77, "--subspace-epochs", 5, "--validation-limit", 9)
+    flags = ("--quota", 77, "--subspace-epochs", 5, "--validation-limit", 9, "--private")
     manifest = organised(sfnode("init", "--organised", "--keys-dir", KEYS, *flags))
     assert (manifest.organised.quota, manifest.organised.subspace_epochs) == (77, 5)
+    assert manifest.organised.private
     assert manifest.data.validation_limit == 9
 
 

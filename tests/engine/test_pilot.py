@@ -38,6 +38,15 @@ def test_the_built_in_run_has_the_limit_that_is_measured_for_it(built_in: Pilot)
     assert pilot.with_limit(default_manifest(), built_in) == default_manifest()
 
 
+@pytest.mark.parametrize(("present", "kept"), [(53, 80), (54, 54), (120, 120), (121, 80)])
+def test_a_limit_that_is_near_the_one_that_is_measured_stays(present: int, kept: int) -> None:
+    run = default_manifest()
+    training = run.training.model_copy(update={"scalar_delta": 0.1, "scalar_limit": present})
+    found = slopes(spread=1, weight=1e12)
+    chosen = pilot.with_limit(run.model_copy(update={"training": training}), found)
+    assert chosen.training.scalar_limit == kept
+
+
 def test_what_is_measured_does_not_depend_on_the_limit_that_the_manifest_has(built_in: Pilot) -> None:
     run = default_manifest()
     other = run.model_copy(update={"training": run.training.model_copy(update={"scalar_limit": 7})})
@@ -87,7 +96,7 @@ def test_scalars_that_are_lost_are_counted() -> None:
 
 def test_an_update_that_wrecks_the_trained_model_is_refused(built_in: Pilot) -> None:
     run = default_manifest()
-    limit = run.training.scalar_limit
+    limit = pilot.suitable_limit(run.training, built_in)
     numbers = run.training.model_copy(update={"scalar_limit": 32_767})
     with pytest.raises(UserError, match=r"one update could wreck the model") as caught:
         pilot.check(numbers, built_in)

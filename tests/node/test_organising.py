@@ -13,6 +13,7 @@ from sfnode.manifest import Organised
 from sfnode.node import organising
 from sfnode.organising import organiser
 from sfnode.organising.organiser import State
+from sfnode.organising.policy import Admission
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol.decisions import Finish, Revoke, Void
@@ -28,7 +29,7 @@ def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     policy_of = organising.policy_of
     monkeypatch.setattr(organising, "WORK_BITS", BITS)
     monkeypatch.setattr(
-        organising, "policy_of", lambda run: organising.replace(policy_of(run), work_bits=BITS)
+        organising, "policy_of", lambda *said: organising.replace(policy_of(*said), work_bits=BITS)
     )
     monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
 
@@ -93,6 +94,22 @@ async def test_after_a_restart_the_run_goes_on_from_what_was_decided(
     assert a.machine.organised.control.feed.stop >= stop
     assert a.machine.may_compute
     assert await a.node.organising.wish(Finish()) is None
+
+
+@pytest.mark.parametrize(
+    ("private", "chosen", "expected"),
+    [
+        (False, None, Admission.ANYONE),
+        (True, None, Admission.APPROVE),
+        (True, "links", Admission.LINKS),
+    ],
+)
+def test_a_private_run_admits_nobody_whom_its_owner_does_not_know(
+    private: bool, chosen: str | None, expected: Admission
+) -> None:
+    said = Organised(organiser=Identity.generate().public.hex(), quota=1, private=private)
+    run = manifest().model_copy(update={"admission": "organised", "organised": said})
+    assert organising.policy_of(run, chosen).admission is expected
 
 
 async def test_only_the_key_of_the_run_organises_it(

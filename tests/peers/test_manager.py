@@ -92,11 +92,13 @@ def quick() -> None:
 class Node:
     """A manager with a clock. Nothing answers by itself."""
 
-    def __init__(self, *given: str, own: str = "me", remembered: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *given: str, own: str = "me", remembered: tuple[str, ...] = (), rostered: bool = True
+    ) -> None:
         random = Random(1)
         self.now = 100.0
         self.book = AddressBook(own, map(address, given), remembered, random)
-        self.manager = PeerManager(own, self.book, random, self.now)
+        self.manager = PeerManager(own, self.book, random, self.now, rostered=rostered)
         self.log: list[tuple[float, Action]] = []
         self.links = 0
         self.tell(Observed((), OWN))
@@ -232,6 +234,18 @@ def test_a_record_is_announced_again_soon_until_somebody_may_have_heard_it_and_t
     assert len(node.told(Announce)) == 2
     node.run_until(node.now + 0.1)
     assert len(node.told(Announce)) == 3
+
+
+def test_a_private_run_is_neither_announced_nor_searched_for() -> None:
+    node = Node("a", rostered=False)
+    node.tell(Wake())
+    node.tell(BootstrapAnswered("a", answered=True))
+    node.run_until(node.now + 2 * ANNOUNCE_INTERVAL)
+    node.opened("a", outbound=True)
+    node.run_until(node.now + 2 * ANNOUNCE_INTERVAL)
+    assert "a" in node.dialled
+    assert not node.told(Announce)
+    assert not node.told(Find)
 
 
 def test_a_record_that_has_become_wrong_is_announced_soon() -> None:
