@@ -75,7 +75,7 @@ class Settings(Section):
     """Believe that nobody has more of the decisions than this node: an organiser then waits for no peers."""
     keys_dir: Annotated[Path, AfterValidator(Path.expanduser), Field(validate_default=True)] = KEYS_DIR
     admission: Literal["anyone", "approve", "links"] | None = None
-    """Newcomers that an organiser admits besides those with an invitation; None: anyone with a proof of work, or
+    """Whoever is admitted without an invitation; None: anyone with a proof of work, or
     in a private run those whom the owner approves."""
     invitation: Annotated[str, Field(pattern=INVITATION, max_length=MAX_INVITATION)] = ""
     """`NUMBER:HEX`, the ticket of a link (SPEC N5): what the node shows to be admitted."""
