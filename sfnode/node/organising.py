@@ -30,6 +30,7 @@ from sfnode.organising.events import (
     Signed,
     Stop,
 )
+from sfnode.organising.judging import by_schedule
 from sfnode.organising.organiser import State
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.organising.rates import Schedule
@@ -83,7 +84,7 @@ class Organising:
             node.log,
             key=feed.key,
             policy=policy_of(node.manifest),
-            schedule=Schedule(node.manifest.training.schedule, run.rate),
+            judge=by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
             draw=secrets.token_bytes,
             alone=node.settings.alone or not feed.stop,
             now=node.clock(),

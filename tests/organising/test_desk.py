@@ -19,6 +19,7 @@ from sfnode.organising.events import (
     Sign,
     Signed,
 )
+from sfnode.organising.judging import by_schedule
 from sfnode.organising.rates import Schedule
 from sfprotocol import decisions
 from sfprotocol.decisions import Announce, Finish
@@ -72,7 +73,7 @@ class Office:
             self.node,
             key=origin_of("organiser"),
             policy=UNEVALUATED,
-            schedule=Schedule("constant", 1 << 22),
+            judge=by_schedule(Schedule("constant", 1 << 22)),
             draw=lambda count: b"s" * count,
             alone=True,
             now=self.made.now,

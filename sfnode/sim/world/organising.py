@@ -19,6 +19,7 @@ from sfnode.organising.events import (
     Round,
     Sign,
 )
+from sfnode.organising.judging import by_schedule
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.organising.rates import Schedule
 from sfnode.schema.evaluation import Evaluation
@@ -62,7 +63,7 @@ class Organising:
             node.disk,
             key=origin_of(key),
             policy=POLICY,
-            schedule=Schedule("linear", node.world.run.rate),
+            judge=by_schedule(Schedule("linear", node.world.run.rate)),
             draw=node.random.randbytes,
             alone=not node.met,
             now=node.clock(),
