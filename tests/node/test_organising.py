@@ -128,13 +128,14 @@ async def test_the_model_is_evaluated_as_of_the_close(
         assert said.value == 1_000_000 * sum(counting.positions(said.epoch).values())
     assert a.known > named[0]
     await a.until(lambda: a.machine.complete)
-    await a.until(lambda: not (a.node.organising._running or a.node.scheduler.busy))
-    counted = {state.feed: a.machine.counted(state.feed) for state in a.machine.frontier}
+    async with a.node.driver.between_rounds:
+        counted = {state.feed: a.machine.counted(state.feed) for state in a.machine.frontier}
+        applied = a.node.engine_thread.ask(lambda engine: engine.core.digest())
     core = Core(len(organised.run.model.targets), organised.run.training.rank)
     with organised.log("a") as log:
         for updates in changes(log, {}, counted):
             core.add(updates)
-    assert (await a.node.core_status()).core_digest == core.digest().hex()
+    assert await applied == core.digest()
 
 
 async def test_a_wish_that_is_not_signed_when_the_node_ends_is_an_error_for_whoever_has_it(
