@@ -246,6 +246,34 @@ def test_a_node_with_another_history_than_the_named_one_lets_it_go(others: int) 
     assert same(made)
 
 
+@pytest.mark.parametrize("kept", [1, 0])
+def test_a_node_whose_log_has_lost_what_was_named_of_its_feed_does_not_continue_it(kept: int) -> None:
+    """Nobody has it any more, so that no peer can show it; the decisions tell."""
+    made = swarm()
+    b, feed = made["b"], made["b"].own
+    for steps in (3, 2):
+        b.compute(steps)
+        made.run(2)
+    close(made["a"])
+    made.run(2)
+    for node in made.nodes.values():
+        del node.log.rows[feed][kept:]
+        if not kept:
+            del node.log.rows[feed]
+        node.restart()
+    del made.oracle[feed][3 * kept :]
+    made.mesh()
+    made.run(30)
+    b.compute(4), b.compute(4)
+    made.run(5)
+    assert b.own != feed
+    assert {node.machine.frontier.next(feed) for node in made.nodes.values()} == {3 * kept}
+    assert all(node.machine.frontier.next(b.own) for node in made.nodes.values())
+    decide(made["a"], Amend(number(made, "b") // 64 * 64 + feed.incarnation, 0))
+    made.run(5)
+    assert same(made)
+
+
 def test_a_petition_reaches_the_organiser_over_others_and_is_not_sent_for_ever() -> None:
     made = swarm("a b")
     made.add("new")
