@@ -13,6 +13,7 @@ from sfnode.organising.events import (
     ForkProven,
     HeldChanged,
     OwnerWish,
+    PeersClaim,
     PeerShows,
     Refuse,
     Round,
@@ -166,6 +167,34 @@ def test_a_proof_of_a_fork_is_told_even_if_it_cuts_nothing(monkeypatch: pytest.M
     made.run(60)
     assert office.node.machine.frontier.next(feed) == 5
     assert office.of(ForkProven) == [ForkProven(feed, 0)]
+
+
+def test_who_says_that_it_has_what_is_missing_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = swarm()
+    feed = made["b"].own
+    for steps in (3, 2):
+        made["b"].compute(steps)
+        made.run(2)
+    close(made["a"])
+    made.run(2)
+    del made["a"].log.rows[feed][1:]
+    made["a"].restart()
+    office = Office(made, monkeypatch)
+    made.run(5)
+    assert office.desk._organiser.behind == 2
+    assert not office.of(PeersClaim), "nobody is there"
+    made.connect(made["a"], made["c"])
+    for wire in made["c"].wires.values():
+        made.stall(wire)
+    (link,) = office.node.machine.links.values()
+    link.has[feed] = 5
+    made.run(3)
+    assert office.of(PeersClaim) == [PeersClaim(frozenset({feed}))]
+    for wire in made["c"].wires.values():
+        made.resume(wire)
+    made.run(60)
+    assert office.desk._organiser.behind == 0
+    assert office.of(PeersClaim)[-1] == PeersClaim(frozenset())
 
 
 def test_a_wish_is_answered_once_its_decision_is_kept(office: Office) -> None:
