@@ -40,6 +40,7 @@ from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Decision
 from sfprotocol.events import OwnDecision, OwnPetition
 from sfprotocol.messages import Petition
+from sfprotocol.organised import Organised
 from sfprotocol.petitions import petition_message
 from sfprotocol.signing import Sign as SignWith
 
@@ -75,7 +76,8 @@ class Organising:
     def __init__(self, node: RunningNode) -> None:
         """Be told by the driver from now on; `organises(node)` has to hold."""
         assert node.machine.organised is not None
-        feed, run = node.machine.organised.control.feed, node.machine.run
+        self._organised: Organised = node.machine.organised
+        feed, run = self._organised.control.feed, node.machine.run
         assert feed.key is not None
         self._node = node
         self._has_base = False
@@ -152,7 +154,7 @@ class Organising:
                 log.warning("this node does not organise the run any more: %s", reason)
 
     def _say_lost(self, amend: Amend) -> None:
-        counting = self._node.machine.organised.counting  # type: ignore[union-attr]
+        counting = self._organised.counting
         feed, kept = counting.feed(amend.feed), counting.named(amend.feed, amend.epoch - 1)
         log.warning(
             "ending feed %d of origin %s at step %d: %d updates that were named are not to be had",
@@ -175,7 +177,7 @@ class Organising:
             if not self._has_base:
                 _, base = await ask(lambda engine: engine.evaluate_base(0, wanted, "validation"))
                 self._has_base = True
-            named = partial(self._desk.named, epoch)
+            named = partial(self._organised.named, epoch)
             _, result = await ask(lambda engine: engine.evaluate(0, wanted, "validation"), named)
         except UserError as error:
             log.warning("epoch %d is sealed without an evaluation: %s", epoch, error.what)

@@ -46,7 +46,6 @@ from sfprotocol.messages import ControlHead, Feed, Petition, Position, Segment
 from sfprotocol.organised import Organised
 from sfprotocol.segments import first_updates
 from sfprotocol.signing import extend
-from sfprotocol.weighing import Counted
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 
@@ -117,13 +116,6 @@ class OrganiserDesk:
     def next_deadline(self) -> float:
         """Return the time at which a Round is due at the latest, even if none was carried out."""
         return self._organiser.next_deadline()
-
-    def named(self, epoch: int) -> dict[Feed, Counted]:
-        """Return what counts of each feed by what closes up to that of `epoch` have named, and by the seals
-        so far: without the open window, and as far as it is here."""
-        counting, counted = self._organised.counting, self._machine.counted
-        positions = counting.positions(epoch).items()
-        return {feed: counted(feed, stop) for n, stop in positions if (feed := counting.feed(n))}
 
     # -- what the node tells -----------------------------------------------------------------------
 

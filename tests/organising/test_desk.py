@@ -221,17 +221,3 @@ def test_a_wish_is_not_answered_by_a_decision_of_before(
     made.run(30)
     assert not office.of(Signed)
     assert [action.decision for action in office.of(Refuse)] == []
-
-
-def test_what_an_epoch_has_named_is_told_without_what_came_after_its_close(office: Office) -> None:
-    made, feed = office.made, office.made["b"].own
-    made["b"].compute(5)
-    made.run(2)
-    close(made["a"])
-    made["b"].compute(3)
-    made.run(2)
-    close(made["a"])
-    made["b"].compute(2)
-    made.run(2)
-    assert office.node.machine.counted(feed).runs[-1].stop == 10
-    assert [office.desk.named(epoch)[feed].runs[-1].stop for epoch in (0, 1)] == [5, 8]

@@ -8,6 +8,7 @@ import pytest
 
 from sfprotocol import decisions, holding, wire_codec
 from sfprotocol.control_feed import ControlFeed, succession_message
+from sfprotocol.counting import Run
 from sfprotocol.decisions import Admit, Amend, Budget, Close, Finish, Move, Revoke, Seal, Void
 from sfprotocol.events import OwnDecision, OwnPetition, OwnSuccession, Received
 from sfprotocol.messages import Authority, Control, EpochScalars, Petition, Succession, Vote
@@ -317,6 +318,23 @@ def test_a_run_that_is_complete_makes_no_updates(decision: decisions.Decision) -
     made.run(2)
     assert all(node.machine.complete for node in made.nodes.values())
     assert not made["b"].compute()
+
+
+def test_what_an_epoch_has_named_can_be_told_from_what_came_after_its_close() -> None:
+    made = swarm()
+    feed = made["b"].own
+    for steps in (5, 3):
+        made["b"].compute(steps)
+        made.run(2)
+        close(made["a"])
+    seal(made["a"], factor=7)
+    made["b"].compute(2)
+    made.run(2)
+    organised = made["c"].machine.organised
+    assert made["c"].machine.runs(feed) == (Run(5, 7), Run(10, decisions.FACTOR_ONE))
+    assert organised.named(0)[feed].runs == (Run(5, 7),)
+    assert organised.named(1)[feed].runs == (Run(5, 7), Run(8, decisions.FACTOR_ONE))
+    assert organised.named(1)[feed].rates == made["c"].machine.counted(feed).rates
 
 
 def test_void_and_amend_take_back_what_was_counted() -> None:
