@@ -14,11 +14,12 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Organised
 from sfnode.node import organising
 from sfnode.organising import organiser
+from sfnode.organising.events import Sign
 from sfnode.organising.organiser import State
 from sfnode.store.identity import Identity
 from sfnode.store.replay import changes
 from sfnode.store.run_keys import organiser_key, write_key
-from sfprotocol.decisions import Evaluated, Finish, Revoke, Void, encode, read
+from sfprotocol.decisions import Amend, Evaluated, Finish, Revoke, Void, encode, read
 from tests.node.helpers import Node, SmallEngine, Swarm, manifest
 
 SwarmOf = Callable[..., Swarm]
@@ -163,6 +164,20 @@ async def test_a_wish_of_which_nobody_knows_what_becomes_is_no_false_promise(
     monkeypatch.setattr(a.node.driver, "post", lambda event: None)
     with pytest.raises(UserError, match="a minute has passed"):
         await a.node.organising.wish(Finish())
+
+
+async def test_the_organiser_says_what_it_gives_up(
+    organised: Swarm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = await organised.first(**options(tmp_path))
+    counting = a.machine.organised.counting
+    await a.until(lambda: counting.sealed > 1)
+    number = min(counting.positions())
+    feed, named, kept = counting.feed(number), counting.named(number), counting.named(number, 0)
+    a.node.organising._do(Sign(a.machine.organised.control.feed.stop, Amend(number, 1)))
+    assert f"{named - kept} updates that were named are not to be had" in caplog.text
+    assert feed.origin.hex()[:16] in caplog.text
+    await a.until(lambda: counting.ended(number) == kept)
 
 
 async def test_only_the_key_of_the_run_organises_it(
