@@ -37,7 +37,7 @@ from sfprotocol.own_feed import OwnFeed
 from sfprotocol.petitions import Petitions
 from sfprotocol.pulls import Pulls
 from sfprotocol.signing import Sign, genesis
-from sfprotocol.weighing import Rates
+from sfprotocol.weighing import Counted, Rates
 
 TRACED_AT_ONCE = 64
 """Feeds whose history is compared in one round after a start: each is a read of the log."""
@@ -93,6 +93,15 @@ class Organised:
         """Return the factors with which the first `held` updates of `feed` count (SPEC O8)."""
         number = self.counting.number(feed)
         return () if number is None else self.counting.runs(number, held)
+
+    def named(self, epoch: int) -> dict[Feed, Counted]:
+        """Return what counts, of each feed, of what closes up to that of `epoch` have named and is here: with
+        factor 1 where no seal has judged it, and without the open window."""
+        held, counting = self._frontier.next, self.counting
+        stops = {counting.feed(number): stop for number, stop in counting.positions(epoch).items()}
+        return {
+            feed: Counted(self.runs(feed, min(stop, held(feed))), self.rates) for feed, stop in stops.items()
+        }
 
     @property
     def rates(self) -> Rates:

@@ -35,7 +35,8 @@ def fresh(frontier: Frontier, origin: bytes, drawn: int) -> Feed:
     if frontier.run.organised is None:
         return Feed(origin, drawn)
     turns = (Feed(origin, (drawn + turn) % INCARNATIONS) for turn in range(INCARNATIONS))
-    return next((feed for feed in turns if feed not in frontier), Feed(origin, drawn % INCARNATIONS))
+    unheard = (feed for feed in turns if feed not in frontier and not frontier.state(feed).named)
+    return next(unheard, Feed(origin, drawn % INCARNATIONS))
 
 
 class OwnFeed:
@@ -116,6 +117,8 @@ class OwnFeed:
         state, counting = self._frontier.state(updates.feed), self._frontier.counting
         if counting is None:
             return False
+        if state.next < state.named:
+            return True  # our log has lost what is known to others
         segment = Segment(state.key, updates.first, updates.parts, b"")
         holds = state.open and holding.fault(counting, state, segment) is None
         return not holds or holding.countable(counting, state, segment) < segment.count

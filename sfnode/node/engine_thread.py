@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.messages import Feed
-from sfprotocol.weighing import Counted
+from sfprotocol.weighing import NOTHING, Counted
 
 T = TypeVar("T")
 
@@ -171,10 +171,14 @@ class EngineThread:
             self._waiting.clear()
         return orders
 
-    def call(self, function: Callable[[Engine], T]) -> asyncio.Future[T]:
+    def call(
+        self, function: Callable[[Engine], T], of: Mapping[Feed, Counted] | None = None
+    ) -> asyncio.Future[T]:
         """Run `function(engine)` after what was asked before, between two steps; its result or exception.
 
-        The future is cancelled when the thread ends without an answer.
+        With `of`, the cores hold exactly these updates meanwhile, which the log has, and no others;
+        afterwards what they held before, to the bit. The future is cancelled when the thread ends without an
+        answer.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         if self._ended:
@@ -184,21 +188,29 @@ class EngineThread:
         future.add_done_callback(self._open.discard)
 
         def job(engine: Engine) -> None:
+            before = dict(self._applied)
+            if of is not None and not self._apply(engine, dict.fromkeys(before, NOTHING) | dict(of)):
+                return
             try:
                 result = function(engine)
             except Exception as error:  # the caller's to handle, not the end of the thread
                 self._post(_fail, future, error)
             else:
                 self._post(_settle, future, result)
+            if of is not None:
+                self._apply(engine, dict.fromkeys(of, NOTHING) | before)
 
         self._jobs.put(job)
         return future
 
-    def ask(self, question: Callable[[Engine], T]) -> asyncio.Future[T]:
-        """Like `call`, about exactly the updates that were advanced until now, and no later ones."""
+    def ask(
+        self, question: Callable[[Engine], T], of: Mapping[Feed, Counted] | None = None
+    ) -> asyncio.Future[T]:
+        """Like `call`, about exactly the updates that were advanced until now, and no later ones; or about
+        `of`."""
         with self._lock:
             self._wanted, self._reads = None, True
-        return self.call(question)
+        return self.call(question, of)
 
     async def stop(self, grace: float) -> bool:
         """Ask the thread to end and give it `grace` seconds. False if a long forward pass was left behind."""
@@ -220,11 +232,17 @@ class EngineThread:
             self._reads = True
             if self._wanted is wanted:
                 self._wanted = None  # from here on it does not change
+        self._apply(engine, wanted)
+
+    def _apply(self, engine: Engine, wanted: Mapping[Feed, Counted]) -> bool:
+        """Let the cores hold of these feeds what is wanted; return whether they do, and the node has not been
+        stopped meanwhile."""
         for batch in self._read(self._applied, wanted):
             if self._stopping.is_set():
-                return
+                return False
             engine.apply(batch)
         self._applied.update(wanted)
+        return True
 
     def _step(self, engine: Engine, order: Order) -> None:
         with self._lock:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from sfnode.errors import UserError
+from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.organising import admission
@@ -30,13 +32,15 @@ from sfnode.organising.events import (
     Signed,
     Stop,
 )
+from sfnode.organising.judging import by_schedule
 from sfnode.organising.organiser import State
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.organising.rates import Schedule
 from sfprotocol import decisions
-from sfprotocol.decisions import Admit, Decision
+from sfprotocol.decisions import Admit, Amend, Decision
 from sfprotocol.events import OwnDecision, OwnPetition
 from sfprotocol.messages import Petition
+from sfprotocol.organised import Organised
 from sfprotocol.petitions import petition_message
 from sfprotocol.signing import Sign as SignWith
 
@@ -72,7 +76,8 @@ class Organising:
     def __init__(self, node: RunningNode) -> None:
         """Be told by the driver from now on; `organises(node)` has to hold."""
         assert node.machine.organised is not None
-        feed, run = node.machine.organised.control.feed, node.machine.run
+        self._organised: Organised = node.machine.organised
+        feed, run = self._organised.control.feed, node.machine.run
         assert feed.key is not None
         self._node = node
         self._has_base = False
@@ -83,7 +88,7 @@ class Organising:
             node.log,
             key=feed.key,
             policy=policy_of(node.manifest, node.settings.admission),
-            schedule=Schedule(node.manifest.training.schedule, run.rate),
+            judge=by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
             draw=secrets.token_bytes,
             alone=node.settings.alone or not feed.stop,
             now=node.clock(),
@@ -101,7 +106,10 @@ class Organising:
         return self._desk.petitions(self._node.clock())
 
     async def wish(self, decision: Decision) -> str | None:
-        """Sign the owner's decision; return the reason if it would change nothing."""
+        """Return once the owner's decision is signed and on disk; or the reason if it would change nothing.
+
+        Raises UserError ORGANISER_NEEDED if the node ends before, or a minute passes.
+        """
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._wishes.append((decision, done))
         self._tell(OwnerWish(decision))
@@ -109,12 +117,15 @@ class Organising:
             async with asyncio.timeout(WISH_DEADLINE):
                 return await done
         except TimeoutError:
-            return "it could not be signed within a minute"
+            raise _unanswered("a minute has passed and it is not signed") from None
         finally:
             self._wishes = [wish for wish in self._wishes if wish[1] is not done]
 
     async def stop(self) -> None:
-        """Cancel what is under way."""
+        """Cancel what is under way; whoever has a wish is told that it may not come true."""
+        for _, done in self._wishes:
+            if not done.done():
+                done.set_exception(_unanswered("the node has ended before it was signed"))
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -128,6 +139,8 @@ class Organising:
     def _do(self, action: Action) -> None:
         match action:
             case Sign(decision=decision):
+                if isinstance(decision, Amend):
+                    self._say_lost(decision)
                 self._node.driver.post(OwnDecision(decisions.encode(decision)))
             case Evaluate(epoch=epoch):
                 task = asyncio.get_running_loop().create_task(self._evaluate(epoch))
@@ -140,6 +153,14 @@ class Organising:
             case Stop(reason=reason):
                 log.warning("this node does not organise the run any more: %s", reason)
 
+    def _say_lost(self, amend: Amend) -> None:
+        counting = self._organised.counting
+        feed, kept = counting.feed(amend.feed), counting.named(amend.feed, amend.epoch - 1)
+        log.warning(
+            "ending feed %d of origin %s at step %d: %d updates that were named are not to be had",
+            feed.incarnation, feed.origin.hex()[:16], kept, counting.named(amend.feed) - kept,
+        )  # fmt: skip
+
     def _answer(self, wanted: Decision, reason: str | None) -> None:
         """Tell whoever has wished for this decision first what has become of it."""
         for wish, done in self._wishes:
@@ -148,17 +169,27 @@ class Organising:
                 return
 
     async def _evaluate(self, epoch: int) -> None:
-        """Evaluate the model on the validation rows, and first the base model if that was not done yet."""
+        """Evaluate what closes up to that of `epoch` have named on the validation rows; the base model first
+        if that was not done yet."""
         result = base = None
         wanted, ask = self._node.limiter.until_a_pause(), self._node.ask_engine
         try:
             if not self._has_base:
                 _, base = await ask(lambda engine: engine.evaluate_base(0, wanted, "validation"))
                 self._has_base = True
-            _, result = await ask(lambda engine: engine.evaluate(0, wanted, "validation"))
+            named = partial(self._organised.named, epoch)
+            _, result = await ask(lambda engine: engine.evaluate(0, wanted, "validation"), named)
         except UserError as error:
             log.warning("epoch %d is sealed without an evaluation: %s", epoch, error.what)
         self._tell(EvaluationEnded(epoch, result, base))
+
+
+def _unanswered(what: str) -> UserError:
+    return UserError(
+        Code.ORGANISER_NEEDED,
+        what,
+        "See with `sfnode organise status` whether it was signed after all before you ask again.",
+    )
 
 
 # -- newcomers -----------------------------------------------------------------------------------------
@@ -170,7 +201,8 @@ async def be_admitted(node: RunningNode) -> None:
     if organised is None or own is None or organised.counting.member(own.origin):
         return
     if node.organising:
-        await node.organising.wish(Admit(own.origin, node.manifest.organised.quota, 0))
+        with suppress(UserError):  # it is carried out all the same, unless the node ends
+            await node.organising.wish(Admit(own.origin, node.manifest.organised.quota, 0))
         return
     ticket, interrupted = node.settings.invitation, node.stopping.is_set
     asked = await petition(node.manifest.run_id, own.origin, node.machine.sign, ticket, interrupted)

@@ -42,6 +42,7 @@ from sfnode.transport.base import Asker, PeerRecord, Transport, TransportError
 from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import Feed, ManifestReply, ManifestRequest, PartRequest
+from sfprotocol.weighing import Counted
 
 REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
@@ -341,17 +342,20 @@ class RunningNode:
         moment, core = await self.ask_engine(lambda engine: engine.core.digest())
         return CoreStatus(digest=moment.digest, core_digest=core.hex(), known=moment.known)
 
-    async def ask_engine(self, question: Callable[[Engine], T]) -> tuple[Moment, T]:
+    async def ask_engine(
+        self, question: Callable[[Engine], T], of: Callable[[], Mapping[Feed, Counted]] | None = None
+    ) -> tuple[Moment, T]:
         """Return the engine's answer, and the moment whose updates, and no others, it had applied by then.
 
-        Raises UserError BAD_OPTION for a relay, and NODE_NOT_RUNNING if the node ends before it has answered.
+        With `of`, which is asked at that moment, it has applied those instead. Raises UserError BAD_OPTION
+        for a relay, and NODE_NOT_RUNNING if the node ends before it has answered.
         """
         if self.engine_thread is None:
             raise UserError(Code.BAD_OPTION, "a relay holds no model", "Ask a trainer of the run.")
         async with self.driver.between_rounds:
             frontier = self.machine.frontier
             moment = Moment(frontier.digest().hex(), frontier.known)
-            answer = self.engine_thread.ask(self.limiter.offloading_again(question))
+            answer = self.engine_thread.ask(self.limiter.offloading_again(question), of and of())
         try:
             return moment, await answer
         except asyncio.CancelledError:

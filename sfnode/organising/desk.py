@@ -21,9 +21,11 @@ from sfnode.organising.events import (
     ForkProven,
     HeldChanged,
     Mark,
+    OwnerTrusts,
     OwnerWish,
     PeerControl,
     PeerGone,
+    PeersClaim,
     PeerShows,
     PetitionHeard,
     Refuse,
@@ -33,9 +35,9 @@ from sfnode.organising.events import (
     Tenure,
     Wake,
 )
+from sfnode.organising.judging import Judge
 from sfnode.organising.organiser import Organiser, State
 from sfnode.organising.policy import OrganiserPolicy
-from sfnode.organising.rates import Schedule
 from sfprotocol import decisions
 from sfprotocol.counting import NEVER
 from sfprotocol.decisions import Decision
@@ -44,7 +46,6 @@ from sfprotocol.messages import ControlHead, Feed, Petition, Position, Segment
 from sfprotocol.organised import Organised
 from sfprotocol.segments import first_updates
 from sfprotocol.signing import extend
-from sfprotocol.weighing import Counted
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 
@@ -66,7 +67,7 @@ class OrganiserDesk:
         *,
         key: bytes,
         policy: OrganiserPolicy,
-        schedule: Schedule,
+        judge: Judge,
         draw: Callable[[int], bytes],
         alone: bool,
         now: float,
@@ -87,6 +88,7 @@ class OrganiserDesk:
         self._unshown: dict[Feed, None] = {}
         """Feeds of which more is held than peers have shown."""
         self._peers: dict[str, int] = {}
+        self._claimed: frozenset[Feed] = frozenset()
         self._wishes: list[Decision] = []
         self._untold = [state.feed for state in machine.frontier]
         """Feeds of which the organiser has not been told anything yet."""
@@ -94,7 +96,7 @@ class OrganiserDesk:
             machine.run.run_id,
             self._organised.counting,
             policy,
-            schedule,
+            judge,
             draw=draw,
             alone=alone,
             now=now,
@@ -115,13 +117,6 @@ class OrganiserDesk:
         """Return the time at which a Round is due at the latest, even if none was carried out."""
         return self._organiser.next_deadline()
 
-    def named(self, epoch: int) -> dict[Feed, Counted]:
-        """Return what counts of each feed by what closes up to that of `epoch` have named, and by the seals
-        so far: without the open window, and as far as it is here."""
-        counting, counted = self._organised.counting, self._machine.counted
-        positions = counting.positions(epoch).items()
-        return {feed: counted(feed, stop) for n, stop in positions if (feed := counting.feed(n))}
-
     # -- what the node tells -----------------------------------------------------------------------
 
     def handle(self, event: DeskEvent, now: float) -> list[Action]:
@@ -132,7 +127,7 @@ class OrganiserDesk:
             case OwnerWish(decision=decision):
                 self._wishes.append(decision)
                 return [*self._look_at_peers(now), *self._tell(event, now)]
-            case PetitionHeard() | EvaluationEnded():
+            case PetitionHeard() | EvaluationEnded() | OwnerTrusts():
                 return list(self._tell(event, now))
 
     def _on_round(self, moved: Iterable[Feed], now: float) -> Iterator[Action]:
@@ -254,6 +249,15 @@ class OrganiserDesk:
         self._peers = peers
         if news := self._newly_shown():
             yield from self._tell(PeerShows(news), now)
+        claimed = frozenset(feed for feed in self._organiser.missing if self._is_claimed(feed))
+        if claimed != self._claimed:
+            self._claimed = claimed
+            yield from self._tell(PeersClaim(claimed), now)
+
+    def _is_claimed(self, feed: Feed) -> bool:
+        """Return whether a peer says that it has more of a feed than is here."""
+        held = self._machine.frontier.next(feed)
+        return any(link.has.get(feed, 0) > held for link in self._machine.links.values())
 
     def _newly_shown(self) -> tuple[Position, ...]:
         """Return how much of our feeds peers have shown to hold, where that is more than before."""

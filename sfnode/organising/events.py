@@ -76,6 +76,14 @@ class PeerShows:
 
 
 @dataclass(frozen=True, slots=True)
+class PeersClaim:
+    """Linked peers say that they have more of these feeds than is here, of those that miss named steps here;
+    and of no others."""
+
+    feeds: frozenset[Feed]
+
+
+@dataclass(frozen=True, slots=True)
 class PeerControl:
     """A linked peer has told how many decisions it has."""
 
@@ -116,17 +124,28 @@ class OwnerWish:
     decision: Decision
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerTrusts:
+    """The run's owner trusts a member, or does not: then seals skip its work until it is trusted again, and
+    recount it."""
+
+    member: int
+    trusted: bool
+
+
 Event = (
     Wake
     | ControlChanged
     | HeldChanged
     | ForkProven
     | PeerShows
+    | PeersClaim
     | PeerControl
     | PeerGone
     | PetitionHeard
     | EvaluationEnded
     | OwnerWish
+    | OwnerTrusts
 )
 
 
@@ -138,7 +157,7 @@ class Round:
     """Feeds of which something else is held, counts or is proven than before."""
 
 
-DeskEvent = Round | PetitionHeard | EvaluationEnded | OwnerWish
+DeskEvent = Round | PetitionHeard | EvaluationEnded | OwnerWish | OwnerTrusts
 """Events that the desk is told of; all others it makes of a Round."""
 
 

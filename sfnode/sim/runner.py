@@ -136,6 +136,7 @@ class Run:
             conditions=scenario.conditions,
             hardware=scenario.hardware,
             managed=self.topology == MANAGED,
+            judged=scenario.judged,
             trace_file=trace_file,
             machine=machine,
             host=host,

@@ -52,4 +52,6 @@ class Scenario:
     attack: Attack | None = None
     organised: bool = False
     """Whether an organiser, on the first node, says what counts."""
+    judged: bool = False
+    """Whether its seals have factors of all kinds, rates of coming epochs, and skip and recount feeds."""
     limits: Limits = field(default_factory=Limits)

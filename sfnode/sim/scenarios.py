@@ -10,6 +10,7 @@ from sfnode.sim.faults.kinds import (
     Fault,
     Flaps,
     LateJoin,
+    Loss,
     OldBackup,
     OrganiserAway,
     OrganiserTwice,
@@ -222,6 +223,30 @@ ORGANISED: tuple[Scenario, ...] = (
         Undo(16, "amend"),
         Undo(18, "revoke"),
         Flaps(1.0),
+    ),
+    _organised(
+        "organised-news",
+        "Decisions overtake the updates that they name; nodes join and come back with the disk of long ago.",
+        LateJoin(8),
+        LateJoin(16, count=3),
+        OldBackup(4, 14),
+        OldBackup(6, 20),
+        conditions=Conditions(WILD, loss=0.1, reorder=True),
+    ),
+    _organised(
+        "judged",
+        "Seals have factors from 0 to 1.7, skip feeds and recount them; much of the work comes late.",
+        Partition(4, 12, hang_up=True),
+        OrganiserAway(14, 17),
+        LateJoin(18),
+        Undo(19, "void"),
+        judged=True,
+    ),
+    _organised(
+        "lost",
+        "Named steps of two feeds are lost with every disk that had them, and the organiser gives them up.",
+        Loss(8),
+        Loss(16),
     ),
 )
 

@@ -21,6 +21,7 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, Model, Task, Training
 from sfnode.node.driver import Driver
+from sfnode.node.engine_thread import HeldOut
 from sfnode.node.node import Node as PublicNode
 from sfnode.node.running import RunningNode
 from sfnode.schema.evaluation import Evaluation
@@ -80,13 +81,13 @@ class NothingToPrepare:
 
 
 class SmallEngine:
-    """Counts instead of computing, and refuses to count an update twice."""
+    """Counts instead of computing, and refuses to count an update twice; it may be taken out again."""
 
     def __init__(self, run: Manifest) -> None:
         self.core = Core(len(run.model.targets), run.training.rank)
         self.mini_batches = NothingToPrepare()
-        self.applied: set[int] = set()
-        """Seeds of the updates in the core: they name an update in the whole run."""
+        self.applied: dict[int, int] = {}
+        """Amounts of the updates in the core by seed, which names an update in the whole run."""
         self.epochs: list[int] = []
         """Of the steps made here."""
         self.steps = threading.Semaphore(0)
@@ -106,10 +107,13 @@ class SmallEngine:
         return self
 
     def apply(self, batch: UpdateBatch) -> None:
-        fresh = set(batch.seeds.tolist())
-        assert len(fresh) == len(batch.seeds)
-        assert not fresh & self.applied, "applied twice"
-        self.applied |= fresh
+        amounts = dict(zip(batch.seeds.tolist(), batch.scalars.tolist(), strict=True))
+        assert len(amounts) == len(batch.seeds)
+        for seed, amount in amounts.items():
+            if seed in self.applied:
+                assert self.applied.pop(seed) == -amount, "applied twice"
+            else:
+                self.applied[seed] = amount
         self.core.add(batch)
 
     def offload(self) -> None:
@@ -130,7 +134,7 @@ class SmallEngine:
         self.epochs.append(epoch)
         return Result(tuple(map(scalar_of, seeds)))
 
-    def evaluate(self, limit: int, wanted: Callable[[], bool]) -> Evaluation:
+    def evaluate(self, limit: int, wanted: Callable[[], bool], rows: HeldOut = "test") -> Evaluation:
         self.restore()
         while self.endless:
             self.measuring.set()
@@ -140,7 +144,7 @@ class SmallEngine:
         value = float(len(self.applied))
         return accuracy(value, value - 1, value + 1, loss=0.5, rows=limit)
 
-    def evaluate_base(self, limit: int, wanted: Callable[[], bool]) -> Evaluation:
+    def evaluate_base(self, limit: int, wanted: Callable[[], bool], rows: HeldOut = "test") -> Evaluation:
         self.restore()
         return accuracy(0.0, 0.0, 0.1, loss=0.7, rows=limit)
 

@@ -389,6 +389,35 @@ async def test_a_question_is_about_the_moment_at_which_it_was_asked(log: UpdateL
     assert await owner.thread.stop(5)
 
 
+async def test_a_question_can_be_about_other_updates_which_leave_no_trace(log: UpdateLog) -> None:
+    engine, (a, b, c) = Exact(), map(feed_of, "abc")
+    log.append([record(RUN, name, [1, 2, 3, 4, 5, 6, 7]) for name in "abc"])
+    owner = Owner(lambda: engine, partial(changes, log)).start()
+    advance(owner, {a: 7, b: 3})
+    digest: Callable[[Any], bytes] = lambda engine: engine.core.digest()  # noqa: E731
+
+    def fails(engine: Any) -> None:
+        raise ValueError(engine.core.digest().hex())
+
+    named = {a: 2, c: 5}
+    assert await owner.thread.ask(digest, counted(named)) == core_of(log, named)
+    with pytest.raises(ValueError, match=core_of(log, named).hex()):
+        await owner.thread.ask(fails, counted(named))
+    assert await owner.thread.ask(digest) == core_of(log, {a: 7, b: 3})
+    advance(owner, {a: 6, b: 4})
+    assert await owner.thread.ask(digest) == core_of(log, {a: 6, b: 4})
+    assert not owner.failures
+    assert await owner.thread.stop(5)
+
+
+async def test_a_question_about_updates_that_the_log_lacks_ends_the_engine(log: UpdateLog) -> None:
+    """Its cores may hold a part of them by then."""
+    owner = Owner(Exact, partial(changes, log)).start()
+    asked = owner.thread.ask(lambda engine: 7, counted({feed_of("a"): 1}))
+    await eventually(lambda: owner.failures)
+    assert asked.cancelled()
+
+
 async def test_a_long_replay_does_not_hold_up_the_end() -> None:
     engine = Exact()
 

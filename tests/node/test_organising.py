@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Organised
+from sfnode.manifest import Data, Organised
 from sfnode.node import organising
 from sfnode.organising import organiser
+from sfnode.organising.events import Sign
 from sfnode.organising.organiser import State
 from sfnode.organising.policy import Admission
 from sfnode.store.identity import Identity
+from sfnode.store.replay import changes
 from sfnode.store.run_keys import organiser_key, write_key
-from sfprotocol.decisions import Finish, Revoke, Void
-from tests.node.helpers import Node, Swarm, manifest
+from sfprotocol.decisions import Amend, Evaluated, Finish, Revoke, Void, encode, read
+from tests.node.helpers import Node, SmallEngine, Swarm, manifest
 
 SwarmOf = Callable[..., Swarm]
 BITS = 4
@@ -34,12 +38,17 @@ def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
 
 
-@pytest.fixture
-def organised(swarm_of: SwarmOf, tmp_path: Path) -> Swarm:
-    """A run whose organiser's key lies in `tmp_path / "keys"`."""
+@pytest.fixture(params=[None])
+def organised(request: pytest.FixtureRequest, swarm_of: SwarmOf, tmp_path: Path) -> Swarm:
+    """A run whose organiser's key lies in `tmp_path / "keys"`; parameters are of its data."""
     key, deputy = Identity.generate(), Identity.generate()
     said = Organised(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
-    run = manifest(update_budget=400).model_copy(update={"admission": "organised", "organised": said})
+    fields = {
+        "admission": "organised",
+        "organised": said,
+        "data": Data(train="none", validation=request.param or ""),
+    }
+    run = manifest(update_budget=400).model_copy(update=fields)
     write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
     return swarm_of(run)
 
@@ -110,6 +119,82 @@ def test_a_private_run_admits_nobody_whom_its_owner_does_not_know(
     said = Organised(organiser=Identity.generate().public.hex(), quota=1, private=private)
     run = manifest().model_copy(update={"admission": "organised", "organised": said})
     assert organising.policy_of(run, chosen).admission is expected
+
+
+@pytest.mark.parametrize("organised", ["rows"], indirect=True)
+async def test_the_model_is_evaluated_as_of_the_close(
+    organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's result is the number of updates in its cores. It goes on training meanwhile."""
+    named, before = [], SmallEngine.evaluate
+
+    def evaluate(engine: SmallEngine, *arguments: Any) -> Any:
+        named.append(len(engine.applied))
+        return before(engine, *arguments)
+
+    monkeypatch.setattr(SmallEngine, "evaluate", evaluate)
+    a = await organised.first(**options(tmp_path))
+    counting = a.machine.organised.counting
+    await a.until(lambda: counting.sealed > 1 and named)
+    published = [
+        decision
+        for entry in a.machine.organised.control.feed.entries
+        if isinstance(decision := read(entry.record).decision, Evaluated) and decision.metric == "accuracy"
+    ]
+    assert published
+    for said in published:
+        assert said.value == 1_000_000 * sum(counting.positions(said.epoch).values())
+    assert a.known > named[0]
+    await a.until(lambda: a.machine.complete)
+    async with a.node.driver.between_rounds:
+        counted = {state.feed: a.machine.counted(state.feed) for state in a.machine.frontier}
+        applied = a.node.engine_thread.ask(lambda engine: engine.core.digest())
+    core = Core(len(organised.run.model.targets), organised.run.training.rank)
+    with organised.log("a") as log:
+        for updates in changes(log, {}, counted):
+            core.add(updates)
+    assert await applied == core.digest()
+
+
+async def test_a_wish_that_is_not_signed_when_the_node_ends_is_an_error_for_whoever_has_it(
+    organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = await organised.first(**options(tmp_path))
+    await a.until(lambda: a.machine.may_compute)
+    monkeypatch.setattr(a.node.driver, "post", lambda event: None)  # it never comes to be signed
+    asked = asyncio.create_task(a.client.decide(encode(Finish())))
+    await a.until(lambda: a.node.organising._wishes)
+    await a.stop()
+    with pytest.raises(UserError) as lost:
+        await asked
+    assert lost.value.code in (Code.ORGANISER_NEEDED, Code.NODE_NOT_RUNNING)
+    with organised.log("a") as log:
+        assert not any(read(entry.record).decision == Finish() for entry in log.control())
+
+
+async def test_a_wish_of_which_nobody_knows_what_becomes_is_no_false_promise(
+    organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(organising, "WISH_DEADLINE", 0.05)
+    a = await organised.first(**options(tmp_path))
+    await a.until(lambda: a.machine.may_compute)
+    monkeypatch.setattr(a.node.driver, "post", lambda event: None)
+    with pytest.raises(UserError, match="a minute has passed"):
+        await a.node.organising.wish(Finish())
+
+
+async def test_the_organiser_says_what_it_gives_up(
+    organised: Swarm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = await organised.first(**options(tmp_path))
+    counting = a.machine.organised.counting
+    await a.until(lambda: counting.sealed > 1)
+    number = min(counting.positions())
+    feed, named, kept = counting.feed(number), counting.named(number), counting.named(number, 0)
+    a.node.organising._do(Sign(a.machine.organised.control.feed.stop, Amend(number, 1)))
+    assert f"{named - kept} updates that were named are not to be had" in caplog.text
+    assert feed.origin.hex()[:16] in caplog.text
+    await a.until(lambda: counting.ended(number) == kept)
 
 
 async def test_only_the_key_of_the_run_organises_it(

@@ -13,12 +13,14 @@ from sfnode.organising.events import (
     ForkProven,
     HeldChanged,
     OwnerWish,
+    PeersClaim,
     PeerShows,
     Refuse,
     Round,
     Sign,
     Signed,
 )
+from sfnode.organising.judging import by_schedule
 from sfnode.organising.rates import Schedule
 from sfprotocol import decisions
 from sfprotocol.decisions import Announce, Finish
@@ -72,7 +74,7 @@ class Office:
             self.node,
             key=origin_of("organiser"),
             policy=UNEVALUATED,
-            schedule=Schedule("constant", 1 << 22),
+            judge=by_schedule(Schedule("constant", 1 << 22)),
             draw=lambda count: b"s" * count,
             alone=True,
             now=self.made.now,
@@ -167,6 +169,34 @@ def test_a_proof_of_a_fork_is_told_even_if_it_cuts_nothing(monkeypatch: pytest.M
     assert office.of(ForkProven) == [ForkProven(feed, 0)]
 
 
+def test_who_says_that_it_has_what_is_missing_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = swarm()
+    feed = made["b"].own
+    for steps in (3, 2):
+        made["b"].compute(steps)
+        made.run(2)
+    close(made["a"])
+    made.run(2)
+    del made["a"].log.rows[feed][1:]
+    made["a"].restart()
+    office = Office(made, monkeypatch)
+    made.run(5)
+    assert office.desk._organiser.behind == 2
+    assert not office.of(PeersClaim), "nobody is there"
+    made.connect(made["a"], made["c"])
+    for wire in made["c"].wires.values():
+        made.stall(wire)
+    (link,) = office.node.machine.links.values()
+    link.has[feed] = 5
+    made.run(3)
+    assert office.of(PeersClaim) == [PeersClaim(frozenset({feed}))]
+    for wire in made["c"].wires.values():
+        made.resume(wire)
+    made.run(60)
+    assert office.desk._organiser.behind == 0
+    assert office.of(PeersClaim)[-1] == PeersClaim(frozenset())
+
+
 def test_a_wish_is_answered_once_its_decision_is_kept(office: Office) -> None:
     office.signs = False
     office.tell(OwnerWish(Announce("hello")))
@@ -191,17 +221,3 @@ def test_a_wish_is_not_answered_by_a_decision_of_before(
     made.run(30)
     assert not office.of(Signed)
     assert [action.decision for action in office.of(Refuse)] == []
-
-
-def test_what_an_epoch_has_named_is_told_without_what_came_after_its_close(office: Office) -> None:
-    made, feed = office.made, office.made["b"].own
-    made["b"].compute(5)
-    made.run(2)
-    close(made["a"])
-    made["b"].compute(3)
-    made.run(2)
-    close(made["a"])
-    made["b"].compute(2)
-    made.run(2)
-    assert office.node.machine.counted(feed).runs[-1].stop == 10
-    assert [office.desk.named(epoch)[feed].runs[-1].stop for epoch in (0, 1)] == [5, 8]

@@ -8,6 +8,7 @@ import pytest
 
 from sfprotocol import decisions, holding, wire_codec
 from sfprotocol.control_feed import ControlFeed, succession_message
+from sfprotocol.counting import Run
 from sfprotocol.decisions import Admit, Amend, Budget, Close, Finish, Move, Revoke, Seal, Void
 from sfprotocol.events import OwnDecision, OwnPetition, OwnSuccession, Received
 from sfprotocol.messages import (
@@ -276,6 +277,34 @@ def test_a_node_with_another_history_than_the_named_one_lets_it_go(others: int) 
     assert same(made)
 
 
+@pytest.mark.parametrize("kept", [1, 0])
+def test_a_node_whose_log_has_lost_what_was_named_of_its_feed_does_not_continue_it(kept: int) -> None:
+    """Nobody has it any more, so that no peer can show it; the decisions tell."""
+    made = swarm()
+    b, feed = made["b"], made["b"].own
+    for steps in (3, 2):
+        b.compute(steps)
+        made.run(2)
+    close(made["a"])
+    made.run(2)
+    for node in made.nodes.values():
+        del node.log.rows[feed][kept:]
+        if not kept:
+            del node.log.rows[feed]
+        node.restart()
+    del made.oracle[feed][3 * kept :]
+    made.mesh()
+    made.run(30)
+    b.compute(4), b.compute(4)
+    made.run(5)
+    assert b.own != feed
+    assert {node.machine.frontier.next(feed) for node in made.nodes.values()} == {3 * kept}
+    assert all(node.machine.frontier.next(b.own) for node in made.nodes.values())
+    decide(made["a"], Amend(number(made, "b") // 64 * 64 + feed.incarnation, 0))
+    made.run(5)
+    assert same(made)
+
+
 def test_a_petition_reaches_the_organiser_over_others_and_is_not_sent_for_ever() -> None:
     made = swarm("a b")
     made.add("new")
@@ -319,6 +348,23 @@ def test_a_run_that_is_complete_makes_no_updates(decision: decisions.Decision) -
     made.run(2)
     assert all(node.machine.complete for node in made.nodes.values())
     assert not made["b"].compute()
+
+
+def test_what_an_epoch_has_named_can_be_told_from_what_came_after_its_close() -> None:
+    made = swarm()
+    feed = made["b"].own
+    for steps in (5, 3):
+        made["b"].compute(steps)
+        made.run(2)
+        close(made["a"])
+    seal(made["a"], factor=7)
+    made["b"].compute(2)
+    made.run(2)
+    organised = made["c"].machine.organised
+    assert made["c"].machine.runs(feed) == (Run(5, 7), Run(10, decisions.FACTOR_ONE))
+    assert organised.named(0)[feed].runs == (Run(5, 7),)
+    assert organised.named(1)[feed].runs == (Run(5, 7), Run(8, decisions.FACTOR_ONE))
+    assert organised.named(1)[feed].rates == made["c"].machine.counted(feed).rates
 
 
 def test_void_and_amend_take_back_what_was_counted() -> None:

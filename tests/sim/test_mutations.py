@@ -11,20 +11,24 @@ from typing import Any
 
 import pytest
 
+from sfnode.organising.feeds import HeldFeeds
 from sfnode.peers import selection
 from sfnode.peers.manager import PeerManager
 from sfnode.sim.runner import Outcome, simulate
 from sfnode.sim.scenario import Limits, Load
 from sfnode.sim.scenarios import SCENARIOS
 from sfnode.sim.world.conditions import Conditions
-from sfprotocol import fork_proofs, holding, plumtree, validation
+from sfprotocol import fork_proofs, holding, plumtree, validation, weighing
 from sfprotocol.control_feed import ControlFeed
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import FACTOR_ONE
 from sfprotocol.events import Action, Admit, Event, Examine, Serve, Transmit
 from sfprotocol.frontier import FeedState
 from sfprotocol.host import Advanced, Commit, Effect, Host, Send
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Want
 from sfprotocol.organised import Organised
+from sfprotocol.own_feed import OwnFeed
 from sfprotocol.validation import Verified
 
 
@@ -265,6 +269,35 @@ def test_a_machine_that_ends_no_feeds_is_seen(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Organised, "_go_back", lambda *_: [])
     scenario = replace(SCENARIOS["undone"], settle=10)
     assert caught(simulate(scenario, 0)) == "convergence"
+
+
+def test_a_machine_that_weighs_with_other_factors_than_the_seals_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weighing, "multiplier", lambda rate, factor: rate * ((factor + 1) >> 12))
+    assert caught(simulate(SCENARIOS["judged"], 0, nodes=8, seconds=8)) == "union"
+
+
+def test_a_fold_that_recounts_with_factor_1_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Counting._judge
+
+    def recounts(self: Counting, feed: int, epoch: int, verdict: int, factor: int) -> None:
+        judge(self, feed, epoch, verdict, factor if epoch == self.sealed - 1 else FACTOR_ONE)
+
+    monkeypatch.setattr(Counting, "_judge", recounts)
+    assert caught(simulate(SCENARIOS["judged"], 0, nodes=8)) == "union"
+
+
+def test_a_node_that_goes_on_with_a_feed_of_which_it_has_lost_named_steps_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(OwnFeed, "overruled", lambda *_: False)
+    assert caught(simulate(SCENARIOS["lost"], 0, nodes=8)) == "named"
+
+
+def test_an_organiser_that_gives_nothing_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeldFeeds, "lost", lambda *_: None)
+    assert caught(simulate(replace(SCENARIOS["lost"], settle=90), 0, nodes=6)) == "convergence"
 
 
 class AppliesNoDecisions(Host):

@@ -12,6 +12,7 @@ import pytest
 from sfnode.sim import report
 from sfnode.sim.runner import Run, simulate
 from sfnode.sim.scenarios import SCENARIOS
+from sfprotocol.decisions import Amend, Decision, Seal, read
 
 
 @pytest.mark.parametrize("name", list(SCENARIOS))
@@ -28,6 +29,31 @@ def test_claims_that_nobody_can_show_cost_no_node_its_feed(seed: int) -> None:
     outcome = run.outcome()
     assert outcome.failure is None, "\n".join(report.lines(outcome))
     assert len(run.world.oracle.stories) == outcome.nodes
+
+
+def decided(run: Run) -> list[Decision]:
+    """The decisions that all nodes have in the end."""
+    return [read(entry.record).decision for entry in run.world["n0"].disk.decided]
+
+
+def test_seals_that_are_judged_say_all_that_a_seal_may_say(seed: int) -> None:
+    run = Run(SCENARIOS["judged"], seed, nodes=8)
+    outcome = run.outcome()
+    assert outcome.failure is None, "\n".join(report.lines(outcome))
+    seals = [decision for decision in decided(run) if isinstance(decision, Seal)]
+    assert len({seal.factor for seal in seals}) > 1
+    for part in ("skipped", "recounted", "rates"):
+        assert any(getattr(seal, part) for seal in seals), part
+
+
+def test_lost_feeds_are_given_up_and_no_others(seed: int) -> None:
+    run = Run(SCENARIOS["lost"], seed, nodes=8)
+    outcome = run.outcome()
+    assert outcome.failure is None, "\n".join(report.lines(outcome))
+    amends = [decision for decision in decided(run) if isinstance(decision, Amend)]
+    counting = run.world["n0"].organised.counting
+    assert amends
+    assert {counting.feed(amend.feed).origin for amend in amends} <= run.world.undone
 
 
 @pytest.mark.parametrize("topology", ["ring", "grid", "random", "star", "line", "bridge", "managed"])

@@ -17,13 +17,14 @@ from sfnode.store import replay
 from sfnode.store.log import CutRecord, UpdateLog
 from sfnode.store.replay import Part, Piece, batch_of, changes, frontier_of
 from sfnode.store.segment_cache import SegmentCache
-from sfprotocol.counting import Run
-from sfprotocol.decisions import FACTOR_ONE, RateFrom
+from sfprotocol.counting import Counting, Run
+from sfprotocol.decisions import FACTOR_ONE, RateFrom, Recorded
 from sfprotocol.messages import EpochScalars, Feed
 from sfprotocol.seeds import update_seeds
 from sfprotocol.segments import merge
 from sfprotocol.weighing import NOTHING, Counted, Rates, once
 from tests.node.helpers import batch, feed_of, manifest, record
+from tests.protocol.organised import admit, close, seal
 from tests.store.helpers import Author, scalar_of
 
 RUN = manifest()
@@ -234,3 +235,51 @@ def test_sums_beyond_64_bits_go_round_and_come_back(labelled: tuple[UpdateLog, l
             for found in changes(log, {feed: heaviest}, {feed: NOTHING}):
                 core.add(found._replace(scalars=found.scalars << 10))
     assert core.epochs() == []
+
+
+def test_updates_weigh_what_the_seals_say_worked_out_by_hand(
+    labelled: tuple[UpdateLog, list[Author]],
+) -> None:
+    """Factors 1/2, 0, 1.7 and 1, a feed that is skipped and recounted, work that comes late, a new rate."""
+    log, (anne, bob) = labelled
+    counting = Counting(budget=1000, rate=1_048_581)
+    for decision in (
+        admit(0),
+        admit(1),
+        close(0, {0: 9, 64: 9}),
+        close(1, {0: 9}),
+        seal(0, skip=(64,), factor=2048, rates=((3, 3_000_001),)),
+        close(2, {0: 9}),
+        close(3, {64: 18}),
+        seal(1, factor=0),
+        seal(2, recount=((64, 0),), factor=6963),
+        close(4, {0: 9}),
+        seal(3),
+        seal(4, factor=6963),
+    ):
+        counting.apply(Recorded(decision))
+    weights = {
+        (anne, 0): 524_290,  # 1,048,581 / 2 = 524,290.5
+        (anne, 1): 0,
+        (anne, 2): 1_782_536,  # 1,048,581 * 6963 / 4096 = 1,782,536.4998
+        (anne, 3): 5_099_855,  # 3,000,001 * 6963 / 4096 = 5,099,855.2156
+        (anne, 4): 3_000_001,  # held, and not named yet
+        (bob, 0): 1_782_536,
+        (bob, 1): 1_048_581,
+        (bob, 2): 1_048_581,
+    }
+    rates = Rates.of(counting)
+    held = {
+        anne.feed: Counted(counting.runs(0, 5 * LABEL_STEPS), rates),
+        bob.feed: Counted(counting.runs(64, 3 * LABEL_STEPS), rates),
+    }
+    core, expected = Core(2, 4), Core(2, 4)
+    for found in changes(log, {}, held, SUBSPACE_EPOCHS):
+        core.add(found)
+    for (author, label), weight in weights.items():
+        for step in range(label * LABEL_STEPS, (label + 1) * LABEL_STEPS):
+            parts = [EpochScalars(label // SUBSPACE_EPOCHS, (author.updates[step][1] * weight,))]
+            expected.add(batch(author.key, step, parts))
+    assert counting.counted == 6 * LABEL_STEPS
+    assert core.epochs() == [0, 1, 2]
+    assert all((core.of(subspace) == expected.of(subspace)).all() for subspace in core.epochs())

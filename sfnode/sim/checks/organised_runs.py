@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sfnode.sim.checks import fold
 from sfnode.sim.world.keys import origin_of
 from sfnode.sim.world.node import Node
 from sfnode.sim.world.violation import Violation
@@ -127,6 +128,10 @@ def complete(world: World) -> str:
         for state in first.machine.frontier:
             if node.applied.runs(state.feed) != first.applied.runs(state.feed):
                 return f"{node.name} and {first.name} have applied a feed with other factors"
+        if node.applied.total != first.applied.total:
+            return f"{node.name} and {first.name} have applied other sums"
+    if first.applied.total != fold.total(first):
+        return "what is applied is not what follows from the decisions, folded one by one"
     for feed, story in world.oracle.stories.items():
         number, member = counting.number(feed), counting.member(feed.origin)
         if number is None or member is None:
@@ -134,7 +139,8 @@ def complete(world: World) -> str:
         stop = max(node.disk.stop(feed) for node in nodes)
         undone = feed.origin in world.undone or story.forked
         runs = counting.runs(number, first.machine.frontier.next(feed))
-        if not undone and (runs[-1].stop if runs else 0, all(run.factor for run in runs)) != (stop, True):
+        counted = world.judged or all(run.factor for run in runs)
+        if not undone and not (counted and (runs[-1].stop if runs else 0) == stop):
             return f"{stop} updates of a feed are on some disk, and not all of them count"
     return ""
 

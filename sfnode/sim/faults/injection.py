@@ -19,6 +19,7 @@ from sfnode.sim.faults.kinds import (
     Fault,
     Flaps,
     LateJoin,
+    Loss,
     OldBackup,
     OrganiserAway,
     OrganiserTwice,
@@ -95,7 +96,7 @@ class FaultInjection:
             case _:
                 self._install_organised(fault)
 
-    def _install_organised(self, fault: OrganiserAway | OrganiserTwice | Undo) -> None:
+    def _install_organised(self, fault: OrganiserAway | OrganiserTwice | Undo | Loss) -> None:
         match fault:
             case OrganiserAway(start=start, stop=stop, taken=taken):
                 if taken is not None:
@@ -107,6 +108,8 @@ class FaultInjection:
                 self._at(succeeded, self._succeed)
             case Undo(at=at, what=what):
                 self._at(at, self._undo, what)
+            case Loss(at=at):
+                self._at(at, self._lose)
 
     def _at(self, when: float, do: Callable[..., None], *arguments: Any) -> None:
         """Do it once, at this time of the scenario, unless the faults are over by then."""
@@ -292,10 +295,8 @@ class FaultInjection:
         node.control_key = key
         restart(self.world, node)
 
-    def _undo(self, what: str) -> None:
-        node = self._organiser()
-        if not node.organising:
-            return
+    def _victim(self, node: Node) -> int | None:
+        """Return the number of a random feed that is named, of whose origin nothing was taken back yet."""
         counting = node.organised.counting
         own = {origin_of(node.key)}
         named = [
@@ -304,10 +305,33 @@ class FaultInjection:
             if stop and counting.feed(number).origin not in own | self.world.undone
         ]
         if not named:
-            return
+            return None
         number = self.world.random.choice(named)
-        member = number // INCARNATIONS
         self.world.undone.add(counting.feed(number).origin)
+        return number
+
+    def _lose(self) -> None:
+        node = self._organiser()
+        number = self._victim(node)
+        if number is None:
+            return
+        counting = node.organised.counting
+        feed, named = counting.feed(number), counting.named(number)
+        ends = [0, *(stop for stop in node.disk.shelves[feed].stops if stop < named)]
+        kept = self.world.random.choice(ends)
+        for other in list(self.world.staying()):
+            other.crash(power_cut=True)
+            other.disk.lose(feed, kept)
+            if origin_of(other.key) == feed.origin:
+                other.forgets()
+            self.world.agenda.later(RESTORING, restart, self.world, other)
+
+    def _undo(self, what: str) -> None:
+        node = self._organiser()
+        number = self._victim(node) if node.organising else None
+        if number is None or not node.organising:
+            return
+        counting, member = node.organised.counting, number // INCARNATIONS
         match what:
             case "revoke":
                 node.organising.wish(Revoke(member, counting.open_epoch - 1))

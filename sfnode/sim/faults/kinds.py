@@ -129,6 +129,13 @@ class Undo:
     what: Literal["revoke", "void", "amend"]
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Named steps of a random feed that are gone from every disk from one moment on; all nodes die."""
+
+    at: float
+
+
 Fault = (
     Partition
     | Flaps
@@ -142,4 +149,5 @@ Fault = (
     | OrganiserAway
     | OrganiserTwice
     | Undo
+    | Loss
 )

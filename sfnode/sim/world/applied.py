@@ -1,11 +1,13 @@
 """Updates that a node's engine has applied: checked for order, and summed up in a way of their own.
 
 Stands for the cores. Every update has a mark (see the oracle); the sum of the marks of all applied updates,
-each times the factor with which it counts, stands for the set, by other means than the machine's chain
+each times the weight with which it counts, stands for the set, by other means than the machine's chain
 hashes, so the two can be held against each other.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from sfnode.sim.world.disk import Disk
 from sfnode.sim.world.oracle import MARK_BITS, Oracle
@@ -14,7 +16,7 @@ from sfprotocol.counting import Run
 from sfprotocol.host import Advanced, cut_chain
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed
-from sfprotocol.weighing import once
+from sfprotocol.weighing import Counted, once
 
 
 class Applied:
@@ -29,7 +31,7 @@ class Applied:
         self.total = 0
         """Sum of the marks of everything applied, weighted."""
         for feed in disk.shelves:
-            self._apply(feed, machine.runs(feed))
+            self._apply(feed, machine.counted(feed))
 
     def runs(self, feed: Feed) -> tuple[Run, ...]:
         """Return the factors with which the updates of a feed are applied."""
@@ -41,14 +43,14 @@ class Applied:
         if stop > self._disk.stop(feed):
             raise Violation("durable", f"updates up to step {stop} are applied and not on disk")
         if self._machine.organised:
-            self._apply(feed, self._machine.runs(feed))
+            self._apply(feed, self._machine.counted(feed))
             return
         applied = _end(self.runs(feed))
         if before != applied:
             raise Violation("once", f"updates from step {before} are applied where {applied} comes next")
         if stop < before:
             self._check_cut(feed, stop)
-        self._apply(feed, once(stop).runs)
+        self._apply(feed, once(stop))
 
     def _check_cut(self, feed: Feed, stop: int) -> None:
         """Check that a proof on disk demands this cut, and that our history up to it is the common one."""
@@ -60,14 +62,27 @@ class Applied:
                 "cut", f"a feed goes back to step {stop} of a history that the proof does not have"
             )
 
-    def _apply(self, feed: Feed, runs: tuple[Run, ...]) -> None:
+    def _apply(self, feed: Feed, counted: Counted) -> None:
         """Let this of a feed be applied, of the history that the disk has."""
-        total = mark = 0
-        for run in runs:
-            following = self._oracle.mark(feed, run.stop, self._disk.head(feed, run.stop))
-            total, mark = total + run.factor * (following - mark), following
+        total = mark = first = 0
+        for run in counted.runs:
+            for label, stop in self._labels(feed, first, run.stop, counted):
+                following = self._oracle.mark(feed, stop, self._disk.head(feed, stop))
+                total, mark = total + counted.weight(label, run.factor) * (following - mark), following
+            first = run.stop
         self.total = (self.total + total - self._marks.get(feed, 0)) % (1 << MARK_BITS)
-        self._runs[feed], self._marks[feed] = runs, total
+        self._runs[feed], self._marks[feed] = counted.runs, total
+
+    def _labels(self, feed: Feed, first: int, stop: int, counted: Counted) -> Iterator[tuple[int, int]]:
+        """Yield labels and where each ends within these steps; a single one where labels weigh alike."""
+        if counted.rates is None:
+            yield 0, stop
+            return
+        end = 0
+        for label, count in self._disk.labels(feed, stop):
+            end += count
+            if end > first:
+                yield label, end
 
 
 def _end(runs: tuple[Run, ...]) -> int:

@@ -105,6 +105,12 @@ class Disk:
         head = first_updates(spanning.parts, segment.first - spanning.first)
         return replace(segment, first=spanning.first, parts=merge((*head, *segment.parts)))
 
+    def lose(self, feed: Feed, kept: int) -> None:
+        """Lose what was kept of a feed from step `kept` on, and the signed segment in which it lies."""
+        shelf = self.shelves.get(feed, Shelf())
+        index = bisect_right(shelf.stops, kept)
+        del shelf.rows[index:], shelf.stops[index:]
+
     def _cut(self, proof: Proof) -> None:
         shelf = self.shelves.setdefault(proof.feed, Shelf())
         if shelf.proof is not None and proof.cut >= shelf.proof.cut:

@@ -67,7 +67,7 @@ class Oracle:
         mark = story.heads[segment.first][before]
         for step, (epoch, scalar) in enumerate(updates_of(segment.parts), segment.first):
             before = extend(before, (EpochScalars(epoch, (scalar,)),))
-            mark = (mark + _mark(feed, step, epoch, scalar)) % (1 << MARK_BITS)
+            mark = (mark + mark_of(feed, step, epoch, scalar)) % (1 << MARK_BITS)
             if step == story.stop:
                 story.heads.append({})
                 story.epochs.append(epoch)
@@ -108,7 +108,7 @@ def updates_of(parts: tuple[EpochScalars, ...]) -> list[tuple[int, int]]:
     return [(epoch, scalar) for epoch, scalars in parts for scalar in scalars]
 
 
-def _mark(feed: Feed, step: int, epoch: int, scalar: int) -> int:
-    """A number for one update; sums of them stand for sets, by other means than the machine's chains."""
+def mark_of(feed: Feed, step: int, epoch: int, scalar: int) -> int:
+    """Return a number for one update; sums of them stand for sets, by other means than chain hashes."""
     text = feed.origin + b"%d/%d/%d/%d" % (feed.incarnation, step, epoch, scalar)
     return int.from_bytes(hashlib.blake2b(text, digest_size=MARK_BITS // 8).digest(), "big")

@@ -5,6 +5,7 @@ Decisions go to the node's machine; evaluations take a while and always have the
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,11 +20,13 @@ from sfnode.organising.events import (
     Round,
     Sign,
 )
+from sfnode.organising.judging import Judgement, by_schedule
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.organising.rates import Schedule
 from sfnode.schema.evaluation import Evaluation
 from sfnode.sim.world.keys import origin_of
-from sfprotocol.decisions import Decision
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import Decision, RateFrom
 from sfprotocol.host import Advanced, Asked, Effect
 
 if TYPE_CHECKING:
@@ -39,8 +42,12 @@ POLICY = OrganiserPolicy(
     quota=64,
     young_share=0.5,
     share=0.5,
+    amend_after=40.0,
 )
 """A policy for runs of seconds."""
+
+FACTORS = (0, 2048, 4096, 6963)
+"""Factors of seals where they are judged: 0, 1/2, 1 and 1.7."""
 
 ROUNDING = 0.001
 """Seconds at least until an alarm, so that one that comes too early is not set for the same moment."""
@@ -62,7 +69,7 @@ class Organising:
             node.disk,
             key=origin_of(key),
             policy=POLICY,
-            schedule=Schedule("linear", node.world.run.rate),
+            judge=_anything if node.world.judged else by_schedule(Schedule("linear", node.world.run.rate)),
             draw=node.random.randbytes,
             alone=not node.met,
             now=node.clock(),
@@ -103,3 +110,16 @@ class Organising:
             if self._node.host.busy:
                 return  # the desk is told when the round was carried out
         self._tell(event)
+
+
+def _anything(counting: Counting) -> Judgement:
+    """Judge at random, the same by the same decisions: an organiser that was restarted says nothing else."""
+    random, coming = Random(f"{counting.decisions}/judge"), counting.open_epoch + 1
+    rates = {coming + random.randint(0, 3): random.randint(0, 1 << 23) for _ in range(random.randint(0, 2))}
+    earlier = [skipped for number in range(len(counting.members)) for skipped in counting.skipped(number)]
+    return Judgement(
+        random.choice(FACTORS),
+        frozenset(number for number in counting.moved(counting.sealed) if random.random() < 0.2),
+        frozenset(skipped for skipped in earlier if random.random() < 0.5),
+        tuple(RateFrom(*rate) for rate in sorted(rates.items())),
+    )

@@ -55,14 +55,17 @@ class World:
         run: RunParameters = RUN,
         trace_file: TextIO | None = None,
         managed: bool = False,
+        judged: bool = False,
         machine: Callable[..., Machine] = Machine,
         host: Callable[[Machine, Store], Host] = Host,
     ) -> None:
-        """Let the nodes find their neighbours themselves if `managed`. `machine` and `host` make those of the
-        nodes: the real ones or, in tests of the checkers, broken ones."""
+        """Let the nodes find their neighbours themselves if `managed`; let seals say whatever a seal may say
+        if `judged`. `machine` and `host` make those of the nodes: the real ones or, in tests of the checkers,
+        broken ones."""
         self.seed = seed
         self.run = run
         self.hardware = hardware
+        self.judged = judged
         self.make_machine = machine
         self.make_host = host
         self.agenda = Agenda()
