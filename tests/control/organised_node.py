@@ -15,6 +15,7 @@ from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.organising import wishes
 from sfnode.organising.organiser import State
+from sfnode.organising.reports import Reports
 from sfnode.peers.invitations import invite
 from sfnode.store.data_folder import Layout
 from sfprotocol import decisions
@@ -74,6 +75,7 @@ class OrganisedNode:
         self.api: Any = Mock()
         self.api.manifest = self.manifest
         self.api.machine = self.swarm["a"].machine
+        self.api.reports = Reports(self.manifest, organised, 0.0)
         self.api.driver.post = self.post
         self.api.organising = self.desk
         self.api.views.invitation = lambda: invite(self.manifest, [ADDRESS], [])
