@@ -1,4 +1,4 @@
-"""Numbered errors (SF010 to SF073) that a user sees: what happened and why, and what to do about it.
+"""Numbered errors (SF010 to SF074) that a user sees: what happened and why, and what to do about it.
 
 Everything that a user, a peer or a full disk can cause ends as one of these, never as a traceback. The
 numbers are stable; docs/errors.md describes each.
@@ -58,9 +58,10 @@ class Code(IntEnum):
     DECISION_REFUSED = 66
     SUCCESSION_REFUSED = 67
     RUN_GETS_WORSE = 70
-    RUN_FROZEN = 71
-    ORGANISER_SILENT = 72
-    UPDATES_LACKING = 73
+    RUN_NO_BETTER = 71
+    RUN_FROZEN = 72
+    ORGANISER_SILENT = 73
+    UPDATES_LACKING = 74
 
 
 class UserError(Exception):

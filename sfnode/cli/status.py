@@ -45,7 +45,7 @@ def _lines(s: Status, feeds: Sequence[FeedStatus]) -> list[str]:
     lines = [
         f"run      {s.run_name} ({s.run_id[:16]})",
         f"state    {s.state} as {s.role}, up {s.uptime / 60:.1f} min",
-        f"updates  {s.known} of {s.update_budget}, epoch {s.epoch + 1} of {s.epochs}",
+        _updates(s),
         f"own      {s.own_updates} since start, {s.updates_per_second:.1f}/s{loss}",
         f"links    {len(s.links)} ({agreeing} with the same digest)",
         f"digest   {s.digest}",
@@ -64,12 +64,19 @@ def _lines(s: Status, feeds: Sequence[FeedStatus]) -> list[str]:
     return lines + [f"feed     {feed.origin}/{feed.incarnation} {feed.updates}" for feed in feeds]
 
 
+def _updates(s: Status) -> str:
+    if s.organised is None:
+        return f"updates  {s.known} of {s.update_budget}, epoch {s.epoch + 1} of {s.epochs}"
+    counted = f"{s.organised.counted} of {s.update_budget} count"
+    return f"updates  {counted}, {s.known} are here, epoch {s.epoch} is open"
+
+
 def _run_lines(run: RunStatus) -> list[str]:
     """Say how an organised run stands, and this node in it."""
     last = "" if run.seconds_since_seal is None else f", the last one {span(run.seconds_since_seal)} ago"
     here = "" if run.organiser is None else f"; organised here ({run.organiser})"
     lines = [
-        f"sealed   {run.sealed} epochs{last}; {run.counted} updates count{here}",
+        f"sealed   {run.sealed} epochs{last}{here}",
         f"health   {health_in_words(run.health)}",
     ]
     if run.member is not None:

@@ -30,10 +30,8 @@ INFO = ("version", "run_id", "run_name", "role", "peer", "origin")
 LINK = ("peer", "role")
 """Labels of the metrics of a link; those of sfnode_info are `INFO`."""
 
-ALARMS = tuple(
-    f"SF{code:03d}"
-    for code in (Code.NEWER_PROTOCOL, Code.RUN_GETS_WORSE, Code.RUN_FROZEN, Code.ORGANISER_SILENT)
-)
+ALARMS = ("SF012", "SF070", "SF071", "SF072", "SF073")
+"""Numbers of the alarms (`sfnode.organising.alarms`)."""
 
 
 class Sample(NamedTuple):

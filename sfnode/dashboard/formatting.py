@@ -18,9 +18,9 @@ SIZES = ("memory", "upload_rate", "download_rate")
 """Limits in bytes, or in bytes per second."""
 
 HEALTH_WORDS = {
-    RunHealth.UNKNOWN: "cannot be told yet",
-    RunHealth.BETTER: "better than the base model",
-    RunHealth.NO_BETTER: "no better than the base model",
+    RunHealth.UNKNOWN: "not known yet",
+    RunHealth.BETTER: "better",
+    RunHealth.NO_BETTER: "no better",
     RunHealth.WORSE: "WORSE",
 }
 
@@ -105,10 +105,11 @@ def health_in_words(health: HealthStatus) -> str:
     """Say how a run's model does, beside the base model and its best."""
     if health.latest is None:
         return "nothing was evaluated yet"
-    beside = [f"{name} {found.value:.3f}" for name, found in (("base model", health.base),) if found]
+    beside = [f"base {health.base.value:.3f}"] if health.base else []
     if health.best and health.best.epoch != health.latest.epoch:
         beside.append(f"best {health.best.value:.3f} of epoch {health.best.epoch}")
-    told = ", ".join([result_in_words(health.latest), *beside])
+    value = f"{health.latest.metric} {figure(health.latest)}"
+    told = ", ".join([value, *beside, f"after epoch {health.latest.epoch}"])
     return f"{HEALTH_WORDS[RunHealth(health.verdict)]}: {told}"
 
 

@@ -140,7 +140,10 @@ def _doing(now: Now, width: int) -> list[Text]:
 def _bars(now: Now, width: int) -> list[Text]:
     p = now.progress
     run = f"{count(p.known)} of {count(p.update_budget)} updates"
-    epoch = f"{p.epoch + 1} of {p.epochs}, {count(p.epoch_known)} of {count(p.epoch_updates)}"
+    number = (
+        p.epoch if now.status.organised else p.epoch + 1
+    )  # of an organised run its label, as in decisions
+    epoch = f"{number} of {p.epochs}, {count(p.epoch_known)} of {count(p.epoch_updates)}"
     wide = max(10, width - 62)
     return [
         _progress("run", p.known / p.update_budget, run, p.seconds_left, wide),
@@ -217,8 +220,6 @@ def _state(now: Now) -> Text:
         line.append("  largest lag  ", "bold").append(count(max(node.lag for node in now.near)))
     line.append(f"  lacking {count(now.status.lacking)}" if now.status.lacking else "", "yellow")
     run = now.status.organised
-    if run and run.room is not None and run.quota is not None:
-        line.append("  quota left  ", "bold").append(f"{count(run.room)} of {count(run.quota)}")
     return line.append(f"  behind {count(run.behind)}" if run and run.behind else "", "yellow")
 
 

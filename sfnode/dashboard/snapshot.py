@@ -129,7 +129,9 @@ def doing_in(s: Status) -> Words:
             return Words("Training: the first update is being computed.", Mood.GOOD)
         case NodeState.TRAINING:
             made = f"{count(s.contributed)} updates so far ({share} of all)"
-            return Words(f"Training: {made}, {rate(s.updates_per_second)} more every second.", Mood.GOOD)
+            return Words(
+                f"Training: {made}, {rate(s.updates_per_second)} more every second{_room(s)}.", Mood.GOOD
+            )
         case NodeState.WAITING:
             return Words(f"Waiting: {s.wait.text if s.wait else 'it may make no updates now'}.", Mood.WARN)
         case NodeState.STARTING | NodeState.ASKING | NodeState.FINISHING:
@@ -148,6 +150,14 @@ def doing_in(s: Status) -> Words:
         case NodeState.IDLE:
             made = "Idle: it has made all the updates that it was asked for, and still serves others."
             return Words(made, Mood.GOOD)
+
+
+def _room(s: Status) -> str:
+    """Say how many updates a member of an organised run may still make in the open epoch."""
+    run = s.organised
+    if run is None or run.room is None or run.quota is None:
+        return ""
+    return f"; {count(run.room)} of {count(run.quota)} are left for it in this epoch"
 
 
 def agreement(node: SwarmNode, known: int) -> Words:

@@ -19,6 +19,11 @@ NOTHING_TO_DO = "There is nothing to do at this node: the organiser sees the sam
 PAUSE_IF_YOU_LIKE = f"{NOTHING_TO_DO} `sfnode pause` stops its part in it until you say `sfnode resume`."
 
 
+NO_GAIN = 1 / 4
+"""Share of the budget by which a model should do better than the base model: what has had no effect that can
+be measured until then is hardly worth the rest."""
+
+
 class Silence(NamedTuple):
     """Updates that wait while the organiser decides nothing."""
 
@@ -39,6 +44,8 @@ def alarms(
         found.append(_unsupported())
     if verdict.health is RunHealth.WORSE and verdict.latest:
         found.append(_worse(verdict, counting, here))
+    if verdict.no_gain and counting.counted >= NO_GAIN * counting.budget:
+        found.append(_no_better(verdict, counting, here))
     if silence and not feed.frozen:
         found.append(_silent(silence, here))
     return [AlarmStatus(code=f"SF{one.code:03d}", what=one.what, fix=one.fix) for one in found]
@@ -47,7 +54,7 @@ def alarms(
 def _worse(verdict: Verdict, counting: Counting, here: bool) -> UserError:
     assert verdict.latest is not None  # the caller has seen it
     others = " and ".join(in_words(other) for other in verdict.worse_than)
-    what = f"the run gets worse: {in_words(verdict.latest)}, and {others}"
+    what = f"the run gets worse: {in_words(verdict.latest)}, after {others}"
     first, last = verdict.first_suspect, counting.sealed - 1
     epochs = f"{first}-{last}" if first < last else f"{last}"
     fix = (
@@ -56,6 +63,20 @@ def _worse(verdict: Verdict, counting: Counting, here: bool) -> UserError:
         "for this model: take that back, too, and `sfnode organise end`."
     )
     return UserError(Code.RUN_GETS_WORSE, what, fix if here else PAUSE_IF_YOU_LIKE)
+
+
+def _no_better(verdict: Verdict, counting: Counting, here: bool) -> UserError:
+    assert verdict.best is not None
+    assert verdict.base is not None
+    what = (
+        f"the run gets no better: {counting.counted} of {counting.budget} updates count, and the best of all "
+        f"seals is {in_words(verdict.best)}, beside {in_words(verdict.base)}"
+    )
+    fix = (
+        "The rate is probably too large, or far too small: `sfnode organise end`, and `sfnode init` another "
+        "run with another rate. If the gain is just small, more validation rows would show it."
+    )
+    return UserError(Code.RUN_NO_BETTER, what, fix if here else PAUSE_IF_YOU_LIKE)
 
 
 def _frozen(here: bool) -> UserError:

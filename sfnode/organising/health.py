@@ -34,6 +34,13 @@ class Verdict(NamedTuple):
     """Those of `base` and `best` than which `latest` is significantly worse."""
 
     @property
+    def no_gain(self) -> bool:
+        """Whether even the best seal is no better than the base model, beyond noise."""
+        if self.health is not RunHealth.NO_BETTER or self.best is None or self.base is None:
+            return False
+        return not _worse(self.base, self.best)
+
+    @property
     def first_suspect(self) -> int:
         """The first epoch whose seal may have made the model worse: that after the best, or any if even the
         best is worse than the base model."""
@@ -65,10 +72,10 @@ def measured(said: Evaluated) -> Evaluation:
 
 
 def in_words(said: Evaluated) -> str:
-    """Return a published result for people, such as `epoch 7: accuracy 0.61 (0.58 to 0.64)`."""
-    of = "base model" if said.metric.startswith(BASE) else f"epoch {said.epoch}"
+    """Return a published result for people, such as `accuracy 0.610 (0.581-0.642) of epoch 7`."""
+    of = "the base model" if said.metric.startswith(BASE) else f"epoch {said.epoch}"
     result = measured(said)
-    return f"{of}: {result.metric} {result.value:.4g} ({result.low:.4g} to {result.high:.4g})"
+    return f"{result.metric} {result.value:.3f} ({result.low:.3f}-{result.high:.3f}) of {of}"
 
 
 def verdict(decisions: Iterable[Decision]) -> Verdict:

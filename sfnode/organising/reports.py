@@ -318,12 +318,9 @@ class Reports:
         self._look()
         verdict = self._verdict
         if verdict.latest in decisions:
-            beside = [
-                f"{name} {health.measured(said).value:.4g}"
-                for name, said in (("base model", verdict.base), ("best", verdict.best))
-                if said
-            ]
-            lines.append(f"{in_words(verdict.latest)}; {', '.join(beside)}: {verdict.health.value}")
+            known = (("base", verdict.base), ("best", verdict.best))
+            beside = [f"{name} {health.measured(said).value:.3f}" for name, said in known if said]
+            lines.append(", ".join([f"{verdict.health.value}: {in_words(verdict.latest)}", *beside]))
         return lines
 
     def _look(self) -> list[Decision]:

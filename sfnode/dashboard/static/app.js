@@ -53,7 +53,7 @@ function showRun(run, health) {
   organised = run !== null;
   if (!run) return;
   const words = health ?? ["nothing was evaluated yet", "neutral"];
-  tell("health", { unknown: "not known", better: "better", "no-better": "no better", worse: "WORSE" }[run.health.verdict]);
+  tell("health", run.health.verdict === "worse" ? "WORSE" : run.health.verdict.replace("-", " "));
   byId("health").className = words[1];
   say("health-text", words);
   tell("quota", run.quota === null ? "not admitted" : `${count(run.room)} of ${count(run.quota)}`);
@@ -80,7 +80,7 @@ function showProgress(status, progress) {
   byId("run-bar").value = progress.known / progress.update_budget;
   tell("run-text", `${count(progress.known)} of ${count(progress.update_budget)} updates, ${left(progress.seconds_left)}`);
   byId("epoch-bar").value = progress.epoch_known / (progress.epoch_updates || 1);
-  tell("epoch-text", `${progress.epoch + 1} of ${progress.epochs}: ${count(progress.epoch_known)} of ${count(progress.epoch_updates)}, ${left(progress.epoch_seconds_left)}`);
+  tell("epoch-text", `${progress.epoch + (status.organised ? 0 : 1)} of ${progress.epochs}: ${count(progress.epoch_known)} of ${count(progress.epoch_updates)}, ${left(progress.epoch_seconds_left)}`);
   tell("contributed", status.origin ? `${count(status.contributed)} (${percent(status.contributed / (status.known || 1))})` : "none: a relay");
   tell("own-rate", rate(status.updates_per_second));
   tell("swarm-rate", rate(progress.updates_per_second));
