@@ -1,4 +1,4 @@
-"""Numbered errors (SF010 to SF067) that a user sees: what happened and why, and what to do about it.
+"""Numbered errors (SF010 to SF074) that a user sees: what happened and why, and what to do about it.
 
 Everything that a user, a peer or a full disk can cause ends as one of these, never as a traceback. The
 numbers are stable; docs/errors.md describes each.
@@ -12,7 +12,8 @@ from sfnode.printable import paragraph
 
 
 class Code(IntEnum):
-    """The numbers of the errors: 1x command line, 2x model, 3x data, 4x disk, 5x network, 6x others."""
+    """The numbers of the errors: 1x command line, 2x model, 3x data, 4x disk, 5x network, 6x others, 7x a run
+    that is organised."""
 
     BAD_OPTION = 10
     BAD_MANIFEST = 11
@@ -56,6 +57,11 @@ class Code(IntEnum):
     ORGANISER_NEEDED = 65
     DECISION_REFUSED = 66
     SUCCESSION_REFUSED = 67
+    RUN_GETS_WORSE = 70
+    RUN_NO_BETTER = 71
+    RUN_FROZEN = 72
+    ORGANISER_SILENT = 73
+    UPDATES_LACKING = 74
 
 
 class UserError(Exception):

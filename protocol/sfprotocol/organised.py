@@ -6,6 +6,9 @@ that was not meant is let go, and fetched anew. What we may make ourselves follo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from enum import Enum
+
 from sfprotocol import holding
 from sfprotocol.control_sync import ControlSync, Kept
 from sfprotocol.counting import NEVER, Counting, Run
@@ -41,6 +44,16 @@ from sfprotocol.weighing import Counted, Rates
 
 TRACED_AT_ONCE = 64
 """Feeds whose history is compared in one round after a start: each is a read of the log."""
+
+
+class Standing(Enum):
+    """What decisions say of an origin of our own (SPEC O6): only a member makes updates."""
+
+    UNKNOWN = "a decision is beyond this version: nobody can tell"
+    STRANGER = "not admitted"
+    REVOKED = "revoked for the open epoch"
+    AHEAD = "its updates name an epoch that no decision here has opened"
+    MEMBER = "admitted"
 
 
 class Organised:
@@ -85,9 +98,17 @@ class Organised:
     @property
     def behind(self) -> int:
         """Number of updates that the organiser has named and that are not here (SPEC O11)."""
-        named = self.counting.positions().items()
-        held = self._frontier.next
-        return sum(max(0, stop - held(self.counting.feed(number))) for number, stop in named)
+        return sum(stop - held for held, stop in self._named() if held < stop)
+
+    @property
+    def unnamed(self) -> int:
+        """Number of updates here that no close has named."""
+        return self._frontier.known - sum(min(held, stop) for held, stop in self._named())
+
+    def _named(self) -> Iterator[tuple[int, int]]:
+        """Yield (first step that we lack, first step that is not named) of each feed that closes name."""
+        held, feed = self._frontier.next, self.counting.feed
+        return ((held(feed(number)), stop) for number, stop in self.counting.positions().items())
 
     def runs(self, feed: Feed, held: int) -> tuple[Run, ...]:
         """Return the factors with which the first `held` updates of `feed` count (SPEC O8)."""
@@ -111,16 +132,26 @@ class Organised:
             self._rates = counting, counting.decisions, Rates.of(counting)
         return self._rates[2]
 
+    def standing(self, own: Feed) -> Standing:
+        """Return whether our feed may go on as far as decisions say, its quota aside."""
+        member, epoch = self.counting.member(own.origin), self.counting.open_epoch
+        if self.counting.unsupported:
+            return Standing.UNKNOWN
+        if member is None:
+            return Standing.STRANGER
+        if epoch >= member.revoked:
+            return Standing.REVOKED
+        if self._frontier.state(own).epoch > epoch:
+            return Standing.AHEAD  # the decision that opened it is gone: labels would go back
+        return Standing.MEMBER
+
     def room(self, own: Feed | None) -> int:
         """Return how many more updates of our own may carry the label of the open epoch (SPEC O6)."""
         member = self.counting.member(own.origin) if own else None
-        epoch = self.counting.open_epoch
-        if own is None or member is None or self.counting.unsupported or epoch >= member.revoked:
+        if own is None or member is None or self.standing(own) is not Standing.MEMBER:
             return 0
         state = self._frontier.state(own)
-        if state.epoch > epoch:
-            return 0  # the decision that opened it is gone: until another one does, labels would go back
-        return max(0, member.quota - (state.labelled if state.epoch == epoch else 0))
+        return max(0, member.quota - (state.labelled if state.epoch == self.counting.open_epoch else 0))
 
     # -- events and messages -----------------------------------------------------------------------
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sfnode.cli.options import data_dir_option, device_option, dtype_option, json_option, model_option, option
+from sfnode.cli.options import (
+    as_of_now_option,
+    data_dir_option,
+    device_option,
+    dtype_option,
+    json_option,
+    model_option,
+    option,
+)
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import figure
@@ -30,13 +38,26 @@ if TYPE_CHECKING:
     metavar="COUNT",
     help="Use only so many test rows.  [default: as many as the manifest says]",
 )
+@as_of_now_option
 @json_option
-def evaluate(data_dir: Path, model: Path | None, device: str, dtype: str, limit: int, as_json: bool) -> None:
-    """Measure the base model, and the model as of now, on the run's test rows."""
+def evaluate(
+    data_dir: Path,
+    model: Path | None,
+    device: str,
+    dtype: str,
+    limit: int,
+    as_of_now: bool,
+    as_json: bool,
+) -> None:
+    """Measure the base model, and the trained model, on the run's test rows.
+
+    Of an organised run it is the model of the last seal, of an open one that with all updates.
+    """
     from sfnode.cli.trained_model import load
 
-    result = _measured(load(data_dir, model, device, dtype), limit)
-    echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result)))
+    trained = load(data_dir, model, device, dtype, as_of_now=as_of_now)
+    result = _measured(trained, limit)
+    echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result, trained.moment)))
 
 
 def _measured(trained: TrainedModel, limit: int) -> EvalResult:
@@ -57,16 +78,16 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
         run_id=trainer.manifest.run_id.hex(),
         updates=trained.updates,
         digest=trained.digest,
+        seal=trained.seal,
         before=before,
         after=after,
     )
 
 
-def _lines(result: EvalResult) -> list[str]:
+def _lines(result: EvalResult, moment: str) -> list[str]:
     before, after = result.before, result.after
     return [
-        f"{before.metric} (95 % interval) on {before.count} test rows, "
-        f"{result.updates} updates ({result.digest[:16]})",
+        f"{before.metric} (95 % interval) on {before.count} test rows, {moment} ({result.digest[:16]})",
         f"before  {figure(before)}  loss {before.loss:.4f}",
         f"after   {figure(after)}  loss {after.loss:.4f}",
     ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from sfnode.cli.options import data_dir_option, device_option, model_option, option
+from sfnode.cli.options import as_of_now_option, data_dir_option, device_option, model_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 
@@ -31,11 +31,17 @@ from sfnode.cli.progress import waiting
     show_default=True,
     help="Number format of the weights; stored: as in the base model's files.",
 )
-def export(out: Path, form: str, data_dir: Path, model: Path | None, device: str, dtype: str) -> None:
-    """Write the model as of now, with all updates in the log of a node's folder, to the new folder OUT."""
+@as_of_now_option
+def export(
+    out: Path, form: str, data_dir: Path, model: Path | None, device: str, dtype: str, as_of_now: bool
+) -> None:
+    """Write the model of the log in a node's folder to the new folder OUT.
+
+    Of an organised run it is that of the last seal, of an open one that with all updates.
+    """
     from sfnode.cli.trained_model import load
 
-    trained = load(data_dir, model, device, dtype)
+    trained = load(data_dir, model, device, dtype, as_of_now=as_of_now)
     with waiting("writing the model"):
         trained.trainer.export(out, "lora" if form == "lora" else "hf")
-    echo(f"wrote {out} ({trained.updates} updates, digest {trained.digest})")
+    echo(f"wrote {out} ({trained.moment}, digest {trained.digest})")

@@ -76,6 +76,15 @@ def data_dir_option(function: F) -> F:
     )(function)
 
 
+def as_of_now_option(function: F) -> F:
+    """Add --as-of-now, for commands that speak of a run's state."""
+    return option(
+        "--as-of-now",
+        is_flag=True,
+        help="Organised run: all that is here, also what no seal has counted yet.  [default: the last seal]",
+    )(function)
+
+
 def model_option(function: F) -> F:
     """Add --model for a run that has its manifest already."""
     return setting(

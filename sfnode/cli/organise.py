@@ -19,13 +19,14 @@ from sfnode.cli.data_folder import running_node
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.succession import hand_over, sign
+from sfnode.dashboard.formatting import health_in_words, result_in_words
 from sfnode.errors import Code, UserError
 from sfnode.schema.unchecked import plain
 
 if TYPE_CHECKING:
     from sfnode.control.client import SyncClient
     from sfnode.schema import DecisionResult, OrganiserStatus
-    from sfnode.schema.organising import EpochEvaluation, MemberStatus
+    from sfnode.schema.organising import MemberStatus
     from sfprotocol.decisions import Decision
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -361,7 +362,7 @@ def _lines(s: OrganiserStatus) -> list[str]:
         f"updates     {s.counted} of {s.budget} count",
         f"members     {s.members}, {s.invitations} invitations"
         + ("" if s.petitions is None else f", {s.petitions} newcomers wait"),
-        f"health      {_health(s)}",
+        f"health      {health_in_words(s.health)}",
     ]
     if s.incomplete:
         lines.append("incomplete  decisions are lacking here that the last succession keeps")
@@ -375,19 +376,5 @@ def _lines(s: OrganiserStatus) -> list[str]:
         )
     if s.behind:
         lines.append(f"behind      {s.behind} updates that the organiser has named are not here yet")
-    lines += [f"evaluation  {_evaluation(one)}" for one in s.evaluations[-3:]]
+    lines += [f"evaluation  {result_in_words(one)}, {one.count} rows" for one in s.evaluations[-3:]]
     return lines + [f"announced   {text}" for text in s.announcements]
-
-
-def _health(s: OrganiserStatus) -> str:
-    if s.health.latest is None:
-        return "nothing was evaluated yet"
-    if not s.health.worse:
-        return "OK"
-    others = " and ".join(_evaluation(one) for one in s.health.worse_than)
-    return f"WORSE: {_evaluation(s.health.latest)}, before {others}"
-
-
-def _evaluation(one: EpochEvaluation) -> str:
-    of = "base model" if one.base else f"epoch {one.epoch}"
-    return f"{of}: {one.metric} {one.value:.4g} ({one.low:.4g} to {one.high:.4g}), {one.count} rows"

@@ -13,12 +13,13 @@ from sfnode.cli.data_folder import running_node
 from sfnode.cli.limit import limit_lines
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
-from sfnode.dashboard.formatting import limits_in_words
+from sfnode.dashboard.formatting import health_in_words, limits_in_words, span
 from sfnode.schema.unchecked import plain
 from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
     from sfnode.schema import FeedStatus, Status
+    from sfnode.schema.status import RunStatus
 
 
 @click.command
@@ -33,6 +34,8 @@ def status(data_dir: Path, with_feeds: bool, as_json: bool) -> None:
         more = {"feeds": plain(feeds)} if with_feeds else {}
         echo(json.dumps(plain(answer) | more, indent=2, ensure_ascii=False))
     else:
+        for alarm in answer.alarms:
+            echo(f"{alarm.code}: {alarm.what}\n  {alarm.fix}", colour="red")
         echo("\n".join(_lines(answer, feeds)))
 
 
@@ -42,12 +45,15 @@ def _lines(s: Status, feeds: Sequence[FeedStatus]) -> list[str]:
     lines = [
         f"run      {s.run_name} ({s.run_id[:16]})",
         f"state    {s.state} as {s.role}, up {s.uptime / 60:.1f} min",
-        f"updates  {s.known} of {s.update_budget}, epoch {s.epoch + 1} of {s.epochs}",
+        _updates(s),
         f"own      {s.own_updates} since start, {s.updates_per_second:.1f}/s{loss}",
         f"links    {len(s.links)} ({agreeing} with the same digest)",
         f"digest   {s.digest}",
         f"traffic  {s.bytes_sent / 1000:.1f} kB out, {s.bytes_received / 1000:.1f} kB in",
     ]
+    lines += _run_lines(s.organised) if s.organised else []
+    if s.wait:
+        lines.append(f"waits    {s.wait.text}")
     if s.fetch:
         done, total = size_text(s.fetch.done), size_text(s.fetch.total)
         lines.append(f"model    {done} of {total} downloaded from {s.fetch.peers} peers")
@@ -56,3 +62,26 @@ def _lines(s: Status, feeds: Sequence[FeedStatus]) -> list[str]:
         lines += [f"limit    {line}" for line in limit_lines(s.limits).splitlines()]
     lines += [f"address  {address}" for address in s.addresses]
     return lines + [f"feed     {feed.origin}/{feed.incarnation} {feed.updates}" for feed in feeds]
+
+
+def _updates(s: Status) -> str:
+    if s.organised is None:
+        return f"updates  {s.known} of {s.update_budget}, epoch {s.epoch + 1} of {s.epochs}"
+    counted = f"{s.organised.counted} of {s.update_budget} count"
+    return f"updates  {counted}, {s.known} are here, epoch {s.epoch} is open"
+
+
+def _run_lines(run: RunStatus) -> list[str]:
+    """Say how an organised run stands, and this node in it."""
+    last = "" if run.seconds_since_seal is None else f", the last one {span(run.seconds_since_seal)} ago"
+    here = "" if run.organiser is None else f"; organised here ({run.organiser})"
+    lines = [
+        f"sealed   {run.sealed} epochs{last}{here}",
+        f"health   {health_in_words(run.health)}",
+    ]
+    if run.member is not None:
+        left = f"{run.room} of {run.quota} updates left in this epoch"
+        lines.append(f"member   number {run.member} of {run.members}, {left}")
+    if run.behind:
+        lines.append(f"behind   {run.behind} updates that the organiser has named are not here yet")
+    return lines

@@ -1,51 +1,89 @@
-"""The model of a node's folder with everything in its log applied, for `sfnode export` and `sfnode eval`."""
+"""The model of a node's folder with what counts applied, for `sfnode export` and `sfnode eval`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.cli.data_folder import opened_run
+from sfnode.cli.exit import show
 from sfnode.cli.progress import waiting
 
 if TYPE_CHECKING:
     from sfnode.engine.trainer import Trainer
+    from sfnode.store.checkout import Checkout
     from sfnode.store.log import UpdateLog
     from sfprotocol.machine import Machine
+    from sfprotocol.messages import Feed
+    from sfprotocol.weighing import Counted
 
 
 class TrainedModel(NamedTuple):
-    """A model as of now."""
+    """A model of the last seal, or as of now."""
 
     trainer: Trainer
     digest: str
-    """State digest, in hex."""
+    """State digest, in hex; of a seal, the core digest of what it counts."""
     updates: int
+    seal: int | None
+    """Epoch of the seal; None in an open run, and as of now."""
+
+    @property
+    def moment(self) -> str:
+        """The state in words."""
+        seal = "" if self.seal is None else f"seal of epoch {self.seal}, "
+        return f"{seal}{self.updates} updates"
 
 
-def load(data_dir: Path, model: Path | None, device: str, dtype: str) -> TrainedModel:
-    """Load the base model and apply the log. Raises UserError DATA_DIR_UNUSABLE, MODEL_* or DEVICE."""
+def load(data_dir: Path, model: Path | None, device: str, dtype: str, *, as_of_now: bool) -> TrainedModel:
+    """Load the base model and apply what counts; say on standard error what is lacking of the last seal.
+
+    Raises UserError DATA_DIR_UNUSABLE, MODEL_*, DEVICE, or UPDATES_LACKING if no seal is here as a whole.
+    """
     from sfnode.engine.trainer import Trainer
     from sfnode.modelshare.sharing import model_of
     from sfnode.node.startup import settled
     from sfnode.store.data_folder import Layout
 
     with opened_run(data_dir) as (manifest, update_log):
+        machine = settled(manifest.parameters(), update_log)
+        checkout = None if as_of_now else _checked_out(machine, update_log)
         model = model_of(Layout(data_dir), model)
         trainer = Trainer.load(manifest, model_override=model, device=device, dtype=dtype, training=False)
-        machine = settled(manifest.parameters(), update_log)
-        _replay(trainer, update_log, machine)
-        return TrainedModel(trainer, machine.frontier.digest().hex(), machine.frontier.known)
+        frontier = machine.frontier
+        if checkout:
+            _replay(trainer, update_log, checkout.counted, machine.run.subspace_epochs)
+            return TrainedModel(trainer, trainer.core.digest().hex(), checkout.updates, checkout.epoch)
+        counted = {state.feed: machine.counted(state.feed) for state in frontier}
+        _replay(trainer, update_log, counted, machine.run.subspace_epochs)
+        return TrainedModel(trainer, frontier.digest().hex(), frontier.known, None)
 
 
-def _replay(trainer: Trainer, update_log: UpdateLog, machine: Machine) -> None:
-    """Apply everything in the log that counts."""
+def _checked_out(machine: Machine, update_log: UpdateLog) -> Checkout | None:
+    """Return the last seal of an organised run that is here as a whole; None for an open run."""
+    from sfnode.store.checkout import last_seal, warning
+
+    if machine.organised is None:
+        return None
+    checkout = last_seal(machine.run, update_log.control(), machine.frontier.next)
+    lacking = warning(checkout.epoch, checkout.sealed, checkout.lacking)
+    if lacking and checkout.epoch is None:
+        raise lacking
+    if lacking:
+        show(lacking)
+    return checkout
+
+
+def _replay(
+    trainer: Trainer, update_log: UpdateLog, counted: Mapping[Feed, Counted], subspace_epochs: int
+) -> None:
+    """Apply what counts."""
     from sfnode.store.replay import changes
 
-    counted = {state.feed: machine.counted(state.feed) for state in machine.frontier}
-    done, total = 0, machine.frontier.known
+    done, total = 0, sum(max((run.stop for run in one.runs), default=0) for one in counted.values())
     with waiting("replaying the log") as advance:
-        for batch in changes(update_log, {}, counted, machine.run.subspace_epochs):
+        for batch in changes(update_log, {}, counted, subspace_epochs):
             trainer.apply(batch)
             done += len(batch.seeds)
             advance(done, total)

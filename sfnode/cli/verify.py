@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from sfnode.cli.data_folder import opened_run
-from sfnode.cli.options import data_dir_option, json_option
+from sfnode.cli.exit import show
+from sfnode.cli.options import as_of_now_option, data_dir_option, json_option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 
@@ -18,23 +19,41 @@ if TYPE_CHECKING:
 
 @click.command
 @data_dir_option
+@as_of_now_option
 @json_option
-def verify(data_dir: Path, as_json: bool) -> None:
-    """Replay the log of a node's folder from genesis, check every signature, and print the digests."""
+def verify(data_dir: Path, as_of_now: bool, as_json: bool) -> None:
+    """Replay the log of a node's folder from genesis, check every signature, and print the digests.
+
+    Of an organised run they are those of the last seal.
+    """
     from sfnode.store.audit import audit
 
     with opened_run(data_dir) as (manifest, update_log), waiting("verifying the log"):
-        result = audit(manifest, update_log)
+        result = audit(manifest, update_log, as_of_now=as_of_now)
+    if result.seals and not as_of_now:
+        _warn(result.seals)
     if as_json:
         echo(result.model_dump_json(indent=2))
         return
     echo(f"{result.signatures} signatures and {result.updates} updates of {result.feeds} feeds verified")
     if result.seals:
         echo(_told(result.seals))
-    echo(f"digest       {result.digest}\ncore digest  {result.core_digest}")
+    if result.seals and result.seals.named_digest and not as_of_now:
+        echo(f"seal         of epoch {result.seals.epoch}: {result.seals.updates} updates count")
+        echo(f"named digest {result.seals.named_digest}\ncore digest  {result.core_digest}")
+    else:
+        echo(f"digest       {result.digest}\ncore digest  {result.core_digest}")
 
 
 def _told(seals: SealsResult) -> str:
     """Say what was checked of the organiser's decisions."""
     checked = f"{seals.decisions} decisions and {seals.checked} of {seals.sealed} seals verified"
-    return f"{checked}; {seals.behind} updates that count are not here yet" if seals.behind else checked
+    return f"{checked}; {seals.behind} updates that are named are not here yet" if seals.behind else checked
+
+
+def _warn(seals: SealsResult) -> None:
+    """Say on standard error what is lacking of the last seal."""
+    from sfnode.store.checkout import warning
+
+    if found := warning(seals.epoch, seals.sealed, seals.lacking):
+        show(found)

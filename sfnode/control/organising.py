@@ -31,7 +31,6 @@ from sfprotocol.control_feed import genesis, valid_votes
 from sfprotocol.decisions import Decision
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Event, OwnSuccession
-from sfprotocol.machine import Machine
 from sfprotocol.messages import Succession, Vote
 
 
@@ -47,11 +46,11 @@ class Node(Protocol):
     @property
     def manifest(self) -> Manifest: ...
     @property
-    def machine(self) -> Machine: ...
-    @property
     def driver(self) -> Driver: ...
     @property
     def organising(self) -> Desk | None: ...
+    @property
+    def reports(self) -> Reports | None: ...
 
 
 def routes(node: Node) -> list[web.RouteDef]:
@@ -97,18 +96,15 @@ def routes(node: Node) -> list[web.RouteDef]:
 
 def _reports(node: Node) -> Callable[[], Reports]:
     """Return what gives the reports of a node; it raises UserError RUN_IS_OPEN for one of an open run."""
-    made: list[Reports] = []
 
     def reports() -> Reports:
-        if node.machine.organised is None:
+        if node.reports is None:
             raise UserError(
                 Code.RUN_IS_OPEN,
                 f"the run {node.manifest.name} is open: nobody organises it",
                 "Make an organised run with `sfnode init --organised`.",
             )
-        if not made:
-            made.append(Reports(node.manifest, node.machine.organised))
-        return made[0]
+        return node.reports
 
     return reports
 

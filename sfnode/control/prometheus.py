@@ -30,6 +30,9 @@ INFO = ("version", "run_id", "run_name", "role", "peer", "origin")
 LINK = ("peer", "role")
 """Labels of the metrics of a link; those of sfnode_info are `INFO`."""
 
+ALARMS = ("SF012", "SF070", "SF071", "SF072", "SF073")
+"""Numbers of the alarms (`sfnode.organising.alarms`)."""
+
 
 class Sample(NamedTuple):
     """One value, with the values of its labels in the order in which the metric names them."""
@@ -66,6 +69,34 @@ def _info(status: Status) -> list[Sample]:
 def _state(status: Status) -> list[Sample]:
     """All states are exposed: one that vanished would look like one that lasts."""
     return [Sample((state.value,), float(state is status.state)) for state in NodeState]
+
+
+def _metric(status: Status) -> list[Sample]:
+    """What the organiser has published: of the base model, of the last seal, and of the best one."""
+    if status.organised is None:
+        return []
+    health = status.organised.health
+    told = (("base", health.base), ("best", health.best), ("last", health.latest))
+    return [Sample((found.metric, of), found.value) for of, found in told if found]
+
+
+def _alarms(status: Status) -> list[Sample]:
+    """All alarms are exposed, so that one that is over is seen to be over; none in an open run."""
+    if status.organised is None:
+        return []
+    rung = {alarm.code for alarm in status.alarms}
+    return [Sample((code,), float(code in rung)) for code in ALARMS]
+
+
+def _of_run(name: str, field: str, text: str) -> Described:
+    """Return the metric of a field about an organised run; it is absent in an open one, and while it is
+    None."""
+
+    def samples(status: Status) -> list[Sample]:
+        found = getattr(status.organised, field, None)
+        return [] if found is None else [Sample((), float(found))]
+
+    return Described(name, text, samples)
 
 
 def _of_node(name: str, value: str | Callable[[Status], float], text: str) -> Described:
@@ -118,6 +149,15 @@ METRICS: Sequence[Described] = (
              "The part of the bytes sent that carried updates."),
     _of_node("sfnode_updates_sent_total", "updates_sent", "Updates sent, counted once for each link."),
     _of_node("sfnode_log_bytes", "log_bytes", "Size of the update log on disk."),
+    Described("sfnode_metric", "Published result on the validation rows: of the base model, the best seal, "
+              "the last one.", _metric, ("name", "of")),
+    Described("sfnode_alarm", "1 while this numbered error stands in the run, else 0.", _alarms, ("code",)),
+    _of_run("sfnode_epochs_sealed_total", "sealed", "Epochs that the organiser has sealed."),
+    _of_run("sfnode_updates_counted", "counted", "Updates that count by the seals so far."),
+    _of_run("sfnode_updates_behind", "behind", "Updates that the organiser has named and that are not here."),
+    _of_run("sfnode_quota_left", "room", "Updates that this node may still make in the open epoch."),
+    _of_run("sfnode_seal_age_seconds", "seconds_since_seal",
+            "Since a seal has come; absent while none has since the start."),
     _of_link("sfnode_link_updates_known", "known", "Updates that a neighbour knew in its last report."),
     _of_link("sfnode_link_agrees", "agrees",
              "1 if a neighbour's last summary carried our digest at that moment, else 0."),

@@ -7,13 +7,22 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from sfnode.schema.node_state import RunHealth
 from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
     from sfnode.schema import Evaluation
+    from sfnode.schema.organising import EpochEvaluation, HealthStatus
 
 SIZES = ("memory", "upload_rate", "download_rate")
 """Limits in bytes, or in bytes per second."""
+
+HEALTH_WORDS = {
+    RunHealth.UNKNOWN: "not known yet",
+    RunHealth.BETTER: "better",
+    RunHealth.NO_BETTER: "no better",
+    RunHealth.WORSE: "WORSE",
+}
 
 BLANK = "⠀"
 """The braille character without dots."""
@@ -85,6 +94,23 @@ def short(name: str, width: int = 12) -> str:
 def figure(found: Evaluation) -> str:
     """Format a value with its 95 % confidence interval, such as `0.526 (0.493-0.559)`."""
     return f"{found.value:.3f} ({found.low:.3f}-{found.high:.3f})"
+
+
+def result_in_words(found: EpochEvaluation) -> str:
+    """Format a published result, such as `accuracy 0.526 (0.493-0.559) of epoch 7`."""
+    return f"{found.metric} {figure(found)} of {'the base model' if found.base else f'epoch {found.epoch}'}"
+
+
+def health_in_words(health: HealthStatus) -> str:
+    """Say how a run's model does, beside the base model and its best."""
+    if health.latest is None:
+        return "nothing was evaluated yet"
+    beside = [f"base {health.base.value:.3f}"] if health.base else []
+    if health.best and health.best.epoch != health.latest.epoch:
+        beside.append(f"best {health.best.value:.3f} of epoch {health.best.epoch}")
+    value = f"{health.latest.metric} {figure(health.latest)}"
+    told = ", ".join([value, *beside, f"after epoch {health.latest.epoch}"])
+    return f"{HEALTH_WORDS[RunHealth(health.verdict)]}: {told}"
 
 
 def limits_in_words(limits: object) -> dict[str, str]:

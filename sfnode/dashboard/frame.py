@@ -25,7 +25,7 @@ from sfnode.dashboard.formatting import (
     span,
     spark,
 )
-from sfnode.dashboard.snapshot import Mood, Now, base_of, doing, together
+from sfnode.dashboard.snapshot import Mood, Now, alarms, base_of, doing, health, together
 from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 CHART_LINES = 5
 """Lines of the charts on a terminal of 24 lines; a taller one gives half of its lines to them."""
 
-FIXED_LINES = 11
-"""Lines other than those of activity, limits, charts and table."""
+FIXED_LINES = 10
+"""Lines other than those of alarm, activity, evaluations, limits, charts and table."""
 
 MIN_ROWS = 4
 """Lines that the charts leave to the table."""
@@ -45,6 +45,9 @@ SMOOTH = 4
 
 ACTIVITY_LINES = 2
 """Lines for the sentence that says what the node is doing."""
+
+ALARM_LINES = 5
+"""Lines for the gravest alarm: what is wrong and what to do first."""
 
 LIMITS = "limits  "
 
@@ -67,11 +70,12 @@ class Shown(NamedTuple):
 
 def frame(shown: Shown, width: int, height: int) -> list[Text]:
     """Return the lines of one frame, at most `height` of at most `width` columns."""
-    activity, limits = _doing(shown.now, width), _limits(shown.now, width)
-    room = height - FIXED_LINES - len(activity) - len(limits)
+    activity, limits = [*_alarm(shown.now, width), *_doing(shown.now, width)], _limits(shown.now, width)
+    measured = _measured(shown, width)
+    room = height - FIXED_LINES - len(activity) - len(measured) - len(limits)
     lines = [_title(shown.now, width), *activity, *_bars(shown.now, width), Text()]
     lines += _charts(shown, width, max(2, min(room - MIN_ROWS, max(CHART_LINES, room // 2))))
-    lines += [_measured(shown, width), _state(shown.now), *limits, Text()]
+    lines += [*measured, _state(shown.now), *limits, Text()]
     lines += _table(shown, width, height - len(lines) - 1)
     lines += [Text()] * (height - len(lines) - 1)
     return _fitting([*lines[: height - 1], _foot(shown)], width)
@@ -119,6 +123,14 @@ def _title(now: Now, width: int) -> Text:
     return title.append(" " * max(0, width - title.cell_len))
 
 
+def _alarm(now: Now, width: int) -> list[Text]:
+    """Draw the gravest alarm, and how many more there are."""
+    found = alarms(now.status)
+    more = f"(1 of {len(found)}: see sfnode status) " if len(found) > 1 else ""
+    lines = (wrap(more + words.text, width, max_lines=ALARM_LINES, placeholder="…") for words in found[:1])
+    return [Text(line, f"bold {STYLES[Mood.BAD]}") for drawn in lines for line in drawn]
+
+
 def _doing(now: Now, width: int) -> list[Text]:
     words = doing(now)
     lines = wrap(words.text, width, max_lines=ACTIVITY_LINES, placeholder="…")
@@ -128,7 +140,10 @@ def _doing(now: Now, width: int) -> list[Text]:
 def _bars(now: Now, width: int) -> list[Text]:
     p = now.progress
     run = f"{count(p.known)} of {count(p.update_budget)} updates"
-    epoch = f"{p.epoch + 1} of {p.epochs}, {count(p.epoch_known)} of {count(p.epoch_updates)}"
+    number = (
+        p.epoch if now.status.organised else p.epoch + 1
+    )  # of an organised run its label, as in decisions
+    epoch = f"{number} of {p.epochs}, {count(p.epoch_known)} of {count(p.epoch_updates)}"
     wide = max(10, width - 62)
     return [
         _progress("run", p.known / p.update_budget, run, p.seconds_left, wide),
@@ -168,7 +183,16 @@ def _number(value: float | None) -> str:
     return "?" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:,.0f}"
 
 
-def _measured(shown: Shown, width: int) -> Text:
+def _measured(shown: Shown, width: int) -> list[Text]:
+    """Draw how an organised run does, and the evaluations that this node was asked for."""
+    words = health(shown.now.status)
+    if words is None:
+        return [_measured_here(shown, width)]
+    line = Text().append("health  ", "bold").append(words.text, STYLES[words.mood])
+    return [line, _measured_here(shown, width)] if shown.curves.measurements else [line]
+
+
+def _measured_here(shown: Shown, width: int) -> Text:
     """Draw the latest evaluation, and the course of all."""
     measurements = shown.curves.measurements
     ours = [m for m in measurements if not m.base]
@@ -194,7 +218,9 @@ def _state(now: Now) -> Text:
     line.append("  neighbours  ", "bold").append(words.text, STYLES[words.mood])
     if now.near:
         line.append("  largest lag  ", "bold").append(count(max(node.lag for node in now.near)))
-    return line.append(f"  lacking {count(now.status.lacking)}" if now.status.lacking else "", "yellow")
+    line.append(f"  lacking {count(now.status.lacking)}" if now.status.lacking else "", "yellow")
+    run = now.status.organised
+    return line.append(f"  behind {count(run.behind)}" if run and run.behind else "", "yellow")
 
 
 def _limits(now: Now, width: int) -> list[Text]:

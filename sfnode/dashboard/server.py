@@ -22,7 +22,7 @@ from sfnode.control.answers import error as refusal
 from sfnode.control.client import Client
 from sfnode.dashboard.access import guard, is_local
 from sfnode.dashboard.formatting import limits_in_words
-from sfnode.dashboard.snapshot import Now, Words, agreement, doing, look, measure, together
+from sfnode.dashboard.snapshot import Now, Words, agreement, alarms, doing, health, look, measure, together
 from sfnode.errors import Code, UserError
 from sfnode.schema.base import Answer
 from sfnode.schema.status import Status
@@ -40,7 +40,9 @@ class NowAnswer(Answer):
     status: Status
     progress: Progress
     swarm: Swarm
+    alarms: list[Words]
     doing: Words
+    health: Words | None
     together: Words
     agreement: dict[str, Words]
     """State of each neighbour compared with ours, by peer id."""
@@ -51,7 +53,9 @@ class NowAnswer(Answer):
     def of(cls, now: Now) -> NowAnswer:
         return cls(
             **now._asdict(),
+            alarms=alarms(now.status),
             doing=doing(now),
+            health=health(now.status),
             together=together(now),
             agreement={node.peer: agreement(node, now.known) for node in now.near},
             limits=limits_in_words(now.status.limits),
@@ -120,6 +124,9 @@ def _answers(client: Client) -> list[web.RouteDef]:
     async def curves(_: web.Request) -> web.Response:
         return answer(await client.curves())
 
+    async def seals(_: web.Request) -> web.Response:
+        return answer(await client.organising())
+
     async def origins(request: web.Request) -> web.Response:
         query = OriginsQuery.model_validate(dict(request.query))
         return answer(await client.origins(**query.model_dump()))
@@ -138,6 +145,7 @@ def _answers(client: Client) -> list[web.RouteDef]:
     return [
         web.get("/api/now", now),
         web.get("/api/curves", curves),
+        web.get("/api/seals", seals),
         web.get("/api/origins", origins),
         web.get("/api/history", history),
         web.post("/api/generate", generate),

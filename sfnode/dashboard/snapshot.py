@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.control.client import Client
-from sfnode.dashboard.formatting import count, percent, rate
-from sfnode.schema.node_state import NodeState
+from sfnode.dashboard.formatting import count, health_in_words, percent, rate
+from sfnode.schema.node_state import NodeState, RunHealth
 
 if TYPE_CHECKING:
     from sfnode.schema import Curves, NodeEvaluation, Progress, Status, Swarm, SwarmNode
@@ -31,6 +31,14 @@ class Mood(StrEnum):
     WARN = "warn"
     """It wants attention."""
     BAD = "bad"
+
+
+HEALTH_MOODS = {
+    RunHealth.UNKNOWN: Mood.NEUTRAL,
+    RunHealth.BETTER: Mood.GOOD,
+    RunHealth.NO_BETTER: Mood.WARN,
+    RunHealth.WORSE: Mood.BAD,
+}
 
 
 class Words(NamedTuple):
@@ -85,12 +93,32 @@ def base_of(measurements: Sequence[NodeEvaluation]) -> NodeEvaluation | None:
 # -- in words ------------------------------------------------------------------------------------------
 
 
+def alarms(s: Status) -> list[Words]:
+    """Say what somebody has to see to in the run, the gravest first: it comes before everything else."""
+    return [Words(f"{alarm.code}: {alarm.what}. {alarm.fix}", Mood.BAD) for alarm in s.alarms]
+
+
+def health(s: Status) -> Words | None:
+    """Say how the model of an organised run does; None in an open run, and while nothing was evaluated."""
+    if s.organised is None or s.organised.health.latest is None:
+        return None
+    return Words(health_in_words(s.organised.health), HEALTH_MOODS[RunHealth(s.organised.health.verdict)])
+
+
 def doing(now: Now) -> Words:
     """Say in one sentence what the node is doing, for the owner of the machine."""
     words = doing_in(now.status)
     if now.near or now.status.state in (NodeState.STARTING, NodeState.COMPLETE):
         return words
     return Words(f"{words.text} It has no neighbours at the moment.", Mood.WARN)
+
+
+PASSING: dict[str, str] = {
+    NodeState.STARTING: "Getting ready: the base model is being downloaded or loaded.",
+    NodeState.ASKING: "Getting ready: asking peers which of this node's updates they have.",
+    NodeState.FINISHING: "Finishing: the node leaves when its neighbours have its last updates.",
+}
+"""Sentences about states that pass by themselves."""
 
 
 def doing_in(s: Status) -> Words:
@@ -101,17 +129,17 @@ def doing_in(s: Status) -> Words:
             return Words("Training: the first update is being computed.", Mood.GOOD)
         case NodeState.TRAINING:
             made = f"{count(s.contributed)} updates so far ({share} of all)"
-            return Words(f"Training: {made}, {rate(s.updates_per_second)} more every second.", Mood.GOOD)
-        case NodeState.STARTING:
-            return Words("Getting ready: the base model is being downloaded or loaded.")
-        case NodeState.ASKING:
-            return Words("Getting ready: asking peers which of this node's updates they have.")
+            return Words(
+                f"Training: {made}, {rate(s.updates_per_second)} more every second{_room(s)}.", Mood.GOOD
+            )
+        case NodeState.WAITING:
+            return Words(f"Waiting: {s.wait.text if s.wait else 'it may make no updates now'}.", Mood.WARN)
+        case NodeState.STARTING | NodeState.ASKING | NodeState.FINISHING:
+            return Words(PASSING[s.state])
         case NodeState.CATCHING_UP:
             return Words(f"Catching up: {count(s.lacking)} updates are still missing.")
         case NodeState.PAUSED:
             return Words(f"Paused: {'; '.join(s.pauses)}.", Mood.WARN)
-        case NodeState.FINISHING:
-            return Words("Finishing: the node leaves when its neighbours have its last updates.")
         case NodeState.COMPLETE if s.role == "relay":
             return Words("The run is complete; this relay still serves it.", Mood.GOOD)
         case NodeState.COMPLETE:
@@ -122,6 +150,14 @@ def doing_in(s: Status) -> Words:
         case NodeState.IDLE:
             made = "Idle: it has made all the updates that it was asked for, and still serves others."
             return Words(made, Mood.GOOD)
+
+
+def _room(s: Status) -> str:
+    """Say how many updates a member of an organised run may still make in the open epoch."""
+    run = s.organised
+    if run is None or run.room is None or run.quota is None:
+        return ""
+    return f"; {count(run.room)} of {count(run.quota)} are left for it in this epoch"
 
 
 def agreement(node: SwarmNode, known: int) -> Words:

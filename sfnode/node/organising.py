@@ -207,6 +207,7 @@ async def be_admitted(node: RunningNode) -> None:
     ticket, interrupted = node.settings.invitation, node.stopping.is_set
     asked = await petition(node.manifest.run_id, own.origin, node.machine.sign, ticket, interrupted)
     if asked:
+        node.asked_at = node.clock()
         node.driver.post(asked)
 
 

@@ -26,13 +26,14 @@ from sfnode.node.shutdown import Departure
 from sfnode.node.state import describe
 from sfnode.node.step_scheduler import StepScheduler
 from sfnode.node.views import Views
+from sfnode.organising.reports import Reports
 from sfnode.peers.address_book import AddressBook
 from sfnode.peers.latency import ECHO
 from sfnode.resources.limiter import ResourceLimiter
 from sfnode.resources.quotas import DailyTraffic
 from sfnode.resources.sensors import Sensors
 from sfnode.schema.evaluation import NodeEvaluation
-from sfnode.schema.status import CoreStatus, Status
+from sfnode.schema.status import AlarmStatus, CoreStatus, Status
 from sfnode.schema.views import Generated
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir
@@ -102,6 +103,12 @@ class RunningNode:
             continue_as=self._continue_as,
             after_round=self._after_round,
         )
+        organised = self.machine.organised
+        self.reports = Reports(manifest, organised, self.clock()) if organised else None
+        self.asked_at: float | None = None
+        """Time at which this node first asked to be admitted."""
+        self._told: frozenset[str] = frozenset()
+        """Numbers of the alarms that the log tells of."""
         self._look_for_others()
         self._readiness = Readiness(
             self.machine,
@@ -177,6 +184,9 @@ class RunningNode:
         if self.scheduler:
             self.scheduler.ready = self.scheduler.ready or (self.engine_loaded and self._readiness.done())
             self.scheduler.advance()
+        if self.reports:
+            for line in self.reports.news(self.clock()):
+                log.info("%s", line)
         if not self.stopping.is_set() and self._departure.due():
             log.info("done: leaving")
             self.stop()
@@ -300,6 +310,7 @@ class RunningNode:
         while True:
             await asyncio.sleep(REPORT_INTERVAL)
             s = self.status()
+            self._sound(s.alarms)
             loss = "" if s.loss is None else f"  loss {s.loss:.3f}"
             log.info(
                 "%s  %d of %d updates  own %d at %.1f/s%s  links %d  digest %s",
@@ -307,6 +318,19 @@ class RunningNode:
                 len(s.links), s.digest[:12],
                 extra=s.model_dump(include=REPORTED),
             )  # fmt: skip
+
+    def _sound(self, alarms: list[AlarmStatus]) -> None:
+        """Log the alarms that are new, and which are over."""
+        for alarm in alarms:
+            if alarm.code not in self._told:
+                log.error(
+                    "%s: %s. %s", alarm.code, alarm.what, alarm.fix,
+                    extra={"code": alarm.code, "fix": alarm.fix},
+                )  # fmt: skip
+        now = frozenset(alarm.code for alarm in alarms)
+        for code in sorted(self._told - now):
+            log.info("%s is over", code)
+        self._told = now
 
     # -- the control API ---------------------------------------------------------------------------
 

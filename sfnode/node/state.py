@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 
 import sfnode
 from sfnode.schema.node_state import NodeState
-from sfnode.schema.status import FetchStatus, LinkStatus, Status
+from sfnode.schema.status import FetchStatus, LinkStatus, Status, WaitStatus
 
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
     from sfnode.transport.base import Link
     from sfprotocol.link import Link as ProtocolLink
+    from sfprotocol.machine import Machine
 
 
 def describe(node: RunningNode) -> Status:
     """Return the node's status as of now."""
     machine, scheduler, traffic = node.machine, node.scheduler, node.driver.traffic
+    reports, now = node.reports, node.clock()
     sent, received = carried(node)
     fetch = node.sharing.progress
     return Status(
@@ -30,9 +32,9 @@ def describe(node: RunningNode) -> Status:
         peer=node.transport.peer,
         addresses=node.transport.addresses(),
         known=machine.frontier.known,
-        update_budget=machine.run.update_budget,
-        epoch=machine.run.epoch_of(machine.frontier.known),
-        epochs=machine.run.last_epoch + 1,
+        update_budget=budget_of(machine),
+        epoch=machine.epoch,
+        epochs=epochs_of(machine),
         digest=machine.frontier.digest().hex(),
         origin=machine.own.origin.hex() if machine.own else None,
         incarnation=machine.own.incarnation if machine.own else None,
@@ -52,7 +54,27 @@ def describe(node: RunningNode) -> Status:
         fetch=FetchStatus(**fetch._asdict()) if fetch else None,
         pauses=node.limiter.reason_texts(),
         limits=node.limiter.limits,
+        wait=_wait(node),
+        alarms=reports.alarms(node.organising, now) if reports else [],
+        organised=reports.run(machine.own, node.organising, now) if reports else None,
     )
+
+
+def budget_of(machine: Machine) -> int:
+    """Return the number of updates with which the run is complete."""
+    return machine.organised.counting.budget if machine.organised else machine.run.update_budget
+
+
+def epochs_of(machine: Machine) -> int:
+    """Return the number of epochs of the whole run: in an organised one, if those to come are as large as the
+    manifest says."""
+    if machine.organised is None:
+        return machine.run.last_epoch + 1
+    counting = machine.organised.counting
+    if counting.complete:
+        return counting.open_epoch
+    to_come = -(-(counting.budget - counting.counted) // machine.run.epoch_updates)
+    return max(counting.open_epoch + 1, counting.sealed + to_come)
 
 
 def carried(node: RunningNode) -> tuple[int, int]:
@@ -102,6 +124,17 @@ def _state(node: RunningNode) -> NodeState:
         return NodeState.PAUSED
     if not scheduler.ready:
         return NodeState.CATCHING_UP
-    if not (node.machine.may_compute or scheduler.busy):
-        return NodeState.ASKING
-    return NodeState.IDLE if scheduler.exhausted and not scheduler.busy else NodeState.TRAINING
+    if scheduler.busy:
+        return NodeState.TRAINING
+    if scheduler.exhausted:
+        return NodeState.IDLE
+    if _wait(node):
+        return NodeState.WAITING
+    return NodeState.TRAINING if node.machine.may_compute else NodeState.ASKING
+
+
+def _wait(node: RunningNode) -> WaitStatus | None:
+    if node.reports is None:
+        return None
+    asked = None if node.asked_at is None else node.clock() - node.asked_at
+    return node.reports.wait(node.machine.own, asked, node.organising)

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from sfnode.node.startup import remembered_peers
-from sfnode.node.state import carried, greeted, role_of
+from sfnode.node.state import budget_of, carried, epochs_of, greeted, role_of
 from sfnode.peers.invitations import invite
 from sfnode.peers.latency import Latency
 from sfnode.schema import InviteResult
@@ -86,20 +86,24 @@ class Views:
 
     def progress(self) -> Progress:
         """Return how far the run has come."""
-        run, known, rate = self._node.machine.run, self._node.machine.frontier.known, self._swarm_rate
-        epoch = run.epoch_of(known)
-        begun = epoch * run.epoch_updates
-        size = min(run.epoch_updates, run.update_budget - begun)
+        machine, rate = self._node.machine, self._swarm_rate
+        known, size, budget = machine.frontier.known, machine.run.epoch_updates, budget_of(machine)
+        if machine.organised:
+            here = machine.organised.unnamed
+            known = machine.organised.counting.counted
+        else:
+            here = known - machine.epoch * size
+            size = min(size, budget - known + here)
         return Progress(
             known=known,
-            update_budget=run.update_budget,
-            epoch=epoch,
-            epochs=run.last_epoch + 1,
-            epoch_known=known - begun,
+            update_budget=budget,
+            epoch=machine.epoch,
+            epochs=epochs_of(machine),
+            epoch_known=here,
             epoch_updates=size,
             updates_per_second=rate,
-            epoch_seconds_left=_left(begun + size - known, rate),
-            seconds_left=_left(run.update_budget - known, rate),
+            epoch_seconds_left=_left(size - here, rate),
+            seconds_left=_left(budget - known, rate),
         )
 
     def curves(self) -> Curves:

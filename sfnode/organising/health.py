@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from enum import Enum
 from typing import NamedTuple
 
 from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.node_state import RunHealth
 from sfprotocol.decisions import Decision, Evaluated, Void
 
 BASE = "base "
@@ -23,31 +23,42 @@ _MOST = 1 << 62
 """The largest number that stands for an infinite end of an interval: fits 64 bits with its sign."""
 
 
-class Health(Enum):
-    """The state of a run's model."""
-
-    OK = "nothing speaks against it"
-    WORSE = "significantly worse than it was"
-
-
 class Verdict(NamedTuple):
     """The health of a run, and what speaks for it."""
 
-    health: Health
+    health: RunHealth
     latest: Evaluated | None = None
     base: Evaluated | None = None
     best: Evaluated | None = None
     worse_than: tuple[Evaluated, ...] = ()
     """Those of `base` and `best` than which `latest` is significantly worse."""
 
+    @property
+    def no_gain(self) -> bool:
+        """Whether even the best seal is no better than the base model, beyond noise."""
+        if self.health is not RunHealth.NO_BETTER or self.best is None or self.base is None:
+            return False
+        return not _worse(self.base, self.best)
 
-def published(epoch: int, result: Evaluation, *, base: bool = False) -> Evaluated | None:
-    """Return a result as a decision, rounded to 10^-6; None if it is not a number."""
-    numbers = result.value, result.low, result.high, result.loss
-    if any(map(math.isnan, numbers)):
-        return None
-    value, low, high, loss = (round(max(-_MOST, min(_MOST, _UNIT * number))) for number in numbers)
+    @property
+    def first_suspect(self) -> int:
+        """The first epoch whose seal may have made the model worse: that after the best, or any if even the
+        best is worse than the base model."""
+        return 0 if self.best is None or (self.base and _worse(self.best, self.base)) else self.best.epoch + 1
+
+
+def published(epoch: int, result: Evaluation, *, base: bool = False) -> Evaluated:
+    """Return a result as a decision, rounded to 10^-6. What is not a number is told as the worst there is: a
+    model that has diverged must not look like one that nobody has evaluated."""
+    worst = math.inf if result.metric in LOWER_IS_BETTER else 0.0
+    value, low, high = (_fixed(number, worst) for number in (result.value, result.low, result.high))
+    loss = _fixed(result.loss, math.inf)
     return Evaluated(epoch, BASE * base + result.metric, value, low, high, loss, result.count)
+
+
+def _fixed(number: float, worst: float) -> int:
+    number = worst if math.isnan(number) else number
+    return round(max(-_MOST, min(_MOST, _UNIT * number)))
 
 
 def measured(said: Evaluated) -> Evaluation:
@@ -60,31 +71,48 @@ def measured(said: Evaluated) -> Evaluation:
     return Evaluation(metric=metric, value=value, low=low, high=high, loss=loss, count=said.rows)
 
 
+def in_words(said: Evaluated) -> str:
+    """Return a published result for people, such as `accuracy 0.610 (0.581-0.642) of epoch 7`."""
+    of = "the base model" if said.metric.startswith(BASE) else f"epoch {said.epoch}"
+    result = measured(said)
+    return f"{result.metric} {result.value:.3f} ({result.low:.3f}-{result.high:.3f}) of {of}"
+
+
 def verdict(decisions: Iterable[Decision]) -> Verdict:
     """Return the health of a run after these decisions.
 
     Worse means that the two 95 % intervals do not touch: both are of the same rows, so this is cautious. What
-    was measured of epochs that were then voided, or later, does not count: those models are gone.
+    was measured of epochs that were then voided, or later, does not count: those models are gone. Nor does
+    what is told of a voided epoch after that: its evaluation was under way.
     """
     base: Evaluated | None = None
     results: list[Evaluated] = []
+    voided: list[Void] = []
     for decision in decisions:
         match decision:
             case Evaluated() if decision.metric.startswith(BASE):
                 base = decision
-            case Evaluated():
-                results.append(decision)
+            case Evaluated(epoch=epoch):
+                if not any(void.first <= epoch <= void.last for void in voided):
+                    results.append(decision)
             case Void(first=first):
+                voided.append(decision)
                 results = [result for result in results if result.epoch < first]
     if not results:
-        return Verdict(Health.OK, base=base)
+        return Verdict(RunHealth.UNKNOWN, base=base)
     latest = max(results, key=lambda result: result.epoch)
     results = [result for result in results if result.metric == latest.metric]
     if base and base.metric != BASE + latest.metric:
         base = None
     best = max(results, key=lambda result: (_goodness(latest.metric, result.value), result.epoch))
     worse_than = tuple(other for other in (base, best) if other and _worse(latest, other))
-    return Verdict(Health.WORSE if worse_than else Health.OK, latest, base, best, worse_than)
+    if worse_than:
+        health = RunHealth.WORSE
+    elif base is None:
+        health = RunHealth.UNKNOWN
+    else:
+        health = RunHealth.BETTER if _worse(base, latest) else RunHealth.NO_BETTER
+    return Verdict(health, latest, base, best, worse_than)
 
 
 def _goodness(metric: str, value: int) -> int:
@@ -92,6 +120,6 @@ def _goodness(metric: str, value: int) -> int:
 
 
 def _worse(one: Evaluated, other: Evaluated) -> bool:
-    if one.metric in LOWER_IS_BETTER:
+    if one.metric.removeprefix(BASE) in LOWER_IS_BETTER:
         return one.low > other.high
     return one.high < other.low

@@ -1,10 +1,12 @@
 """Reports that a node of an organised run can give, whether the organiser is here or not.
 
 Reads the run's decisions and what counts by them; changes nothing. How reports are asked for others know.
+Time is an argument (seconds of any monotonic clock).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from copy import deepcopy
 from typing import Protocol
@@ -12,7 +14,10 @@ from typing import Protocol
 from sfnode.manifest import Manifest
 from sfnode.organising import health
 from sfnode.organising.admission import invited, work
+from sfnode.organising.alarms import Silence, alarms
+from sfnode.organising.health import Verdict, in_words
 from sfnode.organising.organiser import State
+from sfnode.schema.node_state import RunHealth, Wait
 from sfnode.schema.organising import (
     Change,
     EpochEvaluation,
@@ -24,15 +29,40 @@ from sfnode.schema.organising import (
     PetitionStatus,
     SuccessionFile,
 )
+from sfnode.schema.status import AlarmStatus, RunStatus, WaitStatus
 from sfnode.schema.views import OriginsQuery
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import NEVER, Counting
-from sfprotocol.decisions import Announce, Decision, Evaluated, Invite, Recorded, Void, read
-from sfprotocol.messages import Petition
-from sfprotocol.organised import Organised
+from sfprotocol.decisions import (
+    INCARNATIONS,
+    Announce,
+    Decision,
+    Evaluated,
+    Invite,
+    Recorded,
+    Seal,
+    Void,
+    read,
+)
+from sfprotocol.messages import Feed, Petition
+from sfprotocol.organised import Organised, Standing
+from sfprotocol.petitions import SEND_AGAIN
 
-EVALUATIONS, ANNOUNCEMENTS = 20, 10
-"""Most that are told, the last ones: as many as fit a screen."""
+EVALUATIONS, ANNOUNCEMENTS = 200, 10
+"""Most that are told, the last ones: as many as a chart, and a screen, have room for."""
+
+LOOK_INTERVAL = 5.0
+"""Seconds between two looks at what waits for the organiser: one takes 1.5 us for each feed."""
+
+SILENT_TIME = 900.0
+"""Seconds for which updates may wait without a decision: an organiser closes after ten minutes, however few
+there are (`OrganiserPolicy.longest_epoch`)."""
+
+UNANSWERED_TIME = 2 * SEND_AGAIN
+"""Seconds after which a petition without an answer is likely to wait for a person."""
+
+KEY_DIGITS = 8
+"""Hex digits of a key by which the owner admits a newcomer."""
 
 
 class Desk(Protocol):
@@ -53,13 +83,20 @@ class Desk(Protocol):
 class Reports:
     """Reports on one organised run."""
 
-    def __init__(self, manifest: Manifest, organised: Organised) -> None:
+    def __init__(self, manifest: Manifest, organised: Organised, now: float) -> None:
         self._manifest = manifest
         self._organised = organised
+        self._head = self._feed.stop, self._feed.chain
+        """The control feed when it was last looked at, for `news`."""
+        self._sealed, self._sealed_at = self.counting.sealed, float("-inf")
+        """Seals when it was last looked at, and the time at which the last one came since the start."""
+        self._waiting_since, self._look_at = float("inf"), now
+        """Time since which updates wait without a decision, and of the next look at that."""
         self._noted: list[Decision] = []
         """The decisions so far that say how the model does, or are announcements."""
         self._read, self._chain = 0, b""
         """Decisions that were looked through, and the chain hash after them."""
+        self._verdict = Verdict(RunHealth.UNKNOWN)
 
     @property
     def counting(self) -> Counting:
@@ -72,7 +109,6 @@ class Reports:
     def status(self, desk: Desk | None) -> OrganiserStatus:
         """Return the state of the run; `desk` is the organiser if it is here."""
         counting, feed, noted = self.counting, self._feed, self._look()
-        verdict = health.verdict(noted)
         return OrganiserStatus(
             run_id=self._manifest.run_id.hex(),
             run_name=self._manifest.name,
@@ -93,15 +129,73 @@ class Reports:
             behind=self._organised.behind,
             organiser=desk.state.value if desk else None,
             petitions=len(desk.petitions()) if desk else None,
-            health=HealthStatus(
-                worse=verdict.health is health.Health.WORSE,
-                latest=_evaluation(verdict.latest),
-                base=_evaluation(verdict.base),
-                best=_evaluation(verdict.best),
-                worse_than=_evaluations(verdict.worse_than),
-            ),
+            health=self._health(),
             evaluations=_evaluations(said for said in noted if isinstance(said, Evaluated))[-EVALUATIONS:],
             announcements=[said.text for said in noted if isinstance(said, Announce)][-ANNOUNCEMENTS:],
+        )
+
+    def run(self, own: Feed | None, desk: Desk | None, now: float) -> RunStatus:
+        """Return the state of the run in short, and what a node whose feed is `own` may do in it."""
+        counting = self.counting
+        number = counting.number(own) if own else None
+        member = counting.member(own.origin) if own else None
+        return RunStatus(
+            sealed=counting.sealed,
+            counted=counting.counted,
+            members=len(counting.members),
+            behind=self._organised.behind,
+            seconds_since_seal=self._since_seal(now),
+            organiser=desk.state.value if desk else None,
+            member=None if number is None else number // INCARNATIONS,
+            quota=member.quota if member else None,
+            room=self._organised.room(own) if member else None,
+            health=self._health(),
+        )
+
+    def alarms(self, desk: Desk | None, now: float) -> list[AlarmStatus]:
+        """Return what somebody has to see to, the gravest first."""
+        self._look()
+        waits = now - self._waiting_since
+        silence = Silence(waits, self._since_seal(now)) if waits >= SILENT_TIME else None
+        return alarms(self._verdict, self._feed, self.counting, silence, here=desk is not None)
+
+    def wait(self, own: Feed | None, asked: float | None, desk: Desk | None) -> WaitStatus | None:
+        """Return why a node may make no updates now, None if it may; `asked` is for how many seconds it has
+        asked to be admitted."""
+        if own is None or self.counting.complete:
+            return None
+        match self._organised.standing(own):
+            case Standing.UNKNOWN:
+                text = "a decision of the organiser is of a later version: upgrade sfnode"
+                return WaitStatus(reason=Wait.UNKNOWN_DECISION, text=text)
+            case Standing.STRANGER:
+                return self._not_admitted(own, asked, desk)
+            case Standing.REVOKED:
+                text = "the organiser has revoked its admission, so that nothing it makes would count"
+                return WaitStatus(reason=Wait.REVOKED, text=text)
+            case Standing.AHEAD:
+                text = "decisions are lacking here that its own updates follow from; peers are asked for them"
+                return WaitStatus(reason=Wait.DECISIONS, text=text)
+            case Standing.MEMBER:
+                return None if self._organised.room(own) else self._no_room(own)
+
+    def news(self, now: float) -> list[str]:
+        """Return what has happened since it was last asked, a line each: of many seals, and of many results,
+        the last one."""
+        feed, head = self._feed, self._head
+        if now >= self._look_at:
+            self._look_at = now + LOOK_INTERVAL
+            waits = not self.counting.complete and self._organised.unnamed > 0
+            self._waiting_since = min(now, self._waiting_since) if waits else float("inf")
+        if head == (feed.stop, feed.chain):
+            return []
+        self._head, self._waiting_since, self._look_at = (feed.stop, feed.chain), float("inf"), now
+        if self.counting.sealed > self._sealed:
+            self._sealed_at = now
+        self._sealed = self.counting.sealed
+        follows = head[0] < feed.stop and feed.chains[head[0]] == head[1]
+        return (
+            self._lines([read(entry.record).decision for entry in feed.entries[head[0] :]]) if follows else []
         )
 
     def members(self, query: OriginsQuery) -> Members:
@@ -179,14 +273,67 @@ class Reports:
             counted=self.counting.counts_of(number),
         )
 
+    def _health(self) -> HealthStatus:
+        self._look()
+        verdict = self._verdict
+        return HealthStatus(
+            verdict=verdict.health,
+            latest=_evaluation(verdict.latest),
+            base=_evaluation(verdict.base),
+            best=_evaluation(verdict.best),
+            worse_than=_evaluations(verdict.worse_than),
+        )
+
+    def _since_seal(self, now: float) -> float | None:
+        return now - self._sealed_at if math.isfinite(self._sealed_at) else None
+
+    def _not_admitted(self, own: Feed, asked: float | None, desk: Desk | None) -> WaitStatus:
+        if desk is not None:
+            text = (
+                f"not admitted yet: the organiser here is {desk.state.value} and signs once peers have told "
+            )
+            return WaitStatus(reason=Wait.ORGANISER, text=f"{text}which of its decisions they have")
+        if asked is None:
+            text = "not admitted yet: it computes the proof of work that asks for that"
+            return WaitStatus(reason=Wait.WORK, text=text)
+        text = f"not admitted yet: it has asked for that {asked:.0f} s ago"
+        if asked >= UNANSWERED_TIME:
+            digits = own.origin.hex()[:KEY_DIGITS]
+            text += f"; the run's owner admits it with `sfnode organise admit {digits}`"
+        return WaitStatus(reason=Wait.PETITION, text=text)
+
+    def _no_room(self, own: Feed) -> WaitStatus:
+        member = self.counting.member(own.origin)
+        assert member is not None  # who stands as a member is one
+        made = f"it has made the {member.quota} updates that it may make in epoch {self.counting.open_epoch}"
+        until = "the deputies have handed over" if self._feed.frozen else "the organiser closes it"
+        return WaitStatus(reason=Wait.QUOTA, text=f"{made}, and goes on when {until}")
+
+    def _lines(self, decisions: list[Decision]) -> list[str]:
+        counting = self.counting
+        lines = []
+        if seals := [said.epoch for said in decisions if isinstance(said, Seal)]:
+            count = f"{counting.counted} of {counting.budget} updates count"
+            lines.append(f"epoch {seals[-1]} is sealed: {count}")
+        self._look()
+        verdict = self._verdict
+        if verdict.latest in decisions:
+            known = (("base", verdict.base), ("best", verdict.best))
+            beside = [f"{name} {health.measured(said).value:.3f}" for name, said in known if said]
+            lines.append(", ".join([f"{verdict.health.value}: {in_words(verdict.latest)}", *beside]))
+        return lines
+
     def _look(self) -> list[Decision]:
         """Look through the decisions that are new; through all if those from before are not here any more."""
         feed = self._feed
+        if (feed.stop, feed.chain) == (self._read, self._chain):
+            return self._noted
         if feed.stop < self._read or feed.chains[self._read] != self._chain:
             self._noted, self._read = [], 0
         decisions = (read(entry.record).decision for entry in feed.entries[self._read :])
         self._noted += [said for said in decisions if isinstance(said, Announce | Evaluated | Void)]
         self._read, self._chain = feed.stop, feed.chain
+        self._verdict = health.verdict(self._noted)
         return self._noted
 
 

@@ -1,4 +1,5 @@
-"""The state of a node in one word, the same in the control API, `--json`, metrics, dashboard and `top`.
+"""The state of a node, and of its run, in one word: the same in the control API, `--json`, metrics, dashboard
+and `top`.
 
 Imports nothing but the standard library, so that commands that only compare states start at once.
 """
@@ -18,6 +19,8 @@ class NodeState(StrEnum):
     CATCHING_UP = "catching-up"
     """The node is loading updates that its neighbours have and it lacks."""
     TRAINING = "training"
+    WAITING = "waiting"
+    """It may make no updates now in an organised run; `Status.wait` says why. It serves others meanwhile."""
     PAUSED = "paused"
     """It computes nothing: its owner asked for that, or a limit does; `Status.pauses` says which."""
     FINISHING = "finishing"
@@ -27,3 +30,35 @@ class NodeState(StrEnum):
     COMPLETE = "complete"
     """The update budget is used up and nothing more will come from this node. When all nodes of a run are
     complete and their digests are equal, the digests stay equal."""
+
+
+class Wait(StrEnum):
+    """The reasons for which a trainer may make no updates now in an organised run."""
+
+    WORK = "work"
+    """It is not admitted, and computes the proof of work that its petition will show."""
+    PETITION = "petition"
+    """It is not admitted, and has asked to be."""
+    ORGANISER = "organiser"
+    """It is not admitted, and the organiser here does not sign yet."""
+    QUOTA = "quota"
+    """It has made as many updates as it may in the open epoch."""
+    REVOKED = "revoked"
+    """Its admission was taken back."""
+    DECISIONS = "decisions"
+    """Decisions are lacking here that its own updates follow from."""
+    UNKNOWN_DECISION = "unknown-decision"
+    """A decision is of a later version."""
+
+
+class RunHealth(StrEnum):
+    """What the results on the validation rows say of an organised run, beyond noise."""
+
+    UNKNOWN = "unknown"
+    """Nothing was evaluated, or there is nothing to compare it with."""
+    BETTER = "better"
+    """The model is better than the base model."""
+    NO_BETTER = "no-better"
+    """It is neither better than the base model nor worse than it was."""
+    WORSE = "worse"
+    """It is worse than the base model, or than it was at its best."""

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 
 from sfnode.schema.base import Answer
 from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.node_state import RunHealth
 
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 """A key or a hash, 32 bytes."""
@@ -31,10 +32,11 @@ class EpochEvaluation(Evaluation):
 
 
 class HealthStatus(Answer):
-    """Whether the model is worse than it was: 95 % intervals that do not touch."""
+    """How the model does beside the base model and its own best: 95 % intervals that do not touch."""
 
-    worse: bool
+    verdict: RunHealth
     latest: EpochEvaluation | None
+    """Of the last seal that was evaluated and not taken back."""
     base: EpochEvaluation | None
     best: EpochEvaluation | None
     worse_than: list[EpochEvaluation]

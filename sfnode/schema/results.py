@@ -25,6 +25,9 @@ class EvalResult(Answer):
     run_id: str
     updates: int
     digest: str
+    """State digest; core digest (SPEC D5) of what the seal counts."""
+    seal: int | None
+    """Epoch of the seal whose model was evaluated; None in an open run, and as of now."""
     before: Evaluation
     after: Evaluation
 
@@ -38,6 +41,7 @@ class VerifyResult(Answer):
     signatures: int
     digest: str
     core_digest: str
+    """Of what counts by the seal of `SealsResult.epoch`, unless it was to be as of now."""
     seals: SealsResult | None
     """None for an open run."""
 
@@ -54,6 +58,12 @@ class SealsResult(Answer):
     """Updates that closes have named and the log lacks."""
     named_digest: str | None
     """Digest of the last seal that was checked; None if none was."""
+    epoch: int | None
+    """Epoch of the last seal of which everything is here; None if there is none."""
+    updates: int
+    """Updates that count by that seal."""
+    lacking: int
+    """Updates that seals are about and the log lacks."""
 
 
 Reach = Literal["internet", "network", "machine"]

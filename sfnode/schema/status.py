@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sfnode.limits import Limits
 from sfnode.schema.base import Answer
-from sfnode.schema.node_state import NodeState
+from sfnode.schema.node_state import NodeState, Wait
+from sfnode.schema.organising import HealthStatus
 
 
 class LinkStatus(Answer):
@@ -32,6 +33,46 @@ class FetchStatus(Answer):
     """Peers that have sent some of it."""
 
 
+class WaitStatus(Answer):
+    """The reason for which a trainer may make no updates now."""
+
+    reason: Wait
+    text: str
+    """The same in words, with what to do if there is something."""
+
+
+class AlarmStatus(Answer):
+    """Something about the run that somebody has to see to."""
+
+    code: str
+    """Number of the error, such as SF070."""
+    what: str
+    fix: str
+
+
+class RunStatus(Answer):
+    """An organised run as this node knows it, and what it may do there."""
+
+    sealed: int
+    """Epochs that are sealed."""
+    counted: int
+    """Updates that count by these seals."""
+    members: int
+    behind: int
+    """Updates that the organiser has named and that are not here."""
+    seconds_since_seal: float | None
+    """Time since a seal has come; None if none has since the start."""
+    organiser: str | None
+    """State of the organiser on this node; None if its key is elsewhere."""
+    member: int | None
+    """Number of this node's origin among the members; None if it is none."""
+    quota: int | None
+    """Updates that its feed may have in one epoch."""
+    room: int | None
+    """The part of it that is left in the open epoch."""
+    health: HealthStatus
+
+
 class Status(Answer):
     """A node as of now. Hashes and keys are hex, rates per second, bytes over all links since the start.
 
@@ -49,7 +90,9 @@ class Status(Answer):
     known: int
     update_budget: int
     epoch: int
+    """Epoch of the next update."""
     epochs: int
+    """Epochs of the whole run; in an organised run as many as it takes if all have their usual size."""
     digest: str
     """The state digest (SPEC D3): equal digests mean equal models."""
     origin: str | None
@@ -78,8 +121,14 @@ class Status(Answer):
     fetch: FetchStatus | None
     """None while no base model is being downloaded from peers."""
     pauses: list[str]
-    """Reasons why it computes nothing now, one sentence each."""
+    """Reasons why it is paused, one sentence each."""
     limits: Limits
+    wait: WaitStatus | None
+    """None while it may make updates, for a relay, and in an open run."""
+    alarms: list[AlarmStatus]
+    """The gravest first; none in an open run."""
+    organised: RunStatus | None
+    """None in an open run."""
 
 
 class CoreStatus(Answer):

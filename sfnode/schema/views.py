@@ -56,12 +56,13 @@ class Progress(Answer):
     """Progress of the run, and the time at which it will be over at the present rate."""
 
     known: int
+    """Updates here; in an organised run those that count by the seals so far."""
     update_budget: int
     epoch: int
     """Epoch of the next update, from 0."""
     epochs: int
     epoch_known: int
-    """Updates since the epoch began."""
+    """Updates since the epoch began; in an organised run those here that no close has named."""
     epoch_updates: int
     """Updates of the whole epoch."""
     updates_per_second: float | None

@@ -12,6 +12,7 @@ from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.schema.results import SealsResult, VerifyResult
+from sfnode.store.checkout import Checkout, last_seal
 from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.store.replay import changes, kept_control, sound_control
 from sfprotocol import decisions, wire_codec
@@ -27,14 +28,18 @@ from sfprotocol.messages import Entry, EpochScalars, Feed, Proof, RunParameters
 from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import extend, verifies
 from sfprotocol.validation import Verified, fault, verify
-from sfprotocol.weighing import Counted, Rates, once
+from sfprotocol.weighing import NOTHING, Counted, Rates, once
 
 
-def audit(manifest: Manifest, update_log: UpdateLog) -> VerifyResult:
-    """Replay everything from genesis. Raises UserError LOG_CORRUPT where it does not verify, SEAL_DIFFERS
-    where it is not what the organiser has sealed."""
+def audit(manifest: Manifest, update_log: UpdateLog, *, as_of_now: bool = False) -> VerifyResult:
+    """Replay everything from genesis; of an organised run the core is that of the last seal that is here as a
+    whole, unless it is to be `as_of_now`.
+
+    Raises UserError LOG_CORRUPT where it does not verify, SEAL_DIFFERS where it is not what the organiser has
+    sealed.
+    """
     core = Core(len(manifest.model.targets), manifest.training.rank)
-    return _Audit(manifest.parameters(), update_log, core).result()
+    return _Audit(manifest.parameters(), update_log, core).result(as_of_now)
 
 
 class _Audit:
@@ -53,10 +58,16 @@ class _Audit:
         self._signatures = 0
         self._replay()
 
-    def result(self) -> VerifyResult:
+    def result(self, as_of_now: bool) -> VerifyResult:
         """Return what there is, once it is compared with the seals."""
-        seals = self._check_seals() if self._run.organised else None
-        self._add({state.feed: self._counted(state.feed, state.next) for state in self._frontier})
+        checkout = last_seal(self._run, self._entries, self._frontier.next) if self._run.organised else None
+        seals = self._check_seals(checkout) if checkout else None
+        if checkout and not as_of_now:
+            self._add(
+                {feed: checkout.counted.get(feed, NOTHING) for feed in (*self._added, *checkout.counted)}
+            )
+        else:
+            self._add({state.feed: self._counted(state.feed, state.next) for state in self._frontier})
         return VerifyResult(
             run_id=self._run.run_id.hex(),
             feeds=len(self._frontier),
@@ -78,7 +89,7 @@ class _Audit:
                 raise RemoteProtocolError("O3", f"decision {sync.feed.stop} does not follow")
         return list(kept.entries)
 
-    def _check_seals(self) -> SealsResult:
+    def _check_seals(self, checkout: Checkout) -> SealsResult:
         """Compare what seals and checkpoints say with the log, as far as that has what they are about."""
         read = [decisions.read(entry.record) for entry in self._entries]
         stated = {r.decision.epoch: r.decision for r in read if isinstance(r.decision, Checkpoint)}
@@ -104,6 +115,9 @@ class _Audit:
             checked=checked,
             behind=sum(max(0, stop - self._frontier.next(counting.feed(number))) for number, stop in named),
             named_digest=last.hex() if last else None,
+            epoch=checkout.epoch,
+            updates=checkout.updates,
+            lacking=checkout.lacking,
         )
 
     def _named_digest(self, counting: Counting, epoch: int) -> bytes | None:

@@ -29,14 +29,22 @@ from sfnode.schema.results import (
     UpgradeResult,
     VerifyResult,
 )
-from sfnode.schema.status import FetchStatus, LinkStatus
+from sfnode.schema.status import AlarmStatus, FetchStatus, LinkStatus, RunStatus, WaitStatus
 from sfnode.tasks.presets import PRESETS
 from sfnode.tasks.templates import FILTERS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 SECTIONS = {
-    "status --json": (StatusResult, LinkStatus, FetchStatus, views.FeedStatus),
+    "status --json": (
+        StatusResult,
+        LinkStatus,
+        FetchStatus,
+        WaitStatus,
+        AlarmStatus,
+        RunStatus,
+        views.FeedStatus,
+    ),
     "limit --json": (Limits,),
     "verify --json": (VerifyResult, SealsResult),
     "eval --json": (EvalResult, Evaluation),

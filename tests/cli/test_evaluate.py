@@ -1,4 +1,7 @@
-"""`sfnode eval`: the base model and the model as of now, each with a figure and how sure one can be of it."""
+"""`sfnode eval`: the base model and the trained one, each with a figure and how sure one can be of it.
+
+And which model it speaks of, as `export` and `verify` do.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,11 @@ from sfnode.schema.results import EvalResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfnode.tasks.metrics import share
+from sfprotocol.decisions import FACTOR_ONE, Admit, Close, Move, Seal
+from sfprotocol.events import KeepControl
 from tests.cli.helpers import Ended
+from tests.control.organised_node import OrganisedNode
+from tests.protocol.feeds import origin_of
 
 Run = Callable[..., Ended]
 
@@ -46,3 +53,41 @@ def test_for_people_it_has_the_interval_in_brackets(folder: Path, sfnode: Run) -
     number = r"[01]\.\d{3}"
     for line, when in zip(said[1:], ("before", "after"), strict=True):
         assert re.fullmatch(rf"{when} +{number} \({number}-{number}\)  loss \d\.\d{{4}}", line)
+
+
+# -- organised runs ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def behind(tmp_path: Path) -> Path:
+    """The folder of a node that has the decisions of an organised run, and none of the updates."""
+    node = OrganisedNode()
+    node.decide(Admit(origin_of("a"), 40, 0))
+    node.decide(Close(0, bytes(8), (Move(0, 5, bytes(8)),)), Seal(0, (), (), bytes(32), FACTOR_ONE, ()))
+    layout = Layout(tmp_path / "behind")
+    layout.path.mkdir()
+    layout.manifest.write_text(node.manifest.to_toml())
+    with UpdateLog.open(layout.log, node.manifest.run_id) as log:
+        log.append([], control=[KeepControl(0, tuple(node.organised.control.feed.entries))])
+    return layout.path
+
+
+@pytest.mark.parametrize("command", [("eval", "--limit", 8), ("export", "out")], ids=lambda words: words[0])
+def test_nothing_is_said_of_a_seal_of_which_updates_are_lacking(
+    command: tuple[str, ...], behind: Path, sfnode: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = sfnode(*command, "--data-dir", behind)
+    assert (ended.status, ended.out) == (1, "")
+    assert "SF074: the log lacks 5 updates of its 1 seals" in ended.err
+    assert not Path("out").exists()
+    asked = sfnode(*command, "--data-dir", behind, "--as-of-now")
+    assert (asked.status, "SF074" in asked.err) == (0, False)
+    assert "0 updates" in asked.out
+
+
+def test_verify_says_which_seal_it_speaks_of(behind: Path, sfnode: Run) -> None:
+    ended = sfnode("verify", "--data-dir", behind, "--json")
+    seals = json.loads(ended.out)["seals"]
+    assert (seals["sealed"], seals["epoch"], seals["updates"], seals["lacking"]) == (1, None, 0, 5)
+    assert (ended.status, "SF074: " in ended.err) == (0, True)

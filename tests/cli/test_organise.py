@@ -51,9 +51,12 @@ def test_status_shows_what_an_owner_has_to_know(node: OrganisedNode, organise: R
     assert said.status == 0
     assert "organiser   here, organising; term 0, 4 decisions" in said.out
     assert "members     1, 0 invitations, 0 newcomers wait" in said.out
-    assert "health      WORSE: epoch 1: accuracy 60" in said.out
+    assert (
+        "health      WORSE: accuracy 60.000 (55.000-65.000), best 80.000 of epoch 0, after epoch 1"
+        in said.out
+    )
     assert "announced   on Monday" in said.out
-    assert json.loads(organise("status", "--json").out)["health"]["worse"] is True
+    assert json.loads(organise("status", "--json").out)["health"]["verdict"] == "worse"
 
 
 def test_members_are_listed_with_those_who_wait(node: OrganisedNode, organise: Run) -> None:

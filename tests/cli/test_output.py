@@ -16,6 +16,7 @@ from sfnode.doctor.findings import Examination, Finding
 from sfnode.peers.compatibility import Compatibility, PeerVersion
 from tests.cli.fake_node import ANSWERS, STATUS, fake_node
 from tests.cli.helpers import Ended
+from tests.schema.helpers import organised
 from tests.test_printable import HOSTILE
 
 Run = Callable[..., Ended]
@@ -71,3 +72,21 @@ def test_every_command_prints_through_the_one_function_that_looks() -> None:
         calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
         unlooked = {"print", "click.echo", "click.secho"} & {ast.unparse(call) for call in calls}
         assert not unlooked or file.name in (*OWN_TEXT, "output.py"), f"{file.name} calls {unlooked}"
+
+
+def test_status_says_first_what_is_wrong_with_the_run_and_then_how_it_stands(
+    sfnode: Run, tmp_path: Path
+) -> None:
+    seen = STATUS.model_copy(update=organised(behind=7))
+    with fake_node(tmp_path / "node", {**ANSWERS, "GET /status": seen.model_dump_json()}):
+        lines = sfnode("status", "--data-dir", tmp_path / "node").out.splitlines()
+        found = json.loads(sfnode("status", "--data-dir", tmp_path / "node", "--json").out)
+    assert lines[:2] == ["SF070: the run gets worse: so much", "  Do this first. Then that."]
+    assert "sealed   13 epochs, the last one 0:42 ago" in lines
+    assert (
+        "health   WORSE: accuracy 0.848 (0.828-0.868), base 0.500, best 1.000 of epoch 3, after epoch 12"
+        in lines
+    )
+    assert "member   number 3 of 5, 100 of 512 updates left in this epoch" in lines
+    assert "behind   7 updates that the organiser has named are not here yet" in lines
+    assert found["organised"]["health"]["verdict"] == "worse"

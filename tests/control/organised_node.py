@@ -15,13 +15,15 @@ from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.organising import wishes
 from sfnode.organising.organiser import State
+from sfnode.organising.reports import Reports
 from sfnode.peers.invitations import invite
 from sfnode.store.data_folder import Layout
 from sfprotocol import decisions
-from sfprotocol.decisions import Decision
+from sfprotocol.control_feed import decision_message, extend
+from sfprotocol.decisions import Announce, Decision
 from sfprotocol.events import Event, OwnDecision
-from sfprotocol.messages import Petition
-from tests.protocol.feeds import origin_of
+from sfprotocol.messages import ControlFork, Entry, Petition
+from tests.protocol.feeds import origin_of, signing_key
 from tests.protocol.swarm import Swarm
 
 DEPUTIES = ("d1", "d2", "d3")
@@ -74,6 +76,7 @@ class OrganisedNode:
         self.api: Any = Mock()
         self.api.manifest = self.manifest
         self.api.machine = self.swarm["a"].machine
+        self.api.reports = Reports(self.manifest, organised, 0.0)
         self.api.driver.post = self.post
         self.api.organising = self.desk
         self.api.views.invitation = lambda: invite(self.manifest, [ADDRESS], [])
@@ -84,6 +87,23 @@ class OrganisedNode:
     def decide(self, *said: Decision) -> None:
         for decision in said:
             self.post(OwnDecision(decisions.encode(decision)))
+
+    def compute(self, updates: int) -> None:
+        """Make own updates, whose scalars keep to the run's limit."""
+        made = self.swarm["a"].host.own_updates(updates, lambda: 1)
+        assert made
+        self.post(made)
+
+    def fork(self) -> None:
+        """Let the organiser's key sign another decision in the place of the last one."""
+        feed, record = self.organised.control.feed, decisions.encode(Announce("otherwise"))
+        run_id, position = self.manifest.run_id, feed.stop - 1
+        chain = extend(feed.chains[position], feed.term, record)
+        signature = signing_key("organiser").sign(decision_message(run_id, feed.term, feed.stop, chain))
+        fork = feed.add(position, [Entry(feed.term, record, signature)])
+        assert isinstance(fork, ControlFork)
+        self.organised.control.heard_authority(None, fork, self.swarm.now)
+        assert feed.frozen
 
     @contextmanager
     def served(self, folder: Path) -> Iterator[None]:

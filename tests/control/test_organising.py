@@ -13,6 +13,7 @@ from sfnode.errors import Code, UserError
 from sfnode.organising.admission import work
 from sfnode.organising.organiser import State
 from sfnode.schema import DecisionResult
+from sfnode.schema.node_state import RunHealth
 from sfprotocol import decisions
 from sfprotocol.control_feed import succession_message
 from sfprotocol.decisions import Admit, Announce, Budget, Evaluated, Finish, Invite, Revoke, Seal
@@ -74,14 +75,14 @@ async def test_health_follows_from_the_published_evaluations(node: OrganisedNode
     node.decide(Evaluated(0, "base accuracy", 50_000_000, 45_000_000, 55_000_000, 700_000, 100))
     node.decide(Evaluated(0, "accuracy", 80_000_000, 75_000_000, 85_000_000, 400_000, 100))
     fine = (await client.organising()).health
-    assert (fine.worse, fine.latest and fine.latest.value, fine.base and fine.base.value) == (
-        False,
+    assert (fine.verdict, fine.latest and fine.latest.value, fine.base and fine.base.value) == (
+        RunHealth.BETTER,
         80.0,
         50.0,
     )
     node.decide(Evaluated(1, "accuracy", 60_000_000, 55_000_000, 65_000_000, 600_000, 100))
     said = await client.organising()
-    assert said.health.worse
+    assert said.health.verdict is RunHealth.WORSE
     assert [(one.epoch, one.high) for one in said.health.worse_than] == [(0, 85.0)]
     assert [(one.epoch, one.base, one.metric) for one in said.evaluations] == [
         (0, True, "accuracy"),
@@ -91,7 +92,7 @@ async def test_health_follows_from_the_published_evaluations(node: OrganisedNode
 
 
 async def test_an_open_run_has_nothing_of_this(node: OrganisedNode, client: Client) -> None:
-    node.api.machine.organised = None
+    node.api.reports = None
     for call in (client.organising(), client.members(), client.petitions(), client.decide(b"\x92\x12\x90")):
         assert (await refused(call)).code == Code.RUN_IS_OPEN
 

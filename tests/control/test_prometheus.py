@@ -15,9 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from sfnode.control import prometheus
 from sfnode.control.prometheus import METRICS
 from sfnode.errors import Code, UserError
+from sfnode.organising import alarms
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import Status
 from tests.node.helpers import Node, Swarm, manifest
+from tests.schema.helpers import organised, status
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -145,3 +147,30 @@ def test_every_number_of_the_status_is_a_metric() -> None:
     numbers = {name for name, field in Status.model_fields.items() if field.annotation in (int, float)}
     source = Path(prometheus.__file__).read_text()
     assert {name for name in numbers - apart if f'"{name}"' not in source} == set()
+
+
+def samples(seen: Status) -> dict[tuple[str, ...], float]:
+    """All values of the metrics, by name and labels."""
+    return {(m.name, *sample.labels): sample.value for m in METRICS for sample in m.read(seen)}
+
+
+def test_an_organised_run_shows_its_results_and_its_alarms() -> None:
+    found = samples(status(**organised()))
+    assert [found["sfnode_metric", "accuracy", of] for of in ("base", "best", "last")] == [0.5, 1.0, 0.848]
+    assert [found["sfnode_alarm", code] for code in ("SF070", "SF072")] == [1.0, 0.0]
+    assert found["sfnode_quota_left",] == 100.0
+    assert ("sfnode_quota_left",) not in samples(status(**organised(room=None)))
+
+
+def test_an_open_run_has_no_metrics_of_an_organised_one() -> None:
+    known = {name for name, *_ in samples(status(**organised()))}
+    assert known - {name for name, *_ in samples(status())} == {
+        "sfnode_metric", "sfnode_alarm", "sfnode_epochs_sealed_total", "sfnode_updates_counted",
+        "sfnode_updates_behind", "sfnode_quota_left", "sfnode_seal_age_seconds",
+    }  # fmt: skip
+
+
+def test_every_alarm_that_there_is_has_a_metric() -> None:
+    source = Path(alarms.__file__).read_text()
+    codes = {getattr(Code, name) for name in re.findall(r"Code\.(\w+)", source)}
+    assert {f"SF{code:03d}" for code in codes} == set(prometheus.ALARMS)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from sfnode.control.client import Client
+from sfnode.control.server import serve
 from sfnode.dashboard.access import is_local
-from sfnode.dashboard.server import STATIC, serving
+from sfnode.dashboard.server import STATIC, NowAnswer, serving
+from sfnode.dashboard.snapshot import Mood, Now
 from sfnode.errors import Code, UserError
+from sfnode.organising.health import published
+from sfnode.schema import views
 from sfnode.store.data_folder import Layout
+from tests.control.organised_node import OrganisedNode
 from tests.node.helpers import Swarm
+from tests.organising.bench import scores
+from tests.schema.helpers import organised, status
 
 TOKEN = 'a "token"; that, nobody & guesses #1 = 100 %?'
 
@@ -205,3 +214,26 @@ def test_the_files_load_nothing_from_elsewhere_and_never_take_text_for_markup() 
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|style=", text
         ), file
+
+
+async def test_an_organised_run_is_told_with_its_alarms_and_its_curve(tmp_path: Path) -> None:
+    node = OrganisedNode()
+    node.decide(published(0, scores(0.5), base=True), published(0, scores(0.9)), published(1, scores(0.3)))
+    progress = views.Progress.model_construct()
+    itself = views.SwarmNode(peer="a", kind="self", role="trainer", known=900, lag=0)
+    alone = views.Swarm(nodes=[itself], edges=[])
+    now = Now(status(role="trainer", **organised()), progress, alone)
+    answer = NowAnswer.of(now)
+    assert answer.alarms == [("SF070: the run gets worse: so much. Do this first. Then that.", Mood.BAD)]
+    assert answer.health
+    assert answer.health.mood is Mood.BAD
+    close = await serve(node.api, tmp_path / "control.sock")
+    async with serving(Client(tmp_path / "control.sock"), "127.0.0.1", 0) as url:
+        code, text, _ = await fetch(url + "api/seals")
+    await close()
+    seals = json.loads(text)
+    assert (code, [(one["epoch"], one["base"]) for one in seals["evaluations"]]) == (
+        200,
+        [(0, True), (0, False), (1, False)],
+    )
+    assert seals["health"]["verdict"] == "worse"

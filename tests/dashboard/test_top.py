@@ -18,10 +18,12 @@ from sfnode.dashboard.snapshot import Mood, Words, agreement, doing, look_at_all
 from sfnode.dashboard.top import can_be_kept_up_to_date
 from sfnode.limits import Limits
 from sfnode.schema.evaluation import NodeEvaluation
-from sfnode.schema.node_state import NodeState
+from sfnode.schema.node_state import NodeState, Wait
+from sfnode.schema.status import WaitStatus
 from sfnode.schema.views import Origins, SwarmNode
 from sfnode.sizes import size_text
 from tests.node.helpers import Swarm, eventually, manifest
+from tests.schema.helpers import organised
 
 
 async def seen_of(swarm: Swarm) -> Shown:
@@ -46,6 +48,8 @@ async def test_a_frame_tells_what_the_node_says_and_fits_any_terminal(swarm_of: 
     it_says_how_the_neighbours_compare(seen)
     it_draws_numbers_that_are_none(seen)
     it_tells_all_limits_or_that_there_are_more(seen)
+    it_says_first_that_a_run_gets_worse(seen)
+    it_says_why_the_node_waits(seen)
     it_lists_contributions_and_obeys_no_name(seen, await swarm.nodes["b"].client.origins())
     for width, height in ((40, 8), (60, 16), (80, 24), (132, 43), (250, 100)):
         it_fits(seen, width, height)
@@ -116,6 +120,28 @@ def it_says_in_one_sentence_whether_the_node_does_anything(seen: Shown) -> None:
     assert "no neighbours" in doing(alone.now).text
     told = [line.plain for line in frame(alone, 80, 24)]
     assert all(word in f"{told[1]} {told[2]}" for word in doing(alone.now).text.split())
+
+
+def it_says_first_that_a_run_gets_worse(seen: Shown) -> None:
+    """Colour says nothing that words do not, and what to do is on the screen, however small."""
+    worse = with_status(seen, state="training", **organised())
+    for width, height in ((40, 16), (80, 24)):
+        lines = frame(worse, width, height)
+        text = " ".join(line.plain for line in lines[1:5])
+        assert "SF070: the run gets worse: so much. Do this first." in " ".join(text.split())
+        assert "red" in str(lines[1].style)
+        it_fits(worse, width, height)
+    drawn = "\n".join(line.plain for line in frame(worse, 80, 24))
+    assert "WORSE: accuracy 0.848 (0.828-0.868), base 0.500, best 1.000 of epoch 3" in drawn
+    assert "100 of 512 are left for it in this epoch" in " ".join(drawn.split())
+    two = with_status(worse, alarms=2 * worse.now.status.alarms)
+    assert frame(two, 80, 24)[1].plain.startswith("(1 of 2: see sfnode status) SF070")
+
+
+def it_says_why_the_node_waits(seen: Shown) -> None:
+    wait = WaitStatus(reason=Wait.PETITION, text="not admitted yet: it has asked for that 12 s ago")
+    words = doing(with_status(seen, state="waiting", wait=wait).now)
+    assert words == ("Waiting: not admitted yet: it has asked for that 12 s ago.", Mood.WARN)
 
 
 def it_tells_all_limits_or_that_there_are_more(seen: Shown) -> None:

@@ -17,6 +17,7 @@ from sfnode.organising import organiser
 from sfnode.organising.events import Sign
 from sfnode.organising.organiser import State
 from sfnode.organising.policy import Admission
+from sfnode.schema.node_state import NodeState, RunHealth, Wait
 from sfnode.store.identity import Identity
 from sfnode.store.replay import changes
 from sfnode.store.run_keys import organiser_key, write_key
@@ -75,6 +76,28 @@ async def test_a_newcomer_is_admitted_and_what_is_sealed_counts_everywhere(
     assert a.machine.organised.counting.sealed > 1
     digests = [await node.node.core_status() for node in (a, b)]
     assert digests[0].core_digest == digests[1].core_digest
+
+
+async def test_who_is_not_admitted_catches_up_and_says_why_it_waits(
+    organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The organiser's policy asks for more work than the newcomer shows."""
+    a = await organised.first(**options(tmp_path))
+    monkeypatch.setattr(organising, "WORK_BITS", 0)
+    monkeypatch.setattr(organising.admission, "work", lambda *_: 0)
+    b = await organised.join("b")
+    await b.until(lambda: b.node.status().state is NodeState.WAITING)
+    await b.until(lambda: b.known and b.machine.organised.counting.sealed)
+    said = b.node.status()
+    assert said.wait
+    assert said.wait.reason is Wait.PETITION
+    assert said.organised
+    assert (said.organised.member, said.organised.room, said.organised.members) == (None, None, 1)
+    assert said.organised.health.verdict is RunHealth.UNKNOWN
+    await a.until(lambda: a.node.status().wait)
+    mine = a.node.status()
+    assert mine.organised
+    assert (mine.organised.member, mine.organised.quota) == (0, 120)
 
 
 async def test_the_owner_decides_and_is_told_what_would_change_nothing(

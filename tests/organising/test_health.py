@@ -1,4 +1,4 @@
-"""When the validation rows say that a run has become worse."""
+"""What the validation rows say of a run, for everybody who has its decisions."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import math
 
 import pytest
 
-from sfnode.organising.health import Health, published, verdict
+from sfnode.organising.health import measured, published, verdict
+from sfnode.schema.node_state import RunHealth
 from sfprotocol.decisions import Announce, Decision, Evaluated, Void, encode
 from tests.organising.bench import scores
 
+UNKNOWN, BETTER, NO_BETTER, WORSE = RunHealth
+
 
 def told(epoch: int, value: float, *, metric: str = "accuracy", base: bool = False) -> Evaluated:
-    decision = published(epoch, scores(value, metric=metric), base=base)
-    assert decision is not None
-    return decision
+    return published(epoch, scores(value, metric=metric), base=base)
 
 
 BASE = told(0, 0.5, base=True)
@@ -23,19 +24,23 @@ BASE = told(0, 0.5, base=True)
 @pytest.mark.parametrize(
     ("decisions", "health", "worse_than"),
     [
-        ([], Health.OK, []),
-        ([BASE], Health.OK, []),
-        ([told(0, 0.3)], Health.OK, []),
-        ([BASE, told(0, 0.6), told(1, 0.57)], Health.OK, []),
-        ([BASE, told(0, 0.6), told(1, 0.55)], Health.WORSE, [0.6]),
-        ([BASE, told(0, 0.45)], Health.WORSE, [0.5]),
-        ([BASE, told(0, 0.6), told(1, 0.3)], Health.WORSE, [0.5, 0.6]),
-        ([BASE, told(0, 0.6), told(1, 0.3), told(2, 0.6)], Health.OK, []),
-        ([BASE, Announce("hello"), told(1, 0.3), told(0, 0.6)], Health.WORSE, [0.5, 0.6]),
+        ([], UNKNOWN, []),
+        ([BASE], UNKNOWN, []),
+        ([told(0, 0.3)], UNKNOWN, []),
+        ([told(0, 0.6), told(1, 0.3)], WORSE, [0.6]),
+        ([BASE, told(0, 0.52)], NO_BETTER, []),
+        ([BASE, told(0, 0.48)], NO_BETTER, []),
+        ([BASE, told(0, 0.6)], BETTER, []),
+        ([BASE, told(0, 0.6), told(1, 0.57)], BETTER, []),
+        ([BASE, told(0, 0.6), told(1, 0.55)], WORSE, [0.6]),
+        ([BASE, told(0, 0.45)], WORSE, [0.5]),
+        ([BASE, told(0, 0.6), told(1, 0.3)], WORSE, [0.5, 0.6]),
+        ([BASE, told(0, 0.6), told(1, 0.3), told(2, 0.6)], BETTER, []),
+        ([BASE, Announce("hello"), told(1, 0.3), told(0, 0.6)], WORSE, [0.5, 0.6]),
     ],
 )
-def test_worse_is_what_is_significantly_below_the_base_model_or_the_best(
-    decisions: list[Decision], health: Health, worse_than: list[float]
+def test_worse_or_better_is_what_lies_outside_the_interval_of_the_base_model_or_the_best(
+    decisions: list[Decision], health: RunHealth, worse_than: list[float]
 ) -> None:
     result = verdict(decisions)
     assert result.health is health
@@ -43,30 +48,58 @@ def test_worse_is_what_is_significantly_below_the_base_model_or_the_best(
 
 
 def test_of_a_perplexity_less_is_better() -> None:
-    def result(epoch: int, value: float) -> Evaluated:
-        return told(epoch, value, metric="perplexity")
+    def health(*values: float) -> RunHealth:
+        base, *others = (
+            published(max(0, epoch), scores(value, metric="perplexity"), base=epoch < 0)
+            for epoch, value in enumerate(values, -1)
+        )
+        return verdict([base, *others]).health
 
-    assert verdict([result(0, 20), result(1, 10)]).health is Health.OK
-    assert verdict([result(0, 10), result(1, 20)]).health is Health.WORSE
+    assert health(20, 10) is BETTER
+    assert health(20, 10, 19) is WORSE
+    assert health(20, 21) is WORSE
 
 
 def test_what_was_voided_was_neither_the_best_nor_is_it_the_latest() -> None:
     found = verdict([BASE, told(0, 0.6), told(1, 0.9), told(2, 0.3), Void(1, 2, ())])
-    assert found.health is Health.OK
+    assert found.health is BETTER
     assert found.latest == found.best == told(0, 0.6)
     assert verdict([BASE, told(1, 0.3), Void(1, 1, ())]).latest is None
 
 
+def test_a_result_that_comes_when_its_epoch_is_void_is_of_a_model_that_is_gone() -> None:
+    found = verdict([BASE, told(0, 0.6), Void(1, 3, ()), told(3, 0.3)])
+    assert (found.health, found.latest) == (BETTER, told(0, 0.6))
+    assert verdict([BASE, told(0, 0.6), Void(1, 3, ()), told(4, 0.3)]).health is WORSE
+
+
+@pytest.mark.parametrize(
+    ("decisions", "first"),
+    [
+        ([BASE, told(0, 0.6), told(2, 0.9), told(5, 0.3)], 3),
+        ([BASE, told(3, 0.3), told(5, 0.2)], 0),
+        ([told(0, 0.6), told(5, 0.3)], 1),
+    ],
+    ids=["after the best", "even the best is worse than the base model", "no base model"],
+)
+def test_what_is_to_be_taken_back_begins_after_the_best(decisions: list[Decision], first: int) -> None:
+    assert verdict(decisions).first_suspect == first
+
+
 def test_results_of_different_metrics_are_not_compared() -> None:
-    assert verdict([BASE, told(0, 0.9), told(1, 0.1, metric="f1")]).health is Health.OK
+    assert verdict([BASE, told(0, 0.9), told(1, 0.1, metric="f1")]).health is UNKNOWN
+
+
+def test_a_model_that_has_diverged_so_far_that_nothing_can_be_measured_is_worse_than_any() -> None:
+    """A run that ends in NaN must not look as if nobody had evaluated it."""
+    nan = dict.fromkeys(("value", "low", "high", "loss"), math.nan)
+    for metric in ("perplexity", "accuracy"):
+        gone = published(3, scores(9.0, metric=metric).model_copy(update=nan))
+        encode(gone)
+        assert math.isinf(measured(gone).loss)
+        assert verdict([told(0, 0.5, metric=metric, base=True), gone]).health is WORSE
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, 1e300, 1e-9])
 def test_every_number_has_an_encoding(value: float) -> None:
-    decision = published(0, scores(0.5).model_copy(update={"high": value}))
-    assert decision is not None
-    encode(decision)
-
-
-def test_what_is_no_number_is_not_told() -> None:
-    assert published(0, scores(math.nan)) is None
+    encode(published(0, scores(0.5).model_copy(update={"high": value})))

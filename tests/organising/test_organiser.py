@@ -51,7 +51,17 @@ from sfprotocol.decisions import (
     Void,
 )
 from sfprotocol.messages import Petition, Position
-from tests.organising.bench import BUDGET, EVALUATED, RATE, RUN_ID, UNEVALUATED, Bench, chain_of, feed_of
+from tests.organising.bench import (
+    BUDGET,
+    EVALUATED,
+    RATE,
+    RUN_ID,
+    UNEVALUATED,
+    Bench,
+    chain_of,
+    feed_of,
+    scores,
+)
 
 ANNE, BOB = feed_of("anne"), feed_of("bob")
 
@@ -266,6 +276,37 @@ def test_evaluations_take_their_share_of_the_time_and_others_epochs_do_not_wait(
         bench.advance(2)
         assert bench.counting.open_epoch - bench.counting.sealed < 2
     assert 4 * 9 <= bench.now - began <= 4 * 10 + 5
+
+
+@pytest.mark.parametrize("result", [0.5, None], ids=["", "that fail"])
+@pytest.mark.parametrize(("budget", "share"), [(10_000_000, 1 / 5), (90_000, 1 / 20)], ids=["young", "later"])
+def test_evaluations_cost_a_fifth_of_the_time_while_a_run_is_young_and_a_twentieth_later(
+    budget: int, share: float, result: float | None
+) -> None:
+    """Whatever they take, be it as long as many epochs, and whether anything comes of them."""
+    bench = Bench(policy=replace(EVALUATED, seal_wait=5.0), budget=budget).begin("anne")
+    for _ in range(10):  # 10,000 updates are a tenth of the smaller budget
+        bench.update(ANNE, 1000)
+        bench.advance(10)
+
+    def wait_for_the_next() -> float:
+        asked = len(bench.asked)
+        while len(bench.asked) == asked:
+            bench.update(ANNE, 100)
+            bench.advance(20)
+        return bench.now
+
+    def end() -> None:
+        bench.do(EvaluationEnded(bench.asked[-1], scores(result) if result else None))
+
+    end()
+    began = wait_for_the_next()
+    durations = (10.0, 90.0, 30.0)
+    for duration in durations:
+        bench.advance(duration)
+        end()
+        wait_for_the_next()
+    assert share / 2 <= sum(durations) / (bench.now - began) <= share
 
 
 def test_a_failed_evaluation_seals_unchecked() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sfnode.limits import Limits
-from sfnode.schema.node_state import NodeState
-from sfnode.schema.status import Status
+from sfnode.schema.node_state import NodeState, RunHealth
+from sfnode.schema.organising import EpochEvaluation, HealthStatus
+from sfnode.schema.status import AlarmStatus, RunStatus, Status
 
 
 def status(**fields: Any) -> Status:
@@ -15,4 +16,22 @@ def status(**fields: Any) -> Status:
     values |= dict.fromkeys(("version", "run_id", "run_name", "role", "peer", "digest"), "")
     values |= {"addresses": [], "links": [], "pauses": [], "limits": Limits()}
     values |= {"origin": None, "incarnation": None, "loss": None, "fetch": None}
+    values |= {"wait": None, "alarms": [], "organised": None}
     return Status(**values | {"role": "relay", "state": NodeState.IDLE} | fields)
+
+
+def organised(**fields: Any) -> dict[str, Any]:
+    """The fields of the status of a member of an organised run that gets worse, but for `fields`."""
+
+    def result(value: float, epoch: int, base: bool = False) -> EpochEvaluation:
+        return EpochEvaluation(
+            metric="accuracy", value=value, low=value - 0.02, high=value + 0.02, loss=0.5, count=99,
+            epoch=epoch, base=base,
+        )  # fmt: skip
+
+    base, best, latest = result(0.5, 0, base=True), result(1.0, 3), result(0.848, 12)
+    health = HealthStatus(verdict=RunHealth.WORSE, latest=latest, base=base, best=best, worse_than=[best])
+    run: dict[str, Any] = {"sealed": 13, "counted": 900, "members": 5, "behind": 0, "organiser": None}
+    run |= {"seconds_since_seal": 42.0, "member": 3, "quota": 512, "room": 100, "health": health}
+    alarm = AlarmStatus(code="SF070", what="the run gets worse: so much", fix="Do this first. Then that.")
+    return {"organised": RunStatus(**run | fields), "alarms": [alarm]}

@@ -137,9 +137,10 @@ def test_an_organised_log_has_the_digests_of_its_node_and_of_its_seals(made: Log
     made["c"].compute(5)
     made.swarm.run(2)
     for log in made.logs.values():
-        found = audit(MEANT, log)
+        found = audit(MEANT, log, as_of_now=True)
         assert found.digest == made["a"].machine.frontier.digest().hex()
         assert found.core_digest == cores(made, log).hex()
+        assert audit(MEANT, log).core_digest == sealed_cores(made, 2).hex() != found.core_digest
         assert found.updates == made["a"].machine.frontier.known
         assert found.seals
         assert (found.seals.sealed, found.seals.checked, found.seals.behind) == (3, 3, 0)
@@ -185,7 +186,7 @@ def test_checkpoints_are_computed_anew(made: Logged, wrong: str) -> None:
     made.decide(Void(0, 0, ()))  # changes what counts, and not what counted then
     made.swarm.run(2)
     if not wrong:
-        found = audit(MEANT, made.logs["b"])
+        found = audit(MEANT, made.logs["b"], as_of_now=True)
         assert found.core_digest == cores(made, made.logs["b"]).hex()
         return
     with pytest.raises(UserError, match="checkpoint of epoch 1") as finding:
@@ -204,9 +205,12 @@ def test_what_the_log_lacks_is_said_and_no_fault(made: Logged) -> None:
     made.swarm.run(2)
     kept = [KeepControl(0, tuple(made.logs["a"].control()))]
     made.logs["b"].append([], control=kept)
-    found = audit(MEANT, made.logs["b"]).seals
+    before = sealed_cores(made, 1)
+    proof = audit(MEANT, made.logs["b"])
+    found = proof.seals
     assert found
     assert (found.sealed, found.checked, found.behind) == (3, 2, 6)
+    assert (found.epoch, found.lacking, proof.core_digest) == (1, 6, before.hex())
 
 
 def test_a_history_that_was_not_named_is_not_counted(made: Logged) -> None:

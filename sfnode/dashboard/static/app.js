@@ -2,7 +2,7 @@
 
 import { ask, repeat } from "./api.js";
 import { bounds, curves, measurements } from "./chart.js";
-import { byId, count, number, percent, rate, say, short, size, span, tell } from "./dom.js";
+import { byId, count, make, number, percent, rate, say, short, size, span, tell } from "./dom.js";
 import { showSwarm } from "./graph.js";
 import { listenHistory, redraw, showHistory } from "./history.js";
 import { listenLeaders, showLeaders } from "./leaders.js";
@@ -11,17 +11,20 @@ import { listenPrompt } from "./prompt.js";
 const failures = new Map(); // what went wrong, by what was asked
 let seen = null; // the last curves, to draw them again when the window changes
 let seenAt = null; // when the node last answered
+let organised = false; // whether somebody organises the run
 
 async function showNow() {
   const now = await ask("now");
   const { status, progress, swarm } = now;
   seenAt = new Date();
-  document.title = `${status.run_name} – sfnode`;
+  document.title = `${now.alarms.length ? "(!) " : ""}${status.run_name} – sfnode`;
   tell("run-name", `${status.run_name} (${status.run_id.slice(0, 8)}), ${status.role}`);
   tell("state", status.state);
-  byId("state").className = `pill ${now.doing[1]}`;
+  byId("state").className = `pill ${now.alarms.length ? "bad" : now.doing[1]}`;
+  showAlarms(now.alarms);
   tell("up", `up ${span(status.uptime)}`);
   say("doing", now.doing);
+  showRun(status.organised, now.health);
   showProgress(status, progress);
   showSwarm(swarm, now.agreement);
   say("together", now.together);
@@ -33,6 +36,36 @@ async function showNow() {
   if (status.role === "relay") showRelay();
   tell("foot", `sfnode ${status.version} · node ${short(status.peer)} · log ${size(status.log_bytes)}`);
   byId("foot").title = status.peer;
+}
+
+/** What somebody has to see to, above everything else; screen readers hear it once. */
+function showAlarms(alarms) {
+  const texts = alarms.map(([text]) => text);
+  byId("alarms").hidden = !texts.length;
+  if (texts.join() === byId("alarms").dataset.texts) return;
+  byId("alarms").dataset.texts = texts.join();
+  byId("alarms").replaceChildren(...texts.map((text) => make("p", text)));
+}
+
+/** How an organised run does, and what this node may do in it. */
+function showRun(run, health) {
+  for (const id of ["seals", "health-tile", "quota-tile"]) byId(id).hidden = !run;
+  organised = run !== null;
+  if (!run) return;
+  const words = health ?? ["nothing was evaluated yet", "neutral"];
+  tell("health", run.health.verdict === "worse" ? "WORSE" : run.health.verdict.replace("-", " "));
+  byId("health").className = words[1];
+  say("health-text", words);
+  tell("quota", run.quota === null ? "not admitted" : `${count(run.room)} of ${count(run.quota)}`);
+  tell("sealed-text", `${count(run.sealed)} epochs are sealed; ${count(run.counted)} updates count${run.behind ? `; ${count(run.behind)} of those named are not here yet` : ""}.`);
+}
+
+async function showSeals() {
+  if (!organised) return;
+  const { evaluations, health } = await ask("seals");
+  byId("seal-chart").toggleAttribute("hidden", !health.latest);
+  const seals = evaluations.filter((m) => !m.base && m.metric === health.latest?.metric);
+  measurements(byId("seal-chart"), seals.map((m) => ({ ...m, x: m.epoch })), (epoch) => `epoch ${Math.round(epoch)}`, health.base?.value);
 }
 
 function showRelay() {
@@ -47,7 +80,7 @@ function showProgress(status, progress) {
   byId("run-bar").value = progress.known / progress.update_budget;
   tell("run-text", `${count(progress.known)} of ${count(progress.update_budget)} updates, ${left(progress.seconds_left)}`);
   byId("epoch-bar").value = progress.epoch_known / (progress.epoch_updates || 1);
-  tell("epoch-text", `${progress.epoch + 1} of ${progress.epochs}: ${count(progress.epoch_known)} of ${count(progress.epoch_updates)}, ${left(progress.epoch_seconds_left)}`);
+  tell("epoch-text", `${progress.epoch + (status.organised ? 0 : 1)} of ${progress.epochs}: ${count(progress.epoch_known)} of ${count(progress.epoch_updates)}, ${left(progress.epoch_seconds_left)}`);
   tell("contributed", status.origin ? `${count(status.contributed)} (${percent(status.contributed / (status.known || 1))})` : "none: a relay");
   tell("own-rate", rate(status.updates_per_second));
   tell("swarm-rate", rate(progress.updates_per_second));
@@ -135,6 +168,7 @@ listenPrompt();
 byId("measure").addEventListener("click", measure);
 repeat(watched("state", showNow), 2);
 repeat(watched("curves", showCurves), 3);
+repeat(watched("seals", showSeals), 5);
 repeat(leaders, 10);
 repeat(watched("history", showHistory), 10);
 let resized;

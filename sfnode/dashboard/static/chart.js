@@ -49,10 +49,11 @@ export function curves(svg, series, { fromZero = false, labelOfX = String } = {}
   svg.replaceChildren(...lines);
 }
 
-/** Measurements with their intervals: {x, value, low, high}. */
-export function measurements(svg, measured, labelOfX) {
+/** Measurements with their intervals: {x, value, low, high}; and what they are compared with, as a line. */
+export function measurements(svg, measured, labelOfX, before = null) {
   const xs = measured.map((m) => m.x);
-  const { x, y, lines } = frame(svg, [0, Math.max(1, ...xs)], bounds(measured.flatMap((m) => [m.low, m.high, m.value])), labelOfX);
+  const { x, y, lines, width } = frame(svg, [0, Math.max(1, ...xs)], bounds([before, ...measured.flatMap((m) => [m.low, m.high, m.value])]), labelOfX);
+  if (Number.isFinite(before)) lines.push(draw("line", { class: "before", x1: LEFT, x2: width - RIGHT, y1: y(before), y2: y(before) }));
   lines.push(draw("path", { class: "curve s0", d: path(measured.map((m) => [m.x, m.value]), x, y) }));
   for (const m of measured) {
     if (Number.isFinite(m.low) && Number.isFinite(m.high)) {

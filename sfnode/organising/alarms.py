@@ -1,0 +1,123 @@
+"""What somebody has to see to in an organised run, as numbered errors: the same words wherever it is shown.
+
+Everybody who has the control feed sees the same; what to do depends on whether the organiser's key is here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sfnode.errors import Code, UserError
+from sfnode.organising.health import Verdict, in_words
+from sfnode.schema.node_state import RunHealth
+from sfnode.schema.status import AlarmStatus
+from sfprotocol.control_feed import ControlFeed
+from sfprotocol.counting import Counting
+
+NOTHING_TO_DO = "There is nothing to do at this node: the organiser sees the same."
+
+PAUSE_IF_YOU_LIKE = f"{NOTHING_TO_DO} `sfnode pause` stops its part in it until you say `sfnode resume`."
+
+
+NO_GAIN = 1 / 4
+"""Share of the budget by which a model should do better than the base model: what has had no effect that can
+be measured until then is hardly worth the rest."""
+
+
+class Silence(NamedTuple):
+    """Updates that wait while the organiser decides nothing."""
+
+    seconds: float
+    """Time since updates wait and no decision has come."""
+    since_seal: float | None
+    """Time since the last seal has come; None if none has since the start of this node."""
+
+
+def alarms(
+    verdict: Verdict, feed: ControlFeed, counting: Counting, silence: Silence | None, *, here: bool
+) -> list[AlarmStatus]:
+    """Return the alarms, the gravest first; `here`: this node has the organiser's key."""
+    found = []
+    if feed.frozen:
+        found.append(_frozen(here))
+    if counting.unsupported:
+        found.append(_unsupported())
+    if verdict.health is RunHealth.WORSE and verdict.latest:
+        found.append(_worse(verdict, counting, here))
+    if verdict.no_gain and counting.counted >= NO_GAIN * counting.budget:
+        found.append(_no_better(verdict, counting, here))
+    if silence and not feed.frozen:
+        found.append(_silent(silence, here))
+    return [AlarmStatus(code=f"SF{one.code:03d}", what=one.what, fix=one.fix) for one in found]
+
+
+def _worse(verdict: Verdict, counting: Counting, here: bool) -> UserError:
+    assert verdict.latest is not None  # the caller has seen it
+    others = " and ".join(in_words(other) for other in verdict.worse_than)
+    what = f"the run gets worse: {in_words(verdict.latest)}, after {others}"
+    first, last = verdict.first_suspect, counting.sealed - 1
+    epochs = f"{first}-{last}" if first < last else f"{last}"
+    fix = (
+        f"First take back what made it worse: `sfnode organise void {epochs}`. Then see in `sfnode organise "
+        "members` who has joined since. If it gets worse again, the rate is too large or the budget too long "
+        "for this model: take that back, too, and `sfnode organise end`."
+    )
+    return UserError(Code.RUN_GETS_WORSE, what, fix if here else PAUSE_IF_YOU_LIKE)
+
+
+def _no_better(verdict: Verdict, counting: Counting, here: bool) -> UserError:
+    assert verdict.best is not None
+    assert verdict.base is not None
+    what = (
+        f"the run gets no better: {counting.counted} of {counting.budget} updates count, and the best of all "
+        f"seals is {in_words(verdict.best)}, beside {in_words(verdict.base)}"
+    )
+    fix = (
+        "The rate is probably too large, or far too small: `sfnode organise end`, and `sfnode init` another "
+        "run with another rate. If the gain is just small, more validation rows would show it."
+    )
+    return UserError(Code.RUN_NO_BETTER, what, fix if here else PAUSE_IF_YOU_LIKE)
+
+
+def _frozen(here: bool) -> UserError:
+    what = (
+        "the run is frozen: the organiser's key has signed two sequences of decisions. Training goes on "
+        "within quotas, and none of it counts before the deputies have named another key"
+    )
+    fix = (
+        "Stop every other node with this key, and pass the run on: `sfnode organise hand-over`."
+        if here
+        else "There is nothing to do at this node: it goes on by itself once the deputies have handed over."
+    )
+    return UserError(Code.RUN_FROZEN, what, fix)
+
+
+def _silent(silence: Silence, here: bool) -> UserError:
+    seal = silence.since_seal
+    last = "no seal has come since this node started" if seal is None else f"the last seal came {_ago(seal)}"
+    what = (
+        f"the organiser is silent: updates have waited for {_minutes(silence.seconds)} without a decision, "
+        f"and {last}. Training goes on within quotas, and counts when the organiser is back"
+    )
+    fix = (
+        "`sfnode organise status` tells whether the organiser here signs; it names only what peers hold, too."
+        if here
+        else "Tell the run's owner. There is nothing to do at this node, which may stay or come back later."
+    )
+    return UserError(Code.ORGANISER_SILENT, what, fix)
+
+
+def _unsupported() -> UserError:
+    return UserError(
+        Code.NEWER_PROTOCOL,
+        "a decision of the organiser is of a later version of sfnode, so what counts is not known here",
+        "Upgrade sfnode and start the node again; it keeps all that it has.",
+    )
+
+
+def _ago(seconds: float) -> str:
+    return f"{_minutes(seconds)} ago"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -1,0 +1,272 @@
+"""What every node of an organised run says of it: its health, what is wrong, what to do, why a node waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfnode.organising.health import published
+from sfnode.organising.organiser import State
+from sfnode.organising.reports import LOOK_INTERVAL, SILENT_TIME, UNANSWERED_TIME, Reports
+from sfnode.schema.node_state import RunHealth, Wait
+from sfnode.schema.status import AlarmStatus, WaitStatus
+from sfprotocol.decisions import (
+    FACTOR_ONE,
+    Admit,
+    Announce,
+    Budget,
+    Close,
+    Decision,
+    Evaluated,
+    Finish,
+    Move,
+    Revoke,
+    Seal,
+    Void,
+)
+from sfprotocol.holding import tag
+from tests.control.organised_node import QUOTA, OrganisedNode
+from tests.organising.bench import scores
+from tests.protocol.feeds import origin_of
+
+A = origin_of("a")
+SALT = bytes(8)
+
+
+@pytest.fixture
+def node() -> OrganisedNode:
+    return OrganisedNode()
+
+
+@pytest.fixture
+def reports(node: OrganisedNode) -> Reports:
+    made = node.api.reports
+    assert isinstance(made, Reports)
+    return made
+
+
+def told(epoch: int, value: float, *, base: bool = False) -> Evaluated:
+    return published(epoch, scores(value), base=base)
+
+
+def sealed(node: OrganisedNode, updates: int = 0) -> list[Decision]:
+    """Make so many updates at node a; return the decisions that name and count them."""
+    counting = node.organised.counting
+    moves = ()
+    if updates:
+        node.compute(updates)
+        state = node.swarm["a"].machine.frontier.state(node.swarm["a"].own)  # type: ignore[arg-type]
+        number = counting.number(state.feed)
+        assert number is not None
+        moves = (Move(number, state.next - counting.named(number), tag(SALT, state.chain)),)
+    epoch = counting.open_epoch
+    return [Close(epoch, SALT, moves), Seal(epoch, (), (), bytes(32), FACTOR_ONE, ())]
+
+
+def seal(node: OrganisedNode, count: int = 1) -> None:
+    for _ in range(count):
+        node.decide(*sealed(node))
+
+
+def codes(alarms: list[AlarmStatus]) -> list[str]:
+    return [alarm.code for alarm in alarms]
+
+
+# -- alarms --------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_gets_worse_says_so_and_what_to_take_back_first(
+    node: OrganisedNode, reports: Reports
+) -> None:
+    seal(node, 5)
+    node.decide(told(0, 0.5, base=True), told(1, 0.6))
+    assert reports.alarms(node.desk, 0.0) == []
+    node.decide(told(3, 0.3))
+    (alarm,) = reports.alarms(node.desk, 0.0)
+    assert alarm.code == "SF070"
+    assert alarm.what == (
+        "the run gets worse: accuracy 0.300 (0.280-0.320) of epoch 3, after accuracy 0.500 (0.480-0.520) of "
+        "the base model and accuracy 0.600 (0.580-0.620) of epoch 1"
+    )
+    assert alarm.fix.startswith("First take back what made it worse: `sfnode organise void 2-4`.")
+    node.decide(Void(2, 4, ()))
+    assert reports.alarms(node.desk, 0.0) == []
+    assert reports.run(None, None, 0.0).health.verdict is RunHealth.BETTER
+
+
+def test_a_volunteer_is_told_that_there_is_nothing_to_do(node: OrganisedNode, reports: Reports) -> None:
+    seal(node)
+    node.decide(told(0, 0.5, base=True), told(0, 0.3))
+    (alarm,) = reports.alarms(None, 0.0)
+    assert "nothing to do" in alarm.fix
+    assert "`sfnode pause`" in alarm.fix
+    assert "void" not in alarm.fix
+
+
+def test_a_run_without_a_gain_after_a_quarter_of_its_budget_says_so(
+    node: OrganisedNode, reports: Reports
+) -> None:
+    """Of a rate that is far too large nothing gets worse: the first seal is as bad as chance already."""
+    node.decide(Admit(A, QUOTA, 0), Budget(40), told(0, 0.5, base=True))
+    node.decide(*sealed(node, 9), told(0, 0.51))
+    assert reports.alarms(None, 0.0) == []
+    node.decide(*sealed(node, 1), told(1, 0.49))
+    assert codes(reports.alarms(None, 0.0)) == ["SF071"]
+    assert "10 of 40 updates count" in reports.alarms(None, 0.0)[0].what
+    node.decide(told(2, 0.6))
+    assert reports.alarms(None, 0.0) == []
+
+
+def test_a_frozen_run_says_so_and_that_training_goes_on(node: OrganisedNode, reports: Reports) -> None:
+    node.decide(Admit(A, QUOTA, 0))
+    node.fork()
+    (alarm,) = reports.alarms(None, 0.0)
+    assert alarm.code == "SF072"
+    assert "Training goes on within quotas" in alarm.what
+    assert "nothing to do" in alarm.fix
+    assert "`sfnode organise hand-over`" in reports.alarms(node.desk, 0.0)[0].fix
+
+
+def test_an_organiser_is_silent_once_updates_have_waited_for_long(
+    node: OrganisedNode, reports: Reports
+) -> None:
+    node.decide(Admit(A, QUOTA, 0))
+    seal(node)
+    reports.news(100.0)
+    reports.news(100.0 + 9 * SILENT_TIME)
+    assert reports.alarms(None, 100.0 + 9 * SILENT_TIME) == [], "nothing waits"
+    began = 10_000.0
+    node.compute(3)
+    reports.news(began)
+    assert reports.alarms(None, began + SILENT_TIME - 1) == []
+    (alarm,) = reports.alarms(None, began + SILENT_TIME)
+    assert alarm.code == "SF073"
+    assert "updates have waited for 15 min" in alarm.what
+    assert "the last seal came 3 h ago" in alarm.what
+    assert "counts when the organiser is back" in alarm.what
+    node.decide(Announce("here I am"))
+    reports.news(began + SILENT_TIME)
+    assert reports.alarms(None, began + SILENT_TIME) == []
+
+
+def test_a_decision_of_a_later_version_is_an_alarm(
+    node: OrganisedNode, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.organised.counting, "unsupported", True)
+    assert codes(reports.alarms(None, 0.0)) == ["SF012"]
+
+
+# -- why a node waits ----------------------------------------------------------------------------------
+
+
+def waits(node: OrganisedNode, asked: float | None = None, *, organises: bool = False) -> WaitStatus | None:
+    reports: Reports = node.api.reports
+    return reports.wait(node.swarm["a"].own, asked, node.desk if organises else None)
+
+
+def test_a_newcomer_sees_how_far_its_admission_is(node: OrganisedNode) -> None:
+    first, asked, long_ago = waits(node), waits(node, 12.0), waits(node, UNANSWERED_TIME)
+    assert first
+    assert asked
+    assert long_ago
+    assert (first.reason, asked.reason) == (Wait.WORK, Wait.PETITION)
+    assert asked.text == "not admitted yet: it has asked for that 12 s ago"
+    assert f"`sfnode organise admit {A.hex()[:8]}`" in long_ago.text
+    node.desk.state = State.RESTARTED
+    organiser = waits(node, organises=True)
+    assert organiser
+    assert organiser.reason is Wait.ORGANISER
+    node.decide(Admit(A, QUOTA, 0))
+    assert waits(node) is None
+
+
+def test_who_has_used_its_quota_waits_for_the_next_epoch(node: OrganisedNode, reports: Reports) -> None:
+    node.decide(Admit(A, QUOTA, 0))
+    own = node.swarm["a"].own
+    node.compute(QUOTA - 1)
+    run = reports.run(own, None, 0.0)
+    assert (run.member, run.quota, run.room, waits(node)) == (0, QUOTA, 1, None)
+    node.compute(1)
+    waiting = waits(node)
+    assert waiting
+    assert (waiting.reason, reports.run(own, None, 0.0).room) == (Wait.QUOTA, 0)
+    assert "it has made the 40 updates that it may make in epoch 0" in waiting.text
+    assert "when the organiser closes it" in waiting.text
+    node.decide(*sealed(node))
+    assert waits(node) is None
+    assert reports.run(own, None, 0.0).room == QUOTA
+
+
+def test_in_a_frozen_run_a_used_quota_lasts_until_the_hand_over(node: OrganisedNode) -> None:
+    node.decide(Announce("hello"), Admit(A, QUOTA, 0), Announce("hello"))
+    node.compute(QUOTA)
+    node.fork()
+    waiting = waits(node)
+    assert waiting
+    assert waiting.reason is Wait.QUOTA
+    assert "when the deputies have handed over" in waiting.text
+
+
+def test_who_was_revoked_is_told_and_nobody_waits_in_a_run_that_is_over(node: OrganisedNode) -> None:
+    node.decide(Admit(A, QUOTA, 0), Revoke(0, 0))
+    waiting = waits(node)
+    assert waiting
+    assert waiting.reason is Wait.REVOKED
+    node.decide(Finish())
+    assert waits(node) is None
+
+
+def test_a_relay_waits_for_nothing(reports: Reports) -> None:
+    assert reports.wait(None, None, None) is None
+    run = reports.run(None, None, 0.0)
+    assert (run.member, run.quota, run.room) == (None, None, None)
+
+
+# -- the log -------------------------------------------------------------------------------------------
+
+
+def test_each_seal_and_each_result_is_a_line_and_of_many_the_last(
+    node: OrganisedNode, reports: Reports
+) -> None:
+    node.decide(Admit(A, QUOTA, 0), told(0, 0.5, base=True))
+    assert reports.news(1.0) == []
+    node.decide(*sealed(node, 7))
+    assert reports.news(2.0) == [f"epoch 0 is sealed: 7 of {node.organised.counting.budget} updates count"]
+    assert reports.run(None, None, 5.0).seconds_since_seal == 3.0
+    node.decide(told(0, 0.6))
+    assert reports.news(3.0) == ["better: accuracy 0.600 (0.580-0.620) of epoch 0, base 0.500, best 0.600"]
+    assert reports.news(4.0) == []
+    for epoch in range(1, 4):
+        node.decide(*sealed(node), told(epoch, 0.6))
+    assert [line.partition(",")[0] for line in reports.news(5.0)] == [
+        f"epoch 3 is sealed: 7 of {node.organised.counting.budget} updates count",
+        "better: accuracy 0.600 (0.580-0.620) of epoch 3",
+    ]
+
+
+def test_what_was_decided_before_the_start_is_no_news(node: OrganisedNode) -> None:
+    seal(node, 2)
+    reports = Reports(node.manifest, node.organised, 0.0)
+    assert reports.news(LOOK_INTERVAL) == []
+    assert reports.run(None, None, 9.0).seconds_since_seal is None
+
+
+def test_what_waits_is_looked_for_now_and_then_only(
+    node: OrganisedNode, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    monkeypatch.setattr(type(node.organised), "unnamed", property(lambda _: looks.append(1) or 0))
+    for tenth in range(200):
+        reports.news(tenth / 10)
+    assert len(looks) <= 20 / LOOK_INTERVAL + 1
+
+
+def test_what_a_succession_has_dropped_was_never_said(node: OrganisedNode) -> None:
+    reports: Reports = node.api.reports
+    seal(node)
+    node.decide(told(0, 0.5, base=True), told(0, 0.3))
+    assert codes(reports.alarms(None, 0.0)) == ["SF070"]
+    feed = node.organised.control.feed
+    feed._truncate(feed.stop - 1)
+    assert reports.alarms(None, 0.0) == []
+    node.decide(told(0, 0.6))
+    assert reports.alarms(None, 0.0) == []
