@@ -47,7 +47,7 @@ TRACED_AT_ONCE = 64
 
 
 class Standing(Enum):
-    """What decisions say of an origin of our own (SPEC O6): only a member makes updates."""
+    """The standing of our own origin by the decisions (SPEC O6): only a member makes updates."""
 
     UNKNOWN = "a decision is beyond this version: nobody can tell"
     STRANGER = "not admitted"

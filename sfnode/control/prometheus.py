@@ -72,7 +72,7 @@ def _state(status: Status) -> list[Sample]:
 
 
 def _metric(status: Status) -> list[Sample]:
-    """What the organiser has published: of the base model, of the last seal, and of the best one."""
+    """Return what the organiser has published: of the base model, of the last seal, and of the best one."""
     if status.organised is None:
         return []
     health = status.organised.health
@@ -81,7 +81,7 @@ def _metric(status: Status) -> list[Sample]:
 
 
 def _alarms(status: Status) -> list[Sample]:
-    """All alarms are exposed, so that one that is over is seen to be over; none in an open run."""
+    """Return all alarms, so that one that is over is seen to be over; none in an open run."""
     if status.organised is None:
         return []
     rung = {alarm.code for alarm in status.alarms}

@@ -1,4 +1,5 @@
-"""What somebody has to see to in an organised run, as numbered errors: the same words wherever it is shown.
+"""Tells what somebody has to see to in an organised run, as numbered errors: the same words wherever it is
+shown.
 
 Everybody who has the control feed sees the same; what to do depends on whether the organiser's key is here.
 """

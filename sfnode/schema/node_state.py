@@ -52,7 +52,7 @@ class Wait(StrEnum):
 
 
 class RunHealth(StrEnum):
-    """What the results on the validation rows say of an organised run, beyond noise."""
+    """The verdicts of the results on the validation rows about an organised run, beyond noise."""
 
     UNKNOWN = "unknown"
     """Nothing was evaluated, or there is nothing to compare it with."""

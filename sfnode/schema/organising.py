@@ -32,11 +32,11 @@ class EpochEvaluation(Evaluation):
 
 
 class HealthStatus(Answer):
-    """How the model does beside the base model and its own best: 95 % intervals that do not touch."""
+    """Comparison of the model with the base model and its own best: 95 % intervals that do not touch."""
 
     verdict: RunHealth
     latest: EpochEvaluation | None
-    """Of the last seal that was evaluated and not taken back."""
+    """The last seal that was evaluated and not taken back."""
     base: EpochEvaluation | None
     best: EpochEvaluation | None
     worse_than: list[EpochEvaluation]

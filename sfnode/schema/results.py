@@ -41,7 +41,7 @@ class VerifyResult(Answer):
     signatures: int
     digest: str
     core_digest: str
-    """Of what counts by the seal of `SealsResult.epoch`, unless it was to be as of now."""
+    """Digest of what counts by the seal of `SealsResult.epoch`, unless it was to be as of now."""
     seals: SealsResult | None
     """None for an open run."""
 

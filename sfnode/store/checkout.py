@@ -1,4 +1,5 @@
-"""What counts by the last seal that a log has as a whole (SPEC O11), for export, evaluation and verification.
+"""Finds the last seal that a log has as a whole (SPEC O11), and what counts by it: what is exported,
+evaluated and verified.
 
 A seal's model is that of the decisions up to the next seal: what the organiser has taken back meanwhile does
 not count. Who lacks some of what a seal counts knows nothing of its model, and speaks of an earlier seal.
