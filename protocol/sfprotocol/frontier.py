@@ -10,15 +10,19 @@ from __future__ import annotations
 import hashlib
 from bisect import insort
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 from sfprotocol import seeds
 from sfprotocol.counting import Counting
+from sfprotocol.lthash import LtHash
 from sfprotocol.messages import Claim, Feed, RunParameters
 from sfprotocol.signing import genesis
 
 TAG_BYTES = 4
 """Bytes of a feed's tag: two histories with equal tags, one pair in 2^32, differ after one more update."""
+
+_FEED = attrgetter("feed")
 
 UNCUT = 1 << 32
 """The cut of a feed that has none: no step reaches it."""
@@ -47,6 +51,10 @@ class FeedState:
     """The step at which the organiser has ended the feed."""
     stopped: int = UNCUT
     """The step from which on updates do not count that we have seen: behind a cut, or of a revoked origin."""
+    summed: bytes = b""
+    """Its record as the state digest has it; empty if it has none."""
+    claimed: Claim | None = field(default=None, repr=False, compare=False)
+    """Its entry in a Summary, once that was wanted since the feed last changed."""
 
     @property
     def fork_cut(self) -> int:
@@ -73,8 +81,13 @@ class FeedState:
         """Whether anything more of it can be admitted."""
         return self.next < self.cut
 
+    @property
+    def empty(self) -> bool:
+        """Whether the state is the same without it: nothing of it is admitted, and no proof cuts it."""
+        return not self.next and not self.is_forked
+
     def record(self) -> bytes:
-        """Return the feed's part of the state digest (SPEC D3)."""
+        """Return the feed's record, which stands for it in the state digest and in tags (SPEC D3, D4)."""
         numbers = self.feed.incarnation.to_bytes(8, "big") + self.next.to_bytes(8, "big")
         cut = self.fork_cut
         mark = b"" if cut == UNCUT else b"cut" + cut.to_bytes(8, "big") + self.cut_chain
@@ -82,8 +95,10 @@ class FeedState:
 
     def claim(self) -> Claim:
         """Return the feed's entry in a Summary (SPEC D4)."""
-        tag = hashlib.blake2b(self.record(), digest_size=TAG_BYTES).digest()
-        return Claim(self.feed, self.next, tag)
+        if self.claimed is None:
+            tag = hashlib.blake2b(self.record(), digest_size=TAG_BYTES).digest()
+            self.claimed = Claim(self.feed, self.next, tag)
+        return self.claimed
 
 
 class Frontier:
@@ -97,9 +112,12 @@ class Frontier:
         """The part of the state digest that tells of the control feed (SPEC O10)."""
         self.known = 0
         self._states: dict[Feed, FeedState] = {}
-        self._order: list[Feed] = []
+        self._order: list[FeedState] = []
+        """The states in the order of feeds."""
         self._by_key: dict[int, list[Feed]] = {}
-        self._records: dict[Feed, bytes] = {}  # the digest is wanted several times a second
+        self._records = LtHash()
+        self._unsummed: dict[Feed, FeedState] = {}
+        """Feeds that have changed since the digest was last wanted."""
         self._digest: bytes | None = None
 
     def __len__(self) -> int:
@@ -107,7 +125,7 @@ class Frontier:
 
     def __iter__(self) -> Iterator[FeedState]:
         """Yield the states in the order of feeds (SPEC D2)."""
-        return (self._states[feed] for feed in self._order)
+        return iter(self._order)
 
     def __contains__(self, feed: object) -> bool:
         return feed in self._states
@@ -203,28 +221,40 @@ class Frontier:
 
     def claims(self) -> list[Claim]:
         """Return the entry of every feed in a Summary, in the order of feeds."""
-        return [state.claim() for state in self]
+        return [state.claimed or state.claim() for state in self._order]
 
     def within(self, has: Mapping[Feed, int], *, but: Feed) -> bool:
         """Return whether a peer that has `has` (next steps) lacks nothing that we have, `but` left aside."""
         return all(has.get(state.feed, 0) >= state.next for state in self if state.feed != but)
 
     def digest(self) -> bytes:
-        """Return the state digest (SPEC D3): equal digests mean equal sets of updates, hence equal models."""
+        """Return the state digest (SPEC D3): equal digests mean equal sets of updates, hence equal models.
+
+        Costs as much as feeds have changed since it was last wanted.
+        """
         if self._digest is None:
-            records = self.control + b"".join(self._records[feed] for feed in self._order)
-            hasher = hashlib.blake2b(self.run.run_id + records, digest_size=32, person=b"sfnode-state")
-            self._digest = hasher.digest()
+            self._sum_up()
+            said = self.run.run_id + self.control + self._records.value()
+            self._digest = hashlib.blake2b(said, digest_size=32, person=b"sfnode-state").digest()
         return self._digest
+
+    def _sum_up(self) -> None:
+        for state in self._unsummed.values():
+            if state.summed:
+                self._records.remove(state.summed)
+            state.summed = b"" if state.empty else state.record()
+            if state.summed:
+                self._records.add(state.summed)
+        self._unsummed.clear()
 
     def _kept(self, feed: Feed) -> FeedState:
         state = self.state(feed)
         if feed not in self._states:
             self._states[feed] = state
-            insort(self._order, feed)
+            insort(self._order, state, key=_FEED)
             self._by_key.setdefault(state.key, []).append(feed)
         return state
 
     def _changed(self, state: FeedState) -> None:
-        self._records[state.feed] = state.record()
-        self._digest = None
+        self._unsummed[state.feed] = state
+        self._digest = state.claimed = None
