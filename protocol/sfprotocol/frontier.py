@@ -8,12 +8,14 @@ nothing from there on counts. Nothing here knows links or time.
 from __future__ import annotations
 
 import hashlib
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from operator import attrgetter
+from typing import NamedTuple
 
-from sfprotocol import seeds
+from sfprotocol import proof_of_work, seeds
 from sfprotocol.counting import Counting
 from sfprotocol.lthash import LtHash
 from sfprotocol.messages import Claim, Feed, RunParameters
@@ -21,6 +23,11 @@ from sfprotocol.signing import genesis
 
 TAG_BYTES = 4
 """Bytes of a feed's tag: two histories with equal tags, one pair in 2^32, differ after one more update."""
+
+MAX_FEEDS = 65_536
+"""Feeds that are held of an open run, those with the lowest work; and names that one link may teach us of
+feeds of which we have nothing: 40 MB for the frontier, 20 MB (32 MB if all names are invented) for a link.
+Feeds of an organised run are bounded by its admissions."""
 
 _FEED = attrgetter("feed")
 
@@ -48,7 +55,7 @@ class FeedState:
     named: int = 0
     """The first step that no close has named, in an organised run. Forks do not cut below it (SPEC O7)."""
     ended: int = UNCUT
-    """The step at which the organiser has ended the feed."""
+    """The step at which the organiser has ended the feed; 0 for one that an open run excludes."""
     stopped: int = UNCUT
     """The step from which on updates do not count that we have seen: behind a cut, or of a revoked origin."""
     summed: bytes = b""
@@ -101,8 +108,16 @@ class FeedState:
         return self.claimed
 
 
+class Evicted(NamedTuple):
+    """A feed that has made room, and up to which step it was held."""
+
+    feed: Feed
+    stop: int
+
+
 class Frontier:
-    """All feeds of one run of which something is admitted, or that are cut."""
+    """All feeds of one run of which something is admitted, or that are cut; in an open run the MAX_FEEDS with
+    the lowest work (SPEC S8)."""
 
     def __init__(self, run: RunParameters) -> None:
         self.run = run
@@ -115,6 +130,8 @@ class Frontier:
         self._order: list[FeedState] = []
         """The states in the order of feeds."""
         self._by_key: dict[int, list[Feed]] = {}
+        self._by_work: list[tuple[int, Feed]] = []
+        """The feeds of an open run as a heap, by their work with the sign changed: the highest is first."""
         self._records = LtHash()
         self._unsummed: dict[Feed, FeedState] = {}
         """Feeds that have changed since the digest was last wanted."""
@@ -147,8 +164,37 @@ class Frontier:
         return following > 0 and self.may_hold(feed)
 
     def may_hold(self, feed: Feed) -> bool:
-        """Return whether updates of `feed` may be held at all (SPEC O6)."""
-        return self.counting is None or self.counting.number(feed) is not None
+        """Return whether updates of `feed` may be held at all (SPEC S7, S8, O6)."""
+        if self.counting:
+            return self.counting.number(feed) is not None
+        return not self.excludes(feed)
+
+    def excludes(self, feed: Feed) -> bool:
+        """Return whether `feed` is not held and never will be, as its work is too high (SPEC S7, S8)."""
+        if self.run.organised or feed in self._states:
+            return False
+        return proof_of_work.value(self.run.run_id, *feed) >= self.highest_work
+
+    @property
+    def highest_work(self) -> int:
+        """The number below which the work of a feed must be that joins an open run. It never grows."""
+        if len(self._order) < MAX_FEEDS:
+            return proof_of_work.bound(self.run.work_bits)
+        return -self._by_work[0][0]
+
+    def evict(self) -> Evicted | None:
+        """Remove the feed with the highest work if there is one too many (SPEC S8)."""
+        if self.run.organised or len(self._order) <= MAX_FEEDS:
+            return None
+        _, feed = heappop(self._by_work)
+        state = self._states.pop(feed)
+        del self._order[bisect_left(self._order, feed, key=_FEED)]
+        self._by_key[state.key].remove(feed)
+        evicted = Evicted(feed, state.next)
+        self.known -= state.next
+        state.next, state.forked = 0, UNCUT
+        self._changed(state)
+        return evicted
 
     def is_cut(self, feed: Feed) -> bool:
         """Return whether the origin of this feed was caught with two histories of it (SPEC E4)."""
@@ -165,6 +211,8 @@ class Frontier:
         number = self.counting.number(feed) if self.counting else None
         if self.counting and number is not None:
             state.named, state.ended = self.counting.named(number), self.counting.ended(number)
+        elif self.excludes(feed):
+            state.ended = 0
         return state
 
     def advance(self, feed: Feed, following: int, chain: bytes, epoch: int, labelled: int = 0) -> None:
@@ -251,6 +299,8 @@ class Frontier:
         state = self.state(feed)
         if feed not in self._states:
             self._states[feed] = state
+            if not self.run.organised:
+                heappush(self._by_work, (-proof_of_work.value(self.run.run_id, *feed), feed))
             insort(self._order, state, key=_FEED)
             self._by_key.setdefault(state.key, []).append(feed)
         return state

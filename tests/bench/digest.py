@@ -52,8 +52,8 @@ def measure(feeds: int, changes: int) -> None:
     again = seconds(lambda: tell(frontier))
     claims = seconds(frontier.claims)
     change, digest = 1e6 * median(changing), 1e6 * median(digesting)
-    print(f"{feeds:,} feeds: change {change:.1f} us, digest {digest:.0f} us; {1e3 * first:.1f}ms at start")
-    print(f"  full Summary {1e3 * told:.1f} ms, again {1e3 * again:.1f} ms (entries {1e3 * claims:.2f} ms")
+    print(f"{feeds:,} feeds: change {change:.1f} us, digest {digest:.0f} us; {1e3 * first:.1f} ms at start")
+    print(f"  full Summary {1e3 * told:.1f} ms, again {1e3 * again:.1f} ms (entries {1e3 * claims:.2f})")
 
 
 def main() -> None:
