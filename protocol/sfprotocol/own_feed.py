@@ -30,15 +30,15 @@ MOST_TRIED = 1 << 24
 gives one with a proof of work, so that the first will do unless the run is full."""
 
 LEAD_SHARE = 16
-"""Part of a run by which our labels may be ahead of it when updates were taken back; beyond it we go on anew."""
+"""Part of a run by which our labels may be ahead of it when updates were taken back; else we begin anew."""
 
 
 def fresh(frontier: Frontier, origin: bytes, drawn: int) -> Feed:
     """Return a feed of `origin` that nobody has heard of, given 32 random bits (SPEC I1).
 
     It is the first from the drawn one on of which nothing is here and that the run takes. An organised run
-    has 64 for each origin (SPEC O6); in an open one most lack the proof of work (SPEC S7). Where none is found,
-    the drawn one: of an organised run, it can only be cut; in an open one, no updates are made for it.
+    has 64 for each origin (SPEC O6); in an open one most lack the proof of work (SPEC S7). Where none is
+    found, the drawn one: in an organised run, it can only be cut; in an open one, it makes no updates.
     """
     if frontier.run.organised:
         turns = (Feed(origin, (drawn + turn) % INCARNATIONS) for turn in range(INCARNATIONS))
@@ -125,13 +125,13 @@ class OwnFeed:
 
     def _is_ahead(self) -> bool:
         run = self._frontier.run
-        if run.organised or self.feed not in self._frontier:
+        if run.organised or self.feed is None:
             return False
         lead = self._frontier.state(self.feed).epoch - run.epoch_of(self._frontier.known)
         return lead > max(1, run.last_epoch // LEAD_SHARE)
 
     def look_for_room(self) -> list[Action]:
-        """Continue anew, once, if a run has filled up with feeds of less work than our empty one (SPEC S8)."""
+        """Continue anew, once, if the run has filled up with feeds of less work than ours (SPEC S8)."""
         if self.feed is None or self._no_room or not self._frontier.excludes(self.feed):
             return []
         return self.renew()

@@ -59,7 +59,7 @@ from sfnode.organising.rates import Schedule
 from sfprotocol import holding
 from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting, Member, named_digest
 from sfprotocol.decisions import FACTOR_ONE, Amend, Close, Decision, Evaluated, Move, RateFrom, Seal
-from sfprotocol.link import MAX_FEEDS
+from sfprotocol.frontier import MAX_FEEDS
 from sfprotocol.messages import Feed, Petition
 
 LOOK_INTERVAL, LOOK_INTERVAL_PER_FEED = 1.0, 0.0005
