@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.cli.init import INTRODUCTION, QUESTIONS
-from sfnode.defaults import ORGANISED
+from sfnode.defaults import OPEN_WORK_BITS, ORGANISED
 from sfnode.manifest import Manifest
 from sfnode.models import loader, pieces
 from sfnode.models.files import EMBEDDED
@@ -380,6 +380,15 @@ def test_validation_rows_may_have_a_file_of_their_own(sfnode: Run) -> None:
     assert (data.validation, data.validation_limit) == (str(Path("judge.tsv").resolve()), 0)
 
 
+def test_an_open_run_asks_newcomers_for_work_and_may_limit_their_feeds(sfnode: Run) -> None:
+    asked = written(sfnode("init", "--open")).open
+    assert (asked.quota, asked.work_bits) == (0, OPEN_WORK_BITS)
+    asked = written(sfnode("init", "--open", "--feed-quota", 50, "--work-bits", 3, "--force")).open
+    assert (asked.quota, asked.work_bits) == (50, 3)
+    parameters = written(sfnode("init", "--open", "--work-bits", 3, "--force")).parameters()
+    assert (parameters.longest_feed, parameters.work_bits) == (parameters.update_budget, 3)
+
+
 def test_keys_are_encrypted_with_a_passphrase_that_is_asked_for(
     sfnode: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,6 +411,7 @@ def test_keys_are_encrypted_with_a_passphrase_that_is_asked_for(
         (("--organised", "--schedule", "cosine"), 10, "schedule is constant"),
         (("--quota", "5"), 10, "an open run has no organiser"),
         (("--subspace-epochs", "2"), 10, "an open run has no organiser"),
+        (("--organised", "--work-bits", "3"), 10, "in an organised run the organiser admits"),
         (("--encrypt",), 10, "--encrypt: "),
         (("--validation", "builtin:reviews:train"), 10, "neither trained nor tested on"),
         (("--train", "rows.tsv", "--validation-limit", "2"), 31, "all of them would be validation rows"),
