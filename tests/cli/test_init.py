@@ -13,10 +13,9 @@ import pytest
 
 from sfnode.cli.init import INTRODUCTION, QUESTIONS
 from sfnode.defaults import OPEN_WORK_BITS, ORGANISED
-from sfnode.manifest import Manifest
-from sfnode.models import loader, pieces
+from sfnode.manifest import Manifest, Open
+from sfnode.models import loader, manifest_builder, pieces
 from sfnode.models.files import EMBEDDED
-from sfnode.models.manifest_builder import default_manifest
 from sfnode.store.identity import Identity, WrongPassphraseError
 from sfnode.store.run_keys import load_organiser_key, recovery_key
 from sfnode.tasks.presets import PRESETS
@@ -43,6 +42,14 @@ FLAGS = {
     "sequence-classification": ("--template", "{text}", "--verbalizer", "yes=good,no=bad"),
     "chat": ("--messages-field", "talk"),
 }
+
+
+def default_manifest() -> Manifest:
+    """Return the built-in run as `sfnode init` writes it: open, with work for newcomers and the limit that it
+    measures, which depends on the run id."""
+    built = manifest_builder.default_manifest()
+    training = built.training.model_copy(update={"scalar_limit": 430})
+    return built.model_copy(update={"open": Open(work_bits=OPEN_WORK_BITS), "training": training})
 
 
 @pytest.fixture
