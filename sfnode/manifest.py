@@ -39,10 +39,14 @@ MAX_QUOTA = 1 << 20
 """Largest quota: 256 full segments, so that the 64 feeds of one admission make nobody hold more than 128 MiB
 of 16-bit scalars for an epoch."""
 
+MAX_WORK_BITS = 26
+"""Most bits of work of a feed: of the 2^32 incarnations of an origin, 64 have that much on average."""
+
 KNOWN_EXTENSIONS: frozenset[int] = frozenset()
 """Kinds of extensions of a manifest that this version understands."""
 
 ADDED_IN_2: dict[str, Any] = {
+    "open": True,
     "organised": True,
     "extensions": True,
     "data": {"validation", "validation_limit"},
@@ -189,6 +193,15 @@ class Data(Section):
         return self
 
 
+class Open(Section):
+    """The price of taking part in an open run, and what it buys; in an organised run 0."""
+
+    quota: int = Field(default=0, ge=0, lt=1 << 32)
+    """Updates that one feed may have in all; 0 if only the budget bounds them (SPEC U6)."""
+    work_bits: int = Field(default=0, ge=0, le=MAX_WORK_BITS)
+    """Leading zero bits of the proof of work in the name of a feed (SPEC S7)."""
+
+
 class Organised(Section):
     """Those whose decisions say what counts in an organised run (SPEC O1); in an open run the defaults."""
 
@@ -281,6 +294,7 @@ class Manifest(Section):
     protocol: int = Field(default=PROTOCOL_VERSION, ge=1)
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")] = "run"
     admission: Literal["open", "organised"] = "open"
+    open: Open = Open()
     organised: Organised = Organised()
     model: Model
     task: Task
@@ -292,10 +306,15 @@ class Manifest(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
         validates = self.data.validation or self.data.validation_limit
-        if self.protocol == 1 and (self.organised.organiser or validates or self.extensions):
-            raise ValueError("a run of version 1 has no organiser, no validation rows and no extensions")
+        priced = self.open != Open()
+        if self.protocol == 1 and (self.organised.organiser or validates or priced or self.extensions):
+            raise ValueError("a run of version 1 has nothing of what version 2 has added")
         if (self.admission == "organised") != bool(self.organised.organiser):
             raise ValueError("a run is organised if it names an organiser, and open otherwise")
+        if self.organised.organiser and priced:
+            raise ValueError(
+                "in an organised run the organiser admits: it has no quota and no work of open runs"
+            )
         if self.organised.organiser and self.training.schedule != "constant":
             raise ValueError("the rates of an organised run follow from its seals: schedule is constant")
         if self.organised.organiser and not 0 < self._rate() < RATE_ONE:
@@ -328,6 +347,8 @@ class Manifest(Section):
             organised=self._authority(),
             rate=self._rate() if self.organised.organiser else 0,
             subspace_epochs=self.organised.subspace_epochs,
+            quota=self.open.quota,
+            work_bits=self.open.work_bits,
         )
 
     def _authority(self) -> Authority | None:

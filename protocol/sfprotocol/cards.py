@@ -50,6 +50,10 @@ class Cards:
         """Return the newest card of `feed`."""
         return self._cards.get(feed)
 
+    def forget(self, feed: Feed) -> None:
+        """Forget the card of `feed`."""
+        self._cards.pop(feed, None)
+
     def names(self) -> dict[bytes, Names]:
         """Return the names of every origin, by the newest card of the feed that it has used last."""
         cards = list(self._cards.values())  # a copy at one stroke: another thread may ask while cards arrive

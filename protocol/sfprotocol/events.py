@@ -200,6 +200,15 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Evict:
+    """Note durably that nothing of `feed` counts from now on; then take its updates, which counted up to step
+    `stop`, out of the cores again (SPEC S8). It is never admitted again."""
+
+    feed: Feed
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShowProof:
     """Send the proof that the feed is cut, as kept with the lowest Cut."""
 
@@ -290,6 +299,7 @@ Action = (
     | Transmit
     | Serve
     | Cut
+    | Evict
     | ShowProof
     | Examine
     | KeepCard
@@ -323,6 +333,8 @@ class Counters:
     """Feeds that we have asked a link not to push any more."""
     cuts: int = 0
     """Proofs that have cut a feed, or cut it shorter."""
+    evicted: int = 0
+    """Feeds that have made room for others with less work."""
     cards: int = 0
     """Cards of others that were news."""
     incarnations: int = 0

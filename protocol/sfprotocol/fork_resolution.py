@@ -117,6 +117,8 @@ class ForkResolution:
 
         Raises RemoteProtocolError when the peer has wasted too much (SPEC L8).
         """
+        if event.feed not in self._frontier:
+            return []  # it has made room for another
         state = self._frontier.state(event.feed)
         if isinstance(event.against, Proof) and not event.against.cut <= state.forked:
             return []
@@ -167,7 +169,7 @@ class ForkResolution:
         shown = [action for link in self._links.values() for action in self.show(link, feed, now)]
         cut = Cut(proof, max(at, stop) if state.fork_cut == at else at)
         trace = [Trace(feed, min(state.fork_cut, state.next))] if state.next > at else []
-        return [cut, *trace, *shown, *self._own.overtaken(feed)]
+        return [cut, *trace, *shown, *self._own.taken_back(feed)]
 
     def show(self, link: Link, feed: Feed, now: float) -> list[Action]:
         """Send the proof that `feed` is cut; nothing if it is not cut or the peer has it (SPEC E3)."""

@@ -8,17 +8,28 @@ nothing from there on counts. Nothing here knows links or time.
 from __future__ import annotations
 
 import hashlib
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from operator import attrgetter
+from typing import NamedTuple
 
-from sfprotocol import seeds
+from sfprotocol import proof_of_work, seeds
 from sfprotocol.counting import Counting
+from sfprotocol.lthash import LtHash
 from sfprotocol.messages import Claim, Feed, RunParameters
 from sfprotocol.signing import genesis
 
 TAG_BYTES = 4
 """Bytes of a feed's tag: two histories with equal tags, one pair in 2^32, differ after one more update."""
+
+MAX_FEEDS = 65_536
+"""Feeds that are held of an open run, those with the lowest work; and names that one link may teach us of
+feeds of which we have nothing: 40 MB for the frontier, 20 MB (32 MB if all names are invented) for a link.
+Feeds of an organised run are bounded by its admissions."""
+
+_FEED = attrgetter("feed")
 
 UNCUT = 1 << 32
 """The cut of a feed that has none: no step reaches it."""
@@ -44,9 +55,13 @@ class FeedState:
     named: int = 0
     """The first step that no close has named, in an organised run. Forks do not cut below it (SPEC O7)."""
     ended: int = UNCUT
-    """The step at which the organiser has ended the feed."""
+    """The step at which the organiser has ended the feed; 0 for one that an open run excludes."""
     stopped: int = UNCUT
     """The step from which on updates do not count that we have seen: behind a cut, or of a revoked origin."""
+    summed: bytes = b""
+    """Its record as the state digest has it; empty if it has none."""
+    claimed: Claim | None = field(default=None, repr=False, compare=False)
+    """Its entry in a Summary, once that was wanted since the feed last changed."""
 
     @property
     def fork_cut(self) -> int:
@@ -73,8 +88,13 @@ class FeedState:
         """Whether anything more of it can be admitted."""
         return self.next < self.cut
 
+    @property
+    def empty(self) -> bool:
+        """Whether the state is the same without it: nothing of it is admitted, and no proof cuts it."""
+        return not self.next and not self.is_forked
+
     def record(self) -> bytes:
-        """Return the feed's part of the state digest (SPEC D3)."""
+        """Return the feed's record, which stands for it in the state digest and in tags (SPEC D3, D4)."""
         numbers = self.feed.incarnation.to_bytes(8, "big") + self.next.to_bytes(8, "big")
         cut = self.fork_cut
         mark = b"" if cut == UNCUT else b"cut" + cut.to_bytes(8, "big") + self.cut_chain
@@ -82,12 +102,22 @@ class FeedState:
 
     def claim(self) -> Claim:
         """Return the feed's entry in a Summary (SPEC D4)."""
-        tag = hashlib.blake2b(self.record(), digest_size=TAG_BYTES).digest()
-        return Claim(self.feed, self.next, tag)
+        if self.claimed is None:
+            tag = hashlib.blake2b(self.record(), digest_size=TAG_BYTES).digest()
+            self.claimed = Claim(self.feed, self.next, tag)
+        return self.claimed
+
+
+class Evicted(NamedTuple):
+    """A feed that has made room, and up to which step it was held."""
+
+    feed: Feed
+    stop: int
 
 
 class Frontier:
-    """All feeds of one run of which something is admitted, or that are cut."""
+    """All feeds of one run of which something is admitted, or that are cut; in an open run the MAX_FEEDS with
+    the lowest work (SPEC S8)."""
 
     def __init__(self, run: RunParameters) -> None:
         self.run = run
@@ -97,9 +127,14 @@ class Frontier:
         """The part of the state digest that tells of the control feed (SPEC O10)."""
         self.known = 0
         self._states: dict[Feed, FeedState] = {}
-        self._order: list[Feed] = []
+        self._order: list[FeedState] = []
+        """The states in the order of feeds."""
         self._by_key: dict[int, list[Feed]] = {}
-        self._records: dict[Feed, bytes] = {}  # the digest is wanted several times a second
+        self._by_work: list[tuple[int, Feed]] = []
+        """The feeds of an open run as a heap, by their work with the sign changed: the highest is first."""
+        self._records = LtHash()
+        self._unsummed: dict[Feed, FeedState] = {}
+        """Feeds that have changed since the digest was last wanted."""
         self._digest: bytes | None = None
 
     def __len__(self) -> int:
@@ -107,7 +142,7 @@ class Frontier:
 
     def __iter__(self) -> Iterator[FeedState]:
         """Yield the states in the order of feeds (SPEC D2)."""
-        return (self._states[feed] for feed in self._order)
+        return iter(self._order)
 
     def __contains__(self, feed: object) -> bool:
         return feed in self._states
@@ -129,8 +164,37 @@ class Frontier:
         return following > 0 and self.may_hold(feed)
 
     def may_hold(self, feed: Feed) -> bool:
-        """Return whether updates of `feed` may be held at all (SPEC O6)."""
-        return self.counting is None or self.counting.number(feed) is not None
+        """Return whether updates of `feed` may be held at all (SPEC S7, S8, O6)."""
+        if self.counting:
+            return self.counting.number(feed) is not None
+        return not self.excludes(feed)
+
+    def excludes(self, feed: Feed) -> bool:
+        """Return whether `feed` is not held and never will be, as its work is too high (SPEC S7, S8)."""
+        if self.run.organised or feed in self._states:
+            return False
+        return proof_of_work.value(self.run.run_id, *feed) >= self.highest_work
+
+    @property
+    def highest_work(self) -> int:
+        """The number below which the work of a feed must be that joins an open run. It never grows."""
+        if len(self._order) < MAX_FEEDS:
+            return proof_of_work.bound(self.run.work_bits)
+        return -self._by_work[0][0]
+
+    def evict(self) -> Evicted | None:
+        """Remove the feed with the highest work if there is one too many (SPEC S8)."""
+        if self.run.organised or len(self._order) <= MAX_FEEDS:
+            return None
+        _, feed = heappop(self._by_work)
+        state = self._states.pop(feed)
+        del self._order[bisect_left(self._order, feed, key=_FEED)]
+        self._by_key[state.key].remove(feed)
+        evicted = Evicted(feed, state.next)
+        self.known -= state.next
+        state.next, state.forked = 0, UNCUT
+        self._changed(state)
+        return evicted
 
     def is_cut(self, feed: Feed) -> bool:
         """Return whether the origin of this feed was caught with two histories of it (SPEC E4)."""
@@ -147,6 +211,8 @@ class Frontier:
         number = self.counting.number(feed) if self.counting else None
         if self.counting and number is not None:
             state.named, state.ended = self.counting.named(number), self.counting.ended(number)
+        elif self.excludes(feed):
+            state.ended = 0
         return state
 
     def advance(self, feed: Feed, following: int, chain: bytes, epoch: int, labelled: int = 0) -> None:
@@ -203,28 +269,42 @@ class Frontier:
 
     def claims(self) -> list[Claim]:
         """Return the entry of every feed in a Summary, in the order of feeds."""
-        return [state.claim() for state in self]
+        return [state.claimed or state.claim() for state in self._order]
 
     def within(self, has: Mapping[Feed, int], *, but: Feed) -> bool:
         """Return whether a peer that has `has` (next steps) lacks nothing that we have, `but` left aside."""
         return all(has.get(state.feed, 0) >= state.next for state in self if state.feed != but)
 
     def digest(self) -> bytes:
-        """Return the state digest (SPEC D3): equal digests mean equal sets of updates, hence equal models."""
+        """Return the state digest (SPEC D3): equal digests mean equal sets of updates, hence equal models.
+
+        Costs as much as feeds have changed since it was last wanted.
+        """
         if self._digest is None:
-            records = self.control + b"".join(self._records[feed] for feed in self._order)
-            hasher = hashlib.blake2b(self.run.run_id + records, digest_size=32, person=b"sfnode-state")
-            self._digest = hasher.digest()
+            self._sum_up()
+            said = self.run.run_id + self.control + self._records.value()
+            self._digest = hashlib.blake2b(said, digest_size=32, person=b"sfnode-state").digest()
         return self._digest
+
+    def _sum_up(self) -> None:
+        for state in self._unsummed.values():
+            if state.summed:
+                self._records.remove(state.summed)
+            state.summed = b"" if state.empty else state.record()
+            if state.summed:
+                self._records.add(state.summed)
+        self._unsummed.clear()
 
     def _kept(self, feed: Feed) -> FeedState:
         state = self.state(feed)
         if feed not in self._states:
             self._states[feed] = state
-            insort(self._order, feed)
+            if not self.run.organised:
+                heappush(self._by_work, (-proof_of_work.value(self.run.run_id, *feed), feed))
+            insort(self._order, state, key=_FEED)
             self._by_key.setdefault(state.key, []).append(feed)
         return state
 
     def _changed(self, state: FeedState) -> None:
-        self._records[state.feed] = state.record()
-        self._digest = None
+        self._unsummed[state.feed] = state
+        self._digest = state.claimed = None

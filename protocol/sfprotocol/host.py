@@ -34,6 +34,7 @@ from sfprotocol.events import (
     Cut,
     Drop,
     Event,
+    Evict,
     Examine,
     Examined,
     KeepAuthority,
@@ -53,6 +54,7 @@ from sfprotocol.events import (
     Traced,
     Transmit,
     Wake,
+    Writable,
 )
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
@@ -93,6 +95,8 @@ class Commit:
     stored of its feed, which is of another history from there on: it takes its place."""
     cuts: tuple[Cut, ...] = ()
     """Cuts in the order in which they were found; of one feed each is lower than the one before."""
+    evicted: tuple[Feed, ...] = ()
+    """Feeds of which nothing counts any more, whatever was admitted or cut, nor ever will (SPEC S8)."""
     cards: tuple[Card, ...] = ()
     own: Feed | None = None
     """Our own feed from now on; None if it has not changed."""
@@ -256,7 +260,7 @@ class Host:
             event for event in (*self._events, waiting) if isinstance(event, OwnUpdates) and event.feed == own
         ]
         first = state.next + sum(event.count for event in made)
-        allowed = machine.room - (first - state.next) if run.organised else run.update_budget - first
+        allowed = machine.room - (first - state.next) if run.organised else run.longest_feed - first
         room = MAX_SEGMENT_UPDATES - (waiting.count if waiting else 0)
         count = min(most, allowed, room)
         if count <= 0:
@@ -301,8 +305,11 @@ class Host:
         actions, self._decided = self._decided, None
         frames = _Frames(self._store, self.machine.run.scalar_bytes)
         effects: list[Effect] = []
+        gone = {action.feed for action in actions if isinstance(action, Evict)}
         for action in actions:
-            if effect := self._effect(action, frames):
+            if isinstance(action, Serve | ShowProof | Examine) and action.feed in gone:
+                self.post(Writable(action.link))  # the link waits for no segment
+            elif effect := self._effect(action, frames):
                 effects.append(effect)
         return effects
 
@@ -348,6 +355,8 @@ class Host:
                 return Advanced(proof.feed, stop, proof.cut)
             case Cut(proof=proof, stop=stop) if self.machine.organised:
                 return Advanced(proof.feed, stop, self.machine.frontier.next(proof.feed))
+            case Evict(feed=feed, stop=stop):
+                return Advanced(feed, stop, 0)
             case Recounted(feed=feed, before=before):
                 return Advanced(feed, before, self.machine.frontier.next(feed))
             case Petitioned(petition=petition, via=via):
@@ -379,6 +388,7 @@ def commit_of(actions: list[Action]) -> Commit | None:
     commit = Commit(
         admits,
         cuts,
+        tuple(action.feed for action in actions if isinstance(action, Evict)),
         cards,
         renewals[-1] if renewals else None,
         tuple(action for action in actions if isinstance(action, KeepControl)),

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import LinkId
-from sfprotocol.frontier import Frontier
+from sfprotocol.frontier import MAX_FEEDS, Frontier
 from sfprotocol.messages import (
     Card,
     Control,
@@ -47,10 +48,6 @@ from sfprotocol.messages import (
     Want,
 )
 from sfprotocol.rate_limit import Bucket, Intake, Waste
-
-MAX_FEEDS = 65_536
-"""Feeds of one run, and names that one link may teach us of feeds of which we have nothing: 40 MB for the
-frontier, 20 MB (32 MB if all names are invented) for a link. Beyond that, sum regions (DESIGN section 8)."""
 
 
 class LinkState(Enum):
@@ -90,13 +87,25 @@ class FeedNames:
     invented names cost the link that brought them and go with it."""
 
     def learn(self, feed: Feed, frontier: Frontier) -> bool:
-        """Note that the peer has named `feed` in full; return False beyond MAX_FEEDS."""
-        if feed not in frontier and feed not in self.known:
-            if max(len(frontier), len(self.taught)) >= MAX_FEEDS:
+        """Note that the peer has named `feed` in full; return False beyond MAX_FEEDS, and for a feed that is
+        not to be held (SPEC S7, S8)."""
+        if feed not in frontier:
+            if frontier.excludes(feed):
+                return False
+            if feed in self.known:
+                return True
+            if len(self.taught) >= MAX_FEEDS:
                 return False
             self.taught.setdefault(frontier.state(feed).key, []).append(feed)
         self.known.add(feed)
         return True
+
+    def held(self, feed: Feed, key: int) -> None:
+        """Note that we have something of `feed` now: its name costs this link nothing more."""
+        if feed in self.taught.get(key, ()):
+            self.taught[key].remove(feed)
+            if not self.taught[key]:
+                del self.taught[key]
 
     def matching(self, key: int, frontier: Frontier) -> list[Feed]:
         """Return the feeds that this key may mean on this link; several where keys collide (SPEC S5)."""
@@ -262,6 +271,17 @@ class Link:
     def expected(self, feed: Feed) -> int:
         """Return the step up to which the peer had `feed` when the link came up, or was asked for it."""
         return max(self.inbox.ahead.get(feed, 0), self.inbox.asked.get(feed, 0))
+
+    def forget(self, feed: Feed) -> None:
+        """Forget what either side has of `feed`, which is not to be held any more (SPEC S8)."""
+        box, inbox = self.outbox, self.inbox
+        tables: tuple[dict[Feed, Any], ...] = (
+            self.has, self.cards, self.inquiries, box.sent, box.dirty, box.serving, box.changed, inbox.ahead,
+            inbox.pruned, self.proofs.shown, self.proofs.again,
+        )  # fmt: skip
+        for table in tables:
+            table.pop(feed, None)
+        box.lazy.discard(feed)
 
     def position(self, feed: Feed) -> int:
         """Return the first step of `feed` that the peer lacks, or need not be sent unless it asks."""

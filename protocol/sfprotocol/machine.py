@@ -14,8 +14,9 @@ concern:
 
 The frontier moves forward in exactly one place, `_admit`, and always together with an Admit action; that is
 the whole exactness argument: whatever happens on the links, an update enters once, in order, verified, or not
-at all. It moves back in one place, `ForkResolution.cut`, together with a Cut action, when an origin is
-proven to have signed two histories of one feed.
+at all. In an open run it moves back in two places: `ForkResolution.cut`, together with a Cut action, when an
+origin is proven to have signed two histories of one feed; and `_make_room`, together with an Evict action,
+when a feed with less work has come for which there is no room.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from sfprotocol.events import (
     Counters,
     Drop,
     Event,
+    Evict,
     Examine,
     Examined,
     LinkDown,
@@ -166,7 +168,9 @@ class Machine:
     @property
     def may_compute(self) -> bool:
         """Whether new updates of our own may be made now."""
-        return self.own is not None and self._own.proven and not self.complete and self.room > 0
+        if self.own is None or not self._own.proven or self.frontier.excludes(self.own):
+            return False
+        return not self.complete and self.room > 0
 
     @property
     def complete(self) -> bool:
@@ -187,7 +191,8 @@ class Machine:
         """Number of updates that may be made in this epoch, those under way included (SPEC U6, O6)."""
         if self.organised:
             return self.organised.room(self.own)
-        return max(0, self.run.update_budget - self.frontier.known)
+        left = self.run.longest_feed - (self.frontier.next(self.own) if self.own else 0)
+        return max(0, min(left, self.run.update_budget - self.frontier.known))
 
     def runs(self, feed: Feed) -> tuple[Run, ...]:
         """Return the factors with which the updates of `feed` that are here count (SPEC O8)."""
@@ -307,7 +312,7 @@ class Machine:
                 plumtree.pruned(link, message, self.frontier)
                 return []
             case Proof():
-                return self._forks.proven(link, message, now)
+                return [*self._forks.proven(link, message, now), *self._make_room()]
             case Card():
                 return self.cards.heard(link, message, now)
             case Hello():
@@ -371,8 +376,8 @@ class Machine:
         return actions + plumtree.flush(link, self.frontier)
 
     def _check_length(self, following: int) -> None:
-        if self.organised is None and following > self.run.update_budget:
-            raise RemoteProtocolError("U6", "a feed longer than the run")
+        if self.organised is None and following > self.run.longest_feed:
+            raise RemoteProtocolError("U6", "a feed longer than the run allows")
 
     def _on_wake(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -389,7 +394,7 @@ class Machine:
         return actions
 
     def _tick(self, now: float) -> list[Action]:
-        actions: list[Action] = []
+        actions = self._own.look_for_room()
         for link in list(self.links.values()):
             if now - link.heard > LINK_TIMEOUT:
                 actions += self._drop(link, "L7: silent for too long", now)
@@ -507,5 +512,21 @@ class Machine:
             self.frontier.stop(feed)
         self.counters.admitted += counted
         self._pulls.progressed(feed, link, now)
-        plumtree.mark(self.links, self.frontier.state(feed), segment, hops, now)
-        return [Admit(feed, segment, chain, counted)]
+        state = self.frontier.state(feed)
+        for other in self.links.values() if not segment.first else ():
+            other.names.held(feed, state.key)
+        plumtree.mark(self.links, state, segment, hops, now)
+        return [Admit(feed, segment, chain, counted), *self._make_room()]
+
+    def _make_room(self) -> list[Action]:
+        """Drop the feed with the highest work if a new one has made it one too many (SPEC S8)."""
+        evicted = self.frontier.evict()
+        if evicted is None:
+            return []
+        self.counters.evicted += 1
+        self._pulls.finish(evicted.feed)
+        self._tree.forget(evicted.feed)
+        self.cards.forget(evicted.feed)
+        for link in self.links.values():
+            link.forget(evicted.feed)
+        return [Evict(*evicted), *self._own.taken_back(evicted.feed)]

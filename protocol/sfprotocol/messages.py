@@ -43,11 +43,20 @@ class RunParameters:
     """Rate of updates in an organised run until a seal says otherwise, in units of 2^-32."""
     subspace_epochs: int = 1
     """Epochs that share one subspace; 1 in an open run."""
+    quota: int = 0
+    """Updates that one feed of an open run may have in all; 0 if only the budget bounds them."""
+    work_bits: int = 0
+    """Leading zero bits of the proof of work that a feed of an open run needs."""
 
     @property
     def last_epoch(self) -> int:
         """The epoch in which the update budget is used up."""
         return -(-self.update_budget // self.epoch_updates) - 1
+
+    @property
+    def longest_feed(self) -> int:
+        """The updates that one feed of an open run may have (SPEC U6)."""
+        return min(self.quota or self.update_budget, self.update_budget)
 
     def epoch_of(self, known: int) -> int:
         """Return the epoch of a new update of a node that knows `known` updates (SPEC U5)."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from sfprotocol import holding, validation
+from sfprotocol import holding, proof_of_work, validation
 from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import Action, ContinueAs, Counters, OwnUpdates
@@ -25,18 +25,29 @@ from sfprotocol.messages import Feed, Segment
 from sfprotocol.signing import Sign, extend, head_message
 from sfprotocol.validation import Verified
 
+MOST_TRIED = 1 << 24
+"""Incarnations of which the work is computed when a feed is renewed, some ten seconds at most. Whoever draws
+gives one with a proof of work, so that the first will do unless the run is full."""
+
+LEAD_SHARE = 16
+"""Part of a run by which our labels may be ahead of it when updates were taken back; else we begin anew."""
+
 
 def fresh(frontier: Frontier, origin: bytes, drawn: int) -> Feed:
     """Return a feed of `origin` that nobody has heard of, given 32 random bits (SPEC I1).
 
-    An organised run has 64 for each origin (SPEC O6): the first from the drawn one on of which nothing is
-    here. When all are used up, the drawn one, which can only be cut.
+    It is the first from the drawn one on of which nothing is here and that the run takes. An organised run
+    has 64 for each origin (SPEC O6); in an open one most lack the proof of work (SPEC S7). Where none is
+    found, the drawn one: in an organised run, it can only be cut; in an open one, it makes no updates.
     """
-    if frontier.run.organised is None:
-        return Feed(origin, drawn)
-    turns = (Feed(origin, (drawn + turn) % INCARNATIONS) for turn in range(INCARNATIONS))
-    unheard = (feed for feed in turns if feed not in frontier and not frontier.state(feed).named)
-    return next(unheard, Feed(origin, drawn % INCARNATIONS))
+    if frontier.run.organised:
+        turns = (Feed(origin, (drawn + turn) % INCARNATIONS) for turn in range(INCARNATIONS))
+        unheard = (feed for feed in turns if feed not in frontier and not frontier.state(feed).named)
+        return next(unheard, Feed(origin, drawn % INCARNATIONS))
+    numbers = (number & 0xFFFFFFFF for number in range(drawn, drawn + MOST_TRIED))
+    found = proof_of_work.solutions(frontier.run.run_id, origin, frontier.highest_work, numbers)
+    feeds = (Feed(origin, number) for number in found)
+    return next((feed for feed in feeds if feed not in frontier), Feed(origin, drawn))
 
 
 class OwnFeed:
@@ -67,6 +78,8 @@ class OwnFeed:
         self._draw = draw
         self._ask_until = ask_until
         self._witnessed = self._contested = False
+        self._no_room = False
+        """Whether no incarnation was found with less work than those of a full run."""
 
     @property
     def deadline(self) -> float:
@@ -100,23 +113,45 @@ class OwnFeed:
         return self.renew()
 
     def overtaken(self, feed: Feed) -> list[Action]:
-        """Continue anew if `feed`, which others have extended or which was cut, is ours (SPEC I3, E5)."""
+        """Continue anew if `feed`, which others have extended, is ours (SPEC I3)."""
         return self.renew() if feed == self.feed else []
+
+    def taken_back(self, feed: Feed) -> list[Action]:
+        """Continue anew if `feed`, of which less counts than before, is ours (SPEC E5, S8).
+
+        Also if so much less counts that our own labels are of epochs far ahead, behind which our feed cannot
+        go (SPEC I3).
+        """
+        return self.renew() if feed == self.feed or self._is_ahead() else []
+
+    def _is_ahead(self) -> bool:
+        run = self._frontier.run
+        if run.organised or self.feed is None:
+            return False
+        lead = self._frontier.state(self.feed).epoch - run.epoch_of(self._frontier.known)
+        return lead > max(1, run.last_epoch // LEAD_SHARE)
+
+    def look_for_room(self) -> list[Action]:
+        """Continue anew, once, if the run has filled up with feeds of less work than ours (SPEC S8)."""
+        if self.feed is None or self._no_room or not self._frontier.excludes(self.feed):
+            return []
+        return self.renew()
 
     def renew(self) -> list[Action]:
         """Continue under a new incarnation, of which nobody can know yet (SPEC I3)."""
         assert self.feed is not None
         self.feed = fresh(self._frontier, self.feed.origin, self._draw())
+        self._no_room = self._frontier.excludes(self.feed)
         self.proven = True
         self._counters.incarnations += 1
         return [ContinueAs(self.feed)]
 
     def overruled(self, updates: OwnUpdates) -> bool:
-        """Return whether decisions have come, or gone, since these updates were begun by which they do not
-        count or may not be held (SPEC O6)."""
+        """Return whether they may not be held or do not count by what has come, or gone, since they were
+        begun: decisions (SPEC O6), or feeds with less work (SPEC S8)."""
         state, counting = self._frontier.state(updates.feed), self._frontier.counting
         if counting is None:
-            return False
+            return self._frontier.excludes(updates.feed)
         if state.next < state.named:
             return True  # our log has lost what is known to others
         segment = Segment(state.key, updates.first, updates.parts, b"")

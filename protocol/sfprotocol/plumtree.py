@@ -138,6 +138,11 @@ class Tree:
         link.inbox.pruned[state.feed] = now
         return [Transmit(link.id, Prune((state.key,)))]
 
+    def forget(self, feed: Feed) -> None:
+        """Forget who has brought `feed`."""
+        self._first.pop(feed, None)
+        self._pushes.pop(feed, None)
+
     def may_push(self, feed: Feed, now: float) -> bool:
         """Return whether another segment of somebody's `feed` may be pushed on now (SPEC FL10)."""
         bucket = self._pushes.setdefault(feed, Bucket(PUSH_BURST, now))

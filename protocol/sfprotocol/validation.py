@@ -50,8 +50,8 @@ def fault(
         return "U3: a scalar beyond the limit"
     if counting is not None:
         return holding.fault(counting, state, segment)
-    if segment.stop > run.update_budget:
-        return "U6: a feed longer than the run"
+    if segment.stop > run.longest_feed:
+        return "U6: a feed longer than the run allows"
     if epochs[-1] > run.last_epoch:
         return "U5: an epoch that passes the budget"
     return None

@@ -24,9 +24,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from plain import plain
 
 import examples
-from sfprotocol import PROTOCOL_VERSION, invitation, model_listing, seeds, wire_codec
+from sfprotocol import PROTOCOL_VERSION, invitation, model_listing, proof_of_work, seeds, wire_codec
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Card, EpochScalars, Feed, RunParameters, Segment
+from sfprotocol.own_feed import fresh
 from sfprotocol.segments import first_updates
 from sfprotocol.signing import card_message, extend, genesis, head_message
 
@@ -149,6 +150,7 @@ MANIFEST: dict[str, Any] = {
 OPEN: dict[str, Any] = MANIFEST | {
     "protocol": 2,
     "data": MANIFEST["data"] | {"validation": "", "validation_limit": 128},
+    "open": {"quota": 2048, "work_bits": 21},
     "organised": {
         "organiser": "",
         "deputies": [],
@@ -162,6 +164,7 @@ OPEN: dict[str, Any] = MANIFEST | {
 
 ORGANISED: dict[str, Any] = OPEN | {
     "admission": "organised",
+    "open": {"quota": 0, "work_bits": 0},
     "data": OPEN["data"] | {"validation": "validation.tsv", "validation_limit": 0},
     "training": OPEN["training"] | {"schedule": "constant"},
     "organised": {
@@ -224,6 +227,12 @@ def _invalid_manifests() -> list[dict[str, Any]]:
     return [
         *({"name": name, "rule": rule, "organised": change} for name, rule, change in changes),
         {"name": "an organiser in an open run", "rule": "O1", "admission": "open"},
+        {"name": "work in an organised run", "rule": "M1", "open": {"quota": 0, "work_bits": 1}},
+        {
+            "name": "a quota of an open run in an organised one",
+            "rule": "M1",
+            "open": {"quota": 1, "work_bits": 0},
+        },
         {"name": "a critical extension", "rule": "M5", "extensions": {"2": ""}},
         {"name": "an extension with a leading zero", "rule": "M5", "extensions": {"01": ""}},
     ]
@@ -249,6 +258,8 @@ def signing_vectors() -> dict[str, Any]:
         ],
         "state_digests": [*(_digest(count) for count in (0, 1, 2)), _cut_digest()],
         "cards": [_signed_card(SECRETS[0], *names) for names in (("Ann", ""), ("Zürich 東", "The Owls"))],
+        "work": [_work(Feed(origin(SECRETS[0]), number)) for number in (0, 1, 2**32 - 1)],
+        "first_with_work": [_first_with_work(start, bits) for start, bits in ((0, 8), (2**32 - 1, 12))],
         "weak_origins": [origin.hex() for origin in _weak_origins()],
     }
 
@@ -351,6 +362,18 @@ def _written(frontier: Frontier) -> dict[str, Any]:
         for s in frontier
     ]
     return {"frontier": entries, "digest": frontier.digest().hex()}
+
+
+def _work(feed: Feed) -> dict[str, Any]:
+    work = proof_of_work.value(RUN_ID, *feed)
+    return {**plain(feed), "work": work.to_bytes(32, "big").hex()}
+
+
+def _first_with_work(start: int, bits: int) -> dict[str, Any]:
+    """Return the first incarnation from `start` on with so many bits of work (SPEC I1, S7)."""
+    frontier = Frontier(replace(RUN, work_bits=bits))
+    found = fresh(frontier, origin(SECRETS[0]), start)
+    return {"start": start, "bits": bits, **plain(found)}
 
 
 def _weak_origins() -> list[bytes]:

@@ -13,9 +13,9 @@ import click
 from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
-from sfnode.defaults import KEYS_DIR, ORGANISED
+from sfnode.defaults import KEYS_DIR, OPEN_WORK_BITS, ORGANISED
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest, Training
+from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
 
 if TYPE_CHECKING:
@@ -163,6 +163,19 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     help="Updates that one node may make in one epoch of an organised run.  [default: four epochs' worth]",
 )
 @option(
+    "--feed-quota",
+    type=click.IntRange(1, (1 << 32) - 1),
+    metavar="COUNT",
+    help="Updates that one feed of an open run may have in all (docs/security.md).  [default: the budget]",
+)
+@option(
+    "--work-bits",
+    type=click.IntRange(0, MAX_WORK_BITS),
+    metavar="BITS",
+    help="Proof of work of a new feed of an open run: 2^BITS hashes on average.  "
+    f"[default: {OPEN_WORK_BITS}, a second or two of a slow core]",
+)
+@option(
     "--subspace-epochs",
     type=int,
     metavar="COUNT",
@@ -213,6 +226,8 @@ def init(
     from sfnode.store.identity import Identity
 
     keys: list[Identity] = []
+    if not organised:
+        given.setdefault("work_bits", OPEN_WORK_BITS)
     if organised:
         keys_dir = _keys_folder(keys_dir, out)
         passphrase = _ask_passphrase() if encrypt else None

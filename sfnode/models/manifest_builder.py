@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import MAX_QUOTA, Data, Manifest, Model, Organised, Task, Training
+from sfnode.manifest import MAX_QUOTA, Data, Manifest, Model, Open, Organised, Task, Training
 from sfnode.models import files, loader
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks import chat, dataset, presets
@@ -71,6 +71,7 @@ def build(given: dict[str, Any]) -> Manifest:
         manifest = Manifest(
             name=given.get("name", name or "run"),
             admission="organised" if "organiser" in given else "open",
+            open=Open(quota=given.get("feed_quota", 0), work_bits=given.get("work_bits", 0)),
             organised=_organised(training, given),
             model=described,
             task=task,

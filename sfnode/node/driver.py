@@ -23,6 +23,7 @@ from sfprotocol.events import Cut, Event, LinkDown, LinkId, LinkUp
 from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Proof, RunParameters, Segment
+from sfprotocol.signing import genesis
 from sfprotocol.wire_codec import LENGTH_BYTES
 
 DROP_GRACE = 1.0
@@ -63,6 +64,7 @@ class LogStore:
             self._continue_as(commit.own)
         records = [Record(admit.feed, admit.segment, admit.chain) for admit in commit.admits]
         cuts = [self._cut_record(cut.proof) for cut in commit.cuts]
+        cuts += [CutRecord(feed, 0, genesis(self._run.run_id, feed), b"") for feed in commit.evicted]
         cards = [
             CardRecord(card.feed, wire_codec.encode(card, self._run.scalar_bytes)) for card in commit.cards
         ]
@@ -78,7 +80,7 @@ class LogStore:
     def proof(self, feed: Feed) -> Proof | None:
         """Return the proof of the lowest cut of `feed`, if it is cut."""
         frame = self._log.proof(feed)
-        if frame is None:
+        if not frame:
             return None
         proof = wire_codec.decode(frame, self._run.scalar_bytes)
         assert isinstance(proof, Proof)

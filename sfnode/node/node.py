@@ -142,7 +142,12 @@ class Node:
             await transport.start()
             manifest = await startup.agree_on_manifest(settings, local, transport, data_dir)
             update_log = stack.enter_context(UpdateLog.open(data_dir.log, manifest.run_id))
-            running = RunningNode(settings, manifest, data_dir, update_log, transport, self._load_engine)
+            draw = await stack.enter_async_context(
+                startup.incarnations(settings, manifest, data_dir, update_log)
+            )
+            running = RunningNode(
+                settings, manifest, data_dir, update_log, transport, self._load_engine, draw
+            )
             await running.limiter.start()
             stack.push_async_callback(await server.serve(running, data_dir.control_socket))
             if settings.metrics:

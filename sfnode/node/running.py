@@ -84,6 +84,7 @@ class RunningNode:
         update_log: UpdateLog,
         transport: Transport,
         load_engine: LoadEngine,
+        draw_incarnation: Callable[[], int],
     ) -> None:
         self.settings = settings
         self.manifest = manifest
@@ -93,7 +94,9 @@ class RunningNode:
         self.started_at = self.clock()
         self.stopping = asyncio.Event()
         self._fault: BaseException | None = None
-        self.machine = startup.open_machine(settings, manifest, data_dir, update_log, self.clock())
+        self.machine = startup.open_machine(
+            settings, manifest, data_dir, update_log, self.clock(), draw_incarnation
+        )
         self.driver = Driver(
             self.machine,
             update_log,

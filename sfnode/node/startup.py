@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from itertools import chain
 from pathlib import Path
+from threading import Event
 from typing import TypeVar
 
 from sfnode.errors import Code, UserError
@@ -23,7 +27,7 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of, kept_control, sound_control
 from sfnode.store.run_keys import load_organiser_key
 from sfnode.transport.base import Transport, TransportError
-from sfprotocol import wire_codec
+from sfprotocol import proof_of_work, wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Host
@@ -37,6 +41,9 @@ _INCARNATION = "incarnation"
 _MET_PEERS = "peers"
 
 T = TypeVar("T")
+
+SILENT_WORK = 1.0
+"""Seconds of work for a feed of which nothing is said."""
 
 OWN_FOLDER = "This folder serves that run: give the other one a folder of its own with --data-dir."
 ASK_AGAIN = "Check the address and the run id with whoever invited you."
@@ -166,21 +173,25 @@ def _keep(manifest: Manifest, path: Path) -> None:
 
 
 def open_machine(
-    settings: Settings, manifest: Manifest, data_dir: DataDir, update_log: UpdateLog, now: float
+    settings: Settings,
+    manifest: Manifest,
+    data_dir: DataDir,
+    update_log: UpdateLog,
+    now: float,
+    draw: Callable[[], int],
 ) -> Machine:
-    """Return the protocol machine in the state of the log; only a trainer's has a feed to continue."""
+    """Return the protocol machine in the state of the log; only a trainer's has a feed to continue.
+
+    `draw` returns an incarnation, best one with the run's proof of work.
+    """
     parameters = manifest.parameters()
     frontier = frontier_of(parameters, update_log)
     own: Feed | None = None
     sign: Sign = _never_sign
     proven = True
     if settings.role == "trainer":
-        identity = load_or_create(data_dir.identity)
-        if identity.exposed:
-            log.warning(
-                "others could read %s until now, and may be able to sign as this node", data_dir.identity
-            )
-        own, proven = own_feed(update_log, identity, frontier)
+        identity = _identity_of(data_dir)
+        own, proven = own_feed(update_log, identity, frontier, draw)
         sign = identity.sign
     with sound_control(update_log):
         machine = Machine(
@@ -188,7 +199,7 @@ def open_machine(
             frontier,
             own=own,
             sign=sign,
-            draw_incarnation=draw_incarnation,
+            draw_incarnation=draw,
             proven=proven,
             now=now,
             cards=kept_cards(update_log, parameters),
@@ -198,6 +209,14 @@ def open_machine(
     if settings.organise:
         _take_key(settings, manifest, machine)
     return machine
+
+
+def _identity_of(data_dir: DataDir) -> Identity:
+    """Return the identity of this folder; a new one if there is none. Raises as `load_or_create`."""
+    identity = load_or_create(data_dir.identity)
+    if identity.exposed:
+        log.warning("others could read %s until now, and may be able to sign as this node", data_dir.identity)
+    return identity
 
 
 def _take_key(settings: Settings, manifest: Manifest, machine: Machine) -> None:
@@ -253,7 +272,78 @@ def draw_incarnation() -> int:
     return secrets.randbits(32)
 
 
-def own_feed(update_log: UpdateLog, identity: Identity, frontier: Frontier) -> tuple[Feed, bool]:
+class Incarnations:
+    """Incarnations for new feeds of one origin, with the proof of work of the run (SPEC I1, S7).
+
+    A thread looks for one ahead of time, so that nobody waits for it when a feed ends while the node runs.
+    """
+
+    def __init__(self, run: RunParameters, origin: bytes) -> None:
+        self._run = run
+        self._origin = origin
+        self._interrupted = Event()
+        self._thread = ThreadPoolExecutor(1, "work")
+        self._next = self._thread.submit(self._search)
+
+    async def ready(self) -> None:
+        """Wait until one is found; say so if that takes a while."""
+        found = asyncio.wrap_future(self._next)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(found), SILENT_WORK)
+        if not found.done():
+            log.info(
+                "this run asks every new node for some work, %s hashes on average; looking for a solution",
+                f"{1 << self._run.work_bits:,}",
+            )
+        await asyncio.shield(found)
+
+    def draw(self) -> int:
+        """Return one that was not returned before, and look for the next; waits if there is none yet."""
+        found = self._next.result()
+        self._next = self._thread.submit(self._search)
+        return found
+
+    def stop(self) -> None:
+        """Give up the search."""
+        self._interrupted.set()
+        self._thread.shutdown()
+
+    def _search(self) -> int:
+        drawn = draw_incarnation()
+        numbers = chain(range(drawn, 1 << 32), range(drawn))
+        below = proof_of_work.bound(self._run.work_bits)
+        found = proof_of_work.solutions(
+            self._run.run_id, self._origin, below, numbers, self._interrupted.is_set
+        )
+        return next(found, drawn)
+
+
+@asynccontextmanager
+async def incarnations(
+    settings: Settings, manifest: Manifest, data_dir: DataDir, update_log: UpdateLog
+) -> AsyncIterator[Callable[[], int]]:
+    """Yield what draws incarnations for this node's feeds.
+
+    A node that has none yet waits for the proof of work of its first one. Raises as `load_or_create`.
+    """
+    if settings.role != "trainer" or not manifest.open.work_bits:
+        yield draw_incarnation
+        return
+    drawing = Incarnations(manifest.parameters(), _identity_of(data_dir).public)
+    try:
+        if update_log.get_meta(_INCARNATION) is None:
+            await drawing.ready()
+        yield drawing.draw
+    finally:
+        drawing.stop()
+
+
+def own_feed(
+    update_log: UpdateLog,
+    identity: Identity,
+    frontier: Frontier,
+    draw: Callable[[], int] = draw_incarnation,
+) -> tuple[Feed, bool]:
     """Return our feed, and whether it is proven that nobody knows more of it than this log (SPEC I1-I3).
 
     A fresh log and a copied one start a new incarnation, which nobody else can know. Of a node that has never
@@ -265,7 +355,7 @@ def own_feed(update_log: UpdateLog, identity: Identity, frontier: Frontier) -> t
         if not data_folder.moved(update_log) and update_log.proof(feed) is None:
             return feed, update_log.get_meta(_MET_PEERS) is None
         log.warning("this data folder was copied or restored; continuing under a new incarnation")
-    feed = fresh(frontier, identity.public, draw_incarnation())
+    feed = fresh(frontier, identity.public, draw())
     remember_feed(update_log, feed)
     return feed, True
 

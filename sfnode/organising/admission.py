@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.organising.policy import Admission, OrganiserPolicy
+from sfprotocol import proof_of_work
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import Admit
 from sfprotocol.invitation import SECRET_BYTES
@@ -29,9 +31,7 @@ MAX_PENDING_PER_LINK = 128
 PENDING_TIME = 86_400.0
 """Seconds for which a petition waits that is not repeated: its owner may look once a day."""
 
-_WORK, _INVITE, _VOUCHER = b"sfnode-work", b"sfnode-invite", b"sfnode-voucher"
-_ASK_EVERY = 4096
-"""Hashes between two looks whether to go on: some milliseconds."""
+_INVITE, _VOUCHER = b"sfnode-invite", b"sfnode-voucher"
 
 
 # -- proofs of work ------------------------------------------------------------------------------------
@@ -39,24 +39,13 @@ _ASK_EVERY = 4096
 
 def work(run_id: bytes, origin: bytes, nonce: int) -> int:
     """Return the number of leading zero bits that a nonce (1 to 2^64 - 1) achieves; 0 for none shown."""
-    digest = hashlib.blake2b(
-        run_id + origin + nonce.to_bytes(8, "big"), digest_size=32, person=_WORK
-    ).digest()
-    return 256 - int.from_bytes(digest, "big").bit_length() if nonce else 0
+    return proof_of_work.BITS - proof_of_work.value(run_id, origin, nonce).bit_length() if nonce else 0
 
 
 def solve(run_id: bytes, origin: bytes, bits: int, interrupted: Callable[[], bool]) -> int | None:
     """Return the first nonce with that much work, 2^bits hashes on average; None once `interrupted`."""
-    begun = hashlib.blake2b(run_id + origin, digest_size=32, person=_WORK)
-    bound = 1 << (256 - bits)
-    nonce = 0
-    while nonce % _ASK_EVERY or not interrupted():
-        nonce += 1
-        hasher = begun.copy()
-        hasher.update(nonce.to_bytes(8, "big"))
-        if int.from_bytes(hasher.digest(), "big") < bound:
-            return nonce
-    return None
+    found = proof_of_work.solutions(run_id, origin, proof_of_work.bound(bits), count(1), interrupted)
+    return next(found, None)
 
 
 # -- invitations ---------------------------------------------------------------------------------------

@@ -160,7 +160,8 @@ class _Audit:
             _check_cut(self._run, cut)
             if not self._run.organised:
                 self._frontier.cut(cut.feed, cut.at, cut.chain)
-        strange: set[Feed] = set()
+        evicted = self._log.evicted()
+        strange = set(evicted)
         for record in self._log.records():
             if record.feed not in strange and self._frontier.state(record.feed).open:
                 found = self._checked(record)
@@ -172,6 +173,9 @@ class _Audit:
         if self._run.organised:
             for cut in cuts.values():
                 self._cut(cut)
+        for feed in evicted:
+            if not self._frontier.excludes(feed):
+                raise _damaged(feed, 0, "it has made room for others, and there is room")
 
     def _checked(self, record: Record) -> Verified | None:
         """Return the part of this record that counts, recomputed and verified.

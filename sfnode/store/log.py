@@ -312,12 +312,17 @@ class UpdateLog:
         return state.tail.next if state else 0
 
     def cuts(self) -> list[CutRecord]:
-        """Return the cuts, in the order of feeds."""
+        """Return the cuts that proofs have made, in the order of feeds."""
         with self._memory:
-            return sorted(self._cuts.values())
+            return sorted(cut for cut in self._cuts.values() if cut.proof)
+
+    def evicted(self) -> list[Feed]:
+        """Return the feeds that have made room for others, in order."""
+        with self._memory:
+            return sorted(feed for feed, cut in self._cuts.items() if not cut.proof)
 
     def proof(self, feed: Feed) -> bytes | None:
-        """Return the encoded proof for the cut of `feed`; None if it is not cut."""
+        """Return the encoded proof for the cut of `feed`; None if it is not cut, empty if it was evicted."""
         with self._memory:
             cut = self._cuts.get(feed)
         return cut.proof if cut else None
@@ -332,10 +337,13 @@ class UpdateLog:
 
     def ends(self) -> list[Tail]:
         """Return the ends of all feeds of which something is stored, also behind cuts, in the order of
-        feeds."""
+        feeds; not of those that were evicted."""
         with self._memory:
-            states = list(self._states.values())
-        return sorted(state.tail for state in states if state.tail.next)
+            states, gone = (
+                list(self._states.values()),
+                {feed for feed, cut in self._cuts.items() if not cut.proof},
+            )
+        return sorted(state.tail for state in states if state.tail.next and state.tail.feed not in gone)
 
     def control(self) -> list[Entry]:
         """Return the decisions of the control feed, in order."""

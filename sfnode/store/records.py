@@ -52,14 +52,14 @@ class CardRecord(NamedTuple):
 
 
 class CutRecord(NamedTuple):
-    """A cut: from step `at` on nothing of a feed counts (SPEC E4)."""
+    """A cut: from step `at` on nothing of a feed counts (SPEC E4, S8)."""
 
     feed: Feed
     at: int
     chain: bytes
     """Chain head (32 bytes) at the end of what counts."""
     proof: bytes
-    """The encoded Proof."""
+    """The encoded Proof; empty if the feed has made room for another."""
 
 
 def encode(segment: Segment, chain_head: bytes) -> bytes:

@@ -27,7 +27,8 @@ SINCE_CUTS, SINCE_CARDS, SINCE_CONTROL = 2, 3, 4
 
 _CUT = """CREATE TABLE cut (
         feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, proof BLOB NOT NULL)"""
-"""Feeds of which nothing counts from some step on (SPEC E4), with the proof."""
+"""Feeds of which nothing counts from some step on, with the proof (SPEC E4); it is empty for a feed that has
+made room for another (SPEC S8)."""
 
 _CARD = "CREATE TABLE card (feed INTEGER PRIMARY KEY, frame BLOB NOT NULL)"
 """Cards of the feeds' origins (SPEC K1), as encoded messages."""

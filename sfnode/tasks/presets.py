@@ -69,7 +69,7 @@ def task_of(found: Preset, *, headed: bool) -> Task:
 def default_run() -> DefaultRun:
     """Return the embedded default: the tiny model learns to answer good or bad about synthetic reviews.
 
-    The limit is the one that `sfnode init` measures for it.
+    The limit is about the one that `sfnode init` measures for it.
     """
     training = Training(
         learning_rate=1e-3,

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from sfnode.cli.init import INTRODUCTION, QUESTIONS
-from sfnode.defaults import ORGANISED
-from sfnode.manifest import Manifest
-from sfnode.models import loader, pieces
+from sfnode.defaults import OPEN_WORK_BITS, ORGANISED
+from sfnode.manifest import Manifest, Open
+from sfnode.models import loader, manifest_builder, pieces
 from sfnode.models.files import EMBEDDED
-from sfnode.models.manifest_builder import default_manifest
 from sfnode.store.identity import Identity, WrongPassphraseError
 from sfnode.store.run_keys import load_organiser_key, recovery_key
 from sfnode.tasks.presets import PRESETS
@@ -43,6 +42,14 @@ FLAGS = {
     "sequence-classification": ("--template", "{text}", "--verbalizer", "yes=good,no=bad"),
     "chat": ("--messages-field", "talk"),
 }
+
+
+def default_manifest() -> Manifest:
+    """Return the built-in run as `sfnode init` writes it: open, with work for newcomers and the limit that it
+    measures, which depends on the run id."""
+    built = manifest_builder.default_manifest()
+    training = built.training.model_copy(update={"scalar_limit": 430})
+    return built.model_copy(update={"open": Open(work_bits=OPEN_WORK_BITS), "training": training})
 
 
 @pytest.fixture
@@ -381,6 +388,15 @@ def test_validation_rows_may_have_a_file_of_their_own(sfnode: Run) -> None:
     assert (data.validation, data.validation_limit) == (str(Path("judge.tsv").resolve()), 0)
 
 
+def test_an_open_run_asks_newcomers_for_work_and_may_limit_their_feeds(sfnode: Run) -> None:
+    asked = written(sfnode("init", "--open")).open
+    assert (asked.quota, asked.work_bits) == (0, OPEN_WORK_BITS)
+    asked = written(sfnode("init", "--open", "--feed-quota", 50, "--work-bits", 3, "--force")).open
+    assert (asked.quota, asked.work_bits) == (50, 3)
+    parameters = written(sfnode("init", "--open", "--work-bits", 3, "--force")).parameters()
+    assert (parameters.longest_feed, parameters.work_bits) == (parameters.update_budget, 3)
+
+
 def test_keys_are_encrypted_with_a_passphrase_that_is_asked_for(
     sfnode: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,6 +419,7 @@ def test_keys_are_encrypted_with_a_passphrase_that_is_asked_for(
         (("--organised", "--schedule", "cosine"), 10, "schedule is constant"),
         (("--quota", "5"), 10, "an open run has no organiser"),
         (("--subspace-epochs", "2"), 10, "an open run has no organiser"),
+        (("--organised", "--work-bits", "3"), 10, "in an organised run the organiser admits"),
         (("--encrypt",), 10, "--encrypt: "),
         (("--validation", "builtin:reviews:train"), 10, "neither trained nor tested on"),
         (("--train", "rows.tsv", "--validation-limit", "2"), 31, "all of them would be validation rows"),

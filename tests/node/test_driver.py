@@ -17,6 +17,7 @@ from sfnode.errors import Code, UserError
 from sfnode.node.driver import handed_over
 from sfnode.store.audit import audit
 from sfnode.store.log import UpdateLog
+from sfnode.store.replay import frontier_of
 from sfnode.transport import memory
 from sfnode.transport.base import LinkClosed
 from sfnode.transport.memory import Network
@@ -37,6 +38,7 @@ from sfprotocol.messages import (
     Summary,
     Want,
 )
+from sfprotocol.proof_of_work import value
 from tests.node.helpers import batch, eventually, feed_of, machine, record, scalar_of
 from tests.node.pumped import RUN, Pumped, greet, hear, stranger
 
@@ -342,6 +344,42 @@ async def test_an_origin_with_two_histories_is_cut_everywhere_and_its_updates_ar
         await eventually(lambda one=one: core_of(one) == expected.digest())  # type: ignore[misc]
         assert audit(RUN, one.log).digest == one.machine.frontier.digest().hex()
         assert audit(RUN, one.log).core_digest == expected.digest().hex()
+
+
+async def test_a_feed_that_makes_room_is_subtracted_and_stays_away_after_a_restart(
+    pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfprotocol.frontier.MAX_FEEDS", 2)
+    a = pumped["a"]
+    names = sorted(("eve", "joe", "sue"), key=lambda name: value(RUN.run_id, *feed_of(name)), reverse=True)
+    link, transport = await stranger(pumped, "postman")
+    await greet(link)
+    for name in names:  # the last one has the lowest work
+        claim = Claim(feed_of(name), 0, bytes(4))
+        await link.send(wire_codec.encode(Summary(False, 0, bytes(32), (claim,))))
+        await link.send(wire_codec.encode(record(RUN, name, [5, 6]).segment))
+    await eventually(lambda: a.log.evicted() == [feed_of(names[0])])
+    await eventually(lambda: len(a.machine.frontier) == 2)
+    expected = Core(2, 4)
+    for name in names[1:]:
+        expected.add(batch(a.machine.frontier.state(feed_of(name)).key, 0, [EpochScalars(0, (5, 6))]))
+
+    def applied() -> bytes:
+        core = Core(2, 4)
+        for updates in a.applied:
+            core.add(updates)
+        return core.digest()
+
+    await eventually(lambda: applied() == expected.digest())  # to the bit as if it had never come
+    assert a.log.updates() == a.machine.frontier.known == 4
+    again = frontier_of(RUN.parameters(), a.log)
+    assert again.digest() == a.machine.frontier.digest()
+    assert audit(RUN, a.log).digest == again.digest().hex()
+    assert audit(RUN, a.log).core_digest == expected.digest().hex()
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="there is room"):
+        audit(RUN, a.log)
+    await transport.stop()
 
 
 async def test_the_bytes_of_links_that_are_gone_are_still_counted(pumped: dict[str, Pumped]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgpack
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
+from sfnode.manifest import Manifest, Open
 from sfnode.node import startup
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir, open_data_dir
@@ -24,7 +25,7 @@ from sfnode.transport.memory import MemoryTransport, Network
 from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.messages import Feed, Goodbye, ManifestReply, ManifestRequest
-from tests.node.helpers import Swarm, manifest, record
+from tests.node.helpers import Swarm, eventually, manifest, record
 from tests.store.organised import ORGANISED, Logged
 
 RUN = manifest()
@@ -271,6 +272,42 @@ def test_a_copied_folder_starts_another_feed_and_so_does_a_copy_of_that(
     assert "copied or restored" in caplog.text
 
 
+WORKING = RUN.model_copy(update={"open": Open(work_bits=10)})
+
+
+async def begun(data_dir: DataDir, log: UpdateLog) -> Feed:
+    """Return the feed with which a trainer begins in a run with proofs of work."""
+    async with startup.incarnations(settings(data_dir), WORKING, data_dir, log) as draw:
+        machine = startup.open_machine(settings(data_dir), WORKING, data_dir, log, 0.0, draw)
+        assert machine.own
+        assert not machine.frontier.excludes(machine.own)
+        spare = Feed(machine.own.origin, draw())
+        assert not machine.frontier.excludes(spare)
+        assert spare != machine.own
+        return machine.own
+
+
+async def test_a_node_of_an_open_run_begins_with_a_proof_of_work_and_keeps_it(data_dir: DataDir) -> None:
+    with UpdateLog.open(data_dir.log, WORKING.run_id) as log:
+        assert await begun(data_dir, log) == await begun(data_dir, log)
+
+
+async def test_the_search_for_a_first_feed_can_be_interrupted_and_is_no_secret(
+    data_dir: DataDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(startup, "SILENT_WORK", 0.0)
+    impossible = RUN.model_copy(update={"open": Open.model_construct(quota=0, work_bits=200)})
+    caplog.set_level("INFO")
+    with UpdateLog.open(data_dir.log, impossible.run_id) as log:
+        starting = asyncio.create_task(
+            startup.incarnations(settings(data_dir), impossible, data_dir, log).__aenter__()
+        )
+        await eventually(lambda: "hashes on average" in caplog.text)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+
 def test_a_node_of_an_organised_run_starts_with_what_it_has_kept_of_decisions(
     data_dir: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +321,7 @@ def test_a_node_of_an_organised_run_starts_with_what_it_has_kept_of_decisions(
     expected = made["c"].machine
     made.close_logs()
     with UpdateLog.open(made.logs["c"].path, ORGANISED.run_id) as log:
-        machine = startup.open_machine(settings(data_dir), RUN, data_dir, log, 0.0)
+        machine = startup.open_machine(settings(data_dir), RUN, data_dir, log, 0.0, startup.draw_incarnation)
         assert machine.frontier.digest() == expected.frontier.digest()
         assert made["b"].own
         assert machine.counted(made["b"].own) == expected.counted(made["b"].own)
@@ -297,9 +334,11 @@ def test_a_relay_that_becomes_a_trainer_is_not_taken_for_a_copy(
 ) -> None:
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
         relaying = settings(data_dir, role="relay")
-        assert startup.open_machine(relaying, RUN, data_dir, log, 0.0).own is None
+        assert startup.open_machine(relaying, RUN, data_dir, log, 0.0, startup.draw_incarnation).own is None
         log.append([record(RUN, "other", [1, 2])])
-        assert startup.open_machine(settings(data_dir), RUN, data_dir, log, 0.0).may_compute
+        assert startup.open_machine(
+            settings(data_dir), RUN, data_dir, log, 0.0, startup.draw_incarnation
+        ).may_compute
     assert caplog.text == ""
 
 
@@ -309,7 +348,7 @@ def test_a_key_that_others_could_read_is_a_warning(
     load_or_create(data_dir.identity)
     data_dir.identity.chmod(0o644)
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        startup.open_machine(settings(data_dir), RUN, data_dir, log, 0.0)
+        startup.open_machine(settings(data_dir), RUN, data_dir, log, 0.0, startup.draw_incarnation)
     assert "may be able to sign as this node" in caplog.text
 
 

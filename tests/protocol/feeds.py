@@ -81,6 +81,10 @@ class Log:
         assert proof.cut < self.cut_of(proof.feed), "cut again, and not lower"
         self.cuts[proof.feed] = proof, chain
 
+    def evict(self, feed: Feed) -> None:
+        self.rows.pop(feed, None)
+        self.cuts.pop(feed, None)
+
     def cut_of(self, feed: Feed) -> int:
         return self.cuts[feed][0].cut if feed in self.cuts else UNCUT
 

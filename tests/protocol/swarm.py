@@ -204,6 +204,8 @@ class Node:
                 self.swarm.witness(admit)
         for cut in commit.cuts:
             self.log.cut(cut.proof, cut_chain(self.run, cut.proof))
+        for feed in commit.evicted:
+            self.log.evict(feed)
         self.cards.update({card.feed: card for card in commit.cards})
         self.own = commit.own or self.own
 

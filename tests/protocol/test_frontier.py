@@ -63,6 +63,61 @@ def test_a_digest_that_was_asked_for_does_not_go_stale() -> None:
     assert frontier.digest() == reached({FEEDS[0]: 2}).digest() != empty
 
 
+def by_the_rule(frontier: Frontier) -> bytes:
+    """Compute the digest anew from all records, number by number, as SPEC D3 says."""
+    lanes = [0] * 1024
+    for state in frontier:
+        if state.empty:
+            continue
+        output = hashlib.shake_128(state.record()).digest(2048)
+        for lane in range(1024):
+            lanes[lane] += int.from_bytes(output[2 * lane : 2 * lane + 2], "little")
+    summed = b"".join((lane % (1 << 16)).to_bytes(2, "little") for lane in lanes)
+    said = frontier.run.run_id + frontier.control + summed
+    return hashlib.blake2b(said, digest_size=32, person=b"sfnode-state").digest()
+
+
+MOVES = st.lists(
+    st.tuples(st.sampled_from(FEEDS), st.sampled_from(["on", "back", "cut", "digest", "control"])),
+    max_size=20,
+)
+
+
+@given(MOVES)
+def test_the_digest_is_that_of_all_records_whatever_has_changed_since_it_was_last_wanted(
+    moves: list[tuple[Feed, str]],
+) -> None:
+    frontier = Frontier(RUN)
+    for feed, move in moves:
+        at = frontier.next(feed)
+        if move == "on":
+            frontier.advance(feed, at + 2, chain(feed, at + 2), 0)
+        elif move == "back":
+            frontier.go_back(feed, at // 2, chain(feed, at // 2), 0, 0)
+        elif move == "cut":
+            frontier.cut(feed, at // 2, chain(feed, at // 2))
+        elif move == "control":
+            frontier.tell_control(chain(feed, at))
+        else:
+            assert frontier.digest() == by_the_rule(frontier)
+    assert frontier.digest() == by_the_rule(frontier)
+    for state in frontier:
+        tag = hashlib.blake2b(state.record(), digest_size=4).digest()
+        assert state.claim() == (state.feed, state.next, tag), "an entry that was told does not go stale"
+
+
+def test_a_feed_of_which_nothing_counts_is_not_in_the_digest() -> None:
+    # Nothing is what most nodes have of it, and they have no record. One that had only seen updates that do
+    # not count had no record either, and failed when its digest was wanted.
+    frontier = Frontier(RUN)
+    nothing = frontier.digest()
+    frontier.stop(FEEDS[0])
+    assert frontier.digest() == nothing
+    frontier.advance(FEEDS[1], 2, chain(FEEDS[1], 2), 0)
+    frontier.go_back(FEEDS[1], 0, chain(FEEDS[1], 0), 0, 0)
+    assert frontier.digest() == nothing
+
+
 def test_asking_for_the_state_of_a_feed_does_not_add_it() -> None:
     frontier = Frontier(RUN)
     state = frontier.state(FEEDS[0])

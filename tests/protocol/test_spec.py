@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.manifest import MAX_DEPUTIES, MAX_QUOTA
+from sfnode.manifest import MAX_DEPUTIES, MAX_QUOTA, MAX_WORK_BITS
 from sfnode.modelshare import sharing
 from sfprotocol import (
     anti_entropy,
@@ -15,10 +15,10 @@ from sfprotocol import (
     control_feed,
     counting,
     decisions,
+    frontier,
     inquiries,
     invitation,
     joining,
-    link,
     machine,
     model_listing,
     names,
@@ -132,7 +132,8 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("deputies", f"{MAX_DEPUTIES}"),
         ("quota", f"{MAX_QUOTA:,}"),
         ("reason of a Goodbye", f"{wire_codec.MAX_REASON} bytes"),
-        ("feeds of a run, and unproven names taught by one link", f"{link.MAX_FEEDS:,}"),
+        ("feeds of an open run, and unproven names taught by one link", f"{frontier.MAX_FEEDS:,}"),
+        ("bits of work of a feed (S7)", f"{MAX_WORK_BITS}"),
         ("decision", f"{decisions.MAX_DECISION:,} bytes"),
         ("entries of a list in a decision", f"{decisions.MAX_MOVES:,}"),
         ("text of an Announce", f"{decisions.MAX_TEXT:,} bytes"),

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
-from sfprotocol import decisions, events, messages, seeds, signing, validation, wire_codec
+from sfprotocol import decisions, events, messages, proof_of_work, seeds, signing, validation, wire_codec
 from sfprotocol.control_feed import ControlFeed, succession_message
 from sfprotocol.counting import Counting, multiplier, named_digest
 from sfprotocol.errors import RemoteProtocolError
@@ -262,6 +262,20 @@ def test_state_digests(vector: dict[str, Any]) -> None:
             frontier.cut(feed, entry["cut"], chain)
     assert frontier.digest().hex() == vector["digest"]
     assert [claim.tag.hex() for claim in frontier.claims()] == [entry["tag"] for entry in vector["frontier"]]
+
+
+@pytest.mark.parametrize("vector", SIGNING["work"])
+def test_works(vector: dict[str, Any]) -> None:
+    assert proof_of_work.value(RUN.run_id, *feed_of(vector)) == int(vector["work"], 16)
+
+
+@pytest.mark.parametrize("vector", SIGNING["first_with_work"])
+def test_first_incarnations_with_work(vector: dict[str, Any]) -> None:
+    feed, start = feed_of(vector), vector["start"]
+    below = proof_of_work.bound(vector["bits"])
+    tried = ((start + offset) % 2**32 for offset in range(100_000))
+    first = next(n for n in tried if proof_of_work.value(RUN.run_id, feed.origin, n) < below)
+    assert first == feed.incarnation
 
 
 @pytest.mark.parametrize("vector", SIGNING["cards"])
