@@ -355,9 +355,7 @@ class Host:
                 return Advanced(proof.feed, stop, proof.cut)
             case Cut(proof=proof, stop=stop) if self.machine.organised:
                 return Advanced(proof.feed, stop, self.machine.frontier.next(proof.feed))
-            case Evict(feed=feed, stop=stop):
-                return Advanced(feed, stop, 0)
-            case Recounted(feed=feed, before=before):
+            case Recounted(feed=feed, before=before) | Evict(feed=feed, stop=before):
                 return Advanced(feed, before, self.machine.frontier.next(feed))
             case Petitioned(petition=petition, via=via):
                 return Asked(petition, via)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sfnode.organising.events import ForkProven, HeldChanged, Mark, PeerShows
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import Amend
-from sfprotocol.link import MAX_FEEDS
+from sfprotocol.frontier import MAX_FEEDS
 from sfprotocol.messages import Feed
 
 CLAIMED = 4
