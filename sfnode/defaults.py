@@ -18,9 +18,6 @@ KEYS_DIR = Path("~/.local/share/sfnode/keys")
 """The folder in which `sfnode init` keeps the keys of the runs that its user organises: not that of a node,
 which may be copied, shared or thrown away."""
 
-ORGANISED = False
-"""Whether `sfnode init` makes organised runs unless told otherwise."""
-
 LOCALHOST = "127.0.0.1"
 """Address at which a node serves its dashboard and metrics unless its owner names another."""
 

@@ -74,6 +74,8 @@ class Settings(Section):
     alone: bool = False
     """Believe that nobody has more of the decisions than this node: an organiser then waits for no peers."""
     keys_dir: Annotated[Path, AfterValidator(Path.expanduser), Field(validate_default=True)] = KEYS_DIR
+    passphrase_file: Path | None = None
+    """The file whose first line opens the organiser's key, if that is encrypted."""
     invitation: Annotated[str, Field(pattern=INVITATION, max_length=MAX_INVITATION)] = ""
     """`NUMBER:HEX`, the ticket of a link (SPEC N5): what the node shows to be admitted."""
     metrics: tuple[str, int] | None = None
