@@ -50,11 +50,11 @@ LABEL org.opencontainers.image.title="sfnode" \
 # tini is process 1 and passes SIGTERM on from the start, even while Python is still importing
 RUN command -v tini > /dev/null || { apt-get update -qq \
     && apt-get install -qq -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/*; }
-# The user id is fixed, so that volumes outlive images. Containers of one machine exchange addresses in /shared. The
-# image has no machine id, since one shared by all containers would be useless: a node uses it to notice a copied
-# folder.
+# The user id is fixed, so that volumes outlive images. Containers of one machine exchange addresses in /shared; the
+# keys of an organiser lie in /keys. The image has no machine id, since one shared by all containers would be
+# useless: a node uses it to notice a copied folder.
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /data --shell /usr/sbin/nologin sfnode \
- && install -d -o sfnode -g sfnode -m 0700 /data && install -d -o sfnode -g sfnode -m 0755 /shared \
+ && install -d -o sfnode -g sfnode -m 0700 /data /keys && install -d -o sfnode -g sfnode -m 0755 /shared \
  && rm -f /etc/machine-id /var/lib/dbus/machine-id
 COPY --from=build /opt/sfnode /opt/sfnode
 ENV PATH=/opt/sfnode/bin:$PATH HOME=/data SFNODE_DATA_DIR=/data \

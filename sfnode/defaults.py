@@ -18,9 +18,6 @@ KEYS_DIR = Path("~/.local/share/sfnode/keys")
 """The folder in which `sfnode init` keeps the keys of the runs that its user organises: not that of a node,
 which may be copied, shared or thrown away."""
 
-ORGANISED = False
-"""Whether `sfnode init` makes organised runs unless told otherwise."""
-
 OPEN_WORK_BITS = 21
 """Bits of work that `sfnode init` asks of a feed of an open run: two million hashes, 0.6 to 2 s of a core."""
 

@@ -44,6 +44,7 @@ class Code(IntEnum):
     WRONG_KEY = 45
     WRONG_PASSPHRASE = 46
     KEY_EXPOSED = 47
+    KEY_IN_USE = 48
     PEERS_UNREACHABLE = 50
     PORT_IN_USE = 51
     BAD_ADDRESS = 52

@@ -77,6 +77,8 @@ class Settings(Section):
     admission: Literal["anyone", "approve", "links"] | None = None
     """Whoever is admitted without an invitation; None: anyone with a proof of work, or
     in a private run those whom the owner approves."""
+    passphrase_file: Path | None = None
+    """The file whose first line opens the organiser's key, if that is encrypted."""
     invitation: Annotated[str, Field(pattern=INVITATION, max_length=MAX_INVITATION)] = ""
     """`NUMBER:HEX`, the ticket of a link (SPEC N5): what the node shows to be admitted."""
     metrics: tuple[str, int] | None = None

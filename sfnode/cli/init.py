@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,22 +13,23 @@ import click
 
 from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.output import echo
+from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
-from sfnode.defaults import KEYS_DIR, OPEN_WORK_BITS, ORGANISED
+from sfnode.defaults import KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sfnode.engine.pilot import Pilot
-    from sfnode.store.identity import Identity
 
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat")
 
 CUSTOM = "custom"
 """Answer to the question for the task with which the user describes one."""
+
+ORGANISED, OPEN = "organised", "open"
+"""Answers to the question for the kind of run."""
 
 MOST = 0.5
 """Share of scalars; a larger one that is 0 or clipped is worth a warning."""
@@ -126,7 +128,7 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     type=int,
     metavar="COUNT",
     help="Validation rows; without --validation, that many rows of the training data, on which then nobody "
-    "trains.  [default: 256 if organised, else 0]",
+    "trains.  [default: 256, or a fifth of the rows; 0 in an open run]",
 )
 @number_option("--rank", "Dimensions of a layer's subspace; a power of two.")
 @number_option("--epsilon", "Distance of the two points from the middle.")
@@ -134,7 +136,7 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
 @option(
     "--schedule",
     type=click.Choice(["constant", "linear", "cosine"]),
-    help="How the learning rate changes over the epochs.  [default: constant]",
+    help="How the learning rate changes over the epochs of an open run.  [default: constant]",
 )
 @number_option("--batch-size", "Rows of one update's mini-batch.")
 @number_option("--epoch-updates", "Updates for which one subspace serves.")
@@ -152,9 +154,10 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
 @dtype_option
 @option(
     "--organised/--open",
-    default=ORGANISED,
+    default=True,
     show_default=True,
-    help="Whether what counts is decided by the holder of a key, which is written to --keys-dir.",
+    help="Whether what counts is decided by the holder of a key, which is written to --keys-dir. In an open "
+    "run everybody's updates count: for experiments among friends.",
 )
 @option(
     "--quota",
@@ -197,7 +200,8 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     callback=lambda _context, _parameter, value: value.expanduser(),
     help="Where the keys of an organised run are kept; not beside OUT.",
 )
-@option("--encrypt", is_flag=True, help="Encrypt these keys with a passphrase, which is asked for.")
+@option("--encrypt", is_flag=True, help="Encrypt these keys with a passphrase.")
+@passphrase_file_option
 @option("--force", is_flag=True, help="Overwrite OUT.")
 def init(
     out: Path,
@@ -208,6 +212,7 @@ def init(
     organised: bool,
     keys_dir: Path,
     encrypt: bool,
+    passphrase_file: Path | None,
     **given: Any,
 ) -> None:
     """Write a run manifest to OUT (default run.toml): model, task, data and the numbers of training.
@@ -217,33 +222,39 @@ def init(
     """
     if out.exists() and not force:
         raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file, or add --force.")
-    if encrypt and not organised:
-        raise UserError(Code.BAD_OPTION, "--encrypt: an open run has no keys", "Add --organised.")
     given = {key: value for key, value in given.items() if value is not None}
     if not given and sys.stdin.isatty():
-        given = ask()
+        given, organised = ask(organised)
+    if encrypt and not organised:
+        raise UserError(Code.BAD_OPTION, "--encrypt: an open run has no keys", "Leave out --open.")
     from sfnode.models.manifest_builder import build
-    from sfnode.store.identity import Identity
+    from sfnode.store.run_keys import RunKeys
 
-    keys: list[Identity] = []
     if not organised:
         given.setdefault("work_bits", OPEN_WORK_BITS)
-    if organised:
+    keys = RunKeys.generate() if organised else None
+    if keys:
         keys_dir = _keys_folder(keys_dir, out)
-        passphrase = _ask_passphrase() if encrypt else None
-        keys = [Identity.generate(), Identity.generate()]
-    manifest = build(_with_keys(given, keys) if keys else given)
+        passphrase = chosen(passphrase_file) if encrypt else None
+    manifest = build(given | keys.options() if keys else given)
     measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
     if measure:
         manifest, measured = _measured(manifest, "scalar_limit" in given, device, dtype)
-    said = _keep_keys(manifest, keys, keys_dir, passphrase) if keys else []
+    said = _what_to_do(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
     _write(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
     for note in [*said, *measured, *_notes(manifest)]:
         echo(note)
     echo("What happens next:")
-    echo(f"  sfnode join --run {out}    starts the run on this machine")
+    start = f"sfnode join --run {out}{_organising(keys_dir) if keys else ''}"
+    echo(f"  {start}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")
+
+
+def _organising(keys_dir: Path) -> str:
+    """Return the options of a node that organises with a key in this folder."""
+    elsewhere = "" if keys_dir == KEYS_DIR.expanduser() else f" --keys-dir {shlex.quote(str(keys_dir))}"
+    return f" --organise{elsewhere}"
 
 
 def _keys_folder(keys_dir: Path, out: Path) -> Path:
@@ -257,27 +268,8 @@ def _keys_folder(keys_dir: Path, out: Path) -> Path:
     return keys_dir
 
 
-def _ask_passphrase() -> bytes:
-    said: str = click.prompt("Passphrase of the keys", hide_input=True, confirmation_prompt=True)
-    return said.encode()
-
-
-def _with_keys(given: dict[str, Any], keys: Sequence[Identity]) -> dict[str, Any]:
-    """Return the options with the organiser's key and the recovery key, the only deputy's."""
-    organiser, recovery = keys
-    return given | {"organiser": organiser.public.hex(), "deputies": [recovery.public.hex()]}
-
-
-def _keep_keys(
-    manifest: Manifest, keys: Sequence[Identity], keys_dir: Path, passphrase: bytes | None
-) -> list[str]:
-    """Write the keys of an organised run; return what to do with them."""
-    from sfnode.store import run_keys
-
-    kept = run_keys.organiser_key(manifest.run_id, keys_dir)
-    offline = run_keys.recovery_key(manifest.run_id, keys_dir)
-    for key, path in zip(keys, (kept, offline), strict=True):
-        run_keys.write_key(key, path, passphrase)
+def _what_to_do(kept: Path, offline: Path) -> list[str]:
+    """Return what to do with the keys of an organised run."""
     return [
         f"Your node signs with {kept} what counts in this run: keep a copy of it, and show it to nobody.",
         f"Move {offline} to a medium that you keep offline: should the other key be lost or stolen, it alone "
@@ -388,6 +380,10 @@ at the end.""",
 An update is one node's measurement on one mini-batch. The run is complete when
 all nodes together have made so many. A laptop makes a few a second with a
 small model. More updates teach more, up to a point, and take longer.""",
+    "organised": """
+In an organised run your node decides what counts, with a key that is written
+now: it admits newcomers, and can take back what somebody has spoilt. In an open
+run everything counts that anybody makes: for experiments among friends.""",
     "kind": """
 classification: one of a few words. sequence-classification: the same for a
 model with a classification head. choice: each row brings its candidates.
@@ -399,8 +395,9 @@ HUB_BUDGET = 20_000
 """Default budget of updates for a model of the hub, as published for OPT."""
 
 
-def ask() -> dict[str, Any]:
-    """Ask the few questions that matter, and return the answers by parameter name."""
+def ask(organised: bool) -> tuple[dict[str, Any], bool]:
+    """Ask the few questions that matter; return the answers by parameter name, and whether the run is
+    organised, which `organised` proposes."""
     echo(INTRODUCTION)
     _explain("model")
     given: dict[str, Any] = {"model": _text("Base model", DEFAULT_MODEL)}
@@ -417,7 +414,10 @@ def ask() -> dict[str, Any]:
     _explain("update_budget")
     budget = default_run().training.update_budget if built_in else HUB_BUDGET
     given["update_budget"] = click.prompt("Updates until the run is complete", default=budget, type=int)
-    return given
+    _explain("organised")
+    kinds = click.Choice([ORGANISED, OPEN])
+    kind = click.prompt("Kind of run", type=kinds, default=ORGANISED if organised else OPEN)
+    return given, kind == ORGANISED
 
 
 def _explain(question: str) -> None:

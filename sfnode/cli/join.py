@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
@@ -32,8 +33,9 @@ from sfnode.cli.options import (
     threads_option,
 )
 from sfnode.cli.output import echo
+from sfnode.cli.passphrases import asked
 from sfnode.cli.progress import follow
-from sfnode.errors import UserError
+from sfnode.errors import Code, UserError
 from sfnode.logging import FORMATS, log_error, set_up_logging
 from sfnode.peers.invitations import check_same_run, compose, read_link
 from sfnode.settings import Settings
@@ -136,6 +138,11 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     help="With --organise: whom to admit besides those whom you invite: anyone who shows a proof of work, "
     "those whom you approve, nobody.  [default: anyone; in a private run approve]",
 )
+@setting(
+    "--passphrase-file",
+    metavar="FILE",
+    help="With --organise: open the key with the first line of FILE.  [default: ask, at a terminal]",
+)
 @host_maddrs_option("Where to listen; port 0 is any free one. Repeat for more.")
 @setting(
     "--announce-maddrs",
@@ -205,7 +212,7 @@ def join(
     for address in settings.peers:
         peer_of(address)  # before anything slow is loaded
     tell = show if log_format == FORMATS[0] else log_error
-    leave(_run(settings, tell, shown(settings.data_dir, dashboard, dashboard_token)))
+    leave(_run(settings, tell, lambda: shown(settings.data_dir, dashboard, dashboard_token)))
 
 
 def _following(link: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -217,31 +224,37 @@ def _following(link: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(
-    settings: Settings, tell: Callable[[UserError], object], beside: AbstractAsyncContextManager[None]
+    settings: Settings,
+    tell: Callable[[UserError], object],
+    beside: Callable[[], AbstractAsyncContextManager[None]],
+    passphrase: bytes | None = None,
 ) -> int:
     """Run the node to its end, within the block of `beside`, and return the exit status.
 
-    `tell` is given the error that ends it.
+    `tell` is given the error that ends it. At a terminal a key that needs a passphrase is not one, yet.
     """
     import uvloop
 
     async def live() -> None:
-        async with beside:
-            await _live(settings)
+        async with beside():
+            await _live(settings, passphrase)
 
     try:
         event_loop.run(live(), uvloop.run)
     except UserError as error:
+        may_ask = passphrase is None and settings.passphrase_file is None and sys.stdin.isatty()
+        if error.code is Code.WRONG_PASSPHRASE and may_ask:
+            return _run(settings, tell, beside, asked())
         tell(error)
         return FAILED
     return DONE
 
 
-async def _live(settings: Settings) -> None:
+async def _live(settings: Settings, passphrase: bytes | None) -> None:
     """Run the node until a signal, a request through the control socket, or the end of its work."""
     from sfnode.node.node import Node
 
-    async with Node(settings, make_transport=_transport) as node:
+    async with Node(settings, make_transport=_transport, passphrase=passphrase) as node:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, node.leave)
         _announce(node)

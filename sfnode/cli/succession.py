@@ -6,7 +6,6 @@ node of the run brings it in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import click
 from sfnode.cli.data_folder import running_node
 from sfnode.cli.options import data_dir_option, option
 from sfnode.cli.output import echo
+from sfnode.cli.passphrases import passphrase_file_option, unlocked
 from sfnode.defaults import KEYS_DIR
 from sfnode.errors import Code, UserError
 from sfnode.schema.unchecked import plain
@@ -98,8 +98,11 @@ def hand_over(
     help="The deputy's key.  [default: the recovery key of the run in --keys-dir]",
 )
 @keys_dir_option
+@passphrase_file_option
 @dry_run_option
-def sign(file: Path, deputy_key: Path | None, keys_dir: Path, dry_run: bool) -> None:
+def sign(
+    file: Path, deputy_key: Path | None, keys_dir: Path, passphrase_file: Path | None, dry_run: bool
+) -> None:
     """Add a deputy's vote to a succession. Needs only FILE and the key: do it on a machine without a network.
 
     Sign only one succession of a term: two void each other, and your vote.
@@ -111,7 +114,7 @@ def sign(file: Path, deputy_key: Path | None, keys_dir: Path, dry_run: bool) -> 
     run_id = bytes.fromhex(said.run_id)
     path = deputy_key or recovery_key(run_id, keys_dir)
     deputies = [bytes.fromhex(deputy) for deputy in said.deputies]
-    identity = _unlocked(lambda passphrase: load_deputy_key(path, deputies, passphrase))
+    identity = unlocked(lambda passphrase: load_deputy_key(path, deputies, passphrase), passphrase_file)
     _echo_proposal(said)
     if dry_run:
         return
@@ -164,17 +167,6 @@ def _write(file: Path, said: SuccessionFile) -> None:
 
     with disk_faults(file):
         file.write_text(said.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
-def _unlocked(load: Callable[[bytes | None], Identity]) -> Identity:
-    """Return the key, after asking for its passphrase if it has one."""
-    try:
-        return load(None)
-    except UserError as error:
-        if error.code is not Code.WRONG_PASSPHRASE:
-            raise
-    said: str = click.prompt("Passphrase of the key", hide_input=True, err=True)
-    return load(said.encode())
 
 
 def _succession(said: SuccessionFile) -> tuple[Authority, Succession]:

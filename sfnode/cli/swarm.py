@@ -35,6 +35,12 @@ from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm
 )
 @run_option("Run manifest.  [default: the built-in model and task]")
 @option(
+    "--organised/--open",
+    default=True,
+    show_default=True,
+    help="Whether the built-in run has an organiser, the first node. A manifest says so itself.",
+)
+@option(
     "--split-data/--shared-data",
     default=True,
     show_default=True,
@@ -53,6 +59,7 @@ from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm
 def swarm(
     nodes: int,
     run: Path | None,
+    organised: bool,
     split_data: bool,
     folder: Path | None,
     device: str,
@@ -63,11 +70,14 @@ def swarm(
     """Run a local swarm of real processes until the run is complete, and compare the nodes.
 
     Without options: four nodes train the model and the task that come with sfnode. Exit status 1 when a node
-    fails or when the nodes do not end with the same digest. Ctrl-C ends all of them.
+    fails or when the nodes do not end with the same digest. Ctrl-C ends all of them. Nobody's key is used:
+    for an organised run the swarm makes keys of its own, so that the run has another id.
     """
+    if run and not organised:
+        raise UserError(Code.BAD_OPTION, "--open: the manifest says it", "Leave --open out.")
     started = time.monotonic()
     local = LocalSwarm(
-        Manifest.from_toml(run) if run else _built_in(),
+        Manifest.from_toml(run) if run else _built_in(organised),
         nodes=nodes,
         folder=folder,
         split_data=split_data,
@@ -88,7 +98,8 @@ def swarm(
         )
 
 
-def _built_in() -> Manifest:
-    from sfnode.models.manifest_builder import default_manifest
+def _built_in(organised: bool) -> Manifest:
+    from sfnode.models.manifest_builder import build
+    from sfnode.store.run_keys import RunKeys
 
-    return default_manifest()
+    return build(RunKeys.generate().options() if organised else {})

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from sfnode.dashboard.formatting import figure
+from sfnode.schema import OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.results import SwarmResult
@@ -16,7 +17,7 @@ SHORT_DIGEST = 12
 """Hex digits of a digest that tell nodes apart at a glance."""
 
 
-def progress_line(statuses: Sequence[Status | None]) -> str:
+def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus | None = None) -> str:
     """Format the updates of the slowest node, the rate of all nodes, and their mean loss."""
     there = [status for status in statuses if status]
     if len(there) < len(statuses):
@@ -26,12 +27,17 @@ def progress_line(statuses: Sequence[Status | None]) -> str:
     rate = sum(status.updates_per_second for status in there)
     losses = [status.loss for status in there if status.loss is not None]
     loss = f", loss {sum(losses) / len(losses):.3f}" if losses else ""
-    return f"{known} of {budget} updates, {rate:.0f}/s{loss}"
+    if organised is None:
+        return f"{known} of {budget} updates, {rate:.0f}/s{loss}"
+    counted = f"{organised.counted} of {organised.budget} count in {organised.sealed} epochs"
+    return f"{known} updates, {counted}, {rate:.0f}/s{loss}"
 
 
-def progress_table(name: str, statuses: Sequence[Status | None]) -> Table:
+def progress_table(
+    name: str, statuses: Sequence[Status | None], organised: OrganiserStatus | None = None
+) -> Table:
     """Return a table with one row for each node."""
-    table = Table(title=f"run {name}: {progress_line(statuses)}", title_justify="left")
+    table = Table(title=f"run {name}: {progress_line(statuses, organised)}", title_justify="left")
     table.add_column("node", justify="right")
     table.add_column("state")
     for column in ("known", "own", "per s", "loss", "links"):
@@ -85,6 +91,8 @@ def verdict(result: SwarmResult) -> list[str]:
         lines.append(f"{after.metric} {figure(before)} -> {figure(after)} on {after.count} held-out rows")
         lines.append(f"loss {before.loss:.3f} -> {after.loss:.3f}")
     lines.append(f"{result.updates} updates in {result.seconds:.1f} s")
+    if result.counted is not None:
+        lines[-1] += f"; {result.counted} count, in {result.sealed} sealed epochs"
     if result.bytes_per_update:
         lines[-1] += f", {result.bytes_per_update:.1f} bytes per update on the wire"
     if result.equal:

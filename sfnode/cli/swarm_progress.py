@@ -49,7 +49,9 @@ class _Printer:
             self._measured = True
             self._console.print(measurement_line("base model", self._local.before))
         if self._console.is_terminal:
-            self._live.update(progress_table(self._local.manifest.name, progress.statuses))
+            self._live.update(
+                progress_table(self._local.manifest.name, progress.statuses, progress.organised)
+            )
         elif progress.seconds - self._shown >= PLAIN_INTERVAL:
             self._shown = progress.seconds
-            self._console.print(progress_line(progress.statuses))
+            self._console.print(progress_line(progress.statuses, progress.organised))

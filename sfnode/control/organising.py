@@ -102,7 +102,7 @@ def _reports(node: Node) -> Callable[[], Reports]:
             raise UserError(
                 Code.RUN_IS_OPEN,
                 f"the run {node.manifest.name} is open: nobody organises it",
-                "Make an organised run with `sfnode init --organised`.",
+                "Make an organised run with `sfnode init`.",
             )
         return node.reports
 

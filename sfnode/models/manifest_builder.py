@@ -29,6 +29,13 @@ while the organiser is away for the time of three more."""
 VALIDATION_ROWS = 256
 """Rows of the training data by which an organiser judges; what is measured on them varies by 3 points."""
 
+MOST_WITHHELD = 1 / 5
+"""Largest share of the training data that is kept for that unless options say otherwise. (What is on the hub
+is not counted for it: data sets there have thousands of rows.)"""
+
+MEAN_RATE = 1 / 2
+"""Mean of the factors of either schedule that ends at 0."""
+
 TASK_FIELDS = (
     "kind",
     "template",
@@ -49,7 +56,7 @@ CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
 
 
 def default_manifest() -> Manifest:
-    """Return the run that `sfnode swarm` and `make demo` train."""
+    """Return the run of the built-in model and task, an open one."""
     return build({})
 
 
@@ -66,8 +73,12 @@ def build(given: dict[str, Any]) -> Manifest:
     try:
         task = _task(preset, given, files.resolve(source, revision, None))
         described = loader.describe(source, revision, _selection(given), _classes(task))
-        given = _organisers_defaults(preset, given) | given
-        training = _section(_training(described, name), given)
+        data = _section(preset.data if preset else Data(), given)
+        training = _training(described, name)
+        if "organiser" in given:
+            data = _validated(data, task, given)
+            training = _levelled(training)
+        training = _section(training, given)
         manifest = Manifest(
             name=given.get("name", name or "run"),
             admission="organised" if "organiser" in given else "open",
@@ -75,7 +86,7 @@ def build(given: dict[str, Any]) -> Manifest:
             organised=_organised(training, given),
             model=described,
             task=task,
-            data=_section(preset.data if preset else Data(), given),
+            data=data,
             training=training,
         )
     except ValidationError as error:
@@ -113,6 +124,15 @@ def _training(described: Model, preset: str) -> Training:
     if described.source == presets.DEFAULT_MODEL and preset == DEFAULT_TASK:
         return presets.default_run().training
     return Training()
+
+
+def _levelled(training: Training) -> Training:
+    """Return the numbers of an organised run: with a constant rate, the mean of that of a schedule."""
+    if training.schedule == "constant":
+        return training
+    return training.model_copy(
+        update={"schedule": "constant", "learning_rate": training.learning_rate * MEAN_RATE}
+    )
 
 
 def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> Task:
@@ -188,13 +208,14 @@ def _organised(training: Training, given: dict[str, Any]) -> Organised:
     return Organised(**fields)
 
 
-def _organisers_defaults(preset: presets.Preset | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Return what an organised run has unless options say otherwise: it finds its rates by validation."""
-    if "organiser" not in given:
-        return {}
-    public = given.get("train", preset.data.train if preset else "")
-    validates = {"validation_limit": VALIDATION_ROWS} if public and "validation" not in given else {}
-    return {"schedule": "constant"} | validates
+def _validated(data: Data, task: Task, given: dict[str, Any]) -> Data:
+    """Return the data of an organised run: by default some rows of the training data validate."""
+    if {"validation", "validation_limit"} & set(given) or data.train in ("", data.test):
+        return data
+    rows = VALIDATION_ROWS
+    if not data.train.startswith("hf:"):
+        rows = min(rows, int(MOST_WITHHELD * len(dataset.training_rows(data, task))))
+    return data.model_copy(update={"validation_limit": rows})
 
 
 def _try_data(manifest: Manifest) -> None:

@@ -41,6 +41,8 @@ class Node:
     """A node with these settings; nothing happens before `start` (or `async with`).
 
     `make_transport` and `load_engine` stand in for libp2p and for the model, in tests above all.
+    `passphrase` opens the organiser's key if `settings.organise` asks for it and it is encrypted; a file that
+    the settings name comes first.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Node:
         *,
         make_transport: MakeTransport | None = None,
         load_engine: LoadEngine = load_trainer,
+        passphrase: bytes | None = None,
     ) -> None:
         self.settings = settings
+        self._passphrase = passphrase
         self._make_transport = make_transport
         self._load_engine = load_engine
         self._running: RunningNode | None = None
@@ -148,6 +152,7 @@ class Node:
             running = RunningNode(
                 settings, manifest, data_dir, update_log, transport, self._load_engine, draw
             )
+            stack.enter_context(startup.organising(settings, manifest, running.machine, self._passphrase))
             await running.limiter.start()
             stack.push_async_callback(await server.serve(running, data_dir.control_socket))
             if settings.metrics:

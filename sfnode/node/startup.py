@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from threading import Event
@@ -25,7 +25,7 @@ from sfnode.store.disk_errors import disk_faults, sync_folder
 from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of, kept_control, sound_control
-from sfnode.store.run_keys import load_organiser_key
+from sfnode.store.run_keys import held_organiser_key, read_passphrase
 from sfnode.transport.base import Transport, TransportError
 from sfprotocol import proof_of_work, wire_codec
 from sfprotocol.errors import RemoteProtocolError
@@ -194,7 +194,7 @@ def open_machine(
         own, proven = own_feed(update_log, identity, frontier, draw)
         sign = identity.sign
     with sound_control(update_log):
-        machine = Machine(
+        return Machine(
             parameters,
             frontier,
             own=own,
@@ -206,9 +206,6 @@ def open_machine(
             names=Names(settings.display_name, settings.team),
             control=kept_control(update_log),
         )
-    if settings.organise:
-        _take_key(settings, manifest, machine)
-    return machine
 
 
 def _identity_of(data_dir: DataDir) -> Identity:
@@ -219,18 +216,30 @@ def _identity_of(data_dir: DataDir) -> Identity:
     return identity
 
 
-def _take_key(settings: Settings, manifest: Manifest, machine: Machine) -> None:
-    """Let the machine sign decisions. Raises UserError BAD_OPTION in an open run, and for a key as
-    `load_organiser_key`."""
+@contextmanager
+def organising(
+    settings: Settings, manifest: Manifest, machine: Machine, passphrase: bytes | None
+) -> Iterator[None]:
+    """Let the machine sign decisions, and nobody else with the same key, if the settings say so.
+
+    Raises UserError BAD_OPTION in an open run, for an unreadable file of the passphrase, and for a key as
+    `held_organiser_key`.
+    """
+    if not settings.organise:
+        yield
+        return
     if machine.organised is None:
         raise UserError(
             Code.BAD_OPTION,
             f"--organise: nobody organises the run {manifest.name}, which is open",
-            "Leave the option out, or make an organised run with `sfnode init --organised`.",
+            "Leave the option out, or make an organised run with `sfnode init`.",
         )
     control = machine.organised.control
-    key = load_organiser_key(manifest.run_id, control.feed.key or b"", settings.keys_dir)
-    control.hold(key.sign)
+    if settings.passphrase_file:
+        passphrase = read_passphrase(settings.passphrase_file)
+    with held_organiser_key(manifest.run_id, control.feed.key or b"", settings.keys_dir, passphrase) as key:
+        control.hold(key.sign)
+        yield
 
 
 def kept_cards(update_log: UpdateLog, run: RunParameters) -> list[Card]:

@@ -120,6 +120,11 @@ class SwarmResult(Answer):
     run_id: str
     run_name: str
     updates: int
+    """Updates that the nodes hold."""
+    counted: int | None
+    """Those of them that count by the organiser's seals; None for an open run."""
+    sealed: int | None
+    """Epochs that the organiser has sealed; None for an open run."""
     update_budget: int
     equal: bool
     """Whether all digests and all core digests are the same."""

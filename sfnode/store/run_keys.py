@@ -7,8 +7,12 @@ speaks for the whole run, and its owner must know before it signs anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.store.disk_errors import disk_faults
@@ -16,6 +20,30 @@ from sfnode.store.identity import Identity, NotAKeyError, WrongPassphraseError, 
 
 RECOVERY = ".recovery"
 """Ends the name of the file with the key of the deputy that `sfnode init` makes."""
+
+
+class RunKeys(NamedTuple):
+    """The keys that a new organised run begins with, in no file yet."""
+
+    organiser: Identity
+    recovery: Identity
+    """The key of the only deputy, to be kept offline."""
+
+    @classmethod
+    def generate(cls) -> RunKeys:
+        """Return new keys."""
+        return cls(Identity.generate(), Identity.generate())
+
+    def options(self) -> dict[str, Any]:
+        """Return what a manifest says of them, as `manifest_builder.build` and `Organised` take it."""
+        return {"organiser": self.organiser.public.hex(), "deputies": (self.recovery.public.hex(),)}
+
+    def write(self, run_id: bytes, keys_dir: Path, passphrase: bytes | None = None) -> tuple[Path, Path]:
+        """Write both keys of a run; return the files, the organiser's first. Raises as `write_key`."""
+        files = organiser_key(run_id, keys_dir), recovery_key(run_id, keys_dir)
+        for key, path in zip(self, files, strict=True):
+            write_key(key, path, passphrase)
+        return files
 
 
 def organiser_key(run_id: bytes, keys_dir: Path) -> Path:
@@ -47,6 +75,40 @@ def load_organiser_key(
     one), WRONG_KEY, and DATA_DIR_UNUSABLE if the file cannot be read.
     """
     return _load(organiser_key(run_id, keys_dir), "the organiser's key of this run", [organiser], passphrase)
+
+
+@contextmanager
+def held_organiser_key(
+    run_id: bytes, organiser: bytes, keys_dir: Path, passphrase: bytes | None = None
+) -> Iterator[Identity]:
+    """Hold the organiser's key, so that no other process signs with the same file meanwhile.
+
+    Two that sign end the key's term (SPEC O4). The lock is the kernel's, on the file itself: it ends with the
+    process in whatever way, reaches into every container that has the file mounted, and needs no right to
+    write. Copies of the file are beyond it. Raises UserError KEY_IN_USE, and as `load_organiser_key`.
+    """
+    key, path = load_organiser_key(run_id, organiser, keys_dir, passphrase), organiser_key(run_id, keys_dir)
+    with disk_faults(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _in_use(path) from error
+        yield key
+    finally:
+        os.close(descriptor)
+
+
+def read_passphrase(path: Path) -> bytes:
+    """Return the first line of a file, without its end. Raises UserError BAD_OPTION if there is none."""
+    try:
+        line = path.read_bytes().splitlines()[:1]
+    except OSError as error:
+        raise _no_passphrase(path, str(error.strerror)) from error
+    if not any(line):
+        raise _no_passphrase(path, "its first line is empty")
+    return line[0]
 
 
 def load_deputy_key(path: Path, deputies: Sequence[bytes], passphrase: bytes | None = None) -> Identity:
@@ -88,11 +150,28 @@ def _exposed(path: Path) -> UserError:
     )
 
 
+def _in_use(path: Path) -> UserError:
+    return UserError(
+        Code.KEY_IN_USE,
+        f"another node organises with {path}, and two that sign with one key freeze the run",
+        "Start this node without --organise, or end the other one first.",
+    )
+
+
+def _no_passphrase(path: Path, reason: str) -> UserError:
+    return UserError(
+        Code.BAD_OPTION,
+        f"--passphrase-file: cannot read {path}: {reason}",
+        "Name a file that this user can read and whose first line is the passphrase.",
+    )
+
+
 def _locked(path: Path, passphrase: bytes | None) -> UserError:
     return UserError(
         Code.WRONG_PASSPHRASE,
         f"{path} is encrypted, and " + ("this is not its passphrase" if passphrase else "needs a passphrase"),
-        "Give the one that was chosen when the run was made; nobody can open the key without it.",
+        "Give the one that was chosen when the key was made: at a terminal, or in a file with "
+        "--passphrase-file. Nobody can open the key without it.",
     )
 
 

@@ -1,12 +1,14 @@
 """A local swarm: N nodes of a run as processes on this machine, from their start to equal digests.
 
 Starts, watches and compares the nodes; it prints nothing. No node outlives the process that started it.
+A swarm never signs for anybody else's run: an organised one has keys of its own, and so an id of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -19,11 +21,17 @@ from typing import NamedTuple, Self
 import sfnode
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.organising.admission import invitation_key
+from sfnode.schema import OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.schema.status import CoreStatus, Status
-from sfnode.swarm.node_process import NodeProcess
+from sfnode.store.run_keys import RunKeys, organiser_key
+from sfnode.swarm.node_process import START_POLL, NodeProcess
+from sfprotocol import decisions
+from sfprotocol.decisions import Invite
+from sfprotocol.invitation import SECRET_BYTES
 
 MOST_NODES = 64
 """Processes that load torch; more than this fit no machine that one would call local."""
@@ -35,6 +43,10 @@ AGREE_DEADLINE = 60.0
 """Seconds after the last update within which all digests must be equal."""
 
 
+RUN, KEYS = "run.toml", "keys"
+"""Names in a swarm's folder: its manifest, and the folder of the keys with which it organises."""
+
+
 class SwarmProgress(NamedTuple):
     """The nodes as of one moment."""
 
@@ -42,6 +54,8 @@ class SwarmProgress(NamedTuple):
     """Seconds since the start of the swarm."""
     statuses: tuple[Status | None, ...]
     """The last status of each node, by number; None before its first answer."""
+    organised: OrganiserStatus | None = None
+    """The first node's view of what counts; None in an open run, and before its first answer."""
 
     @property
     def known(self) -> int:
@@ -88,6 +102,7 @@ class LocalSwarm:
         if not 1 <= nodes <= MOST_NODES:
             raise ValueError(f"a local swarm has 1 to {MOST_NODES} nodes")
         self.manifest = manifest.current(manifest.name)
+        """The run; once it has started, that of an organised one has the swarm's own keys."""
         self.nodes: list[NodeProcess] = []
         self.folder = folder
         self._count = nodes
@@ -110,17 +125,23 @@ class LocalSwarm:
     async def start(self) -> None:
         """Start the first node alone, and once it answers the others, who join through it.
 
+        The first one organises an organised run, and admits the others by an invitation.
+
         Raises UserError BAD_OPTION when the folder cannot be written, SWARM_FAILED when a node ends.
         """
         self._started = time.monotonic()
         run = self._write_run()
+        organises = ["--organise", "--alone", "--keys-dir", str(run.parent / KEYS)]
         self.nodes = [NodeProcess(n, run.parent / f"node-{n}") for n in range(1, self._count + 1)]
         first, *others = self.nodes
-        await first.start([*self._arguments(first), "--run", str(run)])
+        await first.start(
+            [*self._arguments(first), *(organises if self._organised else []), "--run", str(run)]
+        )
         with self._keeping():
             address = (await first.answering()).addresses[0]
+            invited = ["--invitation", await self._invite(first)] if self._organised and others else []
         for node in others:
-            await node.start([*self._arguments(node), "--peers", address])
+            await node.start([*self._arguments(node), *invited, "--peers", address])
         if self._evaluates:
             self._measuring = asyncio.create_task(self._evaluate(base=True))
 
@@ -155,13 +176,30 @@ class LocalSwarm:
             self._keep = True
             raise
 
+    async def _invite(self, organiser: NodeProcess) -> str:
+        """Return a ticket for all other nodes, `NUMBER:HEX`; with one they need no proof of work."""
+        secret = secrets.token_bytes(SECRET_BYTES[0])
+        key = invitation_key(self.manifest.run_id, secret).public_key().public_bytes_raw()
+        wish = decisions.encode(Invite(key, self._count - 1))
+        while True:
+            try:
+                result = await organiser.ask(organiser.client.decide(wish))
+            except UserError as error:
+                if error.code is not Code.ORGANISER_NEEDED:  # it has only just started
+                    raise
+                await asyncio.sleep(START_POLL)
+            else:
+                return f"{result.invitation}:{secret.hex()}"
+
     def _write_run(self) -> Path:
-        """Write the manifest into the swarm's folder."""
+        """Write the manifest into the swarm's folder, and the keys of an organised run."""
         if self.folder is None:
             self.folder = self._scratch = Path(tempfile.mkdtemp(prefix="sfnode-swarm-"))
-        path = self.folder / "run.toml"
+        path = self.folder / RUN
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if self._organised:
+                self.manifest = self._with_own_keys(path)
             path.write_text(self.manifest.to_toml(), encoding="utf-8")
         except OSError as error:
             raise UserError(
@@ -170,6 +208,22 @@ class LocalSwarm:
                 "Name another --folder.",
             ) from error
         return path
+
+    @property
+    def _organised(self) -> bool:
+        return bool(self.manifest.organised.organiser)
+
+    def _with_own_keys(self, path: Path) -> Manifest:
+        """Return the manifest with the keys of an earlier start in this folder, or with new ones."""
+        keys_dir = path.parent / KEYS
+        kept = Manifest.from_toml(path) if path.exists() else None
+        same = kept and _but_for_keys(kept) == _but_for_keys(self.manifest)
+        if kept and same and organiser_key(kept.run_id, keys_dir).exists():
+            return kept
+        keys = RunKeys.generate()
+        manifest = _with_keys(self.manifest, **keys.options())
+        keys.write(manifest.run_id, keys_dir)
+        return manifest
 
     def _arguments(self, node: NodeProcess) -> list[str]:
         shard = ["--shard", f"{node.number}/{self._count}"] if self._split_data else []
@@ -187,10 +241,17 @@ class LocalSwarm:
         """Look at the nodes once. Raises UserError SWARM_FAILED when one has ended."""
         with self._keeping():
             statuses = tuple(await asyncio.gather(*(node.look() for node in self.nodes)))
+            organised = await self._organiser_status() if self._organised and statuses[0] else None
         now = time.monotonic()
         if not self._first_update and any(status and status.known for status in statuses):
             self._first_update = now
-        return SwarmProgress(now - self._started, statuses)
+        return SwarmProgress(now - self._started, statuses, organised)
+
+    async def _organiser_status(self) -> OrganiserStatus | None:
+        try:
+            return await self.nodes[0].client.organising()
+        except UserError:
+            return None
 
     async def __aiter__(self) -> AsyncIterator[SwarmProgress]:
         """Look at the nodes regularly until the run is complete and the base model is measured."""
@@ -225,7 +286,8 @@ class LocalSwarm:
         after = await self._evaluate(base=False) if self._evaluates else None
         with self._keeping():
             digests = await asyncio.gather(*(node.ask(node.client.digest()) for node in self.nodes))
-        statuses = [status for status in (await self.look()).statuses if status]
+        last = await self.look()
+        statuses = [status for status in last.statuses if status]
         pairs = zip(statuses, digests, strict=True)
         sent = sum(status.updates_sent for status in statuses)
         equal = len({(digest.digest, digest.core_digest) for digest in digests}) == 1
@@ -235,6 +297,8 @@ class LocalSwarm:
             run_id=self.manifest.run_id.hex(),
             run_name=self.manifest.name,
             updates=digests[0].known,
+            counted=last.organised.counted if last.organised else None,
+            sealed=last.organised.sealed if last.organised else None,
             update_budget=self.manifest.training.update_budget,
             equal=equal,
             before=self.before,
@@ -251,6 +315,17 @@ class LocalSwarm:
         node = self.nodes[0]
         with self._keeping():
             return await node.ask(node.client.evaluate(base=base))
+
+
+def _with_keys(manifest: Manifest, *, organiser: str, deputies: tuple[str, ...]) -> Manifest:
+    """Return the organised run that differs by these keys only."""
+    said = manifest.organised.model_copy(update={"organiser": organiser, "deputies": deputies, "votes": 1})
+    return manifest.model_copy(update={"organised": said})
+
+
+def _but_for_keys(manifest: Manifest) -> Manifest:
+    """Return what two runs that differ by their keys only have in common."""
+    return _with_keys(manifest, organiser="", deputies=())
 
 
 def _node_result(number: int, status: Status, digest: CoreStatus) -> NodeResult:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.cli.init import INTRODUCTION, QUESTIONS
-from sfnode.defaults import OPEN_WORK_BITS, ORGANISED
+from sfnode.defaults import OPEN_WORK_BITS
 from sfnode.manifest import Manifest, Open
 from sfnode.models import loader, manifest_builder, pieces
 from sfnode.models.files import EMBEDDED
@@ -222,12 +222,14 @@ def test_the_same_options_give_the_same_run(model: Path, sfnode: Run) -> None:
     assert first.run_id == second.run_id
 
 
-def test_at_a_terminal_enter_alone_gives_the_built_in_run(sfnode: Run, answers: Callable[..., None]) -> None:
-    answers("", "", "", "", "")
+def test_at_a_terminal_enter_alone_gives_the_built_in_run_with_an_organiser(
+    sfnode: Run, answers: Callable[..., None], home: Path
+) -> None:
+    answers("", "", "", "", "", "")
     ended = sfnode("init")
     assert "Base model" in ended.out
-    assert Manifest.from_toml(Path("run.toml")).task == default_manifest().task
-    assert Manifest.from_toml(Path("run.toml")) == default_manifest()
+    manifest = organised(ended, home / ".local/share/sfnode/keys")
+    assert manifest.task == default_manifest().task
     assert all(QUESTIONS[name] in ended.out for name in QUESTIONS if name != "kind")
 
 
@@ -347,8 +349,14 @@ def organised(ended: Ended, keys: Path = KEYS) -> Manifest:
     return manifest
 
 
-def test_runs_are_open_unless_asked_otherwise(sfnode: Run, home: Path) -> None:
-    assert written(sfnode("init")).admission == ("organised" if ORGANISED else "open")
+def test_at_a_terminal_one_may_answer_that_the_run_is_open(sfnode: Run, answers: Callable[..., None]) -> None:
+    answers("", "", "", "", "", "open")
+    assert sfnode("init").status == 0
+    assert Manifest.from_toml(Path("run.toml")) == default_manifest()
+
+
+def test_runs_are_organised_unless_asked_otherwise(sfnode: Run, home: Path) -> None:
+    assert organised(sfnode("init"), home / ".local/share/sfnode/keys").training.schedule == "constant"
     assert written(sfnode("init", "--force", "--open")) == default_manifest()
 
 

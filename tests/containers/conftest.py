@@ -17,7 +17,6 @@ from tests.containers.docker import (
     build_environment,
     compose_command,
     engine,
-    run,
     timed,
 )
 from tests.containers.prometheus import Prometheus, prometheus_image
@@ -43,8 +42,7 @@ def images(scratch: Path) -> Iterator[Bases]:
 
 @pytest.fixture(scope="session")
 def swarm(images: Bases, scratch: Path) -> Iterator[Swarm]:
-    """Build the image and start the relay and the trainers; remove all at the end."""
-    manifest = scratch / "run.toml"
+    """Build the image, make an organised run and start its nodes; remove all at the end."""
     swarm = Swarm(
         compose_command(),
         build_environment()
@@ -53,33 +51,26 @@ def swarm(images: Bases, scratch: Path) -> Iterator[Swarm]:
             "SFNODE_BASE": images.base,
             "SFNODE_BUILD_BASE": images.build_base,
             "SFNODE_BUILD_NETWORK": images.network,
-            "SFNODE_MANIFEST": str(manifest),
             "HF_HUB_OFFLINE": "1",
             "LIMIT_CPU": str(CPU),
             "PROMETHEUS_PORT": "0",
         },
     )
-    manifest.touch()
     with timed("image"):
         swarm.compose("build", "relay", deadline=BUILD_DEADLINE)
-    manifest.write_text(described_run())
     swarm.compose("--profile", "views", "down", "--volumes")  # left by a killed test
     try:
+        made = f"sfnode init /shared/run.toml --update-budget {BUDGET}"
+        swarm.compose("run", "--rm", "-T", "init", made)
         swarm.compose("up", "--detach", "--no-build", "--scale", f"trainer={TRAINERS}")
         yield swarm
     finally:
         swarm.compose("--profile", "views", "down", "--volumes")
 
 
-def described_run() -> str:
-    """Return the manifest of the built-in run with another budget, written by the image itself."""
-    script = f"sfnode init /tmp/run.toml --update-budget {BUDGET} > /dev/null && cat /tmp/run.toml"
-    return run("docker", "run", "--rm", "--entrypoint", "sh", IMAGE, "-c", script)
-
-
 @pytest.fixture(scope="session")
 def trainers(swarm: Swarm) -> list[str]:
-    """Containers of trainers that all make updates."""
+    """Containers of trainers, other than the organiser's, that all make updates."""
     containers = swarm.containers("trainer")
     assert len(containers) == TRAINERS
     with timed("until all train"):

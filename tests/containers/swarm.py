@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 PROJECT, IMAGE = "sfnode-test", "sfnode-test"
 
-TRAINERS = 5
+TRAINERS = 4
+"""Trainers besides the one that organises."""
 
 BUDGET = 10_000_000
 """Update budget of the run: more than any machine makes during the tests."""
@@ -41,7 +42,7 @@ class Swarm:
         return sorted(self.compose("--profile", "views", "ps", "--quiet", service).split())
 
     def nodes(self) -> list[str]:
-        return [*self.containers("relay"), *self.containers("trainer")]
+        return [node for kind in ("relay", "organiser", "trainer") for node in self.containers(kind)]
 
 
 def status(container: str) -> dict[str, Any] | None:
@@ -90,6 +91,25 @@ def execute(container: str, *command: str) -> str:
 
 def inspect(container: str, what: str) -> str:
     return run("docker", "inspect", "--format", what, container).strip()
+
+
+def organised(container: str) -> dict[str, Any] | None:
+    """Return what `sfnode organise status --json` prints in there, None while nothing answers."""
+    command = ["docker", "exec", container, "sfnode", "organise", "status", "--json"]
+    ended = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
+    return json.loads(ended.stdout) if ended.returncode == 0 else None
+
+
+def until_sealed(what: str, container: str, epochs: int) -> dict[str, Any]:
+    """Wait until so many epochs are sealed, as this node knows it."""
+    last: dict[str, Any] | None = None
+
+    def look() -> dict[str, Any] | None:
+        nonlocal last
+        last = organised(container)
+        return last if last and last["sealed"] >= epochs else None
+
+    return until(what, look, lambda: f"It is {last} and said {logs(container)}")
 
 
 def own(status: dict[str, Any]) -> int:

@@ -77,7 +77,8 @@ def test_the_image_has_the_libraries_that_limits_need() -> None:
 def test_prometheus_scrapes_the_services_that_run_nodes_at_their_port() -> None:
     (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
     (discovery,) = job["dns_sd_configs"]
-    nodes = [name for name, service in COMPOSE["services"].items() if "sfnode" in service["image"]]
+    services = COMPOSE["services"].items()
+    nodes = [name for name, service in services if "SFNODE_METRICS" in service.get("environment", {})]
     assert sorted(discovery["names"]) == sorted(nodes)
     assert COMPOSE["x-environment"]["SFNODE_METRICS"].endswith(f":{discovery['port']}")
 

@@ -103,7 +103,8 @@ def least(target: dict[str, str]) -> int:
     """Return the number of series of a panel's expression: one, or one for each node with the metric."""
     if "{{instance}}" not in target["legendFormat"]:
         return 1
-    return TRAINERS if set(re.findall(r"sfnode_\w+", target["expr"])) <= TRAINERS_ONLY else TRAINERS + 1
+    trainers = TRAINERS + 1  # one of them organises
+    return trainers if set(re.findall(r"sfnode_\w+", target["expr"])) <= TRAINERS_ONLY else trainers + 1
 
 
 def test_every_panel_of_the_dashboard_has_data_of_every_node(

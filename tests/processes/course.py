@@ -1,9 +1,10 @@
 """One course of a swarm through everything that can happen to it, and what was measured.
 
-A relay and four trainers; one trainer leaves after forty updates, one loses its network daemon, one is killed
-and comes back beside a copy of itself, one joins late, one is stopped for good; the others complete the run.
-When all trainers have gone, a newcomer gets everything from the relay. What happens when follows from events,
-never from a clock: a start and a step both cost computing, so the run is long enough on any machine.
+A relay and four trainers of an organised run, one of whom organises it. One trainer leaves after forty
+updates, one loses its network daemon, the organiser is killed and comes back beside a copy of itself, one
+joins late, one is stopped for good. Then the recovery key names another organiser, who ends the run. When all
+trainers have gone, a newcomer gets everything from the relay. What happens when follows from events, never
+from a clock: a start and a step both cost computing, so the run is long enough on any machine.
 """
 
 from __future__ import annotations
@@ -21,12 +22,19 @@ from sfnode.models.manifest_builder import build
 from sfnode.schema.status import Status
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
+from sfnode.store.run_keys import RunKeys
 from sfprotocol.messages import Feed
 from sfprotocol.names import Names
-from tests.processes.helpers import LOOPBACK, Node, p2pd_of, sfnode, until
+from tests.processes.helpers import LOOPBACK, Node, here, p2pd_of, sfnode, until
 
-UPDATES = 640
-"""Update budget; the course takes about 330 updates."""
+BUDGET = 1_000_000
+"""Update budget, which the course does not reach: a decision ends the run."""
+
+EPOCH = 50
+"""Updates after which an epoch is closed: there are several before the organiser is killed."""
+
+QUOTA = 2000
+"""Updates of one label: as many as a trainer makes while the organiser is away."""
 
 BATCH = 64
 """Rows per update: one takes 0.03 s, a hundredth of the start of a node."""
@@ -53,28 +61,35 @@ class Course:
 
     def __init__(self, home: Path, make: Callable[..., Node]) -> None:
         self.home = home
-        self.manifest = build({"batch_size": BATCH, "update_budget": UPDATES})
+        keys = RunKeys.generate()
+        numbers = {"batch_size": BATCH, "update_budget": BUDGET, "epoch_updates": EPOCH, "quota": QUOTA}
+        self.manifest = build(numbers | {"validation_limit": 0} | keys.options())
+        keys.write(self.manifest.run_id, home / "keys")
         self.nodes: dict[str, Node] = {}
         self.endings: dict[str, Ending] = {}
         self._make = make
         self._join: tuple[str, ...] = ()
 
     def start(self) -> None:
-        """Start a relay, and four trainers through it."""
+        """Start a relay, the organiser through it, and three trainers, two of them by its link."""
         (self.home / "run.toml").write_text(self.manifest.to_toml())
         relay = self._start("relay", "--run", "run.toml", "--role", "relay", *LOOPBACK)
         self._join = ("--peers", relay.address())
         self._start("steady", *self._join, *LOOPBACK, "--until-complete")
-        self._start("revenant", *self._join, *LOOPBACK)
-        self._start("leaver", *self._join, *LOOPBACK)
+        organises = "--organise", "--keys-dir", self.home / "keys"
+        organiser = self._start("revenant", *self._join, *LOOPBACK, *organises)
+        organiser.until_organised("it signs", lambda said: said.members)
+        link = self._organise("revenant", "invite", "--uses", 2).split()[-1]
+        self._start("leaver", link, *LOOPBACK)
         called = "--display-name", NAMES.name, "--team", NAMES.team
-        counted = self._start("counted", *self._join, *LOOPBACK, "--steps", STEPS, *called)
+        counted = self._start("counted", link, *LOOPBACK, "--steps", STEPS, *called)
         self.counted_origin = counted.until("it has a key", lambda status: status.origin).origin
 
     def strike(self) -> None:
         """Kill one and copy its folder; start both, and a latecomer that is given only an address."""
         victim = self.nodes["revenant"]
         self.killed = victim.until("it trains", lambda status: status.own_updates > 5)
+        self.sealed = victim.until_organised("epochs are sealed", lambda said: said.sealed).sealed
         victim.end(SIGKILL)
         shutil.copytree(victim.folder, self.home / "copy", ignore=shutil.ignore_patterns("*.sock"))
         self.logged = own_length(self.home / "copy", self.killed)
@@ -84,18 +99,41 @@ class Course:
         self._start("late", *self._join)
 
     def recover(self) -> None:
-        """Wait until those three train; stop another one for good before the run is complete."""
+        """Wait until those three train and epochs are sealed again; stop another one for good."""
+        steady = self.nodes["steady"]
+        known = steady.until("it answers", bool).known
+        steady.until("training goes on without an organiser", lambda status: status.known > known)
+        organiser = self.nodes["revenant"]
+        organiser.until_organised("it asks before it signs", lambda said: said.organiser == "restarted")
         survivors = [self.nodes[name] for name in SURVIVORS]
         self.back, *_ = (node.until("it trains", lambda status: status.own_updates > 0) for node in survivors)
         leaver = self.nodes["leaver"]
-        leaver.until("the run is still going on", lambda status: status.state == "training")
+        leaver.until("the run is still going on", lambda status: status.state in ("training", "asking"))
         self._end("leaver", SIGTERM)
+        steady.until_organised("it seals again", lambda said: said.sealed > self.sealed + 1)
+
+    def hand_over(self) -> None:
+        """Have the recovery key name another organiser, and start that one."""
+        file, steady, late = self.home / "succession.json", self.nodes["steady"], self.nodes["late"]
+        next_key = "--keys-dir", self.home / "next-keys"
+        self._organise("late", "hand-over", file, *next_key)
+        here("organise", "sign", file, "--keys-dir", self.home / "keys")
+        self._organise("steady", "hand-over", file, "--submit")
+        self.nodes["revenant"].until_organised("it stops", lambda said: said.organiser == "stopped")
+        late.until_organised("it has heard of it", lambda said: said.term == 1)
+        self._end("late", SIGTERM)
+        late.arguments += ("--organise", "--alone", *next_key)
+        late.start()
+        sealed = steady.until_organised("it has heard of it, too", lambda said: said.term == 1).sealed
+        steady.until_organised("the next one seals", lambda said: said.sealed > sealed)
+        self._organise("late", "end", "--yes")
 
     def complete(self) -> None:
-        """Wait until the run is complete, and ask the remaining nodes for their state."""
+        """Wait until all know that the run is complete, and ask the remaining nodes for their state."""
         self.endings["counted"] = Ending(self.nodes["counted"].wait())
         self.endings["steady"] = Ending(self.nodes["steady"].wait())
         self.final = until("all agree", self._agreement)
+        self.organised = {name: self.nodes[name].until_organised("it ends", bool) for name in self.final}
         self.feeds = {name: self.nodes[name].feeds() for name in self.final}
         clients = {name: Client(Layout(self.nodes[name].folder).control_socket) for name in SURVIVORS}
         self.cores = {name: asyncio.run(client.digest()) for name, client in clients.items()}
@@ -114,6 +152,10 @@ class Course:
         newcomer = self._start("newcomer", *self._join, "--until-complete")
         self.endings["newcomer"] = Ending(newcomer.wait())
         self._end("relay", SIGTERM)
+
+    def _organise(self, name: str, command: str, *arguments: object) -> str:
+        """Run a command of `sfnode organise` at a node; return what it prints."""
+        return here("organise", command, *arguments, "--data-dir", self.nodes[name].folder)
 
     def _start(self, name: str, *arguments: object) -> Node:
         self.nodes[name] = self._make(name, *arguments)
@@ -137,6 +179,7 @@ def run(home: Path, make: Callable[..., Node]) -> Course:
     course.start()
     course.strike()
     course.recover()
+    course.hand_over()
     course.complete()
     course.leave()
     course.outlive()

@@ -21,6 +21,7 @@ import pytest
 from sfnode.cli.main import main
 from sfnode.control.client import Client
 from sfnode.errors import UserError
+from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.status import Status
 from sfnode.schema.views import FeedStatus
 from sfnode.store.data_folder import Layout
@@ -139,6 +140,17 @@ class Node:
             return until(f"{self.folder.name}: {what}", met)
         except AssertionError as error:
             raise AssertionError(f"{error}; it is {self.status()} and said {self.output()}") from None
+
+    def until_organised(self, what: str, condition: Callable[[OrganiserStatus], object]) -> OrganiserStatus:
+        """Wait until the run is organised so, as this node knows it; return how."""
+
+        def met() -> OrganiserStatus | None:
+            if self.status() is None:
+                return None
+            said = asyncio.run(Client(Layout(self.folder).control_socket).organising())
+            return said if condition(said) else None
+
+        return until(f"{self.folder.name}: {what}", met)
 
     def link(self) -> str:
         """Return the invitation that it shows the user."""

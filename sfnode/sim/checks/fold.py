@@ -1,4 +1,4 @@
-"""A second fold of what counts in an organised run: decision by decision and update by update (SPEC O5 to O8).
+"""A second fold of what counts in an organised run: by decision and by update (SPEC O5 to O8).
 
 Written down a second time and as plainly as can be, so that it can be held against what nodes have applied.
 Takes every decision for valid where it stands, as an organiser's are.
