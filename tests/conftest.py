@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's library reads it once, when it is imported
     if name := config.getoption("--device"):
         os.environ[VARIABLE] = name
 
