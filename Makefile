@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SECONDS ?= 600
 
+# Tests start python hundreds of times: it compiles what it imports once, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check containers bench soak fuzz vectors reference clean help
 
 help:

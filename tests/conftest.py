@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -28,8 +29,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's library reads it once, when it is imported
     if name := config.getoption("--device"):
         os.environ[VARIABLE] = name
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector of garbage from looking, again and again, through what stays: modules and tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_asyncio_loop_factories(

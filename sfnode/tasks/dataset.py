@@ -168,6 +168,8 @@ def _hub(source: str, rest: str) -> Iterator[_Placed]:
         raise UserError(Code.DATA_NOT_FOUND, f"{source} is not of the form hf:NAME[:CONFIG]:SPLIT", _FORMS)
     import datasets  # type: ignore[import-untyped]  # a second to import, and most runs read a file
 
+    # told so, the library looks into its cache at once; it would ask a hub that is silent for 24 s first
+    datasets.config.HF_HUB_OFFLINE = hub.unreachable() is not None
     try:
         builder = datasets.load_dataset_builder(name, *config)
         _require_fit(source, name, builder)

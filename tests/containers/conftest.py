@@ -1,4 +1,4 @@
-"""Container tests: they build an image and take many minutes; only `pytest -m containers` collects them.
+"""Container tests: they build an image and take many minutes; only `pytest -m containers` runs them.
 
 One swarm serves all of them, in the order of their files: the last ends it.
 """
@@ -23,9 +23,9 @@ from tests.containers.prometheus import Prometheus, prometheus_image
 from tests.containers.swarm import BUDGET, CPU, IMAGE, TRAINERS, Swarm, until_status
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    wanted = "containers" in config.getoption("markexpr")
-    return None if wanted or not collection_path.name.startswith("test_containers_") else True
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "containers" not in config.getoption("markexpr"):
+        items[:] = [item for item in items if not item.get_closest_marker("containers")]
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,11 @@ def replaced(text: str) -> set[str]:
     return set(re.findall(r"(?<!\$)\$\{(\w+)", text))
 
 
+def test_containers_are_only_started_for_who_asks_for_them(request: pytest.FixtureRequest) -> None:
+    asked = "containers" in request.config.getoption("markexpr")
+    assert asked or not [item for item in request.session.items if item.get_closest_marker("containers")]
+
+
 @pytest.mark.parametrize("file", WITH_OPTIONS, ids=lambda file: file.name)
 def test_every_variable_that_a_node_is_given_is_an_option(file: Path) -> None:
     given = set(OPTION.findall(file.read_text()))

@@ -33,7 +33,6 @@ PADDING = 5 * PIECE + 4321
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(download, "LOOK_INTERVAL", 0.05)
     monkeypatch.setattr(download, "MIN_PAUSE", 0.02)
     monkeypatch.setattr(download, "MAX_PAUSE", 0.1)

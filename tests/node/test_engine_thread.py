@@ -317,8 +317,8 @@ async def test_the_engine_is_ready_when_it_has_the_history(log: UpdateLog) -> No
 
 
 async def test_what_waits_while_the_model_loads_is_bounded_by_the_feeds(log: UpdateLog) -> None:
-    """However many updates there are; as many as these took 2.4 MB in a queue."""
-    loaded, engine, updates, names = threading.Event(), Exact(), 100_000, "abc"
+    """However many updates there are; as many as these took 240 kB in a queue."""
+    loaded, engine, updates, names = threading.Event(), Exact(), 10_000, "abc"
 
     def load() -> Exact:
         loaded.wait()
@@ -333,7 +333,7 @@ async def test_what_waits_while_the_model_loads_is_bounded_by_the_feeds(log: Upd
     assert owner.thread._wanted == counted(stops)
     for name in names:
         scalars = [scalar_of(step) for step in range(stops[feed_of(name)])]
-        starts = [*range(0, len(scalars), 4000), len(scalars)]
+        starts = [*range(0, len(scalars), 400), len(scalars)]
         for first, stop in pairwise(starts):
             log.append([record(RUN, name, scalars[first:stop], before=scalars[:first])])
     loaded.set()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import datasets  # type: ignore[import-untyped]
 import pytest
+from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -132,6 +134,44 @@ def test_data_for_which_there_is_no_room_are_not_begun(
         load_rows("hf:nobody/set:train", TASK)
     assert caught.value.code == Code.DISK_FULL
     assert not announced.downloaded
+
+
+@pytest.fixture
+def unasked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A hub that must not be asked, as it is known not to answer: the library would go on for 24 s."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(hub, "unreachable", lambda: "it does not answer")
+        yield
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+@pytest.mark.usefixtures("unasked")
+def test_data_on_a_hub_that_is_silent_are_given_up_at_once() -> None:
+    with pytest.raises(UserError, match="cannot load hf:nobody/set:train") as caught:
+        load_rows("hf:nobody/set:train", TASK)
+    assert caught.value.code == Code.DATA_NOT_FOUND
+
+
+@pytest.mark.usefixtures("unasked")
+def test_data_that_were_downloaded_before_serve_while_the_hub_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the layout of the library's own cache."""
+    write_jsonl(tmp_path / "rows.jsonl")
+    made = datasets.load_dataset_builder(
+        "json", data_files={"test": str(tmp_path / "rows.jsonl")}, cache_dir=str(tmp_path / "made")
+    )
+    made.download_and_prepare()
+    kept = Path(made.cache_dir)
+    (kept / "json-test.arrow").rename(kept / "set-test.arrow")
+    shutil.copytree(kept, tmp_path / "cache" / "nobody___set" / "default" / "0.0.0" / kept.name)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    assert load_rows("hf:nobody/set:test", TASK) == ROWS
 
 
 def test_what_the_hub_cannot_give_is_an_error_that_names_it(tmp_path: Path) -> None:
