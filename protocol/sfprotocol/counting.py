@@ -26,6 +26,7 @@ from sfprotocol.decisions import (
     Admit,
     Amend,
     Budget,
+    Checkpoint,
     Close,
     Decision,
     Finish,
@@ -170,6 +171,8 @@ class Counting:
         self.finished = False
         self.members: list[Member] = []
         self.invitations: list[Invitation] = []
+        self.checkpoints: list[Checkpoint] = []
+        """Those that say what counts now of the closes up to theirs, by ascending epochs (SPEC O14)."""
         self._member_of: dict[bytes, int] = {}
         self._closes: list[_Closed] = []
         self._voidable = bytearray()
@@ -315,6 +318,9 @@ class Counting:
                 self.budget = updates
             case Finish():
                 self.finished = True
+            case Checkpoint(epoch=epoch) if epoch < self.sealed:
+                self._forget_checkpoints(epoch)
+                self.checkpoints.append(decision)
         return set()
 
     def _close(self, close: Close) -> set[int]:
@@ -350,6 +356,7 @@ class Counting:
             self._judge(feed, seal.epoch, verdict, factor)
         for feed, epoch in seal.recounted:
             self._judge(feed, epoch, _COUNTED, seal.factor)
+            self._forget_checkpoints(epoch)
         if seal.rates:
             del self._rates[bisect_left(self._rates, seal.rates[0].epoch, key=lambda rate: rate.epoch) :]
             self._rates += seal.rates
@@ -360,6 +367,7 @@ class Counting:
         place = bisect_left(known.epochs, amend.epoch) if known else 0
         if known is None or place == len(known.epochs):
             return set()
+        self._forget_checkpoints(known.epochs[place])
         self.counted += known.void(place, len(known.epochs)) or 0
         known.end(place)
         return {amend.feed}
@@ -372,11 +380,18 @@ class Counting:
         for number in self._feeds_of(void):
             feed = self._feeds[number]
             places = bisect_left(feed.epochs, void.first), bisect_right(feed.epochs, void.last)
+            first = feed.verdicts.find(_COUNTED, *places)
+            if first >= 0:
+                self._forget_checkpoints(feed.epochs[first])
             counted = feed.void(*places)
             if counted is not None:
                 self.counted += counted
                 changed.add(number)
         return changed
+
+    def _forget_checkpoints(self, epoch: int) -> None:
+        """Drop the checkpoints that say something of an epoch, of which something else counts now."""
+        del self.checkpoints[bisect_left(self.checkpoints, epoch, key=lambda checkpoint: checkpoint.epoch) :]
 
     def _feeds_of(self, void: Void) -> Iterable[int]:
         """Return the feeds of which a Void may take something back."""
