@@ -17,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from sfprotocol.decisions import (
@@ -49,6 +50,8 @@ MAX_MEMBERS = 1 << 24
 
 NEVER = 1 << 32
 """An epoch or a step that does not come."""
+
+_EPOCH = attrgetter("epoch")
 
 _OPEN, _SKIPPED, _COUNTED, _VOID = range(4)
 """Verdicts on what a close has named of a feed: none yet; not counted, and may be; counted; never."""
@@ -195,7 +198,7 @@ class Counting:
 
     def rate(self, epoch: int) -> int:
         """Return the rate of updates with this label, in units of 2^-32."""
-        return self._rates[bisect_right(self._rates, epoch, key=lambda rate: rate.epoch) - 1].rate
+        return self._rates[bisect_right(self._rates, epoch, key=_EPOCH) - 1].rate
 
     def rates(self) -> tuple[RateFrom, ...]:
         """Return all rates, in the order of epochs."""
@@ -319,8 +322,9 @@ class Counting:
             case Finish():
                 self.finished = True
             case Checkpoint(epoch=epoch) if epoch < self.sealed:
-                self._forget_checkpoints(epoch)
-                self.checkpoints.append(decision)
+                place = bisect_left(self.checkpoints, epoch, key=_EPOCH)
+                known = place < len(self.checkpoints) and self.checkpoints[place].epoch == epoch
+                self.checkpoints[place : place + known] = [decision]
         return set()
 
     def _close(self, close: Close) -> set[int]:
@@ -358,7 +362,7 @@ class Counting:
             self._judge(feed, epoch, _COUNTED, seal.factor)
             self._forget_checkpoints(epoch)
         if seal.rates:
-            del self._rates[bisect_left(self._rates, seal.rates[0].epoch, key=lambda rate: rate.epoch) :]
+            del self._rates[bisect_left(self._rates, seal.rates[0].epoch, key=_EPOCH) :]
             self._rates += seal.rates
         return {*feeds, *(recount.feed for recount in seal.recounted)}
 
@@ -391,7 +395,7 @@ class Counting:
 
     def _forget_checkpoints(self, epoch: int) -> None:
         """Drop the checkpoints that say something of an epoch, of which something else counts now."""
-        del self.checkpoints[bisect_left(self.checkpoints, epoch, key=lambda checkpoint: checkpoint.epoch) :]
+        del self.checkpoints[bisect_left(self.checkpoints, epoch, key=_EPOCH) :]
 
     def _feeds_of(self, void: Void) -> Iterable[int]:
         """Return the feeds of which a Void may take something back."""

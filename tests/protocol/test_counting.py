@@ -625,9 +625,9 @@ def test_a_checkpoint_is_of_a_sealed_epoch() -> None:
     assert fold(*SEALED, checkpoint(2)).checkpoints == []
 
 
-def test_a_checkpoint_takes_the_place_of_those_of_its_epoch_and_of_later_ones() -> None:
+def test_a_checkpoint_takes_the_place_of_another_one_of_its_epoch() -> None:
     other = checkpoint(0, cores=SALT * 4)
-    assert fold(*SEALED, checkpoint(0), checkpoint(1), other).checkpoints == [other]
+    assert fold(*SEALED, checkpoint(1), checkpoint(0), other).checkpoints == [other, checkpoint(1)]
 
 
 @pytest.mark.parametrize(
