@@ -72,7 +72,7 @@ class ForkResolution:
         for state in states:
             if segment.first < state.next and inquiries.under_way(link, state, now):
                 self._charge(link, now)
-                actions += self.compare(link, state, segment)
+                actions.append(Examine(link.id, state.feed, segment))
             elif validation.due(state, segment) and state.next and state.forked == UNCUT:
                 actions += inquiries.begin(link, state, self._least(link, state), now, whole=True)
         return actions
@@ -86,12 +86,6 @@ class ForkResolution:
             return []
         shared_key = len(link.names.matching(state.key, self._frontier)) > 1
         return inquiries.begin(link, state, self._least(link, state), now, whole=shared_key)
-
-    def compare(self, link: Link, state: FeedState, segment: Segment) -> list[Action]:
-        """Compare an answer to an inquiry with our own history, as far back as we keep it."""
-        if segment.stop <= state.base:
-            return []
-        return [Examine(link.id, state.feed, without_front(segment, max(state.base, segment.first)))]
 
     def _least(self, link: Link, state: FeedState) -> int:
         return max(state.base, self._frontier.kept_from(state.feed, link.floor))
@@ -173,8 +167,7 @@ class ForkResolution:
         self._pulls.finish(feed)
         shown = [action for link in self._links.values() for action in self.show(link, feed, now)]
         cut = Cut(proof, max(at, stop) if state.fork_cut == at else at)
-        kept = max(state.base, min(state.fork_cut, state.next))
-        trace = [Trace(feed, kept)] if state.next > max(state.base, at) else []
+        trace = [Trace(feed, min(state.fork_cut, state.next))] if state.next > at else []
         return [cut, *trace, *shown, *self._own.overtaken(feed)]
 
     def show(self, link: Link, feed: Feed, now: float) -> list[Action]:

@@ -375,9 +375,8 @@ class Host:
         chain, ours = self._store.past(feed, step)
         self.post(Examined(examine.link, feed, against, chain, ours, self._store.proof(feed)))
 
-
     def _keeps(self, feed: Feed, step: int) -> bool:
-        """Return whether the log has `feed` from this step on, also if its base has risen in this round."""
+        """Return whether the log still has `feed` from this step on: its base may have risen in this round."""
         return step >= self.machine.frontier.base(feed).step
 
 

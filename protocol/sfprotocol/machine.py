@@ -35,6 +35,7 @@ from sfprotocol.events import (
     Counters,
     Drop,
     Event,
+    Examine,
     Examined,
     LinkDown,
     LinkId,
@@ -474,7 +475,7 @@ class Machine:
         """Act on a segment of this feed that does not extend it."""
         feed = state.feed
         if segment.first < state.next and inquiries.under_way(link, state, now):
-            return self._forks.compare(link, state, segment)
+            return [Examine(link.id, feed, segment)]
         if validation.due(state, segment):
             return self._forks.unverified(link, state, segment, now)
         self._pulls.heard_of(link, feed, segment.stop, now)

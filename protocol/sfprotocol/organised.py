@@ -222,7 +222,7 @@ class Organised:
         waited, frontier.waiting = frontier.waiting, False
         actions: list[Action] = []
         if checkpoint is not None:
-            if checkpoint.epoch < frontier.floor:
+            if checkpoint.epoch < frontier.floor - 1:
                 raise LocalProtocolError("an earlier checkpoint than the one that this node begins with")
             if not waited and any(frontier.next(base.feed) < base.step for base in bases):
                 raise LocalProtocolError("a checkpoint of updates that are not here")
@@ -294,8 +294,6 @@ class Organised:
         if passed is None:
             return []
         stop, salt, expected = passed
-        if stop < state.base:
-            return []
         if stop < state.next:
             return [Trace(state.feed, stop)]
         return [] if holding.tag(salt, state.chain) == expected else self._let_go(state, now)

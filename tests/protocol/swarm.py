@@ -258,12 +258,8 @@ class Swarm:
     def __getitem__(self, name: str) -> Node:
         return self.nodes[name]
 
-    def add(
-        self, name: str, *, relay: bool = False, called: Names = NAMELESS, waiting: bool = False
-    ) -> Node:
-        self.nodes[name] = Node(
-            name, self, relay=relay, called=called, run=self.parameters, waiting=waiting
-        )
+    def add(self, name: str, *, relay: bool = False, called: Names = NAMELESS, waiting: bool = False) -> Node:
+        self.nodes[name] = Node(name, self, relay=relay, called=called, run=self.parameters, waiting=waiting)
         return self.nodes[name]
 
     def twin(self, name: str) -> Node:

@@ -8,12 +8,11 @@ import pytest
 
 from sfprotocol import wire_codec
 from sfprotocol.checkpoints import Base, feeds_digest
-from sfprotocol.decisions import Checkpoint, Void
+from sfprotocol.decisions import Admit, Amend, Checkpoint, Void
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import CheckpointKept, OwnPetition, Received, Writable
-from sfprotocol.messages import Branch, EpochScalars, Feed, Floor, Message, Petition, Position, Proof, Want
+from sfprotocol.messages import Branch, EpochScalars, Floor, Message, Petition, Position, Proof, Want
 from sfprotocol.petitions import petition_message
-from sfprotocol.pulls import WANT_TIMEOUT
 from sfprotocol.signing import extend, head_message
 from tests.protocol.feeds import RUN, origin_of, signing_key
 from tests.protocol.swarm import Node, Swarm
@@ -130,23 +129,25 @@ def test_a_newcomer_gets_all_from_the_one_who_keeps_all_and_the_rest_from_anybod
 def test_what_a_peer_keeps_no_more_is_asked_of_others_at_once() -> None:
     made, checkpoint = run_with_checkpoint()
     late = made.add("late", relay=True)
-    slow, _ = made.connect(made["b"], late)
-    made.run(0.3)
-    made.stall(slow)
-    made["b"].handle(checkpoint)
-    made.resume(slow)
-    made.connect(late, made["c"])
-    made.run(WANT_TIMEOUT / 2)
+    wires = [made.connect(made[name], late)[0] for name in "bc"]
+    while not late.sent["Want"]:
+        made.run(0.01)
+    for wire in wires:
+        made.stall(wire)
+    (asked,) = (link.id for link in late.machine.links.values() if link.inbox.asked)
+    made[late.wires[asked].receiver.name].handle(checkpoint)
+    hear(late, late.wires[asked].receiver, Floor(3))
+    assert late.sent["Want"] == 2
+    made.resume(next(wire for wire in wires if wire.far != asked))
+    made.run(1)
     assert late.machine.organised.behind == 0
-    assert not late.faults
-    assert same(made)
 
 
 def test_a_floor_of_epochs_that_are_not_known_yet_waits_for_decisions() -> None:
     made, checkpoint = run_with_checkpoint()
     made["b"].handle(checkpoint)
     late = made.add("late", relay=True)
-    late.decided = made["a"].decided[:4]  # the members and no close
+    late.decided = made["a"].decided[:3]  # the members and no close
     late.host = late._host(proven=True)
     made.connect(late, made["b"])
     made.run(3)
@@ -180,26 +181,51 @@ def test_who_claims_that_its_floor_rises_all_the_time_wastes_its_link() -> None:
 def test_who_asks_for_what_is_not_kept_gets_nothing_and_stays() -> None:
     made, checkpoint = run_with_checkpoint()
     made["b"].handle(checkpoint)
-    feed = made["a"].own
-    before = made["b"].sent["Segment"]
-    hear(made["b"], made["c"], Want((Position(feed, 26),)))
-    assert made["b"].sent["Segment"] == before
-    hear(made["b"], made["c"], Want((Position(feed, 27),)))
-    assert made["b"].sent["Segment"] == before + 1
-    assert not made["b"].faults
+    b, feed = made["b"], made["b"].own
+    before = b.sent["Segment"]
+    hear(b, made["c"], Want((Position(feed, 26),)))
+    assert b.sent["Segment"] == before
+    b.compute(1)
+    assert b.sent["Segment"] == before + 2, "the news go to both neighbours"
+    hear(b, made["c"], Want((Position(feed, 27),)))
+    made.run(1)
+    assert b.sent["Segment"] == before + 3
+    assert not b.faults
 
 
 def test_what_is_asked_for_while_it_goes_is_not_served_and_the_link_goes_on() -> None:
     """Both events are of one round: what was decided first is carried out when it is gone."""
     made, checkpoint = run_with_checkpoint()
     b, c = made["b"], made["c"]
-    (link,) = (wire.link for wire in b.wires.values() if wire.receiver is c)
-    b.host.post(Received(link, wire_codec.encode(Want((Position(made["a"].own, 0),)))))
+    (wire,) = (wire for wire in b.wires.values() if wire.receiver is c)
+    made.stall(wire)
+    for feed in (made["a"].own, b.own):
+        hear(b, c, Want((Position(feed, 0),)))
+    made.run(1)
+    b.host.post(Writable(wire.link))
     b.host.post(checkpoint)
     b.pump()
-    assert b.machine.links[link].outbox.writable
+    outbox = b.machine.links[wire.link].outbox
+    assert outbox.writable
+    assert not outbox.serving
+    made.resume(wire)
     b.compute(1)
     made.run(1)
+    assert same(made)
+
+
+def test_what_a_slow_link_waits_for_is_not_served_once_it_is_gone() -> None:
+    made, checkpoint = run_with_checkpoint()
+    b, c = made["b"], made["c"]
+    (wire,) = (wire for wire in b.wires.values() if wire.receiver is c)
+    made.stall(wire)
+    for feed in (made["a"].own, b.own):
+        hear(b, c, Want((Position(feed, 0),)))
+    made.run(1)
+    b.handle(checkpoint)
+    made.resume(wire)
+    made.run(1)
+    assert not b.machine.links[wire.link].outbox.serving
     assert same(made)
 
 
@@ -217,13 +243,20 @@ def test_who_waits_for_a_checkpoint_learns_decisions_and_holds_nothing() -> None
     made, _ = run_with_checkpoint()
     late = made.add("late", waiting=True)
     made.connect(late, made["b"])
+    made.add("d")
+    made.connect(made["d"], made["b"])
+    decide(made["a"], Admit(origin_of("d"), 100, 0))
+    made.run(2)
     unsigned = Petition(origin_of("late"), 7, 0, b"", b"")
     signature = signing_key("late").sign(petition_message(RUN.run_id, unsigned))
     late.handle(OwnPetition(replace(unsigned, signature=signature)))
     for _ in range(30):
-        made["b"].compute(1)
+        made["b"].compute(1), made["d"].compute(1)
         made.run(2)
+    decide(made["a"], Admit(origin_of("late"), 100, 0))
+    made.run(2)
     assert late.machine.organised.counting.checkpoints
+    assert late.machine.organised.counting.member(origin_of("late"))
     assert late.machine.frontier.known == 0
     assert not late.compute()
     assert made["a"].petitions
@@ -273,10 +306,10 @@ def test_an_own_feed_that_a_checkpoint_knows_is_not_continued() -> None:
     made.connect(again, made["b"])
     made.run(2)
     again.handle(checkpoint)
-    made.run(2)
-    assert again.machine.own != old
     assert again.compute(3)
     made.run(2)
+    assert again.machine.own != old
+    assert not again.machine.frontier.is_cut(old)
     assert same(made)
 
 
@@ -309,6 +342,27 @@ def test_a_fork_is_judged_alike_whether_its_place_is_kept_or_not(at: int) -> Non
     made["b"].restart()
     made.mesh()
     made.run(5)
+    assert same(made)
+
+
+def test_two_who_keep_no_past_find_the_fork_between_them() -> None:
+    made, checkpoint = run_with_checkpoint("a b c d")
+    feed, d = made["b"].own, made["d"]
+    for name in "ac":
+        made.cut(made[name], d)
+    made.cut(made["b"], d)
+    made["c"].handle(checkpoint), d.handle(checkpoint)
+    twin = made.twin("b")
+    twin.log = made["b"].log.copy()
+    twin.log.organised = True
+    twin.host = twin._host(proven=True)
+    made.connect(twin, d)
+    made["b"].compute(5), twin.compute(5)
+    made.run(3)
+    made.drop(twin)
+    made.connect(made["c"], d)
+    made.run(30)
+    assert all(node.machine.frontier.is_cut(feed) for node in made.nodes.values())
     assert same(made)
 
 
@@ -353,3 +407,20 @@ def test_a_checkpoint_that_decisions_have_changed_is_outdated_until_there_is_a_n
     made.run(2)
     assert not made["b"].machine.organised.outdated
     assert same(made)
+
+
+def test_a_feed_that_is_ended_before_its_base_stays_where_it_is() -> None:
+    made, checkpoint = run_with_checkpoint()
+    b, feed, proof = made["b"], made["c"].own, fork(made, "c", 3)
+    b.handle(checkpoint)
+    decide(made["a"], Amend(number(made, "c"), 1))
+    made.run(2)
+    hear(b, made["a"], proof)
+    made.run(30)
+    assert b.machine.organised.outdated
+    assert b.machine.frontier.next(feed) == 27
+    assert made["a"].machine.frontier.next(feed) == 9
+    assert not any(node.faults for node in made.nodes.values())
+    made["b"].compute(3)
+    made.run(2)
+    assert {node.machine.frontier.next(b.own) for node in made.nodes.values()} == {9 * EPOCHS + 3}
