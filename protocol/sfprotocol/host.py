@@ -376,7 +376,7 @@ class Host:
         self.post(Examined(examine.link, feed, against, chain, ours, self._store.proof(feed)))
 
     def _keeps(self, feed: Feed, step: int) -> bool:
-        """Return whether the log still has `feed` from this step on: its base may have risen in this round."""
+        """Return whether the log still has `feed` from this step on, after what this round has let go."""
         return step >= self.machine.frontier.base(feed).step
 
 

@@ -32,8 +32,8 @@ def under_way(link: Link, state: FeedState, now: float) -> bool:
 def begin(link: Link, state: FeedState, least: int, now: float, *, whole: bool = False) -> list[Action]:
     """Ask for the peer's history, unless we have done so lately or ask this peer for too much already.
 
-    `least` is the first step that both sides keep. `whole`: from there at once, where feeds share a key: a history that does not follow from our past may
-    then be another feed's.
+    `least` is the first step that both sides keep. `whole`: from there at once, where feeds share a key: a
+    history that does not follow from our past may then be another feed's.
     """
     known = link.inquiries.get(state.feed)
     if known and known.until > now:

@@ -117,7 +117,7 @@ class Organised:
 
     @property
     def outdated(self) -> bool:
-        """Whether decisions have changed what the checkpoint counts with which this node begins (SPEC O14)."""
+        """Whether the checkpoint with which this node begins is not usable any more (SPEC O14)."""
         checkpoint = self._frontier.checkpoint
         return checkpoint is not None and checkpoint not in self.counting.checkpoints
 

@@ -1,9 +1,9 @@
 """The table of outstanding pulls: what peers have and we lack, and who is asked for it (SPEC A4, A5, A9).
 
-The same range is not asked of two peers without need, a peer that does not deliver is passed over, and none is
-asked for steps that by its own word it does not keep (SPEC O15). There is one pull per feed at most. Whatever
-changes what peers claim or what we have of a feed is reported here, so that the number of updates that we lack
-is kept up to date and never counted anew.
+The same range is not asked of two peers without need, a peer that does not deliver is passed over, and none
+is asked for steps that by its own word it does not keep (SPEC O15). There is one pull per feed at most.
+Whatever changes what peers claim or what we have of a feed is reported here, so that the number of updates
+that we lack is kept up to date and never counted anew.
 """
 
 from __future__ import annotations

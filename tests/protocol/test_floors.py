@@ -295,7 +295,7 @@ def test_who_waits_in_vain_begins_with_nothing() -> None:
 
 
 def test_an_own_feed_that_a_checkpoint_knows_is_not_continued() -> None:
-    """The folder is new and the key is not: what the key has signed after the checkpoint is not known here."""
+    """The folder is new and the key is not: what that has signed after the checkpoint is not known here."""
     made, checkpoint = run_with_checkpoint()
     old = made["c"].own
     made.drop(made["c"])
