@@ -157,7 +157,8 @@ class Advanced:
     """Notice that the updates of `feed` below step `before` counted until now, and those below `stop` do now.
 
     `stop` is below `before` after a cut, and equal to it where factors have changed and nothing else (see
-    `Machine.runs`). Whoever applies updates reads them from the store.
+    `Machine.runs`). In an organised run every proof of a fork comes as one, also where what counts stays the
+    same: an organiser names nothing beyond it. Whoever applies updates reads them from the store.
     """
 
     feed: Feed
@@ -349,6 +350,8 @@ class Host:
                 return Advanced(feed, segment.first, segment.first + counted)
             case Cut(proof=proof, stop=stop) if stop > proof.cut:
                 return Advanced(proof.feed, stop, proof.cut)
+            case Cut(proof=proof, stop=stop) if self.machine.organised:
+                return Advanced(proof.feed, stop, self.machine.frontier.next(proof.feed))
             case Recounted(feed=feed, before=before):
                 return Advanced(feed, before, self.machine.frontier.next(feed))
             case Petitioned(petition=petition, via=via):

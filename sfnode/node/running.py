@@ -19,7 +19,7 @@ from sfnode.modelshare.sharing import Sharing
 from sfnode.node import startup
 from sfnode.node.driver import Driver
 from sfnode.node.engine_thread import Engine, EngineThread, Order, StepResult
-from sfnode.node.organising import OrganiserDesk, petition
+from sfnode.node.organising import Organising, be_admitted, organises
 from sfnode.node.peering import Peering
 from sfnode.node.readiness import Readiness
 from sfnode.node.shutdown import Departure
@@ -31,7 +31,7 @@ from sfnode.peers.latency import ECHO
 from sfnode.resources.limiter import ResourceLimiter
 from sfnode.resources.quotas import DailyTraffic
 from sfnode.resources.sensors import Sensors
-from sfnode.schema.evaluation import Evaluation, NodeEvaluation
+from sfnode.schema.evaluation import NodeEvaluation
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Generated
 from sfnode.settings import Settings
@@ -40,9 +40,7 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes
 from sfnode.transport.base import Asker, PeerRecord, Transport, TransportError
 from sfprotocol import wire_codec
-from sfprotocol.decisions import Admit
 from sfprotocol.errors import RemoteProtocolError
-from sfprotocol.host import Asked
 from sfprotocol.messages import Feed, ManifestReply, ManifestRequest, PartRequest
 
 REPORT_INTERVAL = 10.0
@@ -102,10 +100,7 @@ class RunningNode:
             retreat=self._retreat,
             continue_as=self._continue_as,
             after_round=self._after_round,
-            asked=self._asked,
         )
-        self.organising = self._open_desk()
-        """The organiser, where its key is."""
         self._look_for_others()
         self._readiness = Readiness(
             self.machine,
@@ -132,6 +127,8 @@ class RunningNode:
             bandwidth=self.driver.bandwidth,
             clock=self.clock,
         )
+        self.organising = Organising(self) if organises(self) else None
+        """The organiser, where its key is."""
         self._departure = Departure(
             self.machine, done=self._done, alone=lambda: self.peering.alone, clock=self.clock
         )
@@ -140,21 +137,6 @@ class RunningNode:
         self.scheduler: StepScheduler | None = None
         self.engine_thread: EngineThread | None = None
         self.engine_loaded = False
-
-    def _open_desk(self) -> OrganiserDesk | None:
-        organised = self.machine.organised
-        if organised is None or not self.settings.organise or organised.control.feed.key is None:
-            return None
-        return OrganiserDesk(
-            self.manifest,
-            self.machine,
-            self.log,
-            key=organised.control.feed.key,
-            alone=self.settings.alone or not organised.control.feed.stop,
-            post=self.driver.post,
-            evaluate=self._validation_results,
-            clock=self.clock,
-        )
 
     def _look_for_others(self) -> None:
         given, remembered = self.settings.peers, startup.remembered_peers(self.log)
@@ -183,37 +165,6 @@ class RunningNode:
             kept = {feed: self.machine.counted(feed, stop) for feed, stop in stops.items()}
             await self.engine_thread.retreat(kept)
 
-    def _asked(self, asked: Asked) -> None:
-        if self.organising:
-            self.organising.asked(asked.petition, asked.via)
-
-    async def _validation_results(self, base: bool) -> tuple[Evaluation, Evaluation | None]:
-        """Evaluate the model as of now on the validation rows, and the base model first if asked to."""
-        wanted = self.limiter.until_a_pause()
-        before = None
-        if base:
-            _, before = await self._ask_engine(lambda e: e.evaluate_base(0, wanted, "validation"))
-        _, now = await self._ask_engine(lambda e: e.evaluate(0, wanted, "validation"))
-        return now, before
-
-    async def _be_admitted(self) -> None:
-        """Ask to be admitted to an organised run, or see to it if we organise it."""
-        own, organised = self.machine.own, self.machine.organised
-        if organised is None or own is None or organised.counting.member(own.origin):
-            return
-        if self.organising:
-            await self.organising.wish(Admit(own.origin, self.manifest.organised.quota, 0))
-            return
-        asked = await petition(
-            self.manifest.run_id,
-            own.origin,
-            self.machine.sign,
-            self.settings.invitation,
-            self.stopping.is_set,
-        )
-        if asked:
-            self.driver.post(asked)
-
     def _continue_as(self, feed: Feed) -> None:
         """Record the new feed of our own; called on the disk thread."""
         log.warning("cannot prove that this log is all we ever said: continuing under a new incarnation")
@@ -224,8 +175,6 @@ class RunningNode:
         if self.scheduler:
             self.scheduler.ready = self.scheduler.ready or (self.engine_loaded and self._readiness.done())
             self.scheduler.advance()
-        if self.organising:
-            self.organising.look()
         if not self.stopping.is_set() and self._departure.due():
             log.info("done: leaving")
             self.stop()
@@ -274,7 +223,7 @@ class RunningNode:
         driving = asyncio.create_task(self._guard(self.driver.run))
         jobs = (
             *(self.peering.run, self.views.run, self.limiter.run),
-            *(self.sharing.run, self._report, self._be_admitted),
+            *(self.sharing.run, self._report, partial(be_admitted, self)),
         )
         looking = [asyncio.create_task(self._guard(job)) for job in jobs]
         try:
@@ -365,7 +314,7 @@ class RunningNode:
     async def evaluate(self, base: bool, limit: int) -> NodeEvaluation:
         """Accuracy or loss on the test rows, of the model as of now or of the base model."""
         wanted = self.limiter.until_a_pause()
-        moment, result = await self._ask_engine(
+        moment, result = await self.ask_engine(
             lambda engine: engine.evaluate_base(limit, wanted) if base else engine.evaluate(limit, wanted)
         )
         answer = NodeEvaluation(
@@ -380,7 +329,7 @@ class RunningNode:
 
     async def generate(self, prompt: str, tokens: int) -> Generated:
         """Continue `prompt` with the base model and the model as of now, by at most `tokens` tokens each."""
-        moment, (base, now) = await self._ask_engine(lambda engine: engine.generate(prompt, tokens))
+        moment, (base, now) = await self.ask_engine(lambda engine: engine.generate(prompt, tokens))
         return Generated(base=base, now=now, digest=moment.digest, known=moment.known)
 
     async def core_status(self) -> CoreStatus:
@@ -388,10 +337,10 @@ class RunningNode:
         if self.engine_thread is None:
             frontier = self.machine.frontier
             return CoreStatus(digest=frontier.digest().hex(), core_digest=None, known=frontier.known)
-        moment, core = await self._ask_engine(lambda engine: engine.core.digest())
+        moment, core = await self.ask_engine(lambda engine: engine.core.digest())
         return CoreStatus(digest=moment.digest, core_digest=core.hex(), known=moment.known)
 
-    async def _ask_engine(self, question: Callable[[Engine], T]) -> tuple[Moment, T]:
+    async def ask_engine(self, question: Callable[[Engine], T]) -> tuple[Moment, T]:
         """Return the engine's answer, and the moment whose updates, and no others, it had applied by then.
 
         Raises UserError BAD_OPTION for a relay, and NODE_NOT_RUNNING if the node ends before it has answered.

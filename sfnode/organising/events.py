@@ -51,7 +51,8 @@ class HeldChanged:
 
     There is a mark wherever the label changes, wherever a close that is not sealed, or the last sealed one,
     has stopped, and at the end: after a start all of these, then those of each segment that is admitted.
-    A feed that was rolled back has no marks from step 0 on.
+    A feed that was rolled back has no marks from step 0 on. What peers have shown of it from `first` on
+    was of another history.
     """
 
     feed: Feed
@@ -72,6 +73,14 @@ class PeerShows:
     """A peer has shown that it holds these feeds, as far as our history of them goes."""
 
     positions: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeersClaim:
+    """Linked peers say that they have more of these feeds than is here, of those that miss named steps here;
+    and of no others."""
+
+    feeds: frozenset[Feed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +124,41 @@ class OwnerWish:
     decision: Decision
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerTrusts:
+    """The run's owner trusts a member, or does not: then seals skip its work until it is trusted again, and
+    recount it."""
+
+    member: int
+    trusted: bool
+
+
 Event = (
     Wake
     | ControlChanged
     | HeldChanged
     | ForkProven
     | PeerShows
+    | PeersClaim
     | PeerControl
     | PeerGone
     | PetitionHeard
     | EvaluationEnded
     | OwnerWish
+    | OwnerTrusts
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round of this node was carried out; for the desk, which finds out the rest itself."""
+
+    moved: tuple[Feed, ...] = ()
+    """Feeds of which something else is held, counts or is proven than before."""
+
+
+DeskEvent = Round | PetitionHeard | EvaluationEnded | OwnerWish | OwnerTrusts
+"""What the desk is told; all other events it makes of a Round."""
 
 
 # -- actions -------------------------------------------------------------------------------------------
@@ -158,10 +190,17 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class Signed:
+    """Tell the owner that a wish is carried out: it is signed, and kept here. Comes from the desk."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Tell the owner that this organiser signs nothing any more, and why."""
 
     reason: str
 
 
-Action = Sign | Evaluate | Refuse | Stop
+Action = Sign | Evaluate | Refuse | Signed | Stop

@@ -33,7 +33,7 @@ from sfprotocol.events import (
     Received,
     Writable,
 )
-from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send
+from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send
 from sfprotocol.joining import Joining
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Petition, Segment, Succession
@@ -146,7 +146,6 @@ class Node:
         if machine.organised:
             if self.control_key:
                 self.organising = Organising(self, self.control_key)
-                self.organising.begin()
             self._ask_to_be_admitted()
 
     def _ask_to_be_admitted(self) -> None:
@@ -389,10 +388,11 @@ class Node:
 
     def _carry_out(self) -> None:
         self._carrying_out = True  # what comes of it is for the next round
-        for effect in self.host.carry_out():
+        effects = self.host.carry_out()
+        for effect in effects:
             self._do(effect)
         if self.organising:
-            self.organising.look()
+            self.organising.carried_out(effects)
         self._carrying_out = False
 
     def _do(self, effect: Effect) -> None:
@@ -403,11 +403,6 @@ class Node:
                 self._close(effect)
             case Advanced():
                 self.applied.advance(effect)
-                if self.organising:
-                    self.organising.moved(effect)
-            case Asked():
-                if self.organising:
-                    self.organising.asked(effect)
 
     def _send(self, send: Send) -> None:
         end, message = self.ends.get(send.link), send.message
