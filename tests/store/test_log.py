@@ -484,12 +484,12 @@ def test_a_log_of_the_version_before_cuts_is_read_and_upgraded(path: Path) -> No
     with UpdateLog.open(path, RUN_ID) as log:
         log.append([author.write(range(3))])
     with closing(sqlite3.connect(path)) as db:
-        for table in ("cut", "card", "control", "authority"):
+        for table in ("cut", "card", "control", "authority", "base"):
             db.execute(f"DROP TABLE {table}")
         db.execute("PRAGMA user_version = 1")
     with UpdateLog.open(path, RUN_ID, read_only=True) as log:
         assert (log.updates(), log.cuts(), log.cards()) == (3, [], [])
-        assert (log.control(), log.authority()) == ([], [])
+        assert (log.control(), log.authority(), log.bases()) == ([], [], {})
     with UpdateLog.open(path, RUN_ID) as log:
         card = CardRecord(author.feed, b"card")
         log.append([], [CutRecord(author.feed, 1, log.past(author.feed, 1)[0], b"proof")], [card])
