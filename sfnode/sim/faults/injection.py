@@ -95,6 +95,13 @@ class FaultInjection:
             case LateJoin(at=at, count=count):
                 for _ in range(count):
                     self._at(at, self._join)
+            case Pruning() | JoinFromCheckpoint() | ArchiveLeaves():
+                self._install_history(fault)
+            case _:
+                self._install_organised(fault)
+
+    def _install_history(self, fault: Pruning | JoinFromCheckpoint | ArchiveLeaves) -> None:
+        match fault:
             case Pruning(share=share):
                 nodes = [node for node in self.world.staying() if not node.control_key]
                 for node in self.world.random.sample(nodes, round(share * len(nodes))):
@@ -104,8 +111,6 @@ class FaultInjection:
                     self._at(at, lambda: self._join(begins_with_checkpoint=True))
             case ArchiveLeaves(at=at):
                 self._at(at, self._archive_leaves)
-            case _:
-                self._install_organised(fault)
 
     def _install_organised(self, fault: OrganiserAway | OrganiserTwice | Undo) -> None:
         match fault:

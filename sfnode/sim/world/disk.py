@@ -30,7 +30,6 @@ from sfprotocol.segments import drop_updates, first_updates, join, merge, withou
 from sfprotocol.signing import extend, genesis
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
-
 if TYPE_CHECKING:
     from sfnode.sim.world.checkpoints import State, Sum
 
@@ -131,9 +130,8 @@ class Disk:
             shelf = self.shelves.setdefault(base.feed, Shelf())
             shelf.rows = [row for row in shelf.rows if row.segment.stop > base.step]
             if shelf.rows and shelf.rows[0].segment.first < base.step:
-                shelf.rows[0] = shelf.rows[0]._replace(
-                    segment=without_front(shelf.rows[0].segment, base.step)
-                )
+                segment, chain = shelf.rows[0]
+                shelf.rows[0] = Row(without_front(segment, base.step), chain)
             shelf.stops, shelf.base = [row.segment.stop for row in shelf.rows], base
 
     def _cut(self, proof: Proof) -> None:
