@@ -220,11 +220,12 @@ class Organised:
         """Begin with the bases of a checkpoint, or with nothing; or let go what was here before them."""
         frontier, checkpoint, bases = self._frontier, event.checkpoint, event.bases
         waited, frontier.waiting = frontier.waiting, False
+        ahead = [base for base in bases if frontier.next(base.feed) < base.step]
         actions: list[Action] = []
         if checkpoint is not None:
             if checkpoint.epoch < frontier.floor - 1:
                 raise LocalProtocolError("an earlier checkpoint than the one that this node begins with")
-            if not waited and any(frontier.next(base.feed) < base.step for base in bases):
+            if ahead and not waited:
                 raise LocalProtocolError("a checkpoint of updates that are not here")
             frontier.rebase(checkpoint, bases)
             actions.append(Rebase(checkpoint, bases))
@@ -234,12 +235,12 @@ class Organised:
                 del serving[feed]  # it is not carried out any more
             if link.greeted:
                 actions += self._tell_floor(link)
-        return [*actions, *(self._begin(bases, now) if waited else [])]
+        return [*actions, *(self._begin(ahead, now) if waited else [])]
 
-    def _begin(self, bases: tuple[Base, ...], now: float) -> list[Action]:
-        """Tell neighbours what is here, and ask for the rest."""
+    def _begin(self, ahead: list[Base], now: float) -> list[Action]:
+        """Tell neighbours what is here, and ask for the rest; feeds have moved ahead to these bases."""
         actions: list[Action] = []
-        for base in bases:
+        for base in ahead:
             actions += [Recounted(base.feed, 0), *self._own.overtaken(base.feed)]
         for link in self._links.values():
             if link.greeted:

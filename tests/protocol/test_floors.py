@@ -285,6 +285,39 @@ def test_who_begins_with_a_checkpoint_fetches_what_comes_after_it_alone(others_k
     assert same(made)
 
 
+def test_who_has_been_away_for_too_long_goes_on_from_a_checkpoint() -> None:
+    made, checkpoint = run_with_checkpoint("a b")
+    away = made.add("away")
+    made.connect(away, made["a"])
+    decide(made["a"], Admit(origin_of("away"), 100, 0))
+    made.run(2)
+    away.compute(4)
+    made.run(2)
+    made.cut(away, made["a"])
+    close(made["a"]), seal(made["a"])
+    for name in "ab":
+        made[name].compute(9)
+    made.run(2)
+    close(made["a"]), seal(made["a"])
+    made.run(1)
+    checkpoint = kept(made["a"], EPOCHS + 1)
+    decide(made["a"], checkpoint.checkpoint)
+    made.run(2)
+    made["b"].handle(checkpoint)
+    made.drop(made["a"])
+    away.host = away._host(proven=False, waiting=True)
+    made.connect(away, made["b"])
+    made.run(2)
+    own = away.own
+    away.handle(checkpoint)
+    made.run(3)
+    assert same(made)
+    assert away.machine.own == own, "of its own feed it has everything"
+    assert away.compute(3)
+    made.run(2)
+    assert same(made)
+
+
 def test_who_waits_in_vain_begins_with_nothing() -> None:
     made, _ = run_with_checkpoint()
     late = newcomer(made, "b", waiting=True)

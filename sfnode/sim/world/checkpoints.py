@@ -27,6 +27,11 @@ PATIENCE = 15.0
 """Seconds after the first link for which a node waits for a checkpoint."""
 
 
+STUCK = 5.0
+"""Seconds after which a node that lacks what nobody near it keeps begins with a checkpoint, as its owner is
+told to."""
+
+
 class Sum(NamedTuple):
     """What counts of one feed up to its base, in marks."""
 
@@ -76,11 +81,13 @@ class Checkpoints:
         self._met_at = float("inf")
         self._fetching = False
         self._compared: Checkpoint | None = None
+        self._stuck_since: float | None = None
 
     def look(self) -> None:
         """Compare the newest checkpoint once all that it speaks of is here; or begin with it."""
         node = self._node
         usable = node.organised.counting.checkpoints
+        self._see_to_history()
         if node.machine.frontier.waiting:
             self._wait(usable[-1] if usable else None)
         elif usable and usable[-1] != self._compared and usable[-1].epoch >= node.machine.frontier.floor:
@@ -95,6 +102,16 @@ class Checkpoints:
             if node.prunes:
                 node.keep_checkpoint(state.event)
 
+    def _see_to_history(self) -> None:
+        node, now = self._node, self._node.clock()
+        if not node.organised.out_of_reach:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = now
+        elif now - self._stuck_since >= STUCK:
+            self._stuck_since = None
+            node.world.agenda.later(0.0, node.begin_with_checkpoint)
+
     def _wait(self, newest: Checkpoint | None) -> None:
         node, now = self._node, self._node.clock()
         heads = [link.control.theirs for link in node.machine.links.values() if link.control.theirs]
@@ -103,7 +120,8 @@ class Checkpoints:
         in_time = now - self._met_at < PATIENCE
         if not heads or (in_time and node.organised.control.feed.stop < max(head.stop for head in heads)):
             return
-        if newest is None:
+        if newest is None or summarise(node, newest.epoch):
+            node.begins_with_checkpoint = False
             node.keep_checkpoint(CheckpointKept(None, ()))
         elif not self._fetching:
             self._fetching = True
@@ -118,5 +136,6 @@ class Checkpoints:
             giver = node.world.nodes.get(end.far.owner.name)
             if giver is not None and giver.up and (state := giver.disk.states.get(wanted)):
                 node.disk.states[wanted] = state
+                node.begins_with_checkpoint = False
                 node.keep_checkpoint(state.event)
                 return

@@ -83,6 +83,7 @@ class Node:
         self.prunes = False
         """Whether it keeps nothing before the newest checkpoint that it has compared."""
         self.begins_with_checkpoint = False
+        """Whether it waits for a checkpoint at its next start, to begin with what it counts."""
         self.met = False
         """Whether this disk's node ever had a neighbour (SPEC I2); as durable as the disk."""
         self.copied = False
@@ -127,7 +128,7 @@ class Node:
     def start(self) -> None:
         """Begin, or continue from what the disk holds."""
         frontier = self.disk.frontier()
-        frontier.waiting = self.begins_with_checkpoint and not self.disk.shelves
+        frontier.waiting = self.begins_with_checkpoint
         anew = self.copied or not self.disk.stop(self.disk.own) if self.disk.own else True
         if anew:
             self.disk.own = fresh(frontier, origin_of(self.key), self._draw())
@@ -219,6 +220,14 @@ class Node:
     def keep_checkpoint(self, kept: CheckpointKept) -> None:
         """Begin with a checkpoint, or keep nothing before it from now on."""
         self._post(kept)
+
+    def begin_with_checkpoint(self) -> None:
+        """Start anew, and wait for a checkpoint."""
+        if self.up and not self.begins_with_checkpoint:
+            self.crash()
+            self.begins_with_checkpoint = True
+            self.start()
+            self.world.keeper.came(self)
 
     def pass_on(self, succession: Succession) -> None:
         """Bring what the deputies have signed."""
