@@ -140,7 +140,7 @@ class Organised:
         epoch = self.counting.open_epoch
         if own is None or member is None or self.counting.unsupported or epoch >= member.revoked:
             return 0
-        if self._frontier.waiting:
+        if self._frontier.waiting or self.outdated:
             return 0
         state = self._frontier.state(own)
         if state.epoch > epoch:
