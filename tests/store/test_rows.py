@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
-import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -264,9 +264,7 @@ def test_reads_while_rows_are_let_go_are_right_or_find_nothing(log: UpdateLog) -
 def test_a_log_without_room_for_bases_begins_as_before(log: UpdateLog) -> None:
     author = grown(log, 1, 20, random.Random(8))
     with (
-        patch.object(
-            side_tables, "keep_bases", side_effect=sqlite3.OperationalError("database or disk is full")
-        ),
+        patch.object(side_tables, "keep_bases", side_effect=OSError(errno.ENOSPC, "full")),
         pytest.raises(UserError),
     ):
         log.rebase([base_of(author, 20)])
