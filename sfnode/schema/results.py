@@ -38,6 +38,8 @@ class VerifyResult(Answer):
     signatures: int
     digest: str
     core_digest: str
+    checkpoint: int | None
+    """Epoch of the checkpoint from which it was verified; None: from genesis."""
     seals: SealsResult | None
     """None for an open run."""
 

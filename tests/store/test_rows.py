@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
-import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +20,7 @@ from sfnode.store import log as log_module
 from sfnode.store import rows, side_tables
 from sfnode.store.log import LOOSE_ROWS, CutRecord, UpdateLog
 from sfnode.store.records import UNSIGNED
+from sfnode.store.segment_cache import SegmentCache
 from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.messages import EpochScalars
@@ -221,7 +222,7 @@ def test_whatever_is_replaced_no_row_is_longer_than_a_message(
         assert all(record.chain == author.chains[record.segment.stop] for record in stored)
         for step in range(base, stop + 1):
             assert log.past(feed, step)[0] == author.chains[step]
-            log._recent = log_module.SegmentCache()  # so that rows are read
+            log._recent = SegmentCache()  # so that rows are read
             if segment := log.read(feed, step, most):
                 assert segment.count <= most
                 author.assert_genuine(segment)
@@ -264,9 +265,7 @@ def test_reads_while_rows_are_let_go_are_right_or_find_nothing(log: UpdateLog) -
 def test_a_log_without_room_for_bases_begins_as_before(log: UpdateLog) -> None:
     author = grown(log, 1, 20, random.Random(8))
     with (
-        patch.object(
-            side_tables, "keep_bases", side_effect=sqlite3.OperationalError("database or disk is full")
-        ),
+        patch.object(side_tables, "keep_bases", side_effect=OSError(errno.ENOSPC, "full")),
         pytest.raises(UserError),
     ):
         log.rebase([base_of(author, 20)])
