@@ -254,7 +254,8 @@ class ModelDownload:
         if self._clock() - self._progress_at > PATIENCE:
             raise UserError(
                 Code.MODEL_NOT_FOUND,
-                f"no peer has sent a part of the {self._what} for {PATIENCE:g} s ({len(self._sources)} asked)",
+                f"no peer has sent a part of the {self._what} for {PATIENCE:g} s "
+                f"({len(self._sources)} asked)",
                 "Try again later (what has come is kept), or get the model and name its folder with --model.",
             )
 

@@ -1,8 +1,8 @@
 """Checkpoints in a node: worked out and compared, kept and given to others, begun with, and pruned below.
 
-A checkpoint is usable or not by the decisions alone (SPEC O14); its state is a file (`store.checkpoint`). What
-takes long runs on a thread; what it is computed from is looked up on the event loop before that. Which feeds
-begin where, the machine is told by one event, and the log follows it.
+A checkpoint is usable or not by the decisions alone (SPEC O14); its state is a file (`store.checkpoint`).
+What takes long runs on a thread; what it is computed from is looked up on the event loop before that. Where
+feeds begin, the machine is told by one event, and the log follows it.
 """
 
 from __future__ import annotations
@@ -119,16 +119,13 @@ class Checkpoints:
     def _give_all(self) -> None:
         """Let others have the states that are here."""
         here = set(states.kept(self._folder))
-        self._node.sharing.files = {
-            listing(one): self._folder / str(one.epoch)
-            for one in self._counting.checkpoints
-            if one.epoch in here
-        }
+        usable = (one for one in self._counting.checkpoints if one.epoch in here)
+        self._node.sharing.files = {listing(one): self._folder / str(one.epoch) for one in usable}
 
     # -- beginning with one ------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Choose a checkpoint once enough decisions are here, and get its state; or go on with what is here."""
+        """Choose a checkpoint once enough decisions are here, and get its state; or go on without one."""
         heads = [link.control.theirs for link in self._node.machine.links.values() if link.control.theirs]
         now = self._node.clock()
         if heads:
@@ -185,10 +182,9 @@ class Checkpoints:
             except UserError:
                 return False
 
+        most = states.most_bytes(node.manifest, counting, wanted.epoch)
         try:
-            data = await download.first_part(
-                states.most_bytes(node.manifest, counting, wanted.epoch), is_right
-            )
+            data = await download.first_part(most, is_right)
         except UserError as error:
             if error.code != Code.MODEL_NOT_FOUND:
                 raise
@@ -232,16 +228,16 @@ class Checkpoints:
         if self._organised.outdated:
             return UserError(
                 Code.CHECKPOINT_UNUSABLE,
-                "the organiser has changed what counts before the checkpoint with which this node's log begins",
-                "Start it again with --from-checkpoint once the organiser has signed a newer one, or join with "
-                "an empty --data-dir.",
+                "the organiser has changed what counts before the checkpoint with which the log here begins",
+                "Start the node again with --from-checkpoint once the organiser has signed a newer one, or "
+                "join with an empty --data-dir.",
             )
         if missing := self._organised.out_of_reach:
             return UserError(
                 Code.HISTORY_GONE,
                 f"no neighbour keeps {missing} updates that this node lacks",
-                "Give the address of a node that keeps all history with --peers, or start this one again with "
-                "--from-checkpoint.",
+                "Give the address of a node that keeps all history with --peers, or start this one again "
+                "with --from-checkpoint.",
             )
         return None
 

@@ -106,7 +106,7 @@ class EngineThread:
         on_failure: Callable[[BaseException], None],
         begin: Callable[[Engine], Mapping[Feed, Counted]] = lambda engine: {},
     ) -> None:
-        """`begin` gives a loaded engine the cores of a checkpoint, and returns what they have of each feed."""
+        """`begin` gives the loaded engine the cores of a checkpoint, and returns what they have of feeds."""
         self._load = load
         self._begin = begin
         self._read = read

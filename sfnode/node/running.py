@@ -44,6 +44,7 @@ from sfnode.transport.base import Asker, PeerRecord, Transport, TransportError
 from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import Feed, ManifestReply, ManifestRequest, PartRequest
+from sfprotocol.weighing import Counted
 
 REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
@@ -291,7 +292,7 @@ class RunningNode:
         return begin
 
     async def engine_is_abreast(self) -> bool:
-        """Wait until the engine has applied everything until now; False if it cannot yet, as it is loading."""
+        """Wait until the engine has applied everything until now; False while it is still loading."""
         if self.engine_thread is None:
             return self.settings.role == "relay"
         if self.engine_loaded:
