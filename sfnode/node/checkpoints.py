@@ -30,8 +30,8 @@ LOOK_INTERVAL = 1.0
 BEGINNING = 0.05
 """Seconds between looks whether the machine has begun with a checkpoint."""
 
-RETRY = 30.0
-"""Seconds until a checkpoint is worked out again of which something was not here yet."""
+RETRY = 10.0
+"""Seconds until a checkpoint is worked out again of which the log had another history than the named one."""
 
 PATIENCE = 15.0
 """Seconds after the first neighbour's word about the control feed for which a node that is to begin with
@@ -95,7 +95,7 @@ class Checkpoints:
         newest = usable[-1] if usable else None
         if newest is None or newest == self._done or self._organised.outdated:
             return
-        if self._node.clock() < self._retry_at < float("inf"):
+        if self._node.clock() < self._retry_at < float("inf") or not self._holds(newest.epoch):
             return
         state = await self.state_of(newest.epoch)
         if newest not in self._counting.checkpoints:
@@ -134,11 +134,16 @@ class Checkpoints:
         if not heads or (lacking and now - self._met_at < PATIENCE):
             return
         if not self._counting.checkpoints:
+            if self._organised.outdated:
+                return
             log.warning("the organiser has signed no checkpoint that can be used: beginning with all updates")
             await self._begin_with(CheckpointKept(None, ()))
             return
         newest = self._counting.checkpoints[-1]
-        if newest.epoch < self._node.machine.frontier.floor or await self._is_here(newest):
+        floor, outdated = self._node.machine.frontier.floor, self._organised.outdated
+        if outdated and newest.epoch < floor - 1:
+            return  # what lies between is gone here: a later one will come
+        if not outdated and (newest.epoch < floor or await self._is_here(newest)):
             await self._begin_with(CheckpointKept(None, ()))
             return
         state = await self._fetch(newest)
@@ -149,11 +154,12 @@ class Checkpoints:
 
     async def _is_here(self, newest: Checkpoint) -> bool:
         """Return whether the log has everything that a checkpoint speaks of."""
+        return self._holds(newest.epoch) and await self.state_of(newest.epoch) is not None
+
+    def _holds(self, epoch: int) -> bool:
+        """Return whether nothing is lacking of what closes up to that of `epoch` have named."""
         held, counting = self._node.machine.frontier.next, self._counting
-        positions = counting.positions(newest.epoch).items()
-        if any(held(counting.feed(number)) < stop for number, stop in positions):
-            return False
-        return await self.state_of(newest.epoch) is not None
+        return all(held(counting.feed(number)) >= stop for number, stop in counting.positions(epoch).items())
 
     async def _begin_with(self, kept: CheckpointKept) -> None:
         """Tell the machine, and return once the log begins there, too."""
@@ -216,7 +222,20 @@ class Checkpoints:
     # -- what the owner has to know ----------------------------------------------------------------
 
     def problem(self) -> UserError | None:
-        """Return what keeps this node from knowing what counts, if it is about checkpoints."""
+        """Return what the owner should know about checkpoints and history."""
+        if doubt := self.doubt():
+            return doubt
+        if missing := self._organised.out_of_reach:
+            return UserError(
+                Code.HISTORY_GONE,
+                f"no neighbour keeps {missing} updates that this node lacks",
+                "Give the address of a node that keeps all history with --peers, or start this one again "
+                "with --from-checkpoint.",
+            )
+        return None
+
+    def doubt(self) -> UserError | None:
+        """Return what keeps this node from knowing what counts: then it evaluates and claims nothing."""
         if self.differs:
             return UserError(
                 Code.CHECKPOINT_DIFFERS,
@@ -231,13 +250,6 @@ class Checkpoints:
                 "the organiser has changed what counts before the checkpoint with which the log here begins",
                 "Start the node again with --from-checkpoint once the organiser has signed a newer one, or "
                 "join with an empty --data-dir.",
-            )
-        if missing := self._organised.out_of_reach:
-            return UserError(
-                Code.HISTORY_GONE,
-                f"no neighbour keeps {missing} updates that this node lacks",
-                "Give the address of a node that keeps all history with --peers, or start this one again "
-                "with --from-checkpoint.",
             )
         return None
 

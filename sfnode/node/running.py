@@ -389,6 +389,8 @@ class RunningNode:
         """
         if self.engine_thread is None:
             raise UserError(Code.BAD_OPTION, "a relay holds no model", "Ask a trainer of the run.")
+        if self.checkpoints and (problem := self.checkpoints.doubt()):
+            raise problem
         async with self.driver.between_rounds:
             frontier = self.machine.frontier
             moment = Moment(frontier.digest().hex(), frontier.known)
