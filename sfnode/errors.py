@@ -1,4 +1,4 @@
-"""Numbered errors (SF010 to SF067) that a user sees: what happened and why, and what to do about it.
+"""Numbered errors (SF010 to SF069) that a user sees: what happened and why, and what to do about it.
 
 Everything that a user, a peer or a full disk can cause ends as one of these, never as a traceback. The
 numbers are stable; docs/errors.md describes each.
@@ -57,6 +57,8 @@ class Code(IntEnum):
     ORGANISER_NEEDED = 65
     DECISION_REFUSED = 66
     SUCCESSION_REFUSED = 67
+    CHECKPOINT_DIFFERS = 68
+    HISTORY_GONE = 69
 
 
 class UserError(Exception):

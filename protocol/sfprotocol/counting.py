@@ -282,9 +282,25 @@ class Counting:
 
     def counts_of(self, member: int) -> int:
         """Return how many updates of a member count by the seals so far."""
-        numbers = range(member * INCARNATIONS, (member + 1) * INCARNATIONS)
-        known = (number for number in numbers if number in self._feeds)
-        return sum(self.counts(number, epoch) for number in known for epoch in self._feeds[number].epochs)
+        return sum(
+            self.counts(number, epoch)
+            for number in self._named_of(member)
+            for epoch in self._feeds[number].epochs
+        )
+
+    def is_skipped(self, named: Recount) -> bool:
+        """Return whether the seal of a close has skipped what that has named of a feed, and no later decision
+        has changed that: a seal may recount it."""
+        return self._verdict(named) == _SKIPPED
+
+    def skipped(self, member: int) -> list[Recount]:
+        """Return what of a member's work is skipped, in order."""
+        return [
+            Recount(number, epoch)
+            for number in self._named_of(member)
+            for epoch, verdict in zip(self._feeds[number].epochs, self._feeds[number].verdicts, strict=True)
+            if verdict == _SKIPPED
+        ]
 
     # -- decisions ---------------------------------------------------------------------------------
 
@@ -349,7 +365,7 @@ class Counting:
             return set()
         feeds = self._closes[seal.epoch].feeds
         skips = (self._place(feed, seal.epoch) is not None for feed in seal.skipped)
-        recounts = (self._verdict(recount) == _SKIPPED for recount in seal.recounted)
+        recounts = (self.is_skipped(recount) for recount in seal.recounted)
         rates = (rate.epoch > self.open_epoch for rate in seal.rates)
         if not (all(skips) and all(recounts) and all(rates)):
             return set()
@@ -400,8 +416,7 @@ class Counting:
     def _feeds_of(self, void: Void) -> Iterable[int]:
         """Return the feeds of which a Void may take something back."""
         if void.members:
-            numbers = (m * INCARNATIONS + i for m in void.members for i in range(INCARNATIONS))
-            return (number for number in numbers if number in self._feeds)
+            return (number for member in void.members for number in self._named_of(member))
         feeds: set[int] = set()
         epoch = void.first
         while (epoch := self._voidable.find(1, epoch, void.last + 1)) >= 0:
@@ -429,6 +444,11 @@ class Counting:
         self.members.append(Member(admit.origin, admit.quota, invitation))
 
     # -- feeds -------------------------------------------------------------------------------------
+
+    def _named_of(self, member: int) -> Iterator[int]:
+        """Yield the numbers of a member's feeds of which something was named."""
+        numbers = range(member * INCARNATIONS, (member + 1) * INCARNATIONS)
+        return (number for number in numbers if number in self._feeds)
 
     def _place(self, feed: int, epoch: int) -> int | None:
         known = self._feeds.get(feed)

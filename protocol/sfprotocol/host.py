@@ -44,6 +44,7 @@ from sfprotocol.events import (
     LinkUp,
     OwnUpdates,
     Petitioned,
+    Rebase,
     Received,
     Recounted,
     Serve,
@@ -53,6 +54,7 @@ from sfprotocol.events import (
     Traced,
     Transmit,
     Wake,
+    Writable,
 )
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
@@ -99,6 +101,8 @@ class Commit:
     control: tuple[KeepControl, ...] = ()
     """Changes of the control feed, in order."""
     authority: tuple[Succession | ControlFork, ...] = ()
+    rebase: Rebase | None = None
+    """The bases with which the log is to begin, after everything else in this commit."""
 
 
 class Store(Protocol):
@@ -153,7 +157,8 @@ class Advanced:
     """Notice that the updates of `feed` below step `before` counted until now, and those below `stop` do now.
 
     `stop` is below `before` after a cut, and equal to it where factors have changed and nothing else (see
-    `Machine.runs`). Whoever applies updates reads them from the store.
+    `Machine.runs`). In an organised run every proof of a fork comes as one, also where what counts stays the
+    same: an organiser names nothing beyond it. Whoever applies updates reads them from the store.
     """
 
     feed: Feed
@@ -345,17 +350,22 @@ class Host:
                 return Advanced(feed, segment.first, segment.first + counted)
             case Cut(proof=proof, stop=stop) if stop > proof.cut:
                 return Advanced(proof.feed, stop, proof.cut)
+            case Cut(proof=proof, stop=stop) if self.machine.organised:
+                return Advanced(proof.feed, stop, self.machine.frontier.next(proof.feed))
             case Recounted(feed=feed, before=before):
                 return Advanced(feed, before, self.machine.frontier.next(feed))
             case Petitioned(petition=petition, via=via):
                 return Asked(petition, via)
             case Examine():
                 self._examine(action)
-            case Trace(feed=feed, stop=stop):
+            case Trace(feed=feed, stop=stop) if self._keeps(feed, stop):
                 self.post(Traced(feed, stop, *self._store.past(feed, stop), *self._store.label(feed, stop)))
         return None  # durable by now, or for a link that is gone
 
-    def _serve(self, serve: Serve, frames: _Frames) -> Send:
+    def _serve(self, serve: Serve, frames: _Frames) -> Send | None:
+        if not self._keeps(serve.feed, serve.first):
+            self.post(Writable(serve.link))
+            return None
         segment = frames.segment(serve)
         self.post(Served(serve.link, serve.feed, segment.stop, serve.hops))
         return Send(serve.link, segment, frames.of(segment))
@@ -363,8 +373,14 @@ class Host:
     def _examine(self, examine: Examine) -> None:
         feed, against = examine.feed, examine.against
         step = against.at if isinstance(against, Proof) else against.first
+        if not self._keeps(feed, step):
+            return
         chain, ours = self._store.past(feed, step)
         self.post(Examined(examine.link, feed, against, chain, ours, self._store.proof(feed)))
+
+    def _keeps(self, feed: Feed, step: int) -> bool:
+        """Return whether the log still has `feed` from this step on, after what this round has let go."""
+        return step >= self.machine.frontier.base(feed).step
 
 
 def commit_of(actions: list[Action]) -> Commit | None:
@@ -373,6 +389,7 @@ def commit_of(actions: list[Action]) -> Commit | None:
     cuts = tuple(action for action in actions if isinstance(action, Cut))
     cards = tuple(action.card for action in actions if isinstance(action, KeepCard))
     renewals = [action.feed for action in actions if isinstance(action, ContinueAs)]
+    rebases = [action for action in actions if isinstance(action, Rebase)]
     commit = Commit(
         admits,
         cuts,
@@ -380,6 +397,7 @@ def commit_of(actions: list[Action]) -> Commit | None:
         renewals[-1] if renewals else None,
         tuple(action for action in actions if isinstance(action, KeepControl)),
         tuple(action.message for action in actions if isinstance(action, KeepAuthority)),
+        rebases[-1] if rebases else None,
     )
     return None if commit == Commit() else commit
 

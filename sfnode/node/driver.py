@@ -17,9 +17,10 @@ from sfnode.logging import log
 from sfnode.node.link_pump import LinkPump
 from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
+from sfnode.store.replay import remember_checkpoint
 from sfnode.transport.base import Link
 from sfprotocol import wire_codec
-from sfprotocol.events import Cut, Event, LinkDown, LinkId, LinkUp
+from sfprotocol.events import Cut, Event, LinkDown, LinkId, LinkUp, Rebase
 from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Proof, RunParameters, Segment
@@ -74,6 +75,14 @@ class LogStore:
             authority=[wire_codec.encode(message, self._run.scalar_bytes) for message in commit.authority],
             replacing=self._run.organised is not None,
         )
+        if commit.rebase:
+            self._rebase(commit.rebase)
+
+    def _rebase(self, rebase: Rebase) -> None:
+        """Let the log begin with these bases. Their checkpoint is remembered first: should the process end in
+        between, the node says that it keeps less than it does (SPEC O15)."""
+        remember_checkpoint(self._log, rebase.checkpoint)
+        self._log.rebase(rebase.bases)
 
     def proof(self, feed: Feed) -> Proof | None:
         """Return the proof of the lowest cut of `feed`, if it is cut."""
@@ -102,13 +111,11 @@ class Driver:
         retreat: Callable[[Mapping[Feed, int]], Awaitable[None]],
         continue_as: Callable[[Feed], None],
         after_round: Callable[[], None],
-        asked: Callable[[Asked], None] = lambda asked: None,
     ) -> None:
         """`advanced` is called once a round, when it is durable, with the feeds of which something else
         counts now. `retreat` returns once nobody needs the updates of these feeds from some step on, which
         are about to be replaced in the log. `continue_as` remembers a new own feed durably and is called on
-        the disk thread. `after_round` is called whenever the machine's state may have changed,
-        `asked` with petitions."""
+        the disk thread. `after_round` is called whenever the machine's state may have changed."""
         self.machine = machine
         self.traffic = Traffic()
         self.bandwidth = Bandwidth()
@@ -117,6 +124,9 @@ class Driver:
         """Lock under which all that the machine has admitted is on disk, and `advanced` was called for it."""
         self.on_fault: Callable[[str], None] = lambda peer: None
         """Called with a peer that broke a rule, before its link is dropped."""
+        self.on_petition: Callable[[Asked], None] = lambda asked: None
+        self.on_round: Callable[[tuple[Feed, ...]], None] = lambda moved: None
+        """Called when a round was carried out, with the feeds of which something else counts now."""
         self._store = LogStore(update_log, machine.run, continue_as)
         self._host = Host(machine, self._store)
         self._clock = clock
@@ -124,7 +134,6 @@ class Driver:
         self._advanced = advanced
         self._retreat = retreat
         self._after_round = after_round
-        self._asked = asked
         self._finishing = False
         """Whether no more events are taken in; those that wait are still handled."""
         self._finished = False
@@ -241,9 +250,10 @@ class Driver:
                 case Advanced(feed=feed):
                     moved[feed] = None
                 case Asked():
-                    self._asked(effect)
+                    self.on_petition(effect)
         if moved:
             self._advanced(moved)
+        self.on_round(tuple(moved))
 
     def _replaced(self, commit: Commit) -> dict[Feed, int]:
         """Return the first step that `commit` replaces in the log, for the feeds in which it does."""

@@ -1,68 +1,56 @@
-"""The organiser in a node: told what the node sees, its decisions signed here; and a newcomer's petition.
+"""The organiser in a node, and a newcomer's petition.
 
-An adapter of the sans-IO policy (`sfnode.organising`). It looks at the machine after every round; what is
-held of a feed it reads from the log. It decides nothing itself.
+Carries out what the sans-IO desk (`sfnode.organising.desk`) asks for: decisions go to the machine,
+evaluations to the engine, answers to the owner. It decides nothing itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sfnode.errors import UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.organising import admission
+from sfnode.organising.desk import OrganiserDesk
 from sfnode.organising.events import (
     Action,
-    ControlChanged,
+    DeskEvent,
     Evaluate,
     EvaluationEnded,
-    Event,
-    ForkProven,
-    HeldChanged,
-    Mark,
     OwnerWish,
-    PeerControl,
-    PeerGone,
-    PeerShows,
     PetitionHeard,
     Refuse,
+    Round,
     Sign,
+    Signed,
     Stop,
-    Tenure,
-    Wake,
+    Summarise,
+    Summarised,
 )
-from sfnode.organising.organiser import Organiser, State
+from sfnode.organising.judging import by_schedule
+from sfnode.organising.organiser import State
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.organising.rates import Schedule
-from sfnode.schema.evaluation import Evaluation
-from sfnode.store.log import UpdateLog
 from sfprotocol import decisions
-from sfprotocol.decisions import Decision
+from sfprotocol.decisions import Admit, Decision
 from sfprotocol.events import OwnDecision, OwnPetition
-from sfprotocol.machine import Machine
-from sfprotocol.messages import ControlHead, Feed, Petition, Position
-from sfprotocol.organised import Organised
+from sfprotocol.messages import Petition
 from sfprotocol.petitions import petition_message
-from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import Sign as SignWith
-from sfprotocol.signing import extend
 
-LOOK_INTERVAL = 0.5
-"""Seconds between two looks at what peers show: a close waits for that, and an epoch lasts much longer."""
+if TYPE_CHECKING:
+    from sfnode.node.running import RunningNode
 
 WISH_DEADLINE = 60.0
 """Seconds for a wish to be signed: one decision is under way at a time, and each takes a commit."""
 
 WORK_BITS = OrganiserPolicy().work_bits
 """Bits of the proof of work that a petition shows: as many as organisers ask for by default."""
-
-ValidationResults = Callable[[bool], Awaitable[tuple[Evaluation, Evaluation | None]]]
-"""Evaluates the model on the validation rows, and the base model, too, if asked to."""
 
 
 def policy_of(manifest: Manifest) -> OrganiserPolicy:
@@ -75,66 +63,45 @@ def policy_of(manifest: Manifest) -> OrganiserPolicy:
     )
 
 
-class _Steps(NamedTuple):
-    """Steps `first .. stop - 1` of a feed."""
-
-    feed: Feed
-    first: int
-    stop: int
+def organises(node: RunningNode) -> bool:
+    """Return whether a node is to organise its run: it has the key, and the run has one."""
+    organised = node.machine.organised
+    return organised is not None and node.settings.organise and organised.control.feed.key is not None
 
 
-class OrganiserDesk:
-    """The organiser of one node that has the key."""
+class Organising:
+    """The organiser of one node that has the key; told by the node's driver."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        machine: Machine,
-        update_log: UpdateLog,
-        *,
-        key: bytes,
-        alone: bool,
-        post: Callable[[OwnDecision], None],
-        evaluate: ValidationResults,
-        clock: Callable[[], float],
-    ) -> None:
-        """`key` is the public half of the organiser's key, with which the machine signs."""
-        assert machine.organised is not None
-        self._machine = machine
-        self._organised: Organised = machine.organised
-        self._log = update_log
-        self._key = key
-        self._post = post
-        self._evaluate = evaluate
-        self._clock = clock
-        self._told: tuple[ControlHead, Tenure] | None = None
-        self._held: dict[Feed, tuple[int, bytes]] = {}
-        self._forked: dict[Feed, int] = {}
-        self._shown: dict[Feed, int] = {}
-        self._peers: dict[str, int] = {}
-        self._looked_at = float("-inf")
+    def __init__(self, node: RunningNode) -> None:
+        """Be told by the driver from now on; `organises(node)` has to hold."""
+        assert node.machine.organised is not None
+        feed, run = node.machine.organised.control.feed, node.machine.run
+        assert feed.key is not None
+        self._node = node
         self._has_base = False
         self._running: set[asyncio.Task[None]] = set()
         self._wishes: list[tuple[Decision, asyncio.Future[str | None]]] = []
-        run = machine.run
-        self._organiser = Organiser(
-            run.run_id,
-            self._organised.counting,
-            policy_of(manifest),
-            Schedule(manifest.training.schedule, run.rate),
+        self._desk = OrganiserDesk(
+            node.machine,
+            node.log,
+            key=feed.key,
+            policy=policy_of(node.manifest),
+            judge=by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
             draw=secrets.token_bytes,
-            alone=alone,
-            now=clock(),
+            alone=node.settings.alone or not feed.stop,
+            now=node.clock(),
         )
+        node.driver.on_round = lambda moved: self._tell(Round(moved))
+        node.driver.on_petition = lambda asked: self._tell(PetitionHeard(asked.petition, asked.via))
 
     @property
     def state(self) -> State:
         """Whether it signs."""
-        return self._organiser.state
+        return self._desk.state
 
     def petitions(self) -> list[Petition]:
         """Return the petitions that wait for the owner."""
-        return self._organiser.petitions(self._clock())
+        return self._desk.petitions(self._node.clock())
 
     async def wish(self, decision: Decision) -> str | None:
         """Sign the owner's decision; return the reason if it would change nothing."""
@@ -149,137 +116,84 @@ class OrganiserDesk:
         finally:
             self._wishes = [wish for wish in self._wishes if wish[1] is not done]
 
-    # -- what the node tells -----------------------------------------------------------------------
-
-    def asked(self, petition: Petition, via: str) -> None:
-        """Take note of a petition."""
-        self._tell(PetitionHeard(petition, via))
-
-    def look(self) -> None:
-        """Take note of everything that may have changed; called after every round."""
-        self._look_at_control()
-        for state in self._machine.frontier:
-            self._look_at(state.feed, state.next, state.forked)
-        if self._clock() - self._looked_at >= LOOK_INTERVAL:
-            self._looked_at = self._clock()
-            self._look_at_peers()
-        if self._clock() >= self._organiser.next_deadline():
-            self._tell(Wake())
-
-    def _look_at_control(self) -> None:
-        control = self._organised.control
-        now = control.head(), self._tenure()
-        if now == self._told:
-            return
-        first = self._told[0].stop if self._told else 0
-        self._told = now
-        for entry in control.feed.entries[first:]:
-            self._signed(decisions.read(entry.record).decision)
-        self._tell(ControlChanged(control.counting, now[1]))
-
-    def _signed(self, decision: Decision) -> None:
-        for wish, done in self._wishes:
-            if wish == decision and not done.done():
-                done.set_result(None)
-                return
-
-    def _tenure(self) -> Tenure:
-        feed = self._organised.control.feed
-        if feed.key != self._key:
-            return Tenure.PASSED_ON
-        return Tenure.FORKED if feed.frozen else Tenure.HELD
-
-    def _look_at(self, feed: Feed, stop: int, forked: int) -> None:
-        chain = self._machine.frontier.state(feed).chain
-        known = self._held.get(feed, (0, b""))
-        if known != (stop, chain):
-            self._held[feed] = stop, chain
-            counting = self._organised.counting
-            number = counting.number(feed)
-            judged = counting.named(number, counting.sealed - 2) if number is not None else 0
-            whole = not known[1] or stop <= known[0] or self._log.past(feed, known[0])[0] != known[1]
-            first = min(judged, stop) if whole else known[0]
-            self._tell(HeldChanged(feed, first if not whole else 0, tuple(self._marks(feed, first, stop))))
-        if forked < self._forked.get(feed, 1 << 32):
-            self._forked[feed] = forked
-            self._tell(ForkProven(feed, forked))
-
-    def _marks(self, feed: Feed, first: int, stop: int) -> Iterator[Mark]:
-        """Yield the steps at which a close may stop, above `first` and up to `stop`."""
-        counting, step = self._organised.counting, first
-        chain = self._log.past(feed, first)[0]
-        number = counting.number(feed)
-        landmarks = [mark.stop for mark in counting.landmarks(number, first)] if number is not None else []
-        if first:
-            yield Mark(first, self._log.label(feed, first)[0], chain)
-        for _, segment in self._log.segments([_Steps(feed, first, stop)]):
-            parts = drop_updates(first_updates(segment.parts, stop - segment.first), step - segment.first)
-            for part in parts:
-                ends = [at for at in landmarks if step < at < step + len(part.scalars)]
-                for end in (*ends, step + len(part.scalars)):
-                    taken = part.scalars[: end - step]
-                    chain = extend(chain, [part._replace(scalars=taken)])
-                    part, step = part._replace(scalars=part.scalars[len(taken) :]), end
-                    yield Mark(step, part.epoch, chain)
-
-    def _look_at_peers(self) -> None:
-        machine = self._machine
-        links = [link for link in machine.links.values() if link.greeted and link.control.theirs]
-        peers = {link.peer: link.control.theirs.stop for link in links if link.control.theirs}
-        for peer in [peer for peer in self._peers if peer not in peers]:
-            self._tell(PeerGone(peer))
-        for peer, decided in peers.items():
-            if self._peers.get(peer) != decided:
-                self._tell(PeerControl(peer, decided))
-        self._peers = peers
-        news: list[Position] = []
-        agreed = any(link.agreed and link.known == machine.frontier.known for link in links)
-        for state in machine.frontier:
-            said = state.next if agreed else max((link.has.get(state.feed, 0) for link in links), default=0)
-            shown = min(said, state.next)
-            if shown > self._shown.get(state.feed, 0):
-                self._shown[state.feed] = shown
-                news.append(Position(state.feed, shown))
-        if news:
-            self._tell(PeerShows(tuple(news)))
-
-    # -- what the organiser wants ------------------------------------------------------------------
-
-    def _tell(self, event: Event) -> None:
-        for action in self._organiser.handle(event, self._clock()):
-            self._do(action)
-
-    def _do(self, action: Action) -> None:
-        match action:
-            case Sign(position=position, decision=decision):
-                if position == self._organised.control.feed.stop and self._tenure() is Tenure.HELD:
-                    self._post(OwnDecision(decisions.encode(decision)))
-            case Evaluate(epoch=epoch):
-                task = asyncio.get_running_loop().create_task(self._evaluated(epoch))
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
-            case Refuse(decision=decision, reason=reason):
-                for wish, done in self._wishes:
-                    if wish == decision and not done.done():
-                        done.set_result(reason)
-            case Stop(reason=reason):
-                log.warning("this node does not organise the run any more: %s", reason)
-
-    async def _evaluated(self, epoch: int) -> None:
-        """Evaluate the model as it is now, which holds what the close has named and little else."""
-        result = base = None
-        try:
-            result, base = await self._evaluate(not self._has_base)
-            self._has_base = self._has_base or base is not None
-        except UserError as error:
-            log.warning("epoch %d is sealed without an evaluation: %s", epoch, error.what)
-        self._tell(EvaluationEnded(epoch, result, base))
-
     async def stop(self) -> None:
         """Cancel what is under way."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+
+    # -- what the desk asks for --------------------------------------------------------------------
+
+    def _tell(self, event: DeskEvent) -> None:
+        for action in self._desk.handle(event, self._node.clock()):
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Sign(decision=decision):
+                self._node.driver.post(OwnDecision(decisions.encode(decision)))
+            case Evaluate(epoch=epoch):
+                self._start(self._evaluate(epoch))
+            case Summarise(epoch=epoch):
+                self._start(self._summarise(epoch))
+            case Refuse(decision=decision, reason=reason):
+                self._answer(decision, reason)
+            case Signed(decision=decision):
+                self._answer(decision, None)
+            case Stop(reason=reason):
+                log.warning("this node does not organise the run any more: %s", reason)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _summarise(self, epoch: int) -> None:
+        """Work out the checkpoint of an epoch."""
+        stated, checkpoints = None, self._node.checkpoints
+        try:
+            state = await checkpoints.state_of(epoch) if checkpoints else None
+            stated = state.decision(self._node.manifest.run_id) if state else None
+        except UserError as error:
+            log.warning("no checkpoint of epoch %d is signed: %s", epoch, error.what)
+        self._tell(Summarised(stated))
+
+    def _answer(self, wanted: Decision, reason: str | None) -> None:
+        """Tell whoever has wished for this decision first what has become of it."""
+        for wish, done in self._wishes:
+            if wish == wanted and not done.done():
+                done.set_result(reason)
+                return
+
+    async def _evaluate(self, epoch: int) -> None:
+        """Evaluate the model on the validation rows, and first the base model if that was not done yet."""
+        result = base = None
+        wanted, ask = self._node.limiter.until_a_pause(), self._node.ask_engine
+        try:
+            if not self._has_base:
+                _, base = await ask(lambda engine: engine.evaluate_base(0, wanted, "validation"))
+                self._has_base = True
+            _, result = await ask(lambda engine: engine.evaluate(0, wanted, "validation"))
+        except UserError as error:
+            log.warning("epoch %d is sealed without an evaluation: %s", epoch, error.what)
+        self._tell(EvaluationEnded(epoch, result, base))
+
+
+# -- newcomers -----------------------------------------------------------------------------------------
+
+
+async def be_admitted(node: RunningNode) -> None:
+    """Ask to be admitted to an organised run, or see to it if this node organises it."""
+    own, organised = node.machine.own, node.machine.organised
+    if organised is None or own is None or organised.counting.member(own.origin):
+        return
+    if node.organising:
+        await node.organising.wish(Admit(own.origin, node.manifest.organised.quota, 0))
+        return
+    ticket, interrupted = node.settings.invitation, node.stopping.is_set
+    asked = await petition(node.manifest.run_id, own.origin, node.machine.sign, ticket, interrupted)
+    if asked:
+        node.driver.post(asked)
 
 
 async def petition(

@@ -17,9 +17,10 @@ from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.modelshare.sharing import Sharing
 from sfnode.node import startup
+from sfnode.node.checkpoints import Checkpoints
 from sfnode.node.driver import Driver
 from sfnode.node.engine_thread import Engine, EngineThread, Order, StepResult
-from sfnode.node.organising import OrganiserDesk, petition
+from sfnode.node.organising import Organising, be_admitted, organises
 from sfnode.node.peering import Peering
 from sfnode.node.readiness import Readiness
 from sfnode.node.shutdown import Departure
@@ -31,19 +32,19 @@ from sfnode.peers.latency import ECHO
 from sfnode.resources.limiter import ResourceLimiter
 from sfnode.resources.quotas import DailyTraffic
 from sfnode.resources.sensors import Sensors
-from sfnode.schema.evaluation import Evaluation, NodeEvaluation
+from sfnode.schema.evaluation import NodeEvaluation
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Generated
 from sfnode.settings import Settings
+from sfnode.store import checkpoint as states
 from sfnode.store.data_folder import DataDir
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes
 from sfnode.transport.base import Asker, PeerRecord, Transport, TransportError
 from sfprotocol import wire_codec
-from sfprotocol.decisions import Admit
 from sfprotocol.errors import RemoteProtocolError
-from sfprotocol.host import Asked
 from sfprotocol.messages import Feed, ManifestReply, ManifestRequest, PartRequest
+from sfprotocol.weighing import Counted
 
 REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
@@ -88,6 +89,7 @@ class RunningNode:
         self.settings = settings
         self.manifest = manifest
         self.log = update_log
+        self.data_dir = data_dir
         self.transport = transport
         self.clock = asyncio.get_running_loop().time
         self.started_at = self.clock()
@@ -102,10 +104,7 @@ class RunningNode:
             retreat=self._retreat,
             continue_as=self._continue_as,
             after_round=self._after_round,
-            asked=self._asked,
         )
-        self.organising = self._open_desk()
-        """The organiser, where its key is."""
         self._look_for_others()
         self._readiness = Readiness(
             self.machine,
@@ -128,10 +127,14 @@ class RunningNode:
             manifest,
             data_dir,
             transport,
-            peers=lambda: self.book.sample(MODEL_SOURCES),
+            peers=self.givers,
             bandwidth=self.driver.bandwidth,
             clock=self.clock,
         )
+        self.checkpoints = Checkpoints(self) if self.machine.organised else None
+        """Checkpoints of an organised run."""
+        self.organising = Organising(self) if organises(self) else None
+        """The organiser, where its key is."""
         self._departure = Departure(
             self.machine, done=self._done, alone=lambda: self.peering.alone, clock=self.clock
         )
@@ -140,21 +143,6 @@ class RunningNode:
         self.scheduler: StepScheduler | None = None
         self.engine_thread: EngineThread | None = None
         self.engine_loaded = False
-
-    def _open_desk(self) -> OrganiserDesk | None:
-        organised = self.machine.organised
-        if organised is None or not self.settings.organise or organised.control.feed.key is None:
-            return None
-        return OrganiserDesk(
-            self.manifest,
-            self.machine,
-            self.log,
-            key=organised.control.feed.key,
-            alone=self.settings.alone or not organised.control.feed.stop,
-            post=self.driver.post,
-            evaluate=self._validation_results,
-            clock=self.clock,
-        )
 
     def _look_for_others(self) -> None:
         given, remembered = self.settings.peers, startup.remembered_peers(self.log)
@@ -174,7 +162,8 @@ class RunningNode:
 
     def _advanced(self, feeds: Iterable[Feed]) -> None:
         """Have the engine follow the feeds of which something else counts now."""
-        if self.engine_thread:
+        outdated = self.machine.organised is not None and self.machine.organised.outdated
+        if self.engine_thread and not outdated:  # else what it would have to read is gone
             self.engine_thread.advance({feed: self.machine.counted(feed) for feed in feeds})
 
     async def _retreat(self, stops: Mapping[Feed, int]) -> None:
@@ -182,37 +171,6 @@ class RunningNode:
         if self.engine_thread:
             kept = {feed: self.machine.counted(feed, stop) for feed, stop in stops.items()}
             await self.engine_thread.retreat(kept)
-
-    def _asked(self, asked: Asked) -> None:
-        if self.organising:
-            self.organising.asked(asked.petition, asked.via)
-
-    async def _validation_results(self, base: bool) -> tuple[Evaluation, Evaluation | None]:
-        """Evaluate the model as of now on the validation rows, and the base model first if asked to."""
-        wanted = self.limiter.until_a_pause()
-        before = None
-        if base:
-            _, before = await self._ask_engine(lambda e: e.evaluate_base(0, wanted, "validation"))
-        _, now = await self._ask_engine(lambda e: e.evaluate(0, wanted, "validation"))
-        return now, before
-
-    async def _be_admitted(self) -> None:
-        """Ask to be admitted to an organised run, or see to it if we organise it."""
-        own, organised = self.machine.own, self.machine.organised
-        if organised is None or own is None or organised.counting.member(own.origin):
-            return
-        if self.organising:
-            await self.organising.wish(Admit(own.origin, self.manifest.organised.quota, 0))
-            return
-        asked = await petition(
-            self.manifest.run_id,
-            own.origin,
-            self.machine.sign,
-            self.settings.invitation,
-            self.stopping.is_set,
-        )
-        if asked:
-            self.driver.post(asked)
 
     def _continue_as(self, feed: Feed) -> None:
         """Record the new feed of our own; called on the disk thread."""
@@ -224,8 +182,6 @@ class RunningNode:
         if self.scheduler:
             self.scheduler.ready = self.scheduler.ready or (self.engine_loaded and self._readiness.done())
             self.scheduler.advance()
-        if self.organising:
-            self.organising.look()
         if not self.stopping.is_set() and self._departure.due():
             log.info("done: leaving")
             self.stop()
@@ -269,12 +225,13 @@ class RunningNode:
 
     async def live(self) -> None:
         """Run until `stop`, a fault, or the end that the settings ask for. Raises the fault."""
-        if self.settings.role == "trainer":
+        if self.settings.role == "trainer" and not self.machine.frontier.waiting:
             self._start_engine()
         driving = asyncio.create_task(self._guard(self.driver.run))
         jobs = (
             *(self.peering.run, self.views.run, self.limiter.run),
-            *(self.sharing.run, self._report, self._be_admitted),
+            *(self.sharing.run, self._report, partial(be_admitted, self)),
+            *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
         )
         looking = [asyncio.create_task(self._guard(job)) for job in jobs]
         try:
@@ -305,6 +262,7 @@ class RunningNode:
             on_ready=self._on_engine_ready,
             on_result=self._on_result,
             on_failure=self.fail,
+            begin=self._begin_engine(),
         )
         self._advanced([state.feed for state in self.machine.frontier])
         self.scheduler = StepScheduler(
@@ -317,6 +275,39 @@ class RunningNode:
         )
         self.limiter.serve(self.scheduler, self.engine_thread)
         self.engine_thread.start()
+
+    def _begin_engine(self) -> Callable[[Engine], Mapping[Feed, Counted]]:
+        """Return what gives the engine the cores of the newest checkpoint that is here and usable.
+
+        Raises UserError CHECKPOINT_UNUSABLE if the log has not everything without one.
+        """
+        folder, counting = self.data_dir.checkpoints, self.machine.frontier.counting
+        checkpoint, counted = states.start(folder, counting, self.log)
+
+        def begin(engine: Engine) -> Mapping[Feed, Counted]:
+            if checkpoint and counting:
+                engine.begin(states.load(folder, self.manifest, counting, checkpoint).cores)
+            return counted
+
+        return begin
+
+    async def engine_is_abreast(self) -> bool:
+        """Wait until the engine has applied everything until now; False while it is still loading."""
+        if self.engine_thread is None:
+            return self.settings.role == "relay"
+        if self.engine_loaded:
+            await self.engine_thread.ask(lambda engine: None)
+        return self.engine_loaded
+
+    async def _train_once_begun(self) -> None:
+        """Start the engine of a node that begins with a checkpoint, once that is here."""
+        if self.settings.role == "trainer" and self.engine_thread is None and self.checkpoints:
+            await self.checkpoints.begun.wait()
+            self._start_engine()
+
+    def givers(self) -> list[str]:
+        """Return addresses of peers that may have the base model, or the state of a checkpoint."""
+        return self.book.sample(MODEL_SOURCES)
 
     async def _guard(self, job: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -365,7 +356,7 @@ class RunningNode:
     async def evaluate(self, base: bool, limit: int) -> NodeEvaluation:
         """Accuracy or loss on the test rows, of the model as of now or of the base model."""
         wanted = self.limiter.until_a_pause()
-        moment, result = await self._ask_engine(
+        moment, result = await self.ask_engine(
             lambda engine: engine.evaluate_base(limit, wanted) if base else engine.evaluate(limit, wanted)
         )
         answer = NodeEvaluation(
@@ -380,7 +371,7 @@ class RunningNode:
 
     async def generate(self, prompt: str, tokens: int) -> Generated:
         """Continue `prompt` with the base model and the model as of now, by at most `tokens` tokens each."""
-        moment, (base, now) = await self._ask_engine(lambda engine: engine.generate(prompt, tokens))
+        moment, (base, now) = await self.ask_engine(lambda engine: engine.generate(prompt, tokens))
         return Generated(base=base, now=now, digest=moment.digest, known=moment.known)
 
     async def core_status(self) -> CoreStatus:
@@ -388,10 +379,10 @@ class RunningNode:
         if self.engine_thread is None:
             frontier = self.machine.frontier
             return CoreStatus(digest=frontier.digest().hex(), core_digest=None, known=frontier.known)
-        moment, core = await self._ask_engine(lambda engine: engine.core.digest())
+        moment, core = await self.ask_engine(lambda engine: engine.core.digest())
         return CoreStatus(digest=moment.digest, core_digest=core.hex(), known=moment.known)
 
-    async def _ask_engine(self, question: Callable[[Engine], T]) -> tuple[Moment, T]:
+    async def ask_engine(self, question: Callable[[Engine], T]) -> tuple[Moment, T]:
         """Return the engine's answer, and the moment whose updates, and no others, it had applied by then.
 
         Raises UserError BAD_OPTION for a relay, and NODE_NOT_RUNNING if the node ends before it has answered.

@@ -171,6 +171,13 @@ def open_machine(
     """Return the protocol machine in the state of the log; only a trainer's has a feed to continue."""
     parameters = manifest.parameters()
     frontier = frontier_of(parameters, update_log)
+    frontier.waiting = settings.from_checkpoint
+    if settings.from_checkpoint and parameters.organised is None:
+        raise UserError(
+            Code.RUN_IS_OPEN,
+            f"--from-checkpoint: nobody signs checkpoints of the run {manifest.name}, which is open",
+            "Leave the option out: the node gets all updates from its neighbours.",
+        )
     own: Feed | None = None
     sign: Sign = _never_sign
     proven = True

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import Decision
+from sfprotocol.decisions import Checkpoint, Decision
 from sfprotocol.messages import Feed, Petition, Position
 
 
@@ -51,7 +51,8 @@ class HeldChanged:
 
     There is a mark wherever the label changes, wherever a close that is not sealed, or the last sealed one,
     has stopped, and at the end: after a start all of these, then those of each segment that is admitted.
-    A feed that was rolled back has no marks from step 0 on.
+    A feed that was rolled back has no marks from step 0 on. What peers have shown of it from `first` on
+    was of another history.
     """
 
     feed: Feed
@@ -72,6 +73,14 @@ class PeerShows:
     """A peer has shown that it holds these feeds, as far as our history of them goes."""
 
     positions: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeersClaim:
+    """Linked peers say that they have more of these feeds than is here, of those that miss named steps here;
+    and of no others."""
+
+    feeds: frozenset[Feed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +118,27 @@ class EvaluationEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Summarised:
+    """A Summarise was carried out: what counts up to an epoch, by the decisions at that time."""
+
+    checkpoint: Checkpoint | None
+    """None if it has failed."""
+
+
+@dataclass(frozen=True, slots=True)
 class OwnerWish:
     """The run's owner wants this decision: an Admit approves, a Revoke or a Void takes back, and so on."""
 
     decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerTrusts:
+    """The run's owner trusts a member, or does not: then seals skip its work until it is trusted again, and
+    recount it."""
+
+    member: int
+    trusted: bool
 
 
 Event = (
@@ -121,12 +147,27 @@ Event = (
     | HeldChanged
     | ForkProven
     | PeerShows
+    | PeersClaim
     | PeerControl
     | PeerGone
     | PetitionHeard
     | EvaluationEnded
+    | Summarised
     | OwnerWish
+    | OwnerTrusts
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round of this node was carried out; for the desk, which finds out the rest itself."""
+
+    moved: tuple[Feed, ...] = ()
+    """Feeds of which something else is held, counts or is proven than before."""
+
+
+DeskEvent = Round | PetitionHeard | EvaluationEnded | Summarised | OwnerWish | OwnerTrusts
+"""What the desk is told; all other events it makes of a Round."""
 
 
 # -- actions -------------------------------------------------------------------------------------------
@@ -150,11 +191,25 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class Summarise:
+    """Work out the digests of what counts up to an epoch, by the decisions as they are; report Summarised."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """Tell the owner that a wish is not carried out."""
 
     decision: Decision
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """Tell the owner that a wish is carried out: it is signed, and kept here. Comes from the desk."""
+
+    decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,4 +219,4 @@ class Stop:
     reason: str
 
 
-Action = Sign | Evaluate | Refuse | Stop
+Action = Sign | Evaluate | Summarise | Refuse | Signed | Stop

@@ -20,17 +20,28 @@ an organiser looks, every LOOK_INTERVAL, for the first of these that is due:
     the result of an evaluation    of an epoch that is sealed, or of the base model
     a seal                         of the oldest closed epoch, once it is evaluated or has waited long enough
     a close                        once enough updates may be named, or one has waited long enough
-    an amendment                   of a feed of which named steps cannot be had, if the policy has one
+    an amendment                   of a feed of which named steps are not to be had from anybody
+    a checkpoint                   of an epoch that is not expected to be counted differently any more
 
-A close names only what a peer has shown to hold, too, so that it cannot get lost with this node. Of a member
-it names no more than its quota, over all its feeds and whatever the labels: nobody fills an epoch with what
-is late. What is left comes next time, the feed first that has waited longest.
+A close names only what is here and what a peer has shown to hold, too, so that it cannot get lost with this
+node. A peer that lies about it makes nothing worse than a run with one peer less: what is named is here. Of a
+member a close names no more than its quota, over all its feeds and whatever the labels: nobody fills an epoch
+with what is late. What is left comes next time, the feed first that has waited longest.
+
+A seal counts all that its close has named, with the factor that the judge says (`judging`), but for what it
+skips: work for labels of which its member was revoked since, of members that the owner does not trust, and
+what the judge says. What was skipped is recounted by a later seal if the judge says so, or once the owner
+trusts again; the owner's trust is remembered as long as this organiser runs.
+
+What is named and lost here is fetched from peers like everything else. It is given up (`amend`) when it has
+been missing for long (`OrganiserPolicy.amend_after`) while there were peers, and nothing of it has come.
+Peers who say that they have it delay that, and no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum
 
 from sfnode.organising import health, wishes
@@ -43,23 +54,37 @@ from sfnode.organising.events import (
     Event,
     ForkProven,
     HeldChanged,
-    Mark,
+    OwnerTrusts,
     OwnerWish,
     PeerControl,
     PeerGone,
+    PeersClaim,
     PeerShows,
     PetitionHeard,
     Refuse,
     Sign,
     Stop,
+    Summarise,
+    Summarised,
     Tenure,
 )
+from sfnode.organising.feeds import HeldFeeds
+from sfnode.organising.judging import RECOUNTS_PER_SEAL, Judge, Judgement
 from sfnode.organising.policy import OrganiserPolicy
-from sfnode.organising.rates import Schedule
 from sfprotocol import holding
-from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting, Member, named_digest
-from sfprotocol.decisions import FACTOR_ONE, Amend, Close, Decision, Evaluated, Move, RateFrom, Seal
-from sfprotocol.link import MAX_FEEDS
+from sfprotocol.counting import MAX_EPOCHS, Counting, named_digest
+from sfprotocol.decisions import (
+    INCARNATIONS,
+    Amend,
+    Checkpoint,
+    Close,
+    Decision,
+    Evaluated,
+    Move,
+    Recount,
+    Seal,
+    Void,
+)
 from sfprotocol.messages import Feed, Petition
 
 LOOK_INTERVAL, LOOK_INTERVAL_PER_FEED = 1.0, 0.0005
@@ -84,6 +109,12 @@ MAX_UNSEALED = 16
 """Closed epochs that may wait for their seals. If seals cannot be made, because named updates are missing
 here, trainers come to the end of their quotas instead of going on without end."""
 
+SETTLED = 4
+"""Seals after an epoch's own before a checkpoint speaks of it: what a seal recounts is mostly younger."""
+
+SUMMARISE_AGAIN = 60.0
+"""Seconds until a checkpoint is tried again that could not be worked out."""
+
 YOUNG = 1 / 10
 """Share of the update budget up to which a run is young."""
 
@@ -102,29 +133,6 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class _Held:
-    """A feed as this node holds it, and peers too."""
-
-    since: float
-    """Time since which something waits to be named."""
-    whole_at: float
-    """Time at which we last held all that is named of it, or had nobody to ask."""
-    marks: list[Mark] = field(default_factory=list)
-    shown: int = 0
-    """The first step that no peer has shown to hold."""
-    forked: int = NEVER
-    named: int = 0
-    """The first step that was not named when we last looked."""
-
-    @property
-    def stop(self) -> int:
-        return self.marks[-1].stop if self.marks else 0
-
-    def mark(self, stop: int) -> Mark | None:
-        return next((mark for mark in reversed(self.marks) if mark.stop == stop), None)
-
-
-@dataclass(slots=True)
 class _Asked:
     """The latest evaluation that was asked for."""
 
@@ -137,6 +145,16 @@ class _Asked:
     """Whether the seal has skipped something that was evaluated."""
 
 
+@dataclass(slots=True)
+class _Summary:
+    """The checkpoint that is worked out, or was and is to be signed."""
+
+    epoch: int
+    checkpoint: Checkpoint | None = None
+    altered: bool = False
+    """Whether a decision was signed meanwhile by which something else counts up to that epoch."""
+
+
 class Organiser:
     """The decisions of one run's organiser."""
 
@@ -145,7 +163,7 @@ class Organiser:
         run_id: bytes,
         counting: Counting,
         policy: OrganiserPolicy,
-        schedule: Schedule,
+        judge: Judge,
         *,
         draw: Callable[[int], bytes],
         alone: bool = False,
@@ -159,7 +177,7 @@ class Organiser:
         self.policy = policy
         self._run_id = run_id
         self._counting = counting
-        self._schedule = schedule
+        self._judge = judge
         self._draw = draw
         self._alone = alone
         self._decisions = counting.decisions
@@ -169,7 +187,13 @@ class Organiser:
         self._open, self._opened_at = -1, now
         """The epoch that was open when we last looked, and the time since when."""
         self._signing: Sign | None = None
-        self._feeds: dict[Feed, _Held] = {}
+        self._feeds = HeldFeeds()
+        self._claimed: frozenset[Feed] = frozenset()
+        """Feeds of which linked peers say that they have more than is here."""
+        self._distrusted: set[int] = set()
+        """Members whose work seals skip."""
+        self._restored: set[int] = set()
+        """Members whose skipped work is to be recounted."""
         self._peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""
         self._petitions = Petitions(run_id, policy)
@@ -178,6 +202,8 @@ class Organiser:
         """The base model's result, until it is signed."""
         self._asked = _Asked(-1, now, running=False)
         self._evaluate_from = now
+        self._summary: _Summary | None = None
+        self._summarise_from = now
         self._actions: list[Action] = []
 
     # -- what others ask ---------------------------------------------------------------------------
@@ -190,14 +216,19 @@ class Organiser:
         """Return the petitions that wait for the owner, or for their turn."""
         return self._petitions.waiting(self._counting, now)
 
+    def marked(self, feed: Feed, stop: int) -> bool:
+        """Return whether the chain hash after `stop` steps of a feed is known."""
+        return self._feeds.marked(feed, stop)
+
     @property
     def behind(self) -> int:
-        """Number of named updates that are not here: without them no seal can be made."""
-        counting = self._counting
-        named = counting.positions().items()
-        held = self._feeds
-        stops = ((stop, held.get(counting.feed(number))) for number, stop in named)
-        return sum(max(0, stop - (feed.stop if feed else 0)) for stop, feed in stops)
+        """Number of named updates that were not here when we last looked: no seal is made without them."""
+        return sum(held.named - held.stop for held in self._feeds.missing().values())
+
+    @property
+    def missing(self) -> Iterable[Feed]:
+        """Feeds of which named updates were not here when we last looked."""
+        return self._feeds.missing()
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -206,14 +237,10 @@ class Organiser:
         match event:
             case ControlChanged():
                 self._on_control_changed(event, now)
-            case HeldChanged(feed=feed, first=first, marks=marks):
-                held = self._feed(feed, now)
-                held.marks = [mark for mark in held.marks if mark.stop <= first] + list(marks)
-            case ForkProven(feed=feed, at=at):
-                held = self._feed(feed, now)
-                held.forked = min(held.forked, at)
-            case PeerShows():
-                self._on_peer_shows(event, now)
+            case HeldChanged() | ForkProven() | PeerShows():
+                self._feeds.take(event, self._counting, now)
+            case PeersClaim(feeds=feeds):
+                self._claimed = feeds
             case PeerControl(peer=peer, decisions=decisions):
                 self._peers[peer] = decisions
             case PeerGone(peer=peer):
@@ -222,10 +249,12 @@ class Organiser:
                 self._petitions.hear(petition, via, self._counting, now)
             case EvaluationEnded():
                 self._on_evaluation_ended(event, now)
+            case Summarised(checkpoint=checkpoint):
+                self._on_summarised(checkpoint, now)
+            case OwnerTrusts():
+                self._on_trust(event)
             case OwnerWish(decision=decision):
-                self._wishes.append(decision)
-                if self._signing is None:
-                    self._wake_at = now
+                self._on_wish(decision, now)
         if now >= self._wake_at:
             self._look(now)
         actions, self._actions = self._actions, []
@@ -242,18 +271,23 @@ class Organiser:
             self.state, self.stopped, self._signing = State.STOPPED, reason, None
             self._actions.append(Stop(reason))
         elif self._decisions < before:  # a succession to the same key keeps less than was here
-            self.state, self._signing, self._alone = State.RESTARTED, None, False
+            self.state, self._signing, self._alone, self._summary = State.RESTARTED, None, False, None
         elif self._signing and self._decisions > self._signing.position:
             self._signing, self._wake_at = None, now
         if self._decisions != before:
             self._grown_at = now
 
-    def _on_peer_shows(self, event: PeerShows, now: float) -> None:
-        for feed, stop in event.positions:
-            known = feed in self._feeds or self._counting.number(feed) is not None
-            if known or len(self._feeds) < MAX_FEEDS:
-                held = self._feed(feed, now)
-                held.shown = max(held.shown, stop)
+    def _on_wish(self, decision: Decision, now: float) -> None:
+        self._wishes.append(decision)
+        if self._signing is None:
+            self._wake_at = now
+
+    def _on_trust(self, event: OwnerTrusts) -> None:
+        takes, gives = self._restored, self._distrusted
+        if not event.trusted:
+            takes, gives = gives, takes
+        takes.add(event.member)
+        gives.discard(event.member)
 
     def _on_evaluation_ended(self, event: EvaluationEnded, now: float) -> None:
         if event.epoch != self._asked.epoch or not self._asked.running:
@@ -267,9 +301,6 @@ class Organiser:
             self._base = health.published(event.epoch, event.base, base=True)
         if event.result:
             self._asked.result = health.published(event.epoch, event.result)
-
-    def _feed(self, feed: Feed, now: float) -> _Held:
-        return self._feeds.setdefault(feed, _Held(since=now, whole_at=now))
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -289,6 +320,8 @@ class Organiser:
         self._sign(Sign(self._counting.decisions, decision), now)
 
     def _sign(self, sign: Sign, now: float) -> None:
+        if self._summary and _earliest_altered(sign.decision) <= self._summary.epoch:
+            self._summary.altered = True
         self._signing, self._wake_at = sign, now + SIGN_AGAIN
         self._actions.append(sign)
 
@@ -308,19 +341,13 @@ class Organiser:
 
     def _about_feeds(self, now: float) -> Decision | None:
         self._refresh(now)
-        return self._seal(now) or self._close(now) or self._amend(now)
+        return self._seal(now) or self._close(now) or self._amend(now) or self._checkpoint(now)
 
     def _refresh(self, now: float) -> None:
         """Bring the times up to date since which the epoch is open, and feeds wait or miss something."""
         if self._open != self._counting.open_epoch:
             self._open, self._opened_at = self._counting.open_epoch, now
-        for feed, held in self._feeds.items():
-            number = self._counting.number(feed)
-            named = 0 if number is None else self._counting.named(number)
-            if named != held.named or held.stop <= named:
-                held.named, held.since = named, now
-            if held.stop >= named or not self._peers:
-                held.whole_at = now
+        self._feeds.refresh(self._counting, now, asked=bool(self._peers))
 
     def _wish(self) -> Decision | None:
         while self._wishes:
@@ -345,41 +372,33 @@ class Organiser:
 
     def _seal(self, now: float) -> Seal | None:
         counting, epoch = self._counting, self._counting.sealed
-        chains = self._chains(epoch) if epoch < counting.open_epoch else None
+        chains = self._feeds.chains(counting, epoch) if epoch < counting.open_epoch else None
         if chains is None or self._is_evaluated_first(epoch, now):
             return None
-        skipped = tuple(number for number in counting.moved(epoch) if self._is_revoked(number, epoch))
+        judgement = self._judge(counting)
+        skipped = tuple(n for n in counting.moved(epoch) if self._is_skipped(n, epoch, judgement))
         self._asked.altered = self._asked.altered or (bool(skipped) and self._asked.epoch == epoch)
-        for number, stop, _ in chains:
-            held = self._feeds[counting.feed(number)]
-            held.marks = [mark for mark in held.marks if mark.stop >= stop]
-        coming = counting.open_epoch + 1
-        rate = self._schedule.rate(counting.counted, counting.budget)
-        rates = (RateFrom(coming, rate),) if rate != counting.rate(coming) else ()
-        return Seal(epoch, skipped, (), named_digest(self._run_id, chains), FACTOR_ONE, rates)
+        self._feeds.forget(chains, counting)
+        digest, recounted = named_digest(self._run_id, chains), self._recounted(judgement)
+        return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
 
-    def _chains(self, epoch: int) -> list[tuple[int, int, bytes]] | None:
-        """Return (feed, stop, chain hash there) of what closes up to this one have named; None if it is not
-        all here."""
-        found = []
-        for number, stop in self._counting.positions(epoch).items():
-            held = self._feeds.get(self._counting.feed(number))
-            mark = held.mark(stop) if held else None
-            if mark:
-                found.append((number, stop, mark.chain))
-            elif stop:
-                return None
-        return found
+    def _is_skipped(self, number: int, epoch: int, judgement: Judgement) -> bool:
+        if number in judgement.skipped or number // INCARNATIONS in self._distrusted:
+            return True
+        return self._feeds.revoked(number, epoch, self._counting)
 
-    def _is_revoked(self, number: int, epoch: int) -> bool:
-        """Return whether the close of `epoch` has named updates for the labels of which their member was
-        revoked since."""
-        feed = self._counting.feed(number)
-        member, held = self._counting.member(feed.origin), self._feeds.get(feed)
-        first, stop = self._counting.named(number, epoch - 1), self._counting.named(number, epoch)
-        assert member is not None
-        marks = held.marks if held else []  # none of a feed that was ended before its first step
-        return any(first < mark.stop <= stop and mark.label >= member.revoked for mark in marks)
+    def _recounted(self, judgement: Judgement) -> tuple[Recount, ...]:
+        """Return what seals have skipped and is to count: what the judge says, and work of members who are
+        trusted again. It stays skipped where they may have been revoked when they made it."""
+        counting = self._counting
+        found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
+        for number in sorted(self._restored):
+            revoked = counting.members[number].revoked if number < len(counting.members) else 0
+            again = [recount for recount in counting.skipped(number) if recount.epoch < revoked]
+            found += [recount for recount in again if recount not in judgement.recounted]
+            if len(found) <= RECOUNTS_PER_SEAL:
+                self._restored.discard(number)
+        return tuple(sorted(found[:RECOUNTS_PER_SEAL]))
 
     def _is_evaluated_first(self, epoch: int, now: float) -> bool:
         """Return whether a seal waits for the evaluation of its epoch; ask for it if the time is there."""
@@ -397,56 +416,53 @@ class Organiser:
         unsealed = counting.open_epoch - counting.sealed
         if counting.complete or unsealed >= MAX_UNSEALED or counting.open_epoch >= MAX_EPOCHS:
             return None
-        chosen = list(self._nameable())
-        total = sum(mark.stop - held.named for _, held, mark in chosen)
-        oldest = min((held.since for _, held, _ in chosen), default=now)
+        alone = self._alone and not self._peers
+        chosen = list(self._feeds.nameable(counting, MOVES_PER_CLOSE, alone=alone))
+        total = sum(one.steps for one in chosen)
+        oldest = min((one.since for one in chosen), default=now)
         late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
         if not chosen or (total < self.policy.target_updates and not late):
             return None
         salt = self._draw(SALT_BYTES)
-        moves = (
-            Move(number, mark.stop - held.named, holding.tag(salt, mark.chain))
-            for number, held, mark in sorted(chosen, key=lambda entry: entry[0])
-        )
+        moves = (Move(one.number, one.steps, holding.tag(salt, one.mark.chain)) for one in sorted(chosen))
         return Close(counting.open_epoch, salt, tuple(moves))
-
-    def _nameable(self) -> Iterator[tuple[int, _Held, Mark]]:
-        """Yield what may be named now, as (number, feed, mark to stop at); what waits longest comes first."""
-        left: dict[bytes, int] = {}
-        moves = 0
-        waiting = (item for item in self._feeds.items() if item[1].stop > item[1].named)
-        for feed, held in sorted(waiting, key=lambda item: (item[1].since, item[0])):
-            number, member = self._counting.number(feed), self._counting.member(feed.origin)
-            if number is None or member is None or moves == MOVES_PER_CLOSE:
-                continue
-            mark = self._last_nameable(number, held, member, left.setdefault(feed.origin, member.quota))
-            if mark:
-                left[feed.origin] -= mark.stop - held.named
-                moves += 1
-                yield number, held, mark
-
-    def _last_nameable(self, number: int, held: _Held, member: Member, quota: int) -> Mark | None:
-        if self._counting.ended(number) != NEVER:
-            return None
-        nobody_to_ask = self._alone and not self._peers
-        limit = min(held.forked, held.named + quota, NEVER if nobody_to_ask else held.shown)
-        last = None
-        for mark in held.marks:
-            if mark.stop > limit or (mark.stop > held.named and mark.label >= member.revoked):
-                break
-            last = mark if mark.stop > held.named else None
-        return last
 
     # -- amendments --------------------------------------------------------------------------------
 
     def _amend(self, now: float) -> Amend | None:
-        """End a feed of which named steps have been missing for long, at the last close that is all here."""
-        if self.policy.amend_after is None:
-            return None
-        for number, named in self._counting.positions().items():
-            held = self._feed(self._counting.feed(number), now)
-            if held.stop < named and now - held.whole_at >= self.policy.amend_after:
-                stops = (stop for stop, _, _ in self._counting.landmarks(number) if held.mark(stop))
-                whole, epochs = max(stops, default=0), range(self._counting.open_epoch)
-                return Amend(number, next(e for e in epochs if self._counting.named(number, e) > whole))
+        """End a feed of which named steps are not to be had from anybody."""
+        after = self.policy.amend_after
+        return self._feeds.lost(self._counting, after, self._claimed, now) if after is not None else None
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def _checkpoint(self, now: float) -> Checkpoint | None:
+        """Sign the checkpoint that was worked out; have the next one worked out once it is due."""
+        summary = self._summary
+        if summary is not None and summary.checkpoint is not None:
+            self._summary = None
+            return None if summary.altered else summary.checkpoint
+        usable, spacing = self._counting.checkpoints, self.policy.checkpoint_epochs
+        epoch, last = self._counting.sealed - 1 - SETTLED, usable[-1].epoch if usable else -1
+        if summary is None and spacing and epoch - last >= spacing and now >= self._summarise_from:
+            self._summary = _Summary(epoch)
+            self._actions.append(Summarise(epoch))
         return None
+
+    def _on_summarised(self, checkpoint: Checkpoint | None, now: float) -> None:
+        if self._summary is None:
+            return
+        if checkpoint is None or checkpoint.epoch != self._summary.epoch:
+            self._summary, self._summarise_from = None, now + SUMMARISE_AGAIN
+        else:
+            self._summary.checkpoint = checkpoint
+
+
+def _earliest_altered(decision: Decision) -> int:
+    """Return the first epoch of which something else counts by a decision, as far as it was sealed before."""
+    match decision:
+        case Void(first=epoch) | Amend(epoch=epoch):
+            return epoch
+        case Seal(recounted=recounted):
+            return min((recount.epoch for recount in recounted), default=MAX_EPOCHS)
+    return MAX_EPOCHS

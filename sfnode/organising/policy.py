@@ -31,10 +31,11 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "young_share": (0.0, 1.0),
     "share": (0.0, 1.0),
     "witnesses": (1, 64),  # a node has about six links, and a hub some dozens
+    "checkpoint_epochs": (1, 65_536),  # as many as there are
     "amend_after": (
-        3600.0,
+        10.0,
         31_536_000.0,
-    ),  # people switch machines off for hours; a lost update is lost for good
+    ),  # in less than WANT_TIMEOUT a peer may not have answered; a year: practically never
 }
 """The least and the most of each setting, with the reason where it is not plain."""
 
@@ -68,9 +69,14 @@ class OrganiserPolicy:
     """The same share later."""
     witnesses: int = 1
     """Peers that must have told how much of the control feed they have before a restarted organiser signs."""
-    amend_after: float | None = None
-    """Seconds after which a feed of which named steps cannot be had ends before them; None: only the owner
-    ends feeds. It gives up work that was named, and an origin has to begin a new feed."""
+    amend_after: float | None = 86_400.0
+    """Seconds for which named steps of a feed may be missing, while there are peers to ask, until the feed
+    ends before them; None: only the owner ends feeds. Nothing is sealed meanwhile, so a day: a machine that
+    was switched off for the night comes back. It gives up work that was named, and an origin has to begin a
+    new feed."""
+
+    checkpoint_epochs: int | None = 10
+    """Seals between two checkpoints, from which late joiners may start; None: none are signed."""
 
     def __post_init__(self) -> None:
         for name, (least, most) in BOUNDS.items():

@@ -51,7 +51,7 @@ async def test_digest_is_that_of_the_cores_at_that_very_moment(swarm: Swarm) -> 
     a, b = await swarm.first(), await swarm.join("b")
     await b.until(lambda: b.known > 50)
     for node in (a, b) * 10:
-        counted = await node.node._ask_engine(lambda engine: len(engine.applied))  # type: ignore[attr-defined]
+        counted = await node.node.ask_engine(lambda engine: len(engine.applied))  # type: ignore[attr-defined]
         assert counted[0].known == counted[1]
     answer = await a.client.digest()
     assert len(answer.core_digest) == 64

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ from sfprotocol import seeds, signing
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed, Segment
+from sfprotocol.seeds import I64
 
 PATIENCE = 15.0
 """Seconds after which a test gives up waiting; on an idle machine nothing takes two."""
@@ -84,6 +85,8 @@ class SmallEngine:
 
     def __init__(self, run: Manifest) -> None:
         self.core = Core(len(run.model.targets), run.training.rank)
+        self.began_with: list[int] = []
+        """Subspaces of a checkpoint with which it has begun."""
         self.mini_batches = NothingToPrepare()
         self.applied: set[int] = set()
         """Seeds of the updates in the core: they name an update in the whole run."""
@@ -104,6 +107,11 @@ class SmallEngine:
     def go(self, steps: int = 1_000_000_000) -> SmallEngine:
         self.steps = threading.Semaphore(steps)
         return self
+
+    def begin(self, cores: Mapping[int, I64]) -> None:
+        assert not self.applied, "begun after updates were applied"
+        self.core.put(cores)
+        self.began_with = sorted(cores)
 
     def apply(self, batch: UpdateBatch) -> None:
         fresh = set(batch.seeds.tolist())

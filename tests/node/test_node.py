@@ -301,7 +301,7 @@ async def test_updates_that_arrive_while_the_model_loads_are_counted_once(swarm:
     await b.until(lambda: b.known > known + 100)
     gate.set()
     await b.until(lambda: made(b) > 5)
-    moment, counted = await b.node._ask_engine(lambda engine: len(engine.applied))  # type: ignore[attr-defined]
+    moment, counted = await b.node.ask_engine(lambda engine: len(engine.applied))  # type: ignore[attr-defined]
     assert counted == moment.known
     assert a.known > known
 

@@ -11,6 +11,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Organised
 from sfnode.node import organising
+from sfnode.organising import organiser
 from sfnode.organising.organiser import State
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import organiser_key, write_key
@@ -29,7 +30,7 @@ def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         organising, "policy_of", lambda run: organising.replace(policy_of(run), work_bits=BITS)
     )
-    monkeypatch.setattr(organising, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from sfnode.organising.events import (
     Action,
@@ -19,9 +20,11 @@ from sfnode.organising.events import (
     Refuse,
     Sign,
     Stop,
+    Summarise,
     Tenure,
     Wake,
 )
+from sfnode.organising.judging import Judge, by_schedule
 from sfnode.organising.organiser import Organiser
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.rates import Schedule
@@ -31,9 +34,13 @@ from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit, Amend, Close, Decision, Recorded, encode
 from sfprotocol.messages import Feed, Position
 
+D = TypeVar("D", bound=Decision)
+
 RUN_ID = bytes(range(32))
 RATE = 1 << 20
 BUDGET = 100_000
+
+CONSTANT = by_schedule(Schedule("constant", RATE))
 
 UNEVALUATED = OrganiserPolicy(target_updates=100, longest_epoch=60.0, seal_wait=0.0)
 """Seals at once; most tests are about closes."""
@@ -64,12 +71,13 @@ class Bench:
 
     policy: OrganiserPolicy = UNEVALUATED
     alone: bool = False
-    schedule: Schedule = field(default_factory=lambda: Schedule("constant", RATE))
+    judge: Judge = CONSTANT
     budget: int = BUDGET
     held_back: bool = False
     now: float = 1000.0
     signed: list[Decision] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
+    summarising: list[int] = field(default_factory=list)
     refused: list[Refuse] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     marks: dict[Feed, list[Mark]] = field(default_factory=dict)
@@ -85,7 +93,7 @@ class Bench:
     def start(self) -> None:
         """Start an organiser on what is here, as after a restart."""
         self.organiser = Organiser(
-            RUN_ID, self.counting, self.policy, self.schedule, draw=self._draw, alone=self.alone, now=self.now
+            RUN_ID, self.counting, self.policy, self.judge, draw=self._draw, alone=self.alone, now=self.now
         )
 
     def _draw(self, count: int) -> bytes:
@@ -102,6 +110,8 @@ class Bench:
                     self.outbox.append(action)
                 case Evaluate(epoch=epoch):
                     self.asked.append(epoch)
+                case Summarise(epoch=epoch):
+                    self.summarising.append(epoch)
                 case Refuse():
                     self.refused.append(action)
                 case Stop(reason=reason):
@@ -196,6 +206,6 @@ class Bench:
         number = self.counting.number(feed)
         return 0 if number is None else self.counting.named(number)
 
-    def of(self, kind: type[Decision]) -> list[Decision]:
+    def of(self, kind: type[D]) -> list[D]:
         """Return the decisions of one kind."""
         return [decision for decision in self.signed if isinstance(decision, kind)]

@@ -8,27 +8,43 @@ from random import Random
 
 import pytest
 
+from sfnode.organising import organiser
 from sfnode.organising.events import (
     ControlChanged,
     EvaluationEnded,
     ForkProven,
     HeldChanged,
+    Mark,
+    OwnerTrusts,
     PeerControl,
     PeerGone,
+    PeersClaim,
+    PeerShows,
     PetitionHeard,
+    Summarised,
     Tenure,
     Wake,
 )
-from sfnode.organising.organiser import MAX_UNSEALED, PROOF_TIME, SETTLE_TIME, State
+from sfnode.organising.feeds import CLAIMED
+from sfnode.organising.judging import Judgement, by_schedule
+from sfnode.organising.organiser import (
+    MAX_UNSEALED,
+    PROOF_TIME,
+    SETTLE_TIME,
+    SETTLED,
+    SUMMARISE_AGAIN,
+    State,
+)
 from sfnode.organising.policy import Admission
 from sfnode.organising.rates import Schedule
-from sfprotocol.counting import NEVER, Counting, named_digest
+from sfprotocol.counting import NEVER, Counting, Run, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,
     Admit,
     Amend,
     Announce,
     Budget,
+    Checkpoint,
     Close,
     Decision,
     Evaluated,
@@ -36,13 +52,14 @@ from sfprotocol.decisions import (
     Invite,
     RateFrom,
     Recorded,
+    Recount,
     Revoke,
     RevokeInvitation,
     Seal,
     Unknown,
     Void,
 )
-from sfprotocol.messages import Petition
+from sfprotocol.messages import Petition, Position
 from tests.organising.bench import BUDGET, EVALUATED, RATE, RUN_ID, UNEVALUATED, Bench, chain_of, feed_of
 
 ANNE, BOB = feed_of("anne"), feed_of("bob")
@@ -286,12 +303,109 @@ def test_a_seal_skips_what_was_revoked_since_its_close_and_tells_no_result_of_an
 
 
 def test_rates_follow_the_schedule_over_the_budget() -> None:
-    bench = Bench(schedule=Schedule("linear", RATE), budget=1000).begin("anne")
+    bench = Bench(judge=by_schedule(Schedule("linear", RATE)), budget=1000).begin("anne")
     for _ in range(3):
         bench.update(ANNE, 100)
         bench.advance(3)
     rates = [seal.rates for seal in bench.of(Seal) if isinstance(seal, Seal)]
     assert rates == [(), (RateFrom(3, RATE * 9 // 10),), (RateFrom(4, RATE * 8 // 10),)]
+
+
+@pytest.mark.parametrize(("epochs", "rates"), [(65_534, (RateFrom(65_535, 1),)), (65_535, ())])
+def test_there_is_no_rate_of_an_epoch_beyond_the_last(
+    monkeypatch: pytest.MonkeyPatch, epochs: int, rates: tuple[RateFrom, ...]
+) -> None:
+    counting = Counting(budget=BUDGET, rate=RATE)
+    monkeypatch.setattr(Counting, "open_epoch", epochs)
+    assert by_schedule(Schedule("constant", 1))(counting).rates == rates
+
+
+def test_the_last_epoch_can_be_sealed() -> None:
+    bench = Bench(judge=by_schedule(Schedule("linear", RATE)), budget=200).begin("anne")
+    for epoch in range(65_534):
+        bench.counting.apply(Recorded(Close(epoch, bytes(8), ())))
+        bench.counting.apply(Recorded(Seal(epoch, (), (), bytes(32), FACTOR_ONE, ())))
+    bench.positions.clear()
+    bench.start()
+    bench.do(PeerControl("peer", bench.counting.decisions))
+    bench.advance(SETTLE_TIME + 1)
+    for _ in range(2):
+        bench.update(ANNE, 100)
+        bench.advance(3)
+    assert bench.counting.sealed == 65_536
+
+
+# -- what a judge says ---------------------------------------------------------------------------------
+
+
+def test_a_seal_says_what_the_judge_says_with_what_an_epoch_has_not_moved_left_out() -> None:
+    said = [
+        Judgement(factor=0),
+        Judgement(2048, frozenset({64, 128}), frozenset({Recount(0, 0)}), (RateFrom(5, 7), RateFrom(9, 3))),
+        Judgement(6963, frozenset(), frozenset({Recount(64, 1), Recount(0, 1), Recount(64, 7)})),
+    ]
+    bench = Bench(judge=lambda counting: said[counting.sealed]).begin("anne", "bob")
+    for _ in said:
+        bench.update(ANNE, 60)
+        bench.update(BOB, 60)
+        bench.advance(3)
+    first, second, third = bench.of(Seal)
+    assert (first.factor, first.skipped, first.recounted) == (0, (), ())
+    assert (second.factor, second.skipped, second.recounted) == (2048, (64,), ())
+    assert second.rates == (RateFrom(5, 7), RateFrom(9, 3))
+    assert (third.factor, third.skipped, third.recounted) == (6963, (), (Recount(64, 1),))
+    assert bench.counting.runs(0, 180) == (Run(60, 0), Run(120, 2048), Run(180, 6963))
+    assert bench.counting.runs(64, 180) == (Run(60, 0), Run(180, 6963))
+
+
+def test_work_of_a_member_who_is_not_trusted_is_skipped_and_recounted_once_it_is() -> None:
+    bench = Bench().begin("anne", "bob")
+    bench.do(OwnerTrusts(1, trusted=False))
+    for _ in range(2):
+        bench.update(ANNE, 60)
+        bench.update(BOB, 60)
+        bench.advance(3)
+    assert [seal.skipped for seal in bench.of(Seal)] == [(64,), (64,)]
+    assert (bench.counting.counts_of(0), bench.counting.counts_of(1)) == (120, 0)
+    bench.do(OwnerTrusts(1, trusted=True))
+    bench.advance(100)
+    assert bench.counting.counts_of(1) == 0, "it takes another seal"
+    bench.update(ANNE, 100)
+    bench.advance(3)
+    assert bench.of(Seal)[-1].recounted == (Recount(64, 0), Recount(64, 1))
+    assert bench.counting.counts_of(1) == 120
+    bench.update(BOB, 100)
+    bench.advance(3)
+    assert bench.of(Seal)[-1].recounted == bench.of(Seal)[-1].skipped == ()
+
+
+def test_what_is_recounted_comes_a_bounded_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(organiser, "RECOUNTS_PER_SEAL", 2)
+    bench = Bench().begin("anne", "bob")
+    bench.do(OwnerTrusts(1, trusted=False))
+    for _ in range(3):
+        bench.update(BOB, 100)
+        bench.advance(3)
+    bench.do(OwnerTrusts(1, trusted=True))
+    for _ in range(3):
+        bench.update(ANNE, 100)
+        bench.advance(3)
+    assert [len(seal.recounted) for seal in bench.of(Seal)[3:]] == [2, 1, 0]
+
+
+def test_work_that_its_member_may_have_been_revoked_for_is_not_recounted() -> None:
+    bench = Bench(policy=EVALUATED).begin("anne", "bob")
+    bench.do(OwnerTrusts(1, trusted=False))
+    for epoch in range(2):
+        bench.update(BOB, 100)
+        bench.advance(2)
+        if epoch == 1:
+            bench.wish(Revoke(1, 1))
+        bench.advance(40)
+    bench.do(OwnerTrusts(1, trusted=True))
+    bench.update(ANNE, 100)
+    bench.advance(40)
+    assert bench.of(Seal)[-1].recounted == (Recount(64, 0),)
 
 
 # -- what is missing -----------------------------------------------------------------------------------
@@ -315,7 +429,7 @@ def lose_the_last_100(bench: Bench) -> None:
 
 
 def test_nothing_is_sealed_while_named_updates_are_missing() -> None:
-    bench = Bench().begin("anne")
+    bench = Bench(policy=replace(UNEVALUATED, amend_after=None)).begin("anne")
     lose_the_last_100(bench)
     bench.advance(100_000)
     assert bench.organiser.behind == 100
@@ -333,6 +447,68 @@ def test_a_feed_is_ended_before_what_cannot_be_had_if_the_policy_says_so() -> No
     bench.advance(300)
     assert bench.of(Amend) == [Amend(0, 1)]
     assert bench.counting.sealed == 2
+
+
+def test_who_says_that_it_has_what_is_missing_is_waited_for_longer_and_not_for_ever() -> None:
+    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
+    lose_the_last_100(bench)
+    bench.do(PeersClaim(frozenset({ANNE})))
+    bench.advance(CLAIMED * 7200 - 100)
+    assert not bench.of(Amend)
+    bench.advance(300)
+    assert bench.of(Amend) == [Amend(0, 1)]
+
+
+def test_a_feed_is_not_given_up_while_more_of_it_comes_than_there_ever_was() -> None:
+    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
+    lose_the_last_100(bench)
+    for stop in (120, 140, 160):
+        bench.advance(7000)
+        bench.do(HeldChanged(ANNE, 100, (Mark(stop, 0, chain_of(ANNE, stop)),)))
+    for _ in range(7):  # as somebody does who signs ever other histories
+        bench.advance(1000)
+        bench.do(HeldChanged(ANNE, 100, ()))
+        bench.do(HeldChanged(ANNE, 100, (Mark(150, 0, b"another"),)))
+    assert not bench.of(Amend)
+    bench.advance(300)
+    assert bench.of(Amend) == [Amend(0, 1)]
+
+
+def test_nothing_is_given_up_that_is_here_although_its_marks_were_forgotten() -> None:
+    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
+    for _ in range(3):
+        bench.update(ANNE, 100)
+        bench.advance(3)
+    lost, bench.marks[ANNE] = bench.marks[ANNE], [Mark(150, 0, chain_of(ANNE, 150))]
+    bench.start()
+    bench.do(HeldChanged(ANNE, 0, tuple(bench.marks[ANNE])))
+    bench.do(PeerControl("peer", bench.counting.decisions))
+    bench.marks[ANNE] = lost
+    bench.advance(7300)
+    assert bench.of(Amend) == [Amend(0, 1)]
+    assert bench.named(ANNE) == 100
+
+
+def test_what_is_not_here_is_never_named_whatever_peers_say_that_they_have() -> None:
+    bench = Bench().begin("anne")
+    bench.update(ANNE, 40)
+    bench.do(PeerShows((Position(ANNE, 1000), Position(BOB, 1000))))
+    bench.shown[ANNE] = 1000
+    bench.advance(100)
+    assert [close.moves[0].steps for close in bench.of(Close)] == [40]
+    assert bench.counting.positions() == {0: 40}
+
+
+def test_what_was_shown_of_another_history_is_not_shown_of_this_one() -> None:
+    bench = Bench().begin("anne")
+    bench.update(ANNE, 40)
+    bench.do(HeldChanged(ANNE, 0, ()))
+    bench.do(HeldChanged(ANNE, 0, tuple(bench.marks[ANNE])))
+    bench.advance(100)
+    assert not bench.of(Close)
+    bench.show(ANNE)
+    bench.advance(100)
+    assert bench.named(ANNE) == 40
 
 
 def test_an_epoch_of_which_nothing_is_left_is_sealed_all_the_same() -> None:
@@ -476,7 +652,7 @@ class Story:
             work_bits=0,
             quota=40,
         )
-        self.bench = Bench(policy=policy, schedule=Schedule("cosine", RATE), held_back=True)
+        self.bench = Bench(policy=policy, judge=by_schedule(Schedule("cosine", RATE)), held_back=True)
         self.names = [f"member {number}" for number in range(5)]
         self.made: dict[tuple[object, int], int] = {}
         self.forked: dict[object, int] = {}
@@ -599,3 +775,79 @@ def test_the_same_events_bring_the_same_decisions() -> None:
         signed.append(copy.copy(story.bench.signed))
     assert signed[0] == signed[1]
     assert signed[0]
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------
+
+
+CHECKPOINTS = replace(UNEVALUATED, checkpoint_epochs=3)
+
+
+def epochs(bench: Bench, count: int) -> None:
+    """Let so many epochs be closed and sealed."""
+    for _ in range(count):
+        bench.update(ANNE, 100)
+        bench.advance(4)
+
+
+def checkpoint(epoch: int, cores: int = 0) -> Checkpoint:
+    return Checkpoint(epoch, bytes(32), cores.to_bytes(32, "big"))
+
+
+def test_a_checkpoint_is_signed_every_few_seals_of_an_epoch_that_is_settled() -> None:
+    bench = Bench(CHECKPOINTS).begin("anne")
+    epochs(bench, SETTLED + 2)
+    assert not bench.summarising
+    epochs(bench, 1)
+    assert bench.summarising == [2]
+    epochs(bench, 3)
+    assert bench.summarising == [2], "one at a time"
+    bench.do(Summarised(checkpoint(2)))
+    bench.advance(4)
+    assert bench.of(Checkpoint) == [checkpoint(2)]
+    assert bench.summarising == [2, 5]
+    bench.do(Summarised(checkpoint(5)))
+    bench.advance(60)
+    assert bench.of(Checkpoint) == [checkpoint(2), checkpoint(5)]
+    assert bench.summarising == [2, 5]
+
+
+def test_no_checkpoint_is_signed_of_what_a_decision_has_changed_meanwhile() -> None:
+    bench = Bench(CHECKPOINTS).begin("anne")
+    epochs(bench, SETTLED + 3)
+    bench.wish(Void(1, 1, ()))
+    bench.advance(2)
+    bench.do(Summarised(checkpoint(2)))
+    bench.advance(4)
+    assert not bench.of(Checkpoint)
+    assert bench.summarising == [2, 2]
+    bench.wish(Void(3, 3, ()))
+    bench.do(Summarised(checkpoint(2, cores=1)))
+    bench.advance(4)
+    assert bench.of(Checkpoint) == [checkpoint(2, cores=1)], "what comes after its epoch is no matter"
+
+
+def test_a_checkpoint_that_is_not_usable_any_more_is_replaced_at_once() -> None:
+    bench = Bench(CHECKPOINTS).begin("anne")
+    epochs(bench, SETTLED + 3)
+    bench.do(Summarised(checkpoint(2)))
+    bench.advance(4)
+    bench.wish(Void(0, 0, ()))
+    bench.advance(4)
+    assert bench.summarising == [2, 2]
+
+
+def test_a_checkpoint_that_cannot_be_worked_out_is_tried_again_later() -> None:
+    bench = Bench(CHECKPOINTS).begin("anne")
+    epochs(bench, SETTLED + 3)
+    bench.do(Summarised(None))
+    bench.advance(SUMMARISE_AGAIN - 5)
+    assert bench.summarising == [2]
+    bench.advance(10)
+    assert bench.summarising == [2, 2]
+
+
+def test_without_the_policy_no_checkpoint_is_signed() -> None:
+    bench = Bench(replace(UNEVALUATED, checkpoint_epochs=None)).begin("anne")
+    epochs(bench, 2 * SETTLED)
+    assert not bench.summarising

@@ -60,14 +60,34 @@ class Applied:
                 "cut", f"a feed goes back to step {stop} of a history that the proof does not have"
             )
 
+    def sum(self, feed: Feed, runs: tuple[Run, ...]) -> tuple[int, int]:
+        """Return the sum of the marks of these updates, each times its factor, and the sum of their marks.
+
+        What comes before the disk's base of the feed counts as its checkpoint says. Raises Violation if it
+        would have to count otherwise.
+        """
+        total = mark = at = 0
+        if before := self._disk.before(feed):
+            total, mark, at = before.total, before.mark, before.base.step
+            if _up_to(at, runs) != before.runs:
+                raise Violation("checkpoint", "decisions change what a checkpoint counts and it stays usable")
+        for run in runs:
+            if run.stop > at:
+                following = self._oracle.mark(feed, run.stop, self._disk.head(feed, run.stop))
+                total, mark = total + run.factor * (following - mark), following
+        return total, mark
+
     def _apply(self, feed: Feed, runs: tuple[Run, ...]) -> None:
         """Let this of a feed be applied, of the history that the disk has."""
-        total = mark = 0
-        for run in runs:
-            following = self._oracle.mark(feed, run.stop, self._disk.head(feed, run.stop))
-            total, mark = total + run.factor * (following - mark), following
+        total, _ = self.sum(feed, runs)
         self.total = (self.total + total - self._marks.get(feed, 0)) % (1 << MARK_BITS)
         self._runs[feed], self._marks[feed] = runs, total
+
+
+def _up_to(step: int, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    """Return the runs of the first `step` steps."""
+    whole = tuple(run for run in runs if run.stop < step)
+    return whole + tuple(run._replace(stop=step) for run in runs[len(whole) : len(whole) + 1])
 
 
 def _end(runs: tuple[Run, ...]) -> int:

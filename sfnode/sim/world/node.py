@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.sim.world.applied import Applied
+from sfnode.sim.world.checkpoints import Checkpoints
 from sfnode.sim.world.conditions import Hardware
 from sfnode.sim.world.disk import Disk
 from sfnode.sim.world.keys import origin_of
@@ -23,6 +24,7 @@ from sfnode.sim.world.violation import Violation
 from sfprotocol import decisions
 from sfprotocol.decisions import Decision
 from sfprotocol.events import (
+    CheckpointKept,
     Event,
     LinkDown,
     LinkId,
@@ -33,7 +35,7 @@ from sfprotocol.events import (
     Received,
     Writable,
 )
-from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send
+from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send
 from sfprotocol.joining import Joining
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Petition, Segment, Succession
@@ -76,6 +78,12 @@ class Node:
         self.control_key: Ed25519PrivateKey | None = None
         """An organiser's key, if it is here."""
         self.organising: Organising | None = None
+        self.checkpoints: Checkpoints | None = None
+        """In an organised run."""
+        self.prunes = False
+        """Whether it keeps nothing before the newest checkpoint that it has compared."""
+        self.begins_with_checkpoint = False
+        """Whether it waits for a checkpoint at its next start, to begin with what it counts."""
         self.met = False
         """Whether this disk's node ever had a neighbour (SPEC I2); as durable as the disk."""
         self.copied = False
@@ -120,6 +128,7 @@ class Node:
     def start(self) -> None:
         """Begin, or continue from what the disk holds."""
         frontier = self.disk.frontier()
+        frontier.waiting = self.begins_with_checkpoint
         anew = self.copied or not self.disk.stop(self.disk.own) if self.disk.own else True
         if anew:
             self.disk.own = fresh(frontier, origin_of(self.key), self._draw())
@@ -144,9 +153,9 @@ class Node:
         self._note("starts", self.machine.frontier.known)
         self._set_alarm()
         if machine.organised:
+            self.checkpoints = Checkpoints(self)
             if self.control_key:
                 self.organising = Organising(self, self.control_key)
-                self.organising.begin()
             self._ask_to_be_admitted()
 
     def _ask_to_be_admitted(self) -> None:
@@ -165,7 +174,7 @@ class Node:
             self._writing = None
         self._commit()
         self.up = self._carrying_out = False
-        self.organising = None
+        self.organising = self.checkpoints = None
         self._life += 1
         self._alarm = float("inf")
         self._unread.clear()
@@ -207,6 +216,18 @@ class Node:
     def decide(self, decision: Decision) -> None:
         """Sign a decision, as whoever has the organiser's key here."""
         self._post(OwnDecision(decisions.encode(decision)))
+
+    def keep_checkpoint(self, kept: CheckpointKept) -> None:
+        """Begin with a checkpoint, or keep nothing before it from now on."""
+        self._post(kept)
+
+    def begin_with_checkpoint(self) -> None:
+        """Start anew, and wait for a checkpoint."""
+        if self.up and not self.begins_with_checkpoint:
+            self.crash()
+            self.begins_with_checkpoint = True
+            self.start()
+            self.world.keeper.came(self)
 
     def pass_on(self, succession: Succession) -> None:
         """Bring what the deputies have signed."""
@@ -389,10 +410,13 @@ class Node:
 
     def _carry_out(self) -> None:
         self._carrying_out = True  # what comes of it is for the next round
-        for effect in self.host.carry_out():
+        effects = self.host.carry_out()
+        for effect in effects:
             self._do(effect)
         if self.organising:
-            self.organising.look()
+            self.organising.carried_out(effects)
+        if self.checkpoints:
+            self.checkpoints.look()
         self._carrying_out = False
 
     def _do(self, effect: Effect) -> None:
@@ -403,11 +427,6 @@ class Node:
                 self._close(effect)
             case Advanced():
                 self.applied.advance(effect)
-                if self.organising:
-                    self.organising.moved(effect)
-            case Asked():
-                if self.organising:
-                    self.organising.asked(effect)
 
     def _send(self, send: Send) -> None:
         end, message = self.ends.get(send.link), send.message

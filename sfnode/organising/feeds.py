@@ -1,0 +1,183 @@
+"""Feeds as the organiser's node holds them, and peers too: what of them may be named, sealed or given up.
+
+Data of the organiser, which alone decides; what was named of a feed is read from a `Counting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sfnode.organising.events import ForkProven, HeldChanged, Mark, PeerShows
+from sfprotocol.counting import NEVER, Counting
+from sfprotocol.decisions import Amend
+from sfprotocol.link import MAX_FEEDS
+from sfprotocol.messages import Feed
+
+CLAIMED = 4
+"""Times as long that a feed is waited for of which a peer says that it has what is missing: it may be slow.
+What never comes is not there, or the peer lies."""
+
+
+@dataclass(slots=True)
+class HeldFeed:
+    """A feed as this node holds it, and peers too."""
+
+    since: float
+    """Time since which something waits to be named."""
+    missing_since: float
+    """Time at which more of what is named was here than ever before, or all of it, or nobody to ask."""
+    marks: list[Mark] = field(default_factory=list)
+    shown: int = 0
+    """The first step that no peer has shown to hold."""
+    forked: int = NEVER
+    named: int = 0
+    """The first step that was not named when we last looked."""
+    most: int = 0
+    """The most that was here while something was missing."""
+
+    @property
+    def stop(self) -> int:
+        """The first step that is not here."""
+        return self.marks[-1].stop if self.marks else 0
+
+    def mark(self, stop: int) -> Mark | None:
+        """Return the mark at a step, if there is one."""
+        return next((mark for mark in reversed(self.marks) if mark.stop == stop), None)
+
+    def last_nameable(self, limit: int, revoked: int) -> Mark | None:
+        """Return the last mark up to a step before which nothing has a label from which on all is revoked."""
+        last = None
+        for mark in self.marks:
+            if mark.stop > limit or (mark.stop > self.named and mark.label >= revoked):
+                break
+            last = mark if mark.stop > self.named else None
+        return last
+
+
+class Nameable(NamedTuple):
+    """What a close may name of a feed."""
+
+    number: int
+    steps: int
+    since: float
+    """Time since which it waits."""
+    mark: Mark
+    """Where the close may stop."""
+
+
+class HeldFeeds:
+    """All feeds that are held, named or shown."""
+
+    def __init__(self) -> None:
+        self._feeds: dict[Feed, HeldFeed] = {}
+
+    def __len__(self) -> int:
+        return len(self._feeds)
+
+    def of(self, feed: Feed, now: float) -> HeldFeed:
+        """Return what is known of a feed."""
+        return self._feeds.setdefault(feed, HeldFeed(now, now))
+
+    def marked(self, feed: Feed, stop: int) -> bool:
+        """Return whether the chain hash after `stop` steps of a feed is known."""
+        held = self._feeds.get(feed)
+        return held is not None and held.mark(stop) is not None
+
+    # -- what is seen ------------------------------------------------------------------------------
+
+    def take(self, event: HeldChanged | ForkProven | PeerShows, counting: Counting, now: float) -> None:
+        """Take note of what has changed."""
+        match event:
+            case HeldChanged(feed=feed, first=first, marks=marks):
+                held = self.of(feed, now)
+                held.marks = [mark for mark in held.marks if mark.stop <= first] + list(marks)
+                held.shown = min(held.shown, first)
+            case ForkProven(feed=feed, at=at):
+                held = self.of(feed, now)
+                held.forked = min(held.forked, at)
+            case PeerShows(positions=positions):
+                for feed, stop in positions:
+                    if feed in self._feeds or counting.number(feed) is not None or len(self) < MAX_FEEDS:
+                        held = self.of(feed, now)
+                        held.shown = max(held.shown, stop)
+
+    def refresh(self, counting: Counting, now: float, *, asked: bool) -> None:
+        """Bring the times up to date since which feeds wait or miss something; `asked`: there are peers."""
+        positions = {counting.feed(number): stop for number, stop in counting.positions().items()}
+        for feed in positions:
+            self.of(feed, now)
+        for feed, held in self._feeds.items():
+            named = positions.get(feed, 0)
+            if named != held.named or held.stop <= named:
+                held.named, held.since = named, now
+            if held.stop >= named:
+                held.missing_since, held.most = now, 0
+            elif held.stop > held.most or not asked:
+                held.missing_since, held.most = now, max(held.stop, held.most)
+
+    # -- what follows ------------------------------------------------------------------------------
+
+    def missing(self) -> dict[Feed, HeldFeed]:
+        """Return the feeds of which named steps were not here when we last looked."""
+        return {feed: held for feed, held in self._feeds.items() if held.stop < held.named}
+
+    def nameable(self, counting: Counting, most: int, *, alone: bool) -> Iterator[Nameable]:
+        """Yield what `most` moves of a close may name, what waits longest first; only what peers have shown
+        unless `alone`. Nothing is named that is not here."""
+        left: dict[bytes, int] = {}
+        waiting = (item for item in self._feeds.items() if item[1].stop > item[1].named)
+        for feed, held in sorted(waiting, key=lambda item: (item[1].since, item[0])):
+            number, member = counting.number(feed), counting.member(feed.origin)
+            if number is None or member is None or not most or counting.ended(number) != NEVER:
+                continue
+            quota = left.setdefault(feed.origin, member.quota)
+            limit = min(held.forked, held.named + quota, NEVER if alone else held.shown)
+            if mark := held.last_nameable(limit, member.revoked):
+                left[feed.origin] -= mark.stop - held.named
+                most -= 1
+                yield Nameable(number, mark.stop - held.named, held.since, mark)
+
+    def chains(self, counting: Counting, epoch: int) -> list[tuple[int, int, bytes]] | None:
+        """Return (feed, stop, chain hash there) of what closes up to this one have named; None if it is not
+        all here."""
+        found = []
+        for number, stop in counting.positions(epoch).items():
+            held = self._feeds.get(counting.feed(number))
+            mark = held.mark(stop) if held else None
+            if mark is None:
+                return None
+            found.append((number, stop, mark.chain))
+        return found
+
+    def forget(self, chains: list[tuple[int, int, bytes]], counting: Counting) -> None:
+        """Forget the marks before these, which have been sealed."""
+        for number, stop, _ in chains:
+            held = self._feeds[counting.feed(number)]
+            held.marks = [mark for mark in held.marks if mark.stop >= stop]
+
+    def revoked(self, number: int, epoch: int, counting: Counting) -> bool:
+        """Return whether the close of `epoch` has named updates for the labels of which their member was
+        revoked since."""
+        feed = counting.feed(number)
+        member, held = counting.member(feed.origin), self._feeds.get(feed)
+        first, stop = counting.named(number, epoch - 1), counting.named(number, epoch)
+        assert member is not None
+        marks = held.marks if held else []  # none of a feed that was ended before its first step
+        return any(first < mark.stop <= stop and mark.label >= member.revoked for mark in marks)
+
+    def lost(self, counting: Counting, after: float, claimed: frozenset[Feed], now: float) -> Amend | None:
+        """Return the end of a feed of which named steps have been missing for `after` seconds, at the last
+        close that is all here; longer if a peer says that it has them (`claimed`)."""
+        for feed, held in self.missing().items():
+            patience = after * CLAIMED if feed in claimed else after
+            number = counting.number(feed)
+            if number is None or now - held.missing_since < patience:
+                continue
+            landmark = counting.landmark(number, held.stop)
+            whole = landmark.stop if landmark else 0
+            return Amend(
+                number, next(e for e in range(counting.open_epoch) if counting.named(number, e) > whole)
+            )
+        return None
