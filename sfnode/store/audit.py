@@ -8,16 +8,18 @@ the log where the log has all that was named; what it lacks is reported, and no 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.schema.results import SealsResult, VerifyResult
+from sfnode.store import checkpoint
 from sfnode.store.checkpoint import State
 from sfnode.store.feeds import beginning
 from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.store.records import UNSIGNED
-from sfnode.store.replay import changes, kept_control, sound_control
+from sfnode.store.replay import changes, counting_of, kept_control, sound_control
 from sfprotocol import decisions, wire_codec
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_sync import ControlSync
@@ -43,6 +45,17 @@ def audit(manifest: Manifest, update_log: UpdateLog, state: State | None = None)
     """
     core = Core(len(manifest.model.targets), manifest.training.rank)
     return _Audit(manifest.parameters(), update_log, core, state).result()
+
+
+def state_to_begin_with(manifest: Manifest, update_log: UpdateLog, folder: Path) -> State | None:
+    """Return the state of the newest usable checkpoint in `folder`; None if there is none. Raises UserError
+    as `checkpoint.start` and `checkpoint.load`."""
+    run = manifest.parameters()
+    counting = counting_of(run, update_log.control()) if run.organised else None
+    begins = checkpoint.start(folder, counting, update_log)
+    if begins.checkpoint is None or counting is None:
+        return None
+    return checkpoint.load(folder, manifest, counting, begins.checkpoint)
 
 
 class _Audit:

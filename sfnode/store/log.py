@@ -308,6 +308,10 @@ class UpdateLog:
         chain = cut.chain if at == cut.at else self.past(tail.feed, at)[0]
         return tail._replace(next=at, chain=chain)
 
+    def base(self, feed: Feed) -> Base:
+        """Return where a feed begins: at step 0, or where a checkpoint stands for what comes before."""
+        return self._state(feed).base
+
     def bases(self) -> dict[Feed, Base]:
         """Return where feeds begin of which a checkpoint stands for the first steps, in the order of
         feeds."""
