@@ -54,7 +54,8 @@ class Checkpoints:
         self._told: set[str] = set()
         self.begun = asyncio.Event()
         """Set once it is known from where on feeds are held here."""
-        if not node.machine.frontier.waiting:
+        replacing = node.settings.from_checkpoint and self._organised.outdated
+        if not (node.machine.frontier.waiting or replacing):
             self.begun.set()
 
     @property
@@ -133,17 +134,14 @@ class Checkpoints:
         lacking = self._organised.control.feed.stop < max((head.stop for head in heads), default=0)
         if not heads or (lacking and now - self._met_at < PATIENCE):
             return
+        if self._organised.outdated and not self._may_replace():
+            return
         if not self._counting.checkpoints:
-            if self._organised.outdated:
-                return
             log.warning("the organiser has signed no checkpoint that can be used: beginning with all updates")
             await self._begin_with(CheckpointKept(None, ()))
             return
         newest = self._counting.checkpoints[-1]
-        floor, outdated = self._node.machine.frontier.floor, self._organised.outdated
-        if outdated and newest.epoch < floor - 1:
-            return  # what lies between is gone here: a later one will come
-        if not outdated and (newest.epoch < floor or await self._is_here(newest)):
+        if not self._organised.outdated and await self._is_here(newest):
             await self._begin_with(CheckpointKept(None, ()))
             return
         state = await self._fetch(newest)
@@ -154,7 +152,16 @@ class Checkpoints:
 
     async def _is_here(self, newest: Checkpoint) -> bool:
         """Return whether the log has everything that a checkpoint speaks of."""
+        if newest.epoch < self._node.machine.frontier.floor:
+            return True
         return self._holds(newest.epoch) and await self.state_of(newest.epoch) is not None
+
+    def _may_replace(self) -> bool:
+        """Return whether the newest checkpoint can take the place of one that is not usable any more: what
+        lies between an earlier one and that is gone here."""
+        newest = self._counting.checkpoints[-1] if self._counting.checkpoints else None
+        late_enough = newest is not None and newest.epoch >= self._node.machine.frontier.floor - 1
+        return newest is not None and late_enough and self._holds(newest.epoch)
 
     def _holds(self, epoch: int) -> bool:
         """Return whether nothing is lacking of what closes up to that of `epoch` have named."""
@@ -164,7 +171,8 @@ class Checkpoints:
     async def _begin_with(self, kept: CheckpointKept) -> None:
         """Tell the machine, and return once the log begins there, too."""
         self._node.driver.post(kept)
-        while self._node.machine.frontier.waiting:  # noqa: ASYNC110 (a round, whose end nobody tells of)
+        frontier = self._node.machine.frontier
+        while frontier.waiting or kept.checkpoint not in (None, frontier.checkpoint):  # noqa: ASYNC110
             await asyncio.sleep(BEGINNING)
         async with self._node.driver.between_rounds:
             self.begun.set()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sfnode.engine.core import UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Organised
 from sfnode.node import checkpoints, organising
@@ -19,7 +20,7 @@ from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol.checkpoints import listing
 from sfprotocol.decisions import Checkpoint, Void, encode
 from sfprotocol.events import OwnDecision
-from tests.node.helpers import Node, Swarm, manifest
+from tests.node.helpers import Node, SmallEngine, Swarm, manifest
 
 SwarmOf = Callable[..., Swarm]
 
@@ -58,6 +59,13 @@ def usable(node: Node) -> list[Checkpoint]:
 
 def floor(node: Node) -> int:
     return node.machine.frontier.floor
+
+
+class Forgiving(SmallEngine):
+    """An engine to which an update may come again, with another weight."""
+
+    def apply(self, batch: UpdateBatch) -> None:
+        self.core.add(batch)
 
 
 async def equal_cores(*nodes: Node) -> set[str | None]:
@@ -127,6 +135,8 @@ async def test_a_checkpoint_that_is_not_what_the_log_has_is_reported(
 async def test_who_has_let_go_of_what_counts_differently_now_stands_still_until_it_begins_anew(
     organised: Swarm, tmp_path: Path
 ) -> None:
+    for name in ("a", "b"):
+        organised.node(name, make_engine=lambda run: Forgiving(run).go())
     a = await organised.first(**options(tmp_path))
     b = await organised.join("b", history="checkpoint")
     await b.until(lambda: b.node.log.bases())
