@@ -112,7 +112,10 @@ class Store(Protocol):
         """Make `commit` durable, all of it or nothing. Called by the adapter, between the two phases."""
 
     def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
-        """Return the updates of `feed` from step `first` on, up to a signature (SPEC S6); None at the end."""
+        """Return the updates of `feed` from step `first` on, up to a signature (SPEC S6); None at the end.
+
+        At most so many, unless the first signature is further: where a history took the place of another.
+        """
 
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
         """Return the chain head before `step`, and what there is from there to the next signature."""
@@ -368,6 +371,9 @@ class Host:
             return None
         segment = frames.segment(serve)
         self.post(Served(serve.link, serve.feed, segment.stop, serve.hops))
+        if segment.count > MAX_SEGMENT_UPDATES:  # only others have a nearer signature
+            self.post(Writable(serve.link))
+            return None
         return Send(serve.link, segment, frames.of(segment))
 
     def _examine(self, examine: Examine) -> None:

@@ -40,7 +40,6 @@ from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import KeepControl
 from sfprotocol.messages import Entry, EpochScalars, Feed, Segment
 from sfprotocol.segments import drop_updates, first_updates, merge
-from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 if TYPE_CHECKING:
     from sfnode.store.columns import Columns
@@ -377,9 +376,10 @@ class UpdateLog:
     def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
         """Return the updates of `feed` from step `first` on as one segment that ends where a stored one ends.
 
-        It has at most `max_updates` updates, except when the stored segment that contains `first` has more
-        left: that comes whole, because only at its end is a signature (SPEC S6). None when the log has
-        nothing from `first` on, or nothing before that is here, or nothing that is one message long.
+        It has at most `max_updates` updates, except when the next signature after `first` is further: that
+        comes whole, because only there it ends (SPEC S6). That may be more than a message holds, where the
+        end of the feed took the place of another history. None when the log has nothing from `first` on, or
+        begins later.
         """
         with self._memory:
             recent = self._recent.since(feed, first)
@@ -390,8 +390,7 @@ class UpdateLog:
             if not state.base.step <= first < state.tail.next:
                 return None
             with closing(rows.since(self._reader, state, first)) as segments:
-                found = join(segments, first, max_updates)
-            return found if found.count <= MAX_SEGMENT_UPDATES else None
+                return join(segments, first, max_updates)
 
         return self._read(feed, stored)
 
