@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sfprotocol.decisions import Checkpoint
 from sfprotocol.messages import Feed
 
 
@@ -28,10 +27,10 @@ class Base(NamedTuple):
     """How many of them, at their end, have this label: the quota counts them (SPEC O6)."""
 
 
-def listing(checkpoint: Checkpoint) -> bytes:
-    """Return the name by which peers give the state of a checkpoint (SPEC O15), 32 bytes."""
-    said = checkpoint.feeds + checkpoint.cores
-    return hashlib.blake2b(said, digest_size=32, person=b"sfnode-cp-state").digest()
+def listing(feeds: bytes, cores: bytes) -> bytes:
+    """Return the name by which peers give the state of the checkpoint with these digests (SPEC O15), 32
+    bytes."""
+    return hashlib.blake2b(feeds + cores, digest_size=32, person=b"sfnode-cp-state").digest()
 
 
 def feeds_digest(run_id: bytes, bases: Iterable[tuple[int, Base]]) -> bytes:

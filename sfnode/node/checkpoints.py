@@ -121,7 +121,9 @@ class Checkpoints:
         """Let others have the states that are here."""
         here = set(states.kept(self._folder))
         usable = (one for one in self._counting.checkpoints if one.epoch in here)
-        self._node.sharing.files = {listing(one): self._folder / str(one.epoch) for one in usable}
+        self._node.sharing.files = {
+            listing(one.feeds, one.cores): self._folder / str(one.epoch) for one in usable
+        }
 
     # -- beginning with one ------------------------------------------------------------------------
 
@@ -181,7 +183,7 @@ class Checkpoints:
         """Get the state of a checkpoint from peers. None if none of them gives it."""
         node, counting = self._node, self._counting
         download = ModelDownload(
-            listing(wanted),
+            listing(wanted.feeds, wanted.cores),
             self._folder,
             request=node.transport.request,
             peers=node.givers,

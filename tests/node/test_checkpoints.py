@@ -111,7 +111,7 @@ async def test_a_state_that_is_not_the_checkpoints_is_not_begun_with(
     await b.until(lambda: b.node.sharing.files and a.node.sharing.files)
     spoilt = tmp_path / "spoilt"
     spoilt.write_bytes(bytes(100))
-    a.node.sharing.files = dict.fromkeys([listing(one) for one in usable(a)], spoilt)
+    a.node.sharing.files = dict.fromkeys([listing(one.feeds, one.cores) for one in usable(a)], spoilt)
     a.node.checkpoints._give_all = lambda: None
     late = await organised.join("late", from_checkpoint=True)
     await late.until(lambda: late.machine.frontier.known)
