@@ -73,6 +73,11 @@ class Settings(Section):
     """Decide what counts, with the organiser's key in `keys_dir`."""
     alone: bool = False
     """Believe that nobody has more of the decisions than this node: an organiser then waits for no peers."""
+    history: Literal["all", "checkpoint"] = "all"
+    """What is kept of an organised run: all updates, or those that a checkpoint does not stand for."""
+    from_checkpoint: bool = False
+    """Begin with the newest checkpoint of an organised run, instead of all updates; or go on with it after a
+    long absence."""
     keys_dir: Annotated[Path, AfterValidator(Path.expanduser), Field(validate_default=True)] = KEYS_DIR
     admission: Literal["anyone", "approve", "links"] | None = None
     """Whoever is admitted without an invitation; None: anyone with a proof of work, or

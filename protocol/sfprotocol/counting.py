@@ -17,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from sfprotocol.decisions import (
@@ -26,6 +27,7 @@ from sfprotocol.decisions import (
     Admit,
     Amend,
     Budget,
+    Checkpoint,
     Close,
     Decision,
     Finish,
@@ -48,6 +50,8 @@ MAX_MEMBERS = 1 << 24
 
 NEVER = 1 << 32
 """An epoch or a step that does not come."""
+
+_EPOCH = attrgetter("epoch")
 
 _OPEN, _SKIPPED, _COUNTED, _VOID = range(4)
 """Verdicts on what a close has named of a feed: none yet; not counted, and may be; counted; never."""
@@ -170,6 +174,8 @@ class Counting:
         self.finished = False
         self.members: list[Member] = []
         self.invitations: list[Invitation] = []
+        self.checkpoints: list[Checkpoint] = []
+        """Those that say what counts now of the closes up to theirs, by ascending epochs (SPEC O14)."""
         self._member_of: dict[bytes, int] = {}
         self._closes: list[_Closed] = []
         self._voidable = bytearray()
@@ -192,7 +198,7 @@ class Counting:
 
     def rate(self, epoch: int) -> int:
         """Return the rate of updates with this label, in units of 2^-32."""
-        return self._rates[bisect_right(self._rates, epoch, key=lambda rate: rate.epoch) - 1].rate
+        return self._rates[bisect_right(self._rates, epoch, key=_EPOCH) - 1].rate
 
     def rates(self) -> tuple[RateFrom, ...]:
         """Return all rates, in the order of epochs."""
@@ -331,6 +337,10 @@ class Counting:
                 self.budget = updates
             case Finish():
                 self.finished = True
+            case Checkpoint(epoch=epoch) if epoch < self.sealed:
+                place = bisect_left(self.checkpoints, epoch, key=_EPOCH)
+                known = place < len(self.checkpoints) and self.checkpoints[place].epoch == epoch
+                self.checkpoints[place : place + known] = [decision]
         return set()
 
     def _close(self, close: Close) -> set[int]:
@@ -366,8 +376,9 @@ class Counting:
             self._judge(feed, seal.epoch, verdict, factor)
         for feed, epoch in seal.recounted:
             self._judge(feed, epoch, _COUNTED, seal.factor)
+            self._forget_checkpoints(epoch)
         if seal.rates:
-            del self._rates[bisect_left(self._rates, seal.rates[0].epoch, key=lambda rate: rate.epoch) :]
+            del self._rates[bisect_left(self._rates, seal.rates[0].epoch, key=_EPOCH) :]
             self._rates += seal.rates
         return {*feeds, *(recount.feed for recount in seal.recounted)}
 
@@ -376,6 +387,7 @@ class Counting:
         place = bisect_left(known.epochs, amend.epoch) if known else 0
         if known is None or place == len(known.epochs):
             return set()
+        self._forget_checkpoints(known.epochs[place])
         self.counted += known.void(place, len(known.epochs)) or 0
         known.end(place)
         return {amend.feed}
@@ -388,11 +400,18 @@ class Counting:
         for number in self._feeds_of(void):
             feed = self._feeds[number]
             places = bisect_left(feed.epochs, void.first), bisect_right(feed.epochs, void.last)
+            first = feed.verdicts.find(_COUNTED, *places)
+            if first >= 0:
+                self._forget_checkpoints(feed.epochs[first])
             counted = feed.void(*places)
             if counted is not None:
                 self.counted += counted
                 changed.add(number)
         return changed
+
+    def _forget_checkpoints(self, epoch: int) -> None:
+        """Drop the checkpoints that say something of an epoch, of which something else counts now."""
+        del self.checkpoints[bisect_left(self.checkpoints, epoch, key=_EPOCH) :]
 
     def _feeds_of(self, void: Void) -> Iterable[int]:
         """Return the feeds of which a Void may take something back."""

@@ -190,11 +190,12 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """State the digests after a seal, which everybody can recompute; changes nothing."""
+    """State the digests of what counts of a sealed epoch and those before, which everybody can recompute;
+    changes nothing of it (SPEC O14)."""
 
     epoch: int
-    named: bytes
-    """The named digest (SPEC O10)."""
+    feeds: bytes
+    """The feeds digest (`checkpoints.feeds_digest`)."""
     cores: bytes
     """The core digest (SPEC D5) of what counts."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sfprotocol.checkpoints import Base
+from sfprotocol.decisions import Checkpoint
 from sfprotocol.messages import (
     Card,
     ControlFork,
@@ -139,6 +141,18 @@ class Traced:
     """Number of updates before that step, without a gap, that belong to this epoch."""
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointKept:
+    """This node keeps the state of a usable checkpoint: of these feeds, all those with named steps up to its
+    epoch, nothing before their bases has to be kept or fetched any more.
+
+    None if a node that has waited for one is to begin with step 0 of every feed after all.
+    """
+
+    checkpoint: Checkpoint | None
+    bases: tuple[Base, ...]
+
+
 Event = (
     LinkUp
     | LinkDown
@@ -151,6 +165,7 @@ Event = (
     | OwnPetition
     | OwnSuccession
     | Traced
+    | CheckpointKept
     | Wake
 )
 
@@ -286,6 +301,14 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
+class Rebase:
+    """Let the log begin with these bases, durably: what it has before them may go."""
+
+    checkpoint: Checkpoint
+    bases: tuple[Base, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Petitioned:
     """Show this petition to whoever organises the run here."""
 
@@ -307,6 +330,7 @@ Action = (
     | KeepAuthority
     | Recounted
     | Trace
+    | Rebase
     | Petitioned
     | Drop
     | ContinueAs

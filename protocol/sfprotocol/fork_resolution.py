@@ -62,7 +62,7 @@ class ForkResolution:
             inquiries.avoid(link, state, now)
             return self._pulls.wake(now)
         if state.forked == UNCUT:
-            return [*inquiries.begin(link, state, now), *self._pulls.wake(now)]
+            return [*inquiries.begin(link, state, self._least(link, state), now), *self._pulls.wake(now)]
         rest = without_front(segment, state.next)
         return [Examine(link.id, state.feed, rest), *self._pulls.wake(now)]
 
@@ -74,7 +74,7 @@ class ForkResolution:
                 self._charge(link, now)
                 actions.append(Examine(link.id, state.feed, segment))
             elif validation.due(state, segment) and state.next and state.forked == UNCUT:
-                actions += inquiries.begin(link, state, now, whole=True)
+                actions += inquiries.begin(link, state, self._least(link, state), now, whole=True)
         return actions
 
     def check_tag(self, link: Link, claim: Claim, now: float) -> list[Action]:
@@ -85,7 +85,10 @@ class ForkResolution:
         if claim.next != state.next or claim.tag in (plumtree.NO_TAG, state.claim().tag):
             return []
         shared_key = len(link.names.matching(state.key, self._frontier)) > 1
-        return inquiries.begin(link, state, now, whole=shared_key)
+        return inquiries.begin(link, state, self._least(link, state), now, whole=shared_key)
+
+    def _least(self, link: Link, state: FeedState) -> int:
+        return max(state.base, self._frontier.kept_from(state.feed, link.floor))
 
     # -- evidence ----------------------------------------------------------------------------------
 
@@ -108,7 +111,7 @@ class ForkResolution:
         if not sound(proof.feed.origin) or not fork_proofs.holds(self._run, proof, self._verify):
             raise RemoteProtocolError("E1", "a proof that proves nothing")
         ours = state.next > proof.at or (state.next == proof.at and state.next > 0)
-        if proof.cut and (ours or proof.cut == state.forked):
+        if proof.cut and proof.at >= state.base and (ours or proof.cut == state.forked):
             return [Examine(link.id, proof.feed, proof)]
         return self.cut(proof, now)
 
@@ -139,7 +142,7 @@ class ForkResolution:
     def _strange(self, link: Link, state: FeedState, now: float) -> list[Action]:
         """Look further back: what the peer has shown does not follow from our past."""
         self._charge(link, now)
-        return inquiries.look_further_back(link, state, now)
+        return inquiries.look_further_back(link, state, self._least(link, state), now)
 
     def _same(self, link: Link, state: FeedState, event: Examined, until: int, now: float) -> list[Action]:
         """Look at the rest of what the peer has shown: up to step `until` its history is ours."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import NamedTuple
 
 from sfprotocol import proof_of_work, seeds
-from sfprotocol.counting import Counting
+from sfprotocol.checkpoints import Base
+from sfprotocol.counting import NEVER, Counting
+from sfprotocol.decisions import Checkpoint
 from sfprotocol.lthash import LtHash
 from sfprotocol.messages import Claim, Feed, RunParameters
 from sfprotocol.signing import genesis
@@ -56,6 +58,8 @@ class FeedState:
     """The first step that no close has named, in an organised run. Forks do not cut below it (SPEC O7)."""
     ended: int = UNCUT
     """The step at which the organiser has ended the feed; 0 for one that an open run excludes."""
+    base: int = 0
+    """The first step that is kept here: what comes before counts by a checkpoint (SPEC O14)."""
     stopped: int = UNCUT
     """The step from which on updates do not count that we have seen: behind a cut, or of a revoked origin."""
     summed: bytes = b""
@@ -70,8 +74,8 @@ class FeedState:
 
     @property
     def cut(self) -> int:
-        """The first step that does not count, for whatever reason."""
-        return min(self.ended, self.stopped, self.fork_cut)
+        """The first step that does not count, for whatever reason; what a checkpoint counts does."""
+        return max(self.base, min(self.ended, self.stopped, self.fork_cut))
 
     @property
     def is_forked(self) -> bool:
@@ -125,7 +129,12 @@ class Frontier:
         """State of the run by the organiser's decisions; None in an open run. `control_sync` sets it."""
         self.control = b""
         """The part of the state digest that tells of the control feed (SPEC O10)."""
+        self.waiting = False
+        """Whether nothing is to be held until it is known from where on (SPEC O15)."""
+        self.checkpoint: Checkpoint | None = None
+        """The checkpoint from which on everything is kept here; None if everything is."""
         self.known = 0
+        self._bases: dict[Feed, Base] = {}
         self._states: dict[Feed, FeedState] = {}
         self._order: list[FeedState] = []
         """The states in the order of feeds."""
@@ -159,12 +168,14 @@ class Frontier:
     def lacks(self, feed: Feed, following: int) -> bool:
         """Return whether a peer with `feed` up to step `following` has updates that we lack and may count."""
         state = self._states.get(feed)
-        if state:
+        if state and not self.waiting:
             return following > state.next and state.open
         return following > 0 and self.may_hold(feed)
 
     def may_hold(self, feed: Feed) -> bool:
-        """Return whether updates of `feed` may be held at all (SPEC S7, S8, O6)."""
+        """Return whether updates of `feed` may be held at all (SPEC S7, S8, O6, O15)."""
+        if self.waiting:
+            return False
         if self.counting:
             return self.counting.number(feed) is not None
         return not self.excludes(feed)
@@ -195,6 +206,24 @@ class Frontier:
         state.next, state.forked = 0, UNCUT
         self._changed(state)
         return evicted
+
+    @property
+    def floor(self) -> int:
+        """The first epoch of which what closes have named is kept here (SPEC O15)."""
+        return self.checkpoint.epoch + 1 if self.checkpoint else 0
+
+    def kept_from(self, feed: Feed, floor: int) -> int:
+        """Return the first step of `feed` that a node with this floor keeps; NEVER if we cannot tell."""
+        if not floor or self.counting is None:
+            return 0
+        number = self.counting.number(feed)
+        if number is None or floor > self.counting.open_epoch:
+            return NEVER
+        return self.counting.named(number, floor - 1)
+
+    def base(self, feed: Feed) -> Base:
+        """Return where what is kept of `feed` begins: at step 0, unless a checkpoint says otherwise."""
+        return self._bases.get(feed) or Base(feed, 0, genesis(self.run.run_id, feed), 0, 0)
 
     def is_cut(self, feed: Feed) -> bool:
         """Return whether the origin of this feed was caught with two histories of it (SPEC E4)."""
@@ -232,6 +261,18 @@ class Frontier:
         state.next, state.chain, state.epoch, state.labelled = step, chain, epoch, labelled
         self._changed(state)
 
+    def rebase(self, checkpoint: Checkpoint, bases: Iterable[Base]) -> None:
+        """Keep of these feeds only what follows from their bases, by the state of `checkpoint`.
+
+        A feed that is here ends at its base or later, as the caller knows.
+        """
+        self.waiting, self.checkpoint = False, checkpoint
+        for base in bases:
+            self._bases[base.feed] = base
+            self._kept(base.feed).base = base.step
+            if self.next(base.feed) < base.step:
+                self.advance(*base)
+
     def stop(self, feed: Feed) -> None:
         """Record that what follows of `feed` was seen and does not count."""
         state = self._kept(feed)
@@ -257,7 +298,7 @@ class Frontier:
         if at >= state.forked:
             return
         state.forked, state.forked_chain = at, chain
-        if state.next > state.fork_cut == at:
+        if state.next > state.fork_cut == at >= state.base:
             self.known -= state.next - at
             state.next, state.chain = at, chain
         self._changed(state)

@@ -45,6 +45,7 @@ from sfprotocol.events import (
     LinkUp,
     OwnUpdates,
     Petitioned,
+    Rebase,
     Received,
     Recounted,
     Serve,
@@ -103,6 +104,8 @@ class Commit:
     control: tuple[KeepControl, ...] = ()
     """Changes of the control feed, in order."""
     authority: tuple[Succession | ControlFork, ...] = ()
+    rebase: Rebase | None = None
+    """The bases with which the log is to begin, after everything else in this commit."""
 
 
 class Store(Protocol):
@@ -112,7 +115,10 @@ class Store(Protocol):
         """Make `commit` durable, all of it or nothing. Called by the adapter, between the two phases."""
 
     def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
-        """Return the updates of `feed` from step `first` on, up to a signature (SPEC S6); None at the end."""
+        """Return the updates of `feed` from step `first` on, up to a signature (SPEC S6); None at the end.
+
+        At most so many, unless the first signature is further: where a history took the place of another.
+        """
 
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
         """Return the chain head before `step`, and what there is from there to the next signature."""
@@ -361,20 +367,32 @@ class Host:
                 return Asked(petition, via)
             case Examine():
                 self._examine(action)
-            case Trace(feed=feed, stop=stop):
+            case Trace(feed=feed, stop=stop) if self._keeps(feed, stop):
                 self.post(Traced(feed, stop, *self._store.past(feed, stop), *self._store.label(feed, stop)))
         return None  # durable by now, or for a link that is gone
 
-    def _serve(self, serve: Serve, frames: _Frames) -> Send:
+    def _serve(self, serve: Serve, frames: _Frames) -> Send | None:
+        if not self._keeps(serve.feed, serve.first):
+            self.post(Writable(serve.link))
+            return None
         segment = frames.segment(serve)
         self.post(Served(serve.link, serve.feed, segment.stop, serve.hops))
+        if segment.count > MAX_SEGMENT_UPDATES:  # only others have a nearer signature
+            self.post(Writable(serve.link))
+            return None
         return Send(serve.link, segment, frames.of(segment))
 
     def _examine(self, examine: Examine) -> None:
         feed, against = examine.feed, examine.against
         step = against.at if isinstance(against, Proof) else against.first
+        if not self._keeps(feed, step):
+            return
         chain, ours = self._store.past(feed, step)
         self.post(Examined(examine.link, feed, against, chain, ours, self._store.proof(feed)))
+
+    def _keeps(self, feed: Feed, step: int) -> bool:
+        """Return whether the log still has `feed` from this step on, after what this round has let go."""
+        return step >= self.machine.frontier.base(feed).step
 
 
 def commit_of(actions: list[Action]) -> Commit | None:
@@ -383,6 +401,7 @@ def commit_of(actions: list[Action]) -> Commit | None:
     cuts = tuple(action for action in actions if isinstance(action, Cut))
     cards = tuple(action.card for action in actions if isinstance(action, KeepCard))
     renewals = [action.feed for action in actions if isinstance(action, ContinueAs)]
+    rebases = [action for action in actions if isinstance(action, Rebase)]
     commit = Commit(
         admits,
         cuts,
@@ -391,6 +410,7 @@ def commit_of(actions: list[Action]) -> Commit | None:
         renewals[-1] if renewals else None,
         tuple(action for action in actions if isinstance(action, KeepControl)),
         tuple(action.message for action in actions if isinstance(action, KeepAuthority)),
+        rebases[-1] if rebases else None,
     )
     return None if commit == Commit() else commit
 

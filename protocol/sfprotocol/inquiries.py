@@ -5,6 +5,7 @@ The answers are ordinary segments; fork_resolution compares them with our log.
 
 from __future__ import annotations
 
+from sfprotocol.counting import NEVER
 from sfprotocol.events import Action, Transmit
 from sfprotocol.frontier import FeedState
 from sfprotocol.link import Inquiry, Link
@@ -12,7 +13,7 @@ from sfprotocol.messages import Position, Want
 
 LOOK_BACK = (64, 4096, None)
 """Numbers of updates before our end from which the peer's history is asked for, one after the other, until it
-joins ours; None: from step 0. Most forks are the few updates that a backup lacked."""
+joins ours; None: from the first step that both keep. Most forks are the few updates that a backup lacked."""
 
 INQUIRY_TIME = 60.0
 """Seconds after which a peer may be asked again for another history of the same feed, and for what continues
@@ -28,11 +29,11 @@ def under_way(link: Link, state: FeedState, now: float) -> bool:
     return inquiry is not None and inquiry.until > now and inquiry.stage < len(LOOK_BACK)
 
 
-def begin(link: Link, state: FeedState, now: float, *, whole: bool = False) -> list[Action]:
+def begin(link: Link, state: FeedState, least: int, now: float, *, whole: bool = False) -> list[Action]:
     """Ask for the peer's history, unless we have done so lately or ask this peer for too much already.
 
-    `whole`: from step 0 at once, where feeds share a key: a history that does not follow from our past may
-    then be another feed's.
+    `least` is the first step that both sides keep. `whole`: from there at once, where feeds share a key: a
+    history that does not follow from our past may then be another feed's.
     """
     known = link.inquiries.get(state.feed)
     if known and known.until > now:
@@ -43,29 +44,29 @@ def begin(link: Link, state: FeedState, now: float, *, whole: bool = False) -> l
     if len(link.inquiries) >= MAX_INQUIRIES:
         return []
     link.inquiries[state.feed] = Inquiry(now + INQUIRY_TIME, len(LOOK_BACK) - 1 if whole else 0)
-    return _ask(link, state)
+    return _ask(link, state, least)
 
 
 def avoid(link: Link, state: FeedState, now: float) -> None:
     """Do not ask this peer for the feed for a while, nor for another history: we have none to compare."""
-    begin(link, state, now)
+    begin(link, state, NEVER, now)
     if known := link.inquiries.get(state.feed):
         known.stage = len(LOOK_BACK)
 
 
-def look_further_back(link: Link, state: FeedState, now: float) -> list[Action]:
+def look_further_back(link: Link, state: FeedState, least: int, now: float) -> list[Action]:
     """Ask from an earlier step: what came did not follow from our past either."""
     inquiry = link.inquiries.get(state.feed)
     if inquiry is None:
-        return begin(link, state, now)
+        return begin(link, state, least, now)
     inquiry.stage += 1
-    return _ask(link, state)
+    return _ask(link, state, least)
 
 
-def _ask(link: Link, state: FeedState) -> list[Action]:
+def _ask(link: Link, state: FeedState, least: int) -> list[Action]:
     stage = link.inquiries[state.feed].stage
-    if stage >= len(LOOK_BACK):
+    if stage >= len(LOOK_BACK) or least > state.next:
         return []
     back = LOOK_BACK[stage]
-    start = 0 if back is None else max(0, state.next - back)
+    start = least if back is None else max(least, state.next - back)
     return [Transmit(link.id, Want((Position(state.feed, start),)))]

@@ -35,6 +35,7 @@ from sfprotocol.messages import (
     ControlHead,
     ControlWant,
     Feed,
+    Floor,
     Goodbye,
     Have,
     Hello,
@@ -65,7 +66,7 @@ TRANSITIONS: dict[LinkState, frozenset[LinkState]] = {
 }
 """The states that may follow each state."""
 
-_CONTROL = frozenset({ControlHead, ControlWant, Control, Succession, ControlFork, Petition})
+_CONTROL = frozenset({ControlHead, ControlWant, Control, Succession, ControlFork, Petition, Floor})
 _AFTER_HELLO = frozenset({Segment, Summary, Have, Want, Prune, Proof, Card, Goodbye}) | _CONTROL
 
 ALLOWED: dict[LinkState, frozenset[type]] = {
@@ -218,6 +219,8 @@ class Link:
     """The role in the peer's Hello: 0 trainer, 1 relay (SPEC L2)."""
     known: int = 0
     """Number of updates that the peer knew, by its last Hello or Summary."""
+    floor: int = 0
+    """The first epoch of which the peer keeps what closes have named (SPEC O15)."""
     informed: bool = False
     """Whether the peer said that it knows more than half as many updates as we, or more than before."""
     has: dict[Feed, int] = field(default_factory=dict)

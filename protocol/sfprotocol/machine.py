@@ -32,6 +32,7 @@ from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import (
     Action,
     Admit,
+    CheckpointKept,
     Counters,
     Drop,
     Event,
@@ -232,7 +233,7 @@ class Machine:
                 return self._on_wake(now)
             case Examined():
                 return self._on_examined(event, now)
-            case OwnDecision() | OwnPetition() | OwnSuccession() | Traced():
+            case OwnDecision() | OwnPetition() | OwnSuccession() | Traced() | CheckpointKept():
                 if self.organised is None:
                     raise LocalProtocolError(f"{type(event).__name__} in an open run")
                 return self.organised.handle(event, now)
@@ -366,8 +367,8 @@ class Machine:
     def _on_want(self, link: Link, want: Want, now: float) -> list[Action]:
         actions: list[Action] = []
         for feed, following in want.entries:
-            if feed not in self.frontier:
-                continue
+            if feed not in self.frontier or following < self.frontier.base(feed).step:
+                continue  # nothing of it is here, or not any more (SPEC O15)
             repeated = max(0, link.outbox.sent.get(feed, 0) - following)
             link.waste.charge(2 * repeated, len(self.frontier), now)
             actions += self._forks.show(link, feed, now)
@@ -449,7 +450,10 @@ class Machine:
         return self._on_stale(link, states[0], segment, now)
 
     def _is_too_soon(self, link: Link, state: FeedState, segment: Segment, now: float) -> bool:
-        """Return whether these are news of an origin beyond its rate that this peer was not asked for."""
+        """Return whether these are news of an origin beyond its rate that this peer was not asked for, or
+        anything while it is not known from where on feeds are held (SPEC O15)."""
+        if self.frontier.waiting:
+            return True
         if not validation.due(state, segment) or state.next < link.expected(state.feed):
             return False
         return not self._origins.may_bring(state.feed.origin, now)

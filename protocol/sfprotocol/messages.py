@@ -343,6 +343,13 @@ class Petition:
 
 
 @dataclass(frozen=True, slots=True)
+class Floor:
+    """The sender's word that it keeps nothing of what closes below an epoch have named (SPEC O15)."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """The last message on a link (SPEC L5)."""
 
@@ -368,5 +375,6 @@ Message = (
     | Succession
     | ControlFork
     | Petition
+    | Floor
     | Goodbye
 )

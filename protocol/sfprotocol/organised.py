@@ -2,26 +2,34 @@
 
 Decisions come through `control_sync`. What they name of a feed is compared with what we hold of it; a history
 that was not meant is let go, and fetched anew. What we may make ourselves follows from them, too.
+
+What a checkpoint counts need not be here: then feeds begin at their bases, and nothing goes back behind them.
+A node that is to begin so holds nothing until it is told of the checkpoint (SPEC O14, O15).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 
-from sfprotocol import holding
+from sfprotocol import anti_entropy, holding
+from sfprotocol.checkpoints import Base
 from sfprotocol.control_sync import ControlSync, Kept
 from sfprotocol.counting import NEVER, Counting, Run
+from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import (
     Action,
+    CheckpointKept,
     Counters,
     LinkId,
     OwnDecision,
     OwnPetition,
     OwnSuccession,
+    Rebase,
     Recounted,
     Trace,
     Traced,
+    Transmit,
 )
 from sfprotocol.frontier import FeedState, Frontier
 from sfprotocol.link import Link
@@ -31,6 +39,7 @@ from sfprotocol.messages import (
     ControlHead,
     ControlWant,
     Feed,
+    Floor,
     Message,
     Petition,
     Segment,
@@ -39,7 +48,7 @@ from sfprotocol.messages import (
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.petitions import Petitions
 from sfprotocol.pulls import Pulls
-from sfprotocol.signing import Sign, genesis
+from sfprotocol.signing import Sign
 from sfprotocol.weighing import Counted, Rates
 
 TRACED_AT_ONCE = 64
@@ -98,17 +107,35 @@ class Organised:
     @property
     def behind(self) -> int:
         """Number of updates that the organiser has named and that are not here (SPEC O11)."""
-        return sum(stop - held for held, stop in self._named() if held < stop)
+        return sum(stop - held for _, held, stop in self._named() if held < stop)
 
     @property
     def unnamed(self) -> int:
         """Number of updates here that no close has named."""
-        return self._frontier.known - sum(min(held, stop) for held, stop in self._named())
+        return self._frontier.known - sum(min(held, stop) for _, held, stop in self._named())
 
-    def _named(self) -> Iterator[tuple[int, int]]:
-        """Yield (first step that we lack, first step that is not named) of each feed that closes name."""
-        held, feed = self._frontier.next, self.counting.feed
-        return ((held(feed(number)), stop) for number, stop in self.counting.positions().items())
+    def _named(self) -> Iterator[tuple[Feed, int, int]]:
+        """Yield (feed, first step that we lack, first that is not named) of each feed that closes name."""
+        for number, stop in self.counting.positions().items():
+            feed = self.counting.feed(number)
+            yield feed, self._frontier.next(feed), stop
+
+    @property
+    def out_of_reach(self) -> int:
+        """Number of named updates that we lack and no neighbour keeps, though some had them (SPEC O15)."""
+        return sum(
+            stop - held
+            for feed, held, stop in self._named()
+            if held < stop
+            and (holders := [link for link in self._links.values() if link.has.get(feed, 0) >= stop])
+            and not any(self._pulls.gives(link, feed) for link in holders)
+        )
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the checkpoint with which this node begins is not usable any more (SPEC O14)."""
+        checkpoint = self._frontier.checkpoint
+        return checkpoint is not None and checkpoint not in self.counting.checkpoints
 
     def runs(self, feed: Feed, held: int) -> tuple[Run, ...]:
         """Return the factors with which the first `held` updates of `feed` count (SPEC O8)."""
@@ -150,12 +177,16 @@ class Organised:
         member = self.counting.member(own.origin) if own else None
         if own is None or member is None or self.standing(own) is not Standing.MEMBER:
             return 0
+        if self._frontier.waiting or self.outdated:
+            return 0
         state = self._frontier.state(own)
         return max(0, member.quota - (state.labelled if state.epoch == self.counting.open_epoch else 0))
 
     # -- events and messages -----------------------------------------------------------------------
 
-    def handle(self, event: OwnDecision | OwnPetition | OwnSuccession | Traced, now: float) -> list[Action]:
+    def handle(
+        self, event: OwnDecision | OwnPetition | OwnSuccession | Traced | CheckpointKept, now: float
+    ) -> list[Action]:
         """Take in an event. Raises LocalProtocolError for a decision without the key, RemoteProtocolError for
         a succession without the votes."""
         match event:
@@ -167,6 +198,8 @@ class Organised:
                 return self._decided(self.control.heard_authority(None, succession, now), now)
             case Traced():
                 return self._on_traced(event, now)
+            case CheckpointKept():
+                return self._on_checkpoint(event, now)
 
     def on_message(self, link: Link, message: Message, now: float) -> list[Action]:
         """Take in a message of this part. Raises RemoteProtocolError for one that breaks a rule."""
@@ -181,11 +214,16 @@ class Organised:
                 return self._decided(self.control.heard_authority(link, message, now), now)
             case Petition():
                 return self._petitions.heard(link, message, self.counting, now)
+            case Floor(epoch=epoch):
+                if epoch <= link.floor:
+                    raise RemoteProtocolError("O15", "a floor that does not rise")
+                link.floor = epoch
+                return self._pulls.out_of_reach(link, now)
         raise AssertionError(f"no handler for an allowed {type(message).__name__}")
 
     def introduce(self, link: Link) -> list[Action]:
         """Tell a new neighbour of the decisions here, before it is told of feeds."""
-        return [*self.control.introduce(link), *self._petitions.introduce(link)]
+        return [*self.control.introduce(link), *self._petitions.introduce(link), *self._tell_floor(link)]
 
     def tell(self, link: Link, now: float) -> list[Action]:
         """Tell a neighbour whose turn it is what has changed."""
@@ -207,6 +245,43 @@ class Organised:
             self._pulls.heard_of(link, feeds[0], segment.stop, now)
             self._early.add(feeds[0])
 
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def _tell_floor(self, link: Link) -> list[Action]:
+        floor = self._frontier.floor
+        return [Transmit(link.id, Floor(floor))] if floor else []
+
+    def _on_checkpoint(self, event: CheckpointKept, now: float) -> list[Action]:
+        """Begin with the bases of a checkpoint, or with nothing; or let go what was here before them."""
+        frontier, checkpoint, bases = self._frontier, event.checkpoint, event.bases
+        waited, frontier.waiting = frontier.waiting, False
+        ahead = [base for base in bases if frontier.next(base.feed) < base.step]
+        actions: list[Action] = []
+        if checkpoint is not None:
+            if checkpoint.epoch < frontier.floor - 1:
+                raise LocalProtocolError("an earlier checkpoint than the one that this node begins with")
+            if ahead and not waited:
+                raise LocalProtocolError("a checkpoint of updates that are not here")
+            frontier.rebase(checkpoint, bases)
+            actions.append(Rebase(checkpoint, bases))
+        for link in self._links.values():
+            serving = link.outbox.serving
+            for feed in [feed for feed, first in serving.items() if first < frontier.base(feed).step]:
+                del serving[feed]  # it is not carried out any more
+            if link.greeted:
+                actions += self._tell_floor(link)
+        return [*actions, *(self._begin(ahead, now) if waited else [])]
+
+    def _begin(self, ahead: list[Base], now: float) -> list[Action]:
+        """Tell neighbours what is here, and ask for the rest; feeds have moved ahead to these bases."""
+        actions: list[Action] = []
+        for base in ahead:
+            actions += [Recounted(base.feed, 0), *self._own.overtaken(base.feed)]
+        for link in self._links.values():
+            if link.greeted:
+                actions += anti_entropy.tell_all(link, self._frontier, now)
+        return [*actions, *self._ask_of(lambda feed: True, now)]
+
     # -- consequences ------------------------------------------------------------------------------
 
     def _decided(self, actions: list[Action], now: float) -> list[Action]:
@@ -220,7 +295,8 @@ class Organised:
                 held = self._frontier.next(feed)
                 actions += [Recounted(feed, held), *self._compare(number, now)]
         if self.control.admitted:
-            actions += self._ask_of(self.control.admitted, now)
+            origins = frozenset(self.control.admitted)
+            actions += self._ask_of(lambda feed: feed.origin in origins, now)
             self.control.admitted.clear()
         early, self._early = self._early, set()
         for feed in sorted(early):
@@ -231,11 +307,11 @@ class Organised:
         feed = self.counting.feed(number)
         self._frontier.named(feed, self.counting.named(number), self.counting.ended(number))
 
-    def _ask_of(self, origins: set[bytes], now: float) -> list[Action]:
-        """Ask for the updates of origins that have just been admitted."""
+    def _ask_of(self, wanted: Callable[[Feed], bool], now: float) -> list[Action]:
+        """Ask for what neighbours have of these feeds, of which nothing was wanted until now."""
         actions: list[Action] = []
         for link in self._links.values():
-            feeds = [feed for feed in link.has if feed.origin in origins]
+            feeds = [feed for feed in link.has if wanted(feed)]
             for feed in feeds:
                 self._pulls.heard_of(link, feed, link.has[feed], now)
             actions += self._pulls.ask(link, feeds, now)
@@ -260,7 +336,7 @@ class Organised:
 
     def _on_traced(self, event: Traced, now: float) -> list[Action]:
         state, number = self._frontier.state(event.feed), self.counting.number(event.feed)
-        if number is None or event.stop > state.next:
+        if number is None or not state.base <= event.stop <= state.next:
             return []
         meant = all(
             holding.tag(salt, event.chain) == expected
@@ -298,11 +374,13 @@ class Organised:
     def _let_go(self, state: FeedState, now: float) -> list[Action]:
         """Begin a feed anew, to fetch the history that was named: only a fork brings another one here."""
         feed, before = state.feed, state.next
+        if before <= state.base:
+            return []  # of a checkpoint that does not count any more
         for link in self._links.values():
             link.inquiries.pop(feed, None)
             link.outbox.dirty.pop(feed, None)
             link.outbox.serving.pop(feed, None)
-        self._frontier.go_back(feed, 0, genesis(self._frontier.run.run_id, feed), 0, 0)
+        self._frontier.go_back(*self._frontier.base(feed))
         self._counters.rollbacks += 1
         for link in self._links.values():
             self._pulls.heard_of(link, feed, link.has.get(feed, 0), now)

@@ -161,8 +161,8 @@ def flush(link: Link, frontier: Frontier) -> list[Action]:
         feed, hops = next(iter(outbox.dirty.items()))
         del outbox.dirty[feed]
         first = link.position(feed)
-        if first >= frontier.next(feed):
-            continue
+        if not frontier.state(feed).base <= first < frontier.next(feed):
+            continue  # what we do not keep, it has to get elsewhere (SPEC O15)
         if feed not in link.names.known:
             unnamed.append(feed)
         room -= min(frontier.next(feed) - first, MAX_SEGMENT_UPDATES)

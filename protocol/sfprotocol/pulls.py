@@ -1,8 +1,9 @@
 """The table of outstanding pulls: what peers have and we lack, and who is asked for it (SPEC A4, A5, A9).
 
-The same range is not asked of two peers without need, and a peer that does not deliver is passed over. There
-is one pull per feed at most. Whatever changes what peers claim or what we have of a feed is reported here, so
-that the number of updates that we lack is kept up to date and never counted anew.
+The same range is not asked of two peers without need, a peer that does not deliver is passed over, and none
+is asked for steps that by its own word it does not keep (SPEC O15). There is one pull per feed at most.
+Whatever changes what peers claim or what we have of a feed is reported here, so that the number of updates
+that we lack is kept up to date and never counted anew.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ class Pulls:
         are, the peer has promised too much (A9).
         """
         ahead = link.inbox.ahead
-        for feed in list(islice(ahead, MAX_PULLS_PER_LINK)):
+        within_reach = (feed for feed in ahead if self.gives(link, feed))
+        for feed in list(islice(within_reach, MAX_PULLS_PER_LINK)):
             if self._frontier.lacks(feed, link.has[feed]):
                 self.expect(feed, now + GRAFT_DELAY)
             else:
@@ -220,6 +222,12 @@ class Pulls:
             if claim == self._frontier.next(feed) + pull.gap and not self._claimed(feed, claim):
                 self._recount(feed, pull)
 
+    def out_of_reach(self, link: Link, now: float) -> list[Action]:
+        """Ask others for what `link` was asked for and does not keep any more."""
+        for feed in [feed for feed in link.inbox.asked if not self.gives(link, feed)]:
+            self.forget(feed, link, now)
+        return self.wake(now)
+
     def forget(self, feed: Feed, link: Link, now: float) -> None:
         """Ask `link` no longer for `feed`; if it was asked, ask others at once."""
         if feed in link.inbox.asked:
@@ -241,8 +249,14 @@ class Pulls:
         inquiry = link.inquiries.get(feed)
         if (inquiry and inquiry.until > now) or not self._frontier.lacks(feed, link.has.get(feed, 0)):
             return False
+        if not self.gives(link, feed):
+            return False
         expected = self._frontier.lacks(feed, link.expected(feed))
         return expected or self._origins.may_bring(feed.origin, now)
+
+    def gives(self, link: Link, feed: Feed) -> bool:
+        """Return whether the peer keeps the next step of `feed` that we lack, if it has it (SPEC O15)."""
+        return not link.floor or self._frontier.next(feed) >= self._frontier.kept_from(feed, link.floor)
 
     def _put(self, feed: Feed, pull: Pull, deadline: float) -> None:
         pull.deadline = deadline

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from sfprotocol.counting import NEVER, Counting, Run, multiplier
 from sfprotocol.decisions import FACTOR_ONE, RateFrom
+from sfprotocol.messages import Feed
 
 _EPOCH = attrgetter("epoch")
 
@@ -67,6 +68,12 @@ NOTHING = Counted(())
 def once(steps: int) -> Counted:
     """Return that the first `steps` steps of a feed count once."""
     return Counted((Run(steps, FACTOR_ONE),) if steps else ())
+
+
+def named(counting: Counting, epoch: int) -> dict[Feed, Counted]:
+    """Return how what closes up to that of `epoch` have named counts now, by feed."""
+    rates, stops = Rates.of(counting), counting.positions(epoch)
+    return {counting.feed(feed): Counted(counting.runs(feed, stop), rates) for feed, stop in stops.items()}
 
 
 class Difference(NamedTuple):

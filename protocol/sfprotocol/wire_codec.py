@@ -29,6 +29,7 @@ from sfprotocol.messages import (
     Entry,
     EpochScalars,
     Feed,
+    Floor,
     Goodbye,
     Have,
     Hello,
@@ -168,6 +169,7 @@ _ENCODERS: dict[type, Callable[[Any, int], list[Any]]] = {
     Succession: lambda m, _: [16, m.term, m.kept, m.chain, m.key, [list(vote) for vote in m.votes]],
     ControlFork: lambda m, _: [17, m.term, m.stop, *m.chains, *m.signatures],
     Petition: lambda m, _: [18, m.origin, m.nonce, m.invitation, m.voucher, m.signature],
+    Floor: lambda m, _: [19, m.epoch],
 }
 
 
@@ -382,4 +384,5 @@ _DECODERS: dict[int, tuple[int, Callable[[list[Any], int], Message]]] = {
     16: (6, _decode_succession),
     17: (7, _decode_control_fork),
     18: (6, _decode_petition),
+    19: (2, lambda f, _: Floor(_unsigned(f[1], _U32, "floor"))),
 }

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from plain import plain
 
 from sfprotocol import control_feed, decisions, holding, signing
+from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting, multiplier, named_digest
 from sfprotocol.decisions import (
@@ -197,6 +198,20 @@ def _digest(member_stops: tuple[int, int]) -> bytes:
     return named_digest(RUN_ID, named)
 
 
+def _bases(stops: dict[int, int]) -> list[tuple[int, Base]]:
+    return [(number, _base(number // 65, stop)) for number, stop in stops.items()]
+
+
+def _base(member: int, stop: int) -> Base:
+    label = LABELS[stop - 1]
+    labelled = LABELS[:stop].count(label)
+    return Base(Feed(_public(MEMBERS[member]), member), stop, _head(member, stop), label, labelled)
+
+
+def _checkpoint(epoch: int, stops: dict[int, int]) -> Checkpoint:
+    return Checkpoint(epoch, feeds_digest(RUN_ID, _bases(stops)), DIGEST)
+
+
 def _story() -> list[Decision]:
     first, second = map(_public, MEMBERS)
     return [
@@ -206,12 +221,18 @@ def _story() -> list[Decision]:
         Close(0, SALT, (_move(0, 0, 3), _move(1, 0, 2))),
         Seal(1, (), (), DIGEST, 4096, ()),  # not in turn: changes nothing
         Seal(0, (65,), (), _digest((3, 2)), 2048, (RateFrom(2, 1 << 30),)),
+        _checkpoint(0, {0: 3, 65: 2}),
+        _checkpoint(1, {0: 3, 65: 2}),  # of an epoch that is not sealed: changes nothing
         Close(1, SALT, (_move(0, 3, 5), _move(1, 2, 4))),
         Close(2, SALT, (_move(0, 5, 7),)),
-        Seal(1, (), (Recount(65, 0),), _digest((5, 4)), 1024, ()),
+        Seal(1, (), (Recount(65, 0),), _digest((5, 4)), 1024, ()),  # the checkpoint is not usable any more
+        _checkpoint(0, {0: 3, 65: 2}),
+        _checkpoint(1, {0: 5, 65: 4}),
         Revoke(1, 2),
-        Amend(0, 2),
+        Amend(0, 2),  # both checkpoints stay usable
         Seal(2, (), (), _digest((5, 4)), 4096, ()),
+        _checkpoint(2, {0: 5, 65: 4}),
+        Void(1, 1, (0,)),  # the checkpoint of epoch 0 stays usable
         Void(0, 0, (0,)),
         Budget(6),
         Announce("That was enough."),
@@ -244,6 +265,7 @@ def _counting() -> dict[str, Any]:
         "named_digests": [
             _digest((run.positions(e).get(0, 0), run.positions(e).get(65, 0))).hex() for e in range(3)
         ],
+        "feeds_digests": [feeds_digest(RUN_ID, _bases(run.positions(e))).hex() for e in range(3)],
         "weights": [
             {"rate": rate, "factor": factor, "weight": multiplier(rate, factor)}
             for rate, factor in ((3 << 30, 2048), (1, 4095), (2**32 - 1, 2**16 - 1), (1 << 30, 4096))
@@ -266,4 +288,5 @@ def _step(run: Counting, decision: Decision) -> dict[str, Any]:
         "named": [run.named(feed) for feed in (0, 65)],
         "ended": [run.ended(feed) for feed in (0, 65)],
         "runs": [[list(one) for one in run.runs(feed, 7)] for feed in (0, 65)],
+        "checkpoints": [one.epoch for one in run.checkpoints],
     }

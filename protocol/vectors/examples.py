@@ -18,6 +18,7 @@ from sfprotocol.messages import (
     Entry,
     EpochScalars,
     Feed,
+    Floor,
     Goodbye,
     Have,
     Hello,
@@ -92,6 +93,7 @@ def messages() -> list[tuple[str, Message, int]]:
         ("fork of the control feed", ControlFork(0, 5, ORIGINS, (signature, signature[::-1])), 2),
         ("petition with work", Petition(ORIGINS[0], 2**64 - 1, 0, b"", signature), 2),
         ("petition with an invitation", Petition(ORIGINS[1], 0, 3, signature, signature), 2),
+        ("floor", Floor(1001), 2),
     ]
 
 

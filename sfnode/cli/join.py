@@ -131,6 +131,17 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     help="With --organise: nobody has decisions of this run that are not here; do not wait for peers. If "
     "somebody has, that ends the key's term.",
 )
+@setting(
+    "--from-checkpoint",
+    help="Begin an organised run with its newest checkpoint, which the organiser has signed and everybody "
+    "can work out, instead of all updates before it; also after an absence of which nobody near keeps the "
+    "history.",
+)
+@setting(
+    "--history",
+    help="What to keep of an organised run: all updates (an archive), or those after the checkpoint before "
+    "the newest one.",
+)
 @setting("--keys-dir", metavar="FOLDER", help="Where the keys of the runs that you organise are kept.")
 @setting(
     "--admission",

@@ -46,17 +46,18 @@ def load(data_dir: Path, model: Path | None, device: str, dtype: str, *, as_of_n
     from sfnode.node.startup import settled
     from sfnode.store.data_folder import Layout
 
+    layout = Layout(data_dir)
     with opened_run(data_dir) as (manifest, update_log):
         machine = settled(manifest.parameters(), update_log)
         checkout = None if as_of_now else _checked_out(machine, update_log)
-        model = model_of(Layout(data_dir), model)
+        model = model_of(layout, model)
         trainer = Trainer.load(manifest, model_override=model, device=device, dtype=dtype, training=False)
         frontier = machine.frontier
         if checkout:
-            _replay(trainer, update_log, checkout.counted, machine.run.subspace_epochs)
+            _replay(trainer, update_log, machine, checkout.counted, layout.checkpoints)
             return TrainedModel(trainer, trainer.core.digest().hex(), checkout.updates, checkout.epoch)
         counted = {state.feed: machine.counted(state.feed) for state in frontier}
-        _replay(trainer, update_log, counted, machine.run.subspace_epochs)
+        _replay(trainer, update_log, machine, counted, layout.checkpoints)
         return TrainedModel(trainer, frontier.digest().hex(), frontier.known, None)
 
 
@@ -76,14 +77,23 @@ def _checked_out(machine: Machine, update_log: UpdateLog) -> Checkout | None:
 
 
 def _replay(
-    trainer: Trainer, update_log: UpdateLog, counted: Mapping[Feed, Counted], subspace_epochs: int
+    trainer: Trainer,
+    update_log: UpdateLog,
+    machine: Machine,
+    counted: Mapping[Feed, Counted],
+    checkpoints: Path,
 ) -> None:
-    """Apply what counts."""
+    """Apply what counts, beginning with the newest checkpoint that is here."""
+    from sfnode.store import checkpoint
     from sfnode.store.replay import changes
 
+    counting = machine.frontier.counting
+    stated, applied = checkpoint.start(checkpoints, counting, update_log)
+    if stated and counting:
+        trainer.begin(checkpoint.load(checkpoints, trainer.manifest, counting, stated).cores)
     done, total = 0, sum(max((run.stop for run in one.runs), default=0) for one in counted.values())
     with waiting("replaying the log") as advance:
-        for batch in changes(update_log, {}, counted, subspace_epochs):
+        for batch in changes(update_log, applied, counted, machine.run.subspace_epochs):
             trainer.apply(batch)
             done += len(batch.seeds)
             advance(done, total)

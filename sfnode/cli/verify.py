@@ -1,4 +1,4 @@
-"""`sfnode verify`: replay a node's log from genesis and check all of it."""
+"""`sfnode verify`: replay a node's log and check all of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from sfnode.cli.data_folder import opened_run
 from sfnode.cli.exit import show
-from sfnode.cli.options import as_of_now_option, data_dir_option, json_option
+from sfnode.cli.options import as_of_now_option, data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 
@@ -20,22 +20,34 @@ if TYPE_CHECKING:
 @click.command
 @data_dir_option
 @as_of_now_option
+@option(
+    "--from-checkpoint",
+    is_flag=True,
+    help="Begin with the newest signed checkpoint in the folder. Where the folder has no history before one, "
+    "that is what happens anyway.",
+)
 @json_option
-def verify(data_dir: Path, as_of_now: bool, as_json: bool) -> None:
+def verify(data_dir: Path, as_of_now: bool, from_checkpoint: bool, as_json: bool) -> None:
     """Replay the log of a node's folder from genesis, check every signature, and print the digests.
 
     Of an organised run they are those of the last seal.
     """
-    from sfnode.store.audit import audit
+    from sfnode.store.audit import audit, state_to_begin_with
+    from sfnode.store.data_folder import Layout
 
     with opened_run(data_dir) as (manifest, update_log), waiting("verifying the log"):
-        result = audit(manifest, update_log, as_of_now=as_of_now)
+        state = None
+        if from_checkpoint or update_log.bases():
+            state = state_to_begin_with(manifest, update_log, Layout(data_dir).checkpoints)
+        result = audit(manifest, update_log, state, as_of_now=as_of_now)
     if result.seals and not as_of_now:
         _warn(result.seals)
     if as_json:
         echo(result.model_dump_json(indent=2))
         return
     echo(f"{result.signatures} signatures and {result.updates} updates of {result.feeds} feeds verified")
+    if result.checkpoint is not None:
+        echo(f"what came before is as the checkpoint of epoch {result.checkpoint} says, which is signed")
     if result.seals:
         echo(_told(result.seals))
     if result.seals and result.seals.named_digest and not as_of_now:

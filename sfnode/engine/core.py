@@ -9,7 +9,7 @@ duplicates, which the frontier has done long before (SPEC).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +62,15 @@ class Core:
                 for core in (self, *others):
                     core._of(epoch).add(entries[chosen], amounts[chosen])
 
+    def put(self, cores: Mapping[int, I64]) -> None:
+        """Add whole cores by epoch, (layers, rank, rank) each."""
+        for epoch, entries in cores.items():
+            self._of(epoch).put(entries)
+
+    def cores(self) -> dict[int, I64]:
+        """Return the cores that are not zero by ascending epochs, read-only."""
+        return {epoch: self.of(epoch) for epoch in self.epochs()}
+
     def epochs(self) -> list[int]:
         """Return the epochs whose core is not zero, ascending."""
         return sorted(epoch for epoch, core in self._cores.items() if core.any())
@@ -92,15 +101,8 @@ class Core:
                 del self._cores[epoch]
 
     def digest(self) -> bytes:
-        """Return BLAKE2b-256 over the non-zero cores in ascending order of epochs (SPEC D5).
-
-        Each contributes its epoch (8 bytes, big-endian) and its entries (int64, little-endian, C order).
-        """
-        state = hashlib.blake2b(digest_size=32)
-        for epoch in self.epochs():
-            state.update(epoch.to_bytes(8, "big"))
-            state.update(self._cores[epoch].dense().astype("<i8", copy=False).tobytes())
-        return state.digest()
+        """Return the core digest (SPEC D5), 32 bytes."""
+        return digest((epoch, self._cores[epoch].dense()) for epoch in self.epochs())
 
     def _moves(self, seeds: U64, scalars: I64) -> tuple[I64, I64]:
         """Return which entry of a core each update moves in each layer, and by how much; each (n, layers)."""
@@ -116,6 +118,18 @@ class Core:
         if epoch not in self._cores:
             self._cores[epoch] = _EpochCore(self._shape)
         return self._cores[epoch]
+
+
+def digest(cores: Iterable[tuple[int, I64]]) -> bytes:
+    """Return BLAKE2b-256 over these cores, which are not zero and in ascending order of epochs (SPEC D5).
+
+    Each contributes its epoch (8 bytes, big-endian) and its entries (int64, little-endian, C order).
+    """
+    state = hashlib.blake2b(digest_size=32)
+    for epoch, entries in cores:
+        state.update(epoch.to_bytes(8, "big"))
+        state.update(entries.astype("<i8", copy=False).tobytes())
+    return state.digest()
 
 
 class _EpochCore:
@@ -143,6 +157,11 @@ class _EpochCore:
             self._dense = self.dense()
             self._few.clear()
 
+    def put(self, entries: I64) -> None:
+        """Add a whole core, (layers, rank, rank)."""
+        self._dense = self.dense() + entries
+        self._few.clear()
+
     def any(self) -> bool:
         """Return whether an entry is not zero."""
         if self._dense is not None:
@@ -157,8 +176,9 @@ class _EpochCore:
         if self._dense is not None:
             return self._dense
         core = np.zeros(self._shape, np.int64)
-        entries, amounts = self._moves()
-        np.add.at(core.reshape(-1), entries.reshape(-1), amounts.reshape(-1))
+        if self._few:
+            entries, amounts = self._moves()
+            np.add.at(core.reshape(-1), entries.reshape(-1), amounts.reshape(-1))
         return core
 
     def layer(self, layer: int) -> I64:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from random import Random
@@ -131,6 +131,11 @@ class MergedWeights:
         self._core.add(batch, *(() if self._blank else (self._pending,)))
         self._exact = False
         self._changed = not self._blank
+
+    def begin(self, cores: Mapping[int, I64]) -> None:
+        """Begin with these cores, which stand for updates that are not added; before anything else."""
+        self._core.put(cores)
+        self._exact = False
 
     def follow(self, epoch: int) -> None:
         """Bring the weights nearer to the core as far as the duty cycles allow; to be called before every

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -32,7 +32,7 @@ from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import dataset
 from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
 from sfprotocol.decisions import RATE_ONE
-from sfprotocol.seeds import batch_rows
+from sfprotocol.seeds import I64, batch_rows
 
 EVALUATION_BATCH = 32
 """Rows of an evaluation that are tokenised and cut into passes together."""
@@ -129,6 +129,11 @@ class Trainer:
         if self.run.organised:
             return numbers.scalar_delta / RATE_ONE
         return float(np.float32(numbers.rate(subspace))) * numbers.scalar_delta
+
+    def begin(self, cores: Mapping[int, I64]) -> None:
+        """Begin with the cores of a checkpoint, in place of the updates that it stands for; before anything
+        else."""
+        self.weights.begin(cores)
 
     def apply(self, batch: UpdateBatch) -> None:
         """Add updates, own ones too: to the core at once and exactly, to the weights soon.

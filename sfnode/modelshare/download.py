@@ -112,9 +112,11 @@ class ModelDownload:
         peers: Callable[[], Sequence[str]],
         rate_limit: RateLimit,
         clock: Callable[[], float],
+        what: str = "base model",
     ) -> None:
         """`wanted` is the listing's hash; `peers()` are full addresses of those who may have the model;
-        `rate_limit` is that of what this node receives."""
+        `rate_limit` is that of what this node receives; `what` names the thing to people."""
+        self._what = what
         self._wanted = wanted
         self._folder = folder
         self._request = request
@@ -149,14 +151,27 @@ class ModelDownload:
 
         Raises UserError MODEL_NOT_FOUND when nobody has the model, DISK_FULL, or DATA_DIR_UNUSABLE.
         """
-        self._encoded = listing or b""
-        if not listing:
-            await self._ask_peers(self._get_listing, 1, self._listed)
+        if listing:
+            self._encoded = listing
+        else:
+            await self.first_part(MAX_LISTING, lambda data: hash_listing(data) == self._wanted)
         found = _safe_listing(self._encoded)
         self._pieces = found.pieces()
         self._total = found.size
         await self._examine_folder(found)
         await self._ask_peers(self._get_pieces, AT_A_TIME, self._complete)
+        return self._encoded
+
+    async def first_part(self, most: int, right: Callable[[bytes], bool]) -> bytes:
+        """Return part 0, of at most `most` bytes, as the first peer gives it whose bytes are `right`.
+
+        Raises UserError MODEL_NOT_FOUND when nobody has it.
+        """
+
+        async def work(source: _Source) -> None:
+            await self._get_first(source, most, right)
+
+        await self._ask_peers(work, 1, self._listed)
         return self._encoded
 
     # -- what is to be downloaded ------------------------------------------------------------------
@@ -215,7 +230,7 @@ class ModelDownload:
         if self._clock() - self._reported_at > REPORT_INTERVAL:
             self._reported_at, now = self._clock(), self.progress
             done, total = size_text(now.done), size_text(now.total)
-            log.info("base model: %s of %s, from %d peers", done, total, now.peers)
+            log.info("%s: %s of %s, from %d peers", self._what, done, total, now.peers)
 
     def _raise_faults(self) -> None:
         """Forget the tasks that have ended; raise what ended them, such as a full disk."""
@@ -227,7 +242,9 @@ class ModelDownload:
         """Ask a peer no more that sends what it should not (SPEC B4)."""
         if not source.banned:
             log.warning(
-                "base model: %s sends something else than it should; it is not asked again", source.peer
+                "%s: %s sends something else than it should; it is not asked again",
+                self._what,
+                source.peer,
             )
         source.banned = True
 
@@ -237,16 +254,17 @@ class ModelDownload:
         if self._clock() - self._progress_at > PATIENCE:
             raise UserError(
                 Code.MODEL_NOT_FOUND,
-                f"no peer has sent a part of the base model for {PATIENCE:g} s ({len(self._sources)} asked)",
+                f"no peer has sent a part of the {self._what} for {PATIENCE:g} s "
+                f"({len(self._sources)} asked)",
                 "Try again later (what has come is kept), or get the model and name its folder with --model.",
             )
 
     # -- piece by piece ----------------------------------------------------------------------------
 
-    async def _get_listing(self, source: _Source) -> None:
-        """Ask for the listing. All peers are asked at once, as it is small, and some may be dead or lie."""
+    async def _get_first(self, source: _Source, most: int, right: Callable[[bytes], bool]) -> None:
+        """Ask for part 0. All peers are asked at once, as it is small, and some may be dead or lie."""
         while not (self._listed.is_set() or source.banned):
-            encoded = await self._get_part(source, 0, MAX_LISTING, lambda d: hash_listing(d) == self._wanted)
+            encoded = await self._get_part(source, 0, most, right)
             if encoded is not None:
                 self._encoded, self._progress_at = encoded, self._clock()
                 self._listed.set()
@@ -303,10 +321,10 @@ class ModelDownload:
                 return data
             self._ban(source)
         except RemoteProtocolError as error:
-            log.debug("base model: %s: %s", source.peer, error)
+            log.debug("%s: %s: %s", self._what, source.peer, error)
             self._ban(source)
         except (TransportError, _NothingNow) as error:
-            log.debug("base model: %s: %s", source.peer, error)
+            log.debug("%s: %s: %s", self._what, source.peer, error)
             source.addresses.append(source.addresses.pop(0))
         return None
 

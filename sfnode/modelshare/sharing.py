@@ -76,6 +76,8 @@ class Sharing:
         self._pieces: list[Piece] = []
         self._listing_task: asyncio.Task[None] | None = None
         self._shares = Shares()
+        self.files: dict[bytes, Path] = {}
+        """Files that others may have besides the model: part 0 of a listing of their own."""
 
     @property
     def gives(self) -> bool:
@@ -178,6 +180,8 @@ class Sharing:
 
     async def answer(self, question: PartRequest, asker: Asker) -> PartReply:
         """Return what this node sends of a part (SPEC B3)."""
+        if file := self.files.get(question.listing):
+            return await self._answer_from(file, question, asker)
         if self._folder is None or question.listing != self._wanted or not self.gives:
             return NOT_HERE
         if not await self._is_listed():
@@ -194,6 +198,20 @@ class Sharing:
             return PartReply(size, self._listing[question.offset : question.offset + length])
         data = await asyncio.to_thread(self._read, self._folder, question)
         return PartReply(size, data) if data is not None else NOT_HERE
+
+    async def _answer_from(self, file: Path, question: PartRequest, asker: Asker) -> PartReply:
+        """Return what this node sends of a file that is one part."""
+        try:
+            size = (await asyncio.to_thread(file.stat)).st_size
+            length = min(question.length, size - question.offset)
+            if question.part or length <= 0 or self._settings.share_model is False:
+                return NOT_HERE
+            if not await self._may_send(length, asker):
+                return NOT_NOW
+            return PartReply(size, await asyncio.to_thread(_read_range, file, question.offset, length))
+        except OSError as error:
+            log.warning("cannot read %s: %s", file, error)
+            return NOT_HERE
 
     def _read(self, folder: Path, question: PartRequest) -> bytes | None:
         try:
@@ -247,6 +265,12 @@ class Sharing:
         with suppress(OSError):
             self._layout.listing.write_bytes(encoded)
         return encoded
+
+
+def _read_range(file: Path, offset: int, length: int) -> bytes:
+    with file.open("rb") as opened:
+        opened.seek(offset)
+        return opened.read(length)
 
 
 def model_of(layout: Layout, given: Path | None) -> Path | None:

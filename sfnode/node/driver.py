@@ -17,9 +17,10 @@ from sfnode.logging import log
 from sfnode.node.link_pump import LinkPump
 from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
+from sfnode.store.replay import remember_checkpoint
 from sfnode.transport.base import Link
 from sfprotocol import wire_codec
-from sfprotocol.events import Cut, Event, LinkDown, LinkId, LinkUp
+from sfprotocol.events import Cut, Event, LinkDown, LinkId, LinkUp, Rebase
 from sfprotocol.host import Advanced, Asked, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Proof, RunParameters, Segment
@@ -76,6 +77,14 @@ class LogStore:
             authority=[wire_codec.encode(message, self._run.scalar_bytes) for message in commit.authority],
             replacing=self._run.organised is not None,
         )
+        if commit.rebase:
+            self._rebase(commit.rebase)
+
+    def _rebase(self, rebase: Rebase) -> None:
+        """Let the log begin with these bases. Their checkpoint is remembered first: should the process end in
+        between, the node says that it keeps less than it does (SPEC O15)."""
+        remember_checkpoint(self._log, rebase.checkpoint)
+        self._log.rebase(rebase.bases)
 
     def proof(self, feed: Feed) -> Proof | None:
         """Return the proof of the lowest cut of `feed`, if it is cut."""

@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.messages import Feed
+from sfprotocol.seeds import I64
 from sfprotocol.weighing import NOTHING, Counted
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class Engine(Protocol):
     def core(self) -> Core: ...
     @property
     def mini_batches(self) -> MiniBatches: ...
+    def begin(self, cores: Mapping[int, I64]) -> None: ...
     def apply(self, batch: UpdateBatch) -> None: ...
     def step(self, seeds: Sequence[int], epoch: int) -> StepResult: ...
     def evaluate(self, limit: int, go_on: Callable[[], bool], rows: HeldOut = ...) -> Evaluation: ...
@@ -102,8 +104,11 @@ class EngineThread:
         on_ready: Callable[[], None],
         on_result: Callable[[Order, StepResult], None],
         on_failure: Callable[[BaseException], None],
+        begin: Callable[[Engine], Mapping[Feed, Counted]] = lambda engine: {},
     ) -> None:
+        """`begin` gives the loaded engine the cores of a checkpoint, and returns what they have of feeds."""
         self._load = load
+        self._begin = begin
         self._read = read
         self._on_ready = on_ready
         self._on_result = on_result
@@ -257,6 +262,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             engine = self._load()
+            self._applied = dict(self._begin(engine))
             self._prepare = engine.mini_batches.prepare
             while (job := self._jobs.get()) is not None and not self._stopping.is_set():
                 job(engine)

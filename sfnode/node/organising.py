@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
@@ -31,6 +31,8 @@ from sfnode.organising.events import (
     Sign,
     Signed,
     Stop,
+    Summarise,
+    Summarised,
 )
 from sfnode.organising.judging import by_schedule
 from sfnode.organising.organiser import State
@@ -143,9 +145,9 @@ class Organising:
                     self._say_lost(decision)
                 self._node.driver.post(OwnDecision(decisions.encode(decision)))
             case Evaluate(epoch=epoch):
-                task = asyncio.get_running_loop().create_task(self._evaluate(epoch))
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
+                self._start(self._evaluate(epoch))
+            case Summarise(epoch=epoch):
+                self._start(self._summarise(epoch))
             case Refuse(decision=decision, reason=reason):
                 self._answer(decision, reason)
             case Signed(decision=decision):
@@ -160,6 +162,21 @@ class Organising:
             "ending feed %d of origin %s at step %d: %d updates that were named are not to be had",
             feed.incarnation, feed.origin.hex()[:16], kept, counting.named(amend.feed) - kept,
         )  # fmt: skip
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _summarise(self, epoch: int) -> None:
+        """Work out the checkpoint of an epoch."""
+        stated, checkpoints = None, self._node.checkpoints
+        try:
+            state = await checkpoints.state_of(epoch) if checkpoints else None
+            stated = state.decision(self._node.manifest.run_id) if state else None
+        except UserError as error:
+            log.warning("no checkpoint of epoch %d is signed: %s", epoch, error.what)
+        self._tell(Summarised(stated))
 
     def _answer(self, wanted: Decision, reason: str | None) -> None:
         """Tell whoever has wished for this decision first what has become of it."""

@@ -17,6 +17,7 @@ from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.modelshare.sharing import Sharing
 from sfnode.node import startup
+from sfnode.node.checkpoints import Checkpoints
 from sfnode.node.driver import Driver
 from sfnode.node.engine_thread import Engine, EngineThread, Order, StepResult
 from sfnode.node.organising import Organising, be_admitted, organises
@@ -36,6 +37,7 @@ from sfnode.schema.evaluation import NodeEvaluation
 from sfnode.schema.status import AlarmStatus, CoreStatus, Status
 from sfnode.schema.views import Generated
 from sfnode.settings import Settings
+from sfnode.store import checkpoint as states
 from sfnode.store.data_folder import DataDir
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes
@@ -89,6 +91,7 @@ class RunningNode:
         self.settings = settings
         self.manifest = manifest
         self.log = update_log
+        self.data_dir = data_dir
         self.transport = transport
         self.clock = asyncio.get_running_loop().time
         self.started_at = self.clock()
@@ -134,10 +137,12 @@ class RunningNode:
             manifest,
             data_dir,
             transport,
-            peers=lambda: self.book.sample(MODEL_SOURCES),
+            peers=self.givers,
             bandwidth=self.driver.bandwidth,
             clock=self.clock,
         )
+        self.checkpoints = Checkpoints(self) if self.machine.organised else None
+        """Checkpoints of an organised run."""
         self.organising = Organising(self) if organises(self) else None
         """The organiser, where its key is."""
         self._departure = Departure(
@@ -168,7 +173,8 @@ class RunningNode:
 
     def _advanced(self, feeds: Iterable[Feed]) -> None:
         """Have the engine follow the feeds of which something else counts now."""
-        if self.engine_thread:
+        outdated = self.machine.organised is not None and self.machine.organised.outdated
+        if self.engine_thread and not outdated:  # else what it would have to read is gone
             self.engine_thread.advance({feed: self.machine.counted(feed) for feed in feeds})
 
     async def _retreat(self, stops: Mapping[Feed, int]) -> None:
@@ -233,12 +239,13 @@ class RunningNode:
 
     async def live(self) -> None:
         """Run until `stop`, a fault, or the end that the settings ask for. Raises the fault."""
-        if self.settings.role == "trainer":
+        if self.settings.role == "trainer" and (self.checkpoints is None or self.checkpoints.begun.is_set()):
             self._start_engine()
         driving = asyncio.create_task(self._guard(self.driver.run))
         jobs = (
             *(self.peering.run, self.views.run, self.limiter.run),
             *(self.sharing.run, self._report, partial(be_admitted, self)),
+            *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
         )
         looking = [asyncio.create_task(self._guard(job)) for job in jobs]
         try:
@@ -269,6 +276,7 @@ class RunningNode:
             on_ready=self._on_engine_ready,
             on_result=self._on_result,
             on_failure=self.fail,
+            begin=self._begin_engine(),
         )
         self._advanced([state.feed for state in self.machine.frontier])
         self.scheduler = StepScheduler(
@@ -281,6 +289,40 @@ class RunningNode:
         )
         self.limiter.serve(self.scheduler, self.engine_thread)
         self.engine_thread.start()
+
+    def _begin_engine(self) -> Callable[[Engine], Mapping[Feed, Counted]]:
+        """Return what gives the engine the cores of the newest checkpoint that is here and usable.
+
+        Raises UserError CHECKPOINT_UNUSABLE if the log has not everything without one.
+        """
+        folder, counting = self.data_dir.checkpoints, self.machine.frontier.counting
+        checkpoint, counted = states.start(folder, counting, self.log)
+
+        def begin(engine: Engine) -> Mapping[Feed, Counted]:
+            if checkpoint and counting:
+                engine.begin(states.load(folder, self.manifest, counting, checkpoint).cores)
+            return counted
+
+        return begin
+
+    async def engine_is_abreast(self) -> bool:
+        """Wait until the engine has applied everything until now; False while it is still loading."""
+        if self.engine_thread is None:
+            return self.settings.role == "relay"
+        if self.engine_loaded:
+            await self.engine_thread.ask(lambda engine: None)
+        return self.engine_loaded
+
+    async def _train_once_begun(self) -> None:
+        """Start the engine of a node that begins with a checkpoint, once that is here."""
+        if self.settings.role == "trainer" and self.engine_thread is None and self.checkpoints:
+            await self.checkpoints.begun.wait()
+            if not self.stopping.is_set():
+                self._start_engine()
+
+    def givers(self) -> list[str]:
+        """Return addresses of peers that may have the base model, or the state of a checkpoint."""
+        return self.book.sample(MODEL_SOURCES)
 
     async def _guard(self, job: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -379,6 +421,8 @@ class RunningNode:
         """
         if self.engine_thread is None:
             raise UserError(Code.BAD_OPTION, "a relay holds no model", "Ask a trainer of the run.")
+        if self.checkpoints and (problem := self.checkpoints.doubt()):
+            raise problem
         async with self.driver.between_rounds:
             frontier = self.machine.frontier
             moment = Moment(frontier.digest().hex(), frontier.known)

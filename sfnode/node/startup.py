@@ -186,6 +186,15 @@ def open_machine(
     """
     parameters = manifest.parameters()
     frontier = frontier_of(parameters, update_log)
+    usable = frontier.counting.checkpoints if frontier.counting else []
+    # With a past that does not count any more it relays and shows what it has, until a checkpoint comes.
+    frontier.waiting = settings.from_checkpoint and frontier.checkpoint in (None, *usable)
+    if settings.from_checkpoint and parameters.organised is None:
+        raise UserError(
+            Code.RUN_IS_OPEN,
+            f"--from-checkpoint: nobody signs checkpoints of the run {manifest.name}, which is open",
+            "Leave the option out: the node gets all updates from its neighbours.",
+        )
     own: Feed | None = None
     sign: Sign = _never_sign
     proven = True
@@ -355,15 +364,17 @@ def own_feed(
 ) -> tuple[Feed, bool]:
     """Return our feed, and whether it is proven that nobody knows more of it than this log (SPEC I1-I3).
 
-    A fresh log and a copied one start a new incarnation, which nobody else can know. Of a node that has never
-    met a peer, nobody can know more.
+    A fresh log and a copied one start a new incarnation, which nobody else can know; so does one whose feed
+    was forked, or was ended by the organiser. Of a node that has never met a peer, nobody can know more.
     """
     kept = update_log.get_meta(_INCARNATION)
     if kept is not None:
         feed = Feed(identity.public, int.from_bytes(kept, "big"))
-        if not data_folder.moved(update_log) and update_log.proof(feed) is None:
+        moved = data_folder.moved(update_log)
+        if not moved and not frontier.is_cut(feed):
             return feed, update_log.get_meta(_MET_PEERS) is None
-        log.warning("this data folder was copied or restored; continuing under a new incarnation")
+        why = "this data folder was copied or restored" if moved else "nothing more of our feed counts"
+        log.warning("%s; continuing under a new incarnation", why)
     feed = fresh(frontier, identity.public, draw())
     remember_feed(update_log, feed)
     return feed, True

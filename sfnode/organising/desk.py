@@ -32,6 +32,7 @@ from sfnode.organising.events import (
     Round,
     Sign,
     Signed,
+    Summarised,
     Tenure,
     Wake,
 )
@@ -127,7 +128,7 @@ class OrganiserDesk:
             case OwnerWish(decision=decision):
                 self._wishes.append(decision)
                 return [*self._look_at_peers(now), *self._tell(event, now)]
-            case PetitionHeard() | EvaluationEnded() | OwnerTrusts():
+            case PetitionHeard() | EvaluationEnded() | Summarised() | OwnerTrusts():
                 return list(self._tell(event, now))
 
     def _on_round(self, moved: Iterable[Feed], now: float) -> Iterator[Action]:

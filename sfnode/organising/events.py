@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import Decision
+from sfprotocol.decisions import Checkpoint, Decision
 from sfprotocol.messages import Feed, Petition, Position
 
 
@@ -118,6 +118,14 @@ class EvaluationEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Summarised:
+    """A Summarise was carried out: what counts up to an epoch, by the decisions at that time."""
+
+    checkpoint: Checkpoint | None
+    """None if it has failed."""
+
+
+@dataclass(frozen=True, slots=True)
 class OwnerWish:
     """The run's owner wants this decision: an Admit approves, a Revoke or a Void takes back, and so on."""
 
@@ -144,6 +152,7 @@ Event = (
     | PeerGone
     | PetitionHeard
     | EvaluationEnded
+    | Summarised
     | OwnerWish
     | OwnerTrusts
 )
@@ -157,7 +166,7 @@ class Round:
     """Feeds of which something else is held, counts or is proven than before."""
 
 
-DeskEvent = Round | PetitionHeard | EvaluationEnded | OwnerWish | OwnerTrusts
+DeskEvent = Round | PetitionHeard | EvaluationEnded | Summarised | OwnerWish | OwnerTrusts
 """Events that the desk is told of; all others it makes of a Round."""
 
 
@@ -177,6 +186,13 @@ class Sign:
 class Evaluate:
     """Evaluate the model on the validation rows with all that closes up to that of `epoch` have named; report
     EvaluationEnded."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summarise:
+    """Work out the digests of what counts up to an epoch, by the decisions as they are; report Summarised."""
 
     epoch: int
 
@@ -203,4 +219,4 @@ class Stop:
     reason: str
 
 
-Action = Sign | Evaluate | Refuse | Signed | Stop
+Action = Sign | Evaluate | Summarise | Refuse | Signed | Stop

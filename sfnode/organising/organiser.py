@@ -21,6 +21,7 @@ an organiser looks, every LOOK_INTERVAL, for the first of these that is due:
     a seal                         of the oldest closed epoch, once it is evaluated or has waited long enough
     a close                        once enough updates may be named, or one has waited long enough
     an amendment                   of a feed of which named steps are not to be had from anybody
+    a checkpoint                   of an epoch that is not expected to be counted differently any more
 
 A close names only what is here and what a peer has shown to hold, too, so that it cannot get lost with this
 node. A peer that lies about it makes nothing worse than a run with one peer less: what is named is here. Of a
@@ -63,6 +64,8 @@ from sfnode.organising.events import (
     Refuse,
     Sign,
     Stop,
+    Summarise,
+    Summarised,
     Tenure,
 )
 from sfnode.organising.feeds import HeldFeeds
@@ -70,7 +73,18 @@ from sfnode.organising.judging import RECOUNTS_PER_SEAL, Judge, Judgement
 from sfnode.organising.policy import OrganiserPolicy
 from sfprotocol import holding
 from sfprotocol.counting import MAX_EPOCHS, Counting, named_digest
-from sfprotocol.decisions import INCARNATIONS, Amend, Close, Decision, Evaluated, Move, Recount, Seal
+from sfprotocol.decisions import (
+    INCARNATIONS,
+    Amend,
+    Checkpoint,
+    Close,
+    Decision,
+    Evaluated,
+    Move,
+    Recount,
+    Seal,
+    Void,
+)
 from sfprotocol.messages import Feed, Petition
 
 LOOK_INTERVAL, LOOK_INTERVAL_PER_FEED = 1.0, 0.0005
@@ -94,6 +108,12 @@ MOVES_PER_CLOSE = 9_000
 MAX_UNSEALED = 16
 """Closed epochs that may wait for their seals. If seals cannot be made, because named updates are missing
 here, trainers come to the end of their quotas instead of going on without end."""
+
+SETTLED = 4
+"""Seals after an epoch's own before a checkpoint speaks of it: what a seal recounts is mostly younger."""
+
+SUMMARISE_AGAIN = 60.0
+"""Seconds until a checkpoint is tried again that could not be worked out."""
 
 YOUNG = 1 / 10
 """Share of the update budget up to which a run is young."""
@@ -123,6 +143,16 @@ class _Asked:
     """The result, until it is signed once the epoch is sealed."""
     altered: bool = False
     """Whether the seal has skipped something that was evaluated."""
+
+
+@dataclass(slots=True)
+class _Summary:
+    """The checkpoint that is worked out, or was and is to be signed."""
+
+    epoch: int
+    checkpoint: Checkpoint | None = None
+    altered: bool = False
+    """Whether a decision was signed meanwhile by which something else counts up to that epoch."""
 
 
 class Organiser:
@@ -172,6 +202,8 @@ class Organiser:
         """The base model's result, until it is signed."""
         self._asked = _Asked(-1, now, running=False)
         self._evaluate_from = now
+        self._summary: _Summary | None = None
+        self._summarise_from = now
         self._actions: list[Action] = []
 
     # -- what others ask ---------------------------------------------------------------------------
@@ -217,6 +249,8 @@ class Organiser:
                 self._petitions.hear(petition, via, self._counting, now)
             case EvaluationEnded():
                 self._on_evaluation_ended(event, now)
+            case Summarised(checkpoint=checkpoint):
+                self._on_summarised(checkpoint, now)
             case OwnerTrusts():
                 self._on_trust(event)
             case OwnerWish(decision=decision):
@@ -237,7 +271,7 @@ class Organiser:
             self.state, self.stopped, self._signing = State.STOPPED, reason, None
             self._actions.append(Stop(reason))
         elif self._decisions < before:  # a succession to the same key keeps less than was here
-            self.state, self._signing, self._alone = State.RESTARTED, None, False
+            self.state, self._signing, self._alone, self._summary = State.RESTARTED, None, False, None
         elif self._signing and self._decisions > self._signing.position:
             self._signing, self._wake_at = None, now
         if self._decisions != before:
@@ -286,6 +320,8 @@ class Organiser:
         self._sign(Sign(self._counting.decisions, decision), now)
 
     def _sign(self, sign: Sign, now: float) -> None:
+        if self._summary and _earliest_altered(sign.decision) <= self._summary.epoch:
+            self._summary.altered = True
         self._signing, self._wake_at = sign, now + SIGN_AGAIN
         self._actions.append(sign)
 
@@ -305,7 +341,7 @@ class Organiser:
 
     def _about_feeds(self, now: float) -> Decision | None:
         self._refresh(now)
-        return self._seal(now) or self._close(now) or self._amend(now)
+        return self._seal(now) or self._close(now) or self._amend(now) or self._checkpoint(now)
 
     def _refresh(self, now: float) -> None:
         """Bring the times up to date since which the epoch is open, and feeds wait or miss something."""
@@ -397,3 +433,36 @@ class Organiser:
         """End a feed of which named steps are not to be had from anybody."""
         after = self.policy.amend_after
         return self._feeds.lost(self._counting, after, self._claimed, now) if after is not None else None
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def _checkpoint(self, now: float) -> Checkpoint | None:
+        """Sign the checkpoint that was worked out; have the next one worked out once it is due."""
+        summary = self._summary
+        if summary is not None and summary.checkpoint is not None:
+            self._summary = None
+            return None if summary.altered else summary.checkpoint
+        usable, spacing = self._counting.checkpoints, self.policy.checkpoint_epochs
+        epoch, last = self._counting.sealed - 1 - SETTLED, usable[-1].epoch if usable else -1
+        if summary is None and spacing and epoch - last >= spacing and now >= self._summarise_from:
+            self._summary = _Summary(epoch)
+            self._actions.append(Summarise(epoch))
+        return None
+
+    def _on_summarised(self, checkpoint: Checkpoint | None, now: float) -> None:
+        if self._summary is None:
+            return
+        if checkpoint is None or checkpoint.epoch != self._summary.epoch:
+            self._summary, self._summarise_from = None, now + SUMMARISE_AGAIN
+        else:
+            self._summary.checkpoint = checkpoint
+
+
+def _earliest_altered(decision: Decision) -> int:
+    """Return the first epoch of which something else counts by a decision, as far as it was sealed before."""
+    match decision:
+        case Void(first=epoch) | Amend(epoch=epoch):
+            return epoch
+        case Seal(recounted=recounted):
+            return min((recount.epoch for recount in recounted), default=MAX_EPOCHS)
+    return MAX_EPOCHS

@@ -31,6 +31,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "young_share": (0.0, 1.0),
     "share": (0.0, 1.0),
     "witnesses": (1, 64),  # a node has about six links, and a hub some dozens
+    "checkpoint_epochs": (1, 65_536),  # as many as there are
     "amend_after": (
         10.0,
         31_536_000.0,
@@ -73,6 +74,9 @@ class OrganiserPolicy:
     ends before them; None: only the owner ends feeds. Nothing is sealed meanwhile, so a day: a machine that
     was switched off for the night comes back. It gives up work that was named, and an origin has to begin a
     new feed."""
+
+    checkpoint_epochs: int | None = 10
+    """Seals between two checkpoints, from which late joiners may start; None: none are signed."""
 
     def __post_init__(self) -> None:
         for name, (least, most) in BOUNDS.items():

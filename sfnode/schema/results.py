@@ -42,6 +42,8 @@ class VerifyResult(Answer):
     digest: str
     core_digest: str
     """Digest of what counts by the seal of `SealsResult.epoch`, unless it was to be as of now."""
+    checkpoint: int | None
+    """Epoch of the checkpoint from which it was verified; None: from genesis."""
     seals: SealsResult | None
     """None for an open run."""
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from sfnode.sim.attacks import ATTACKS
 from sfnode.sim.faults.kinds import (
+    ArchiveLeaves,
     Churn,
     ClockJumps,
     Crashes,
     Fault,
     Flaps,
+    JoinFromCheckpoint,
     LateJoin,
     Loss,
     OldBackup,
     OrganiserAway,
     OrganiserTwice,
     Partition,
+    Pruning,
     SlowPeers,
     Twins,
     Undo,
@@ -247,6 +250,18 @@ ORGANISED: tuple[Scenario, ...] = (
         "Named steps of two feeds are lost with every disk that had them, and the organiser gives them up.",
         Loss(8),
         Loss(16),
+    ),
+    _organised(
+        "checkpoints",
+        "Most nodes let go of what comes before a checkpoint, and others join from one, while nodes fail.",
+        Pruning(0.7),
+        JoinFromCheckpoint(18),
+        JoinFromCheckpoint(26, count=2),
+        ArchiveLeaves(20),
+        ArchiveLeaves(28),
+        Crashes(6.0, power_cut=True),
+        Flaps(1.0),
+        seconds=36.0,
     ),
 )
 

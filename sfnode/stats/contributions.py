@@ -23,8 +23,9 @@ class FeedCount(NamedTuple):
     next: int
     """First step that is not counted."""
     epochs: dict[int, int]
-    """Number of updates by epoch, in the order of epochs, which never decrease in a feed. A plain dict of
-    integers, which the garbage collector skips: there is one for every feed."""
+    """Number of updates by epoch, in the order of epochs, which never decrease in a feed. Of those that a
+    checkpoint stands for, only how many have the last label is known. A plain dict of integers, which the
+    garbage collector skips: there is one for every feed."""
 
 
 class Contribution(NamedTuple):
@@ -89,6 +90,10 @@ class Contributions:
         following, epochs = self.counts.get(tail.feed) or FeedCount(0, {})
         if following > tail.next:  # it has been cut since: what is behind the cut does not count
             following, epochs = 0, {}
+        base = self._log.base(tail.feed)
+        if following < base.step:
+            following, epochs = base.step, {base.epoch: base.labelled}
+            self._set_count(tail.feed, FeedCount(following, epochs))
         while following < tail.next:
             if self.closed or time.monotonic() > give_up:
                 return False

@@ -1,54 +1,77 @@
-"""Checks a whole update log from genesis: chains, signatures, rules; needs no model (SPEC S1-S6, U3-U6).
+"""Checks a whole update log: chains, signatures, rules; needs no model (SPEC S1-S6, U3-U6).
 
-Of an organised run the decisions come first, as they say which updates may be held and count. A seal's digest
-is compared with the log where the log has all that was named; what it lacks is reported, and no fault.
+From genesis, or from a checkpoint that the organiser has signed. Of an organised run the decisions come
+first, as they say which updates may be held and count. The digest of a seal or checkpoint is compared with
+the log where the log has all that was named; what it lacks is reported, and no fault.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.schema.results import SealsResult, VerifyResult
+from sfnode.store import checkpoint
 from sfnode.store.checkout import Checkout, last_seal
+from sfnode.store.checkpoint import State
+from sfnode.store.feeds import beginning
 from sfnode.store.log import CutRecord, Record, UpdateLog
-from sfnode.store.replay import changes, kept_control, sound_control
+from sfnode.store.records import UNSIGNED
+from sfnode.store.replay import changes, counting_of, kept_control, sound_control
 from sfprotocol import decisions, wire_codec
+from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_sync import ControlSync
 from sfprotocol.counting import Counting, named_digest
-from sfprotocol.decisions import Checkpoint, Seal
+from sfprotocol.decisions import Checkpoint, Decision, Seal
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Counters
 from sfprotocol.fork_proofs import holds
 from sfprotocol.frontier import Frontier
 from sfprotocol.holding import labelled_after
 from sfprotocol.messages import Entry, EpochScalars, Feed, Proof, RunParameters
-from sfprotocol.segments import drop_updates, first_updates
-from sfprotocol.signing import extend, verifies
+from sfprotocol.segments import drop_updates, first_updates, without_front
+from sfprotocol.signing import Verify, extend, verifies
 from sfprotocol.validation import Verified, fault, verify
-from sfprotocol.weighing import NOTHING, Counted, Rates, once
+from sfprotocol.weighing import NOTHING, Counted, Rates, named, once
 
 
-def audit(manifest: Manifest, update_log: UpdateLog, *, as_of_now: bool = False) -> VerifyResult:
-    """Replay everything from genesis; of an organised run the core is that of the last seal that is here as a
-    whole, unless it is to be `as_of_now`.
+def audit(
+    manifest: Manifest, update_log: UpdateLog, state: State | None = None, *, as_of_now: bool = False
+) -> VerifyResult:
+    """Replay everything from genesis, or from the state of a usable checkpoint; of an organised run the core
+    is that of the last seal that is here as a whole, unless it is to be `as_of_now`.
 
     Raises UserError LOG_CORRUPT where it does not verify, SEAL_DIFFERS where it is not what the organiser has
-    sealed.
+    sealed or stated.
     """
     core = Core(len(manifest.model.targets), manifest.training.rank)
-    return _Audit(manifest.parameters(), update_log, core).result(as_of_now)
+    return _Audit(manifest.parameters(), update_log, core, state).result(as_of_now)
+
+
+def state_to_begin_with(manifest: Manifest, update_log: UpdateLog, folder: Path) -> State | None:
+    """Return the state of the newest usable checkpoint in `folder`; None if there is none. Raises UserError
+    as `checkpoint.start` and `checkpoint.load`."""
+    run = manifest.parameters()
+    counting = counting_of(run, update_log.control()) if run.organised else None
+    begins = checkpoint.start(folder, counting, update_log)
+    if begins.checkpoint is None or counting is None:
+        return None
+    return checkpoint.load(folder, manifest, counting, begins.checkpoint)
 
 
 class _Audit:
     """The audit of one log; the core is empty at first."""
 
-    def __init__(self, run: RunParameters, update_log: UpdateLog, core: Core) -> None:
+    def __init__(
+        self, run: RunParameters, update_log: UpdateLog, core: Core, state: State | None = None
+    ) -> None:
         self._run = run
         self._log = update_log
         self._core = core
+        self._begins = state
         self._added: dict[Feed, Counted] = {}
         """Steps of each feed that are in the core, with their weights."""
         self._frontier = Frontier(run)
@@ -56,6 +79,12 @@ class _Audit:
         self._heads: dict[Feed, dict[int, bytes]] = {}
         """Chain heads of each feed at the steps that matter: ends of what closes have named, and cuts."""
         self._signatures = 0
+        self._unsigned: dict[Feed, int] = {}
+        """Feeds of which the last row has no signature, and where that row begins."""
+        self._bases = {base.feed: base for base in state.bases.values()} if state else {}
+        for base in self._bases.values():
+            self._frontier.advance(*base)
+            self._heads[base.feed] = {base.step: base.chain}
         self._replay()
 
     def result(self, as_of_now: bool) -> VerifyResult:
@@ -75,6 +104,7 @@ class _Audit:
             signatures=self._signatures,
             digest=self._frontier.digest().hex(),
             core_digest=self._core.digest().hex(),
+            checkpoint=self._begins.epoch if self._begins else None,
             seals=seals,
         )
 
@@ -92,12 +122,17 @@ class _Audit:
     def _check_seals(self, checkout: Checkout) -> SealsResult:
         """Compare what seals and checkpoints say with the log, as far as that has what they are about."""
         read = [decisions.read(entry.record) for entry in self._entries]
-        stated = {r.decision.epoch: r.decision for r in read if isinstance(r.decision, Checkpoint)}
         counting = Counting(budget=self._run.update_budget, rate=self._run.rate)
-        checked, last = 0, None
-        for recorded in read:
+        checked, last, begun = 0, None, self._begins is None
+        first = self._place_of_checkpoint([recorded.decision for recorded in read])
+        for place, recorded in enumerate(read):
             sealed = counting.sealed
             counting.apply(recorded)
+            if place == first and self._begins:
+                self._core.put(self._begins.cores)
+                self._added, begun = named(counting, self._begins.epoch), True
+            elif isinstance(recorded.decision, Checkpoint) and begun:
+                self._check_checkpoint(counting, recorded.decision)
             if counting.sealed == sealed or not isinstance(recorded.decision, Seal):
                 continue
             digest = self._named_digest(counting, sealed)
@@ -105,40 +140,64 @@ class _Audit:
                 continue
             if digest != recorded.decision.digest:
                 raise _differs(f"the seal of epoch {sealed} is of other updates")
-            if sealed in stated:
-                self._check_checkpoint(counting, stated[sealed], digest)
             checked, last = checked + 1, digest
-        named = counting.positions().items()
+        positions = counting.positions().items()
         return SealsResult(
             decisions=len(self._entries),
             sealed=counting.sealed,
             checked=checked,
-            behind=sum(max(0, stop - self._frontier.next(counting.feed(number))) for number, stop in named),
+            behind=sum(
+                max(0, stop - self._frontier.next(counting.feed(number))) for number, stop in positions
+            ),
             named_digest=last.hex() if last else None,
             epoch=checkout.epoch,
             updates=checkout.updates,
             lacking=checkout.lacking,
         )
 
-    def _named_digest(self, counting: Counting, epoch: int) -> bytes | None:
-        """Return the digest of what closes up to that of `epoch` have named; None if it is not all here."""
-        heads = []
+    def _place_of_checkpoint(self, said: list[Decision]) -> int | None:
+        """Return the place of the decision that has stated what this audit begins with."""
+        if self._begins is None:
+            return None
+        stated = self._begins.decision(self._run.run_id)
+        counting = self._frontier.counting
+        if counting is None or stated not in counting.checkpoints:
+            raise _differs(f"the checkpoint of epoch {stated.epoch} has other digests")
+        return len(said) - 1 - said[::-1].index(stated)
+
+    def _heads_of(self, counting: Counting, epoch: int) -> list[tuple[int, int, bytes]] | None:
+        """Return (number, stop, chain head there) of what closes up to that of `epoch` have named of each
+        feed; None if it is not all here."""
+        found = []
         for number, stop in counting.positions(epoch).items():
             feed = counting.feed(number)
             head = self._heads.get(feed, {}).get(stop)
             if head is None or self._frontier.next(feed) < stop:
                 return None
-            heads.append((number, stop, head))
-        return named_digest(self._run.run_id, heads)
+            found.append((number, stop, head))
+        return found
 
-    def _check_checkpoint(self, counting: Counting, checkpoint: Checkpoint, named: bytes) -> None:
-        """Compare a checkpoint with what counts right after its seal, which `counting` says."""
-        rates = Rates.of(counting)
-        positions = counting.positions(checkpoint.epoch)
-        runs = ((number, counting.runs(number, stop)) for number, stop in positions.items())
-        self._add({counting.feed(number): Counted(counts, rates) for number, counts in runs})
-        if (named, self._core.digest()) != (checkpoint.named, checkpoint.cores):
-            raise _differs(f"the checkpoint of epoch {checkpoint.epoch} has other digests")
+    def _named_digest(self, counting: Counting, epoch: int) -> bytes | None:
+        """Return the digest of what closes up to that of `epoch` have named; None if it is not all here."""
+        heads = self._heads_of(counting, epoch)
+        return None if heads is None else named_digest(self._run.run_id, heads)
+
+    def _check_checkpoint(self, counting: Counting, stated: Checkpoint) -> None:
+        """Compare a checkpoint that was just stated with what counts by the decisions so far."""
+        heads = self._heads_of(counting, stated.epoch)
+        if stated not in counting.checkpoints or heads is None:
+            return
+        bases = []
+        for number, stop, head in heads:
+            feed = counting.feed(number)
+            known = self._bases.get(feed)
+            label = known[3:] if known and known.step == stop else self._log.label(feed, stop)
+            bases.append((number, Base(feed, stop, head, *label)))
+        counted = named(counting, stated.epoch)
+        gone = {feed: NOTHING for feed in self._added if feed not in counted}
+        self._add({**gone, **counted})
+        if (feeds_digest(self._run.run_id, bases), self._core.digest()) != (stated.feeds, stated.cores):
+            raise _differs(f"the checkpoint of epoch {stated.epoch} has other digests")
 
     def _add(self, wanted: dict[Feed, Counted]) -> None:
         for batch in changes(self._log, self._added, wanted, self._run.subspace_epochs):
@@ -163,8 +222,9 @@ class _Audit:
         evicted = self._log.evicted()
         strange = set(evicted)
         for record in self._log.records():
-            if record.feed not in strange and self._frontier.state(record.feed).open:
-                found = self._checked(record)
+            rest = self._beyond_base(record)
+            if rest and record.feed not in strange and self._frontier.state(record.feed).open:
+                found = self._checked(rest)
                 if found is None:
                     strange.add(record.feed)
                     self._let_go(record.feed)
@@ -173,9 +233,20 @@ class _Audit:
         if self._run.organised:
             for cut in cuts.values():
                 self._cut(cut)
+        for feed, first in self._unsigned.items():
+            raise _damaged(feed, first, "nobody has signed it")
         for feed in evicted:
             if not self._frontier.excludes(feed):
                 raise _damaged(feed, 0, "it has made room for others, and there is room")
+
+    def _beyond_base(self, record: Record) -> Record | None:
+        """Return the part of a record that the checkpoint does not stand for; None if there is none."""
+        base, segment = self._bases.get(record.feed), record.segment
+        if base is None or segment.first >= base.step:
+            return record
+        return (
+            record._replace(segment=without_front(segment, base.step)) if segment.stop > base.step else None
+        )
 
     def _checked(self, record: Record) -> Verified | None:
         """Return the part of this record that counts, recomputed and verified.
@@ -184,20 +255,27 @@ class _Audit:
         """
         run, state, segment = self._run, self._frontier.state(record.feed), record.segment
         counting = self._frontier.counting
+        signed: Verify = verifies
+        self._unsigned.pop(record.feed, None)
+        if segment.signature == UNSIGNED:
+            signed = _vouched_for_later
+            self._unsigned[record.feed] = segment.first
         if segment.first == state.next:
-            admitted = verify(run, state, segment, verifies, counting)
+            admitted = verify(run, state, segment, signed, counting)
             if admitted is not None:
                 return admitted
             chain = extend(state.chain, segment.parts)
-            if counting and verifies(run.run_id, state.feed, segment.stop, chain, segment.signature):
+            if counting and signed(run.run_id, state.feed, segment.stop, chain, segment.signature):
                 return None
         problem = fault(run, state, segment, counting) or "its signature does not verify here"
         raise _damaged(record.feed, segment.first, problem)
 
     def _let_go(self, feed: Feed) -> None:
         """Let nothing of a feed count whose history is not the one that was named, as the machine does."""
-        self._frontier.go_back(feed, 0, Frontier(self._run).state(feed).chain, 0, 0)
-        self._heads.pop(feed, None)
+        base = self._bases.get(feed) or beginning(self._run.run_id, feed)
+        self._frontier.go_back(*base)
+        self._heads[feed] = {base.step: base.chain} if base.step else {}
+        self._unsigned.pop(feed, None)
 
     def _advance(self, feed: Feed, found: Verified, cut: CutRecord | None) -> None:
         state = self._frontier.state(feed)
@@ -211,7 +289,7 @@ class _Audit:
         self._frontier.advance(feed, segment.first + counted, chain, epoch, labelled)
         if self._run.organised and counted < segment.count:
             self._frontier.stop(feed)
-        self._signatures += 1
+        self._signatures += segment.signature != UNSIGNED
 
     def _stops(self, feed: Feed, cut: CutRecord | None) -> list[int]:
         counting = self._frontier.counting
@@ -232,6 +310,11 @@ class _Audit:
             at = state.fork_cut
             chain = cut.chain if at == cut.at else heads[at]
             self._frontier.go_back(cut.feed, at, chain, *self._log.label(cut.feed, at))
+
+
+def _vouched_for_later(run_id: bytes, feed: Feed, stop: int, chain: bytes, signature: bytes) -> bool:
+    """Take a row without a signature: that of the next one vouches for it, too."""
+    return True
 
 
 def _heads_at(

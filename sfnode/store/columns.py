@@ -48,6 +48,8 @@ class Columns:
     """32 bytes."""
     feeds: tuple[Feed, ...]
     """All feeds of the log, sorted; also those of which nothing is left in a prefix."""
+    before: tuple[int, ...]
+    """Of each feed, how many updates come before those that are here: a checkpoint stands for them."""
     updates: Updates
 
     def __len__(self) -> int:
@@ -69,17 +71,17 @@ class Columns:
 
         Raises ValueError for steps that are not in the log.
         """
-        have = self.frontier()
+        have, begins = self.frontier(), dict(zip(self.feeds, self.before, strict=True))
         for feed, steps in frontier.items():
-            if not 0 <= steps <= have.get(feed, 0):
+            if not begins.get(feed, 0) <= steps <= have.get(feed, 0):
                 raise ValueError(f"there are {have.get(feed, 0)} updates of {feed} and not {steps}")
         stops = np.array([frontier.get(feed, 0) for feed in self.feeds], np.int64)
         return self._rows(self.updates.step < stops[self.updates.feed])
 
     def frontier(self) -> dict[Feed, int]:
-        """Return the number of updates of each feed."""
-        counts = np.bincount(self.updates.feed, minlength=len(self.feeds)).tolist()
-        return dict(zip(self.feeds, counts, strict=True))
+        """Return the number of updates of each feed, with those that come before."""
+        counts = np.bincount(self.updates.feed, minlength=len(self.feeds)) + np.array(self.before, np.int64)
+        return dict(zip(self.feeds, counts.tolist(), strict=True))
 
     def epochs(self) -> I64:
         """Return the number of updates of each epoch, shape (last epoch + 1,)."""
@@ -96,7 +98,7 @@ class Columns:
 
 def columns_of(update_log: UpdateLog) -> Columns:
     """Read the updates that count in this log. Raises UserError LOG_CORRUPT."""
-    tails = update_log.tails()
+    tails, bases = update_log.tails(), update_log.bases()
     stops = {tail.feed: (number, tail.next) for number, tail in enumerate(tails)}
     pieces = [Updates(*(np.empty(0, np.int64),) * 3, np.empty(0, np.uint64), np.empty(0, np.int64))]
     for record in update_log.records():
@@ -104,10 +106,12 @@ def columns_of(update_log: UpdateLog) -> Columns:
         if record.segment.first < stop:  # else it is behind a cut, or news since `tails`
             pieces.append(_updates_of(number, record.segment, stop))
     updates = Updates._make(np.concatenate(columns) for columns in zip(*pieces, strict=True))
-    order = _order(updates)
+    begins = [bases.get(tail.feed) for tail in tails]
+    order = _order(updates, np.array([(base.epoch, base.labelled) if base else (-1, 0) for base in begins]))
     return Columns(
         update_log.run_id,
         tuple(tail.feed for tail in tails),
+        tuple(base.step if base else 0 for base in begins),
         Updates._make(column[order] for column in updates),
     )
 
@@ -127,9 +131,15 @@ def _updates_of(number: int, segment: Segment, stop: int) -> Updates:
     )
 
 
-def _order(updates: Updates) -> NDArray[np.intp]:
-    """Positions of updates, which come feed by feed and step by step, in the order of `Columns`."""
+def _order(updates: Updates, begins: I64) -> NDArray[np.intp]:
+    """Positions of updates, which come feed by feed and step by step, in the order of `Columns`.
+
+    `begins` has, for each feed, the epoch of what comes before and how many updates there have it.
+    """
     places = np.arange(len(updates.step))
-    begins = np.r_[True, (np.diff(updates.feed) != 0) | (np.diff(updates.epoch) != 0)][: len(places)]
-    since = places - np.maximum.accumulate(np.where(begins, places, 0))  # in the same feed and epoch
+    changes = np.r_[True, (np.diff(updates.feed) != 0) | (np.diff(updates.epoch) != 0)][: len(places)]
+    since = places - np.maximum.accumulate(np.where(changes, places, 0))  # in the same feed and epoch
+    if len(places):
+        epoch, labelled = begins[updates.feed].T
+        since = since + np.where(updates.epoch == epoch, labelled, 0)
     return np.lexsort((updates.feed, since, updates.epoch))

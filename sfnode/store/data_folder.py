@@ -79,6 +79,11 @@ class Layout:
         return self.path / "model.listing"
 
     @property
+    def checkpoints(self) -> Path:
+        """The folder of the states of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 

@@ -5,49 +5,41 @@ rest of the node relies on when it sends or applies an update. The log checks th
 does not verify signatures or chains (the machine did, `sfnode verify` does again) and does not know which
 feed is our own.
 
-Threads: `append` and `set_meta` may run in an executor and take turns; reads may go on meanwhile from any
-other thread and never wait for a commit, because SQLite's WAL lets readers see the last committed state and
-reads have a connection of their own.
+Threads: `append`, `rebase` and `set_meta` may run in an executor and take turns; reads may go on meanwhile
+from any other thread and never wait for a commit, because SQLite's WAL lets readers see the last committed
+state and reads have a connection of their own.
 
 Signatures inside long runs of small segments are dropped: the last one vouches for all (SPEC S6). Rows are
 packed in the transaction that appends, so that the log of a slow feed costs about what its scalars cost.
 
 In an organised run the organiser says which of two histories of a feed is meant. The log keeps one: a segment
-that begins before the end of the feed takes the place of everything from there on.
+that begins before the end of the feed takes the place of everything from there on. And a checkpoint may stand
+for the first steps of feeds: these then begin at a base, and nothing before it is here.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from sfnode.store import tables
+from sfnode.errors import Code, UserError
+from sfnode.store import feeds, rows, side_tables, tables
 from sfnode.store.disk_errors import BrokenRowError, disk_faults, unusable
-from sfnode.store.records import (
-    PACKED_UPDATES,
-    SMALL_UPDATES,
-    CardRecord,
-    CutRecord,
-    Record,
-    decode,
-    encode,
-    join,
-    packs,
-)
+from sfnode.store.feeds import FeedState, Tail
+from sfnode.store.records import CardRecord, CutRecord, Record, decode, join
 from sfnode.store.segment_cache import SegmentCache
 from sfprotocol import seeds
+from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import KeepControl
 from sfprotocol.messages import Entry, EpochScalars, Feed, Segment
-from sfprotocol.segments import first_updates, merge, without_front
-from sfprotocol.signing import extend, genesis
+from sfprotocol.segments import drop_updates, first_updates, merge
 
 if TYPE_CHECKING:
     from sfnode.store.columns import Columns
@@ -57,35 +49,6 @@ __all__ = ["CardRecord", "CutRecord", "Record", "Span", "Tail", "UpdateLog"]
 LOOSE_ROWS = 64
 """Pack a feed after this many small rows: 64 rows of one update take 8 KB, and packing more often would write
 every update more often."""
-
-_INSERT = "INSERT INTO segment (feed, first, body) VALUES (?, ?, ?)"
-_SINCE = """SELECT first, body FROM segment WHERE feed = ?1
-    AND first >= (SELECT max(first) FROM segment WHERE feed = ?1 AND first <= ?2) ORDER BY first"""
-_SPAN = """SELECT first, body FROM segment WHERE feed = ?1 AND first < ?3
-    AND first >= (SELECT max(first) FROM segment WHERE feed = ?1 AND first <= ?2) ORDER BY first"""
-_BEFORE = "SELECT first, body FROM segment WHERE feed = ? AND first < ? ORDER BY first DESC"
-_AROUND = "SELECT first, body FROM segment WHERE feed = ? AND first <= ? ORDER BY first DESC LIMIT 2"
-_CUTS = """SELECT f.id, f.origin, f.incarnation, c.step, c.chain, c.proof
-    FROM cut c JOIN feed f ON f.id = c.feed"""
-_CARDS = """SELECT f.origin, f.incarnation, c.frame FROM card c JOIN feed f ON f.id = c.feed
-    ORDER BY f.origin, f.incarnation"""
-_LAST = """SELECT f.id, f.origin, f.incarnation, s.first, s.body FROM feed f CROSS JOIN segment s
-    ON s.feed = f.id AND s.first = (SELECT max(first) FROM segment WHERE feed = f.id)"""
-_ALL = """SELECT f.origin, f.incarnation, s.first, s.body FROM feed f CROSS JOIN segment s ON s.feed = f.id
-    ORDER BY f.origin, f.incarnation, s.first"""
-"""CROSS JOIN fixes the order of the loops: SQLite then walks two indexes, and neither sorts nor scans."""
-
-
-class Tail(NamedTuple):
-    """The end of a feed; of one that is cut, of the part that counts."""
-
-    feed: Feed
-    next: int
-    """The first step that is not in the log, or does not count."""
-    chain: bytes
-    """Chain head before that step, 32 bytes."""
-    epoch: int
-    """Epoch of the last update."""
 
 
 class Span(Protocol):
@@ -100,18 +63,7 @@ class Span(Protocol):
 
 
 S = TypeVar("S", bound=Span)
-
-
-class _FeedState(NamedTuple):
-    """The part of a feed that is kept in memory; replaced, never changed, and only after a commit."""
-
-    number: int
-    """The feed's id in the table."""
-    key: int
-    """The feed key (SPEC R4)."""
-    tail: Tail
-    loose: int
-    """Small rows appended since the feed was last packed."""
+T = TypeVar("T")
 
 
 class UpdateLog:
@@ -126,9 +78,11 @@ class UpdateLog:
         self._reader, self._reading = connection, Lock()
         self._memory = Lock()
         """Guards the three below; never held during input or output."""
-        self._states: dict[Feed, _FeedState] = {}
+        self._states: dict[Feed, FeedState] = {}
         self._cuts: dict[Feed, CutRecord] = {}
         self._recent = SegmentCache()
+        self._named = side_tables.Named()
+        """Followed, under the lock of the reads, only while a feed is cut."""
 
     @classmethod
     def open(cls, path: Path, run_id: bytes | None = None, *, read_only: bool = False) -> UpdateLog:
@@ -164,16 +118,16 @@ class UpdateLog:
         if not read_only:
             tables.upgrade(self._writer)
             self._reader = tables.connect(self.path, read_only=True)
-        for number, origin, incarnation, first, body in self._reader.execute(_LAST):
-            state = self._fresh(Feed(origin, incarnation), number)
-            record = decode(state.tail.feed, state.key, first, body)
-            self._states[record.feed] = state._replace(tail=_tail_after(record))
-        if tables.version(self._reader) < tables.SINCE_CUTS:
-            return
-        for number, origin, incarnation, *cut in self._reader.execute(_CUTS):
+        bases = side_tables.bases(self._reader)
+        self._states = {base.feed: feeds.fresh(self._run_id, number, base) for number, base in bases}
+        for number, origin, incarnation, first, body in rows.last(self._reader):
             feed = Feed(origin, incarnation)
-            self._states.setdefault(feed, self._fresh(feed, number))
-            self._cuts[feed] = CutRecord(feed, *cut)
+            state = self._states.get(feed) or self._fresh(feed, number)
+            last = decode(feed, state.key, first, body)
+            self._states[feed] = state._replace(tail=feeds.tail_after(last))
+        for number, cut in side_tables.cuts(self._reader):
+            self._states.setdefault(cut.feed, self._fresh(cut.feed, number))
+            self._cuts[cut.feed] = cut
 
     def close(self) -> None:
         """Wait for an append in progress and close the files."""
@@ -218,17 +172,47 @@ class UpdateLog:
             moved = self._advance(records, cuts, replacing)
             with self._transaction() as db:
                 self._insert(db, records, moved)
-                _insert_control(db, control, authority)
+                side_tables.keep_control(db, control, authority)
                 for state in moved.values():
                     if state.loose >= LOOSE_ROWS:
-                        _pack(db, state)
-                rows_of_cuts = [(moved[cut.feed].number, cut.at, cut.chain, cut.proof) for cut in cuts]
-                db.executemany("INSERT OR REPLACE INTO cut VALUES (?, ?, ?, ?)", rows_of_cuts)
-                rows_of_cards = [
-                    ((moved.get(feed) or self._states[feed]).number, frame) for feed, frame in cards
-                ]
-                db.executemany("INSERT OR REPLACE INTO card VALUES (?, ?)", rows_of_cards)
+                        rows.pack(db, state)
+                side_tables.keep_cuts(db, ((moved[cut.feed].number, cut) for cut in cuts))
+                known = ((moved.get(card.feed) or self._states[card.feed], card) for card in cards)
+                side_tables.keep_cards(db, ((state.number, card) for state, card in known))
             self._adopt(records, cuts, moved)
+            with self._reading:
+                self._named.forget(control)
+
+    def rebase(self, bases: Iterable[Base]) -> None:
+        """Begin these feeds at these bases, and all others at genesis, in one transaction.
+
+        What follows from the bases stays, and all else goes: also the whole of a feed that has another
+        history at its base, or that had a base that is not among these. What has gone may still be read by
+        who began before; nobody else may need it. The file becomes smaller if that is worth its while.
+        Raises UserError DISK_FULL; the log is then as before.
+        """
+        wanted = {base.feed: base for base in bases}
+        with self._writing:
+            before, states = self._states, dict(self._states)
+            for feed in wanted:
+                states.setdefault(feed, self._fresh(feed, len(states) + 1))
+            try:
+                with self._transaction() as db:
+                    self._insert_feeds(db, states)
+                    for feed, state in states.items():
+                        base = wanted.get(feed) or feeds.beginning(self._run_id, feed)
+                        states[feed] = rows.rebase(db, self._run_id, state, base)
+                    side_tables.keep_bases(db, ((states[feed].number, base) for feed, base in wanted.items()))
+                    self._begin_at(states)  # before the commit: a read that misses a row finds out why
+            except BaseException:
+                self._begin_at(before)
+                raise
+            with suppress(sqlite3.Error):  # no room for it: what is free is used up again
+                tables.shrink(self._writer)
+
+    def _begin_at(self, states: dict[Feed, FeedState]) -> None:
+        with self._memory:
+            self._states, self._recent = states, SegmentCache()
 
     def set_meta(self, key: str, value: bytes) -> None:
         """Keep `value` under `key`, durably. Waits for an append in progress."""
@@ -237,38 +221,39 @@ class UpdateLog:
 
     def _advance(
         self, records: Sequence[Record], cuts: Sequence[CutRecord], replacing: bool
-    ) -> dict[Feed, _FeedState]:
+    ) -> dict[Feed, FeedState]:
         """Return the states of the feeds after `records` and `cuts`; changes nothing."""
-        moved: dict[Feed, _FeedState] = {}
+        moved: dict[Feed, FeedState] = {}
         following = len(self._states) + 1
         for feed in [*(record.feed for record in records), *(cut.feed for cut in cuts)]:
             if feed not in moved:
                 moved[feed] = self._states.get(feed) or self._fresh(feed, following)
                 following += moved[feed].number == following
         for record in records:
-            moved[record.feed] = _continued(moved[record.feed], record, replacing)
+            moved[record.feed] = feeds.continued(moved[record.feed], record, replacing)
         return moved
 
-    def _fresh(self, feed: Feed, number: int) -> _FeedState:
-        key = seeds.feed_key(self._run_id, feed.origin, feed.incarnation)
-        return _FeedState(number, key, Tail(feed, 0, genesis(self._run_id, feed), 0), 0)
+    def _fresh(self, feed: Feed, number: int) -> FeedState:
+        return feeds.fresh(self._run_id, number, feeds.beginning(self._run_id, feed))
+
+    def _insert_feeds(self, db: sqlite3.Connection, states: Mapping[Feed, FeedState]) -> None:
+        new = [(state.number, *feed) for feed, state in states.items() if feed not in self._states]
+        db.executemany("INSERT INTO feed (id, origin, incarnation) VALUES (?, ?, ?)", new)
 
     def _insert(
-        self, db: sqlite3.Connection, records: Sequence[Record], moved: dict[Feed, _FeedState]
+        self, db: sqlite3.Connection, records: Sequence[Record], moved: Mapping[Feed, FeedState]
     ) -> None:
-        new_feeds = [(moved[feed].number, *feed) for feed in moved if feed not in self._states]
-        db.executemany("INSERT INTO feed (id, origin, incarnation) VALUES (?, ?, ?)", new_feeds)
+        self._insert_feeds(db, moved)
         stops = {feed: self._states[feed].tail.next for feed in moved if feed in self._states}
         for record in records:
-            feed, state = record.feed, moved[record.feed]
-            stored = record.segment
-            if stored.first < stops.get(feed, 0):
-                stored = _take_place(db, state, stored)
-            db.execute(_INSERT, (state.number, stored.first, encode(stored, record.chain)))
-            stops[feed] = stored.stop
+            state, stored = moved[record.feed], record.segment
+            if stored.first < stops.get(record.feed, 0):
+                stored = rows.take_place(db, state, stored)
+            rows.insert(db, state, stored, record.chain)
+            stops[record.feed] = stored.stop
 
     def _adopt(
-        self, records: Sequence[Record], cuts: Sequence[CutRecord], moved: dict[Feed, _FeedState]
+        self, records: Sequence[Record], cuts: Sequence[CutRecord], moved: Mapping[Feed, FeedState]
     ) -> None:
         with self._memory:
             for feed, state in moved.items():
@@ -302,8 +287,36 @@ class UpdateLog:
         """Return `tails` in no order, for frequent use: sorting many keeps all threads waiting."""
         with self._memory:
             states, cuts = list(self._states.values()), dict(self._cuts)
-        tails = (_counting(state.tail, cuts.get(state.tail.feed)) for state in states)
+        named = self._named_of(cuts)
+        tails = (self._counting(state.tail, cuts.get(state.feed), named) for state in states)
         return [tail for tail in tails if tail.next]
+
+    def _named_of(self, cuts: Iterable[Feed]) -> dict[Feed, int]:
+        """Return how many steps of these feeds were named: no cut takes anything of them (SPEC O7)."""
+        if not cuts:
+            return {}
+        with self._reading, disk_faults(self.path):
+            self._named.follow(self._reader)
+            return {feed: self._named.of(feed) for feed in cuts}
+
+    def _counting(self, tail: Tail, cut: CutRecord | None, named: Mapping[Feed, int]) -> Tail:
+        """Return the tail of the part that counts."""
+        at = max(cut.at, named.get(cut.feed, 0)) if cut else tail.next
+        if cut is None or at >= tail.next:
+            return tail
+        chain = cut.chain if at == cut.at else self.past(tail.feed, at)[0]
+        return tail._replace(next=at, chain=chain)
+
+    def base(self, feed: Feed) -> Base:
+        """Return where a feed begins: at step 0, or where a checkpoint stands for what comes before."""
+        return self._state(feed).base
+
+    def bases(self) -> dict[Feed, Base]:
+        """Return where feeds begin of which a checkpoint stands for the first steps, in the order of
+        feeds."""
+        with self._memory:
+            states = list(self._states.values())
+        return {base.feed: base for base in sorted(state.base for state in states) if base.step}
 
     def stop(self, feed: Feed) -> int:
         """Return the first step of `feed` that is not stored."""
@@ -330,10 +343,7 @@ class UpdateLog:
     def cards(self) -> list[CardRecord]:
         """Return the cards, in the order of feeds."""
         with self._reading, disk_faults(self.path):
-            if tables.version(self._reader) < tables.SINCE_CARDS:
-                return []
-            found = self._reader.execute(_CARDS).fetchall()
-        return [CardRecord(Feed(origin, incarnation), frame) for origin, incarnation, frame in found]
+            return side_tables.cards(self._reader)
 
     def ends(self) -> list[Tail]:
         """Return the ends of all feeds of which something is stored, also behind cuts, in the order of
@@ -347,22 +357,16 @@ class UpdateLog:
 
     def control(self) -> list[Entry]:
         """Return the decisions of the control feed, in order."""
-        rows = self._table("SELECT term, record, signature FROM control ORDER BY position")
-        return [Entry(*row) for row in rows]
+        with self._reading, disk_faults(self.path):
+            return side_tables.control(self._reader)
 
     def authority(self) -> list[bytes]:
         """Return the encoded Successions and ControlForks, in the order in which they came."""
-        return [frame for (frame,) in self._table("SELECT frame FROM authority ORDER BY id")]
-
-    def _table(self, query: str) -> list[Any]:
-        """Return the rows of a table of the control feed, which logs of older versions lack."""
         with self._reading, disk_faults(self.path):
-            if tables.version(self._reader) < tables.SINCE_CONTROL:
-                return []
-            return self._reader.execute(query).fetchall()
+            return side_tables.authority(self._reader)
 
     def updates(self) -> int:
-        """Return the number of updates that count."""
+        """Return the number of updates that count, with those that a checkpoint stands for."""
         return sum(tail.next for tail in self.unsorted_tails())
 
     def size_bytes(self) -> int:
@@ -380,68 +384,81 @@ class UpdateLog:
     def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
         """Return the updates of `feed` from step `first` on as one segment that ends where a stored one ends.
 
-        It has at most `max_updates` updates, except when the stored segment that contains `first` has more
-        left: that comes whole, because only at its end is a signature (SPEC S6). None when the log has
-        nothing from `first` on.
+        It has at most `max_updates` updates, except when the next signature after `first` is further: that
+        comes whole, because only there it ends (SPEC S6). That may be more than a message holds, where the
+        end of the feed took the place of another history. None when the log has nothing from `first` on, or
+        begins later.
         """
         with self._memory:
-            state = self._states.get(feed)
             recent = self._recent.since(feed, first)
-        if state is None or first >= state.tail.next:
-            return None
         if recent:
             return join(recent, first, max_updates)
-        with self._reading, disk_faults(self.path), self._stored(state, first) as stored:
-            return join(stored, first, max_updates)
+
+        def stored(state: FeedState) -> Segment | None:
+            if not state.base.step <= first < state.tail.next:
+                return None
+            with closing(rows.since(self._reader, state, first)) as segments:
+                return join(segments, first, max_updates)
+
+        return self._read(feed, stored)
 
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
         """Return the chain head before `step` of `feed`, and the updates from there to the next signature.
 
         Includes what is behind a cut. At the end of the log the segment has no updates and carries the last
-        signature; beyond the end the chain head is empty, too.
+        signature; beyond the end, and before a base, the chain head is empty, too.
         """
-        with self._memory:
-            state = self._states.get(feed) or self._fresh(feed, 0)
-        nothing = Segment(state.key, step, (), bytes(64))
-        if step > state.tail.next or not state.tail.next:
-            return (b"" if step else genesis(self._run_id, feed)), nothing
-        with self._reading, disk_faults(self.path), closing(self._around(state, step)) as cursor:
-            stored = [decode(feed, state.key, *row) for row in cursor]
-        chain = stored[1].chain if len(stored) > 1 else genesis(self._run_id, feed)
-        segment = stored[0].segment
-        chain = extend(chain, first_updates(segment.parts, step - segment.first))
-        return chain, without_front(segment, step)
+
+        def stored(state: FeedState) -> tuple[bytes, Segment]:
+            if not state.base.step <= step <= state.tail.next:
+                return b"", Segment(state.key, step, (), bytes(64))
+            return rows.past(self._reader, state, step)
+
+        return self._read(feed, stored)
 
     def label(self, feed: Feed, step: int) -> tuple[int, int]:
         """Return the epoch of the update before `step` of `feed`, and how many before `step` belong to it.
 
-        (0, 0) at the beginning. Raises UserError LOG_CORRUPT when the log ends before.
+        (0, 0) at the beginning. Raises UserError LOG_CORRUPT when the log ends before, CHECKPOINT_UNUSABLE
+        when it begins later.
         """
-        with self._memory:
-            state = self._states.get(feed)
         if not step:
             return 0, 0
-        with self._reading, disk_faults(self.path):
-            if state is None or step > state.tail.next:
+
+        def stored(state: FeedState) -> tuple[int, int]:
+            if step > state.tail.next:
                 raise BrokenRowError(f"step {step - 1} of a feed is missing")
-            with closing(self._reader.execute(_BEFORE, (state.number, step))) as cursor:
-                return _label(_decoded(state, cursor), step)
+            if step < state.base.step:
+                raise _let_go(feed, step)
+            with closing(rows.backwards(self._reader, state, step)) as records:
+                return _label((record.segment for record in records), step, state.base)
 
-    def _around(self, state: _FeedState, step: int) -> sqlite3.Cursor:
-        """Select the stored segment with `step`, or the last one, and the one before it."""
-        return self._reader.execute(_AROUND, (state.number, step))
+        return self._read(feed, stored)
 
-    @contextmanager
-    def _stored(self, state: _FeedState, first: int) -> Iterator[Iterable[Segment]]:
-        """Yield an iterable of the stored segments from the one that contains `first`, read one by one."""
-        with closing(self._reader.execute(_SINCE, (state.number, first))) as cursor:
-            yield _decoded(state, cursor)
+    def _read(self, feed: Feed, read: Callable[[FeedState], T]) -> T:
+        """Return what `read` finds of a feed; it is called again if rows were let go meanwhile."""
+        while True:
+            state = self._state(feed)
+            with self._reading, disk_faults(self.path):
+                try:
+                    found = read(state)
+                except BrokenRowError:
+                    if self._state(feed).base == state.base:
+                        raise
+                    continue
+            if self._state(feed).base == state.base:
+                return found
+
+    def _state(self, feed: Feed) -> FeedState:
+        """Return the state of a feed as it is now; a fresh one if there is nothing of it."""
+        with self._memory:
+            return self._states.get(feed) or self._fresh(feed, 0)
 
     def segments(self, spans: Iterable[S]) -> Iterator[tuple[S, Segment]]:
         """Yield the stored segments that hold these steps, each with its span; also what is behind a cut.
 
         For long reads: what is not in memory comes through a connection of its own, so that no `read` waits.
-        Raises UserError LOG_CORRUPT when steps are missing.
+        Raises UserError LOG_CORRUPT when steps are missing, CHECKPOINT_UNUSABLE when a feed begins later.
         """
         with disk_faults(self.path), ExitStack() as stack:
             db: sqlite3.Connection | None = None
@@ -451,19 +468,21 @@ class UpdateLog:
                     found: Iterable[Segment] = self._recent.since(span.feed, span.first)
                 if state is None:
                     raise BrokenRowError("a feed is missing")
+                if span.first < state.base.step:
+                    raise _let_go(span.feed, span.first)
                 if not found:
                     db = db or stack.enter_context(self._snapshot())
-                    rows = db.execute(_SPAN, (state.number, span.first, span.stop))
-                    found = _decoded(state, rows)
+                    found = rows.span(db, state, span.first, span.stop)
                 yield from ((span, segment) for segment in _covering(span, found))
 
     def records(self) -> Iterator[Record]:
         """Yield every stored segment in the order of feeds and steps, from one consistent snapshot."""
         with disk_faults(self.path), self._snapshot() as db:
-            for (origin, incarnation), group in groupby(db.execute(_ALL), key=itemgetter(0, 1)):
+            bases = {base.feed: base for _, base in side_tables.bases(db)}
+            for (origin, incarnation), group in groupby(rows.everything(db), key=itemgetter(0, 1)):
                 feed = Feed(origin, incarnation)
                 key = seeds.feed_key(self._run_id, origin, incarnation)
-                following = 0
+                following = bases[feed].step if feed in bases else 0
                 for _, _, first, body in group:
                     if first != following:
                         raise BrokenRowError(f"steps {following} to {first} of a feed are missing")
@@ -484,13 +503,13 @@ class UpdateLog:
         vectorised.
         """
         for feed, records in groupby(self.records(), key=attrgetter("feed")):
-            first = 0
-            parts: list[EpochScalars] = []
+            first, parts = 0, list[EpochScalars]()
             for record in records:
+                first = first if parts else record.segment.first
                 parts.extend(record.segment.parts)
                 if record.segment.stop - first >= batch:
                     yield feed, first, list(merge(parts))
-                    first, parts = record.segment.stop, []
+                    parts = []
             if parts:
                 yield feed, first, list(merge(parts))
 
@@ -504,24 +523,21 @@ class UpdateLog:
             yield db
 
 
-def _decoded(state: _FeedState, rows: Iterable[tuple[int, bytes]]) -> Iterator[Segment]:
-    """Yield the segments in these rows of a feed."""
-    return (decode(state.tail.feed, state.key, *row).segment for row in rows)
-
-
-def _label(backwards: Iterable[Segment], step: int) -> tuple[int, int]:
+def _label(backwards: Iterable[Segment], step: int, base: Base) -> tuple[int, int]:
     """Return the epoch of the update before `step` and how many updates there belong to it.
 
-    The segments are consecutive, the last first; they are read only as far as needed.
+    The segments are consecutive, the last first, back to the base; they are read only as far as needed.
     """
     epoch: int | None = None
     labelled = 0
     for segment in backwards:
-        for part in first_updates(segment.parts, step - segment.first)[::-1]:
+        known = drop_updates(segment.parts, max(0, base.step - segment.first))
+        for part in first_updates(known, step - max(segment.first, base.step))[::-1]:
             if epoch not in (None, part.epoch):
                 return epoch, labelled
             epoch, labelled = part.epoch, labelled + len(part.scalars)
-    assert epoch is not None
+    if epoch in (None, base.epoch):
+        return base.epoch, labelled + base.labelled
     return epoch, labelled
 
 
@@ -542,81 +558,10 @@ def _covering(span: Span, segments: Iterable[Segment]) -> Iterator[Segment]:
         raise BrokenRowError(f"step {following} of a feed is missing")
 
 
-def _counting(tail: Tail, cut: CutRecord | None) -> Tail:
-    """Return the tail of the part that counts."""
-    return tail if cut is None or cut.at >= tail.next else tail._replace(next=cut.at, chain=cut.chain)
-
-
-def _tail_after(record: Record) -> Tail:
-    return Tail(record.feed, record.segment.stop, record.chain, record.segment.parts[-1].epoch)
-
-
-def _continued(before: _FeedState, record: Record, replacing: bool) -> _FeedState:
-    """Return the feed's state after `record`. Raises LocalProtocolError unless that continues the feed."""
-    segment, tail = record.segment, before.tail
-    if segment.feed_key != before.key:
-        raise LocalProtocolError("a record's segment is not of the record's feed")
-    replaced = replacing and segment.first < tail.next
-    if segment.first != tail.next and not replaced:
-        raise LocalProtocolError(f"the log has a feed up to step {tail.next}, not {segment.first}")
-    _check_epochs([EpochScalars(0 if replaced else tail.epoch, ()), *segment.parts])
-    small = segment.count < SMALL_UPDATES
-    return before._replace(tail=_tail_after(record), loose=before.loose + small)
-
-
-def _check_epochs(parts: Sequence[EpochScalars]) -> None:
-    epochs = [part.epoch for part in parts]
-    if epochs != sorted(epochs):
-        raise LocalProtocolError("epochs decrease within a feed")
-
-
-def _take_place(db: sqlite3.Connection, state: _FeedState, segment: Segment) -> Segment:
-    """Delete what is stored of a feed from where `segment` begins; return what to store from there on.
-
-    The row that spans its first step is joined with it, as its signature vouches for all before (SPEC S6).
-    """
-    with closing(db.execute(_BEFORE, (state.number, segment.first))) as cursor:
-        before = next(_decoded(state, cursor), None)
-    if before is not None and before.stop > segment.first:
-        parts = merge([*first_updates(before.parts, segment.first - before.first), *segment.parts])
-        segment = replace(segment, first=before.first, parts=parts)
-        _check_epochs(parts)
-    db.execute("DELETE FROM segment WHERE feed = ? AND first >= ?", (state.number, segment.first))
-    return segment
-
-
-def _insert_control(
-    db: sqlite3.Connection, control: Sequence[KeepControl], authority: Sequence[bytes]
-) -> None:
-    for first, entries in ((kept.first, kept.entries) for kept in control):
-        db.execute("DELETE FROM control WHERE position >= ?", (first,))
-        rows = [(position, *entry) for position, entry in enumerate(entries, first)]
-        db.executemany("INSERT INTO control VALUES (?, ?, ?, ?)", rows)
-    db.executemany("INSERT OR IGNORE INTO authority (frame) VALUES (?)", [(frame,) for frame in authority])
-
-
-def _pack(db: sqlite3.Connection, state: _FeedState) -> None:
-    """Join the small rows at the end of a feed into few."""
-    trailing = _small_rows_at_end(db, state)
-    for group in packs(trailing):
-        if len(group) == 1:
-            continue
-        first, last = group[0].segment.first, group[-1]
-        joined = join((record.segment for record in group), first, PACKED_UPDATES)
-        db.execute(
-            "DELETE FROM segment WHERE feed = ? AND first BETWEEN ? AND ?",
-            (state.number, first, last.segment.first),
-        )
-        db.execute(_INSERT, (state.number, first, encode(joined, last.chain)))
-
-
-def _small_rows_at_end(db: sqlite3.Connection, state: _FeedState) -> list[Record]:
-    found: list[Record] = []
-    query = "SELECT first, body FROM segment WHERE feed = ? ORDER BY first DESC"
-    with closing(db.execute(query, (state.number,))) as cursor:
-        for row in cursor:
-            record = decode(state.tail.feed, state.key, *row)
-            if record.segment.count >= SMALL_UPDATES:
-                break
-            found.append(record)
-    return found[::-1]
+def _let_go(feed: Feed, step: int) -> UserError:
+    return UserError(
+        Code.CHECKPOINT_UNUSABLE,
+        f"step {step} of the feed of {feed.origin.hex()[:16]} is needed, which this folder has let go: the "
+        "organiser has changed what counts of what its checkpoint stands for",
+        "Start from a newer checkpoint or from the beginning of the run: join with an empty --data-dir.",
+    )

@@ -29,6 +29,9 @@ SMALL_UPDATES = PACKED_UPDATES // 2
 """A row below this is worth packing. Half of PACKED_UPDATES: two small neighbours then always fit one row, so
 packing cannot leave many small rows behind."""
 
+UNSIGNED = bytes(64)
+"""In place of a signature: a row of which only the next one has one that vouches for it."""
+
 _HEAD = struct.Struct("<I64s32sBI")
 _CRC_BYTES = 4
 _PART = struct.Struct("<II")
@@ -93,11 +96,27 @@ def decode(feed: Feed, feed_key: int, first: int, body: bytes) -> Record:
 
 
 def join(rows: Iterable[Segment], first: int, max_updates: int) -> Segment:
-    """Return `rows` joined as `segments.join` does. Raises BrokenRowError when a step is missing."""
+    """Return `rows` joined as `segments.join` does, never up to a row without a signature.
+
+    Raises BrokenRowError when a step is missing.
+    """
     try:
-        return segments.join(rows, first, max_updates)
+        return segments.join(_signed(rows), first, max_updates)
     except segments.MissingStepsError as error:
         raise BrokenRowError(str(error)) from None
+
+
+def _signed(rows: Iterable[Segment]) -> Iterator[Segment]:
+    """Yield the rows, those without a signature as one with the next that has one."""
+    front: list[Segment] = []
+    for row in rows:
+        if row.signature == UNSIGNED:
+            front.append(row)
+        elif front:
+            yield segments.join([*front, row], front[0].first, row.stop - front[0].first)
+            front = []
+        else:
+            yield row
 
 
 def packs(records: Sequence[Record]) -> Iterator[Sequence[Record]]:

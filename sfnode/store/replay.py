@@ -19,6 +19,7 @@ from sfnode.store.log import UpdateLog
 from sfprotocol import decisions, wire_codec
 from sfprotocol.control_sync import Kept
 from sfprotocol.counting import Counting
+from sfprotocol.decisions import Checkpoint
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import ControlFork, Entry, Feed, RunParameters, Succession
@@ -82,6 +83,9 @@ def frontier_of(run: RunParameters, update_log: UpdateLog) -> Frontier:
     frontier = Frontier(run)
     if run.organised:
         frontier.counting = counting_of(run, update_log.control())
+    checkpoint = remembered_checkpoint(update_log)
+    if checkpoint is not None:
+        frontier.rebase(checkpoint, update_log.bases().values())
     cuts = {cut.feed: cut for cut in update_log.cuts()}
     for tail in update_log.ends():
         labelled = update_log.label(tail.feed, tail.next)[1] if run.organised else 0
@@ -91,6 +95,21 @@ def frontier_of(run: RunParameters, update_log: UpdateLog) -> Frontier:
         if run.organised and frontier.next(cut.feed) == cut.at:
             frontier.go_back(cut.feed, cut.at, cut.chain, *update_log.label(cut.feed, cut.at))
     return frontier
+
+
+_CHECKPOINT = "checkpoint"
+
+
+def remember_checkpoint(update_log: UpdateLog, checkpoint: Checkpoint) -> None:
+    """Record durably the checkpoint with which the log is to begin."""
+    update_log.set_meta(_CHECKPOINT, decisions.encode(checkpoint))
+
+
+def remembered_checkpoint(update_log: UpdateLog) -> Checkpoint | None:
+    """Return the checkpoint with which the log begins; None if with step 0 of every feed."""
+    kept = update_log.get_meta(_CHECKPOINT)
+    found = decisions.read(kept).decision if kept is not None and update_log.bases() else None
+    return found if isinstance(found, Checkpoint) else None
 
 
 def kept_control(update_log: UpdateLog) -> Kept:

@@ -19,11 +19,11 @@ from sfnode.store.disk_errors import corrupt
 APPLICATION_ID = int.from_bytes(b"sfup", "big")
 """Marks the file as ours in its SQLite header."""
 
-VERSION = 4
+VERSION = 5
 """Version of the tables below. A log with a higher one was written by a newer sfnode."""
 
-SINCE_CUTS, SINCE_CARDS, SINCE_CONTROL = 2, 3, 4
-"""The first versions with the tables of cuts, of cards, and of the control feed."""
+SINCE_CUTS, SINCE_CARDS, SINCE_CONTROL, SINCE_BASES = 2, 3, 4, 5
+"""The first versions with the tables of cuts, of cards, of the control feed, and of bases."""
 
 _CUT = """CREATE TABLE cut (
         feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, proof BLOB NOT NULL)"""
@@ -40,11 +40,17 @@ _CONTROL = """CREATE TABLE control (
 _AUTHORITY = "CREATE TABLE authority (id INTEGER PRIMARY KEY, frame BLOB NOT NULL UNIQUE)"
 """Successions and forks of the control feed (SPEC O4), as encoded messages."""
 
+_BASE = """CREATE TABLE base (
+        feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, epoch INTEGER NOT NULL,
+        labelled INTEGER NOT NULL)"""
+"""Steps at which the rows of feeds begin, where a checkpoint stands for what comes before (SPEC O14)."""
+
 _ADDED = (
     (SINCE_CUTS, _CUT),
     (SINCE_CARDS, _CARD),
     (SINCE_CONTROL, _CONTROL),
     (SINCE_CONTROL, _AUTHORITY),
+    (SINCE_BASES, _BASE),
 )
 
 _TABLES = (
@@ -157,6 +163,13 @@ def check(db: sqlite3.Connection, path: Path, run_id: bytes) -> None:
 def version(db: sqlite3.Connection) -> int:
     """Return the version of the tables in the file."""
     return _pragma(db, "user_version")
+
+
+def shrink(db: sqlite3.Connection) -> None:
+    """Give the space of what was deleted back to the disk if that is more than what is left."""
+    if 2 * _pragma(db, "freelist_count") > _pragma(db, "page_count"):
+        db.execute("VACUUM")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:

@@ -112,6 +112,23 @@ def test_an_organised_run_has_its_rates_in_the_core_and_subspaces_that_last(
     assert run.step([5, 6], 2) != open_step
 
 
+def test_a_trainer_that_begins_with_cores_is_as_one_with_all_updates(tmp_path: Path) -> None:
+    file = data_file(tmp_path)
+    run = manifest("llama", str(file), learning_rate=1e-3)
+    whole, first, rest = trainer(run, file), trainer(run, file), trainer(run, file)
+    batch = updates(40, (0, 1))
+    whole.apply(batch)
+    first.apply(part(batch, slice(25)))
+    rest.begin(first.core.cores())
+    rest.apply(part(batch, slice(25, None)))
+    assert rest.core.digest() == whole.core.digest()
+    assert rest.step([1], 1) == whole.step([1], 1)
+    assert rest.evaluate() == whole.evaluate()
+    only = trainer(run, file)
+    only.begin(whole.core.cores())
+    assert only.evaluate() == whole.evaluate()
+
+
 def test_shards_share_out_the_rows(tmp_path: Path) -> None:
     file = data_file(tmp_path)
 

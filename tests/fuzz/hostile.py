@@ -16,6 +16,7 @@ from sfprotocol.messages import (
     Card,
     Claim,
     Feed,
+    Floor,
     Goodbye,
     Have,
     Hello,
@@ -205,7 +206,7 @@ def out_of_place(arena: Arena, choices: Choices) -> Message:
     messages: tuple[Message, ...] = (
         Goodbye("so long"),
         *(ManifestRequest(), ManifestReply(b"\x80")),
-        *(PartRequest(bytes(32), 0, 0, 1), PartReply(1, b"a")),
+        *(PartRequest(bytes(32), 0, 0, 1), PartReply(1, b"a"), Floor(1)),
     )
     return choices.pick(messages)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from sfprotocol import seeds, signing
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed, Segment
+from sfprotocol.seeds import I64
 
 PATIENCE = 15.0
 """Seconds after which a test gives up waiting; on an idle machine nothing takes two."""
@@ -85,6 +86,8 @@ class SmallEngine:
 
     def __init__(self, run: Manifest) -> None:
         self.core = Core(len(run.model.targets), run.training.rank)
+        self.began_with: list[int] = []
+        """Subspaces of a checkpoint with which it has begun."""
         self.mini_batches = NothingToPrepare()
         self.applied: dict[int, int] = {}
         """Amounts of the updates in the core by seed, which names an update in the whole run."""
@@ -105,6 +108,11 @@ class SmallEngine:
     def go(self, steps: int = 1_000_000_000) -> SmallEngine:
         self.steps = threading.Semaphore(steps)
         return self
+
+    def begin(self, cores: Mapping[int, I64]) -> None:
+        assert not self.applied, "begun after updates were applied"
+        self.core.put(cores)
+        self.began_with = sorted(cores)
 
     def apply(self, batch: UpdateBatch) -> None:
         amounts = dict(zip(batch.seeds.tolist(), batch.scalars.tolist(), strict=True))

@@ -308,6 +308,18 @@ async def test_the_search_for_a_first_feed_can_be_interrupted_and_is_no_secret(
             await starting
 
 
+def test_a_feed_that_the_organiser_has_ended_is_not_continued(data_dir: DataDir) -> None:
+    """No proof of a fork tells of that: an Amend does."""
+    me = load_or_create(data_dir.identity)
+    with UpdateLog.open(data_dir.log, RUN.run_id) as log:
+        feed, _ = startup.own_feed(log, me, frontier_of(RUN.parameters(), log))
+        frontier = frontier_of(RUN.parameters(), log)
+        frontier.advance(feed, 3, bytes(32), 0)
+        assert startup.own_feed(log, me, frontier)[0] == feed
+        frontier.named(feed, 3, ended=3)
+        assert startup.own_feed(log, me, frontier)[0] != feed
+
+
 def test_a_node_of_an_organised_run_starts_with_what_it_has_kept_of_decisions(
     data_dir: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

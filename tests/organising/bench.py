@@ -20,6 +20,7 @@ from sfnode.organising.events import (
     Refuse,
     Sign,
     Stop,
+    Summarise,
     Tenure,
     Wake,
 )
@@ -76,6 +77,7 @@ class Bench:
     now: float = 1000.0
     signed: list[Decision] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
+    summarising: list[int] = field(default_factory=list)
     refused: list[Refuse] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     marks: dict[Feed, list[Mark]] = field(default_factory=dict)
@@ -108,6 +110,8 @@ class Bench:
                     self.outbox.append(action)
                 case Evaluate(epoch=epoch):
                     self.asked.append(epoch)
+                case Summarise(epoch=epoch):
+                    self.summarising.append(epoch)
                 case Refuse():
                     self.refused.append(action)
                 case Stop(reason=reason):

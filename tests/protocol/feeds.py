@@ -8,7 +8,9 @@ from itertools import takewhile
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sfprotocol.events import Admit
+from sfprotocol.checkpoints import Base
+from sfprotocol.decisions import Checkpoint
+from sfprotocol.events import Admit, Rebase
 from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.segments import first_updates, join, merge, without_front
@@ -51,6 +53,9 @@ class Log:
     """The lowest proof of every cut feed, and the chain head of what counts."""
     organised: bool = False
     """Whether a segment may take the place of another history."""
+    checkpoint: Checkpoint | None = None
+    bases: dict[Feed, Base] = field(default_factory=dict)
+    """Where feeds begin, by that checkpoint; nothing before that can be read."""
 
     def append(self, admit: Admit) -> None:
         rows = self.rows.setdefault(admit.feed, [])
@@ -63,17 +68,35 @@ class Log:
                 parts = merge([*head, *segment.parts])
                 segment = replace(segment, first=spanning[0].first, parts=parts)
             rows[:] = kept
-        assert segment.first == (rows[-1][0].stop if rows else 0), "admitted twice, or with a gap"
+        end = rows[-1][0].stop if rows else self.base(admit.feed)
+        assert segment.first == end, "admitted twice, or with a gap"
         rows.append((segment, admit.chain))
+
+    def base(self, feed: Feed) -> int:
+        return self.bases[feed].step if feed in self.bases else 0
+
+    def rebase(self, rebase: Rebase) -> None:
+        self.checkpoint = rebase.checkpoint
+        for base in rebase.bases:
+            self.bases[base.feed] = base
+            rows = [row for row in self.rows.get(base.feed, []) if row[0].stop > base.step]
+            if rows and rows[0][0].first < base.step:
+                rows[0] = without_front(rows[0][0], base.step), rows[0][1]
+            self.rows[base.feed] = rows
 
     def label(self, feed: Feed, step: int) -> tuple[int, int]:
         """Return the epoch of the update before `step`, and how many before `step` belong to it."""
         epochs = [p.epoch for segment, _ in self.rows.get(feed, []) for p in segment.parts for _ in p.scalars]
+        base = self.bases.get(feed)
+        if base:
+            epochs = [base.epoch] * base.labelled + epochs
+            step += base.labelled - base.step
         before = epochs[:step][::-1]
         return (before[0], len(list(takewhile(lambda e: e == before[0], before)))) if before else (0, 0)
 
     def read(self, feed: Feed, first: int) -> Segment:
         """Return the updates from `first` on in one segment that ends where a signature is (SPEC S6)."""
+        assert first >= self.base(feed), "what is read is not kept"
         rows = (segment for segment, _ in self.rows[feed] if segment.stop > first)
         return join(rows, first, MAX_SEGMENT_UPDATES)
 
@@ -90,8 +113,9 @@ class Log:
 
     def past(self, run: RunParameters, feed: Feed, step: int) -> tuple[bytes, Segment]:
         """Return the chain head before `step`, and the updates from there to the next signature."""
+        assert step >= self.base(feed), "what is read is not kept"
         state = Frontier(run).state(feed)
-        chain, signature = state.chain, bytes(64)
+        chain, signature = self.bases[feed].chain if feed in self.bases else state.chain, bytes(64)
         for segment, head in self.rows.get(feed, []):
             if segment.stop > step:
                 chain = extend(chain, first_updates(segment.parts, step - segment.first))
@@ -101,7 +125,11 @@ class Log:
 
     def frontier(self, run: RunParameters) -> Frontier:
         frontier = Frontier(run)
+        if self.checkpoint:
+            frontier.rebase(self.checkpoint, self.bases.values())
         for feed, rows in self.rows.items():
+            if not rows:
+                continue
             segment, chain = rows[-1]
             _, labelled = self.label(feed, segment.stop)
             frontier.advance(feed, segment.stop, chain, segment.parts[-1].epoch, labelled)

@@ -77,7 +77,9 @@ class Node:
         run: RunParameters = RUN,
         called: Names = NAMELESS,
         key: str = "",
+        waiting: bool = False,
     ) -> None:
+        """`waiting`: it is to begin with a checkpoint."""
         self.name = name
         self.swarm = swarm
         self.run = run
@@ -98,7 +100,7 @@ class Node:
         self.updates_sent = 0
         self.faults: list[str] = []
         """Why links were dropped; empty for an ordinary parting."""
-        self.host = self._host(proven=True)
+        self.host = self._host(proven=True, waiting=waiting)
 
     @property
     def machine(self) -> Machine:
@@ -109,10 +111,12 @@ class Node:
         """Whether it has another node's key: what it makes is a fork."""
         return self.key != self.name
 
-    def _host(self, *, proven: bool) -> Host:
+    def _host(self, *, proven: bool, waiting: bool = False) -> Host:
+        frontier = self.log.frontier(self.run)
+        frontier.waiting = waiting
         machine = Machine(
             self.run,
-            self.log.frontier(self.run),
+            frontier,
             own=self.own,
             sign=signing_key(self.key).sign,
             draw_incarnation=lambda: self.swarm.random.getrandbits(32),
@@ -206,6 +210,8 @@ class Node:
             self.log.cut(cut.proof, cut_chain(self.run, cut.proof))
         for feed in commit.evicted:
             self.log.evict(feed)
+        if commit.rebase:
+            self.log.rebase(commit.rebase)
         self.cards.update({card.feed: card for card in commit.cards})
         self.own = commit.own or self.own
 
@@ -254,8 +260,8 @@ class Swarm:
     def __getitem__(self, name: str) -> Node:
         return self.nodes[name]
 
-    def add(self, name: str, *, relay: bool = False, called: Names = NAMELESS) -> Node:
-        self.nodes[name] = Node(name, self, relay=relay, called=called, run=self.parameters)
+    def add(self, name: str, *, relay: bool = False, called: Names = NAMELESS, waiting: bool = False) -> Node:
+        self.nodes[name] = Node(name, self, relay=relay, called=called, run=self.parameters, waiting=waiting)
         return self.nodes[name]
 
     def twin(self, name: str) -> Node:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.counting import MAX_MEMBERS, NEVER, Counting, Landmark, Run, multiplier, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,
@@ -601,6 +602,92 @@ def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Deci
         assert (run.ended(feed) < NEVER) == (feed in reference.ended)
         for held in range(len(named) + 3):
             assert run.runs(feed, held) == reference.runs(feed, held)
+
+
+# -- checkpoints -------------------------------------------------------------------------------------
+
+
+def checkpoint(epoch: int, cores: bytes = DIGEST) -> Checkpoint:
+    return Checkpoint(epoch, DIGEST, cores)
+
+
+SEALED = (*THREE, seal(0, skip=(B,)), seal(1))
+"""Epochs 0 and 1 are sealed; what B has made in epoch 0 was skipped."""
+
+
+def usable(*later: Decision) -> list[int]:
+    """Return the epochs of the usable checkpoints once some of 0 and 1 were followed by `later`."""
+    return [one.epoch for one in fold(*SEALED, checkpoint(0), checkpoint(1), *later).checkpoints]
+
+
+def test_a_checkpoint_is_of_a_sealed_epoch() -> None:
+    assert fold(*SEALED, checkpoint(1)).checkpoints == [checkpoint(1)]
+    assert fold(*SEALED, checkpoint(2)).checkpoints == []
+
+
+def test_a_checkpoint_takes_the_place_of_another_one_of_its_epoch() -> None:
+    other = checkpoint(0, cores=SALT * 4)
+    assert fold(*SEALED, checkpoint(1), checkpoint(0), other).checkpoints == [other, checkpoint(1)]
+
+
+@pytest.mark.parametrize(
+    ("later", "left"),
+    [
+        (seal(2), [0, 1]),
+        (seal(2, recount=((B, 0),)), []),
+        (Void(1, 1, ()), [0]),
+        (Void(0, 1, (0,)), []),
+        (Void(0, 1, (2,)), [0, 1]),
+        (Void(0, 1, (1,)), [0, 1]),  # of what was skipped, nothing has counted
+        (Amend(A, 2), [0, 1]),
+        (Amend(A, 1), [0]),
+        (Amend(B, 0), []),
+        (Revoke(0, 0), [0, 1]),
+        (Finish(), [0, 1]),
+    ],
+)
+def test_a_checkpoint_is_usable_until_something_else_counts_of_what_it_is_about(
+    later: Decision, left: list[int]
+) -> None:
+    assert usable(later) == left
+
+
+def test_a_void_that_reaches_further_back_than_a_feed_leaves_earlier_checkpoints() -> None:
+    run = fold(*THREE, seal(0), seal(1), seal(2), checkpoint(0), checkpoint(1), checkpoint(2))
+    run.apply(Recorded(Void(1, 2, (1,))))  # of its feeds only epochs 0 and 2 have something
+    assert [one.epoch for one in run.checkpoints] == [0, 1]
+
+
+@settings(max_examples=300)
+@given(said=decisions(), data=st.data())
+def test_what_a_usable_checkpoint_is_about_has_not_changed_since(
+    said: list[Decision], data: st.DataObject
+) -> None:
+    run = Counting(budget=9, rate=5)
+    about: dict[int, Any] = {}
+    for decision in said:
+        run.apply(Recorded(decision))
+        now = {one.epoch: counts_up_to(run, one.epoch) for one in run.checkpoints}
+        assert now == {epoch: about[epoch] for epoch in now}
+        if run.sealed:
+            epoch = data.draw(st.integers(0, run.sealed - 1))
+            run.apply(Recorded(checkpoint(epoch)))
+            about[epoch] = counts_up_to(run, epoch)
+
+
+def counts_up_to(run: Counting, epoch: int) -> Any:
+    """Return what closes up to that of `epoch` have named, and with which factors it counts."""
+    return {feed: run.runs(feed, stop) for feed, stop in run.positions(epoch).items()}
+
+
+def test_the_feeds_digest_is_a_hash_of_the_run_and_of_what_continues_every_feed() -> None:
+    run_id, chain = bytes(range(32)), bytes(32)
+    said = run_id + b"\x00\x00\x00\x40" + b"\x00" * 7 + b"\x07" + chain + b"\x00\x00\x00\x05\x00\x00\x00\x02"
+    digest = hashlib.blake2b(said, digest_size=32, person=b"sfnode-feeds").digest()
+    base = Base(Feed(origin(1), 0), step=7, chain=chain, epoch=5, labelled=2)
+    assert feeds_digest(run_id, [(64, base)]) == digest
+    assert feeds_digest(run_id, [(64, base._replace(labelled=3))]) != digest
+    assert feeds_digest(run_id, []) != digest
 
 
 @given(said=decisions())

@@ -316,6 +316,19 @@ def test_lookups_answer_in_the_next_round() -> None:
     assert (examined.against, examined.kept) == (against, None)
 
 
+def test_what_no_message_holds_is_left_to_others_and_more_can_be_served() -> None:
+    """The signature of the first part was that of a history whose end was replaced."""
+    machine, host, store = puppet()
+    long = Segment(1, 0, (EpochScalars(0, (1,) * (MAX_SEGMENT_UPDATES + 1)),), bytes(64))
+    store.read = lambda feed, first, most: long  # type: ignore[method-assign]
+    host.post(LinkUp(1, ""))
+    machine.script[LinkUp] = [Serve(1, ANN, 0, 3)]
+    host.decide(0.0)
+    assert host.carry_out() == []
+    host.decide(0.0)
+    assert machine.heard[-2:] == [Served(1, ANN, MAX_SEGMENT_UPDATES + 1, 3), Writable(1)]
+
+
 @pytest.mark.parametrize("action", [Serve(1, EVE, 0, 0), ShowProof(1, EVE)])
 def test_to_rely_on_what_the_log_lacks_is_our_own_fault_and_loud(action: Action) -> None:
     machine, host, _ = puppet()

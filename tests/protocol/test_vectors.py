@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfprotocol import decisions, events, messages, proof_of_work, seeds, signing, validation, wire_codec
+from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_feed import ControlFeed, succession_message
 from sfprotocol.counting import Counting, multiplier, named_digest
 from sfprotocol.errors import RemoteProtocolError
@@ -448,6 +449,7 @@ def test_what_counts_after_every_decision() -> None:
         for place, feed in enumerate((0, 65)):
             assert (run.named(feed), run.ended(feed)) == (step["named"][place], step["ended"][place])
             assert [list(one) for one in run.runs(feed, 7)] == step["runs"][place]
+        assert [one.epoch for one in run.checkpoints] == step["checkpoints"]
     assert [run.number(feed_of(feed)) for feed in vector["feeds"]] == [0, 65]
 
 
@@ -469,6 +471,14 @@ def test_landmarks_and_named_digests() -> None:
     for epoch, digest in enumerate(vector["named_digests"]):
         named = [(number, stop, heads[number, stop]) for number, stop in run.positions(epoch).items()]
         assert named_digest(run_id, named).hex() == digest
+    labels = {feed["number"]: feed["labels"] for feed in vector["feeds"]}
+    for epoch, digest in enumerate(vector["feeds_digests"]):
+        bases = []
+        for number, stop in run.positions(epoch).items():
+            held = labels[number][:stop]
+            chain = heads[number, stop]
+            bases.append((number, Base(run.feed(number), stop, chain, held[-1], held.count(held[-1]))))
+        assert feeds_digest(run_id, bases).hex() == digest
 
 
 def test_weights() -> None:

@@ -19,6 +19,7 @@ from sfprotocol.messages import (
     Claim,
     EpochScalars,
     Feed,
+    Floor,
     Goodbye,
     Have,
     Hello,
@@ -78,6 +79,7 @@ def messages(scalar_bytes: int) -> st.SearchStrategy[Message]:
         st.builds(PartRequest, B32, U32, U32, st.integers(1, MAX_PART_BYTES)),
         st.builds(PartReply, st.integers(300, 2**32 - 1), st.binary(max_size=300)),
         st.builds(Card, st.builds(Feed, B32, U32), U32, NAMES, NAMES, signature),
+        st.builds(Floor, U32),
         st.builds(Goodbye, st.text(max_size=50)),
     )
 

@@ -56,6 +56,17 @@ def test_lost_feeds_are_given_up_and_no_others(seed: int) -> None:
     assert {counting.feed(amend.feed).origin for amend in amends} <= run.world.undone
 
 
+def test_nodes_begin_with_checkpoints_and_others_let_go_of_what_comes_before() -> None:
+    run = Run(SCENARIOS["checkpoints"], 0, nodes=7)
+    outcome = run.outcome()
+    assert outcome.failure is None, "\n".join(report.lines(outcome))
+    nodes = list(run.world.staying())
+    floors = {node.name: node.machine.frontier.floor for node in nodes}
+    assert all(floors[node.name] > 0 for node in nodes if node.prunes)
+    assert any(floors[node.name] > 0 for node in nodes if not node.prunes)
+    assert not floors["n0"], "the organiser keeps everything"
+
+
 @pytest.mark.parametrize("topology", ["ring", "grid", "random", "star", "line", "bridge", "managed"])
 def test_every_topology_carries_a_storm(topology: str, seed: int) -> None:
     outcome = simulate(SCENARIOS["storm"], seed, topology=topology, nodes=9, seconds=8)

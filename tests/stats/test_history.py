@@ -12,6 +12,7 @@ from sfnode.stats import history
 from sfnode.stats.history import LogIndex
 from sfnode.store.log import CutRecord, UpdateLog
 from sfprotocol import signing
+from sfprotocol.checkpoints import Base
 from tests.node.helpers import feed_of, manifest, record
 
 RUN = manifest()
@@ -50,6 +51,15 @@ def test_a_feed_counts_as_far_as_its_cut(
     assert origins(index).origins[0].cut
     assert index.history(10).indexed == 2
     assert [leader.origin for leader in index.history(10).leaders] == [key("a")]
+
+
+def test_what_a_checkpoint_stands_for_is_counted_too(log: UpdateLog) -> None:
+    log.append([record(RUN, "a", [1, 2, 3, 4])])
+    bases = [Base(feed_of(name), 3, log.past(feed_of("a"), 3)[0], 0, 2) for name in "ac"]
+    index = LogIndex(log, dict)
+    log.rebase(bases)
+    assert updates(index) == {key("a"): 4, key("c"): 3}
+    assert index.history(10).indexed == 5, "of the others, nobody knows the epochs"
 
 
 def test_a_log_too_long_for_one_question_is_counted_over_several(

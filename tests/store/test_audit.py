@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,15 @@ from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
+from sfnode.store import rows
 from sfnode.store.audit import audit
+from sfnode.store.checkpoint import State, compute, plan
 from sfnode.store.log import Record, UpdateLog
 from sfnode.store.replay import changes
-from sfprotocol.decisions import Admit, Checkpoint, RateFrom, Void, encode
+from sfprotocol.decisions import Admit, RateFrom, Void, encode
 from sfprotocol.events import KeepControl
 from sfprotocol.messages import EpochScalars, RunParameters
-from sfprotocol.weighing import Counted, Rates
+from sfprotocol.segments import without_front
 from tests.node.helpers import batch, feed_of, machine, manifest, record
 from tests.store.organised import ORGANISED, Logged
 
@@ -140,7 +143,7 @@ def test_an_organised_log_has_the_digests_of_its_node_and_of_its_seals(made: Log
         found = audit(MEANT, log, as_of_now=True)
         assert found.digest == made["a"].machine.frontier.digest().hex()
         assert found.core_digest == cores(made, log).hex()
-        assert audit(MEANT, log).core_digest == sealed_cores(made, 2).hex() != found.core_digest
+        assert audit(MEANT, log).core_digest == sealed_cores(made, 2) != found.core_digest
         assert found.updates == made["a"].machine.frontier.known
         assert found.seals
         assert (found.seals.sealed, found.seals.checked, found.seals.behind) == (3, 3, 0)
@@ -160,38 +163,118 @@ def test_a_seal_of_other_updates_is_refused(made: Logged) -> None:
     assert finding.value.code == Code.SEAL_DIFFERS
 
 
-def sealed_cores(made: Logged, epoch: int) -> bytes:
-    """The core digest of what the seals up to that of the last epoch count, and nothing that came later."""
-    counting, core = made["a"].machine.frontier.counting, Core(2, 4)
+def state_of(made: Logged, epoch: int, previous: State | None = None) -> State:
+    """The state of a checkpoint of `epoch` by the decisions so far, computed from the organiser's log."""
+    counting = made["a"].machine.frontier.counting
     assert counting
-    rates = Rates.of(counting)
-    wanted = {
-        counting.feed(number): Counted(counting.runs(number, stop), rates)
-        for number, stop in counting.positions(epoch).items()
-    }
-    for columns in changes(made.logs["a"], {}, wanted, ORGANISED.subspace_epochs):
-        core.add(columns)
-    return core.digest()
+    state = compute(MEANT, made.logs["a"], plan(counting, epoch, previous), previous)
+    assert state
+    return state
 
 
-@pytest.mark.parametrize("wrong", ["", "named", "cores"])
-def test_checkpoints_are_computed_anew(made: Logged, wrong: str) -> None:
-    for _ in range(2):
+def sealed_cores(made: Logged, epoch: int) -> str:
+    """The core digest, in hex, of what the seals up to that of the last epoch count, and nothing later."""
+    return state_of(made, epoch).decision(ORGANISED.run_id).cores.hex()
+
+
+def checkpoint(made: Logged, epoch: int) -> State:
+    """Sign a checkpoint; return its state."""
+    state = state_of(made, epoch)
+    made.decide(state.decision(ORGANISED.run_id))
+    made.swarm.run(2)
+    return state
+
+
+def test_checkpoints_are_computed_anew(made: Logged) -> None:
+    for epoch in range(2):
         train(made, 1)
-        counting = made["a"].machine.frontier.counting
-        assert counting
-        epoch = counting.sealed - 1
-        stated = Checkpoint(epoch, made.named_digest(epoch), sealed_cores(made, epoch))
-        made.decide(stated if not (wrong and epoch) else replace(stated, **{wrong: bytes(32)}))
+        checkpoint(made, epoch)
     made.decide(Void(0, 0, ()))  # changes what counts, and not what counted then
     made.swarm.run(2)
-    if not wrong:
-        found = audit(MEANT, made.logs["b"], as_of_now=True)
-        assert found.core_digest == cores(made, made.logs["b"]).hex()
-        return
+    found = audit(MEANT, made.logs["b"], as_of_now=True)
+    assert (found.core_digest, found.checkpoint) == (cores(made, made.logs["b"]).hex(), None)
+
+
+@pytest.mark.parametrize("wrong", [{"feeds": bytes(32)}, {"cores": bytes(32)}])
+def test_a_checkpoint_of_something_else_is_refused(made: Logged, wrong: dict[str, Any]) -> None:
+    train(made, 1)
+    checkpoint(made, 0)
+    train(made, 1)
+    made.decide(replace(state_of(made, 1).decision(ORGANISED.run_id), **wrong))
+    made.swarm.run(2)
     with pytest.raises(UserError, match="checkpoint of epoch 1") as finding:
         audit(MEANT, made.logs["b"])
     assert finding.value.code == Code.SEAL_DIFFERS
+
+
+@pytest.mark.parametrize("let_go", [False, True])
+def test_a_log_is_verified_from_a_checkpoint(made: Logged, let_go: bool) -> None:
+    train(made, 3)
+    state = checkpoint(made, 1)
+    train(made, 2)
+    checkpoint(made, 3)
+    made["c"].compute(5)
+    made.swarm.run(2)
+    whole, log = audit(MEANT, made.logs["b"]), made.logs["b"]
+    if let_go:
+        log.rebase(state.bases.values())
+    found = audit(MEANT, log, state)
+    assert found.checkpoint == 1
+    assert found.signatures < whole.signatures
+    assert (found.digest, found.core_digest) == (whole.digest, whole.core_digest)
+    assert (found.updates, found.feeds) == (whole.updates, whole.feeds)
+    assert found.seals
+    assert whole.seals
+    assert (found.seals.checked, whole.seals.checked) == (4, 5)
+    assert found.seals.named_digest == whole.seals.named_digest
+
+
+def test_a_later_checkpoint_is_computed_from_the_one_before(made: Logged) -> None:
+    train(made, 2)
+    first = checkpoint(made, 1)
+    train(made, 2)
+    for log in made.logs.values():
+        log.rebase(first.bases.values())
+    second = state_of(made, 3, first)
+    made.decide(replace(second.decision(ORGANISED.run_id), cores=bytes(32)))
+    made.swarm.run(2)
+    with pytest.raises(UserError, match="checkpoint of epoch 3"):
+        audit(MEANT, made.logs["c"], first)
+
+
+def test_a_log_is_not_verified_from_what_nobody_has_signed(made: Logged) -> None:
+    train(made, 2)
+    state = state_of(made, 1)
+    with pytest.raises(UserError, match="checkpoint of epoch 1") as finding:
+        audit(MEANT, made.logs["b"], state)
+    assert finding.value.code == Code.SEAL_DIFFERS
+
+
+def test_steps_without_a_signature_of_their_own_are_verified_with_those_that_follow(
+    made: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(made, 1)
+    log, feed = made.logs["c"], made["b"].own
+    assert feed
+    whole = audit(MEANT, log)
+    segment = log.read(feed, 0, 100)
+    assert segment
+    monkeypatch.setattr(rows, "MAX_SEGMENT_UPDATES", segment.count - 1)
+    log.append(
+        [
+            Record(
+                feed, without_front(segment, 2), next(tail.chain for tail in log.ends() if tail.feed == feed)
+            )
+        ],
+        replacing=True,
+    )
+    assert [r.segment.count for r in log.records() if r.feed == feed] == [2, segment.count - 2]
+    found = audit(MEANT, log)
+    assert (found.digest, found.core_digest) == (whole.digest, whole.core_digest)
+    with sqlite3.connect(log.path) as db:
+        db.execute("DELETE FROM segment WHERE first = 2")
+    with pytest.raises(UserError, match="nobody has signed it"):
+        audit(MEANT, log)
 
 
 def test_what_the_log_lacks_is_said_and_no_fault(made: Logged) -> None:

@@ -17,6 +17,7 @@ from sfnode.errors import Code, UserError
 from sfnode.store.columns import Columns
 from sfnode.store.log import LOOSE_ROWS, CutRecord, UpdateLog
 from sfprotocol import seeds
+from sfprotocol.checkpoints import Base
 from sfprotocol.messages import Feed
 from tests.store.helpers import RUN_ID, Author
 
@@ -150,6 +151,20 @@ def test_what_is_behind_a_cut_is_no_row(path: Path, authors: list[Author]) -> No
         log.append([a.write([1, 2, 3]), a.write([4]), b.write([5])])
         log.append([], [CutRecord(a.feed, 2, a.chains[2], b"proof"), CutRecord(b.feed, 0, b.chains[0], b"")])
         assert [(row.feed, row.scalar) for row in rows(log.columns())] == [(a.feed, 1), (a.feed, 2)]
+
+
+def test_from_a_base_on_the_rows_are_the_same_and_in_the_same_order(
+    path: Path, columns: Columns, authors: list[Author]
+) -> None:
+    first = authors[0]
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.rebase([Base(first.feed, 4, first.chains[4], 1, 1)])
+        left = log.columns()
+    assert rows(left) == [row for row in rows(columns) if row.feed != first.feed or row.step >= 4]
+    assert left.frontier() == columns.frontier()
+    assert len(left.prefix({first.feed: 4})) == 0
+    with pytest.raises(ValueError, match="and not 3"):
+        left.prefix({first.feed: 3})
 
 
 def test_rows_that_were_packed_are_the_same(path: Path) -> None:

@@ -18,6 +18,7 @@ from sfnode.errors import Code, UserError
 from sfnode.store import tables
 from sfnode.store.log import LOOSE_ROWS, CardRecord, CutRecord, Record, UpdateLog
 from sfnode.store.records import PACKED_UPDATES, SMALL_UPDATES
+from sfprotocol.decisions import Admit, Close, Decision, Move, encode
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import KeepControl
 from sfprotocol.messages import Entry, EpochScalars
@@ -484,12 +485,12 @@ def test_a_log_of_the_version_before_cuts_is_read_and_upgraded(path: Path) -> No
     with UpdateLog.open(path, RUN_ID) as log:
         log.append([author.write(range(3))])
     with closing(sqlite3.connect(path)) as db:
-        for table in ("cut", "card", "control", "authority"):
+        for table in ("cut", "card", "control", "authority", "base"):
             db.execute(f"DROP TABLE {table}")
         db.execute("PRAGMA user_version = 1")
     with UpdateLog.open(path, RUN_ID, read_only=True) as log:
         assert (log.updates(), log.cuts(), log.cards()) == (3, [], [])
-        assert (log.control(), log.authority()) == ([], [])
+        assert (log.control(), log.authority(), log.bases()) == ([], [], {})
     with UpdateLog.open(path, RUN_ID) as log:
         card = CardRecord(author.feed, b"card")
         log.append([], [CutRecord(author.feed, 1, log.past(author.feed, 1)[0], b"proof")], [card])
@@ -595,6 +596,35 @@ def test_labels_are_counted_over_packed_and_loose_rows(path: Path) -> None:
         assert log.label(author.feed, 9) == (0, 9)
         with pytest.raises(UserError, match="missing"):
             log.label(author.feed, 10**6)
+
+
+def test_a_cut_takes_nothing_of_what_was_named(path: Path) -> None:
+    """Everywhere: in the tails, their chain heads, the number of updates, and the columns."""
+
+    def said(*decisions: Decision) -> tuple[Entry, ...]:
+        return tuple(Entry(0, encode(decision), bytes(64)) for decision in decisions)
+
+    author, other = Author(1), Author(2)
+    admitted = said(Admit(author.feed.origin, 100, 0), Admit(other.feed.origin, 100, 0))
+    first, second = (said(Close(epoch, bytes(8), (Move(0, 3, bytes(8)),))) for epoch in (0, 1))
+    with UpdateLog.open(path, RUN_ID) as log:
+        log.append([author.write(range(10)), other.write(range(10))])
+        log.append([], [CutRecord(a.feed, 2, a.chains[2], b"proof") for a in (author, other)])
+        stops = []
+        for kept in (
+            KeepControl(0, admitted),
+            KeepControl(2, first),
+            KeepControl(3, second),
+            KeepControl(3, ()),
+        ):
+            log.append([], control=[kept])
+            tails = {tail.feed: (tail.next, tail.chain) for tail in log.tails()}
+            assert tails[other.feed] == (2, other.chains[2])
+            stop, chain = tails[author.feed]
+            assert chain == author.chains[stop]
+            assert log.updates() == len(log.columns()) == stop + 2
+            stops.append(stop)
+    assert stops == [2, 3, 6, 3]
 
 
 def test_decisions_are_kept_by_position_and_who_has_a_say_in_order(path: Path) -> None:

@@ -13,17 +13,20 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.sim.faults.kinds import (
+    ArchiveLeaves,
     Churn,
     ClockJumps,
     Crashes,
     Fault,
     Flaps,
+    JoinFromCheckpoint,
     LateJoin,
     Loss,
     OldBackup,
     OrganiserAway,
     OrganiserTwice,
     Partition,
+    Pruning,
     SlowPeers,
     Twins,
     Undo,
@@ -93,8 +96,22 @@ class FaultInjection:
             case LateJoin(at=at, count=count):
                 for _ in range(count):
                     self._at(at, self._join)
+            case Pruning() | JoinFromCheckpoint() | ArchiveLeaves():
+                self._install_history(fault)
             case _:
                 self._install_organised(fault)
+
+    def _install_history(self, fault: Pruning | JoinFromCheckpoint | ArchiveLeaves) -> None:
+        match fault:
+            case Pruning(share=share):
+                nodes = [node for node in self.world.staying() if not node.control_key]
+                for node in self.world.random.sample(nodes, round(share * len(nodes))):
+                    node.prunes = True
+            case JoinFromCheckpoint(at=at, count=count):
+                for _ in range(count):
+                    self._at(at, lambda: self._join(begins_with_checkpoint=True))
+            case ArchiveLeaves(at=at):
+                self._at(at, self._archive_leaves)
 
     def _install_organised(self, fault: OrganiserAway | OrganiserTwice | Undo | Loss) -> None:
         match fault:
@@ -170,11 +187,14 @@ class FaultInjection:
             node.leap(self.world.random.uniform(-jumps.most, jumps.most))
 
     def _churn(self) -> None:
-        self._leave()
+        self._leave(self.world.pick())
         self._join()
 
-    def _leave(self) -> None:
-        node = self.world.pick()
+    def _archive_leaves(self) -> None:
+        archives = [node for node in self.world.living() if not (node.prunes or node.control_key)]
+        self._leave(self.world.random.choice(archives))
+
+    def _leave(self, node: Node | None) -> None:
         if node is None or node.control_key or sum(1 for _ in self.world.living()) <= 2:
             return
         orphans = [n for n in self.world.keeper.neighbours(node) if n.up]
@@ -186,9 +206,10 @@ class FaultInjection:
             if other and other is not orphan:
                 self.world.keeper.want(orphan, other)
 
-    def _join(self) -> None:
+    def _join(self, *, begins_with_checkpoint: bool = False) -> None:
         self._newcomers += 1
         node = self.world.add(f"new{self._newcomers}")
+        node.begins_with_checkpoint = begins_with_checkpoint
         self._attach(node)
 
     def _attach(self, node: Node) -> None:

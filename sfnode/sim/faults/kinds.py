@@ -103,6 +103,28 @@ class LateJoin:
 
 
 @dataclass(frozen=True, slots=True)
+class Pruning:
+    """Nodes that keep nothing before the newest checkpoint that they have compared; never the organiser."""
+
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class JoinFromCheckpoint:
+    """Fresh nodes that join at one moment and begin with a checkpoint."""
+
+    at: float
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLeaves:
+    """A node that keeps everything, and is not the organiser, leaves for good."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class OrganiserAway:
     """An organiser that is gone from `start` to `stop`, and may come back with an old disk."""
 
@@ -146,6 +168,9 @@ Fault = (
     | Churn
     | SlowPeers
     | LateJoin
+    | Pruning
+    | JoinFromCheckpoint
+    | ArchiveLeaves
     | OrganiserAway
     | OrganiserTwice
     | Undo

@@ -62,14 +62,29 @@ class Applied:
                 "cut", f"a feed goes back to step {stop} of a history that the proof does not have"
             )
 
-    def _apply(self, feed: Feed, counted: Counted) -> None:
-        """Let this of a feed be applied, of the history that the disk has."""
+    def sum(self, feed: Feed, counted: Counted) -> tuple[int, int]:
+        """Return the sum of the marks of these updates, each times its weight, and the sum of their marks.
+
+        What comes before the disk's base of the feed counts as its checkpoint says. Raises Violation if it
+        would have to count otherwise.
+        """
         total = mark = first = 0
+        if before := self._disk.before(feed):
+            total, mark, first = before.total, before.mark, before.base.step
+            if _up_to(first, counted.runs) != before.runs:
+                raise Violation("checkpoint", "decisions change what a checkpoint counts and it stays usable")
         for run in counted.runs:
+            if run.stop <= first:
+                continue
             for label, stop in self._labels(feed, first, run.stop, counted):
                 following = self._oracle.mark(feed, stop, self._disk.head(feed, stop))
                 total, mark = total + counted.weight(label, run.factor) * (following - mark), following
             first = run.stop
+        return total, mark
+
+    def _apply(self, feed: Feed, counted: Counted) -> None:
+        """Let this of a feed be applied, of the history that the disk has."""
+        total, _ = self.sum(feed, counted)
         self.total = (self.total + total - self._marks.get(feed, 0)) % (1 << MARK_BITS)
         self._runs[feed], self._marks[feed] = counted.runs, total
 
@@ -78,11 +93,18 @@ class Applied:
         if counted.rates is None:
             yield 0, stop
             return
-        end = 0
+        before = self._disk.before(feed)
+        end = before.base.step - before.base.labelled if before else 0
         for label, count in self._disk.labels(feed, stop):
             end += count
             if end > first:
                 yield label, end
+
+
+def _up_to(step: int, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    """Return the runs of the first `step` steps."""
+    whole = tuple(run for run in runs if run.stop < step)
+    return whole + tuple(run._replace(stop=step) for run in runs[len(whole) : len(whole) + 1])
 
 
 def _end(runs: tuple[Run, ...]) -> int:

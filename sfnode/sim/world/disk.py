@@ -13,20 +13,25 @@ from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.sim.world.violation import Violation
 from sfprotocol import decisions
+from sfprotocol.checkpoints import Base
 from sfprotocol.control_sync import Kept
 from sfprotocol.counting import Counting
-from sfprotocol.events import Admit
+from sfprotocol.decisions import Checkpoint
+from sfprotocol.events import Admit, Rebase
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Commit, cut_chain
 from sfprotocol.messages import Card, ControlFork, Entry, Feed, Proof, RunParameters, Segment, Succession
 from sfprotocol.seeds import feed_key
-from sfprotocol.segments import drop_updates, first_updates, join, merge
+from sfprotocol.segments import drop_updates, first_updates, join, merge, without_front
 from sfprotocol.signing import extend, genesis
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
+
+if TYPE_CHECKING:
+    from sfnode.sim.world.checkpoints import State, Sum
 
 
 class Row(NamedTuple):
@@ -44,11 +49,18 @@ class Shelf:
     stops: list[int] = field(default_factory=list)
     """The stop of each row."""
     proof: Proof | None = None
+    base: Base | None = None
+    """Where the feed begins here; None: with step 0."""
+
+    @property
+    def first(self) -> int:
+        """The first step that is here, or would be."""
+        return self.base.step if self.base else 0
 
     @property
     def stop(self) -> int:
         """The first step that is not here."""
-        return self.stops[-1] if self.stops else 0
+        return self.stops[-1] if self.stops else self.first
 
     @property
     def counted(self) -> int:
@@ -67,6 +79,10 @@ class Disk:
         self.decided: list[Entry] = []
         """The control feed."""
         self.authority: list[Succession | ControlFork] = []
+        self.states: dict[Checkpoint, State] = {}
+        """States of checkpoints that are kept beside the log."""
+        self.state: State | None = None
+        """The one with which the log begins."""
 
     def append(self, commit: Commit) -> None:
         """Keep all of it."""
@@ -79,6 +95,8 @@ class Disk:
             self._append(admit)
         for cut in commit.cuts:
             self._cut(cut.proof)
+        if commit.rebase:
+            self._rebase(commit.rebase)
         self.cards.update({card.feed: card for card in commit.cards})
         self.own = commit.own or self.own
 
@@ -111,6 +129,17 @@ class Disk:
         index = bisect_right(shelf.stops, kept)
         del shelf.rows[index:], shelf.stops[index:]
 
+    def _rebase(self, rebase: Rebase) -> None:
+        """Let feeds begin at their bases."""
+        self.state = self.states[rebase.checkpoint]
+        for base in rebase.bases:
+            shelf = self.shelves.setdefault(base.feed, Shelf())
+            shelf.rows = [row for row in shelf.rows if row.segment.stop > base.step]
+            if shelf.rows and shelf.rows[0].segment.first < base.step:
+                segment, chain = shelf.rows[0]
+                shelf.rows[0] = Row(without_front(segment, base.step), chain)
+            shelf.stops, shelf.base = [row.segment.stop for row in shelf.rows], base
+
     def _cut(self, proof: Proof) -> None:
         shelf = self.shelves.setdefault(proof.feed, Shelf())
         if shelf.proof is not None and proof.cut >= shelf.proof.cut:
@@ -123,6 +152,16 @@ class Disk:
         """Return the first step of a feed that is not on disk."""
         shelf = self.shelves.get(feed)
         return shelf.stop if shelf else 0
+
+    def begins(self, feed: Feed) -> int:
+        """Return the first step of a feed that is on disk, or would be."""
+        shelf = self.shelves.get(feed)
+        return shelf.first if shelf else 0
+
+    def before(self, feed: Feed) -> Sum | None:
+        """Return what counts of a feed before it begins here; None if it begins with step 0."""
+        sums = self.state.sums if self.state else ()
+        return next((one for one in sums if one.base.feed == feed), None)
 
     def counted(self, feed: Feed) -> int:
         """Return the first step of a feed that does not count."""
@@ -139,6 +178,7 @@ class Disk:
         shelf = self.shelves.get(feed)
         if shelf is None or first >= shelf.stop:
             return None
+        _require_here(shelf, first)
         index = bisect_right(shelf.stops, first)
         rows = (row.segment for row in shelf.rows[index:])
         return join(rows, first, max_updates)
@@ -148,6 +188,9 @@ class Disk:
         shelf = self.shelves.get(feed)
         if shelf is None or step == 0:
             return genesis(self.run.run_id, feed)
+        _require_here(shelf, step)
+        if shelf.base and step == shelf.base.step:
+            return shelf.base.chain
         index = bisect_right(shelf.stops, step - 1)
         if step == shelf.stops[index]:
             return shelf.rows[index].chain
@@ -176,12 +219,16 @@ class Disk:
         return labels[-1] if labels else (0, 0)
 
     def labels(self, feed: Feed, stop: int) -> list[tuple[int, int]]:
-        """Return the labels of the first `stop` steps with the number of updates of each, in order."""
+        """Return the labels of the first `stop` steps with the number of updates of each, in order; of those
+        before the feed's base, the last label alone."""
         shelf = self.shelves.get(feed)
         rows = [row.segment for row in shelf.rows if row.segment.first < stop] if shelf else []
         parts = [part for row in rows for part in first_updates(row.parts, stop - row.first)]
-        groups = groupby(parts, key=itemgetter(0))
-        return [(epoch, sum(len(part.scalars) for part in group)) for epoch, group in groups]
+        labels = [(part.epoch, len(part.scalars)) for part in parts]
+        if shelf and shelf.base:
+            labels.insert(0, (shelf.base.epoch, shelf.base.labelled))
+        groups = groupby(labels, key=itemgetter(0))
+        return [(epoch, sum(count for _, count in group)) for epoch, group in groups]
 
     def frontier(self) -> Frontier:
         """Return the state that follows from what is on disk.
@@ -191,6 +238,8 @@ class Disk:
         frontier = Frontier(self.run)
         if self.run.organised:
             frontier.counting = self.counting()
+        if self.state:
+            frontier.rebase(self.state.checkpoint, [one.base for one in self.state.sums])
         for feed, shelf in self.shelves.items():
             at = shelf.stop if self.run.organised else shelf.counted
             if at:
@@ -217,6 +266,12 @@ class Disk:
         """Return a backup: all feeds, all decisions and no cards."""
         twin = Disk(self.run, self.own)
         twin.decided, twin.authority = list(self.decided), list(self.authority)
+        twin.states, twin.state = dict(self.states), self.state
         for feed, shelf in self.shelves.items():
             twin.shelves[feed] = replace(shelf, rows=list(shelf.rows), stops=list(shelf.stops))
         return twin
+
+
+def _require_here(shelf: Shelf, step: int) -> None:
+    if step < shelf.first:
+        raise Violation("base", f"step {step} is read of a feed that begins with step {shelf.first} here")

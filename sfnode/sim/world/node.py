@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.sim.world.applied import Applied
+from sfnode.sim.world.checkpoints import Checkpoints
 from sfnode.sim.world.conditions import Hardware
 from sfnode.sim.world.disk import Disk
 from sfnode.sim.world.keys import origin_of
@@ -23,6 +24,7 @@ from sfnode.sim.world.violation import Violation
 from sfprotocol import decisions
 from sfprotocol.decisions import Decision
 from sfprotocol.events import (
+    CheckpointKept,
     Event,
     LinkDown,
     LinkId,
@@ -76,6 +78,12 @@ class Node:
         self.control_key: Ed25519PrivateKey | None = None
         """An organiser's key, if it is here."""
         self.organising: Organising | None = None
+        self.checkpoints: Checkpoints | None = None
+        """In an organised run."""
+        self.prunes = False
+        """Whether it keeps nothing before the newest checkpoint that it has compared."""
+        self.begins_with_checkpoint = False
+        """Whether it waits for a checkpoint at its next start, to begin with what it counts."""
         self.met = False
         """Whether this disk's node ever had a neighbour (SPEC I2); as durable as the disk."""
         self.copied = False
@@ -120,6 +128,7 @@ class Node:
     def start(self) -> None:
         """Begin, or continue from what the disk holds."""
         frontier = self.disk.frontier()
+        frontier.waiting = self.begins_with_checkpoint
         anew = self.copied or not self.disk.stop(self.disk.own) if self.disk.own else True
         if anew:
             self.disk.own = fresh(frontier, origin_of(self.key), self._draw())
@@ -144,6 +153,7 @@ class Node:
         self._note("starts", self.machine.frontier.known)
         self._set_alarm()
         if machine.organised:
+            self.checkpoints = Checkpoints(self)
             if self.control_key:
                 self.organising = Organising(self, self.control_key)
             self._ask_to_be_admitted()
@@ -164,7 +174,7 @@ class Node:
             self._writing = None
         self._commit()
         self.up = self._carrying_out = False
-        self.organising = None
+        self.organising = self.checkpoints = None
         self._life += 1
         self._alarm = float("inf")
         self._unread.clear()
@@ -206,6 +216,18 @@ class Node:
     def decide(self, decision: Decision) -> None:
         """Sign a decision, as whoever has the organiser's key here."""
         self._post(OwnDecision(decisions.encode(decision)))
+
+    def keep_checkpoint(self, kept: CheckpointKept) -> None:
+        """Begin with a checkpoint, or keep nothing before it from now on."""
+        self._post(kept)
+
+    def begin_with_checkpoint(self) -> None:
+        """Start anew, and wait for a checkpoint."""
+        if self.up and not self.begins_with_checkpoint:
+            self.crash()
+            self.begins_with_checkpoint = True
+            self.start()
+            self.world.keeper.came(self)
 
     def pass_on(self, succession: Succession) -> None:
         """Bring what the deputies have signed."""
@@ -393,6 +415,8 @@ class Node:
             self._do(effect)
         if self.organising:
             self.organising.carried_out(effects)
+        if self.checkpoints:
+            self.checkpoints.look()
         self._carrying_out = False
 
     def _do(self, effect: Effect) -> None:

@@ -19,11 +19,14 @@ from sfnode.organising.events import (
     PetitionHeard,
     Round,
     Sign,
+    Summarise,
+    Summarised,
 )
 from sfnode.organising.judging import Judgement, by_schedule
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.organising.rates import Schedule
 from sfnode.schema.evaluation import Evaluation
+from sfnode.sim.world.checkpoints import summarise
 from sfnode.sim.world.keys import origin_of
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Decision, RateFrom
@@ -43,6 +46,7 @@ POLICY = OrganiserPolicy(
     young_share=0.5,
     share=0.5,
     amend_after=40.0,
+    checkpoint_epochs=3,
 )
 """A policy for runs of seconds."""
 
@@ -94,6 +98,9 @@ class Organising:
                 case Evaluate(epoch=epoch):
                     result = EvaluationEnded(epoch, RESULT, RESULT if epoch == 0 else None)
                     self._later(EVALUATION_TIME, result)
+                case Summarise(epoch=epoch):
+                    state = summarise(self._node, epoch)
+                    self._later(EVALUATION_TIME, Summarised(state.checkpoint if state else None))
         due = self.desk.next_deadline()
         if due < self._alarm:
             self._alarm = due

@@ -1,0 +1,272 @@
+"""Checkpoints in a node: worked out and compared, kept and given to others, begun with, and pruned below.
+
+A checkpoint is usable or not by the decisions alone (SPEC O14); its state is a file (`store.checkpoint`).
+What takes long runs on a thread; what it is computed from is looked up on the event loop before that. Where
+feeds begin, the machine is told by one event, and the log follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
+from sfnode.modelshare.download import ModelDownload
+from sfnode.node.startup import in_thread
+from sfnode.store import checkpoint as states
+from sfnode.store.checkpoint import State
+from sfprotocol.checkpoints import listing
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import Checkpoint
+from sfprotocol.events import CheckpointKept
+
+if TYPE_CHECKING:
+    from sfnode.node.running import RunningNode
+
+LOOK_INTERVAL = 1.0
+"""Seconds between looks at what the organiser has signed: a checkpoint comes every few epochs."""
+
+BEGINNING = 0.05
+"""Seconds between looks whether the machine has begun with a checkpoint."""
+
+RETRY = 10.0
+"""Seconds until a checkpoint is worked out again of which the log had another history than the named one."""
+
+PATIENCE = 15.0
+"""Seconds after the first neighbour's word about the control feed for which a node that is to begin with
+a checkpoint waits for all of it (SPEC O15)."""
+
+
+class Checkpoints:
+    """The checkpoints of one node of an organised run."""
+
+    def __init__(self, node: RunningNode) -> None:
+        assert node.machine.organised is not None
+        self._node = node
+        self._organised = node.machine.organised
+        self._folder = node.data_dir.checkpoints
+        self._done: Checkpoint | None = None
+        """The newest one that was compared."""
+        self._retry_at = self._met_at = float("inf")
+        self.differs: Checkpoint | None = None
+        """One that is not what this node finds."""
+        self._told: set[str] = set()
+        self.begun = asyncio.Event()
+        """Set once it is known from where on feeds are held here."""
+        replacing = node.settings.from_checkpoint and self._organised.outdated
+        if not (node.machine.frontier.waiting or replacing):
+            self.begun.set()
+
+    @property
+    def _counting(self) -> Counting:
+        return self._organised.counting
+
+    async def run(self) -> None:
+        """Look after checkpoints until cancelled. Raises UserError DISK_FULL, LOG_CORRUPT."""
+        self._give_all()
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL)
+            if not self.begun.is_set():
+                await self._begin()
+            else:
+                await self._compare()
+                await self._prune()
+                self._say_what_is_wrong()
+
+    # -- working them out --------------------------------------------------------------------------
+
+    async def state_of(self, epoch: int) -> State | None:
+        """Return what counts up to an epoch, by the decisions as they are, from the newest state that is here
+        and usable; None if some of it is not here. Raises UserError LOG_CORRUPT."""
+        node, counting = self._node, self._counting
+        here = set(states.kept(self._folder))
+        usable = [one for one in counting.checkpoints if one.epoch <= epoch and one.epoch in here]
+        previous = None
+        if usable:
+            previous = await in_thread(lambda: states.load(self._folder, node.manifest, counting, usable[-1]))
+        if usable and usable[-1] not in self._counting.checkpoints:
+            return None
+        planned = states.plan(self._counting, epoch, previous)
+        return await in_thread(lambda: states.compute(node.manifest, node.log, planned, previous))
+
+    async def _compare(self) -> None:
+        """Work out the newest checkpoint, and keep it if it is what the organiser has signed."""
+        usable = self._counting.checkpoints
+        newest = usable[-1] if usable else None
+        if newest is None or newest == self._done or self._organised.outdated:
+            return
+        if self._node.clock() < self._retry_at < float("inf") or not self._holds(newest.epoch):
+            return
+        state = await self.state_of(newest.epoch)
+        if newest not in self._counting.checkpoints:
+            return
+        if state is None:
+            self._retry_at = self._node.clock() + RETRY
+            return
+        self._done, self._retry_at = newest, float("inf")
+        if state.decision(self._node.manifest.run_id) != newest:
+            self.differs = newest
+            return
+        self.differs = None
+        await self._keep(state)
+
+    async def _keep(self, state: State) -> None:
+        floor = self._node.machine.frontier.floor
+        needed = [floor - 1] if floor else []
+        await in_thread(lambda: states.keep(self._folder, state, needed))
+        self._give_all()
+
+    def _give_all(self) -> None:
+        """Let others have the states that are here."""
+        here = set(states.kept(self._folder))
+        usable = (one for one in self._counting.checkpoints if one.epoch in here)
+        self._node.sharing.files = {
+            listing(one.feeds, one.cores): self._folder / str(one.epoch) for one in usable
+        }
+
+    # -- beginning with one ------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        """Choose a checkpoint once enough decisions are here, and get its state; or go on without one."""
+        heads = [link.control.theirs for link in self._node.machine.links.values() if link.control.theirs]
+        now = self._node.clock()
+        if heads:
+            self._met_at = min(self._met_at, now)
+        lacking = self._organised.control.feed.stop < max((head.stop for head in heads), default=0)
+        if not heads or (lacking and now - self._met_at < PATIENCE):
+            return
+        if self._organised.outdated and not self._may_replace():
+            return
+        if not self._counting.checkpoints:
+            log.warning("the organiser has signed no checkpoint that can be used: beginning with all updates")
+            await self._begin_with(CheckpointKept(None, ()))
+            return
+        newest = self._counting.checkpoints[-1]
+        if not self._organised.outdated and await self._is_here(newest):
+            await self._begin_with(CheckpointKept(None, ()))
+            return
+        state = await self._fetch(newest)
+        if state is not None and newest in self._counting.checkpoints:
+            await self._keep(state)
+            log.info("beginning with the checkpoint of epoch %d", newest.epoch)
+            await self._begin_with(CheckpointKept(newest, tuple(state.bases.values())))
+
+    async def _is_here(self, newest: Checkpoint) -> bool:
+        """Return whether the log has everything that a checkpoint speaks of."""
+        if newest.epoch < self._node.machine.frontier.floor:
+            return True
+        return self._holds(newest.epoch) and await self.state_of(newest.epoch) is not None
+
+    def _may_replace(self) -> bool:
+        """Return whether the newest checkpoint can take the place of one that is not usable any more: what
+        lies between an earlier one and that is gone here."""
+        newest = self._counting.checkpoints[-1] if self._counting.checkpoints else None
+        late_enough = newest is not None and newest.epoch >= self._node.machine.frontier.floor - 1
+        return newest is not None and late_enough and self._holds(newest.epoch)
+
+    def _holds(self, epoch: int) -> bool:
+        """Return whether nothing is lacking of what closes up to that of `epoch` have named."""
+        held, counting = self._node.machine.frontier.next, self._counting
+        return all(held(counting.feed(number)) >= stop for number, stop in counting.positions(epoch).items())
+
+    async def _begin_with(self, kept: CheckpointKept) -> None:
+        """Tell the machine, and return once the log begins there, too."""
+        self._node.driver.post(kept)
+        frontier = self._node.machine.frontier
+        while frontier.waiting or kept.checkpoint not in (None, frontier.checkpoint):  # noqa: ASYNC110
+            await asyncio.sleep(BEGINNING)
+        async with self._node.driver.between_rounds:
+            self.begun.set()
+
+    async def _fetch(self, wanted: Checkpoint) -> State | None:
+        """Get the state of a checkpoint from peers. None if none of them gives it."""
+        node, counting = self._node, self._counting
+        download = ModelDownload(
+            listing(wanted.feeds, wanted.cores),
+            self._folder,
+            request=node.transport.request,
+            peers=node.givers,
+            rate_limit=node.driver.bandwidth.download,
+            clock=node.clock,
+            what=f"checkpoint of epoch {wanted.epoch}",
+        )
+
+        def is_right(data: bytes) -> bool:
+            try:
+                return states.decode(node.manifest, counting, data).decision(node.manifest.run_id) == wanted
+            except UserError:
+                return False
+
+        most = states.most_bytes(node.manifest, counting, wanted.epoch)
+        try:
+            data = await download.first_part(most, is_right)
+        except UserError as error:
+            if error.code != Code.MODEL_NOT_FOUND:
+                raise
+            log.warning("%s", error)
+            return None
+        return states.decode(node.manifest, counting, data)
+
+    # -- letting go of what comes before -----------------------------------------------------------
+
+    async def _prune(self) -> None:
+        """Keep nothing before a checkpoint, if the node is to; the engine reads nothing of that any more."""
+        node, organised = self._node, self._organised
+        if node.settings.history != "checkpoint" or organised.outdated:
+            return
+        epoch = states.prunable(self._folder, self._counting)
+        if epoch is None or epoch < node.machine.frontier.floor:
+            return
+        stated = next(one for one in self._counting.checkpoints if one.epoch == epoch)
+        counting = self._counting
+        state = await in_thread(lambda: states.load(self._folder, node.manifest, counting, stated))
+        if not await node.engine_is_abreast():
+            return
+        bases = tuple(state.bases.values())
+        here = all(node.machine.frontier.next(base.feed) >= base.step for base in bases)
+        if stated in self._counting.checkpoints and here:
+            log.info("letting go of what comes before the checkpoint of epoch %d", epoch)
+            node.driver.post(CheckpointKept(stated, bases))
+
+    # -- what the owner has to know ----------------------------------------------------------------
+
+    def problem(self) -> UserError | None:
+        """Return what the owner should know about checkpoints and history."""
+        if doubt := self.doubt():
+            return doubt
+        if missing := self._organised.out_of_reach:
+            return UserError(
+                Code.HISTORY_GONE,
+                f"no neighbour keeps {missing} updates that this node lacks",
+                "Give the address of a node that keeps all history with --peers, or start this one again "
+                "with --from-checkpoint.",
+            )
+        return None
+
+    def doubt(self) -> UserError | None:
+        """Return what keeps this node from knowing what counts: then it evaluates and claims nothing."""
+        if self.differs:
+            return UserError(
+                Code.CHECKPOINT_DIFFERS,
+                f"the organiser's checkpoint of epoch {self.differs.epoch} is not what this node's log has, "
+                "though every signature is sound",
+                "Do not trust the run's results: show this message to other participants, who can check with "
+                "`sfnode verify`.",
+            )
+        if self._organised.outdated:
+            return UserError(
+                Code.CHECKPOINT_UNUSABLE,
+                "the organiser has changed what counts before the checkpoint with which the log here begins",
+                "Start the node again with --from-checkpoint once the organiser has signed a newer one, or "
+                "join with an empty --data-dir.",
+            )
+        return None
+
+    def _say_what_is_wrong(self) -> None:
+        """Log each problem once, until it is over."""
+        problem = self.problem()
+        said = f"SF{problem.code:03d}" if problem else ""
+        if problem and said not in self._told:
+            log.error("%s", problem)
+        self._told = {said}

@@ -1,0 +1,273 @@
+"""States of checkpoints: what counts of the epochs up to one, as values and as files (SPEC O14).
+
+A state says where each feed goes on, and has the cores of what came before. Everybody can compute it from the
+log, and compare its two digests with those that the organiser has signed: only such a state is ever used.
+What follows from decisions is looked up at once (`plan`, `start`), so that what takes long can be done in
+another thread while more decisions come.
+
+A file has, after its magic number: the epoch, the number of feeds and that of cores, u32 each; for each feed
+what it adds to the feeds digest; for each core its subspace, u32, and its entries as int64, little-endian.
+All other integers are big-endian. Its size follows from the decisions and the manifest.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sfnode.engine.core import Core
+from sfnode.engine.core import digest as core_digest
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.store.disk_errors import disk_faults, sync_folder
+from sfnode.store.log import UpdateLog
+from sfnode.store.replay import changes
+from sfprotocol.checkpoints import Base, feeds_digest
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import Checkpoint
+from sfprotocol.holding import tag
+from sfprotocol.messages import Feed
+from sfprotocol.seeds import I64
+from sfprotocol.weighing import Counted, named
+
+KEPT = 2
+"""Files of the newest checkpoints that are kept: a node prunes below the older one, so that a decision about
+the epochs between them takes back nothing that it has let go."""
+
+_MAGIC = b"sfckpt\x00\x01"
+_HEAD = struct.Struct(">8sIII")
+_FEED = struct.Struct(">IQ32sII")
+_SUBSPACE = struct.Struct(">I")
+
+
+@dataclass(frozen=True)
+class State:
+    """The state that a checkpoint is the digest of."""
+
+    epoch: int
+    bases: Mapping[int, Base]
+    """Where feeds go on, by their ascending numbers."""
+    cores: Mapping[int, I64] = field(repr=False)
+    """The cores that are not zero, (layers, rank, rank) each, by their ascending subspaces."""
+
+    def decision(self, run_id: bytes) -> Checkpoint:
+        """Return the decision that states this."""
+        return Checkpoint(
+            self.epoch, feeds_digest(run_id, self.bases.items()), core_digest(self.cores.items())
+        )
+
+
+class Stop(NamedTuple):
+    """The end of what closes have named of a feed."""
+
+    feed: Feed
+    step: int
+    salt: bytes
+    tag: bytes
+
+
+class Plan(NamedTuple):
+    """What decisions say that a state is computed from."""
+
+    epoch: int
+    stops: Mapping[int, Stop]
+    """By the ascending numbers of feeds."""
+    before: Mapping[Feed, Counted]
+    """What the state counts from which the computation begins."""
+    counted: Mapping[Feed, Counted]
+
+
+def plan(counting: Counting, epoch: int, previous: State | None = None) -> Plan:
+    """Return what is to be computed, by the decisions so far, of the epochs up to `epoch`, which is sealed;
+    from `previous`, a state of a checkpoint that is usable and not of a later epoch, or from nothing."""
+    stops = {}
+    for number, step in counting.positions(epoch).items():
+        mark = counting.landmark(number, step)
+        assert mark is not None
+        stops[number] = Stop(counting.feed(number), *mark)
+    return Plan(epoch, stops, named(counting, previous.epoch) if previous else {}, named(counting, epoch))
+
+
+def compute(
+    manifest: Manifest, update_log: UpdateLog, planned: Plan, previous: State | None = None
+) -> State | None:
+    """Compute a state from the log, and from `previous` as it was given to `plan`; takes as long as reading
+    what came since.
+
+    None if some of what was named is not in the log, or is of another history. Raises UserError LOG_CORRUPT.
+    """
+    bases = {}
+    for number, stop in planned.stops.items():
+        known = previous.bases.get(number) if previous else None
+        base = known if known and known.step == stop.step else _base(update_log, stop)
+        if base is None:
+            return None
+        bases[number] = base
+    core = Core(len(manifest.model.targets), manifest.training.rank)
+    core.put(previous.cores if previous else {})
+    subspace_epochs = manifest.parameters().subspace_epochs
+    for batch in changes(update_log, planned.before, planned.counted, subspace_epochs):
+        core.add(batch)
+    return State(planned.epoch, bases, core.cores())
+
+
+def _base(update_log: UpdateLog, stop: Stop) -> Base | None:
+    """Return where a feed goes on after a stop; None if the log does not have it up to there."""
+    if update_log.stop(stop.feed) < stop.step:
+        return None
+    chain, _ = update_log.past(stop.feed, stop.step)
+    if tag(stop.salt, chain) != stop.tag:
+        return None
+    return Base(stop.feed, stop.step, chain, *update_log.label(stop.feed, stop.step))
+
+
+# -- files ---------------------------------------------------------------------------------------------
+
+
+def encode(state: State) -> bytes:
+    """Return the content of the file of a state."""
+    parts = [_HEAD.pack(_MAGIC, state.epoch, len(state.bases), len(state.cores))]
+    parts += [_FEED.pack(number, *base[1:]) for number, base in state.bases.items()]
+    for subspace, entries in state.cores.items():
+        parts += [_SUBSPACE.pack(subspace), entries.astype("<i8", copy=False).tobytes()]
+    return b"".join(parts)
+
+
+def most_bytes(manifest: Manifest, counting: Counting, epoch: int) -> int:
+    """Return a bound of the size of the file of a checkpoint of `epoch`, which is sealed."""
+    subspaces = epoch // manifest.parameters().subspace_epochs + 1
+    feeds = len(counting.positions(epoch)) * _FEED.size
+    return _HEAD.size + feeds + subspaces * (_SUBSPACE.size + _core_bytes(manifest))
+
+
+def decode(manifest: Manifest, counting: Counting, data: bytes) -> State:
+    """Return the state in a file, whose feeds `counting` names; its digests tell whether it is true.
+
+    Raises UserError LOG_CORRUPT for what is not the file of a state. Allocates no more than the file's size.
+    """
+    try:
+        magic, epoch, feeds, cores = _HEAD.unpack_from(data)
+        size = _SUBSPACE.size + _core_bytes(manifest)
+        at = _HEAD.size + feeds * _FEED.size
+        _require(magic == _MAGIC and len(data) == at + cores * size)
+        rows = [_FEED.unpack_from(data, _HEAD.size + row * _FEED.size) for row in range(feeds)]
+        bases = {number: Base(counting.feed(number), *base) for number, *base in rows}
+        starts = range(at, len(data), size)
+        subspaces = [_SUBSPACE.unpack_from(data, start)[0] for start in starts]
+        _require(all(one < other for one, other in [*pairwise(bases), *pairwise(subspaces)]))
+        _require(len(bases) == feeds)
+    except (struct.error, IndexError, ValueError) as error:
+        raise _damaged("it is not the state of a checkpoint") from error
+    rank, layers = manifest.training.rank, len(manifest.model.targets)
+    entries = {
+        subspace: np.frombuffer(data, "<i8", layers * rank * rank, start + _SUBSPACE.size)
+        for subspace, start in zip(subspaces, starts, strict=True)
+    }
+    shaped = {k: core.reshape(layers, rank, rank).astype(np.int64, copy=False) for k, core in entries.items()}
+    return State(epoch, bases, shaped)
+
+
+def _require(condition: bool) -> None:
+    if not condition:
+        raise ValueError
+
+
+def _core_bytes(manifest: Manifest) -> int:
+    return len(manifest.model.targets) * manifest.training.rank**2 * 8
+
+
+def kept(folder: Path) -> list[int]:
+    """Return the epochs of the checkpoints whose states are in this folder, ascending."""
+    with suppress(FileNotFoundError):
+        return sorted(int(file.name) for file in folder.iterdir() if file.name.isdecimal())
+    return []
+
+
+def keep(folder: Path, state: State, needed: Iterable[int] = ()) -> None:
+    """Write the file of a state, durably and all or nothing; remove all others but the KEPT newest and those
+    of the epochs `needed`. Raises UserError DISK_FULL."""
+    with disk_faults(folder):
+        folder.mkdir(exist_ok=True)
+        partial = folder / f"{state.epoch}.partial"
+        try:
+            with partial.open("wb") as file:
+                file.write(encode(state))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, folder / str(state.epoch))
+        finally:
+            partial.unlink(missing_ok=True)
+        for epoch in set(kept(folder)[:-KEPT]) - {state.epoch, *needed}:
+            (folder / str(epoch)).unlink()
+        sync_folder(folder)
+
+
+def load(folder: Path, manifest: Manifest, counting: Counting, stated: Checkpoint) -> State:
+    """Return the state of a checkpoint from its file. Raises UserError LOG_CORRUPT if that is not the one
+    which was stated."""
+    path = folder / str(stated.epoch)
+    with disk_faults(path):
+        state = decode(manifest, counting, path.read_bytes())
+    if state.decision(manifest.parameters().run_id) != stated:
+        raise _damaged(f"{path} is not what the organiser has stated")
+    return state
+
+
+def _damaged(problem: str) -> UserError:
+    return UserError(
+        Code.LOG_CORRUPT,
+        f"a checkpoint cannot be used: {problem}",
+        "Remove the folder `checkpoints` in the data folder; if the node does not start then, join again.",
+    )
+
+
+# -- starting from one ---------------------------------------------------------------------------------
+
+
+class Start(NamedTuple):
+    """What a refold begins from."""
+
+    checkpoint: Checkpoint | None = None
+    """The one whose state is in the folder; None: from genesis."""
+    counted: Mapping[Feed, Counted] = {}
+    """What its cores have of each feed."""
+
+
+def start(folder: Path, counting: Counting | None, update_log: UpdateLog) -> Start:
+    """Return the newest checkpoint from which everything that counts now can be added up.
+
+    Raises UserError CHECKPOINT_UNUSABLE if there is none, and the log has let go of what came before.
+    """
+    here, bases = set(kept(folder)), update_log.bases()
+    for checkpoint in reversed(counting.checkpoints if counting else ()):
+        if counting and checkpoint.epoch in here:
+            counted = named(counting, checkpoint.epoch)
+            if all(base.step <= _steps(counted.get(feed)) for feed, base in bases.items()):
+                return Start(checkpoint, counted)
+    if bases:
+        raise UserError(
+            Code.CHECKPOINT_UNUSABLE,
+            f"{folder.parent} has no history before a checkpoint that is not usable any more",
+            "Start from a newer checkpoint or from the beginning of the run: join with an empty --data-dir.",
+        )
+    return Start()
+
+
+def _steps(counted: Counted | None) -> int:
+    return counted.runs[-1].stop if counted and counted.runs else 0
+
+
+def prunable(folder: Path, counting: Counting) -> int | None:
+    """Return the epoch of the checkpoint below which history may go: of those that are usable, and whose
+    states are here, the older one of the newest two; None if there are no two."""
+    here = set(kept(folder))
+    usable = [checkpoint.epoch for checkpoint in counting.checkpoints if checkpoint.epoch in here]
+    return usable[-KEPT] if len(usable) >= KEPT else None

@@ -1,0 +1,169 @@
+"""Rows of segments in the log's database: how they are written, packed, replaced and let go.
+
+Functions on a connection, within the caller's transaction where they write. They know one feed at a time, and
+no memory of the log.
+
+Most rows end with a signature that vouches for all of them. Where another history has taken the place of
+a feed's end, the steps before it may have lost the signature that was theirs; if they are too many to be one
+segment with those that follow, they are a row without one (`UNSIGNED`). Such a row is only read together
+with the next.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+from sfnode.store.feeds import FeedState, check_epochs, fresh
+from sfnode.store.records import (
+    PACKED_UPDATES,
+    SMALL_UPDATES,
+    UNSIGNED,
+    Record,
+    decode,
+    encode,
+    join,
+    packs,
+)
+from sfprotocol.checkpoints import Base
+from sfprotocol.messages import Segment
+from sfprotocol.segments import first_updates, merge, without_front
+from sfprotocol.signing import extend
+from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
+
+_INSERT = "INSERT INTO segment (feed, first, body) VALUES (?, ?, ?)"
+_DROP = "DELETE FROM segment WHERE feed = ? AND first >= ?"
+_SINCE = """SELECT first, body FROM segment WHERE feed = ?1
+    AND first >= (SELECT max(first) FROM segment WHERE feed = ?1 AND first <= ?2) ORDER BY first"""
+_SPAN = """SELECT first, body FROM segment WHERE feed = ?1 AND first < ?3
+    AND first >= (SELECT max(first) FROM segment WHERE feed = ?1 AND first <= ?2) ORDER BY first"""
+_BEFORE = "SELECT first, body FROM segment WHERE feed = ? AND first < ? ORDER BY first DESC"
+_LAST = """SELECT f.id, f.origin, f.incarnation, s.first, s.body FROM feed f CROSS JOIN segment s
+    ON s.feed = f.id AND s.first = (SELECT max(first) FROM segment WHERE feed = f.id)"""
+_ALL = """SELECT f.origin, f.incarnation, s.first, s.body FROM feed f CROSS JOIN segment s ON s.feed = f.id
+    ORDER BY f.origin, f.incarnation, s.first"""
+"""CROSS JOIN fixes the order of the loops: SQLite then walks two indexes, and neither sorts nor scans."""
+
+
+def last(db: sqlite3.Connection) -> Iterator[tuple[int, bytes, int, int, bytes]]:
+    """Return (number, origin, incarnation, first step, body) of the last row of every feed that has one."""
+    return db.execute(_LAST)
+
+
+def everything(db: sqlite3.Connection) -> Iterator[tuple[bytes, int, int, bytes]]:
+    """Return (origin, incarnation, first step, body) of every row, in the order of feeds and steps."""
+    return db.execute(_ALL)
+
+
+def since(db: sqlite3.Connection, state: FeedState, first: int) -> Generator[Segment, None, None]:
+    """Yield the stored segments of a feed from the one with step `first` on, read one by one."""
+    with closing(db.execute(_SINCE, (state.number, first))) as cursor:
+        yield from _decoded(state, cursor)
+
+
+def span(db: sqlite3.Connection, state: FeedState, first: int, stop: int) -> Iterator[Segment]:
+    """Yield the stored segments of a feed that have some of the steps `first .. stop - 1`."""
+    return _decoded(state, db.execute(_SPAN, (state.number, first, stop)))
+
+
+def backwards(db: sqlite3.Connection, state: FeedState, step: int) -> Generator[Record, None, None]:
+    """Yield the rows of a feed that begin before `step`, the last one first."""
+    with closing(db.execute(_BEFORE, (state.number, step))) as cursor:
+        for first, body in cursor:
+            yield decode(state.feed, state.key, first, body)
+
+
+def past(db: sqlite3.Connection, state: FeedState, step: int) -> tuple[bytes, Segment]:
+    """Return the chain head before `step`, which the feed reaches, and the updates from there to the next
+    signature.
+
+    At its end that is no updates, and the last signature; no updates, too, if they are more than a message
+    holds.
+    """
+    before = backwards(db, state, step + 1)
+    at = next(before, None)
+    if at is None:
+        return state.base.chain, Segment(state.key, step, (), UNSIGNED)
+    segment, chain = at.segment, at.chain
+    if step < segment.stop:
+        ahead = next(before, None)
+        if ahead is None:  # or rows before the base are about to be let go
+            segment = without_front(segment, max(segment.first, state.base.step))
+        chain = ahead.chain if ahead else state.base.chain
+        chain = extend(chain, first_updates(segment.parts, step - segment.first))
+        if segment.signature == UNSIGNED:
+            segment = join(since(db, state, step), step, segment.stop - step + 1)
+    rest = without_front(segment, step)
+    return chain, rest if rest.count <= MAX_SEGMENT_UPDATES else replace(rest, parts=(), signature=UNSIGNED)
+
+
+def insert(db: sqlite3.Connection, state: FeedState, segment: Segment, chain: bytes) -> None:
+    """Add a row; `chain` is the chain head after it."""
+    db.execute(_INSERT, (state.number, segment.first, encode(segment, chain)))
+
+
+def take_place(db: sqlite3.Connection, state: FeedState, segment: Segment) -> Segment:
+    """Drop what is stored of a feed from where `segment` begins; return what is to be stored from there on.
+
+    The steps before it in a row that spans its first one become part of the result, as its signature vouches
+    for all before (SPEC S6); or, if that would be more than a message holds, a row without a signature.
+    """
+    before = next(backwards(db, state, segment.first), None)
+    if before is None or before.segment.stop <= segment.first:
+        db.execute(_DROP, (state.number, segment.first))
+        return segment
+    first = before.segment.first
+    front = first_updates(before.segment.parts, segment.first - first)
+    check_epochs([*front, *segment.parts])
+    if segment.stop - first <= MAX_SEGMENT_UPDATES:
+        db.execute(_DROP, (state.number, first))
+        return replace(segment, first=first, parts=merge([*front, *segment.parts]))
+    chain, _ = past(db, state, segment.first)
+    db.execute(_DROP, (state.number, first))
+    insert(db, state, replace(before.segment, parts=front, signature=UNSIGNED), chain)
+    return segment
+
+
+def pack(db: sqlite3.Connection, state: FeedState) -> None:
+    """Join the small rows at the end of a feed into few."""
+    for group in packs(_small_rows_at_end(db, state)):
+        if len(group) == 1:
+            continue
+        first, final = group[0].segment.first, group[-1]
+        joined = join((record.segment for record in group), first, PACKED_UPDATES)
+        db.execute(
+            "DELETE FROM segment WHERE feed = ? AND first BETWEEN ? AND ?",
+            (state.number, first, final.segment.first),
+        )
+        insert(db, state, joined, final.chain)
+
+
+def _small_rows_at_end(db: sqlite3.Connection, state: FeedState) -> list[Record]:
+    found: list[Record] = []
+    for record in backwards(db, state, 1 << 62):
+        if record.segment.count >= SMALL_UPDATES or record.segment.signature == UNSIGNED:
+            break
+        found.append(record)
+    return found[::-1]
+
+
+def rebase(db: sqlite3.Connection, run_id: bytes, state: FeedState, base: Base) -> FeedState:
+    """Let a feed begin at `base`, keeping what follows from it and nothing else; return the feed's state."""
+    if base == state.base:
+        return state
+    reaches = state.base.step <= base.step <= state.tail.next
+    chain, rest = past(db, state, base.step) if reaches else (b"", None)
+    if rest is None or chain != base.chain:
+        db.execute(_DROP, (state.number, 0))
+        return fresh(run_id, state.number, base)
+    spanning = next(backwards(db, state, base.step), None)
+    db.execute("DELETE FROM segment WHERE feed = ? AND first < ?", (state.number, base.step))
+    if spanning is not None and spanning.segment.stop > base.step:
+        insert(db, state, without_front(spanning.segment, base.step), spanning.chain)
+    return state._replace(base=base)
+
+
+def _decoded(state: FeedState, rows: Iterable[tuple[int, bytes]]) -> Iterator[Segment]:
+    return (decode(state.feed, state.key, *row).segment for row in rows)

@@ -1,0 +1,57 @@
+"""The model of a folder: everything in its log, or what a checkpoint stands for and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from sfnode.cli.trained_model import _replay
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.store import checkpoint
+from sfnode.store.checkpoint import compute, plan
+from sfprotocol.seeds import I64
+from tests.store.organised import ORGANISED, Logged
+from tests.store.test_audit import MEANT, train
+
+
+class Sum:
+    """As much of a trainer as adds up."""
+
+    manifest = MEANT
+
+    def __init__(self) -> None:
+        self.core, self.added = Core(2, 4), 0
+
+    def begin(self, cores: Mapping[int, I64]) -> None:
+        self.core.put(cores)
+
+    def apply(self, batch: UpdateBatch) -> None:
+        self.core.add(batch)
+        self.added += len(batch.seeds)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Logged]:
+    logged = Logged(tmp_path)
+    train(logged, 4)
+    yield logged
+    logged.close_logs()
+
+
+def test_what_was_let_go_is_in_the_model_all_the_same(made: Logged, tmp_path: Path) -> None:
+    machine, log, folder = made["a"].machine, made.logs["a"], tmp_path / "checkpoints"
+    whole, begun = Sum(), Sum()
+    _replay(whole, log, machine, folder)  # type: ignore[arg-type]
+    counting = machine.frontier.counting
+    assert counting
+    state = compute(MEANT, log, plan(counting, 2))
+    assert state
+    made.decide(state.decision(ORGANISED.run_id))
+    made.swarm.run(2)
+    checkpoint.keep(folder, state)
+    log.rebase(state.bases.values())
+    _replay(begun, log, machine, folder)  # type: ignore[arg-type]
+    assert begun.core.digest() == whole.core.digest()
+    assert 0 < begun.added < whole.added

@@ -1,0 +1,163 @@
+"""Checkpoints in whole nodes: signed, compared, begun with, pruned below, and what is said when they fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfnode.engine.core import UpdateBatch
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Organised
+from sfnode.node import checkpoints, organising
+from sfnode.organising import organiser
+from sfnode.store.identity import Identity
+from sfnode.store.run_keys import organiser_key, write_key
+from sfprotocol.checkpoints import listing
+from sfprotocol.decisions import Checkpoint, Void, encode
+from sfprotocol.events import OwnDecision
+from tests.node.helpers import Node, SmallEngine, Swarm, manifest
+
+SwarmOf = Callable[..., Swarm]
+
+
+@pytest.fixture(autouse=True)
+def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proofs of work take no time, and every second epoch has a checkpoint."""
+    policy_of = organising.policy_of
+    monkeypatch.setattr(organising, "WORK_BITS", 4)
+    monkeypatch.setattr(
+        organising,
+        "policy_of",
+        lambda run: replace(policy_of(run), work_bits=4, checkpoint_epochs=2, target_updates=40),
+    )
+    monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(organiser, "SETTLED", 1)
+    monkeypatch.setattr(checkpoints, "LOOK_INTERVAL", 0.05)
+
+
+@pytest.fixture
+def organised(swarm_of: SwarmOf, tmp_path: Path) -> Swarm:
+    key, deputy = Identity.generate(), Identity.generate()
+    said = Organised(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
+    run = manifest(update_budget=100_000).model_copy(update={"admission": "organised", "organised": said})
+    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
+    return swarm_of(run)
+
+
+def options(tmp_path: Path) -> dict[str, Any]:
+    return {"organise": True, "keys_dir": tmp_path / "keys"}
+
+
+def usable(node: Node) -> list[Checkpoint]:
+    return node.machine.organised.counting.checkpoints
+
+
+def floor(node: Node) -> int:
+    return node.machine.frontier.floor
+
+
+class Forgiving(SmallEngine):
+    """An engine to which an update may come again, with another weight."""
+
+    def apply(self, batch: UpdateBatch) -> None:
+        self.core.add(batch)
+
+
+async def equal_cores(*nodes: Node) -> set[str | None]:
+    """Return the core digests of these nodes at moments at which their state digests are equal."""
+    for node in nodes:
+        node.node.limiter.pause(None)
+    async with asyncio.timeout(20):
+        while True:
+            moments = [await node.node.core_status() for node in nodes]
+            if len({moment.digest for moment in moments}) == 1:
+                return {moment.core_digest for moment in moments}
+            await asyncio.sleep(0.1)
+
+
+async def test_nodes_begin_with_checkpoints_let_go_of_what_comes_before_and_are_equal(
+    organised: Swarm, tmp_path: Path
+) -> None:
+    a = await organised.first(**options(tmp_path))
+    b = await organised.join("b", history="checkpoint")
+    await b.until(lambda: b.node.log.bases())
+    assert floor(b) > 0
+    late = await organised.join("late", via="b", from_checkpoint=True)
+    await late.until(lambda: late.engine and late.machine.may_compute)
+    assert floor(late) > 0
+    assert late.engine.began_with
+    assert len(await equal_cores(a, b, late)) == 1
+    assert all(node.node.checkpoints.problem() is None for node in (a, b, late))
+    told = floor(b)
+    await b.stop()
+    with organised.log("b") as log:
+        assert not log.read(b.machine.own, 0, 1)
+    b = await organised.first("b")
+    assert floor(b) == told
+    await b.until(lambda: b.node.engine_loaded)
+    assert len(await equal_cores(a, b, late)) == 1
+
+
+async def test_a_state_that_is_not_the_checkpoints_is_not_begun_with(
+    organised: Swarm, tmp_path: Path
+) -> None:
+    a = await organised.first(**options(tmp_path))
+    b = await organised.join("b")
+    await b.until(lambda: b.node.sharing.files and a.node.sharing.files)
+    spoilt = tmp_path / "spoilt"
+    spoilt.write_bytes(bytes(100))
+    a.node.sharing.files = dict.fromkeys([listing(one.feeds, one.cores) for one in usable(a)], spoilt)
+    a.node.checkpoints._give_all = lambda: None
+    late = await organised.join("late", from_checkpoint=True)
+    await late.until(lambda: late.machine.frontier.known)
+    assert floor(late) > 0
+
+
+async def test_a_checkpoint_that_is_not_what_the_log_has_is_reported(
+    organised: Swarm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = await organised.first(**options(tmp_path))
+    b = await organised.join("b")
+    await b.until(lambda: b.machine.organised.counting.sealed)
+    a.node.driver.post(OwnDecision(encode(Checkpoint(0, bytes(32), bytes(32)))))
+    await b.until(lambda: b.node.checkpoints.differs)
+    problem = b.node.checkpoints.problem()
+    assert problem
+    assert problem.code is Code.CHECKPOINT_DIFFERS
+    await b.until(lambda: "SF068" in caplog.text)
+
+
+async def test_who_has_let_go_of_what_counts_differently_now_stands_still_until_it_begins_anew(
+    organised: Swarm, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        organised.node(name, make_engine=lambda run: Forgiving(run).go())
+    a = await organised.first(**options(tmp_path))
+    b = await organised.join("b", history="checkpoint")
+    await b.until(lambda: b.node.log.bases())
+    assert await a.node.organising.wish(Void(0, 0, ())) is None
+    await b.until(lambda: b.machine.organised.outdated)
+    problem = b.node.checkpoints.problem()
+    assert problem
+    assert problem.code is Code.CHECKPOINT_UNUSABLE
+    assert not b.machine.may_compute
+    with pytest.raises(UserError) as refused:
+        await b.node.core_status()
+    assert refused.value.code is Code.CHECKPOINT_UNUSABLE
+    await b.stop()
+    await a.until(lambda: a.node.sharing.files)
+    b = await organised.join("b", from_checkpoint=True)
+    await b.until(lambda: b.machine.may_compute and b.node.engine_loaded)
+    assert b.node.checkpoints.problem() is None
+    assert len(await equal_cores(a, b)) == 1
+
+
+async def test_an_open_run_has_no_checkpoints(swarm: Swarm) -> None:
+    with pytest.raises(UserError, match="--from-checkpoint") as refused:
+        await swarm.first(from_checkpoint=True)
+    assert refused.value.code is Code.RUN_IS_OPEN

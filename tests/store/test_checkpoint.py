@@ -1,0 +1,234 @@
+"""States of checkpoints: computed from the log, kept as files, and where a node starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sfnode.engine.core import Core
+from sfnode.errors import Code, UserError
+from sfnode.store import checkpoint
+from sfnode.store.checkpoint import State, compute, decode, encode, plan
+from sfnode.store.replay import changes, frontier_of
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import Void
+from sfprotocol.weighing import named
+from tests.store.organised import ORGANISED, Logged
+from tests.store.test_audit import MEANT, train
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Logged]:
+    logged = Logged(tmp_path)
+    train(logged, 5)
+    yield logged
+    logged.close_logs()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+def counting(made: Logged, name: str = "a") -> Counting:
+    found = made[name].machine.frontier.counting
+    assert found
+    return found
+
+
+def computed(made: Logged, epoch: int, previous: State | None = None, name: str = "a") -> State | None:
+    return compute(MEANT, made.logs[name], plan(counting(made, name), epoch, previous), previous)
+
+
+def state(made: Logged, epoch: int) -> State:
+    found = computed(made, epoch)
+    assert found
+    return found
+
+
+def signed(made: Logged, epoch: int) -> State:
+    """The state of an epoch, once the organiser has signed it."""
+    found = state(made, epoch)
+    made.decide(found.decision(ORGANISED.run_id))
+    made.swarm.run(2)
+    return found
+
+
+# -- computing -----------------------------------------------------------------------------------------
+
+
+def test_all_nodes_compute_the_same_state(made: Logged) -> None:
+    one, *others = (computed(made, 3, name=name) for name in "abc")
+    assert one
+    assert all(other and other.decision(bytes(32)) == one.decision(bytes(32)) for other in others)
+    frontier = made["a"].machine.frontier
+    for number, base in one.bases.items():
+        feed = counting(made).feed(number)
+        assert (base.feed, base.step) == (feed, counting(made).positions(3)[number])
+        assert base.step < frontier.next(feed)
+        assert (base.chain, *base[3:]) == (
+            made.logs["b"].past(feed, base.step)[0],
+            *made.logs["b"].label(feed, base.step),
+        )
+
+
+def test_the_cores_of_a_state_are_those_of_what_counts(made: Logged) -> None:
+    core = Core(2, 4)
+    for batch in changes(made.logs["a"], {}, named(counting(made), 3), ORGANISED.subspace_epochs):
+        core.add(batch)
+    found = state(made, 3)
+    assert found.decision(bytes(32)).cores == core.digest()
+    assert list(found.cores) == [0, 1]
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+def test_from_an_earlier_state_only_what_came_since_is_read(made: Logged, epoch: int) -> None:
+    earlier, later = state(made, epoch), state(made, 4)
+    made.logs["b"].rebase(earlier.bases.values())
+    found = computed(made, 4, earlier, "b")
+    assert found
+    assert found.decision(bytes(32)) == later.decision(bytes(32))
+    assert found.bases == later.bases
+
+
+def test_what_is_not_all_here_makes_no_state(made: Logged) -> None:
+    for name in "ac":
+        made.swarm.cut(made[name], made["b"])
+    made["c"].compute(6)
+    made.swarm.run(2)
+    made.close()
+    made.seal()
+    made.swarm.run(2)
+    decided = plan(counting(made), 5)
+    assert compute(MEANT, made.logs["a"], decided)
+    assert compute(MEANT, made.logs["b"], decided) is None
+
+
+def test_another_history_than_the_named_one_makes_no_state(made: Logged) -> None:
+    decided = plan(counting(made), 3)
+    number, stop = next(iter(decided.stops.items()))
+    other = decided._replace(stops={**decided.stops, number: stop._replace(tag=bytes(8))})
+    assert compute(MEANT, made.logs["a"], other) is None
+
+
+# -- files ---------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_the_same_after_it_was_written(made: Logged) -> None:
+    found = state(made, 3)
+    data = encode(found)
+    again = decode(MEANT, counting(made), data)
+    assert again.bases == found.bases
+    assert again.decision(bytes(32)) == found.decision(bytes(32))
+    assert len(data) <= checkpoint.most_bytes(MEANT, counting(made), 3) < 2 * len(data)
+
+
+def test_nonsense_is_refused(made: Logged) -> None:
+    data = encode(state(made, 3))
+    swapped = bytearray(data)
+    swapped[20:24], swapped[72:76] = data[72:76], data[20:24]
+    for nonsense in (
+        b"",
+        data[:-1],
+        data + b"\x00",
+        b"x" + data[1:],
+        data[:12] + b"\xff" * 8,
+        bytes(swapped),
+    ):
+        with pytest.raises(UserError) as refused:
+            decode(MEANT, counting(made), nonsense)
+        assert refused.value.code == Code.LOG_CORRUPT
+
+
+def test_the_newest_two_files_are_kept_and_those_that_are_needed(made: Logged, folder: Path) -> None:
+    assert checkpoint.kept(folder) == []
+    for epoch in range(5):
+        checkpoint.keep(folder, state(made, epoch), needed=[1])
+    assert checkpoint.kept(folder) == [1, 3, 4]
+    checkpoint.keep(folder, state(made, 2))
+    assert checkpoint.kept(folder) == [2, 3, 4], "what was just written stays"
+
+
+def test_a_file_is_what_was_stated_or_of_no_use(made: Logged, folder: Path) -> None:
+    found = state(made, 3)
+    stated = found.decision(ORGANISED.run_id)
+    checkpoint.keep(folder, found)
+    assert checkpoint.load(folder, MEANT, counting(made), stated).bases == found.bases
+    with pytest.raises(UserError, match="not what the organiser has stated"):
+        checkpoint.load(folder, MEANT, counting(made), replace(stated, cores=bytes(32)))
+    with pytest.raises(UserError):
+        checkpoint.load(folder, MEANT, counting(made), replace(stated, epoch=2))
+
+
+# -- starting ------------------------------------------------------------------------------------------
+
+
+def test_a_node_starts_from_the_newest_checkpoint_that_is_here_and_usable(made: Logged, folder: Path) -> None:
+    log = made.logs["b"]
+    assert checkpoint.start(folder, counting(made), log) == checkpoint.Start()
+    for epoch in (1, 2):
+        checkpoint.keep(folder, signed(made, epoch))
+    checkpoint.keep(folder, state(made, 4), needed=[1])  # nobody has signed it
+    begun = checkpoint.start(folder, counting(made), log)
+    assert begun.checkpoint
+    assert (begun.checkpoint.epoch, begun.counted) == (2, named(counting(made), 2))
+    made.decide(Void(2, 2, ()))
+    begun = checkpoint.start(folder, counting(made), log)
+    assert begun.checkpoint
+    assert begun.checkpoint.epoch == 1
+    made.decide(Void(0, 0, ()))
+    assert checkpoint.start(folder, counting(made), log) == checkpoint.Start()
+    assert checkpoint.start(folder, None, log) == checkpoint.Start()
+
+
+def test_from_a_start_on_the_cores_become_those_of_everything(made: Logged, folder: Path) -> None:
+    machine, log = made["a"].machine, made.logs["a"]
+    checkpoint.keep(folder, signed(made, 2))
+    begun = checkpoint.start(folder, counting(made), log)
+    assert begun.checkpoint
+    log.rebase(checkpoint.load(folder, MEANT, counting(made), begun.checkpoint).bases.values())
+    whole, core = Core(2, 4), Core(2, 4)
+    core.put(checkpoint.load(folder, MEANT, counting(made), begun.checkpoint).cores)
+    wanted = {state.feed: machine.counted(state.feed) for state in machine.frontier}
+    for batch in changes(made.logs["b"], {}, wanted, ORGANISED.subspace_epochs):
+        whole.add(batch)
+    for batch in changes(log, begun.counted, wanted, ORGANISED.subspace_epochs):
+        core.add(batch)
+    assert core.digest() == whole.digest()
+    frontier = frontier_of(ORGANISED, log)
+    assert (frontier.known, frontier.counting and frontier.counting.decisions) == (
+        machine.frontier.known,
+        counting(made).decisions,
+    )
+    assert [s.record() for s in frontier] == [s.record() for s in machine.frontier]
+    assert [s.labelled for s in frontier] == [s.labelled for s in machine.frontier]
+
+
+def test_without_a_usable_checkpoint_a_log_that_has_let_go_is_of_no_use(made: Logged, folder: Path) -> None:
+    log = made.logs["b"]
+    older, newer = (signed(made, epoch) for epoch in (1, 3))
+    checkpoint.keep(folder, older)
+    log.rebase(newer.bases.values())
+    with pytest.raises(UserError) as lost:
+        checkpoint.start(folder, counting(made), log)
+    assert lost.value.code == Code.CHECKPOINT_UNUSABLE
+    checkpoint.keep(folder, newer)
+    assert checkpoint.start(folder, counting(made), log).checkpoint
+    made.decide(Void(1, 1, ()))
+    with pytest.raises(UserError):
+        checkpoint.start(folder, counting(made), log)
+    with pytest.raises(UserError) as lost:
+        list(changes(log, {}, named(counting(made), 3)))
+    assert lost.value.code == Code.CHECKPOINT_UNUSABLE
+
+
+def test_history_goes_below_the_older_of_two_checkpoints(made: Logged, folder: Path) -> None:
+    assert checkpoint.prunable(folder, counting(made)) is None
+    for epoch, below in ((0, None), (1, 0), (3, 1)):
+        checkpoint.keep(folder, signed(made, epoch))
+        assert checkpoint.prunable(folder, counting(made)) == below
+    made.decide(Void(2, 2, ()))
+    assert checkpoint.prunable(folder, counting(made)) is None, "what is left may still be needed"
