@@ -293,7 +293,7 @@ def test_what_the_log_lacks_is_said_and_no_fault(made: Logged) -> None:
     found = proof.seals
     assert found
     assert (found.sealed, found.checked, found.behind) == (3, 2, 6)
-    assert (found.epoch, found.lacking, proof.core_digest) == (1, 6, before.hex())
+    assert (found.epoch, found.lacking, proof.core_digest) == (1, 6, before)
 
 
 def test_a_history_that_was_not_named_is_not_counted(made: Logged) -> None:
