@@ -88,7 +88,7 @@ async def test_nodes_begin_with_checkpoints_let_go_of_what_comes_before_and_are_
     await b.until(lambda: b.node.log.bases())
     assert floor(b) > 0
     late = await organised.join("late", via="b", from_checkpoint=True)
-    await late.until(lambda: late.engine and late.machine.may_compute)
+    await late.until(lambda: late.node.engine_loaded and late.machine.may_compute)
     assert floor(late) > 0
     assert late.engine.began_with
     assert len(await equal_cores(a, b, late)) == 1
