@@ -182,7 +182,7 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     "--subspace-epochs",
     type=int,
     metavar="COUNT",
-    help="Epochs of an organised run for which one subspace serves.  [default: 1]",
+    help="Epochs of an organised run for which one subspace serves.  [default: a 16th of the run's]",
 )
 @option(
     "--private",

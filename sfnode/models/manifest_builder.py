@@ -22,6 +22,11 @@ DEFAULT_TASK = "reviews"
 HUB_TASK = "sst2"
 """The task for a model that is not built in: a small one that every language model can learn."""
 
+SUBSPACES = 16
+"""Subspaces of an organised run, about, unless its options say otherwise. Each has a core in every node's
+memory and in every checkpoint (0.6 MB for OPT-125M's shape), and is a term of every weight that is rebuilt:
+with one for each of 1,000 epochs a first step would take minutes."""
+
 QUOTA_EPOCHS = 4
 """Epochs that the updates of one feed with one label may fill: a trainer that fills an epoch alone goes on
 while the organiser is away for the time of three more."""
@@ -204,6 +209,7 @@ def _json(file: Path) -> dict[str, Any]:
 def _organised(training: Training, given: dict[str, Any]) -> Organised:
     fields = {key: given[key] for key in Organised.model_fields if key in given}
     if "organiser" in given:
+        fields.setdefault("subspace_epochs", -(-training.epochs // SUBSPACES))
         fields.setdefault("quota", min(QUOTA_EPOCHS * training.epoch_updates, MAX_QUOTA))
     return Organised(**fields)
 

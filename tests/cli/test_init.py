@@ -389,6 +389,13 @@ def test_what_an_organised_run_is_bounded_by_can_be_given(sfnode: Run) -> None:
     assert manifest.data.validation_limit == 9
 
 
+@pytest.mark.parametrize(("budget", "epochs"), [(1000, 1), (16_000, 1), (16_001, 2), (1_000_000, 63)])
+def test_a_long_run_has_no_more_subspaces_than_a_short_one(sfnode: Run, budget: int, epochs: int) -> None:
+    flags = ("--organised", "--keys-dir", KEYS, "--epoch-updates", 1000, "--update-budget", budget)
+    assert sfnode("init", *flags, "--no-measure").status == 0
+    assert Manifest.from_toml(Path("run.toml")).organised.subspace_epochs == epochs
+
+
 def test_validation_rows_may_have_a_file_of_their_own(sfnode: Run) -> None:
     Path("judge.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\n")
     flags = ("--organised", "--keys-dir", KEYS, "--validation", "judge.tsv")
