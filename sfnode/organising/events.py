@@ -158,7 +158,7 @@ class Round:
 
 
 DeskEvent = Round | PetitionHeard | EvaluationEnded | OwnerWish | OwnerTrusts
-"""What the desk is told; all other events it makes of a Round."""
+"""Events that the desk is told; it makes all others of a Round."""
 
 
 # -- actions -------------------------------------------------------------------------------------------

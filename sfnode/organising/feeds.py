@@ -57,14 +57,14 @@ class HeldFeed:
 
 
 class Nameable(NamedTuple):
-    """What a close may name of a feed."""
+    """The part of a feed that a close may name."""
 
     number: int
     steps: int
     since: float
     """Time since which it waits."""
     mark: Mark
-    """Where the close may stop."""
+    """The mark at which the close may stop."""
 
 
 class HeldFeeds:

@@ -1,4 +1,4 @@
-"""What counts in an organised run, folded anew: decision by decision and update by update (SPEC O5 to O8).
+"""An organised run folded anew to what counts: decision by decision and update by update (SPEC O5 to O8).
 
 Written down a second time and as plainly as can be, so that it can be held against what nodes have applied.
 Takes every decision for valid where it stands, as an organiser's are.
