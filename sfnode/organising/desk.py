@@ -51,7 +51,7 @@ from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 
 class Log(Protocol):
-    """A view of the node's disk; the methods are those of `sfprotocol.host.Store`."""
+    """The log on the node's disk; its methods are those of `sfprotocol.host.Store`."""
 
     def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None: ...
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]: ...

@@ -64,7 +64,7 @@ class Nameable(NamedTuple):
     since: float
     """Time since which it waits."""
     mark: Mark
-    """Steps at which the close may stop."""
+    """The mark at which the close may stop."""
 
 
 class HeldFeeds:

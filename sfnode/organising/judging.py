@@ -1,4 +1,4 @@
-"""The judgement of an epoch by its seal: the factor, what it skips and recounts, and rates of epochs to come.
+"""The content of a seal: the factor of its epoch, what it skips and recounts, and rates of epochs to come.
 
 Whoever judges is injected. The judge that ships counts everything, at the rates of the manifest's schedule; a
 line search or a judge of origins takes its place and nothing else has to change.
@@ -19,14 +19,14 @@ RECOUNTS_PER_SEAL = 4096
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The judgement of the oldest epoch without a seal."""
+    """A judge's word on the oldest epoch without a seal."""
 
     factor: int = FACTOR_ONE
     """Units of 2^-12; what is recounted gets it, too."""
     skipped: frozenset[int] = frozenset()
     """Numbers of feeds that are not to count, as far as the epoch has moved them."""
     recounted: frozenset[Recount] = frozenset()
-    """Work that is to count after all, as far as seals have skipped it."""
+    """Named steps that are to count after all, as far as seals have skipped them."""
     rates: tuple[RateFrom, ...] = ()
     """Rates of coming epochs, those above the open one, in order."""
 
