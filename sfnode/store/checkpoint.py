@@ -256,7 +256,8 @@ def start(folder: Path, counting: Counting | None, update_log: UpdateLog) -> Sta
         raise UserError(
             Code.CHECKPOINT_UNUSABLE,
             f"{folder.parent} has no history before a checkpoint that is not usable any more",
-            "Start from a newer checkpoint or from the beginning of the run: join with an empty --data-dir.",
+            "Start it again with --from-checkpoint once the organiser has signed a newer one, or join with "
+            "an empty --data-dir.",
         )
     return Start()
 
