@@ -74,7 +74,7 @@ class Settings(Section):
     alone: bool = False
     """Believe that nobody has more of the decisions than this node: an organiser then waits for no peers."""
     history: Literal["all", "checkpoint"] = "all"
-    """What is kept of an organised run: all updates, or those that a checkpoint does not stand for."""
+    """The updates of an organised run that are kept: all, or those that a checkpoint does not stand for."""
     from_checkpoint: bool = False
     """Begin with the newest checkpoint of an organised run, instead of all updates; or go on with it after a
     long absence."""

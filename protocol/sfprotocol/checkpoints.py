@@ -1,4 +1,4 @@
-"""Where the kept updates of feeds begin once a checkpoint stands for those before (SPEC O14).
+"""Points at which the kept updates of feeds begin once a checkpoint stands for those before (SPEC O14).
 
 Pure values. Which checkpoints are usable follows from the decisions (`counting`); this module says what one
 of them is about.
@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sfprotocol.decisions import Checkpoint
 from sfprotocol.messages import Feed
 
 
@@ -19,19 +18,19 @@ class Base(NamedTuple):
 
     feed: Feed
     step: int
-    """How many updates come before; one at least."""
+    """Number of updates that come before; one at least."""
     chain: bytes
     """Chain hash after them, 32 bytes."""
     epoch: int
     """Label of the last of them."""
     labelled: int
-    """How many of them, at their end, have this label: the quota counts them (SPEC O6)."""
+    """Number of updates at their end that have this label: the quota counts them (SPEC O6)."""
 
 
-def listing(checkpoint: Checkpoint) -> bytes:
-    """Return the name by which peers give the state of a checkpoint (SPEC O15), 32 bytes."""
-    said = checkpoint.feeds + checkpoint.cores
-    return hashlib.blake2b(said, digest_size=32, person=b"sfnode-cp-state").digest()
+def listing(feeds: bytes, cores: bytes) -> bytes:
+    """Return the name by which peers give the state of the checkpoint with these digests (SPEC O15), 32
+    bytes."""
+    return hashlib.blake2b(feeds + cores, digest_size=32, person=b"sfnode-cp-state").digest()
 
 
 def feeds_digest(run_id: bytes, bases: Iterable[tuple[int, Base]]) -> bytes:

@@ -30,8 +30,8 @@ LOOK_INTERVAL = 1.0
 BEGINNING = 0.05
 """Seconds between looks whether the machine has begun with a checkpoint."""
 
-RETRY = 30.0
-"""Seconds until a checkpoint is worked out again of which something was not here yet."""
+RETRY = 10.0
+"""Seconds until a checkpoint is worked out again of which the log had another history than the named one."""
 
 PATIENCE = 15.0
 """Seconds after the first neighbour's word about the control feed for which a node that is to begin with
@@ -54,7 +54,8 @@ class Checkpoints:
         self._told: set[str] = set()
         self.begun = asyncio.Event()
         """Set once it is known from where on feeds are held here."""
-        if not node.machine.frontier.waiting:
+        replacing = node.settings.from_checkpoint and self._organised.outdated
+        if not (node.machine.frontier.waiting or replacing):
             self.begun.set()
 
     @property
@@ -95,7 +96,7 @@ class Checkpoints:
         newest = usable[-1] if usable else None
         if newest is None or newest == self._done or self._organised.outdated:
             return
-        if self._node.clock() < self._retry_at < float("inf"):
+        if self._node.clock() < self._retry_at < float("inf") or not self._holds(newest.epoch):
             return
         state = await self.state_of(newest.epoch)
         if newest not in self._counting.checkpoints:
@@ -120,7 +121,9 @@ class Checkpoints:
         """Let others have the states that are here."""
         here = set(states.kept(self._folder))
         usable = (one for one in self._counting.checkpoints if one.epoch in here)
-        self._node.sharing.files = {listing(one): self._folder / str(one.epoch) for one in usable}
+        self._node.sharing.files = {
+            listing(one.feeds, one.cores): self._folder / str(one.epoch) for one in usable
+        }
 
     # -- beginning with one ------------------------------------------------------------------------
 
@@ -133,12 +136,14 @@ class Checkpoints:
         lacking = self._organised.control.feed.stop < max((head.stop for head in heads), default=0)
         if not heads or (lacking and now - self._met_at < PATIENCE):
             return
+        if self._organised.outdated and not self._may_replace():
+            return
         if not self._counting.checkpoints:
             log.warning("the organiser has signed no checkpoint that can be used: beginning with all updates")
             await self._begin_with(CheckpointKept(None, ()))
             return
         newest = self._counting.checkpoints[-1]
-        if newest.epoch < self._node.machine.frontier.floor or await self._is_here(newest):
+        if not self._organised.outdated and await self._is_here(newest):
             await self._begin_with(CheckpointKept(None, ()))
             return
         state = await self._fetch(newest)
@@ -149,16 +154,27 @@ class Checkpoints:
 
     async def _is_here(self, newest: Checkpoint) -> bool:
         """Return whether the log has everything that a checkpoint speaks of."""
+        if newest.epoch < self._node.machine.frontier.floor:
+            return True
+        return self._holds(newest.epoch) and await self.state_of(newest.epoch) is not None
+
+    def _may_replace(self) -> bool:
+        """Return whether the newest checkpoint can take the place of one that is not usable any more: what
+        lies between an earlier one and that is gone here."""
+        newest = self._counting.checkpoints[-1] if self._counting.checkpoints else None
+        late_enough = newest is not None and newest.epoch >= self._node.machine.frontier.floor - 1
+        return newest is not None and late_enough and self._holds(newest.epoch)
+
+    def _holds(self, epoch: int) -> bool:
+        """Return whether nothing is lacking of what closes up to that of `epoch` have named."""
         held, counting = self._node.machine.frontier.next, self._counting
-        positions = counting.positions(newest.epoch).items()
-        if any(held(counting.feed(number)) < stop for number, stop in positions):
-            return False
-        return await self.state_of(newest.epoch) is not None
+        return all(held(counting.feed(number)) >= stop for number, stop in counting.positions(epoch).items())
 
     async def _begin_with(self, kept: CheckpointKept) -> None:
         """Tell the machine, and return once the log begins there, too."""
         self._node.driver.post(kept)
-        while self._node.machine.frontier.waiting:  # noqa: ASYNC110 (a round, whose end nobody tells of)
+        frontier = self._node.machine.frontier
+        while frontier.waiting or kept.checkpoint not in (None, frontier.checkpoint):  # noqa: ASYNC110
             await asyncio.sleep(BEGINNING)
         async with self._node.driver.between_rounds:
             self.begun.set()
@@ -167,7 +183,7 @@ class Checkpoints:
         """Get the state of a checkpoint from peers. None if none of them gives it."""
         node, counting = self._node, self._counting
         download = ModelDownload(
-            listing(wanted),
+            listing(wanted.feeds, wanted.cores),
             self._folder,
             request=node.transport.request,
             peers=node.givers,
@@ -216,7 +232,20 @@ class Checkpoints:
     # -- what the owner has to know ----------------------------------------------------------------
 
     def problem(self) -> UserError | None:
-        """Return what keeps this node from knowing what counts, if it is about checkpoints."""
+        """Return what the owner should know about checkpoints and history."""
+        if doubt := self.doubt():
+            return doubt
+        if missing := self._organised.out_of_reach:
+            return UserError(
+                Code.HISTORY_GONE,
+                f"no neighbour keeps {missing} updates that this node lacks",
+                "Give the address of a node that keeps all history with --peers, or start this one again "
+                "with --from-checkpoint.",
+            )
+        return None
+
+    def doubt(self) -> UserError | None:
+        """Return what keeps this node from knowing what counts: then it evaluates and claims nothing."""
         if self.differs:
             return UserError(
                 Code.CHECKPOINT_DIFFERS,
@@ -231,13 +260,6 @@ class Checkpoints:
                 "the organiser has changed what counts before the checkpoint with which the log here begins",
                 "Start the node again with --from-checkpoint once the organiser has signed a newer one, or "
                 "join with an empty --data-dir.",
-            )
-        if missing := self._organised.out_of_reach:
-            return UserError(
-                Code.HISTORY_GONE,
-                f"no neighbour keeps {missing} updates that this node lacks",
-                "Give the address of a node that keeps all history with --peers, or start this one again "
-                "with --from-checkpoint.",
             )
         return None
 

@@ -225,7 +225,7 @@ class RunningNode:
 
     async def live(self) -> None:
         """Run until `stop`, a fault, or the end that the settings ask for. Raises the fault."""
-        if self.settings.role == "trainer" and not self.machine.frontier.waiting:
+        if self.settings.role == "trainer" and (self.checkpoints is None or self.checkpoints.begun.is_set()):
             self._start_engine()
         driving = asyncio.create_task(self._guard(self.driver.run))
         jobs = (
@@ -303,7 +303,8 @@ class RunningNode:
         """Start the engine of a node that begins with a checkpoint, once that is here."""
         if self.settings.role == "trainer" and self.engine_thread is None and self.checkpoints:
             await self.checkpoints.begun.wait()
-            self._start_engine()
+            if not self.stopping.is_set():
+                self._start_engine()
 
     def givers(self) -> list[str]:
         """Return addresses of peers that may have the base model, or the state of a checkpoint."""
@@ -389,6 +390,8 @@ class RunningNode:
         """
         if self.engine_thread is None:
             raise UserError(Code.BAD_OPTION, "a relay holds no model", "Ask a trainer of the run.")
+        if self.checkpoints and (problem := self.checkpoints.doubt()):
+            raise problem
         async with self.driver.between_rounds:
             frontier = self.machine.frontier
             moment = Moment(frontier.digest().hex(), frontier.known)

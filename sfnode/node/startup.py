@@ -171,7 +171,9 @@ def open_machine(
     """Return the protocol machine in the state of the log; only a trainer's has a feed to continue."""
     parameters = manifest.parameters()
     frontier = frontier_of(parameters, update_log)
-    frontier.waiting = settings.from_checkpoint
+    usable = frontier.counting.checkpoints if frontier.counting else []
+    # With a past that does not count any more it relays and shows what it has, until a checkpoint comes.
+    frontier.waiting = settings.from_checkpoint and frontier.checkpoint in (None, *usable)
     if settings.from_checkpoint and parameters.organised is None:
         raise UserError(
             Code.RUN_IS_OPEN,

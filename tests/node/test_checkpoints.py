@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
+from sfnode.engine.core import UpdateBatch
+from sfnode.errors import Code, UserError
 from sfnode.manifest import Organised
 from sfnode.node import checkpoints, organising
 from sfnode.organising import organiser
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import organiser_key, write_key
-from sfprotocol.decisions import Checkpoint
-from tests.node.helpers import Node, Swarm, manifest
+from sfprotocol.checkpoints import listing
+from sfprotocol.decisions import Checkpoint, Void, encode
+from sfprotocol.events import OwnDecision
+from tests.node.helpers import Node, SmallEngine, Swarm, manifest
 
 SwarmOf = Callable[..., Swarm]
 
@@ -57,6 +61,13 @@ def floor(node: Node) -> int:
     return node.machine.frontier.floor
 
 
+class Forgiving(SmallEngine):
+    """An engine to which an update may come again, with another weight."""
+
+    def apply(self, batch: UpdateBatch) -> None:
+        self.core.add(batch)
+
+
 async def equal_cores(*nodes: Node) -> set[str | None]:
     """Return the core digests of these nodes at moments at which their state digests are equal."""
     for node in nodes:
@@ -77,7 +88,7 @@ async def test_nodes_begin_with_checkpoints_let_go_of_what_comes_before_and_are_
     await b.until(lambda: b.node.log.bases())
     assert floor(b) > 0
     late = await organised.join("late", via="b", from_checkpoint=True)
-    await late.until(lambda: late.engine and late.machine.may_compute)
+    await late.until(lambda: late.node.engine_loaded and late.machine.may_compute)
     assert floor(late) > 0
     assert late.engine.began_with
     assert len(await equal_cores(a, b, late)) == 1
@@ -90,3 +101,63 @@ async def test_nodes_begin_with_checkpoints_let_go_of_what_comes_before_and_are_
     assert floor(b) == told
     await b.until(lambda: b.node.engine_loaded)
     assert len(await equal_cores(a, b, late)) == 1
+
+
+async def test_a_state_that_is_not_the_checkpoints_is_not_begun_with(
+    organised: Swarm, tmp_path: Path
+) -> None:
+    a = await organised.first(**options(tmp_path))
+    b = await organised.join("b")
+    await b.until(lambda: b.node.sharing.files and a.node.sharing.files)
+    spoilt = tmp_path / "spoilt"
+    spoilt.write_bytes(bytes(100))
+    a.node.sharing.files = dict.fromkeys([listing(one.feeds, one.cores) for one in usable(a)], spoilt)
+    a.node.checkpoints._give_all = lambda: None
+    late = await organised.join("late", from_checkpoint=True)
+    await late.until(lambda: late.machine.frontier.known)
+    assert floor(late) > 0
+
+
+async def test_a_checkpoint_that_is_not_what_the_log_has_is_reported(
+    organised: Swarm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = await organised.first(**options(tmp_path))
+    b = await organised.join("b")
+    await b.until(lambda: b.machine.organised.counting.sealed)
+    a.node.driver.post(OwnDecision(encode(Checkpoint(0, bytes(32), bytes(32)))))
+    await b.until(lambda: b.node.checkpoints.differs)
+    problem = b.node.checkpoints.problem()
+    assert problem
+    assert problem.code is Code.CHECKPOINT_DIFFERS
+    await b.until(lambda: "SF068" in caplog.text)
+
+
+async def test_who_has_let_go_of_what_counts_differently_now_stands_still_until_it_begins_anew(
+    organised: Swarm, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        organised.node(name, make_engine=lambda run: Forgiving(run).go())
+    a = await organised.first(**options(tmp_path))
+    b = await organised.join("b", history="checkpoint")
+    await b.until(lambda: b.node.log.bases())
+    assert await a.node.organising.wish(Void(0, 0, ())) is None
+    await b.until(lambda: b.machine.organised.outdated)
+    problem = b.node.checkpoints.problem()
+    assert problem
+    assert problem.code is Code.CHECKPOINT_UNUSABLE
+    assert not b.machine.may_compute
+    with pytest.raises(UserError) as refused:
+        await b.node.core_status()
+    assert refused.value.code is Code.CHECKPOINT_UNUSABLE
+    await b.stop()
+    await a.until(lambda: a.node.sharing.files)
+    b = await organised.join("b", from_checkpoint=True)
+    await b.until(lambda: b.machine.may_compute and b.node.engine_loaded)
+    assert b.node.checkpoints.problem() is None
+    assert len(await equal_cores(a, b)) == 1
+
+
+async def test_an_open_run_has_no_checkpoints(swarm: Swarm) -> None:
+    with pytest.raises(UserError, match="--from-checkpoint") as refused:
+        await swarm.first(from_checkpoint=True)
+    assert refused.value.code is Code.RUN_IS_OPEN

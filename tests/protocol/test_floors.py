@@ -454,6 +454,7 @@ def test_a_feed_that_is_ended_before_its_base_stays_where_it_is() -> None:
     assert b.machine.frontier.next(feed) == 27
     assert made["a"].machine.frontier.next(feed) == 9
     assert not any(node.faults for node in made.nodes.values())
-    made["b"].compute(3)
+    assert not b.compute(), "its model is not the run's"
+    made["a"].compute(3)
     made.run(2)
-    assert {node.machine.frontier.next(b.own) for node in made.nodes.values()} == {9 * EPOCHS + 3}
+    assert {node.machine.frontier.next(made["a"].own) for node in made.nodes.values()} == {9 * EPOCHS + 3}

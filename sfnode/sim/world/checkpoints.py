@@ -33,7 +33,7 @@ told to."""
 
 
 class Sum(NamedTuple):
-    """What counts of one feed up to its base, in marks."""
+    """The sums of one feed up to its base, in marks."""
 
     base: Base
     runs: tuple[Run, ...]

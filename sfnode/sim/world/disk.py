@@ -50,7 +50,7 @@ class Shelf:
     """The stop of each row."""
     proof: Proof | None = None
     base: Base | None = None
-    """Where the feed begins here; None: with step 0."""
+    """The place at which the feed begins here; None: step 0."""
 
     @property
     def first(self) -> int:

@@ -79,7 +79,7 @@ class Node:
         """An organiser's key, if it is here."""
         self.organising: Organising | None = None
         self.checkpoints: Checkpoints | None = None
-        """In an organised run."""
+        """None in an open run."""
         self.prunes = False
         """Whether it keeps nothing before the newest checkpoint that it has compared."""
         self.begins_with_checkpoint = False
