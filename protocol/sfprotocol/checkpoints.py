@@ -1,4 +1,4 @@
-"""Where the kept updates of feeds begin once a checkpoint stands for those before (SPEC O14).
+"""Points at which the kept updates of feeds begin once a checkpoint stands for those before (SPEC O14).
 
 Pure values. Which checkpoints are usable follows from the decisions (`counting`); this module says what one
 of them is about.
@@ -18,13 +18,13 @@ class Base(NamedTuple):
 
     feed: Feed
     step: int
-    """How many updates come before; one at least."""
+    """Number of updates that come before; one at least."""
     chain: bytes
     """Chain hash after them, 32 bytes."""
     epoch: int
     """Label of the last of them."""
     labelled: int
-    """How many of them, at their end, have this label: the quota counts them (SPEC O6)."""
+    """Number of updates at their end that have this label: the quota counts them (SPEC O6)."""
 
 
 def listing(feeds: bytes, cores: bytes) -> bytes:

@@ -54,7 +54,7 @@ class State:
 
     epoch: int
     bases: Mapping[int, Base]
-    """Where feeds go on, by their ascending numbers."""
+    """Points at which feeds go on, by their ascending numbers."""
     cores: Mapping[int, I64] = field(repr=False)
     """The cores that are not zero, (layers, rank, rank) each, by their ascending subspaces."""
 
@@ -75,13 +75,13 @@ class Stop(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What decisions say that a state is computed from."""
+    """Basis of a state, as decisions say it."""
 
     epoch: int
     stops: Mapping[int, Stop]
-    """By the ascending numbers of feeds."""
+    """Ends by the ascending numbers of feeds."""
     before: Mapping[Feed, Counted]
-    """What the state counts from which the computation begins."""
+    """Weights in the state from which the computation begins."""
     counted: Mapping[Feed, Counted]
 
 
@@ -233,12 +233,12 @@ def _damaged(problem: str) -> UserError:
 
 
 class Start(NamedTuple):
-    """What a refold begins from."""
+    """Beginning of a refold."""
 
     checkpoint: Checkpoint | None = None
     """The one whose state is in the folder; None: from genesis."""
     counted: Mapping[Feed, Counted] = {}
-    """What its cores have of each feed."""
+    """Steps of each feed that its cores have, with their weights."""
 
 
 def start(folder: Path, counting: Counting | None, update_log: UpdateLog) -> Start:
@@ -256,7 +256,8 @@ def start(folder: Path, counting: Counting | None, update_log: UpdateLog) -> Sta
         raise UserError(
             Code.CHECKPOINT_UNUSABLE,
             f"{folder.parent} has no history before a checkpoint that is not usable any more",
-            "Start from a newer checkpoint or from the beginning of the run: join with an empty --data-dir.",
+            "Start it again with --from-checkpoint once the organiser has signed a newer one, or join with "
+            "an empty --data-dir.",
         )
     return Start()
 

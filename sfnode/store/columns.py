@@ -49,7 +49,7 @@ class Columns:
     feeds: tuple[Feed, ...]
     """All feeds of the log, sorted; also those of which nothing is left in a prefix."""
     before: tuple[int, ...]
-    """Of each feed, how many updates come before those that are here: a checkpoint stands for them."""
+    """Number of updates of each feed that come before those that are here: a checkpoint stands for them."""
     updates: Updates
 
     def __len__(self) -> int:

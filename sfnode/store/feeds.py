@@ -1,4 +1,4 @@
-"""What the log knows of each feed without reading a row: where it begins and ends, and what continues it.
+"""States of feeds as the log knows them without reading a row: where each begins and ends, what continues it.
 
 Pure values; knows neither SQLite nor files.
 """
@@ -36,7 +36,7 @@ class FeedState(NamedTuple):
     key: int
     """The feed key (SPEC R4)."""
     base: Base
-    """Where its rows begin: at step 0, or where a checkpoint stands for what comes before."""
+    """The beginning of its rows: step 0, or later where a checkpoint stands for what comes before."""
     tail: Tail
     loose: int
     """Small rows appended since the feed was last packed."""

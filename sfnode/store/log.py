@@ -563,5 +563,6 @@ def _let_go(feed: Feed, step: int) -> UserError:
         Code.CHECKPOINT_UNUSABLE,
         f"step {step} of the feed of {feed.origin.hex()[:16]} is needed, which this folder has let go: the "
         "organiser has changed what counts of what its checkpoint stands for",
-        "Start from a newer checkpoint or from the beginning of the run: join with an empty --data-dir.",
+        "Start it again with --from-checkpoint once the organiser has signed a newer one, or join with "
+        "an empty --data-dir.",
     )

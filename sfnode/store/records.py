@@ -30,7 +30,7 @@ SMALL_UPDATES = PACKED_UPDATES // 2
 packing cannot leave many small rows behind."""
 
 UNSIGNED = bytes(64)
-"""In place of a signature: a row of which only the next one has one that vouches for it."""
+"""Filler in place of a signature: only the next row has one, which vouches for both."""
 
 _HEAD = struct.Struct("<I64s32sBI")
 _CRC_BYTES = 4

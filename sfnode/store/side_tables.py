@@ -90,7 +90,7 @@ def keep_control(db: sqlite3.Connection, control: Sequence[KeepControl], authori
 
 
 class Named:
-    """Which steps closes have named, by the decisions in the log: it needs no manifest to know that."""
+    """Numbers of steps that closes have named, by the decisions in the log, which takes no manifest."""
 
     def __init__(self) -> None:
         self._counting = Counting(budget=0, rate=0)
