@@ -115,11 +115,11 @@ def entries(machine: Machine) -> int:
 
 def tables(part: Any) -> Iterator[tuple[str, Sized]]:
     """Yield the tables of a link and of its parts, with their names."""
-    for name in _field_names(type(part)):
+    for name in _field_names(part.__class__):
         value = getattr(part, name)
         if isinstance(value, (dict, list, set)):
             yield name, value
-        elif _field_names(type(value)):
+        elif _field_names(value.__class__):
             yield from tables(value)
 
 
