@@ -70,8 +70,8 @@ def swarm(
     """Run a local swarm of real processes until the run is complete, and compare the nodes.
 
     Without options: four nodes train the model and the task that come with sfnode. Exit status 1 when a node
-    fails or when the nodes do not end with the same digest. Ctrl-C ends all of them. Nobody's key is used: for
-    an organised run the swarm makes keys of its own, so that the run has another id.
+    fails or when the nodes do not end with the same digest. Ctrl-C ends all of them. Nobody's key is used:
+    for an organised run the swarm makes keys of its own, so that the run has another id.
     """
     if run and not organised:
         raise UserError(Code.BAD_OPTION, "--open: the manifest says it", "Leave --open out.")
