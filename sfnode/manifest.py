@@ -316,7 +316,10 @@ class Manifest(Section):
                 "in an organised run the organiser admits: it has no quota and no work of open runs"
             )
         if self.organised.organiser and self.training.schedule != "constant":
-            raise ValueError("the rates of an organised run follow from its seals: schedule is constant")
+            raise ValueError(
+                "the rates of an organised run follow from its seals: schedule is constant; others are for "
+                "open runs"
+            )
         if self.organised.organiser and not 0 < self._rate() < RATE_ONE:
             raise ValueError("the learning_rate of an organised run is a multiple of 2^-32 below 1")
         return self

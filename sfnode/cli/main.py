@@ -79,7 +79,7 @@ def cli(context: click.Context, config: Path | None) -> None:
     \b
     See it work:   sfnode swarm
     Join a run:    sfnode join LINK
-    Start a run:   sfnode init, then sfnode join --run run.toml
+    Start a run:   sfnode init, then sfnode join --run run.toml --organise
     Invite others: sfnode invite
 
     Every option is also an environment variable (its help names it) and a key of the configuration file.

@@ -93,7 +93,7 @@ def written(ended: Ended, file: str = "run.toml") -> Manifest:
 
 
 def test_without_options_and_without_a_terminal_it_describes_the_built_in_run(sfnode: Run) -> None:
-    manifest = written(sfnode("init"))
+    manifest = written(sfnode("init", "--open"))
     assert manifest == default_manifest()
     assert manifest.model.source == "builtin:tiny"
     assert manifest.data.train == "builtin:reviews:train"
@@ -101,7 +101,7 @@ def test_without_options_and_without_a_terminal_it_describes_the_built_in_run(sf
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_brings_its_prompt_its_answers_and_its_data(preset: str, model: Path, sfnode: Run) -> None:
-    manifest = written(sfnode("init", "--model", model, "--task", preset))
+    manifest = written(sfnode("init", "--open", "--model", model, "--task", preset))
     expected = PRESETS[preset]
     assert manifest.name == preset
     assert manifest.data == expected.data
@@ -138,7 +138,7 @@ def test_files_and_folders_are_named_so_that_other_nodes_here_find_them(model: P
 
 def test_every_number_can_be_given(model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SFNODE_UPDATE_BUDGET", "77")
-    flags = ("--rank", 4, "--epsilon", 0.01, "--learning-rate", 0.005, "--schedule", "cosine")
+    flags = ("--open", "--rank", 4, "--epsilon", 0.01, "--learning-rate", 0.005, "--schedule", "cosine")
     more = ("--batch-size", 3, "--epoch-updates", 11, "--train-limit", 99, "--train-min-words", 2)
     training = written(sfnode("init", "--model", model, "--task", "reviews", *flags, *more)).training
     assert (training.rank, training.epsilon, training.learning_rate) == (4, 0.01, 0.005)
@@ -217,8 +217,9 @@ def test_without_data_only_the_largest_update_is_checked(
 
 
 def test_the_same_options_give_the_same_run(model: Path, sfnode: Run) -> None:
-    first = written(sfnode("init", "a.toml", "--model", model, "--task", "rte"), "a.toml")
-    second = written(sfnode("init", "b.toml", "--model", model, "--task", "rte"), "b.toml")
+    same = ("--open", "--model", model, "--task", "rte")
+    first = written(sfnode("init", "a.toml", *same), "a.toml")
+    second = written(sfnode("init", "b.toml", *same), "b.toml")
     assert first.run_id == second.run_id
 
 
@@ -263,11 +264,12 @@ def test_at_a_terminal_one_is_asked_for_a_task_of_ones_own(
     kind: str, told: tuple[str, ...], model: Path, sfnode: Run, answers: Callable[..., None]
 ) -> None:
     data = data_file(kind)
-    answers(str(model), "custom", kind, *told, str(data), str(data), "123")
+    answers(str(model), "custom", kind, *told, str(data), str(data), "123", "open")
     asked = sfnode("init", "asked.toml")
     assert asked.status == 0, asked.err
     answers()
-    flags = ("--kind", kind, *FLAGS[kind], "--train", data, "--test", data, "--update-budget", 123)
+    flags = ("--open", "--kind", kind, *FLAGS[kind])
+    flags += ("--train", data, "--test", data, "--update-budget", 123)
     given = written(sfnode("init", "given.toml", "--model", model, *flags), "given.toml")
     assert Manifest.from_toml(Path("asked.toml")) == given
 
@@ -277,10 +279,10 @@ def test_an_answer_that_makes_no_sense_is_asked_for_again(
 ) -> None:
     data = str(data_file("classification"))
     told = ("fly", "custom", "classification", "{text} it was", "label", "yes,no", "yes=good,no=bad")
-    answers(str(model), *told, data, data, "many", "123")
+    answers(str(model), *told, data, data, "many", "123", "closed", "")
     ended = sfnode("init")
     assert ended.status == 0, ended.err
-    assert (ended.out + ended.err).count("Error: ") == 3
+    assert (ended.out + ended.err).count("Error: ") == 4
 
 
 def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
@@ -289,7 +291,7 @@ def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
     assert ended.status == 1
     assert ended.err.startswith("sfnode: SF010: run.toml exists already")
     assert Path("run.toml").read_text() == "precious"
-    assert written(sfnode("init", "--force")) == default_manifest()
+    assert written(sfnode("init", "--force", "--open")) == default_manifest()
 
 
 @pytest.mark.parametrize(
@@ -417,11 +419,34 @@ def test_keys_are_encrypted_with_a_passphrase_that_is_asked_for(
 ) -> None:
     typed = iter(["horse", "house", "horse", "horse"])
     monkeypatch.setattr("click.termui.hidden_prompt_func", lambda _: next(typed))
-    manifest = written(sfnode("init", "--organised", "--keys-dir", KEYS, "--encrypt"))
+    assert sfnode("init", "--keys-dir", KEYS, "--encrypt").status == 0
+    manifest = Manifest.from_toml(Path("run.toml"))
     organiser = bytes.fromhex(manifest.organised.organiser)
     assert load_organiser_key(manifest.run_id, organiser, KEYS, b"horse").public == organiser
     with pytest.raises(WrongPassphraseError):
         Identity.read(recovery_key(manifest.run_id, KEYS))
+
+
+def test_the_passphrase_may_come_from_a_file_and_never_from_the_command_line(sfnode: Run) -> None:
+    Path("secret").write_text("horse\n")
+    manifest = organised(sfnode("init", "--keys-dir", KEYS, "--encrypt", "--passphrase-file", "secret"))
+    organiser = bytes.fromhex(manifest.organised.organiser)
+    assert load_organiser_key(manifest.run_id, organiser, KEYS, b"horse").public == organiser
+
+
+def test_the_command_that_organises_is_printed_as_it_is_to_be_typed(sfnode: Run, home: Path) -> None:
+    assert "  sfnode join --run run.toml --organise    starts" in sfnode("init").out
+    ended = sfnode("init", "--force", "--keys-dir", "my keys")
+    assert "  sfnode join --run run.toml --organise --keys-dir 'my keys'    starts" in ended.out
+    assert "--organise" not in sfnode("init", "--force", "--open").out
+
+
+def test_a_fifth_of_few_rows_validates_and_none_where_training_rows_are_tested_on(sfnode: Run) -> None:
+    Path("few.tsv").write_text("text\tlabel\n" + "fine\t1\npoor\t0\n" * 10)
+    task = ("--kind", "classification", "--template", "{text} it was", "--verbalizer", "0=bad,1=good")
+    assert organised(sfnode("init", *task, "--train", "few.tsv", "--keys-dir", KEYS)).data.withheld == 4
+    tested = ("--train", "few.tsv", "--test", "few.tsv", "--keys-dir", "others")
+    assert organised(sfnode("init", "--force", *task, *tested), Path("others")).data.withheld == 0
 
 
 @pytest.mark.parametrize(
@@ -436,6 +461,12 @@ def test_keys_are_encrypted_with_a_passphrase_that_is_asked_for(
         (("--subspace-epochs", "2"), 10, "an open run has no organiser"),
         (("--organised", "--work-bits", "3"), 10, "in an organised run the organiser admits"),
         (("--encrypt",), 10, "--encrypt: "),
+        (
+            ("--organised", "--encrypt", "--passphrase-file", "none"),
+            10,
+            "--passphrase-file: cannot read none",
+        ),
+        (("--organised", "--encrypt", "--passphrase-file", "rows.txt"), 10, "its first line is empty"),
         (("--validation", "builtin:reviews:train"), 10, "neither trained nor tested on"),
         (("--train", "rows.tsv", "--validation-limit", "2"), 31, "all of them would be validation rows"),
     ],

@@ -17,7 +17,7 @@ from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.swarm import local_swarm
 from tests.cli.helpers import Ended
 from tests.swarm.conftest import script as script
-from tests.swarm.helpers import MANIFEST, Script, evaluation, status
+from tests.swarm.helpers import MANIFEST, Script, evaluation, organised_status, status
 from tests.swarm.test_local_swarm import UNEQUAL
 
 Run = Callable[..., Ended]
@@ -31,7 +31,7 @@ def result(*digests: str, cores: tuple[str, ...] = ("c", "c")) -> SwarmResult:
     ]
     measured = [evaluation(value) for value in (0.5, 0.75)]
     return SwarmResult(
-        version="0", run_id="ab", run_name="run", updates=100, update_budget=98,
+        version="0", run_id="ab", run_name="run", updates=100, counted=None, sealed=None, update_budget=98,
         equal=len(set(digests)) == len(set(cores)) == 1, before=measured[0], after=measured[1], nodes=nodes,
         bytes_per_update=12.345, bytes_sent=999, seconds=2.5, seconds_in_all=10.0,
     )  # fmt: skip
@@ -53,6 +53,11 @@ def test_progress_fits_a_terminal_of_80_columns_with_nothing_cut_off() -> None:
     assert any("starting" in line for line in lines)
 
 
+def test_progress_of_an_organised_run_tells_what_counts() -> None:
+    line = progress_line([status(known=48, loss=1.0)], organised_status())
+    assert line == "48 updates, 40 of 50 count in 3 epochs, 123/s, loss 1.000"
+
+
 def test_progress_is_that_of_the_slowest_at_the_rate_of_all() -> None:
     line = progress_line([status(known=10, loss=1.0), status(known=12, loss=2.0), status(loss=None)])
     assert line == "10 of 200000 updates, 370/s, loss 1.500"
@@ -70,6 +75,8 @@ def test_the_closing_words_are_the_figures_and_the_verdict() -> None:
         "100 updates in 2.5 s, 12.3 bytes per update on the wire",
         "OK: all digests are equal (d)",
     ]
+    organised = verdict(said.model_copy(update={"counted": 98, "sealed": 3}))
+    assert any(line.startswith("100 updates in 2.5 s; 98 count, in 3 sealed epochs, ") for line in organised)
     rows = [line.split() for line in drawn(closing_table(said))]
     assert ["│", "1", "│", "50", "│", "d", "│", "c", "│"] in rows
 

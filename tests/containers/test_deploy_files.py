@@ -132,7 +132,7 @@ def kubernetes() -> Iterator[dict[str, Any]]:
 def test_kubernetes_runs_nodes_as_the_image_s_user_with_nothing_writable_but_their_data() -> None:
     (user,) = re.findall(r"^USER (\d+):\d+$", DOCKERFILE, re.MULTILINE)
     sets = [document for document in kubernetes() if document["kind"] == "StatefulSet"]
-    assert len(sets) == 2
+    assert len(sets) == 3
     for document in sets:
         pod = document["spec"]["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"]

@@ -220,12 +220,29 @@ async def test_the_organiser_says_what_it_gives_up(
     await a.until(lambda: counting.ended(number) == kept)
 
 
+async def test_an_encrypted_key_is_opened_by_the_first_line_of_a_file(
+    organised: Swarm, tmp_path: Path
+) -> None:
+    path = organiser_key(organised.run.run_id, tmp_path / "keys")
+    Identity.read(path).write(path, b"horse")
+    with pytest.raises(UserError) as locked:
+        await organised.first(**options(tmp_path))
+    assert locked.value.code is Code.WRONG_PASSPHRASE
+    (tmp_path / "secret").write_text("horse\n")
+    a = await organised.first(**options(tmp_path), passphrase_file=tmp_path / "secret")
+    await a.until(lambda: a.machine.may_compute)
+
+
 async def test_only_the_key_of_the_run_organises_it(
     organised: Swarm, swarm_of: SwarmOf, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError) as missing:
         await organised.first(organise=True, keys_dir=tmp_path / "elsewhere")
     assert missing.value.code is Code.KEY_NOT_FOUND
+    await organised.first(**options(tmp_path))
+    with pytest.raises(UserError) as in_use:
+        await organised.node("second").start(organised.run_file, **options(tmp_path))
+    assert in_use.value.code is Code.KEY_IN_USE
     open_run = swarm_of(manifest("open"))
     with pytest.raises(UserError, match="--organise") as refused:
         await open_run.node("o").start(open_run.run_file, **options(tmp_path))

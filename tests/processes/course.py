@@ -90,7 +90,11 @@ class Course:
         victim = self.nodes["revenant"]
         self.killed = victim.until("it trains", lambda status: status.own_updates > 5)
         self.sealed = victim.until_organised("epochs are sealed", lambda said: said.sealed).sealed
+        leaver = self.nodes["leaver"]
+        leaver.until("it trains", lambda status: status.own_updates > 0)
         victim.end(SIGKILL)
+        known = leaver.until("it answers", bool).known
+        leaver.until("training goes on without an organiser", lambda status: status.known > known)
         shutil.copytree(victim.folder, self.home / "copy", ignore=shutil.ignore_patterns("*.sock"))
         self.logged = own_length(self.home / "copy", self.killed)
         until("a network daemon", lambda: p2pd_of(self.nodes["steady"])).kill()
@@ -100,10 +104,7 @@ class Course:
 
     def recover(self) -> None:
         """Wait until those three train and epochs are sealed again; stop another one for good."""
-        steady = self.nodes["steady"]
-        known = steady.until("it answers", bool).known
-        steady.until("training goes on without an organiser", lambda status: status.known > known)
-        organiser = self.nodes["revenant"]
+        steady, organiser = self.nodes["steady"], self.nodes["revenant"]
         organiser.until_organised("it asks before it signs", lambda said: said.organiser == "restarted")
         survivors = [self.nodes[name] for name in SURVIVORS]
         self.back, *_ = (node.until("it trains", lambda status: status.own_updates > 0) for node in survivors)

@@ -13,6 +13,7 @@ import pytest
 from sfnode.models.manifest_builder import build
 from sfnode.schema.results import SwarmResult
 from sfnode.store.data_folder import Layout
+from sfnode.store.run_keys import RunKeys
 from tests.processes.helpers import PATIENCE, SFNODE, environment, printed_json, sfnode, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -21,6 +22,8 @@ LONG = 1_000_000
 """Update budget that no swarm reaches here."""
 
 SHORT = 40
+
+TWINS = "left", "right"
 
 
 def started(home: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
@@ -72,7 +75,11 @@ def alive(process: psutil.Process) -> bool:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("swarm")
     (folder / "long.toml").write_text(build({"update_budget": LONG}).to_toml())
-    (folder / "short.toml").write_text(build({"update_budget": SHORT}).to_toml())
+    keys = RunKeys.generate()
+    short = build({"update_budget": SHORT, "epoch_updates": SHORT // 2} | keys.options())
+    for name in TWINS:  # each goes on with the keys that it finds, so that both have the same run
+        keys.write(short.run_id, folder / name / "keys")
+        (folder / name / "run.toml").write_text(short.to_toml())
     (folder / "bad.tsv").write_text("text\tlabel\nfine soup\t1\nrude staff\t7\n")
     manifest = build({"update_budget": SHORT})
     bad = manifest.data.model_copy(update={"train": str(folder / "bad.tsv")})
@@ -82,10 +89,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def twins(home: Path) -> list[subprocess.CompletedProcess[str]]:
-    """Two swarms of the same run at the same time, in an environment with options for other commands."""
+    """Two swarms of the same organised run at once, in an environment with options for other commands."""
     misleading = {"SFNODE_ROLE": "relay", "SFNODE_STEPS": "1", "SFNODE_PEERS": "/ip4/192.0.2.1/tcp/1/p2p/QmA"}
-    command = ["swarm", "--nodes", "2", "--run", "short.toml", "--json", "--folder"]
-    running = [started(home, *command, name, **misleading) for name in ("left", "right")]
+    command = ["swarm", "--nodes", "2", "--run", "left/run.toml", "--json", "--folder"]
+    running = [started(home, *command, name, **misleading) for name in TWINS]
     said = [process.communicate(timeout=2 * PATIENCE) for process in running]
     return [
         subprocess.CompletedProcess(process.args, process.returncode, *texts)
@@ -100,7 +107,10 @@ def test_two_swarms_at_once_each_end_with_equal_digests(
         result = SwarmResult.model_validate(printed_json(process))
         assert result.equal
         assert len({(node.digest, node.core_digest) for node in result.nodes}) == 1
-        assert result.updates == sum(node.own_updates for node in result.nodes) >= SHORT
+        assert result.updates == sum(node.own_updates for node in result.nodes)
+        assert result.counted is not None
+        assert SHORT <= result.counted <= result.updates
+        assert result.sealed
         assert result.before is not None
         assert result.after is not None
         assert result.before.count == result.after.count == 1000

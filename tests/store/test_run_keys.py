@@ -10,8 +10,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from sfnode.errors import Code, UserError
+from sfnode.manifest import Organised
 from sfnode.store.identity import Identity
-from sfnode.store.run_keys import load_organiser_key, organiser_key, recovery_key, write_key
+from sfnode.store.run_keys import (
+    RunKeys,
+    held_organiser_key,
+    load_deputy_key,
+    load_organiser_key,
+    organiser_key,
+    read_passphrase,
+    recovery_key,
+    write_key,
+)
 
 RUN = bytes(range(32))
 
@@ -94,6 +104,37 @@ def test_a_key_that_others_can_reach_is_refused_and_left_as_it_is(keys_dir: Path
     assert refusal.code is Code.KEY_EXPOSED
     assert f"chmod 600 {path}" in refusal.fix
     assert stat.S_IMODE(path.stat().st_mode) == wide
+
+
+def test_who_holds_the_key_keeps_others_from_signing_until_it_ends(keys_dir: Path) -> None:
+    key = written(keys_dir)
+    organiser_key(RUN, keys_dir).chmod(0o400)  # as a secret is mounted
+    with held_organiser_key(RUN, key.public, keys_dir) as held:
+        assert held == key
+        with pytest.raises(UserError) as caught, held_organiser_key(RUN, key.public, keys_dir):
+            pass
+    assert caught.value.code is Code.KEY_IN_USE
+    with held_organiser_key(RUN, key.public, keys_dir) as again:
+        assert again == key
+
+
+def test_the_keys_of_a_new_run_are_what_its_manifest_says(keys_dir: Path) -> None:
+    keys = RunKeys.generate()
+    files = keys.write(RUN, keys_dir, b"correct horse")
+    assert files == (organiser_key(RUN, keys_dir), recovery_key(RUN, keys_dir))
+    said = Organised(**keys.options(), quota=1)
+    assert (
+        load_organiser_key(RUN, bytes.fromhex(said.organiser), keys_dir, b"correct horse") == keys.organiser
+    )
+    deputies = [bytes.fromhex(deputy) for deputy in said.deputies]
+    assert load_deputy_key(files[1], deputies, b"correct horse") == keys.recovery
+
+
+def test_a_passphrase_is_the_first_line_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "passphrase"
+    for text in ("correct horse", "correct horse\n", "correct horse\r\nbattery"):
+        file.write_bytes(text.encode())
+        assert read_passphrase(file) == b"correct horse"
 
 
 def test_a_folder_that_cannot_be_made_is_the_users_to_correct(tmp_path: Path) -> None:

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Model, Task
+from sfnode.manifest import Data, Manifest, Model, Organised, Task
+from sfnode.schema import DecisionResult, OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.status import CoreStatus, Status
+from sfnode.store.run_keys import RunKeys
+from sfprotocol import decisions
+from sfprotocol.decisions import Invite
 
 MANIFEST = Manifest(
     name="a-name",
@@ -20,6 +24,23 @@ MANIFEST = Manifest(
 )
 
 FIRST_ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/QmFirst"
+
+
+def organised_run() -> Manifest:
+    """The same run with an organiser, whose keys are new every time."""
+    said = Organised(**RunKeys.generate().options(), quota=9)
+    return MANIFEST.model_copy(update={"admission": "organised", "organised": said})
+
+
+def organised_status() -> OrganiserStatus:
+    """Three epochs of an organised run are sealed."""
+    health = {"worse": False, "latest": None, "base": None, "best": None, "worse_than": []}
+    return OrganiserStatus.model_validate({
+        "run_id": "ab", "run_name": "run", "term": 0, "decisions": 9, "chain": "ef", "incomplete": False,
+        "frozen": False, "unsupported": False, "open_epoch": 3, "sealed": 3, "counted": 40, "budget": 50,
+        "complete": False, "quota": 9, "members": 2, "invitations": 1, "behind": 0, "organiser": "organising",
+        "petitions": 0, "health": health, "evaluations": [], "announcements": [],
+    })  # fmt: skip
 
 
 def status(**fields: object) -> Status:
@@ -89,6 +110,15 @@ class ScriptedProcess:
 
     async def ask(self, call: Awaitable[Any]) -> Any:
         return await call
+
+    async def organising(self) -> OrganiserStatus:
+        return organised_status()
+
+    async def decide(self, decision: bytes) -> DecisionResult:
+        read = decisions.decode(decision).decision
+        assert isinstance(read, Invite)
+        self._script.events.append(f"invite {read.uses}")
+        return DecisionResult(signed=True, changes=[], invitation=7)
 
     async def stop(self) -> None:
         self._script.events.append(f"stop {self.number}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from sfnode.schema.status import CoreStatus
 from sfnode.swarm import local_swarm
 from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
 from tests.node.helpers import eventually
-from tests.swarm.helpers import FIRST_ADDRESS, MANIFEST, Script, status
+from tests.swarm.helpers import FIRST_ADDRESS, MANIFEST, Script, organised_run, status
 
 UNEQUAL = [(("d", "e"), ("c", "c")), (("d", "d"), ("c", "b"))]
 """State digests and core digests of two nodes that do not agree."""
@@ -83,6 +84,53 @@ async def test_the_others_join_through_the_first_once_it_answers(script: Script,
         assert "--device" not in pairs
     assert Manifest.from_toml(tmp_path / "run.toml") == MANIFEST
     assert sorted(script.events[-2:]) == ["stop 1", "stop 2"]
+
+
+async def test_the_first_node_organises_with_keys_of_the_swarms_own_and_invites_the_others(
+    script: Script, tmp_path: Path
+) -> None:
+    theirs = organised_run()
+    async with LocalSwarm(theirs, nodes=3, folder=tmp_path) as swarm:
+        run = swarm.manifest
+        assert script.events[:3] == ["start 1", "answer 1", "invite 2"]
+    keys = tmp_path / "keys"
+    assert sorted(keys.iterdir()) == [keys / run.run_id.hex(), keys / f"{run.run_id.hex()}.recovery"]
+    assert Manifest.from_toml(tmp_path / "run.toml") == run
+    assert run.organised.organiser != theirs.organised.organiser
+    assert run.organised.quota == theirs.organised.quota
+    first, *others = script.arguments.values()
+    assert first[-6:] == [
+        "--organise",
+        "--alone",
+        "--keys-dir",
+        str(keys),
+        "--run",
+        str(tmp_path / "run.toml"),
+    ]
+    for arguments in others:
+        assert "--organise" not in arguments
+        assert re.fullmatch("7:[0-9a-f]{32}", arguments[arguments.index("--invitation") + 1])
+
+
+async def test_a_second_start_in_the_same_folder_goes_on_with_the_same_keys(
+    script: Script, tmp_path: Path
+) -> None:
+    ids = set()
+    for run in (organised_run(), organised_run()):
+        async with LocalSwarm(run, nodes=2, folder=tmp_path) as swarm:
+            ids.add(swarm.manifest.run_id)
+    assert len(ids) == 1
+    other = organised_run().model_copy(update={"name": "another"})
+    async with LocalSwarm(other, nodes=2, folder=tmp_path) as swarm:
+        assert (swarm.manifest.name, swarm.manifest.run_id in ids) == ("another", False)
+
+
+async def test_what_counts_is_told_of_an_organised_run(script: Script, tmp_path: Path) -> None:
+    async with LocalSwarm(organised_run(), nodes=2, folder=tmp_path) as swarm:
+        *_, last = [progress async for progress in swarm]
+        result = await swarm.compare()
+    assert last.organised is not None
+    assert (result.counted, result.sealed) == (last.organised.counted, last.organised.sealed) == (40, 3)
 
 
 @pytest.mark.parametrize("given", [{"nodes": 1}, {"nodes": 2, "split_data": False}])
