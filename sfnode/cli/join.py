@@ -145,7 +145,6 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
 @setting("--keys-dir", metavar="FOLDER", help="Where the keys of the runs that you organise are kept.")
 @setting(
     "--admission",
-    type=click.Choice(["anyone", "approve", "links"]),
     help="With --organise: whom to admit besides those whom you invite: anyone who shows a proof of work, "
     "those whom you approve, nobody.  [default: anyone; in a private run approve]",
 )

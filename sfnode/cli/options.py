@@ -44,8 +44,9 @@ def _declared(name: str) -> dict[str, Any]:
     field = Settings.model_fields[name]
     kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
     shown = {"default": field.default, "show_default": bool(field.default) and field.default is not True}
-    if get_origin(field.annotation) is Literal:
-        return shown | {"type": click.Choice(kinds)}
+    for kind in (field.annotation, *kinds):
+        if get_origin(kind) is Literal:
+            return shown | {"type": click.Choice(get_args(kind))}
     if kinds == [bool]:
         return {"default": field.default, "is_flag": True}
     if kinds == [int]:

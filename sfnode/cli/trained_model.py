@@ -45,6 +45,7 @@ def load(data_dir: Path, model: Path | None, device: str, dtype: str, *, as_of_n
     from sfnode.modelshare.sharing import model_of
     from sfnode.node.startup import settled
     from sfnode.store.data_folder import Layout
+    from sfnode.store.replay import state_digest
 
     layout = Layout(data_dir)
     with opened_run(data_dir) as (manifest, update_log):
@@ -58,7 +59,7 @@ def load(data_dir: Path, model: Path | None, device: str, dtype: str, *, as_of_n
             return TrainedModel(trainer, trainer.core.digest().hex(), checkout.updates, checkout.epoch)
         counted = {state.feed: machine.counted(state.feed) for state in frontier}
         _replay(trainer, update_log, machine, counted, layout.checkpoints)
-        return TrainedModel(trainer, frontier.digest().hex(), frontier.known, None)
+        return TrainedModel(trainer, state_digest(manifest, frontier).hex(), frontier.known, None)
 
 
 def _checked_out(machine: Machine, update_log: UpdateLog) -> Checkout | None:

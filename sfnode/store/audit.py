@@ -20,7 +20,7 @@ from sfnode.store.checkpoint import State
 from sfnode.store.feeds import beginning
 from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.store.records import UNSIGNED
-from sfnode.store.replay import changes, counting_of, kept_control, sound_control
+from sfnode.store.replay import changes, counting_of, kept_control, sound_control, state_digest
 from sfprotocol import decisions, wire_codec
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_sync import ControlSync
@@ -48,7 +48,7 @@ def audit(
     sealed or stated.
     """
     core = Core(len(manifest.model.targets), manifest.training.rank)
-    return _Audit(manifest.parameters(), update_log, core, state).result(as_of_now)
+    return _Audit(manifest, update_log, core, state).result(as_of_now)
 
 
 def state_to_begin_with(manifest: Manifest, update_log: UpdateLog, folder: Path) -> State | None:
@@ -66,9 +66,10 @@ class _Audit:
     """The audit of one log; the core is empty at first."""
 
     def __init__(
-        self, run: RunParameters, update_log: UpdateLog, core: Core, state: State | None = None
+        self, manifest: Manifest, update_log: UpdateLog, core: Core, state: State | None = None
     ) -> None:
-        self._run = run
+        self._manifest = manifest
+        self._run = run = manifest.parameters()
         self._log = update_log
         self._core = core
         self._begins = state
@@ -102,7 +103,7 @@ class _Audit:
             feeds=len(self._frontier),
             updates=self._frontier.known,
             signatures=self._signatures,
-            digest=self._frontier.digest().hex(),
+            digest=state_digest(self._manifest, self._frontier).hex(),
             core_digest=self._core.digest().hex(),
             checkpoint=self._begins.epoch if self._begins else None,
             seals=seals,

@@ -7,6 +7,7 @@ what counts.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sfnode.engine.core import UpdateBatch
+from sfnode.manifest import Manifest
 from sfnode.store.disk_errors import BrokenRowError, disk_faults
 from sfnode.store.log import UpdateLog
 from sfprotocol import decisions, wire_codec
@@ -110,6 +112,15 @@ def remembered_checkpoint(update_log: UpdateLog) -> Checkpoint | None:
     kept = update_log.get_meta(_CHECKPOINT)
     found = decisions.read(kept).decision if kept is not None and update_log.bases() else None
     return found if isinstance(found, Checkpoint) else None
+
+
+def state_digest(manifest: Manifest, frontier: Frontier) -> bytes:
+    """Return the state digest of a run: of one of version 1 a hash of all records in order (SPEC M6)."""
+    if manifest.protocol > 1:
+        return frontier.digest()
+    records = b"".join(state.record() for state in frontier)
+    hasher = hashlib.blake2b(frontier.run.run_id + records, digest_size=32, person=b"sfnode-state")
+    return hasher.digest()
 
 
 def kept_control(update_log: UpdateLog) -> Kept:

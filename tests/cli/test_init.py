@@ -45,11 +45,9 @@ FLAGS = {
 
 
 def default_manifest() -> Manifest:
-    """Return the built-in run as `sfnode init` writes it: open, with work for newcomers and the limit that it
-    measures, which depends on the run id."""
+    """Return the built-in run as `sfnode init --open` writes it: with work for newcomers."""
     built = manifest_builder.default_manifest()
-    training = built.training.model_copy(update={"scalar_limit": 430})
-    return built.model_copy(update={"open": Open(work_bits=OPEN_WORK_BITS), "training": training})
+    return built.model_copy(update={"open": Open(work_bits=OPEN_WORK_BITS)})
 
 
 @pytest.fixture

@@ -40,7 +40,8 @@ def test_an_option_has_the_default_the_bounds_and_the_choices_of_its_field(name:
     assert option.multiple == (field.annotation == tuple[str, ...])
     assert option.is_flag == (bool in (field.annotation, *kinds))
     choices = option.type.choices if isinstance(option.type, click.Choice) else ()
-    assert list(choices) == (kinds if get_origin(field.annotation) is Literal else [])
+    named = [get_args(kind) for kind in (field.annotation, *kinds) if get_origin(kind) is Literal]
+    assert tuple(choices) == (named[0] if named else ())
     assert isinstance(option.type, click.Path) == (Path in (field.annotation, *kinds))
     assert (field.annotation is int) == isinstance(option.type, click.IntRange)
     if isinstance(option.type, click.IntRange):

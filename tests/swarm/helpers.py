@@ -34,7 +34,7 @@ def organised_run() -> Manifest:
 
 def organised_status() -> OrganiserStatus:
     """Three epochs of an organised run are sealed."""
-    health = {"worse": False, "latest": None, "base": None, "best": None, "worse_than": []}
+    health = {"verdict": "unknown", "latest": None, "base": None, "best": None, "worse_than": []}
     return OrganiserStatus.model_validate({
         "run_id": "ab", "run_name": "run", "term": 0, "decisions": 9, "chain": "ef", "incomplete": False,
         "frozen": False, "unsupported": False, "open_epoch": 3, "sealed": 3, "counted": 40, "budget": 50,
@@ -52,7 +52,7 @@ def status(**fields: object) -> Status:
         "contributed": 34_567, "updates_per_second": 123.4, "loss": 12.3456, "lacking": 0, "links": [],
         "feed_count": 2, "bytes_sent": 1,
         "bytes_received": 1, "segment_bytes_sent": 1, "updates_sent": 1, "log_bytes": 1, "uptime": 1.0,
-        "fetch": None, "pauses": [], "limits": {},
+        "fetch": None, "pauses": [], "limits": {}, "alarms": [], "wait": None, "organised": None,
     }  # fmt: skip
     return Status.model_validate(usual | fields)
 
