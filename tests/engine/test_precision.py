@@ -205,7 +205,7 @@ def test_a_stranger_who_names_the_last_epoch_hides_no_update_of_the_epoch_in_tra
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_while_targets_wait_for_their_rebuild_each_lacks_only_the_new_epoch(dtype: str) -> None:
     run = follower(manifest("opt", **STRONG), dtype)
-    old, more, new = updates(6), updates(6, key=5), updates(12, (1,), key=7)
+    old, more, new = updates(6), updates(6, key=5), updates(24, (1,), key=7)
     take_in(run, old)
     take_in(run, more)
     run.apply(new)

@@ -33,7 +33,7 @@ def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         organising,
         "policy_of",
-        lambda run: replace(policy_of(run), work_bits=4, checkpoint_epochs=2, target_updates=40),
+        lambda *said: replace(policy_of(*said), work_bits=4, checkpoint_epochs=2, target_updates=40),
     )
     monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
     monkeypatch.setattr(organiser, "SETTLED", 1)
