@@ -154,6 +154,8 @@ class _Feed:
 
 class _Closed(NamedTuple):
     salt: bytes
+    updates: int
+    """Steps that it has named."""
     feeds: array[int]
     """Numbers of the feeds of which it has named steps, ascending."""
 
@@ -190,6 +192,11 @@ class Counting:
     def open_epoch(self) -> int:
         """The label of a new update."""
         return len(self._closes)
+
+    @property
+    def promised(self) -> int:
+        """Updates that count, and those that closes without a seal have named: most of them will."""
+        return self.counted + sum(closed.updates for closed in self._closes[self.sealed :])
 
     @property
     def complete(self) -> bool:
@@ -356,7 +363,7 @@ class Counting:
         for feed, stop, move in zip(feeds, stops, close.moves, strict=True):
             feed.append(close.epoch, stop, move.tag)
         self._feeds.update(zip(numbers, feeds, strict=True))
-        self._closes.append(_Closed(close.salt, numbers))
+        self._closes.append(_Closed(close.salt, sum(move.steps for move in close.moves), numbers))
         self._voidable.append(1)
         return set(numbers)
 

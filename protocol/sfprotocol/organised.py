@@ -177,7 +177,7 @@ class Organised:
         member = self.counting.member(own.origin) if own else None
         if own is None or member is None or self.standing(own) is not Standing.MEMBER:
             return 0
-        if self._frontier.waiting or self.outdated:
+        if self._frontier.waiting or self.outdated or self.counting.promised >= self.counting.budget:
             return 0
         state = self._frontier.state(own)
         return max(0, member.quota - (state.labelled if state.epoch == self.counting.open_epoch else 0))

@@ -92,7 +92,7 @@ class Organising:
             policy=policy_of(node.manifest, node.settings.admission),
             judge=by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
             draw=secrets.token_bytes,
-            alone=node.settings.alone or not feed.stop,
+            alone=node.settings.alone or not (feed.stop or node.settings.peers),
             now=node.clock(),
         )
         node.driver.on_round = lambda moved: self._tell(Round(moved))

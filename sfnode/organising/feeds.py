@@ -123,19 +123,23 @@ class HeldFeeds:
         """Return the feeds of which named steps were not here when we last looked."""
         return {feed: held for feed, held in self._feeds.items() if held.stop < held.named}
 
-    def nameable(self, counting: Counting, most: int, *, alone: bool) -> Iterator[Nameable]:
-        """Yield what `most` moves of a close may name, what waits longest first; only what peers have shown
-        unless `alone`. Nothing is named that is not here."""
+    def nameable(self, counting: Counting, most: int, rest: int, *, alone: bool) -> Iterator[Nameable]:
+        """Yield what `most` moves of a close may name, what waits longest first, until it is `rest` updates;
+        only what peers have shown unless `alone`. Nothing is named that is not here."""
         left: dict[bytes, int] = {}
         waiting = (item for item in self._feeds.items() if item[1].stop > item[1].named)
         for feed, held in sorted(waiting, key=lambda item: (item[1].since, item[0])):
             number, member = counting.number(feed), counting.member(feed.origin)
             if number is None or member is None or not most or counting.ended(number) != NEVER:
                 continue
+            if rest <= 0:
+                return
             quota = left.setdefault(feed.origin, member.quota)
-            limit = min(held.forked, held.named + quota, NEVER if alone else held.shown)
+            enough = next((mark.stop for mark in held.marks if mark.stop >= held.named + rest), NEVER)
+            limit = min(enough, held.forked, held.named + quota, NEVER if alone else held.shown)
             if mark := held.last_nameable(limit, member.revoked):
                 left[feed.origin] -= mark.stop - held.named
+                rest -= mark.stop - held.named
                 most -= 1
                 yield Nameable(number, mark.stop - held.named, held.since, mark)
 

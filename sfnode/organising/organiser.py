@@ -95,6 +95,10 @@ SETTLE_TIME = 30.0
 """Seconds in which the control feed has not grown before a restarted organiser believes its witnesses: other
 peers may come that have more."""
 
+FIRST_TIME = 5.0
+"""The same for an organiser that has no decision at all: most often the run is new. Whoever has lost its
+folder and kept its key hears of its decisions when the first link begins."""
+
 PROOF_TIME = 600.0
 """Seconds after which a peer that says that it has more, while nothing comes, is not believed any more: the
 largest decision takes 15 s over a line of 100 kbit/s."""
@@ -332,7 +336,7 @@ class Organiser:
         ours = self._counting.decisions
         witnesses = sum(theirs <= ours for theirs in self._peers.values())
         doubted = witnesses < len(self._peers)
-        patience = PROOF_TIME if doubted else SETTLE_TIME
+        patience = PROOF_TIME if doubted else SETTLE_TIME if ours else FIRST_TIME
         return witnesses >= self.policy.witnesses and now - self._grown_at >= patience
 
     def _due(self, now: float) -> Decision | None:
@@ -416,12 +420,15 @@ class Organiser:
         unsealed = counting.open_epoch - counting.sealed
         if counting.complete or unsealed >= MAX_UNSEALED or counting.open_epoch >= MAX_EPOCHS:
             return None
+        rest = counting.budget - counting.promised
+        if rest <= 0:
+            return None  # the run is complete with the seals to come, unless they skip something
         alone = self._alone and not self._peers
-        chosen = list(self._feeds.nameable(counting, MOVES_PER_CLOSE, alone=alone))
+        chosen = list(self._feeds.nameable(counting, MOVES_PER_CLOSE, rest, alone=alone))
         total = sum(one.steps for one in chosen)
         oldest = min((one.since for one in chosen), default=now)
         late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
-        if not chosen or (total < self.policy.target_updates and not late):
+        if not chosen or (total < min(self.policy.target_updates, rest) and not late):
             return None
         salt = self._draw(SALT_BYTES)
         moves = (Move(one.number, one.steps, holding.tag(salt, one.mark.chain)) for one in sorted(chosen))

@@ -28,6 +28,7 @@ from sfnode.organising.events import (
 from sfnode.organising.feeds import CLAIMED
 from sfnode.organising.judging import Judgement, by_schedule
 from sfnode.organising.organiser import (
+    FIRST_TIME,
     MAX_UNSEALED,
     PROOF_TIME,
     SETTLE_TIME,
@@ -343,6 +344,36 @@ def test_a_seal_skips_what_was_revoked_since_its_close_and_tells_no_result_of_an
     assert not bench.of(Evaluated)
 
 
+def test_no_more_is_named_than_the_budget_lacks_but_for_the_rest_of_a_segment() -> None:
+    bench = Bench(budget=100).begin("anne", "bob")
+    for feed in (ANNE, BOB) * 3:
+        bench.update(feed, 30)
+    bench.advance(10)
+    assert sum(bench.counting.positions().values()) == 120
+    assert bench.counting.complete
+    assert bench.counting.counted == bench.counting.promised == 120
+
+
+def test_nothing_is_closed_while_closes_without_a_seal_have_named_the_rest_of_the_budget() -> None:
+    bench = Bench(policy=replace(EVALUATED, seal_wait=1000.0), budget=200).begin("anne")
+    bench.update(ANNE, 200)
+    bench.advance(2)
+    assert (bench.counting.open_epoch, bench.counting.sealed, bench.counting.promised) == (1, 0, 200)
+    bench.update(ANNE, 200)
+    bench.advance(100)
+    assert bench.counting.open_epoch == 1
+
+
+def test_who_has_a_key_and_no_decisions_asks_for_a_moment_whether_there_are_any() -> None:
+    bench = Bench()
+    bench.do(PeerControl("peer", 0))
+    bench.wish(Admit(ANNE.origin, 9, 0))
+    bench.advance(FIRST_TIME - 1)
+    assert not bench.signed
+    bench.advance(2)
+    assert bench.signed
+
+
 def test_rates_follow_the_schedule_over_the_budget() -> None:
     bench = Bench(judge=by_schedule(Schedule("linear", RATE)), budget=1000).begin("anne")
     for _ in range(3):
@@ -588,8 +619,10 @@ def test_a_restarted_organiser_signs_nothing_until_a_peer_has_told_that_it_has_n
 
 def test_a_restarted_organiser_waits_for_others_to_come() -> None:
     bench = Bench()
+    bench.counting.apply(Recorded(Budget(5000)))
+    bench.start()
     bench.wish(Announce("hello"))
-    bench.do(PeerControl("peer", 0))
+    bench.do(PeerControl("peer", 1))
     bench.advance(SETTLE_TIME - 1)
     assert not bench.signed
     bench.advance(2)

@@ -118,6 +118,19 @@ def test_a_proof_against_a_stranger_is_neither_kept_nor_passed_on() -> None:
     assert all(made[name].machine.frontier.is_cut(stranger) for name in "ab")
 
 
+def test_nobody_makes_updates_while_what_is_closed_reaches_the_budget() -> None:
+    made = swarm("a b")
+    decide(made["a"], Budget(10))
+    made["b"].compute(10)
+    made.run(2)
+    close(made["a"])
+    made.run(2)
+    assert not made["b"].compute()
+    seal(made["a"], number(made, "b"))  # skipped: they do not count after all
+    made.run(2)
+    assert made["b"].compute()
+
+
 def test_a_quota_bounds_the_updates_of_an_epoch() -> None:
     made = swarm()
     assert made["b"].compute(QUOTA + 10)
