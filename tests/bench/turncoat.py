@@ -3,8 +3,8 @@
     python -m tests.bench.turncoat [--epochs 4] [--quota 64]
 
 The organiser and another trainer train the built-in task for some epochs. Then the organiser invites a node
-that multiplies its measurements by a large negative number, for as many epochs; revokes it and voids what it
-has been counted for; and goes on for as many epochs. Prints what each seal's evaluation says.
+that multiplies its measurements by a large negative number, for as many epochs; revokes it and voids these
+epochs; and goes on for as many epochs. Prints what each seal's evaluation says.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Told:
                     name = "base model" if one.base else f"epoch {one.epoch}"
                     value = f"{one.value:.3f} | {one.loss:.3f}"
                     print(
-                        f"| {what} | {name} | {value} | {'WORSE' if said.health.worse else ''} |", flush=True
+                        f"| {what} | {name} | {value} | {said.health.verdict.value} |", flush=True
                     )
             time.sleep(0.2)
 
@@ -65,7 +65,8 @@ class Told:
 @click.command()
 @click.option("--epochs", default=4, show_default=True, help="Sealed epochs of each part.")
 @click.option("--quota", default=EPOCH, show_default=True, help="Updates of a member for each epoch.")
-def main(epochs: int, quota: int) -> None:
+@click.option("--only", is_flag=True, help="Void the turncoat's updates alone, not all of these epochs.")
+def main(epochs: int, quota: int, only: bool) -> None:
     with tempfile.TemporaryDirectory() as folder, nodes(Path(folder)) as make:
         home = Path(folder)
         settings = {"batch_size": 8, "epoch_updates": EPOCH, "update_budget": 10**6}
@@ -84,7 +85,7 @@ def main(epochs: int, quota: int) -> None:
         told.epochs(epochs, f"and a turncoat, quota {quota} of {EPOCH}")
         told.decide(Revoke(2, 0))
         until("all sealed", lambda: told.sealed > first)
-        told.decide(Void(first, told.sealed - 1, (2,)))
+        told.decide(Void(first, told.sealed - 1, (2,) if only else ()))
         told.epochs(epochs, "revoked and void")
         end_run(organiser)
         print(f"\nequal digests: {agreement([organiser, other])[0].digest[:16]}")
