@@ -51,7 +51,6 @@ class Checkpoints:
         self._retry_at = self._met_at = float("inf")
         self.differs: Checkpoint | None = None
         """One that is not what this node finds."""
-        self._told: set[str] = set()
         self.begun = asyncio.Event()
         """Set once it is known from where on feeds are held here."""
         replacing = node.settings.from_checkpoint and self._organised.outdated
@@ -72,7 +71,6 @@ class Checkpoints:
             else:
                 await self._compare()
                 await self._prune()
-                self._say_what_is_wrong()
 
     # -- working them out --------------------------------------------------------------------------
 
@@ -262,11 +260,3 @@ class Checkpoints:
                 "join with an empty --data-dir.",
             )
         return None
-
-    def _say_what_is_wrong(self) -> None:
-        """Log each problem once, until it is over."""
-        problem = self.problem()
-        said = f"SF{problem.code:03d}" if problem else ""
-        if problem and said not in self._told:
-            log.error("%s", problem)
-        self._told = {said}

@@ -6,8 +6,9 @@ import os
 from typing import TYPE_CHECKING
 
 import sfnode
+from sfnode.organising.alarms import shown
 from sfnode.schema.node_state import NodeState
-from sfnode.schema.status import FetchStatus, LinkStatus, Status, WaitStatus
+from sfnode.schema.status import AlarmStatus, FetchStatus, LinkStatus, Status, WaitStatus
 
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
@@ -55,7 +56,7 @@ def describe(node: RunningNode) -> Status:
         pauses=node.limiter.reason_texts(),
         limits=node.limiter.limits,
         wait=_wait(node),
-        alarms=reports.alarms(node.organising, now) if reports else [],
+        alarms=[*_of_history(node), *(reports.alarms(node.organising, now) if reports else [])],
         organised=reports.run(machine.own, node.organising, now) if reports else None,
     )
 
@@ -131,6 +132,12 @@ def _state(node: RunningNode) -> NodeState:
     if _wait(node):
         return NodeState.WAITING
     return NodeState.TRAINING if node.machine.may_compute else NodeState.ASKING
+
+
+def _of_history(node: RunningNode) -> list[AlarmStatus]:
+    """Return what is wrong with the checkpoint with which the log begins, or with what comes before."""
+    problem = node.checkpoints.problem() if node.checkpoints else None
+    return [shown(problem)] if problem else []
 
 
 def _wait(node: RunningNode) -> WaitStatus | None:

@@ -49,7 +49,12 @@ def alarms(
         found.append(_no_better(verdict, counting, here))
     if silence and not feed.frozen:
         found.append(_silent(silence, here))
-    return [AlarmStatus(code=f"SF{one.code:03d}", what=one.what, fix=one.fix) for one in found]
+    return [shown(one) for one in found]
+
+
+def shown(error: UserError) -> AlarmStatus:
+    """Return an error as an alarm."""
+    return AlarmStatus(code=f"SF{error.code:03d}", what=error.what, fix=error.fix)
 
 
 def _worse(verdict: Verdict, counting: Counting, here: bool) -> UserError:

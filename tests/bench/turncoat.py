@@ -48,9 +48,7 @@ class Told:
                     self._seen.add((one.epoch, one.base))
                     name = "base model" if one.base else f"epoch {one.epoch}"
                     value = f"{one.value:.3f} | {one.loss:.3f}"
-                    print(
-                        f"| {what} | {name} | {value} | {said.health.verdict.value} |", flush=True
-                    )
+                    print(f"| {what} | {name} | {value} | {said.health.verdict.value} |", flush=True)
             time.sleep(0.2)
 
     def decide(self, decision: decisions.Decision) -> None:

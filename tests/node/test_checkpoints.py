@@ -119,7 +119,7 @@ async def test_a_state_that_is_not_the_checkpoints_is_not_begun_with(
 
 
 async def test_a_checkpoint_that_is_not_what_the_log_has_is_reported(
-    organised: Swarm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    organised: Swarm, tmp_path: Path
 ) -> None:
     a = await organised.first(**options(tmp_path))
     b = await organised.join("b")
@@ -129,7 +129,7 @@ async def test_a_checkpoint_that_is_not_what_the_log_has_is_reported(
     problem = b.node.checkpoints.problem()
     assert problem
     assert problem.code is Code.CHECKPOINT_DIFFERS
-    await b.until(lambda: "SF068" in caplog.text)
+    assert [alarm.code for alarm in b.node.status().alarms] == ["SF068"]
 
 
 async def test_who_has_let_go_of_what_counts_differently_now_stands_still_until_it_begins_anew(
