@@ -15,6 +15,7 @@ from sfprotocol.frontier import FeedState
 from sfprotocol.messages import EpochScalars, Segment
 from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import extend
+from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 
 def early(counting: Counting | None, segment: Segment) -> bool:
@@ -68,8 +69,9 @@ def tag(salt: bytes, chain: bytes) -> bytes:
 def follows(counting: Counting, state: FeedState, segment: Segment) -> bool:
     """Return whether `segment`, which continues `state`, is of the history that closes have named.
 
-    Of a feed that is forked nothing less is taken than what reaches the next named step: before that nobody
-    can tell the two histories apart.
+    Of a feed that is forked nothing less is taken than what reaches the next named step, nor what goes on
+    beyond one and ends before the next, unless no segment could be longer: there nobody can tell the two
+    histories apart.
     """
     number = counting.number(state.feed)
     if number is None or state.next >= state.named:
@@ -83,4 +85,5 @@ def follows(counting: Counting, state: FeedState, segment: Segment) -> bool:
         parts, at, checked = drop_updates(parts, stop - at), stop, True
         if tag(salt, chain) != expected:
             return False
-    return checked or not state.is_forked
+    decided = at == segment.stop or segment.stop >= state.named or 2 * segment.count > MAX_SEGMENT_UPDATES
+    return not state.is_forked or (checked and decided)
