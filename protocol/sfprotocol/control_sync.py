@@ -146,7 +146,7 @@ class ControlSync:
         before = self.feed.stop
         result = self.feed.add(control.first, control.entries)
         if isinstance(result, ControlFork):
-            return self.heard_authority(link, result, now)
+            return self._learn(result, None, now)  # the peer has one of the two, and may not know the other
         if self.feed.stop - result < before:
             return [*self._dropped(self.feed.stop - result), *self._ask(link, now)]
         if not result:
@@ -161,11 +161,15 @@ class ControlSync:
         """Take in a succession or a fork, and pass it on if it is news."""
         if link:
             link.waste.charge(FORGERY_COST, len(self._frontier), now)
+        return self._learn(message, link, now)
+
+    def _learn(self, message: Succession | ControlFork, source: Link | None, now: float) -> list[Action]:
+        """Keep a succession or a fork that is news, and tell everybody but the `source` that has shown it."""
         before = self.feed.stop
         if not self._take_authority(message):
             return []
         self._counters.decisions += 1
-        others = [other for other in self._links.values() if other.greeted and other is not link]
+        others = [other for other in self._links.values() if other.greeted and other is not source]
         told: list[Action] = [Transmit(other.id, message) for other in others]
         dropped = self._dropped(self.feed.stop) if self.feed.stop < before else []
         self._tell_digest()

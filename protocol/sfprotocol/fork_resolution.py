@@ -171,7 +171,8 @@ class ForkResolution:
         self._pulls.finish(feed)
         shown = [action for link in self._links.values() for action in self.show(link, feed, now)]
         cut = Cut(proof, max(at, stop) if state.fork_cut == at else at)
-        trace = [Trace(feed, min(state.fork_cut, state.next))] if state.next > at else []
+        # In an organised run more may follow: is this the history that was named, and which label has it?
+        trace = [Trace(feed, min(state.fork_cut, state.next))] if self._run.organised and stop > at else []
         return [cut, *trace, *shown, *self._own.taken_back(feed)]
 
     def show(self, link: Link, feed: Feed, now: float) -> list[Action]:

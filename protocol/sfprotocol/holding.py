@@ -78,12 +78,11 @@ def follows(counting: Counting, state: FeedState, segment: Segment) -> bool:
         return True
     chain, at, checked = state.chain, state.next, False
     parts = segment.parts
-    for stop, salt, expected in counting.landmarks(number):
-        if not at < stop <= segment.stop:
-            continue
+    for stop, salt, expected in counting.landmarks(number, state.next, segment.stop):
         chain = extend(chain, first_updates(parts, stop - at))
         parts, at, checked = drop_updates(parts, stop - at), stop, True
         if tag(salt, chain) != expected:
             return False
+    # A peer joins rows to at most MAX_SEGMENT_UPDATES, and between two named steps there may be more.
     decided = at == segment.stop or segment.stop >= state.named or 2 * segment.count > MAX_SEGMENT_UPDATES
     return not state.is_forked or (checked and decided)

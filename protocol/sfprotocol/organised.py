@@ -349,6 +349,8 @@ class Organised:
         if event.stop >= state.named and state.epoch >= (revoked := self._revoked(state)):
             kept = sum(len(part.scalars) for part in event.ours.parts if part.epoch < revoked)
             return self._go_back(state, event, event.stop + kept)
+        if event.stop == state.next:  # a cut has left this of it
+            self._frontier.advance(state.feed, event.stop, state.chain, event.epoch, event.labelled)
         return []
 
     def _is_undecided(self, state: FeedState, number: int) -> bool:

@@ -23,7 +23,7 @@ from sfprotocol.messages import (
     Vote,
 )
 from sfprotocol.petitions import SEND_AGAIN, petition_message
-from sfprotocol.signing import genesis
+from sfprotocol.signing import extend, genesis
 from tests.protocol.feeds import RUN, origin_of, signed, signing_key
 from tests.protocol.swarm import Node, Swarm
 
@@ -235,6 +235,62 @@ def test_a_fork_of_the_organiser_freezes_the_feed_until_deputies_pass_it_on() ->
     made.run(10)
     assert {node.machine.organised.counting.budget for node in made.nodes.values()} == {19}
     assert same(made)
+
+
+def test_who_has_signed_two_decisions_hears_of_it_from_whoever_finds_out() -> None:
+    """Its decision is what the fork is found by, and nobody else tells a node with a single neighbour."""
+    made = swarm("a b c")
+    made.cut(made["a"], made["b"]), made.cut(made["b"], made["c"])
+    made["b"].machine.organised.control._sign = signing_key("organiser").sign
+    decide(made["b"], Budget(18))
+    to_c, _ = made.connect(made["b"], made["c"])
+    heads = made["c"].machine.links[to_c.far].control
+    while not (heads.theirs and heads.theirs.stop == 4):
+        made.run(0.001)
+    assert made["c"].machine.organised.control.feed.stop == 3
+    made.stall(to_c)  # it has asked for the decision, and hears another one first
+    decide(made["a"], Budget(17))
+    made.run(1)
+    made.resume(to_c)
+    made.run(5)
+    assert all(node.machine.organised.control.feed.frozen for node in made.nodes.values())
+    assert same(made)
+
+
+def test_after_a_cut_a_feed_has_the_label_of_what_is_left() -> None:
+    """A close names the other history later, whose next label is earlier than that of what was let go."""
+    made = swarm("a b")
+    made["b"].compute(5)
+    made.run(2)
+    close(made["a"])
+    close(made["a"])
+    made.run(2)
+    own, link = made["b"].own, next(iter(made["a"].machine.links))
+    assert own
+    first = [EpochScalars(part.epoch, part.scalars) for part in made["a"].log.read(own, 0).parts]
+    ours, theirs = (
+        signed("b", own.incarnation, 5, [EpochScalars(label, (scalar,) * 3)], before=first)
+        for label, scalar in ((2, 7), (1, 8))
+    )
+    made["a"].handle(Received(link, wire_codec.encode(ours)))
+    made.run(1)
+    assert made["a"].machine.frontier.state(own).next == 8
+    made.cut(made["a"], made["b"])
+    chain = extend(genesis(RUN.run_id, own), first)
+    branches = Branch(ours.parts, ours.signature), Branch(theirs.parts, theirs.signature)
+    made.add("c")
+    made.connect(made["a"], made["c"])
+    made.run(1)
+    link = next(iter(made["a"].machine.links))
+    made["a"].handle(Received(link, wire_codec.encode(Proof(own, 5, (chain, chain), branches))))
+    made.run(1)
+    state = made["a"].machine.frontier.state(own)
+    assert (state.next, state.epoch, state.labelled) == (5, 0, 5)
+    tag = holding.tag(b"saltsalt", extend(chain, theirs.parts))
+    decide(made["a"], Close(2, b"saltsalt", (Move(number(made, "b"), 3, tag),)))
+    made["a"].handle(Received(link, wire_codec.encode(theirs)))
+    made.run(1)
+    assert made["a"].machine.frontier.next(own) == 8
 
 
 def test_a_fork_of_the_organiser_is_found_however_far_back_it_lies() -> None:
