@@ -62,6 +62,9 @@ class Standing(Enum):
     STRANGER = "not admitted"
     REVOKED = "revoked for the open epoch"
     AHEAD = "its updates name an epoch that no decision here has opened"
+    BEGINNING = "it is not known yet from where on feeds are held here"
+    OUTDATED = "the checkpoint with which this node begins does not count any more"
+    ENOUGH = "what closes have named reaches the budget, unless seals skip some of it"
     MEMBER = "admitted"
 
 
@@ -160,7 +163,7 @@ class Organised:
         return self._rates[2]
 
     def standing(self, own: Feed) -> Standing:
-        """Return whether our feed may go on as far as decisions say, its quota aside."""
+        """Return whether our feed may go on, its quota aside."""
         member, epoch = self.counting.member(own.origin), self.counting.open_epoch
         if self.counting.unsupported:
             return Standing.UNKNOWN
@@ -170,14 +173,16 @@ class Organised:
             return Standing.REVOKED
         if self._frontier.state(own).epoch > epoch:
             return Standing.AHEAD  # the decision that opened it is gone: labels would go back
-        return Standing.MEMBER
+        if self._frontier.waiting:
+            return Standing.BEGINNING
+        if self.outdated:
+            return Standing.OUTDATED
+        return Standing.ENOUGH if self.counting.promised >= self.counting.budget else Standing.MEMBER
 
     def room(self, own: Feed | None) -> int:
         """Return how many more updates of our own may carry the label of the open epoch (SPEC O6)."""
         member = self.counting.member(own.origin) if own else None
         if own is None or member is None or self.standing(own) is not Standing.MEMBER:
-            return 0
-        if self._frontier.waiting or self.outdated or self.counting.promised >= self.counting.budget:
             return 0
         state = self._frontier.state(own)
         return max(0, member.quota - (state.labelled if state.epoch == self.counting.open_epoch else 0))

@@ -176,6 +176,17 @@ class Reports:
             case Standing.AHEAD:
                 text = "decisions are lacking here that its own updates follow from; peers are asked for them"
                 return WaitStatus(reason=Wait.DECISIONS, text=text)
+            case Standing.BEGINNING:
+                text = "it waits for the checkpoint with which it is to begin"
+                return WaitStatus(reason=Wait.HISTORY, text=text)
+            case Standing.OUTDATED:
+                text = (
+                    "the checkpoint with which it begins does not count any more, and a later one has to come"
+                )
+                return WaitStatus(reason=Wait.HISTORY, text=text)
+            case Standing.ENOUGH:
+                text = "what is closed reaches the budget: the run is complete with the seals to come"
+                return WaitStatus(reason=Wait.SEALS, text=text)
             case Standing.MEMBER:
                 return None if self._organised.room(own) else self._no_room(own)
 

@@ -47,6 +47,10 @@ class Wait(StrEnum):
     """Its admission was taken back."""
     DECISIONS = "decisions"
     """Decisions are lacking here that its own updates follow from."""
+    HISTORY = "history"
+    """The checkpoint with which it begins has not come yet, or does not count any more."""
+    SEALS = "seals"
+    """The last seals are to come: what is closed reaches the budget."""
     UNKNOWN_DECISION = "unknown-decision"
     """A decision is of a later version."""
 

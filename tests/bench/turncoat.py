@@ -1,6 +1,6 @@
 """Measures what a member does to an organised run that says the opposite of what it measures.
 
-    python -m tests.bench.turncoat [--epochs 4] [--quota 64]
+    python tests/bench/turncoat.py [--epochs 4] [--quota 256] [--only]
 
 The organiser and another trainer train the built-in task for some epochs. Then the organiser invites a node
 that multiplies its measurements by a large negative number, for as many epochs; revokes it and voids these

@@ -10,10 +10,9 @@ from sfnode.control.client import Client
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import build
 from sfnode.store.data_folder import Layout
-from sfnode.store.identity import Identity
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import counting_of
-from sfnode.store.run_keys import organiser_key, recovery_key, write_key
+from sfnode.store.run_keys import RunKeys
 from sfprotocol import decisions
 from sfprotocol.decisions import Finish
 from tests.network.swarm import BUDGET
@@ -26,12 +25,10 @@ BATCH = 16
 
 def write_organised_run(home: Path, *, quota: int = QUOTA, **settings: object) -> Manifest:
     """Write a manifest and its keys; return the manifest. The run does not complete by itself."""
-    organiser, deputy = Identity.generate(), Identity.generate()
-    keys = {"organiser": organiser.public.hex(), "deputies": (deputy.public.hex(),), "quota": quota}
-    numbers = {"batch_size": BATCH, "update_budget": BUDGET, "epoch_updates": QUOTA}
-    manifest = build(numbers | keys | settings)
-    write_key(organiser, organiser_key(manifest.run_id, home / "keys"))
-    write_key(deputy, recovery_key(manifest.run_id, home / "keys"))
+    keys = RunKeys.generate()
+    numbers = {"batch_size": BATCH, "update_budget": BUDGET, "epoch_updates": QUOTA, "quota": quota}
+    manifest = build(numbers | keys.options() | settings)
+    keys.write(manifest.run_id, home / "keys")
     (home / "run.toml").write_text(manifest.to_toml())
     return manifest
 

@@ -206,6 +206,25 @@ def test_in_a_frozen_run_a_used_quota_lasts_until_the_hand_over(node: OrganisedN
     assert "when the deputies have handed over" in waiting.text
 
 
+def test_once_what_is_closed_reaches_the_budget_it_waits_for_seals(node: OrganisedNode) -> None:
+    node.decide(Admit(A, QUOTA, 0), Budget(5))
+    close, last = sealed(node, 5)
+    node.decide(close)
+    waiting = waits(node)
+    assert waiting
+    assert waiting.reason is Wait.SEALS
+    node.decide(last)
+    assert waits(node) is None
+
+
+def test_who_begins_with_a_checkpoint_waits_for_it(node: OrganisedNode) -> None:
+    node.decide(Admit(A, QUOTA, 0))
+    node.swarm["a"].machine.frontier.waiting = True
+    waiting = waits(node)
+    assert waiting
+    assert waiting.reason is Wait.HISTORY
+
+
 def test_who_was_revoked_is_told_and_nobody_waits_in_a_run_that_is_over(node: OrganisedNode) -> None:
     node.decide(Admit(A, QUOTA, 0), Revoke(0, 0))
     waiting = waits(node)
