@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "sfnode.json"
 METRICS, OPERATOR = ROOT / "docs" / "metrics.md", ROOT / "docs" / "operator.md"
 
-TRAINERS_ONLY = {"sfnode_loss"}
-"""Metrics that a node without a model does not have."""
+TRAINERS_ONLY = {"sfnode_loss", "sfnode_quota_left"}
+"""Metrics that a relay does not have: it has no model, and is no member of the run."""
 
 _SCRAPE = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
 
