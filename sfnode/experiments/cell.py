@@ -1,0 +1,87 @@
+"""A cell: one simulated training run of one method, and everything that its numbers follow from.
+
+Two cells with equal fields have equal results, so that a cell's name is the hash of its fields and a study is
+a list of cells. Where a cell runs (device, threads, folder) is not among them. This module only describes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Literal
+
+from pydantic import Field
+
+from sfnode.manifest import Section
+
+Topology = Literal["ring", "grid", "random", "complete", "changing"]
+
+
+class Problem(Section):
+    """The model and the data that clients share."""
+
+    model: str = "builtin:tiny"
+    """As `sfnode init --model` takes it."""
+    task: str = "reviews"
+    """Name of a preset (`sfnode.tasks.presets`)."""
+    train: str = ""
+    """Source of the rows to train on, in place of the preset's."""
+    test: str = ""
+    """The same for the rows to test on."""
+    rows: int = Field(default=1024, ge=1)
+    """Rows to train on, those of all clients together."""
+    min_words: int = Field(default=0, ge=0)
+    """Shorter rows are not trained on."""
+    validation_rows: int = Field(default=500, ge=0)
+    """Rows by which learning rates are chosen; nobody trains on them."""
+    test_rows: int = Field(default=1000, ge=0)
+    """0: all that there are."""
+    dirichlet: float = Field(default=0.0, ge=0)
+    """Concentration of the classes in the clients' shards (Hsu et al. 2019); 0: rows are dealt out evenly."""
+
+
+class Network(Section):
+    """Who is whose neighbour, and what goes wrong between them. Shares are probabilities in a round."""
+
+    topology: Topology = "ring"
+    clients: int = Field(default=16, ge=1, le=4096)
+    hops: int = Field(default=0, ge=0)
+    """Links that an update travels in one round of communication; 0: as many as it takes to reach all."""
+    loss: float = Field(default=0.0, ge=0, lt=1)
+    """Share of transmissions over a link that are lost (what is lost is sent again in the next round)."""
+    churn: float = Field(default=0.0, ge=0, lt=1)
+    """Share of clients that are away in a round: they neither train nor communicate."""
+    speeds: float = Field(default=1.0, ge=1)
+    """How many times as many steps as the slowest client the fastest one makes."""
+
+
+class Cell(Section):
+    """One training run to simulate. Rates are per update, as everywhere in sfnode."""
+
+    method: str = "seedflood"
+    """Name in `sfnode.experiments.methods`."""
+    problem: Problem = Problem()
+    network: Network = Network()
+    seed: int = Field(default=0, ge=0, lt=1 << 32)
+    """All chance follows from it: shards, mini-batches, directions, topologies, losses."""
+    steps: int = Field(default=100, ge=1)
+    """Local steps of a client (of the slowest one, where speeds differ)."""
+    local_steps: int = Field(default=5, ge=1)
+    """Local steps between two rounds of communication."""
+    batch_size: int = Field(default=4, ge=1)
+    learning_rate: float = Field(default=6e-6, gt=0)
+    epsilon: float = Field(default=1e-3, gt=0)
+    rank: int = Field(default=32, ge=1)
+    """Of the subspaces of SeedFlood, or of the adapters of a method with LoRA."""
+    refresh: int = Field(default=1000, ge=1)
+    """Local steps of a client after which the subspace is a new one."""
+    evaluate_every: int = Field(default=0, ge=0)
+    """Local steps between two evaluations on validation rows; 0: only at the end."""
+    options: dict[str, float] = Field(default_factory=dict)
+    """Numbers that only this method has, such as the share of entries that ChocoSGD sends."""
+
+    @property
+    def name(self) -> str:
+        """Name of the cell and of its results: 16 hex digits that follow from its fields."""
+        fields = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(fields.encode(), digest_size=8, person=b"sfnode-cell").hexdigest()
