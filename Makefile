@@ -38,11 +38,11 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tests run two at a time with one thread each, because more threads wait for each other. Tests that start
-# processes run one after the other, because they depend on time.
+# Tests run two at a time with one thread each, because more threads wait for each other; also those that start
+# processes, which mostly wait. They come by themselves: what they wait for has deadlines.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not processes" -n 2 --dist loadfile
-	$(BIN)/pytest -m processes
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m processes -n 2 --dist loadfile
 	$(MAKE) containers
 
 # -s shows the sizes and times that are measured, -rs the reason if there is no engine and all are skipped
