@@ -8,12 +8,13 @@ SECONDS ?= 600
 # Tests start python hundreds of times: it compiles what it imports once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check containers bench soak fuzz vectors reference clean help
+.PHONY: demo test check units containers bench soak fuzz vectors reference clean help
 
 help:
 	@echo "make demo        train a small model with four nodes here; they end with the same bits"
-	@echo "make test        run lint, types, layers and all tests, the container tests last"
+	@echo "make test        run lint, types, layers and all tests"
 	@echo "make check       run lint, types and layers only"
+	@echo "make units       run the tests that start neither processes nor containers"
 	@echo "make containers  test the image and a swarm of containers, if there is an engine (7 minutes)"
 	@echo "make bench       run the benchmarks of docs/benchmarks.md"
 	@echo "make soak        simulate networks under random faults and attacks for SECONDS=600"
@@ -38,16 +39,18 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tests run two at a time with one thread each, because more threads wait for each other; also those that start
-# processes, which mostly wait. They come by themselves: what they wait for has deadlines.
+# Tests run two at a time with one thread each, because more threads wait for each other. Those of containers mostly
+# wait and run beside those that only compute; those that start processes come by themselves, as they have deadlines.
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not processes" -n 2 --dist loadfile
+	$(MAKE) --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) units containers
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m processes -n 2 --dist loadfile
-	$(MAKE) containers
+
+units: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not processes" -n 2 --dist loadfile
 
 # -s shows the sizes and times that are measured, -rs the reason if there is no engine and all are skipped
 containers: $(READY)
-	nice $(BIN)/pytest -m containers -rs -s tests/containers
+	$(BIN)/pytest -m containers -rs -s tests/containers
 
 bench: $(READY)
 	$(BIN)/python tests/bench/apply.py
