@@ -54,7 +54,7 @@ class ModelProblem:
         loaded: LoadedModel,
         task: Task,
         shards: Sequence[Sequence[Row]],
-        held_out: Mapping[str, Sequence[Row]],
+        held_out: Mapping[Any, Sequence[Row]],
         batch_size: int,
         seed: int,
         trained: Trained = "full",
