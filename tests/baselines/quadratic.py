@@ -1,4 +1,4 @@
-"""A problem with a closed form: client i's loss is half the weighted squared distance from a point of its own."""
+"""A problem with a closed form: half the weighted squared distance from a point of each client's own."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from sfnode.baselines.registry import METHODS
 from sfnode.errors import Code, UserError
 from tests.baselines.quadratic import Quadratic, complete, made, run, setup, stored
 
-RATES = {"adamw": 0.03, "diloco": 0.03, "diloco-fp16": 0.03, "diloco-powersgd": 0.03, "gaia": 0.03}
+RATES = {"adamw": 0.03, "diloco": 0.003, "diloco-fp16": 0.003, "diloco-powersgd": 0.003, "gaia": 0.03}
 """Where the usual one of these tests does not suit."""
-ZEROTH_ORDER_RATE = 0.004
+ZEROTH_ORDER_RATE = 0.008
 
 
 def rate(name: str) -> float:
@@ -25,8 +25,9 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def test_it_comes_near_the_minimum_of_the_mean_of_all_functions(name: str) -> None:
-    method = made(name, learning_rate=rate(name), options={"gamma": 0.5} if "choco" in name else {})
-    run(method, 0, 200)
+    options = {"gamma": 0.1, "keep": 0.1} if "choco" in name else {}
+    method = made(name, learning_rate=rate(name), options=options)
+    run(method, 0, 300)
     problem = method.problem
     least = problem.evaluate(problem.centres.mean(0), "test").loss
     begun = problem.evaluate(problem.start(), "test").loss
@@ -95,7 +96,7 @@ def test_it_names_its_paper_and_a_grid_of_rates(name: str) -> None:
 
 
 def test_what_it_has_in_common_with_others_may_be_had_on_a_complete_graph(name: str) -> None:
-    """All clients agree after a round in which everybody hears everything; Choco and Gaia send only a part."""
+    """All clients agree once everybody has heard everything; Choco and Gaia send only a part."""
     method = made(name, 4, complete(4), learning_rate=rate(name))
     run(method, 0, 2)
     if not name.startswith(("choco", "gaia")):
@@ -108,4 +109,4 @@ def test_a_method_or_an_option_that_there_is_not_is_an_error_that_says_what_ther
     assert caught.value.code == Code.BAD_OPTION
     with pytest.raises(UserError, match="'keeps'"):
         registry.make("chocosgd", setup(options={"keeps": 0.1}))
-    assert made("chocosgd", options={"keep": 0.5}).setup.options == {"keep": 0.5, "gamma": 0.1}
+    assert made("chocosgd", options={"keep": 0.5}).setup.options == {"keep": 0.5, "gamma": 0.03}
