@@ -29,6 +29,10 @@ class EvalResult(Answer):
     seal: int | None
     """Epoch of the seal whose model was evaluated; None in an open run, and as of now."""
     before: Evaluation
+    """The base model."""
+    calibrated: Evaluation | None
+    """The base model less its prior over the answers; None where there are no fixed answers, or no training
+    rows to measure the prior on."""
     after: Evaluation
 
 
