@@ -1,11 +1,11 @@
-"""Measures how far the two-point slope is from the exact one, by epsilon and number format (docs/benchmarks.md).
+"""Measures how far the two-point slope is from the exact one, by epsilon and number format.
 
-    python tests/bench/epsilon.py [--run FILE] [--family mixtral] [--seeds COUNT]
+    python -m tests.bench.epsilon [--run FILE] [--family mixtral] [--seeds COUNT]
 
 Exact is the central difference in float64 at 1e-6, of the same weights, the same mini-batch and the same
-direction: what is left is truncation (the loss is no straight line), which falls with epsilon, and the rounding
-of the losses, which grows as epsilon falls. Where a mixture of experts sends a token to other experts at one point
-than at the other, the loss jumps, and the slope is off even in float64.
+direction. What is off is truncation, which falls with epsilon, and the rounding of the losses, which grows as
+epsilon falls. Where a mixture of experts sends a token to other experts at one point than at the other, the
+loss jumps, and the slope is off even in float64. Results: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +58,8 @@ def mixture(family: str, folder: Path, spread: float) -> Manifest:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "initializer_range": spread}
     marks = {"vocab_size": len(WORDS), "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
     config = AutoConfig.for_model(family, **sizes, **heads, **marks, **EXPERTS[family])
-    AutoModelForCausalLM.from_config(config).eval().save_pretrained(folder)
+    build: Any = AutoModelForCausalLM
+    build.from_config(config).eval().save_pretrained(folder)
     AutoTokenizer.from_pretrained(model_folder("llama")).save_pretrained(folder)
     training = Training(batch_size=4)
     described = loader.describe(str(folder), "")
