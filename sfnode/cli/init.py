@@ -347,10 +347,10 @@ def _notes(manifest: Manifest, epsilon_given: bool) -> list[str]:
     notes = []
     if not epsilon_given and routes_tokens(manifest.model):
         notes.append(
-            "The base model is a mixture of experts: its loss jumps where a token goes to another expert, and "
-            f"slopes measured at epsilon {manifest.training.epsilon:g} may be mostly jumps. If all nodes "
-            "compute in float32 (--dtype float32), make the run with --epsilon 1e-5; in bfloat16 that would "
-            "measure noise."
+            "The base model is a mixture of experts: its loss jumps where a token goes to another expert, so "
+            f"that slopes measured at epsilon {manifest.training.epsilon:g} may be mostly jumps. If all "
+            "nodes compute in float32 (--dtype float32), make the run with --epsilon 1e-5; in bfloat16 that "
+            "would measure noise."
         )
     if manifest.model.listing and Path(manifest.model.source).is_dir():
         notes.append("The base model is on this machine: other nodes download it from nodes that have it.")

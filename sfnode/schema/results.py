@@ -36,6 +36,20 @@ class EvalResult(Answer):
     after: Evaluation
 
 
+class UpdateLine(Answer):
+    """A line of `sfnode log`."""
+
+    origin: str
+    incarnation: int
+    step: int
+    epoch: int
+    seed: str
+    """Decimal: many JSON readers round integers of 64 bits."""
+    scalar: int
+    weight: int
+    """Factor of the scalar (SPEC O8); 1 in an open run."""
+
+
 class VerifyResult(Answer):
     """`sfnode verify --json`."""
 

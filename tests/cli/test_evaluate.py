@@ -19,9 +19,11 @@ from sfnode.store.log import UpdateLog
 from sfnode.tasks.metrics import share
 from sfprotocol.decisions import FACTOR_ONE, Admit, Close, Move, Seal
 from sfprotocol.events import KeepControl
+from sfprotocol.seeds import update_seeds
 from tests.cli.helpers import Ended
 from tests.control.organised_node import OrganisedNode
 from tests.protocol.feeds import origin_of
+from tests.store.helpers import Author
 
 Run = Callable[..., Ended]
 
@@ -69,6 +71,28 @@ def test_where_no_training_rows_can_be_read_there_is_no_calibrated_figure(
     ended = sfnode("eval", "--data-dir", layout.path, "--limit", 8)
     assert (ended.status, "SF030" in ended.err) == (0, True)
     assert [line.split()[0] for line in ended.out.splitlines()[1:]] == ["before", "after"]
+
+
+def test_log_prints_every_update_that_counts_as_a_line_of_json(folder: Path, sfnode: Run) -> None:
+    run_id = default_manifest().run_id
+    author = Author(run_id=run_id)
+    with UpdateLog.open(Layout(folder).log, run_id) as log:
+        log.append([author.write([3, -4]), author.write([5], epoch=1)])
+    ended = sfnode("log", "--data-dir", folder)
+    assert (ended.status, ended.err) == (0, "")
+    feed = {"origin": author.feed.origin.hex(), "incarnation": 0}
+    updates = enumerate(((0, 3), (0, -4), (1, 5)))
+    assert [json.loads(line) for line in ended.out.splitlines()] == [
+        {
+            **feed,
+            "step": step,
+            "epoch": epoch,
+            "seed": str(update_seeds(author.key, step, 1)[0]),
+            "scalar": scalar,
+            "weight": 1,
+        }
+        for step, (epoch, scalar) in updates
+    ]
 
 
 # -- organised runs ------------------------------------------------------------------------------------
