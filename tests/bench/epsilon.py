@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from sfnode.engine.trainer import Trainer
-from sfnode.manifest import Manifest, Training
+from sfnode.manifest import Data, Manifest, Training
 from sfnode.models import loader
 from sfnode.models.manifest_builder import default_manifest
 from sfprotocol.seeds import update_seeds
@@ -32,6 +34,8 @@ EPSILONS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5, 1e-6)
 EXACT = 1e-6
 """In float64 truncation is then about 1e-8 of the slope, and rounding 1e-9."""
 QUERIES = 8
+
+Load = Callable[..., Trainer]
 
 EXPERTS: dict[str, dict[str, int]] = {
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
@@ -46,8 +50,9 @@ EXPERTS: dict[str, dict[str, int]] = {
 """Families of mixtures of experts, with random weights."""
 
 
-def mixture(family: str, folder: Path, spread: float) -> Manifest:
-    """Write a small random mixture of experts to `folder`; return a run on it."""
+def mixture(family: str, folder: Path, spread: float) -> Load:
+    """Write a small random mixture of experts to `folder`; return what loads a run on it. No path enters
+    the run, so that its directions never vary."""
     torch.manual_seed(7)
     sizes = {
         "hidden_size": 64,
@@ -61,15 +66,14 @@ def mixture(family: str, folder: Path, spread: float) -> Manifest:
     build: Any = AutoModelForCausalLM
     build.from_config(config).eval().save_pretrained(folder)
     AutoTokenizer.from_pretrained(model_folder("llama")).save_pretrained(folder)
-    training = Training(batch_size=4)
-    described = loader.describe(str(folder), "")
-    data = default_manifest().data.model_copy(update={"train": str(data_file(folder)), "test": ""})
-    return Manifest(model=described, task=TASK, data=data, training=training)
+    described = loader.describe(str(folder), "").model_copy(update={"source": f"random/{family}"})
+    manifest = Manifest(model=described, task=TASK, data=Data(), training=Training(batch_size=4))
+    return partial(Trainer.load, manifest, model_override=folder, data_override=data_file(folder))
 
 
-def in_float64(run: Trainer) -> Trainer:
+def in_float64(run: Trainer, load: Load) -> Trainer:
     """The same run with the very weights that `run` holds, computed in float64."""
-    other = Trainer.load(run.manifest, dtype="float32")
+    other = load(dtype="float32")
     other.loaded.model.set_experts_implementation("eager")  # the others know no float64
     other.loaded.model.double()
     held = dict(run.loaded.model.named_parameters())
@@ -95,11 +99,11 @@ def main() -> None:
     seeds = update_seeds(3, 0, given.seeds).tolist()
     with tempfile.TemporaryDirectory() as scratch:
         if given.family:
-            manifest = mixture(given.family, Path(scratch), given.spread)
+            load = mixture(given.family, Path(scratch), given.spread)
         else:
-            manifest = Manifest.from_toml(given.run) if given.run else default_manifest()
+            load = partial(Trainer.load, Manifest.from_toml(given.run) if given.run else default_manifest())
         for dtype in ("float32", "bfloat16"):
-            with Trainer.load(manifest, dtype=dtype) as run, in_float64(run) as reference:
+            with load(dtype=dtype) as run, in_float64(run, load) as reference:
                 exact = slopes(reference, seeds, EXACT)
                 print(f"{dtype}: |slope| median {np.median(np.abs(exact)):.3g}", flush=True)
                 for epsilon in EPSILONS:
