@@ -69,7 +69,19 @@ def seed_vectors() -> dict[str, Any]:
             {"seed": str(seed), "rows": rows, "chosen": seeds.batch_rows(seed, 8, rows).tolist()}
             for seed, rows in ((0, 10), (2**64 - 1, 1024), (6457827717110365317, 67349))
         ],
+        "selections": [
+            {"purpose": purpose, "rows": rows, "count": count, "chosen": _selected(purpose, rows, count)}
+            for purpose in ("sfnode row selection", "sfnode validation rows")
+            for rows, count in ((10, 3), (1000, 12))
+        ],
     }
+
+
+def _selected(purpose: str, rows: int, count: int) -> list[int]:
+    """Return the rows with the smallest values (R9)."""
+    values = seeds.stream(seeds.derive_key(purpose.encode()), 0, rows)
+    chosen: list[int] = np.sort(np.argsort(values)[:count]).tolist()
+    return chosen
 
 
 def _feed_seeds(feed: Feed) -> dict[str, Any]:
