@@ -139,6 +139,12 @@ class Task(Section):
     metric: Literal["", "accuracy", "f1"] = ""
     max_tokens: int = Field(default=256, ge=8, le=65_536)
 
+    @field_validator("verbalizer")
+    @classmethod
+    def _in_canonical_order(cls, value: dict[str, str]) -> dict[str, str]:
+        found: dict[str, str] = _sorted(value)  # its order numbers the classes: on every node that of SPEC M2
+        return found
+
     @property
     def labelled(self) -> bool:
         """Whether each row has one of the verbalizer's labels."""

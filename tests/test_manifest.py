@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import MAX_QUOTA, Manifest
+from sfnode.manifest import MAX_QUOTA, Manifest, Task
 from sfprotocol import PROTOCOL_VERSION
 from sfprotocol.messages import Authority
 
@@ -63,6 +63,16 @@ def test_bytes_that_are_not_canonical_are_refused() -> None:
         with pytest.raises(UserError) as caught:
             Manifest.from_canonical(bad, "a peer")
         assert caught.value.code is Code.BAD_MANIFEST
+
+
+def test_classes_have_the_same_numbers_on_the_node_that_wrote_the_manifest_and_on_those_that_got_it() -> None:
+    """A verbalizer's order numbers the outputs of a classification head, and canonical bytes sort it."""
+    task = Task(
+        kind="sequence-classification",
+        template="{sentence}",
+        verbalizer={"b": "no", "é": "so-so", "a": "yes"},
+    )
+    assert list(task.verbalizer) == ["a", "b", "é"]
 
 
 def test_a_newer_protocol_asks_for_an_upgrade(tmp_path: Path) -> None:

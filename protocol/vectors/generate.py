@@ -11,6 +11,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
+import struct
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +69,19 @@ def seed_vectors() -> dict[str, Any]:
             {"seed": str(seed), "rows": rows, "chosen": seeds.batch_rows(seed, 8, rows).tolist()}
             for seed, rows in ((0, 10), (2**64 - 1, 1024), (6457827717110365317, 67349))
         ],
+        "selections": [
+            {"purpose": purpose, "rows": rows, "count": count, "chosen": _selected(purpose, rows, count)}
+            for purpose in ("sfnode row selection", "sfnode validation rows")
+            for rows, count in ((10, 3), (1000, 12))
+        ],
     }
+
+
+def _selected(purpose: str, rows: int, count: int) -> list[int]:
+    """Return the rows with the smallest values (R9)."""
+    values = seeds.stream(seeds.derive_key(purpose.encode()), 0, rows)
+    chosen: list[int] = np.sort(np.argsort(values)[:count]).tolist()
+    return chosen
 
 
 def _feed_seeds(feed: Feed) -> dict[str, Any]:
@@ -98,6 +112,100 @@ def _basis(epoch: int, layer: int, side: str, rows: int, rank: int) -> dict[str,
         "rank": rank,
         "rows": ["".join("-" if sign < 0 else "+" for sign in row) for row in signs.tolist()],
     }
+
+
+# -- weights.json ------------------------------------------------------------------------------------
+
+
+def weight_vectors() -> dict[str, Any]:
+    """Rates, and the weights of one small matrix; computed from the rules U7 and U8, with numpy alone."""
+    cores = {0: [(0, 1, 350), (3, 2, -77)], 2: [(0, 1, -9), (1, 1, 32_767)]}
+    huge = {1: [(0, 0, 2**62), (1, 3, -(2**61) - 12345), (2, 2, 2**40 + 1)]}
+    return {
+        "rates": [
+            _rates(schedule, rate, epoch_updates, budget)
+            for schedule, rate in (("constant", 6e-6), ("linear", 1e-3), ("cosine", 1e-3), ("cosine", 0.1))
+            for epoch_updates, budget in ((1024, 4096), (1000, 2500), (1, 65536), (4096, 1))
+        ],
+        "weights": [
+            _weights("cosine", cores, 0.05),
+            _weights("linear", cores, 6e-6),
+            _weights("organised", huge | {0: [(0, 1, 123_456_789)]}, 2.0**-20),
+        ],
+    }
+
+
+def rate(schedule: str, learning_rate: float, epoch: int, epochs: int) -> np.float32:
+    """Return the rate of an epoch (U7)."""
+    x = epoch / epochs
+    f = {"constant": 1.0, "linear": 1.0 - x, "cosine": 0.5 * (1.0 + math.cos(math.pi * x))}[schedule]
+    return np.float32(learning_rate * f)
+
+
+def _rates(schedule: str, learning_rate: float, epoch_updates: int, budget: int) -> dict[str, Any]:
+    epochs = -(-budget // epoch_updates)
+    chosen = sorted({0, 1, 2, epochs // 3, epochs // 2, epochs - 1} & set(range(epochs)))
+    return {
+        "schedule": schedule,
+        "learning_rate": learning_rate,
+        "epoch_updates": epoch_updates,
+        "update_budget": budget,
+        "epochs": epochs,
+        "rates": [
+            {"epoch": epoch, "bits": _bits(rate(schedule, learning_rate, epoch, epochs))} for epoch in chosen
+        ],
+    }
+
+
+def _weights(schedule: str, cores: dict[int, list[tuple[int, int, int]]], factor: float) -> dict[str, Any]:
+    """Weights of a matrix of 3 x 5 at rank 4, for layer 0. `factor`: the learning rate, or of an organised
+    run, whose rates are in its cores, scalar_delta."""
+    rank, shape, delta = 4, (3, 5), 1 / 64 if schedule != "organised" else factor
+    values = [1.0, -0.5, 3.0e-5, 1 / 3, -2.7182818, 0.1, 1e-8, -0.04, 12.5, 0.0, 7e-3, -0.9, 0.25, 1.5, -6.0]
+    base = np.array(values, np.float32).reshape(shape)
+    weights = base.astype(np.float64)
+    terms = []
+    for epoch in sorted(cores):
+        core = np.zeros((rank, rank), object)
+        for row, column, value in cores[epoch]:
+            core[row, column] = value
+        u, v = (
+            seeds.basis_signs(RUN_ID, epoch, 0, side, size, rank).astype(object)
+            for side, size in zip("UV", shape, strict=True)
+        )
+        scale = (
+            delta * 2.0**-32 if schedule == "organised" else float(rate(schedule, factor, epoch, 4)) * delta
+        )
+        large = float(np.abs(core.astype(np.float64)).sum()) >= 2.0**53
+        for unit, part in ((2**32, core >> 32), (1, core % 2**32)) if large else ((1, core),):
+            weights = weights - (u @ part @ v.T).astype(np.float64) * (scale * unit)
+        entries = [{"row": i, "column": j, "value": str(a)} for i, j, a in cores[epoch]]
+        terms.append({"epoch": epoch, "scale": scale, "core": entries})
+    result = weights.astype(np.float32)
+    return {
+        "run_id": RUN_ID.hex(),
+        "schedule": schedule,
+        "learning_rate": factor if schedule != "organised" else None,
+        "epochs": 4,
+        "scalar_delta": delta,
+        "rank": rank,
+        "layer": 0,
+        "base": [[_bits(entry) for entry in row] for row in base],
+        "terms": terms,
+        "weights": [[_bits(entry) for entry in row] for row in result],
+        "bfloat16": [[_bfloat16(entry) for entry in row] for row in result],
+    }
+
+
+def _bits(value: np.float32) -> str:
+    """Return the bits of a binary32 number in hexadecimal, the sign first."""
+    return struct.pack(">f", value).hex()
+
+
+def _bfloat16(value: np.float32) -> str:
+    """Return the upper half of the bits after rounding to nearest, ties to even; of finite numbers."""
+    bits = int(_bits(value), 16)
+    return f"{(bits + 0x7FFF + (bits >> 16 & 1)) >> 16:04x}"
 
 
 # -- manifest.json -----------------------------------------------------------------------------------
@@ -497,6 +605,7 @@ def vectors() -> dict[str, str]:
     """Return the text of every file by its name."""
     files = {
         "seeds.json": seed_vectors(),
+        "weights.json": weight_vectors(),
         "manifest.json": manifest_vectors(),
         "signing.json": signing_vectors(),
         "codec.json": codec_vectors(),

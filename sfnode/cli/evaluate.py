@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sfnode.cli.exit import show
 from sfnode.cli.options import (
     as_of_now_option,
     data_dir_option,
@@ -23,6 +24,8 @@ from sfnode.errors import Code, UserError
 
 if TYPE_CHECKING:
     from sfnode.cli.trained_model import TrainedModel
+    from sfnode.engine.trainer import Trainer
+    from sfnode.schema.evaluation import Evaluation
     from sfnode.schema.results import EvalResult
 
 
@@ -51,6 +54,8 @@ def evaluate(
 ) -> None:
     """Measure the base model, and the trained model, on the run's test rows.
 
+    Where a task has fixed answers the base model is measured a second time, less its prior over the answers,
+    which up to 512 training rows show without their labels: what training gains beyond that is learnt.
     Of an organised run it is the model of the last seal, of an open one that with all updates.
     """
     from sfnode.cli.trained_model import load
@@ -72,6 +77,7 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
         )
     with waiting("measuring the base model"):
         before = trainer.evaluate_base(limit)
+    calibrated = _calibrated(trainer, limit)
     with waiting("measuring the model"):
         after = trainer.evaluate(limit)
     return EvalResult(
@@ -80,14 +86,30 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
         digest=trained.digest,
         seal=trained.seal,
         before=before,
+        calibrated=calibrated,
         after=after,
     )
 
 
+def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
+    """Measure the base model less its prior; None, said on standard error, if its rows cannot be read."""
+    manifest = trainer.manifest
+    if not manifest.task.labelled or not manifest.data.train:
+        return None
+    try:
+        with waiting("measuring the base model's prior"):
+            prior = trainer.prior()
+    except UserError as error:
+        show(error)
+        return None
+    with waiting("measuring the calibrated base model"):
+        return trainer.evaluate_base(limit, prior=prior)
+
+
 def _lines(result: EvalResult, moment: str) -> list[str]:
-    before, after = result.before, result.after
+    before = result.before
+    rows = {"before": before, "calibrated": result.calibrated, "after": result.after}
     return [
         f"{before.metric} (95 % interval) on {before.count} test rows, {moment} ({result.digest[:16]})",
-        f"before  {figure(before)}  loss {before.loss:.4f}",
-        f"after   {figure(after)}  loss {after.loss:.4f}",
+        *(f"{when:10}  {figure(one)}  loss {one.loss:.4f}" for when, one in rows.items() if one),
     ]

@@ -243,7 +243,7 @@ def init(
     said = _what_to_do(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
     _write(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
-    for note in [*said, *measured, *_notes(manifest)]:
+    for note in [*said, *measured, *_notes(manifest, "epsilon" in given)]:
         echo(note)
     echo("What happens next:")
     start = f"sfnode join --run {out}{_organising(keys_dir) if keys else ''}"
@@ -339,9 +339,19 @@ def _unmeasured(training: Training, reason: str) -> str:
     )
 
 
-def _notes(manifest: Manifest) -> list[str]:
-    """Return what part of the run is on this machine alone, and how others get it."""
+def _notes(manifest: Manifest, epsilon_given: bool) -> list[str]:
+    """Return what to know of the slopes of a mixture of experts unless its epsilon was chosen, what part of
+    the run is on this machine alone, and how others get it."""
+    from sfnode.models.manifest_builder import routes_tokens
+
     notes = []
+    if not epsilon_given and routes_tokens(manifest.model):
+        notes.append(
+            "The base model is a mixture of experts: its loss jumps where a token goes to another expert, so "
+            f"that slopes measured at epsilon {manifest.training.epsilon:g} may be mostly jumps. If all "
+            "nodes compute in float32 (--dtype float32), make the run with --epsilon 1e-5; in bfloat16 that "
+            "would measure noise."
+        )
     if manifest.model.listing and Path(manifest.model.source).is_dir():
         notes.append("The base model is on this machine: other nodes download it from nodes that have it.")
     data = manifest.data

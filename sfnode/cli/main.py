@@ -49,6 +49,7 @@ COMMANDS = {
     "leave": Entry("sfnode.cli.leave:leave", "End a running node; nothing that is finished is lost."),
     "export": Entry("sfnode.cli.export:export", "Write the trained model to a folder."),
     "verify": Entry("sfnode.cli.verify:verify", "Replay the log and check every signature."),
+    "log": Entry("sfnode.cli.log:log", "Print the updates of a node's log."),
     "eval": Entry("sfnode.cli.evaluate:evaluate", "Measure the base and the trained model."),
     "bench": Entry("sfnode.cli.bench:bench", "Show what this machine can do with a model."),
     "doctor": Entry("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),

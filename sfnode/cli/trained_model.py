@@ -12,6 +12,7 @@ from sfnode.cli.progress import waiting
 
 if TYPE_CHECKING:
     from sfnode.engine.trainer import Trainer
+    from sfnode.manifest import Manifest
     from sfnode.store.checkout import Checkout
     from sfnode.store.log import UpdateLog
     from sfprotocol.machine import Machine
@@ -60,6 +61,17 @@ def load(data_dir: Path, model: Path | None, device: str, dtype: str, *, as_of_n
         counted = {state.feed: machine.counted(state.feed) for state in frontier}
         _replay(trainer, update_log, machine, counted, layout.checkpoints)
         return TrainedModel(trainer, state_digest(manifest, frontier).hex(), frontier.known, None)
+
+
+def counted(manifest: Manifest, update_log: UpdateLog, *, as_of_now: bool) -> Mapping[Feed, Counted]:
+    """Return what counts of each feed, as `load` applies it; raises and says the same."""
+    from sfnode.node.startup import settled
+
+    machine = settled(manifest.parameters(), update_log)
+    checkout = None if as_of_now else _checked_out(machine, update_log)
+    if checkout:
+        return checkout.counted
+    return {state.feed: machine.counted(state.feed) for state in machine.frontier}
 
 
 def _checked_out(machine: Machine, update_log: UpdateLog) -> Checkout | None:

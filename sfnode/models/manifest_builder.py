@@ -59,6 +59,9 @@ ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
 CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
 """Ends of the names of language models. For other names the model's type says whether it is an encoder."""
 
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Fields in which transformers' configurations say how many experts a router chooses from."""
+
 
 def default_manifest() -> Manifest:
     """Return the run of the built-in model and task, an open one."""
@@ -184,6 +187,12 @@ def _is_encoder(config: dict[str, Any]) -> bool:
     masked = config.get("model_type") in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     one_sided = not config.get("is_decoder") and not config.get("is_encoder_decoder")
     return masked and one_sided and not any(name.endswith(CAUSAL_HEADS) for name in names)
+
+
+def routes_tokens(model: Model) -> bool:
+    """Return whether a base model is a mixture of experts, by its configuration."""
+    config = _json(files.resolve(model.source, model.revision, None) / files.CONFIG)
+    return any(isinstance(size := config.get(key), int) and size > 1 for key in EXPERT_COUNTS)
 
 
 def _positions(home: Path) -> int:

@@ -29,7 +29,25 @@ class EvalResult(Answer):
     seal: int | None
     """Epoch of the seal whose model was evaluated; None in an open run, and as of now."""
     before: Evaluation
+    """The base model."""
+    calibrated: Evaluation | None
+    """The base model less its prior over the answers; None where there are no fixed answers, or no training
+    rows to measure the prior on."""
     after: Evaluation
+
+
+class UpdateLine(Answer):
+    """A line of `sfnode log`."""
+
+    origin: str
+    incarnation: int
+    step: int
+    epoch: int
+    seed: str
+    """Decimal: many JSON readers round integers of 64 bits."""
+    scalar: int
+    weight: int
+    """Factor of the scalar (SPEC O8); 1 in an open run."""
 
 
 class VerifyResult(Answer):

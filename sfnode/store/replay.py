@@ -24,8 +24,8 @@ from sfprotocol.counting import Counting
 from sfprotocol.decisions import Checkpoint
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.frontier import Frontier
-from sfprotocol.messages import ControlFork, Entry, Feed, RunParameters, Succession
-from sfprotocol.seeds import GOLDEN, U64, mix64
+from sfprotocol.messages import ControlFork, Entry, EpochScalars, Feed, RunParameters, Segment, Succession
+from sfprotocol.seeds import GOLDEN, U64, mix64, update_seeds
 from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.weighing import NOTHING, Counted, Difference, differences
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
@@ -180,16 +180,50 @@ def changes(
     pieces: list[Piece] = []
     size = 0
     for change, segment in update_log.segments(_changed(applied, wanted)):
-        first, stop = max(change.first, segment.first), min(change.stop, segment.stop)
-        told = drop_updates(first_updates(segment.parts, stop - segment.first), first - segment.first)
+        first, told = _within(change, segment)
         parts = (Part(label // subspace_epochs, change.weight(label), scalars) for label, scalars in told)
         pieces.append(Piece(segment.feed_key, first, tuple(parts)))
-        size += stop - first
+        size += sum(len(scalars) for _, scalars in told)
         if size >= BATCH_UPDATES:
             yield batch_of(pieces)
             pieces, size = [], 0
     if pieces:
         yield batch_of(pieces)
+
+
+class Weighed(NamedTuple):
+    """An update and how much it counts."""
+
+    feed: Feed
+    step: int
+    epoch: int
+    seed: int
+    scalar: int
+    weight: int
+    """Factor of the scalar (SPEC O8); 1 in an open run."""
+
+
+def weighed(update_log: UpdateLog, wanted: Mapping[Feed, Counted]) -> Iterator[Weighed]:
+    """Yield the updates that count by `wanted`, feed by feed, in the order of their steps.
+
+    What comes before the checkpoint with which a log begins is not in it. Raises UserError LOG_CORRUPT.
+    """
+    begins = {feed: base.step for feed, base in update_log.bases().items()}
+    every = (one._replace(first=max(one.first, begins.get(one.feed, 0))) for one in _changed({}, wanted))
+    for change, segment in update_log.segments(one for one in every if one.first < one.stop):
+        step, told = _within(change, segment)
+        for epoch, scalars in told:
+            seeds = update_seeds(segment.feed_key, step, len(scalars)).tolist()
+            for number, (seed, scalar) in enumerate(zip(seeds, scalars, strict=True)):
+                yield Weighed(change.feed, step + number, epoch, seed, scalar, change.weight(epoch))
+            step += len(scalars)
+
+
+def _within(change: _Change, segment: Segment) -> tuple[int, tuple[EpochScalars, ...]]:
+    """Return the first step of a segment that changes, and the scalars of those that do."""
+    first, stop = max(change.first, segment.first), min(change.stop, segment.stop)
+    told = first_updates(segment.parts, stop - segment.first)
+    return first, tuple(drop_updates(told, first - segment.first))
 
 
 def _changed(applied: Mapping[Feed, Counted], wanted: Mapping[Feed, Counted]) -> Iterator[_Change]:

@@ -26,6 +26,7 @@ from sfnode.schema.results import (
     SealsResult,
     StatusResult,
     SwarmResult,
+    UpdateLine,
     UpgradeResult,
     VerifyResult,
 )
@@ -47,6 +48,7 @@ SECTIONS = {
     ),
     "limit --json": (Limits,),
     "verify --json": (VerifyResult, SealsResult),
+    "log": (UpdateLine,),
     "eval --json": (EvalResult, Evaluation),
     "invite --json": (InviteResult,),
     "organise status --json": (

@@ -19,9 +19,11 @@ from sfnode.store.log import UpdateLog
 from sfnode.tasks.metrics import share
 from sfprotocol.decisions import FACTOR_ONE, Admit, Close, Move, Seal
 from sfprotocol.events import KeepControl
+from sfprotocol.seeds import update_seeds
 from tests.cli.helpers import Ended
 from tests.control.organised_node import OrganisedNode
 from tests.protocol.feeds import origin_of
+from tests.store.helpers import Author
 
 Run = Callable[..., Ended]
 
@@ -42,6 +44,8 @@ def test_as_data_it_has_the_ends_of_the_interval(folder: Path, sfnode: Run) -> N
     assert ended.status == 0, ended.err
     result = EvalResult.model_validate(json.loads(ended.out))  # progress goes to standard error
     assert result.before == result.after  # there are no updates
+    assert result.calibrated
+    assert result.calibrated.count == 40
     assert (result.after.metric, result.after.count) == ("accuracy", 40)
     expected = share(round(result.after.value * 40), 40)
     assert (result.after.value, result.after.low, result.after.high) == expected
@@ -51,8 +55,44 @@ def test_for_people_it_has_the_interval_in_brackets(folder: Path, sfnode: Run) -
     said = sfnode("eval", "--data-dir", folder, "--limit", 40).out.splitlines()
     assert said[0].startswith("accuracy (95 % interval) on 40 test rows, 0 updates (")
     number = r"[01]\.\d{3}"
-    for line, when in zip(said[1:], ("before", "after"), strict=True):
+    for line, when in zip(said[1:], ("before", "calibrated", "after"), strict=True):
         assert re.fullmatch(rf"{when} +{number} \({number}-{number}\)  loss \d\.\d{{4}}", line)
+
+
+def test_where_no_training_rows_can_be_read_there_is_no_calibrated_figure(
+    folder: Path, sfnode: Run, tmp_path: Path
+) -> None:
+    layout, run = Layout(tmp_path / "elsewhere"), default_manifest()
+    elsewhere = run.model_copy(update={"data": run.data.model_copy(update={"train": "/nowhere/train.tsv"})})
+    layout.path.mkdir()
+    layout.manifest.write_text(elsewhere.to_toml())
+    with UpdateLog.open(layout.log, elsewhere.run_id):
+        pass
+    ended = sfnode("eval", "--data-dir", layout.path, "--limit", 8)
+    assert (ended.status, "SF030" in ended.err) == (0, True)
+    assert [line.split()[0] for line in ended.out.splitlines()[1:]] == ["before", "after"]
+
+
+def test_log_prints_every_update_that_counts_as_a_line_of_json(folder: Path, sfnode: Run) -> None:
+    run_id = default_manifest().run_id
+    author = Author(run_id=run_id)
+    with UpdateLog.open(Layout(folder).log, run_id) as log:
+        log.append([author.write([3, -4]), author.write([5], epoch=1)])
+    ended = sfnode("log", "--data-dir", folder)
+    assert (ended.status, ended.err) == (0, "")
+    feed = {"origin": author.feed.origin.hex(), "incarnation": 0}
+    updates = enumerate(((0, 3), (0, -4), (1, 5)))
+    assert [json.loads(line) for line in ended.out.splitlines()] == [
+        {
+            **feed,
+            "step": step,
+            "epoch": epoch,
+            "seed": str(update_seeds(author.key, step, 1)[0]),
+            "scalar": scalar,
+            "weight": 1,
+        }
+        for step, (epoch, scalar) in updates
+    ]
 
 
 # -- organised runs ------------------------------------------------------------------------------------

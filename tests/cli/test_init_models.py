@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from sfnode.manifest import Manifest
 from sfnode.models.files import EMBEDDED
@@ -143,3 +143,21 @@ def test_a_model_without_its_tokenizer_is_refused(encoder: Path, sfnode: Run) ->
     ended = sfnode("init", "--model", encoder, "--task", "sst2")
     assert ended.err.startswith("sfnode: SF022")
     assert "tokenizer" in ended.err
+
+
+def test_of_a_mixture_of_experts_it_says_that_slopes_may_be_jumps(tmp_path: Path, sfnode: Run) -> None:
+    build: Any = AutoModelForCausalLM
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
+    settings = AutoConfig.for_model(
+        "mixtral", vocab_size=1024, max_position_embeddings=64, **SIZES, **experts
+    )
+    build.from_config(settings).save_pretrained(tmp_path / "mixtral")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED / "tiny" / file, tmp_path / "mixtral")
+    given = ("init", "--open", "--model", tmp_path / "mixtral", "--task", "reviews", "--no-measure")
+    ended = sfnode(*given)
+    assert manifest(ended).training.epsilon == 1e-3
+    assert "mixture of experts" in ended.out
+    assert "--epsilon 1e-5" in ended.out
+    assert "mixture" not in sfnode(*given, "--epsilon", "1e-5", "--force").out
+    assert "mixture" not in sfnode("init", "--open", "--no-measure", "--force").out

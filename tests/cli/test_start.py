@@ -35,6 +35,7 @@ COMMANDS = (
     "leave",
     "export",
     "verify",
+    "log",
     "bench",
     "eval",
     "doctor",

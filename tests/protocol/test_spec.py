@@ -84,6 +84,7 @@ def test_rules_are_numbered_without_gaps_and_once() -> None:
         "K",
         "I",
         "O",
+        "T",
     }
 
 

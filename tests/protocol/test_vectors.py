@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
+from sfnode.tasks.dataset import select
 from sfprotocol import decisions, events, messages, proof_of_work, seeds, signing, validation, wire_codec
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_feed import ControlFeed, succession_message
@@ -168,6 +169,16 @@ def test_bases(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize("vector", SEEDS["batches"])
 def test_batches(vector: dict[str, Any]) -> None:
     assert seeds.batch_rows(int(vector["seed"]), 8, vector["rows"]).tolist() == vector["chosen"]
+
+
+@pytest.mark.parametrize("vector", SEEDS["selections"])
+def test_selections_of_rows(vector: dict[str, Any]) -> None:
+    values = seeds.stream(seeds.derive_key(vector["purpose"].encode()), 0, vector["rows"])
+    smaller = (values[:, None] > values[None, :]).sum(1)  # (rows,)
+    assert np.flatnonzero(smaller < vector["count"]).tolist() == vector["chosen"]
+    if vector["purpose"] == "sfnode row selection":
+        every = [{"number": number} for number in range(vector["rows"])]
+        assert [row["number"] for row in select(every, vector["count"])] == vector["chosen"]
 
 
 @pytest.mark.parametrize("vector", [MANIFEST, *MANIFEST["version 2"]], ids=["1", "open", "organised"])

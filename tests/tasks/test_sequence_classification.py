@@ -22,7 +22,7 @@ WORDS = ["[PAD]", "[CLS]", "[SEP]", "a", "dull", "fine", "film", "story", "it", 
 TASK = Task(
     kind="sequence-classification",
     template="{text}",
-    verbalizer={"bad": "negative", "so-so": "neutral", "good": "positive"},
+    verbalizer={"bad": "negative", "fair": "neutral", "good": "positive"},
     max_tokens=8,
 )
 PAIRS = TASK.model_copy(update={"template": "{text}{separator}{other}"})
