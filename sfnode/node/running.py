@@ -13,6 +13,7 @@ from random import SystemRandom
 from typing import NamedTuple, TypeVar
 
 from sfnode.errors import Code, UserError
+from sfnode.loggers.record import Logger
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.modelshare.sharing import Sharing
@@ -23,6 +24,7 @@ from sfnode.node.engine_thread import Engine, EngineThread, Order, StepResult
 from sfnode.node.organising import Organising, be_admitted, organises
 from sfnode.node.peering import Peering
 from sfnode.node.readiness import Readiness
+from sfnode.node.recorder import Recorder
 from sfnode.node.shutdown import Departure
 from sfnode.node.state import describe
 from sfnode.node.step_scheduler import StepScheduler
@@ -87,6 +89,7 @@ class RunningNode:
         transport: Transport,
         load_engine: LoadEngine,
         draw_incarnation: Callable[[], int],
+        logger: Logger,
     ) -> None:
         self.settings = settings
         self.manifest = manifest
@@ -123,6 +126,7 @@ class RunningNode:
             clock=self.clock,
         )
         self.views = Views(self, self._readiness.done)
+        self.recorder = Recorder(self, logger)
         self.limiter = ResourceLimiter(
             settings.limits,
             machine=Sensors(settings.device),
@@ -245,6 +249,7 @@ class RunningNode:
         jobs = (
             *(self.peering.run, self.views.run, self.limiter.run),
             *(self.sharing.run, self._report, partial(be_admitted, self)),
+            *((self.recorder.run,) if self.settings.log_to else ()),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
         )
         looking = [asyncio.create_task(self._guard(job)) for job in jobs]
@@ -396,6 +401,7 @@ class RunningNode:
             digest=None if base else moment.digest,
         )
         self.views.remember(answer)
+        self.recorder.evaluated(answer)
         return answer
 
     async def generate(self, prompt: str, tokens: int) -> Generated:

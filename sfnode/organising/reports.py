@@ -209,6 +209,17 @@ class Reports:
             self._lines([read(entry.record).decision for entry in feed.entries[head[0] :]]) if follows else []
         )
 
+    def seals(self, since: int) -> list[Seal]:
+        """Return the seals of the epochs from `since` on, in their order."""
+        found: dict[int, Seal] = {}
+        for entry in reversed(self._feed.entries):
+            if len(found) >= self.counting.sealed - since:
+                break
+            said = read(entry.record).decision
+            if isinstance(said, Seal) and since <= said.epoch < self.counting.sealed:
+                found[said.epoch] = said
+        return [found[epoch] for epoch in sorted(found)]
+
     def members(self, query: OriginsQuery) -> Members:
         """Return a page of the members, in the order of their admission."""
         found = [n for n, one in enumerate(self.counting.members) if one.origin.hex().startswith(query.find)]
