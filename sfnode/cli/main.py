@@ -50,6 +50,7 @@ COMMANDS = {
     "export": Entry("sfnode.cli.export:export", "Write the trained model to a folder."),
     "verify": Entry("sfnode.cli.verify:verify", "Replay the log and check every signature."),
     "eval": Entry("sfnode.cli.evaluate:evaluate", "Measure the base and the trained model."),
+    "lm-eval": Entry("sfnode.cli.lm_eval:lm_eval", "Run the EleutherAI harness on a model."),
     "bench": Entry("sfnode.cli.bench:bench", "Show what this machine can do with a model."),
     "doctor": Entry("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),
     "simulate": Entry("sfnode.cli.simulate:simulate", "Run a simulated network under faults."),
