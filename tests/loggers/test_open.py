@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -241,3 +242,12 @@ def test_no_optional_package_is_loaded_before_it_is_asked_for() -> None:
         ).stdout
         == "set()\n"
     )
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "loggers.md"
+    (example,) = re.findall(r"^```python\n(.*?)^```$", guide.read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    _, line = (tmp_path / "mine.jsonl").read_text().splitlines()
+    assert json.loads(line)["values"] == {"loss": 0.7}
