@@ -25,7 +25,7 @@ def name_of(requirement: str) -> str:
 PINNED = {name_of(line) for line in (ROOT / "constraints" / "ci.txt").read_text().splitlines()}
 
 
-def tested() -> list[str]:
+def installed_for_tests() -> list[str]:
     """The extras that `make test` installs."""
     found = re.search(r"^EXTRAS := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert found
@@ -33,10 +33,10 @@ def tested() -> list[str]:
 
 
 def test_all_extras_of_loggers_and_experiments_are_tested() -> None:
-    assert set(tested()) == {"dev", "experiments", "tensorboard", "wandb", "trackio", "ray"}
+    assert set(installed_for_tests()) == {"dev", "experiments", "tensorboard", "wandb", "trackio", "ray"}
 
 
-@pytest.mark.parametrize("extra", [*tested(), "nvml"])
+@pytest.mark.parametrize("extra", [*installed_for_tests(), "nvml"])
 def test_what_tests_and_the_image_install_is_pinned(extra: str) -> None:
     assert {name_of(requirement) for requirement in EXTRAS[extra]} <= PINNED
 
