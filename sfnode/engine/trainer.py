@@ -29,8 +29,8 @@ from sfnode.manifest import Manifest
 from sfnode.models import loader
 from sfnode.models.generation import generate
 from sfnode.schema.evaluation import Evaluation
-from sfnode.tasks import dataset
-from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
+from sfnode.tasks import calibration, dataset
+from sfnode.tasks.encoding import Encoded, Forward, Prior, Scored, encode, evaluate
 from sfprotocol.decisions import RATE_ONE
 from sfprotocol.seeds import I64, batch_rows
 
@@ -191,6 +191,18 @@ class Trainer:
         self.loaded.model.to(device)
         self.space.move(device)
 
+    def prior(self, count: int = calibration.CALIBRATION_ROWS, go_on: GoOn = always) -> Prior:
+        """Return the base model's prior over the task's answers: from `count` (0: all) of the run's public
+        training rows, whose labels are not looked at.
+
+        Raises UserError BAD_OPTION if the task has no fixed answers, DATA_* without such rows, PAUSED.
+        """
+        rows = dataset.select(dataset.training_rows(self.manifest.data, self.manifest.task), count)
+        self.restore()
+        with self.weights.at_base():
+            task, tokenizer = self.manifest.task, self.loaded.tokenizer
+            return calibration.prior(task, tokenizer, rows, self._forward(go_on), EVALUATION_BATCH)
+
     def evaluate(self, limit: int = 0, go_on: GoOn = always, rows: dataset.HeldOut = "test") -> Evaluation:
         """Measure the rebuilt model as of now on `limit` of these rows (0: as many as the manifest says).
 
@@ -201,12 +213,16 @@ class Trainer:
         return self._evaluate(limit, go_on, rows)
 
     def evaluate_base(
-        self, limit: int = 0, go_on: GoOn = always, rows: dataset.HeldOut = "test"
+        self,
+        limit: int = 0,
+        go_on: GoOn = always,
+        rows: dataset.HeldOut = "test",
+        prior: Prior | None = None,
     ) -> Evaluation:
-        """Measure the base model like `evaluate`."""
+        """Measure the base model like `evaluate`; with its `prior` it is the calibrated, untrained model."""
         self.restore()
         with self.weights.at_base():
-            return self._evaluate(limit, go_on, rows)
+            return self._evaluate(limit, go_on, rows, prior)
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         """Return what the base model and the model as of now write after `prompt`, in at most `tokens`
@@ -232,11 +248,18 @@ class Trainer:
         chosen = batch_rows(seed, self.manifest.training.batch_size, len(self._rows)).tolist()
         return encode(self.manifest.task, self.loaded.tokenizer, [self._rows[row] for row in chosen])
 
-    def _evaluate(self, limit: int, go_on: GoOn, which: dataset.HeldOut) -> Evaluation:
+    def _evaluate(
+        self, limit: int, go_on: GoOn, which: dataset.HeldOut, prior: Prior | None = None
+    ) -> Evaluation:
         task, tokenizer = self.manifest.task, self.loaded.tokenizer
         if (which, limit) not in self._held_out:
             data = self.manifest.data
             self._held_out[which, limit] = dataset.held_out_rows(data, task, which, limit)
+        rows = self._held_out[which, limit]
+        return evaluate(task, tokenizer, rows, self._forward(go_on), EVALUATION_BATCH, prior)
+
+    def _forward(self, go_on: GoOn) -> Forward:
+        """Return what scores a batch with the model as it is; it raises UserError PAUSED."""
 
         def score(encoded: Encoded) -> Scored:
             if not go_on():
@@ -247,7 +270,7 @@ class Trainer:
                 )
             return forward.score_in_passes(self.loaded, encoded)
 
-        return evaluate(task, tokenizer, self._held_out[which, limit], score, EVALUATION_BATCH)
+        return score
 
 
 def scale_of(manifest: Manifest) -> Callable[[int], float]:
