@@ -66,6 +66,8 @@ class Code(IntEnum):
     RUN_FROZEN = 72
     ORGANISER_SILENT = 73
     UPDATES_LACKING = 74
+    RESULTS_UNUSABLE = 75
+    LOG_NOT_SIMULATED = 76
 
 
 class UserError(Exception):

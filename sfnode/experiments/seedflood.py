@@ -31,6 +31,12 @@ from sfprotocol.counting import multiplier
 from sfprotocol.seeds import I64, batch_rows, update_seeds
 
 
+OPTIONS = frozenset(
+    {"organised", "scalar_bits", "scalar_delta", "scalar_limit", "segment_updates", "subspace_epochs"}
+)
+"""Names of its options (`Cell.options`); docs/experiments.md explains them."""
+
+
 class Pending(NamedTuple):
     """n updates that some clients may lack, with all of their columns (n,)."""
 
