@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
 from sfnode.cli.exit import DONE
-from sfnode.cli.options import bound, device_option, json_option, option, threads_option
+from sfnode.cli.options import bound, device_option, json_option, option, setting, threads_option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
@@ -116,12 +117,19 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
     metavar="FOLDER",
     help="Where results are written, and where a run that was ended goes on.",
 )
+@setting(
+    "--log-to",
+    metavar="KIND:PLACE",
+    help="Record every step and evaluation: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or trackio:PROJECT "
+    "(docs/loggers.md). Repeat for more.",
+)
 @device_option
 @threads_option("CPU threads.  [default: 1]")
 @json_option
 def training(
     options: dict[str, float],
     results: Path,
+    log_to: tuple[str, ...],
     device: str,
     threads: int,
     as_json: bool,
@@ -134,13 +142,22 @@ def training(
     and a flood in rounds.
     """
     from sfnode.experiments.runner import Place, run_cell
+    from sfnode.loggers.open import opened
 
     cell = cell_of(fields, options)
-    with waiting(f"{cell.method}, {cell.network.clients} clients", time_left=True) as advance:
-        values = run_cell(cell, results, Place(device, threads or 1), advance=advance)
+    with (
+        closing(opened(log_to)) as logger,
+        waiting(f"{cell.method}, {cell.network.clients} clients", time_left=True) as advance,
+    ):
+        loggers = [logger] if log_to else []
+        values = run_cell(cell, results, Place(device, threads or 1), loggers, advance)
     path = results / f"{cell.name}.jsonl"
     if as_json:
-        echo(json.dumps({"cell": cell.model_dump(mode="json"), "results": str(path), "values": values}, indent=2))
+        echo(
+            json.dumps(
+                {"cell": cell.model_dump(mode="json"), "results": str(path), "values": values}, indent=2
+            )
+        )
     else:
         echo("\n".join(_lines(values)) + f"\nresults in {path}")
     return DONE

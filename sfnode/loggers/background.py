@@ -89,7 +89,7 @@ class _Writer:
         self.name = name
         self._logger = logger
         self._begin: Callable[[], None] | None = None
-        """What begins the run, until it has succeeded."""
+        """Function that begins the run, until it has succeeded."""
         self._failed = 0
 
     def attempt(self, work: Callable[[_Writer], None]) -> None:

@@ -88,4 +88,4 @@ KINDS: Mapping[str, Callable[[str], Logger]] = {
     "wandb": _project("wandb", "WeightsAndBiases"),
     "trackio": _project("trackio", "Trackio"),
 }
-"""What makes a logger of each kind, given what follows the colon."""
+"""Function that makes a logger of each kind, given what follows the colon."""

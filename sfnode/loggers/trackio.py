@@ -23,7 +23,7 @@ class Trackio:
         self._name = ""
         self._id = uuid.uuid4().hex
         self._config: dict[str, object] | None = None
-        """What is still to be written with the first record."""
+        """Settings of the run, until they are written with the first record."""
 
     def begin(self, name: str, settings: Mapping[str, object]) -> None:
         self._name = name
