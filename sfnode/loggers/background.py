@@ -25,7 +25,8 @@ LONGEST_NAME = 128
 
 
 class Background:
-    """Loggers in a thread beside: takes records at once, drops them when too many wait."""
+    """Loggers in a thread beside: takes records at once, drops them when too many wait. Does nothing without
+    loggers."""
 
     def __init__(self, loggers: Mapping[str, Logger], patience: float = PATIENCE) -> None:
         """`loggers` have the names by which the log speaks of them; they are this one's from now on."""
@@ -39,7 +40,8 @@ class Background:
 
     def begin(self, name: str, settings: Mapping[str, object]) -> None:
         """Begin a run with all loggers. Its name may be a stranger's text: it is made printable and short."""
-        self._thread.start()
+        if self._writers:
+            self._thread.start()
         shown = printable(name)[:LONGEST_NAME]
         self._take(lambda writer: writer.begin(shown, settings))
 
@@ -62,6 +64,8 @@ class Background:
             log.warning("gave up waiting for %s: what was recorded last may be lost", names)
 
     def _take(self, work: Callable[[_Writer], None]) -> None:
+        if not self._writers:
+            return
         try:
             self._waiting.put_nowait(work)
         except queue.Full:

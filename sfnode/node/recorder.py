@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
     from sfnode.schema.evaluation import Evaluation, NodeEvaluation
     from sfnode.schema.organising import EpochEvaluation
-    from sfnode.schema.status import RunStatus, Status
 
 RECORD_INTERVAL = 10.0
-"""Seconds between records: some 400 bytes each time, 4 MB a day."""
+"""Seconds between records of what changes all the time: some 400 bytes, 4 MB a day."""
 
 RATE_ONE = 1 << 32
 """The unit in which a run counts rates (SPEC O5)."""
@@ -32,19 +31,19 @@ METRIC = re.compile("[a-z][a-z0-9_]{0,31}")
 
 
 class Recorder:
-    """The records of one node."""
+    """The records of one node. Told by the node of rounds and evaluations; looks at the rest itself."""
 
     def __init__(self, node: RunningNode, logger: Logger) -> None:
         self._node = node
         self._logger = logger
-        self._sealed = node.reports.counting.sealed if node.reports else 0
+        self._reports = node.reports
+        self._sealed = self._reports.counting.sealed if self._reports else 0
         """Seals that were recorded, or were here before."""
-        self._published: dict[bool, EpochEvaluation | None] = {}
-        """The last evaluation that was recorded of what the organiser has published, by whether it is of the
-        base model."""
+        self._published = self._reports.evaluations()[-1:] if self._reports else []
+        """The last evaluation of what the organiser has published that was recorded, or was here before."""
 
-    async def run(self) -> None:
-        """Record regularly, and once more at the end; then close the loggers."""
+    def begin(self) -> None:
+        """Begin, with the run and what of this node's settings its numbers follow from."""
         node = self._node
         settings = {
             "manifest": node.manifest.model_dump(mode="json", exclude={"model": {"targets"}}),
@@ -53,6 +52,9 @@ class Recorder:
             **node.settings.model_dump(mode="json", include={"role", "device", "dtype", "queries", "shard"}),
         }
         self._logger.begin(node.manifest.name, settings)
+
+    async def run(self) -> None:
+        """Record regularly, and once more at the end; then close the loggers."""
         try:
             while True:
                 self._look()
@@ -61,11 +63,23 @@ class Recorder:
             self._look()
             await in_thread(self._logger.close)
 
+    def after_round(self) -> None:
+        """Record the seals that have come with a round of the protocol."""
+        if self._reports is None or self._reports.counting.sealed == self._sealed:
+            return
+        counting, seals = self._reports.counting, self._reports.seals(self._sealed)
+        self._sealed = counting.sealed
+        for seal in seals:
+            rate, factor = counting.rate(seal.epoch) / RATE_ONE, seal.factor / FACTOR_ONE
+            values: dict[str, float] = {"epoch": seal.epoch, "factor": factor, "rate": rate}
+            if seal is seals[-1]:  # what counted after those before it is not known any more
+                values["counted"] = counting.counted
+            self._record("epoch", values)
+
     def evaluated(self, evaluation: NodeEvaluation) -> None:
         """Record an evaluation on the test rows that this node was asked for."""
-        if self._node.settings.log_to:
-            of = "base_" if evaluation.base else ""
-            self._logger.record(Record("evaluation", evaluation.known, _scores(of, evaluation)))
+        of = "base_" if evaluation.base else ""
+        self._logger.record(Record("evaluation", evaluation.known, _scores(of, evaluation)))
 
     def _look(self) -> None:
         status = self._node.status()
@@ -74,7 +88,7 @@ class Recorder:
             "own_updates": status.own_updates,
             "updates_per_second": status.updates_per_second,
         }
-        self._record("step", status, step if status.loss is None else {"loss": status.loss, **step})
+        self._record("step", step if status.loss is None else {"loss": status.loss, **step})
         traffic = {
             "links": len(status.links),
             "bytes_sent": status.bytes_sent,
@@ -82,30 +96,20 @@ class Recorder:
             "segment_bytes_sent": status.segment_bytes_sent,
             "updates_sent": status.updates_sent,
         }
-        self._record("traffic", status, traffic)
-        if status.organised:
-            self._look_at_seals(status, status.organised)
+        self._record("traffic", traffic)
+        for evaluation in self._news():
+            of = "validation_base_" if evaluation.base else "validation_"
+            self._record("evaluation", {f"{of}epoch": evaluation.epoch, **_scores(of, evaluation)})
 
-    def _look_at_seals(self, status: Status, run: RunStatus) -> None:
-        """Record the seals that are new, and what the organiser has measured on the validation rows."""
-        reports = self._node.reports
-        assert reports is not None  # the run is organised
-        seals, self._sealed = reports.seals(self._sealed), run.sealed
-        for seal in seals:
-            rate = reports.counting.rate(seal.epoch) / RATE_ONE
-            values = {"epoch": seal.epoch, "factor": seal.factor / FACTOR_ONE, "rate": rate}
-            last = {"counted": run.counted} if seal is seals[-1] else {}  # of those before nobody knows
-            self._record("epoch", status, {**values, **last})
-        for evaluation in (run.health.base, run.health.latest):
-            if evaluation and evaluation != self._published.get(evaluation.base):
-                self._published[evaluation.base] = evaluation
-                of = "validation_base_" if evaluation.base else "validation_"
-                self._record(
-                    "evaluation", status, {f"{of}epoch": evaluation.epoch, **_scores(of, evaluation)}
-                )
+    def _news(self) -> list[EpochEvaluation]:
+        """Return what the organiser has published since this was last asked."""
+        found = self._reports.evaluations() if self._reports else []
+        known = [place for place, one in enumerate(found, 1) if [one] == self._published]
+        self._published = found[-1:]
+        return found[known[-1] :] if known else found
 
-    def _record(self, kind: Kind, status: Status, values: Mapping[str, float]) -> None:
-        self._logger.record(Record(kind, status.known, values))
+    def _record(self, kind: Kind, values: Mapping[str, float]) -> None:
+        self._logger.record(Record(kind, self._node.machine.frontier.known, values))
 
 
 def _scores(of: str, evaluation: Evaluation) -> dict[str, float]:

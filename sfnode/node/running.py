@@ -200,6 +200,7 @@ class RunningNode:
         if self.reports:
             for line in self.reports.news(self.clock()):
                 log.info("%s", line)
+        self.recorder.after_round()
         if not self.stopping.is_set() and self._departure.due():
             log.info("done: leaving")
             self.stop()
@@ -243,6 +244,7 @@ class RunningNode:
 
     async def live(self) -> None:
         """Run until `stop`, a fault, or the end that the settings ask for. Raises the fault."""
+        self.recorder.begin()
         if self.settings.role == "trainer" and (self.checkpoints is None or self.checkpoints.begun.is_set()):
             self._start_engine()
         driving = asyncio.create_task(self._guard(self.driver.run))

@@ -117,6 +117,15 @@ def test_what_was_never_begun_is_closed_all_the_same() -> None:
     assert memory.closed == 1
 
 
+def test_without_loggers_nothing_waits() -> None:
+    logger = Background({})
+    logger.begin("run", {})
+    for step in range(2 * MAX_WAITING):
+        logger.record(record(step))
+    logger.close()
+    assert logger.dropped == 0
+
+
 def test_a_run_s_name_is_a_stranger_s_text() -> None:
     memory = Memory()
     logger = Background({"memory": memory})

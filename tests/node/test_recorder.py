@@ -86,6 +86,8 @@ async def test_what_the_organiser_measures_is_recorded_beside_the_base_model(
     found = [line["values"] for line in of("evaluation", path)]
     (base,) = [values for values in found if "validation_base_accuracy" in values]
     assert (base["validation_base_accuracy"], base["validation_base_loss"]) == (0.0, 0.7)
+    published = [values["validation_epoch"] for values in found if "validation_epoch" in values]
+    assert published == list(range(len(published)))  # each of them
     latest = a.node.status().organised.health.latest
     assert found[-1]["validation_epoch"] == latest.epoch
     assert found[-1]["validation_accuracy"] == latest.value
