@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,7 @@ def test_wandb_writes_an_offline_run(offline_wandb: Path, capfd: pytest.CaptureF
     from wandb.proto.wandb_internal_pb2 import Record as Written
 
     told("wandb:project")
+    import_module("wandb").teardown()  # its process writes what it was told after `finish` has returned
     (path,) = [path for path in files(offline_wandb) if path.suffix == ".wandb"]
     assert path.is_relative_to(offline_wandb / "wandb")
     written = [Written.FromString(data) for data in small_leveldb_log(path)]
