@@ -140,7 +140,11 @@ def training(
         values = run_cell(cell, results, Place(device, threads or 1), advance=advance)
     path = results / f"{cell.name}.jsonl"
     if as_json:
-        echo(json.dumps({"cell": cell.model_dump(mode="json"), "results": str(path), "values": values}, indent=2))
+        echo(
+            json.dumps(
+                {"cell": cell.model_dump(mode="json"), "results": str(path), "values": values}, indent=2
+            )
+        )
     else:
         echo("\n".join(_lines(values)) + f"\nresults in {path}")
     return DONE

@@ -63,7 +63,9 @@ def load(cell: Cell, place: Place) -> LoadedProblem:
     torch.set_num_threads(place.threads)
     manifest = manifest_of(cell)
     rows = dataset.training_rows(manifest.data, manifest.task)
-    held_out: dict[HeldOut, Sequence[Row]] = {"test": dataset.held_out_rows(manifest.data, manifest.task, "test")}
+    held_out: dict[HeldOut, Sequence[Row]] = {
+        "test": dataset.held_out_rows(manifest.data, manifest.task, "test")
+    }
     if manifest.data.withheld:
         held_out["validation"] = dataset.held_out_rows(manifest.data, manifest.task, "validation")
     return LoadedProblem(

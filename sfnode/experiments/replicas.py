@@ -102,7 +102,9 @@ class Replicas:
             entries, amounts = moves.entries[chosen], moves.amounts[chosen]
             whose = client if isinstance(client, int) else client[chosen][:, None]
             size = self._shape[0] * self._shape[1] * self._shape[2]
-            np.add.at(self._own_of(subspace).reshape(-1), (whose * size + entries).reshape(-1), amounts.reshape(-1))
+            np.add.at(
+                self._own_of(subspace).reshape(-1), (whose * size + entries).reshape(-1), amounts.reshape(-1)
+            )
 
     def settle(self, batch: UpdateBatch, moves: Moves | None) -> None:
         """Move updates that all clients were given into the weights; `moves` are the same. None if with them

@@ -19,6 +19,7 @@ import torch
 
 from sfnode import __version__
 from sfnode.baselines.method import Method
+from sfnode.engine.trainer import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
 from sfnode.experiments import methods, problem
 from sfnode.experiments.cell import Cell, Place
@@ -29,7 +30,6 @@ from sfnode.store.disk_errors import disk_faults
 from sfnode.tasks import calibration
 from sfnode.tasks.dataset import HeldOut
 from sfnode.tasks.encoding import evaluate
-from sfnode.engine.trainer import EVALUATION_BATCH
 
 __all__ = ["Advance", "Place", "finished", "run_cell"]
 

@@ -26,10 +26,9 @@ from sfnode.experiments.replicas import Moves, Query, Replicas
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks.dataset import HeldOut
 from sfnode.tasks.encoding import Encoded, encode
-from sfprotocol.decisions import FACTOR_ONE
 from sfprotocol.counting import multiplier
+from sfprotocol.decisions import FACTOR_ONE
 from sfprotocol.seeds import I64, batch_rows, update_seeds
-
 
 OPTIONS = frozenset(
     {"organised", "scalar_bits", "scalar_delta", "scalar_limit", "segment_updates", "subspace_epochs"}
@@ -73,7 +72,10 @@ class SeedFlood:
         self._problem = problem
         self._conditions = Conditions(cell.network, cell.seed)
         self.flood = Flood(
-            self._conditions, len(self.feeds), lambda origin, *steps: self.feeds[origin].size(*steps), self.traffic
+            self._conditions,
+            len(self.feeds),
+            lambda origin, *steps: self.feeds[origin].size(*steps),
+            self.traffic,
         )
         self._weight = multiplier(self.run.rate, FACTOR_ONE) if self.run.organised else 1
         self._pending = self._updates([])
@@ -86,7 +88,9 @@ class SeedFlood:
         """Take local step `number` of every client that is there: one update, or more of a fast one's."""
         present = self._conditions.present(number // self._cell.local_steps)
         steps = self._conditions.steps_by(number) * present
-        losses = [loss for turn in range(steps.max()) for loss in self._step(np.flatnonzero(steps > turn).tolist())]
+        losses = [
+            loss for turn in range(steps.max()) for loss in self._step(np.flatnonzero(steps > turn).tolist())
+        ]
         measured = [loss for loss in losses if math.isfinite(loss)]
         return sum(measured) / len(measured) if measured else math.nan
 
