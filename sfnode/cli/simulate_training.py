@@ -71,7 +71,7 @@ def cell_options(function: F) -> F:
     return function
 
 
-def _kind(field: Any) -> click.ParamType:
+def _kind(field: Any) -> Any:
     if get_origin(field.annotation) is Literal:
         return click.Choice(get_args(field.annotation))
     if field.annotation is str:

@@ -1,7 +1,7 @@
 """Feeds of virtual clients: updates that were made, and the signed segments that they are published in.
 
-Keys, seeds, chain hashes, signatures and encodings are those of the protocol. This module knows neither models
-nor who has received what.
+Keys, seeds, chain hashes, signatures and encodings are those of the protocol. This module knows neither
+models nor who has received what.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None) -> Metho
         found.loaded,
         found.task,
         found.shards,
-        {str(which): rows for which, rows in found.held_out.items()},
+        found.held_out,
         cell.batch_size,
         cell.seed,
         baseline.problem,

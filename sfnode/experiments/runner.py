@@ -28,7 +28,6 @@ from sfnode.loggers.record import Logger, Record
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.disk_errors import disk_faults
 from sfnode.tasks import calibration
-from sfnode.tasks.dataset import HeldOut
 from sfnode.tasks.encoding import evaluate
 
 __all__ = ["Advance", "Place", "finished", "run_cell"]
@@ -145,7 +144,7 @@ class _Run:
         for logger in self._loggers:
             logger.close()
 
-    def _evaluation(self, which: HeldOut) -> dict[str, float]:
+    def _evaluation(self, which: str) -> dict[str, float]:
         found = self._method.evaluate(which)
         return {"score": found.value, "loss": found.loss, **self._costs()}
 

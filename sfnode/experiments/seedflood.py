@@ -1,4 +1,4 @@
-"""SeedFlood (arXiv 2602.18181) with virtual clients: the daemon's engine, feeds and epochs, a flood in rounds.
+"""SeedFlood (arXiv 2602.18181) with virtual clients: the daemon's engine, feeds, epochs; a flood in rounds.
 
 A client measures updates on its shard, applies its own at once and those of others when they have reached it.
 State is the updates, and who has which of them: everything else follows, so that a restart replays them.
@@ -24,7 +24,6 @@ from sfnode.experiments.network import Conditions
 from sfnode.experiments.problem import LoadedProblem, client_key
 from sfnode.experiments.replicas import Moves, Query, Replicas
 from sfnode.schema.evaluation import Evaluation
-from sfnode.tasks.dataset import HeldOut
 from sfnode.tasks.encoding import Encoded, encode
 from sfprotocol.counting import multiplier
 from sfprotocol.decisions import FACTOR_ONE
@@ -47,7 +46,8 @@ class Pending(NamedTuple):
 
     def take(self, chosen: NDArray[np.bool_]) -> Pending:
         """Return the chosen ones."""
-        batch = UpdateBatch(*(column[chosen] for column in self.batch))
+        epochs, seeds, scalars = self.batch
+        batch = UpdateBatch(epochs[chosen], seeds[chosen], scalars[chosen])
         return Pending(self.origins[chosen], self.steps[chosen], batch, self.moves.take(chosen))
 
     def within(self, first: I64, stop: I64) -> NDArray[np.bool_]:
@@ -181,8 +181,8 @@ class SeedFlood:
         self._give()
         return self.replicas.consensus()
 
-    def evaluate(self, which: HeldOut) -> Evaluation:
-        """Measure the average of all clients' models."""
+    def evaluate(self, which: str) -> Evaluation:
+        """Measure the average of all clients' models on the `validation` or the `test` rows."""
         self._give()
         with self.replicas.averaged():
             return self._problem.evaluate(which)
