@@ -24,7 +24,7 @@ PACKAGE, EXTRA = "lm_eval", "lm-eval"
 @click.argument("checkpoint")
 @option(
     "--tasks",
-    required=True,
+    default="",
     metavar="NAME,...",
     help="Tasks of the harness, or YAML files that describe some.",
 )
@@ -44,6 +44,8 @@ def lm_eval(
     """
     from sfnode.store.data_folder import Layout
 
+    if not tasks:
+        raise click.UsageError("Name the tasks of the harness with --tasks, for example sst2.")
     if find_spec(PACKAGE) is None:
         raise UserError(
             Code.EXTRA_MISSING,

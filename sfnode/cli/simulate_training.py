@@ -72,7 +72,7 @@ def cell_options(function: F) -> F:
     return function
 
 
-def _kind(field: Any) -> click.ParamType:
+def _kind(field: Any) -> Any:
     if get_origin(field.annotation) is Literal:
         return click.Choice(get_args(field.annotation))
     if field.annotation is str:
@@ -117,6 +117,19 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
     metavar="FOLDER",
     help="Where results are written, and where a run that was ended goes on.",
 )
+@option(
+    "--log",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Leave the data folder of client 0's node here: an empty folder, for `sfnode verify`. SeedFlood only.",
+)
+@option(
+    "--replay",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="FOLDER",
+    help="Train nothing: flood the updates of a real run's data folder among the clients, and print the "
+    "digests that they come to.",
+)
 @setting(
     "--log-to",
     metavar="KIND:PLACE",
@@ -129,6 +142,8 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
 def training(
     options: dict[str, float],
     results: Path,
+    log: Path | None,
+    replay: Path | None,
     log_to: tuple[str, ...],
     device: str,
     threads: int,
@@ -145,12 +160,11 @@ def training(
     from sfnode.loggers.open import opened
 
     cell = cell_of(fields, options)
-    with (
-        closing(opened(log_to)) as logger,
-        waiting(f"{cell.method}, {cell.network.clients} clients", time_left=True) as advance,
-    ):
-        loggers = [logger] if log_to else []
-        values = run_cell(cell, results, Place(device, threads or 1), loggers, advance)
+    if replay:
+        return _replay(replay, cell, as_json)
+    what = f"{cell.method}, {cell.network.clients} clients"
+    with closing(opened(log_to)) as logger, waiting(what, time_left=True) as advance:
+        values = run_cell(cell, results, Place(device, threads or 1), [logger], advance, log=log)
     path = results / f"{cell.name}.jsonl"
     if as_json:
         echo(
@@ -182,6 +196,21 @@ def cell_of(fields: Mapping[str, Any], options: dict[str, float]) -> Cell:
         raise UserError(
             Code.BAD_OPTION, f"{flag}: {first['msg']}", "`sfnode simulate training --help` lists the options."
         ) from error
+
+
+def _replay(folder: Path, cell: Cell, as_json: bool) -> int:
+    from sfnode.cli.data_folder import opened_run
+    from sfnode.experiments.replay import replay
+
+    with opened_run(folder), waiting("flooding the log"):
+        found = replay(folder, cell.network, cell.seed)
+    if as_json:
+        echo(json.dumps(found._asdict(), indent=2))
+        return DONE
+    echo(f"{found.updates} updates reached {found.clients} clients in {found.rounds} rounds")
+    which = f"named digest {found.named_digest}" if found.named_digest else f"digest       {found.digest}"
+    echo(f"{which}\ncore digest  {found.core_digest}\nbytes/edge   {found.bytes_per_edge:,.0f}")
+    return DONE
 
 
 def _lines(values: Mapping[str, float]) -> list[str]:

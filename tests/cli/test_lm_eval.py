@@ -122,3 +122,8 @@ def test_the_harness_agrees_with_eval_on_the_same_rows(
     measured = json.loads(results.read_text())["results"]["reviews"]["acc,none"]
     ours = json.loads(sfnode("eval", "--data-dir", folder, "--limit", "8", "--json").out)
     assert measured == ours["after"]["value"]
+
+
+def test_without_tasks_there_is_nothing_to_do(sfnode: Run) -> None:
+    ended = sfnode("lm-eval", "builtin:tiny")
+    assert (ended.status, "--tasks" in ended.err) == (2, True)

@@ -37,6 +37,7 @@ COMMANDS = (
     "verify",
     "bench",
     "eval",
+    "lm-eval",
     "doctor",
     "simulate",
 )
