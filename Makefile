@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SECONDS ?= 600
+# what tests need; without lm-eval, whose tests are then skipped: it is large, and needs a minute
+EXTRAS := dev,experiments,tensorboard,wandb,trackio,ray
 
 # Tests start python hundreds of times: it compiles what it imports once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,7 +29,7 @@ help:
 $(READY): pyproject.toml constraints/torch.txt constraints/ci.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r constraints/torch.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/ci.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/ci.txt -e '.[$(EXTRAS)]'
 	touch $(READY)
 
 demo: $(READY)

@@ -88,6 +88,8 @@ class Settings(Section):
     """`NUMBER:HEX`, the ticket of a link (SPEC N5): what the node shows to be admitted."""
     metrics: tuple[str, int] | None = None
     """Host and port of `GET /metrics` on TCP; it is a route of the control socket in any case."""
+    log_to: tuple[str, ...] = ()
+    """Loggers that are fed while the node runs, as `sfnode.loggers.open` reads them: `jsonl:FILE`."""
 
     @field_validator("shard")
     @classmethod

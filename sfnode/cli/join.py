@@ -179,6 +179,12 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     help="Serve metrics for Prometheus at http://HOST:PORT/metrics.  [default: on the control socket only; "
     "without a host, on this machine only]",
 )
+@setting(
+    "--log-to",
+    metavar="KIND:PLACE",
+    help="Record loss, seals, evaluations and traffic: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or "
+    "trackio:PROJECT (docs/loggers.md). Repeat for more.",
+)
 @option(
     "--dashboard",
     callback=parse_listen_address,

@@ -51,9 +51,10 @@ COMMANDS = {
     "verify": Entry("sfnode.cli.verify:verify", "Replay the log and check every signature."),
     "log": Entry("sfnode.cli.log:log", "Print the updates of a node's log."),
     "eval": Entry("sfnode.cli.evaluate:evaluate", "Measure the base and the trained model."),
+    "lm-eval": Entry("sfnode.cli.lm_eval:lm_eval", "Run the EleutherAI harness on a model."),
     "bench": Entry("sfnode.cli.bench:bench", "Show what this machine can do with a model."),
     "doctor": Entry("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),
-    "simulate": Entry("sfnode.cli.simulate:simulate", "Run a simulated network under faults."),
+    "simulate": Entry("sfnode.cli.simulate:simulate", "Simulate networks under faults, and training."),
     "top": Entry("sfnode.cli.top:top", "Watch a running node in the terminal."),
     "dashboard": Entry("sfnode.cli.dashboard:dashboard", "Show a running node in the browser."),
 }

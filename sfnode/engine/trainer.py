@@ -76,6 +76,7 @@ class Trainer:
         self.loaded = loaded
         self.core = Core(len(targets), numbers.rank)
         self.space = Subspace(basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact)
+        self.scale = scale_of(manifest)
         self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic)
         self._offloaded = False
         self._rows = rows
@@ -117,18 +118,6 @@ class Trainer:
     def close(self) -> None:
         """End the threads; no step may follow."""
         self._ahead.shutdown(cancel_futures=True)
-
-    def scale(self, subspace: int) -> float:
-        """Return by how much one unit of a subspace's core changes a weight.
-
-        In an open run, where every epoch has a subspace, that is its learning rate times scalar_delta. The
-        rate is rounded to float32, since the last bits of a cosine differ between machines. In an organised
-        run the rates are in the core already, in units of 2^-32 (SPEC O8).
-        """
-        numbers = self.manifest.training
-        if self.run.organised:
-            return numbers.scalar_delta / RATE_ONE
-        return float(np.float32(numbers.rate(subspace))) * numbers.scalar_delta
 
     def begin(self, cores: Mapping[int, I64]) -> None:
         """Begin with the cores of a checkpoint, in place of the updates that it stands for; before anything
@@ -282,6 +271,19 @@ class Trainer:
             return forward.score_in_passes(self.loaded, encoded)
 
         return score
+
+
+def scale_of(manifest: Manifest) -> Callable[[int], float]:
+    """Return the function that says by how much one unit of a subspace's core changes a weight.
+
+    In an open run, where every epoch has a subspace, that is its learning rate times scalar_delta. The rate
+    is rounded to float32, since the last bits of a cosine differ between machines. In an organised run the
+    rates are in the core already, in units of 2^-32 (SPEC O8).
+    """
+    numbers = manifest.training
+    if manifest.organised.organiser:
+        return lambda subspace: numbers.scalar_delta / RATE_ONE
+    return lambda epoch: float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta
 
 
 def _give_back(device: torch.device) -> None:

@@ -1,1 +1,1 @@
-"""Where numbers of a training run go: files, TensorBoard, Weights & Biases, trackio."""
+"""Places for the numbers of a training run: files, TensorBoard, Weights & Biases, trackio."""

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from sfnode.control import prometheus, server
+from sfnode.loggers.open import opened
 from sfnode.node import startup
 from sfnode.node.engine_loading import load_trainer
 from sfnode.node.running import LoadEngine, RunningNode
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from sfnode.schema.status import CoreStatus, Status
     from sfnode.schema.views import Generated
     from sfnode.settings import Settings
+
+LOG_GRACE = 0.5
+"""Seconds for which a node that ends waits for its loggers."""
 
 MakeTransport = Callable[["Settings", DataDir, tuple[str, ...]], Transport]
 """Builds the transport for these settings, this folder and these bootstrap addresses."""
@@ -138,6 +142,8 @@ class Node:
             data_dir = await startup.in_thread(
                 lambda: stack.enter_context(open_data_dir(settings.data_dir))  # may wait for seconds
             )
+            logger = await startup.in_thread(lambda: opened(settings.log_to, LOG_GRACE))
+            stack.callback(logger.close)
             local = startup.local_manifest(settings, data_dir)
             bootstrap = () if data_dir.manifest.exists() else settings.peers
             startup.renew_copied_peer_id(local, data_dir)
@@ -150,7 +156,7 @@ class Node:
                 startup.incarnations(settings, manifest, data_dir, update_log)
             )
             running = RunningNode(
-                settings, manifest, data_dir, update_log, transport, self._load_engine, draw
+                settings, manifest, data_dir, update_log, transport, self._load_engine, draw, logger
             )
             stack.enter_context(startup.organising(settings, manifest, running.machine, self._passphrase))
             await running.limiter.start()

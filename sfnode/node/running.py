@@ -13,6 +13,7 @@ from random import SystemRandom
 from typing import NamedTuple, TypeVar
 
 from sfnode.errors import Code, UserError
+from sfnode.loggers.record import Logger
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.modelshare.sharing import Sharing
@@ -23,6 +24,7 @@ from sfnode.node.engine_thread import Engine, EngineThread, Order, StepResult
 from sfnode.node.organising import Organising, be_admitted, organises
 from sfnode.node.peering import Peering
 from sfnode.node.readiness import Readiness
+from sfnode.node.recorder import Recorder
 from sfnode.node.shutdown import Departure
 from sfnode.node.state import describe
 from sfnode.node.step_scheduler import StepScheduler
@@ -87,6 +89,7 @@ class RunningNode:
         transport: Transport,
         load_engine: LoadEngine,
         draw_incarnation: Callable[[], int],
+        logger: Logger,
     ) -> None:
         self.settings = settings
         self.manifest = manifest
@@ -123,6 +126,7 @@ class RunningNode:
             clock=self.clock,
         )
         self.views = Views(self, self._readiness.done)
+        self.recorder = Recorder(self, logger)
         self.limiter = ResourceLimiter(
             settings.limits,
             machine=Sensors(settings.device),
@@ -196,6 +200,7 @@ class RunningNode:
         if self.reports:
             for line in self.reports.news(self.clock()):
                 log.info("%s", line)
+        self.recorder.after_round()
         if not self.stopping.is_set() and self._departure.due():
             log.info("done: leaving")
             self.stop()
@@ -239,12 +244,14 @@ class RunningNode:
 
     async def live(self) -> None:
         """Run until `stop`, a fault, or the end that the settings ask for. Raises the fault."""
+        self.recorder.begin()
         if self.settings.role == "trainer" and (self.checkpoints is None or self.checkpoints.begun.is_set()):
             self._start_engine()
         driving = asyncio.create_task(self._guard(self.driver.run))
         jobs = (
             *(self.peering.run, self.views.run, self.limiter.run),
             *(self.sharing.run, self._report, partial(be_admitted, self)),
+            *((self.recorder.run,) if self.settings.log_to else ()),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
         )
         looking = [asyncio.create_task(self._guard(job)) for job in jobs]
@@ -396,6 +403,7 @@ class RunningNode:
             digest=None if base else moment.digest,
         )
         self.views.remember(answer)
+        self.recorder.evaluated(answer)
         return answer
 
     async def generate(self, prompt: str, tokens: int) -> Generated:

@@ -130,7 +130,7 @@ class Reports:
             organiser=desk.state.value if desk else None,
             petitions=len(desk.petitions()) if desk else None,
             health=self._health(),
-            evaluations=_evaluations(said for said in noted if isinstance(said, Evaluated))[-EVALUATIONS:],
+            evaluations=self.evaluations(),
             announcements=[said.text for said in noted if isinstance(said, Announce)][-ANNOUNCEMENTS:],
         )
 
@@ -208,6 +208,21 @@ class Reports:
         return (
             self._lines([read(entry.record).decision for entry in feed.entries[head[0] :]]) if follows else []
         )
+
+    def evaluations(self) -> list[EpochEvaluation]:
+        """Return what the organiser has measured on the validation rows: the last ones, oldest first."""
+        return _evaluations(said for said in self._look() if isinstance(said, Evaluated))[-EVALUATIONS:]
+
+    def seals(self, since: int) -> list[Seal]:
+        """Return the seals of the epochs from `since` on, in their order."""
+        found: dict[int, Seal] = {}
+        for entry in reversed(self._feed.entries):
+            if len(found) >= self.counting.sealed - since:
+                break
+            said = read(entry.record).decision
+            if isinstance(said, Seal) and since <= said.epoch < self.counting.sealed:
+                found[said.epoch] = said
+        return [found[epoch] for epoch in sorted(found)]
 
     def members(self, query: OriginsQuery) -> Members:
         """Return a page of the members, in the order of their admission."""

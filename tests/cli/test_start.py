@@ -38,6 +38,7 @@ COMMANDS = (
     "log",
     "bench",
     "eval",
+    "lm-eval",
     "doctor",
     "simulate",
 )

@@ -1,0 +1,272 @@
+"""SeedFlood (arXiv 2602.18181) with virtual clients: the daemon's engine, feeds, epochs; a flood in rounds.
+
+A client measures updates on its shard, applies its own at once and those of others when they have reached it.
+State is the updates, and who has which of them: everything else follows, so that a restart replays them.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sfnode.baselines.method import Traffic
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.estimator import quantise
+from sfnode.experiments.cell import Cell
+from sfnode.experiments.feeds import ClientFeed
+from sfnode.experiments.flooding import Flood
+from sfnode.experiments.keeper import Keeper
+from sfnode.experiments.network import Conditions
+from sfnode.experiments.problem import LoadedProblem, client_key, organiser_key
+from sfnode.experiments.replicas import Moves, Query, Replicas
+from sfnode.schema.evaluation import Evaluation
+from sfnode.tasks.encoding import Encoded, encode
+from sfprotocol.counting import multiplier
+from sfprotocol.decisions import FACTOR_ONE
+from sfprotocol.seeds import I64, batch_rows, update_seeds
+
+OPTIONS = frozenset(
+    {"organised", "scalar_bits", "scalar_delta", "scalar_limit", "segment_updates", "subspace_epochs"}
+)
+"""Names of its options (`Cell.options`); docs/experiments.md explains them."""
+
+
+class Pending(NamedTuple):
+    """n updates that some clients may lack, with all of their columns (n,)."""
+
+    origins: I64
+    """Number of the client that has made each."""
+    steps: I64
+    batch: UpdateBatch
+    moves: Moves
+
+    def take(self, chosen: NDArray[np.bool_]) -> Pending:
+        """Return the chosen ones."""
+        epochs, seeds, scalars = self.batch
+        batch = UpdateBatch(epochs[chosen], seeds[chosen], scalars[chosen])
+        return Pending(self.origins[chosen], self.steps[chosen], batch, self.moves.take(chosen))
+
+    def within(self, first: I64, stop: I64) -> NDArray[np.bool_]:
+        """Return which are from the steps `first .. stop - 1` of their origins, (origins,) each."""
+        found: NDArray[np.bool_] = (self.steps >= first[self.origins]) & (self.steps < stop[self.origins])
+        return found
+
+
+class SeedFlood:
+    """The method in the midst of its run."""
+
+    def __init__(self, cell: Cell, problem: LoadedProblem, log: Path | None = None) -> None:
+        """`log`: the empty folder that the node at client 0 is to have its log in. An organised run has one
+        in any case, in a temporary folder unless it is named."""
+        self.traffic = Traffic()
+        self.example_forwards = 0
+        """Forwards of one example so far."""
+        self.run = problem.manifest.parameters()
+        self.replicas = Replicas(problem.manifest, problem.loaded, cell.network.clients)
+        each = int(cell.options.get("segment_updates", 0))
+        keys = (client_key(cell, client) for client in range(cell.network.clients))
+        self.feeds = [ClientFeed(self.run, key, each) for key in keys]
+        self._cell = cell
+        self._problem = problem
+        self._conditions = Conditions(cell.network, cell.seed)
+        self._keeper = self._keeper_in(log, problem)
+        origins = len(self.feeds) + self.run_is_organised
+        self.flood = Flood(self._conditions, origins, self._size, self.traffic)
+        if self.run_is_organised and self._keeper:
+            self.flood.known[:, -1] = self._keeper.decided  # all have joined once they were admitted
+        self._weight = multiplier(self.run.rate, FACTOR_ONE) if self.run.organised else 1
+        self._pending = self._updates([])
+        self._ungiven = self._pending
+        """Own updates that are not in their clients' models yet."""
+        self._kept_own = 0
+        """Steps of client 0's own feed that its node has."""
+
+    @property
+    def run_is_organised(self) -> bool:
+        """Whether decisions travel, as those of one more origin."""
+        return self.run.organised is not None
+
+    def _keeper_in(self, log: Path | None, problem: LoadedProblem) -> Keeper | None:
+        if log is None and not self.run_is_organised:
+            return None
+        if log is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="sfnode-", ignore_cleanup_errors=True)
+            log = Path(self._temporary.name)
+        keys = organiser_key(self._cell)
+        return Keeper(problem.manifest, log, [feed.feed for feed in self.feeds], keys)
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def step(self, number: int) -> float:
+        """Take local step `number` of every client that is there: one update, or more of a fast one's."""
+        present = self._conditions.present(number // self._cell.local_steps)
+        steps = self._conditions.steps_by(number) * present
+        losses = [
+            loss for turn in range(steps.max()) for loss in self._step(np.flatnonzero(steps > turn).tolist())
+        ]
+        measured = [loss for loss in losses if math.isfinite(loss)]
+        return sum(measured) / len(measured) if measured else math.nan
+
+    def _step(self, clients: Sequence[int]) -> list[float]:
+        """Make an update of each of these clients, and give it to its client; return their losses."""
+        self._give()
+        numbers, has = self._problem.manifest.training, self.has()
+        queries = []
+        for client in clients:
+            feed, label = self.feeds[client], self._label(client, int(has[client].sum()))
+            seed = feed.seed()
+            queries.append(Query(client, seed, self.run.subspace_of(label), self._mini_batch(client, seed)))
+            feed.labels.append(label)
+        estimates = self.replicas.measure(queries, numbers.epsilon)
+        self.example_forwards += 2 * sum(query.batch.examples for query in queries)
+        for client, estimate in zip(clients, estimates, strict=True):
+            scalar = quantise(estimate.alpha, numbers.scalar_delta, numbers.scalar_limit)
+            self.feeds[client].scalars.append(scalar)
+        made = self._updates([(client, self.feeds[client].made - 1) for client in clients])
+        self._pending, self._ungiven = _joined(self._pending, made), _joined(self._ungiven, made)
+        return [estimate.loss for estimate in estimates]
+
+    def _label(self, client: int, known: int) -> int:
+        """Return the epoch of a client's next update (SPEC U5, O6)."""
+        if self.run_is_organised and self._keeper:
+            return self._keeper.open_epoch(int(self.flood.known[client, -1]))
+        return max([self.run.epoch_of(known), *self.feeds[client].labels[-1:]])
+
+    def _mini_batch(self, client: int, seed: int) -> Encoded:
+        rows, size = self._problem.shards[client], self._problem.manifest.training.batch_size
+        chosen = [rows[row] for row in batch_rows(seed, size, len(rows)).tolist()]
+        return encode(self._problem.task, self._problem.loaded.tokenizer, chosen)
+
+    def _updates(self, which: Sequence[tuple[int, int]]) -> Pending:
+        """Return these updates, by client and step, as columns."""
+        feeds = self.feeds
+        seeds = [int(update_seeds(feeds[client].key, step, 1)[0]) for client, step in which]
+        batch = UpdateBatch(
+            np.array([self.run.subspace_of(feeds[client].labels[step]) for client, step in which], np.int64),
+            np.array(seeds, np.uint64),
+            np.array([feeds[client].scalars[step] * self._weight for client, step in which], np.int64),
+        )
+        clients, steps = np.array(which, np.int64).reshape(-1, 2).T
+        return Pending(clients, steps, batch, self.replicas.moves(batch))
+
+    def _give(self) -> None:
+        if len(self._ungiven.steps):
+            self.replicas.give(self._ungiven.origins, self._ungiven.moves)
+            self._ungiven = self._updates([])
+
+    # -- communication -----------------------------------------------------------------------------
+
+    def _size(self, origin: int, first: int, stop: int) -> int:
+        if origin == len(self.feeds) and self._keeper:
+            return self._keeper.control_size(first, stop)
+        return self.feeds[origin].size(first, stop)
+
+    def has(self) -> I64:
+        """Return how many updates of each feed each client has, (clients, clients)."""
+        found = self.flood.known[:, : len(self.feeds)].copy()
+        np.fill_diagonal(found, [feed.made for feed in self.feeds])
+        return found
+
+    def communicate(self, number: int) -> None:
+        """Publish and flood."""
+        round_number, last = number // self._cell.local_steps, number == self._cell.steps - 1
+        present = self._conditions.present(round_number)
+        before = self.has()
+        for client, feed in enumerate(self.feeds):
+            if present[client]:
+                feed.publish(everything=last)
+            self.flood.known[client, client] = feed.published
+        received = self.flood.known[0].copy()
+        received[0] = self._kept_own
+        self.flood.round(round_number)
+        self._keep(received, last=last)
+        self._deliver(before, self.has())
+
+    def _keep(self, before: I64, *, last: bool) -> None:
+        """Let the node at client 0 take what has come, and decide."""
+        if self._keeper is None:
+            return
+        after = self.flood.known[0]
+        told = zip(self.feeds, before.tolist(), after.tolist(), strict=False)
+        self._keeper.take(one for feed, first, stop in told for one in feed.between(first, stop))
+        self._kept_own = int(after[0])
+        if last:
+            self._keeper.finish()
+        if self.run_is_organised:
+            self.flood.known[0, -1] = self._keeper.decided
+
+    def _deliver(self, before: I64, after: I64) -> None:
+        """Give clients what they did not have before, and settle what all have."""
+        if (after == after[0]).all():
+            self._ungiven = self._updates([])
+            settled, self._pending = self._pending, self._ungiven
+            self.replicas.settle(settled.batch, None)
+            return
+        self._give()
+        for client, (first, stop) in enumerate(zip(before, after, strict=True)):
+            if (chosen := self._pending.within(first, stop)).any():
+                self.replicas.give(client, self._pending.moves.take(chosen))
+        everywhere = self._pending.within(np.zeros_like(after[0]), after.min(0))
+        settled, self._pending = self._pending.take(everywhere), self._pending.take(~everywhere)
+        self.replicas.settle(settled.batch, settled.moves)
+
+    # -- measurements ------------------------------------------------------------------------------
+
+    def consensus(self) -> float:
+        """Return the mean of ||x_i - mean x||^2 over clients."""
+        self._give()
+        return self.replicas.consensus()
+
+    def evaluate(self, which: str) -> Evaluation:
+        """Measure the average of all clients' models on the `validation` or the `test` rows."""
+        self._give()
+        with self.replicas.averaged():
+            return self._problem.evaluate(which)
+
+    # -- restarts ----------------------------------------------------------------------------------
+
+    def state(self) -> Mapping[str, Any]:
+        """Return the updates, who has them, and what it has cost."""
+        log = self._keeper.state() if self._keeper else b"-"
+        return {
+            "log": torch.frombuffer(bytearray(log), dtype=torch.uint8),
+            "kept_own": self._kept_own,
+            "feeds": [feed.state() for feed in self.feeds],
+            "known": torch.from_numpy(self.flood.known.copy()),
+            "sent": [(*edge, size) for edge, size in self.traffic.sent.items()],
+            "example_forwards": self.example_forwards,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` has returned; nothing has been done yet."""
+        for feed, kept in zip(self.feeds, state["feeds"], strict=True):
+            feed.restore(kept)
+        self.flood.known[:] = state["known"].numpy()
+        self._kept_own = state["kept_own"]
+        if self._keeper:
+            self._keeper.restore(state["log"].numpy().tobytes())
+        for sender, receiver, size in state["sent"]:
+            self.traffic.add((sender, receiver), size)
+        self.example_forwards = state["example_forwards"]
+        made = self._updates([(n, step) for n, feed in enumerate(self.feeds) for step in range(feed.made)])
+        has = self.has()
+        settled = made.within(np.zeros_like(has[0]), has.min(0))
+        self.replicas.settle(made.take(settled).batch, None)
+        self._pending = made.take(~settled)
+        for client, stop in enumerate(has):
+            if (chosen := self._pending.within(np.zeros_like(stop), stop)).any():
+                self.replicas.give(client, self._pending.moves.take(chosen))
+
+
+def _joined(one: Pending, other: Pending) -> Pending:
+    batch = UpdateBatch(*(np.concatenate(parts) for parts in zip(one.batch, other.batch, strict=True)))
+    moves = Moves(*(np.concatenate(parts) for parts in zip(one.moves, other.moves, strict=True)))
+    steps = np.concatenate([one.steps, other.steps])
+    return Pending(np.concatenate([one.origins, other.origins]), steps, batch, moves)

@@ -1,0 +1,119 @@
+"""Feeds the loggers of a running node with what its status, its reports and its evaluations say.
+
+Measures nothing itself. Where records go, and what fails there, is for `sfnode.loggers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import sfnode
+from sfnode.loggers.record import Kind, Logger, Record
+from sfnode.node.startup import in_thread
+from sfprotocol.decisions import FACTOR_ONE
+
+if TYPE_CHECKING:
+    from sfnode.node.running import RunningNode
+    from sfnode.schema.evaluation import Evaluation, NodeEvaluation
+    from sfnode.schema.organising import EpochEvaluation
+
+RECORD_INTERVAL = 10.0
+"""Seconds between records of what changes all the time: some 400 bytes, 4 MB a day."""
+
+RATE_ONE = 1 << 32
+"""The unit in which a run counts rates (SPEC O5)."""
+
+METRIC = re.compile("[a-z][a-z0-9_]{0,31}")
+"""Names of metrics that become names of curves; the organiser's are a stranger's text."""
+
+
+class Recorder:
+    """The records of one node. Told by the node of rounds and evaluations; looks at the rest itself."""
+
+    def __init__(self, node: RunningNode, logger: Logger) -> None:
+        self._node = node
+        self._logger = logger
+        self._reports = node.reports
+        self._sealed = self._reports.counting.sealed if self._reports else 0
+        """Seals that were recorded, or were here before."""
+        self._published = self._reports.evaluations()[-1:] if self._reports else []
+        """The last evaluation of what the organiser has published that was recorded, or was here before."""
+
+    def begin(self) -> None:
+        """Begin, with the run and what of this node's settings its numbers follow from."""
+        node = self._node
+        settings = {
+            "manifest": node.manifest.model_dump(mode="json", exclude={"model": {"targets"}}),
+            "run_id": node.manifest.run_id.hex(),
+            "sfnode": sfnode.__version__,
+            **node.settings.model_dump(mode="json", include={"role", "device", "dtype", "queries", "shard"}),
+        }
+        self._logger.begin(node.manifest.name, settings)
+
+    async def run(self) -> None:
+        """Record regularly, and once more at the end; then close the loggers."""
+        try:
+            while True:
+                self._look()
+                await asyncio.sleep(RECORD_INTERVAL)
+        finally:
+            self._look()
+            await in_thread(self._logger.close)
+
+    def after_round(self) -> None:
+        """Record the seals that have come with a round of the protocol."""
+        if self._reports is None or self._reports.counting.sealed == self._sealed:
+            return
+        counting, seals = self._reports.counting, self._reports.seals(self._sealed)
+        self._sealed = counting.sealed
+        for seal in seals:
+            rate, factor = counting.rate(seal.epoch) / RATE_ONE, seal.factor / FACTOR_ONE
+            values: dict[str, float] = {"epoch": seal.epoch, "factor": factor, "rate": rate}
+            if seal is seals[-1]:  # what counted after those before it is not known any more
+                values["counted"] = counting.counted
+            self._record("epoch", values)
+
+    def evaluated(self, evaluation: NodeEvaluation) -> None:
+        """Record an evaluation on the test rows that this node was asked for."""
+        of = "base_" if evaluation.base else ""
+        self._logger.record(Record("evaluation", evaluation.known, _scores(of, evaluation)))
+
+    def _look(self) -> None:
+        status = self._node.status()
+        step = {
+            "known": status.known,
+            "own_updates": status.own_updates,
+            "updates_per_second": status.updates_per_second,
+        }
+        self._record("step", step if status.loss is None else {"loss": status.loss, **step})
+        traffic = {
+            "links": len(status.links),
+            "bytes_sent": status.bytes_sent,
+            "bytes_received": status.bytes_received,
+            "segment_bytes_sent": status.segment_bytes_sent,
+            "updates_sent": status.updates_sent,
+        }
+        self._record("traffic", traffic)
+        for evaluation in self._news():
+            of = "validation_base_" if evaluation.base else "validation_"
+            self._record("evaluation", {f"{of}epoch": evaluation.epoch, **_scores(of, evaluation)})
+
+    def _news(self) -> list[EpochEvaluation]:
+        """Return what the organiser has published since this was last asked."""
+        found = self._reports.evaluations() if self._reports else []
+        known = [place for place, one in enumerate(found, 1) if [one] == self._published]
+        self._published = found[-1:]
+        return found[known[-1] :] if known else found
+
+    def _record(self, kind: Kind, values: Mapping[str, float]) -> None:
+        self._logger.record(Record(kind, self._node.machine.frontier.known, values))
+
+
+def _scores(of: str, evaluation: Evaluation) -> dict[str, float]:
+    """Return an evaluation as numbers whose names begin with `of`."""
+    metric = evaluation.metric if METRIC.fullmatch(evaluation.metric) else "score"
+    names = {metric: evaluation.value, "low": evaluation.low, "high": evaluation.high}
+    return {f"{of}{name}": value for name, value in {**names, "loss": evaluation.loss}.items()}

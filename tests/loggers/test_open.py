@@ -1,0 +1,255 @@
+"""Loggers by what a user writes: four kinds, each read back, and what cannot be opened."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfnode.errors import Code, UserError
+from sfnode.loggers.jsonl import JsonLines
+from sfnode.loggers.open import KINDS, opened
+from sfnode.loggers.record import Record
+
+NAME = "../../run; rm -rf /\n"
+"""The name of somebody else's run."""
+
+LINK = "sfnode:an-invitation-that-is-nobody-else-s-business"
+
+RECORDS = (
+    Record("step", 5, {"loss": 0.5, "own_updates": 2}),
+    Record("step", 3, {"loss": float("nan"), "own_updates": 4}),  # updates known may fall
+    Record("epoch", 9, {"factor": 1.0, "counted": 9}),
+)
+
+
+def told(where: str) -> None:
+    """Record a short run."""
+    logger = opened([where])
+    logger.begin(NAME, {"rank": 4, "task": {"kind": "text"}})
+    for record in RECORDS:
+        logger.record(record)
+    logger.close()
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_jsonl_has_a_line_for_each_start_and_each_record(tmp_path: Path) -> None:
+    told(f"jsonl:{tmp_path}/a.jsonl")
+    told(f"jsonl:{tmp_path}/a.jsonl")  # appends
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert len(lines) == 8
+    assert [line.pop("time")[-6:] for line in lines] == ["+00:00"] * 8
+    assert lines[4] == {"run": "../../run; rm -rf /\n", "settings": {"rank": 4, "task": {"kind": "text"}}}
+    assert lines[5] == {"kind": "step", "step": 5, "values": {"loss": 0.5, "own_updates": 2}}
+    assert lines[6]["values"] == {"loss": "nan", "own_updates": 4}
+
+
+def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"kind": "st')  # killed while it wrote
+    logger = JsonLines(path)
+    logger.record(RECORDS[0])
+    file, logger._file = logger._file, open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    with logger._file, pytest.raises(OSError, match="No space"):
+        logger.record(RECORDS[0])
+    logger._file = file
+    logger.record(RECORDS[2])
+    logger.close()
+    torn, first, _, last = path.read_text().splitlines()
+    assert torn == '{"kind": "st'
+    assert [json.loads(line)["kind"] for line in (first, last)] == ["step", "epoch"]
+
+
+def test_tensorboard_reads_scalars_and_settings(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    told(f"tensorboard:{tmp_path}/board")
+    assert all(path.parent == tmp_path / "board" for path in files(tmp_path))
+    events = EventAccumulator(str(tmp_path / "board")).Reload()
+    assert [(one.step, one.value) for one in events.Scalars("step/own_updates")] == [(5, 2.0), (3, 4.0)]
+    assert events.Scalars("step/loss")[0].value == 0.5
+    assert [one.step for one in events.Scalars("epoch/factor")] == [9]
+    (text,) = events.Tensors("settings")
+    lines = text.tensor_proto.string_val[0].decode().splitlines()
+    assert all(line.startswith("    ") for line in lines)  # code to Markdown, not markup
+    assert json.loads("\n".join(lines))["run"] == NAME
+
+
+def test_tensorboard_goes_on_in_a_new_file_after_one_could_not_be_written(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.directory_watcher import DirectoryWatcher
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    from sfnode.loggers.tensorboard import RecordWriter, TensorBoard
+
+    logger = TensorBoard(tmp_path)
+    logger.record(RECORDS[0])
+    logger.close()
+    logger._writer = RecordWriter(open("/dev/full", "wb"))  # noqa: SIM115
+    with pytest.raises(OSError, match="No space"):
+        logger.record(RECORDS[0])
+    logger.record(RECORDS[2])
+    logger.close()
+    assert len(files(tmp_path)) == 2
+    read = DirectoryWatcher(str(tmp_path), LegacyEventFileLoader).Load()
+    assert [event.step for event in read if event.summary.value] == [5, 9]
+
+
+@pytest.fixture
+def offline_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(sys, "argv", ["sfnode", "join", LINK])
+    for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    wandb.teardown()  # what it has read from the environment before
+    yield tmp_path
+    wandb.teardown()  # ends its process
+
+
+def small_leveldb_log(path: Path) -> Iterator[bytes]:
+    """The records of wandb's file, which come as in a log of LevelDB: checksum, length, kind, data."""
+    data, at = path.read_bytes(), 7
+    assert len(data) < 32_768  # all of it is one block
+    while at + 7 <= len(data):
+        length, kind = struct.unpack_from("<xxxxHB", data, at)
+        assert kind == 1  # in one piece
+        yield data[at + 7 : at + 7 + length]
+        at += 7 + length
+
+
+def test_wandb_writes_an_offline_run(offline_wandb: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from wandb.proto.wandb_internal_pb2 import Record as Written
+
+    told("wandb:project")
+    import_module("wandb").teardown()  # its process writes what it was told after `finish` has returned
+    (path,) = [path for path in files(offline_wandb) if path.suffix == ".wandb"]
+    assert path.is_relative_to(offline_wandb / "wandb")
+    written = [Written.FromString(data) for data in small_leveldb_log(path)]
+    (run,) = [one.run for one in written if one.HasField("run")]
+    assert (run.project, run.display_name.strip()) == ("project", NAME.strip())
+    config = {one.key: json.loads(one.value_json) for one in run.config.update}
+    assert config["rank"] == 4
+    steps = [
+        {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in line.history.item}
+        for line in written
+        if line.HasField("history")
+    ]
+    assert [line["step"] for line in steps] == [5, 3, 9]  # none is dropped
+    assert [line.get("step/own_updates") for line in steps] == [2, 4, None]
+    assert not any(LINK.encode() in path.read_bytes() for path in files(offline_wandb))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_wandb_without_credentials_asks_nobody_and_is_offline(
+    offline_wandb: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(offline_wandb / "netrc"))
+    monkeypatch.setenv("HOME", str(offline_wandb))
+    with caplog.at_level("INFO"):
+        told("wandb:project")
+    assert "no credentials" in caplog.text
+    assert [path for path in files(offline_wandb) if path.suffix == ".wandb"]
+
+
+def test_trackio_writes_its_local_database_and_does_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("trackio")
+    from trackio import sqlite_storage, utils
+
+    for module in (utils, sqlite_storage):
+        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path)
+    told("trackio:project")
+    assert {path.name for path in files(tmp_path)} <= {
+        "project.db",
+        "project.db-wal",
+        "project.db-shm",
+        "project.lock",
+    }
+    storage = sqlite_storage.SQLiteStorage
+    (run,) = storage.get_runs("project") if hasattr(storage, "get_runs") else []
+    name = run if isinstance(run, str) else run["name"]
+    assert name == NAME.strip() or name == NAME
+    logged: list[dict[str, Any]] = storage.get_logs("project", name)
+    assert [line["step"] for line in logged] == [5, 3, 9]
+    assert logged[0]["step/own_updates"] == 2
+    assert storage.get_run_config("project", name)["rank"] == 4
+    assert capfd.readouterr() == ("", "")
+
+
+# -- what cannot be opened -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "where", ["", "jsonl", "jsonl:", "csv:a", "JSONL:a", "wandb:../up", "trackio:a/b", "wandb:", "trackio:-a"]
+)
+def test_what_is_no_logger_is_refused(where: str) -> None:
+    with pytest.raises(UserError) as refused:
+        opened([where])
+    assert refused.value.code is Code.BAD_OPTION
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "tensorboard"])
+def test_a_place_that_cannot_be_written_to_is_refused(kind: str, tmp_path: Path) -> None:
+    if kind == "tensorboard":
+        pytest.importorskip("tensorboard")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError) as refused:
+        opened([f"{kind}:{tmp_path}/file/below"])
+    assert refused.value.code is Code.LOGGER_UNUSABLE
+    assert "Not a directory" in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"jsonl"}))
+def test_a_package_that_is_not_installed_is_named_with_its_extra(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == kind]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, f"sfnode.loggers.{kind}", raising=False)
+    monkeypatch.setitem(sys.modules, kind, None)
+    with pytest.raises(UserError) as missing:
+        opened([f"{kind}:{tmp_path.name[:3]}"])
+    assert missing.value.code is Code.EXTRA_MISSING
+    assert f"pip install 'sfnode[{kind}]'" in str(missing.value)
+
+
+def test_a_logger_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    opened(["jsonl:~/a.jsonl"]).close()
+    assert (tmp_path / "a.jsonl").exists()
+
+
+def test_no_optional_package_is_loaded_before_it_is_asked_for() -> None:
+    script = f"import sys, sfnode.loggers.open; print({set(KINDS) - {'jsonl'}} & set(sys.modules))"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ)
+        ).stdout
+        == "set()\n"
+    )
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "loggers.md"
+    (example,) = re.findall(r"^```python\n(.*?)^```$", guide.read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    _, line = (tmp_path / "mine.jsonl").read_text().splitlines()
+    assert json.loads(line)["values"] == {"loss": 0.7}

@@ -1,0 +1,64 @@
+"""What is installed where, and how sfnode is cited: files beside the code that have to agree with it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import sfnode
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+
+def name_of(requirement: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert found
+    return re.sub(r"[-_.]+", "-", found[0]).lower()
+
+
+PINNED = {name_of(line) for line in (ROOT / "constraints" / "ci.txt").read_text().splitlines()}
+
+
+def installed_for_tests() -> list[str]:
+    """The extras that `make test` installs."""
+    found = re.search(r"^EXTRAS := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert found
+    return found[1].split(",")
+
+
+def test_all_extras_of_loggers_and_experiments_are_tested() -> None:
+    assert set(installed_for_tests()) == {"dev", "experiments", "tensorboard", "wandb", "trackio", "ray"}
+
+
+@pytest.mark.parametrize("extra", [*installed_for_tests(), "nvml"])
+def test_what_tests_and_the_image_install_is_pinned(extra: str) -> None:
+    assert {name_of(requirement) for requirement in EXTRAS[extra]} <= PINNED
+
+
+def test_everybody_else_installs_no_package_of_an_extra() -> None:
+    needed = {name_of(requirement) for requirement in PROJECT["dependencies"]}
+    assert needed.isdisjoint(name_of(one) for extra in EXTRAS.values() for one in extra)
+
+
+def test_the_image_has_no_other_extra_than_nvml() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert re.findall(r"'\.\[(.*)\]'", dockerfile) == ["nvml"]
+
+
+def test_the_citation_is_of_this_version_and_names_what_it_builds_on() -> None:
+    """The keys that the schema of CFF 1.2.0 requires, of the work and of each reference."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+    assert cited["cff-version"] == "1.2.0"
+    assert (cited["version"], cited["license"]) == (sfnode.__version__, PROJECT["license"])
+    assert cited["authors"] == [{"name": "The sfnode authors"}]
+    for reference in cited["references"]:
+        assert {"type", "title", "authors"} <= reference.keys()
+    arxiv = [one["value"] for reference in cited["references"] for one in reference["identifiers"]]
+    assert arxiv == ["arXiv:2602.18181", "arXiv:2305.17333"]
