@@ -17,7 +17,7 @@ Path("rows.tsv").write_text("\n".join(["text\tlabel", *ROWS]) + "\n")
 
 run = {"name": "mine", "kind": "classification", "template": "the {text} it was", "train": "rows.tsv"}
 run |= {"verbalizer": {"0": "bad", "1": "good"}, "test": "rows.tsv", "schedule": "cosine"}
-run |= {"update_budget": 768, "epoch_updates": 128, "batch_size": 4, "learning_rate": 2e-3}
+run |= {"update_budget": 1536, "epoch_updates": 256, "batch_size": 4, "learning_rate": 1e-3}
 manifest = build(run)  # the built-in model; run | {"model": "facebook/opt-125m"} for another
 manifest = pilot.with_limit(manifest, pilot.measure(manifest))  # nobody can say more
 Path("mine.toml").write_text(manifest.to_toml())  # `sfnode join --run mine.toml` trains it with others
@@ -25,7 +25,7 @@ Path("mine.toml").write_text(manifest.to_toml())  # `sfnode join --run mine.toml
 trainer = Trainer.load(manifest)
 before = trainer.evaluate()
 key = feed_key(manifest.run_id, origin=bytes(32), incarnation=0)
-for first in range(0, 768, 16):
+for first in range(0, 1536, 16):
     epoch, seeds = manifest.parameters().epoch_of(first), update_seeds(key, first, 16)
     result = trainer.step(seeds.tolist(), epoch)
     trainer.apply(UpdateBatch(np.full(16, epoch), seeds, np.array(result.scalars)))
