@@ -1,4 +1,4 @@
-"""Replaying a real run's log in the simulator: its updates flood among virtual clients, which work out digests.
+"""Replaying a real run's log in the simulator: its updates flood among virtual clients, who find digests.
 
 Every feed of the log begins at a client of its own; segments travel as they were signed, decisions as one
 more origin. When nobody lacks anything, each client's digests are those that `sfnode verify` finds in the
