@@ -50,7 +50,7 @@ class Replayed(NamedTuple):
     rounds: int
     digest: str
     named_digest: str | None
-    """Of the last seal; None in an open run."""
+    """Digest of what was named up to the last seal; None in an open run."""
     core_digest: str
     bytes_per_edge: float
 
