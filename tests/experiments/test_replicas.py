@@ -1,4 +1,4 @@
-"""Clients with updates of their own, on all families of models: as nodes that have folded them into weights."""
+"""Clients with updates of their own, on all families: as nodes that have folded them into their weights."""
 
 from __future__ import annotations
 
