@@ -118,10 +118,10 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
     help="Where results are written, and where a run that was ended goes on.",
 )
 @option(
-    "--log",
+    "--write-log",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="FOLDER",
-    help="Leave the data folder of client 0's node here: an empty folder, for `sfnode verify`. SeedFlood only.",
+    help="Leave the data folder of client 0's node in this empty folder, as `sfnode verify` reads it.",
 )
 @option(
     "--replay",
@@ -142,7 +142,7 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
 def training(
     options: dict[str, float],
     results: Path,
-    log: Path | None,
+    write_log: Path | None,
     replay: Path | None,
     log_to: tuple[str, ...],
     device: str,
@@ -164,7 +164,7 @@ def training(
         return _replay(replay, cell, as_json)
     what = f"{cell.method}, {cell.network.clients} clients"
     with closing(opened(log_to)) as logger, waiting(what, time_left=True) as advance:
-        values = run_cell(cell, results, Place(device, threads or 1), [logger], advance, log=log)
+        values = run_cell(cell, results, Place(device, threads or 1), [logger], advance, log=write_log)
     path = results / f"{cell.name}.jsonl"
     if as_json:
         echo(

@@ -281,7 +281,7 @@ def scale_of(manifest: Manifest) -> Callable[[int], float]:
     rates are in the core already, in units of 2^-32 (SPEC O8).
     """
     numbers = manifest.training
-    if manifest.organised.organiser:
+    if manifest.parameters().organised:
         return lambda subspace: numbers.scalar_delta / RATE_ONE
     return lambda epoch: float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta
 

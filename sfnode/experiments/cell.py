@@ -22,7 +22,7 @@ class Problem(Section):
     """The model and the data that clients share."""
 
     model: str = "builtin:tiny"
-    """As `sfnode init --model` takes it."""
+    """Base model, as `sfnode init --model` takes it."""
     task: str = "reviews"
     """Name of a preset (`sfnode.tasks.presets`)."""
     train: str = ""
@@ -42,7 +42,7 @@ class Problem(Section):
 
 
 class Network(Section):
-    """Who is whose neighbour, and what goes wrong between them. Shares are probabilities in a round."""
+    """Neighbours of each client, and what goes wrong between them. Shares are probabilities in a round."""
 
     topology: Topology = "ring"
     clients: int = Field(default=16, ge=1, le=4096)
@@ -53,7 +53,7 @@ class Network(Section):
     churn: float = Field(default=0.0, ge=0, lt=1)
     """Share of clients that are away in a round: they neither train nor communicate."""
     speeds: float = Field(default=1.0, ge=1)
-    """How many times as many steps as the slowest client the fastest one makes."""
+    """Steps of the fastest client for each step of the slowest one."""
 
 
 class Cell(Section):
@@ -73,7 +73,7 @@ class Cell(Section):
     learning_rate: float = Field(default=6e-6, gt=0)
     epsilon: float = Field(default=1e-3, gt=0)
     rank: int = Field(default=32, ge=1)
-    """Of the subspaces of SeedFlood, or of the adapters of a method with LoRA."""
+    """Rank of the subspaces of SeedFlood, or of the adapters of a method with LoRA."""
     refresh: int = Field(default=1000, ge=1)
     """Local steps of a client after which the subspace is a new one."""
     evaluate_every: int = Field(default=0, ge=0)
@@ -90,7 +90,7 @@ class Cell(Section):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a cell runs: what its numbers should not depend on, but for the last bits of floats."""
+    """The place where a cell runs: its numbers should not depend on it, but for the last bits of floats."""
 
     device: str = "cpu"
     threads: int = 1

@@ -29,8 +29,8 @@ class ClientFeed:
     """The feed of one virtual client."""
 
     def __init__(self, run: RunParameters, key: Ed25519PrivateKey, segment_updates: int = 0) -> None:
-        """With `segment_updates` every segment has so many, but for the last one; else it has all that was
-        made since the last."""
+        """Begin an empty feed. With `segment_updates` every segment has so many, but for the last one; else
+        it has all that was made since the last."""
         self.feed = Feed(key.public_key().public_bytes_raw(), 0)
         self.key = feed_key(run.run_id, *self.feed)
         self.labels: list[int] = []

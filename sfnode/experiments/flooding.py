@@ -25,7 +25,7 @@ CHUNK = 1 << 22
 
 
 class Flood:
-    """What every client has of every origin."""
+    """State of the flood: how much every client has of every origin."""
 
     def __init__(self, conditions: Conditions, origins: int, size: Size, traffic: Traffic) -> None:
         """`origins` may be more than the clients: of those that are none, somebody has what `round` is

@@ -78,7 +78,7 @@ class Replicas:
         self._space = Subspace(basis, targets, rank, loaded.device, loaded.dtype)
         self._weights = MergedWeights(loaded, self._space, self.core, self._scale, clock=float)
         self._own: dict[int, I64] = {}
-        """By subspace: the updates that each client has besides, (clients, layers, rank, rank)."""
+        """Cores of the updates that each client has besides, by subspace: (clients, layers, rank, rank)."""
         self._bases: dict[tuple[int, ...], Directions] = {}
 
     @property

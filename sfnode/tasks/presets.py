@@ -1,6 +1,6 @@
 """Ready-made tasks: the embedded default, and benchmarks of the literature with MeZO's published prompts.
 
-The prompts are those of princeton-nlp/MeZO (large_models/templates.py and tasks.py), to the character; a
+The prompts but that of AG News are those of princeton-nlp/MeZO (large_models/templates.py and tasks.py); a
 model with a classification head reads the bare texts instead. The data are where they are on the Hugging Face
 hub. This module only describes; it reads nothing.
 """
@@ -132,16 +132,6 @@ PRESETS: dict[str, Preset] = {
         _hub("nyu-mll/glue:sst2"),
         texts="{sentence|strip}",
     ),
-    "agnews": Preset(
-        _labelled("{text} It was", "world", "game", "company", "computer"),
-        Data(
-            train="hf:fancyzhx/ag_news:train",
-            test="hf:fancyzhx/ag_news:test",
-            test_limit=EVALUATED_ROWS,
-        ),
-        texts="{text}",
-        called=MappingProxyType({"text": "sentence"}),
-    ),
     "rte": Preset(
         _labelled('{premise}\nDoes this mean that "{hypothesis}" is true? Yes or No?\n', "Yes", "No"),
         _hub("aps/super_glue:rte"),
@@ -182,5 +172,15 @@ PRESETS: dict[str, Preset] = {
             max_tokens=LONGEST_PROMPT,
         ),
         _hub("aps/super_glue:record"),
+    ),
+    "agnews": Preset(
+        _labelled("{text} It was", "world", "game", "company", "computer"),
+        Data(
+            train="hf:fancyzhx/ag_news:train",
+            test="hf:fancyzhx/ag_news:test",
+            test_limit=EVALUATED_ROWS,
+        ),
+        texts="{text}",
+        called=MappingProxyType({"text": "sentence"}),
     ),
 }

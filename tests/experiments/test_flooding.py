@@ -12,6 +12,7 @@ from sfnode.baselines.method import Traffic
 from sfnode.experiments.cell import Network
 from sfnode.experiments.flooding import Flood
 from sfnode.experiments.network import Conditions
+from tests.bench.rounds import compare
 
 
 def flood(**network: Any) -> tuple[Flood, Traffic, Conditions]:
@@ -93,3 +94,9 @@ def test_speeds_lie_evenly_between_the_slowest_and_the_fastest() -> None:
     conditions = Conditions(Network(clients=3, speeds=2.0), 0)
     made = sum(conditions.steps_by(number) for number in range(10))
     assert made.tolist() == [10, 15, 20]
+
+
+@pytest.mark.parametrize(("topology", "most"), [("ring", 1.3), ("grid", 1.6)])
+def test_it_sends_about_the_bytes_that_machines_send(topology: str, most: float) -> None:
+    found = compare(topology, 9, 3)
+    assert 1 / most < found.ratio < most

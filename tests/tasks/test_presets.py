@@ -43,6 +43,7 @@ WORDED = {
         'It rains.\nQuestion: is it wet\nI found this answer "Yes, wet". Is that correct? Yes or No?\nNo',
         'It rains.\nQuestion: is it wet\nI found this answer "Yes, wet". Is that correct? Yes or No?\nYes',
     ],
+    "agnews": [f"fine . It was {answer}" for answer in ("world", "game", "company", "computer")],
     "record": ["Ann ran.\n- Bo slept\n- Ann won", "Ann ran.\n- Bo slept\n- Bo won"],
 }
 CLOZE = {
@@ -71,6 +72,7 @@ BARE = {
     "boolq": ("Is it wet?", "It rains."),
     "wic": ("bank: A bank.", "The bank."),
     "multirc": ("is it wet Yes, wet", "It rains."),
+    "agnews": ("fine .",),
 }
 
 
@@ -79,7 +81,7 @@ def test_a_model_with_a_classification_head_reads_the_bare_texts(name: str) -> N
     found = preset(name)
     task = task_of(found, headed=True)
     assert problem(task, LABELLED) is None
-    assert render_row(task, LABELLED) == LabelledTexts(BARE[name], 2, 1)
+    assert render_row(task, LABELLED) == LabelledTexts(BARE[name], len(found.task.verbalizer), 1)
     assert (task.verbalizer, task.max_tokens) == (found.task.verbalizer, found.task.max_tokens)
     assert task_of(found, headed=False) == found.task
 
@@ -92,7 +94,7 @@ def test_a_task_whose_rows_bring_their_answers_is_none_for_such_a_model() -> Non
 
 def test_a_preset_is_found_whatever_the_case_and_missed_with_a_list() -> None:
     assert preset("SST2") == preset("sst2")
-    with pytest.raises(UserError, match="reviews, sst2, rte, boolq, wic, multirc, record") as caught:
+    with pytest.raises(UserError, match="reviews, sst2, rte, boolq, wic, multirc, record, agnews") as caught:
         preset("imdb")
     assert caught.value.code == Code.BAD_OPTION
 

@@ -1,0 +1,58 @@
+"""Clients with updates of their own, on all families: as nodes that have folded them into their weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sfnode.engine.estimator import quantise
+from sfnode.engine.trainer import Trainer, load_model, usable_device
+from sfnode.experiments.replicas import Query, Replicas
+from sfnode.models.targets import Selection
+from tests.engine.helpers import FAMILIES, ROWS, manifest, model_folder, updates
+
+SEEDS = [11, 12, 13]
+EPSILON = 1e-2
+
+
+@pytest.mark.parametrize("embeddings", [False, True], ids=["matrices", "embeddings"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_client_measures_what_a_node_with_its_updates_measures(family: str, embeddings: bool) -> None:
+    run = manifest(family, selection=Selection(embeddings=embeddings), learning_rate=1e-2, epsilon=EPSILON)
+    loaded = load_model(run, model_folder(family), usable_device("cpu"), "float32")
+    replicas = Replicas(run, loaded, 3)
+    with Trainer(run, loaded, ROWS) as node:
+        batches = node.mini_batches.take(SEEDS)
+    theirs = updates(30, (0, 1))
+    for client in (1, 2):  # client 0 has nothing that is not in the weights
+        replicas.give(client, replicas.moves(theirs))
+    queries = [Query(n, seed, 1, batch) for n, (seed, batch) in enumerate(zip(SEEDS, batches, strict=True))]
+    found = [estimate.alpha for estimate in replicas.measure(queries, EPSILON)]
+    for client in range(3):
+        with Trainer(run, loaded, ROWS) as node:
+            if client:
+                node.apply(theirs)
+            (wanted,) = node.estimate([SEEDS[client]], 1, EPSILON)
+        assert found[client] == pytest.approx(wanted.alpha, rel=1e-2, abs=2e-3)
+
+
+def test_clients_are_measured_in_groups_and_subspaces_and_answer_in_order(monkeypatch: Any) -> None:
+    monkeypatch.setattr("sfnode.experiments.replicas.MOST_QUERIES", 2)
+    run = manifest("llama")
+    loaded = load_model(run, model_folder("llama"), usable_device("cpu"), "float32")
+    replicas = Replicas(run, loaded, 5)
+    with Trainer(run, loaded, ROWS) as node:
+        batches = node.mini_batches.take([*SEEDS, 14, 15])
+        subspaces = [1, 0, 1, 1, 0]
+        wanted = [
+            quantise(node.estimate([seed], subspace, EPSILON)[0].alpha, 1 / 64, 1000)
+            for seed, subspace in zip([*SEEDS, 14, 15], subspaces, strict=True)
+        ]
+    queries = [
+        Query(n, seed, subspace, batch)
+        for n, (seed, subspace, batch) in enumerate(zip([*SEEDS, 14, 15], subspaces, batches, strict=True))
+    ]
+    found = [quantise(one.alpha, 1 / 64, 1000) for one in replicas.measure(queries, EPSILON)]
+    assert torch.allclose(torch.tensor(found), torch.tensor(wanted), atol=1)
