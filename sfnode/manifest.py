@@ -460,7 +460,7 @@ class Manifest(Section):
 def _sorted(value: Any) -> Any:
     """Return the same value with the keys of every map in the order of their UTF-8 bytes."""
     if isinstance(value, dict):
-        return {key: _sorted(value[key]) for key in sorted(value, key=lambda k: k.encode())}
+        return {key: _sorted(value[key]) for key in sorted(value)}  # code points sort as UTF-8 does
     if isinstance(value, list):
         return [_sorted(item) for item in value]
     return value
