@@ -66,6 +66,9 @@ class Code(IntEnum):
     RUN_FROZEN = 72
     ORGANISER_SILENT = 73
     UPDATES_LACKING = 74
+    RESULTS_UNUSABLE = 79
+    RAY_UNAVAILABLE = 80
+    EXTRA_MISSING = 81
 
 
 class UserError(Exception):

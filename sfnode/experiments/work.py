@@ -1,0 +1,54 @@
+"""The work that a cell takes, in example-forwards, from its description alone.
+
+A forward pass of one example counts 1 and a backward pass 2; so a two-point estimate costs 2 for each row of
+its mini-batch, a gradient 3. This estimates before a run; what was spent is among the end values.
+"""
+
+from __future__ import annotations
+
+from sfnode.experiments.cell import Cell
+
+TWO_POINT = 2
+GRADIENT = 3
+
+TEST_ROWS = 1000
+"""Rows that are assumed to be tested on where a cell tests on all that there are."""
+
+FIRST_ORDER = frozenset(
+    {
+        "adamw",
+        "chocosgd",
+        "chocosgd-lora",
+        "diloco",
+        "diloco-fp16",
+        "diloco-powersgd",
+        "dsgd",
+        "dsgd-lora",
+        "gaia",
+        "sgd",
+    }
+)
+"""Methods that take gradients."""
+
+
+def first_order(method: str) -> bool:
+    """Return whether a method takes gradients; if not, it takes two-point estimates."""
+    return method in FIRST_ORDER
+
+
+def training_work(cell: Cell) -> int:
+    """Return the example-forwards of a cell's training steps."""
+    each = GRADIENT if first_order(cell.method) else TWO_POINT
+    return each * cell.network.clients * cell.steps * cell.batch_size
+
+
+def evaluation_work(cell: Cell) -> int:
+    """Return the rows that a cell evaluates: untrained and trained on all, in between on validation rows."""
+    problem = cell.problem
+    between = (cell.steps - 1) // cell.evaluate_every if cell.evaluate_every else 0
+    return 2 * (problem.test_rows or TEST_ROWS) + (2 + between) * problem.validation_rows
+
+
+def work(cell: Cell) -> int:
+    """Return the example-forwards of a cell, evaluations included."""
+    return training_work(cell) + evaluation_work(cell)
