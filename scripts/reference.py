@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from sfnode.cli.lazy_group import inner_commands
 from sfnode.cli.main import cli
 from sfnode.cli.options import long_name
 from sfnode.defaults import variable
@@ -57,7 +58,7 @@ def commands() -> Iterator[tuple[str, click.Command]]:
     for name, command in cli.load_all().items():
         yield name, command
         if isinstance(command, click.Group):
-            yield from ((f"{name} {inner}", one) for inner, one in command.commands.items())
+            yield from ((f"{name} {inner}", one) for inner, one in inner_commands(command).items())
 
 
 def section(name: str, command: click.Command) -> str:

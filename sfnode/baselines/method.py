@@ -43,6 +43,8 @@ class Method(Protocol):
     """Interface of a method in the midst of its run."""
 
     traffic: Traffic
+    example_forwards: int
+    """Example-forwards so far: a forward of one example counts 1 and its backward 2, evaluations nothing."""
 
     def step(self, number: int) -> float:
         """Take local step `number`, counted from 0, of every client; return their mini-batches' mean loss.
@@ -64,7 +66,10 @@ class Method(Protocol):
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Return all that a restart needs to go on with the same numbers (tensors, integers, strings)."""
+        """Return all that a restart needs to go on with the same numbers (tensors, integers, strings).
+
+        The tensors are those in use: store or copy them before the next step.
+        """
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:

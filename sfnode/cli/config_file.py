@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from sfnode.cli.lazy_group import inner_commands
 from sfnode.cli.options import long_name
 from sfnode.errors import Code, UserError
 
@@ -40,7 +41,7 @@ def read_config(file: Path, command: click.Command, others: Iterator[click.Comma
 
 def _given(command: click.Command, texts: Mapping[str, str | list[str]]) -> dict[str, Any]:
     if isinstance(command, click.Group):
-        return {name: _given(inner, texts) for name, inner in command.commands.items()}
+        return {name: _given(inner, texts) for name, inner in inner_commands(command).items()}
     own = _options(command)
     return {str(own[key].name): text for key, text in texts.items() if key in own}
 
@@ -56,7 +57,7 @@ def _known(values: Iterable[str], own: Options, others: Iterator[click.Command])
 
 def _options(command: click.Command) -> Options:
     if isinstance(command, click.Group):
-        return {key: one for inner in command.commands.values() for key, one in _options(inner).items()}
+        return {key: one for inner in inner_commands(command).values() for key, one in _options(inner).items()}
     options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     return {long_name(option.opts).removeprefix("--"): option for option in options}
 

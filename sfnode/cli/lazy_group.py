@@ -56,3 +56,8 @@ class LazyGroup(click.Group):
             if name.startswith(incomplete)
         ]
         return [*found, *click.Command.shell_complete(self, context, incomplete)]
+
+
+def inner_commands(group: click.Group) -> Mapping[str, click.Command]:
+    """Return the commands of a group by name, imported if need be."""
+    return group.load_all() if isinstance(group, LazyGroup) else group.commands

@@ -52,7 +52,7 @@ COMMANDS = {
     "eval": Entry("sfnode.cli.evaluate:evaluate", "Measure the base and the trained model."),
     "bench": Entry("sfnode.cli.bench:bench", "Show what this machine can do with a model."),
     "doctor": Entry("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),
-    "simulate": Entry("sfnode.cli.simulate:simulate", "Run a simulated network under faults."),
+    "simulate": Entry("sfnode.cli.simulate:simulate", "Simulate networks under faults, and training."),
     "top": Entry("sfnode.cli.top:top", "Watch a running node in the terminal."),
     "dashboard": Entry("sfnode.cli.dashboard:dashboard", "Show a running node in the browser."),
 }

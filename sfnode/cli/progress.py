@@ -17,6 +17,7 @@ from rich.progress import (
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
     TransferSpeedColumn,
 )
 
@@ -37,14 +38,15 @@ Advance = Callable[[int, int], None]
 
 
 @contextmanager
-def waiting(what: str, *, of_bytes: bool = False) -> Iterator[Advance]:
+def waiting(what: str, *, of_bytes: bool = False, time_left: bool = False) -> Iterator[Advance]:
     """Show that `what` is under way while the block runs, and how far once the block reports it."""
     if not sys.stderr.isatty():
         echo(what, err=True)
         yield lambda done, total: None
         return
     amount = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *amount, TimeElapsedColumn())
+    times = (TimeElapsedColumn(), *((TimeRemainingColumn(),) if time_left else ()))
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *amount, *times)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total or None)

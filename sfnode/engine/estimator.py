@@ -8,7 +8,7 @@ the batches come from.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -49,14 +49,29 @@ class Points(NamedTuple):
     """(2S,), +1 or -1."""
 
 
+Perturb = Callable[[NDArray[np.int64], NDArray[np.floating], forward.Pass], Perturbation]
+"""Returns the perturbation of a pass: its rows' queries (R,), by how much to move each along its query's
+direction (R,), and the pass."""
+
+
 def two_point(
-    loaded: LoadedModel, directions: Directions, batches: Sequence[Encoded], epsilon: float
+    loaded: LoadedModel,
+    directions: Directions,
+    batches: Sequence[Encoded],
+    epsilon: float,
+    perturb: Perturb | None = None,
 ) -> list[Estimate]:
-    """Estimate the derivative of each mini-batch's mean loss along the direction of the same number."""
+    """Estimate the derivative of each mini-batch's mean loss along the direction of the same number.
+
+    `perturb` takes the place of moving all matrices along `directions`; it says how each query's own replica
+    of the model differs from `loaded`, besides. Vectors are moved along `directions` in any case.
+    """
+    if perturb is None:
+        perturb = Columns(directions)
     # What is added in half precision is not epsilon but the nearest number to it.
     epsilon = float(torch.tensor(epsilon, dtype=directions.u[0].dtype))
     with torch.inference_mode():
-        log_probs = _log_probs(loaded, directions, points(batches), epsilon).cpu()  # the one synchronisation
+        log_probs = _log_probs(loaded, directions, points(batches), epsilon, perturb).cpu()  # the one sync
     plus, minus = log_probs.chunk(2)
     sizes = [len(batch.targets) for batch in batches]
     return [
@@ -95,7 +110,9 @@ def points(batches: Sequence[Encoded]) -> Points:
     return Points(doubled, np.tile(np.repeat(np.arange(len(sizes)), sizes), 2), signs)
 
 
-def _log_probs(loaded: LoadedModel, directions: Directions, both: Points, epsilon: float) -> Tensor:
+def _log_probs(
+    loaded: LoadedModel, directions: Directions, both: Points, epsilon: float, perturb: Perturb
+) -> Tensor:
     """Return the log-probability of every target at both points, (2P,) float32, on the device."""
     found, numbers = [], []
     with _vectors(loaded, directions) as perturb_vectors:
@@ -105,8 +122,8 @@ def _log_probs(loaded: LoadedModel, directions: Directions, both: Points, epsilo
             signs = both.signs[sequences] * epsilon
             if perturb_vectors is not None:
                 perturb_vectors(int(both.queries[sequences[0]]), float(signs[0]))
-            by = _coefficients(directions, both.queries[sequences], signs)
-            found.append(forward.log_probs(loaded, this, _perturbation(directions, by, this)))
+            perturbation = perturb(both.queries[sequences], signs, this)
+            found.append(forward.log_probs(loaded, this, perturbation))
             numbers.append(targets)
     together = torch.cat(found)
     order = torch.from_numpy(np.argsort(np.concatenate(numbers)))
@@ -121,22 +138,39 @@ def _passes(loaded: LoadedModel, both: Points, *, in_turns: bool) -> Iterator[ND
         yield from forward.passes(loaded, both.batch, members)
 
 
-def _coefficients(
-    directions: Directions, queries: NDArray[np.int64], signs: NDArray[np.floating]
-) -> NDArray[np.float64]:
-    """Return (R, k): 1 for the live core, +eps or -eps for a row's own query, 0 for the others."""
-    by = np.zeros((len(queries), directions.live + directions.queries))
-    by[:, : directions.live] = 1.0
-    by[np.arange(len(queries)), directions.live + queries] = signs
-    return by
+class Columns:
+    """Perturbs along the directions of those queries alone that a pass has rows of.
 
+    A product with the directions of all q would cost every row q times what its own direction costs; and a
+    batch of many queries has many passes.
+    """
 
-def _perturbation(directions: Directions, by: NDArray[np.float64], this: forward.Pass) -> Perturbation:
-    like = directions.u[0]
-    # From pageable memory the copy is taken at once, and without `non_blocking` every pass would wait for it.
-    sequences = torch.from_numpy(by).to(like.device, like.dtype, non_blocking=True)  # (R, k)
-    tokens = sequences.repeat_interleave(this.input_ids.shape[1], 0)  # (R * W, k)
-    return Perturbation(directions, tokens, sequences, sequences[this.rows])
+    def __init__(self, directions: Directions) -> None:
+        self._directions = directions
+
+    def __call__(
+        self, queries: NDArray[np.int64], amounts: NDArray[np.floating], this: forward.Pass
+    ) -> Perturbation:
+        """Return what moves each row of `this` along the direction of its query by its amount."""
+        present, columns = np.unique(queries, return_inverse=True)
+        directions = self._of(present)
+        by = np.zeros((len(queries), directions.live + directions.queries))
+        by[:, : directions.live] = 1.0
+        by[np.arange(len(queries)), directions.live + columns] = amounts
+        like = directions.u[0]
+        # From pageable memory the copy is taken at once, and without `non_blocking` every pass would wait.
+        sequences = torch.from_numpy(by).to(like.device, like.dtype, non_blocking=True)  # (R, k)
+        tokens = sequences.repeat_interleave(this.input_ids.shape[1], 0)  # (R * W, k)
+        return Perturbation(directions, tokens, sequences, sequences[this.rows])
+
+    def _of(self, queries: NDArray[np.int64]) -> Directions:
+        """Return the directions of the live core and of these queries."""
+        every = self._directions
+        if len(queries) == every.queries:
+            return every
+        kept = torch.from_numpy(np.concatenate([np.arange(every.live), every.live + queries]))
+        kept = kept.to(every.u[0].device, non_blocking=True)
+        return Directions(tuple(u[kept] for u in every.u), tuple(v[:, kept] for v in every.v), every.live)
 
 
 class _PerturbVectors:

@@ -29,8 +29,8 @@ from sfnode.manifest import Manifest
 from sfnode.models import loader
 from sfnode.models.generation import generate
 from sfnode.schema.evaluation import Evaluation
-from sfnode.tasks import dataset
-from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
+from sfnode.tasks import calibration, dataset
+from sfnode.tasks.encoding import Encoded, Forward, Prior, Scored, encode, evaluate
 from sfprotocol.decisions import RATE_ONE
 from sfprotocol.seeds import I64, batch_rows
 
@@ -76,6 +76,7 @@ class Trainer:
         self.loaded = loaded
         self.core = Core(len(targets), numbers.rank)
         self.space = Subspace(basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact)
+        self.scale = scale_of(manifest)
         self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic)
         self._offloaded = False
         self._rows = rows
@@ -117,18 +118,6 @@ class Trainer:
     def close(self) -> None:
         """End the threads; no step may follow."""
         self._ahead.shutdown(cancel_futures=True)
-
-    def scale(self, subspace: int) -> float:
-        """Return by how much one unit of a subspace's core changes a weight.
-
-        In an open run, where every epoch has a subspace, that is its learning rate times scalar_delta. The
-        rate is rounded to float32, since the last bits of a cosine differ between machines. In an organised
-        run the rates are in the core already, in units of 2^-32 (SPEC O8).
-        """
-        numbers = self.manifest.training
-        if self.run.organised:
-            return numbers.scalar_delta / RATE_ONE
-        return float(np.float32(numbers.rate(subspace))) * numbers.scalar_delta
 
     def begin(self, cores: Mapping[int, I64]) -> None:
         """Begin with the cores of a checkpoint, in place of the updates that it stands for; before anything
@@ -202,6 +191,18 @@ class Trainer:
         self.loaded.model.to(device)
         self.space.move(device)
 
+    def prior(self, count: int = calibration.CALIBRATION_ROWS, go_on: GoOn = always) -> Prior:
+        """Return the base model's prior over the task's answers: from `count` (0: all) of the run's public
+        training rows, whose labels are not looked at.
+
+        Raises UserError BAD_OPTION if the task has no fixed answers, DATA_* without such rows, PAUSED.
+        """
+        rows = dataset.select(dataset.training_rows(self.manifest.data, self.manifest.task), count)
+        self.restore()
+        with self.weights.at_base():
+            task, tokenizer = self.manifest.task, self.loaded.tokenizer
+            return calibration.prior(task, tokenizer, rows, self._forward(go_on), EVALUATION_BATCH)
+
     def evaluate(self, limit: int = 0, go_on: GoOn = always, rows: dataset.HeldOut = "test") -> Evaluation:
         """Measure the rebuilt model as of now on `limit` of these rows (0: as many as the manifest says).
 
@@ -212,12 +213,16 @@ class Trainer:
         return self._evaluate(limit, go_on, rows)
 
     def evaluate_base(
-        self, limit: int = 0, go_on: GoOn = always, rows: dataset.HeldOut = "test"
+        self,
+        limit: int = 0,
+        go_on: GoOn = always,
+        rows: dataset.HeldOut = "test",
+        prior: Prior | None = None,
     ) -> Evaluation:
-        """Measure the base model like `evaluate`."""
+        """Measure the base model like `evaluate`; with its `prior` it is the calibrated, untrained model."""
         self.restore()
         with self.weights.at_base():
-            return self._evaluate(limit, go_on, rows)
+            return self._evaluate(limit, go_on, rows, prior)
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         """Return what the base model and the model as of now write after `prompt`, in at most `tokens`
@@ -243,11 +248,18 @@ class Trainer:
         chosen = batch_rows(seed, self.manifest.training.batch_size, len(self._rows)).tolist()
         return encode(self.manifest.task, self.loaded.tokenizer, [self._rows[row] for row in chosen])
 
-    def _evaluate(self, limit: int, go_on: GoOn, which: dataset.HeldOut) -> Evaluation:
+    def _evaluate(
+        self, limit: int, go_on: GoOn, which: dataset.HeldOut, prior: Prior | None = None
+    ) -> Evaluation:
         task, tokenizer = self.manifest.task, self.loaded.tokenizer
         if (which, limit) not in self._held_out:
             data = self.manifest.data
             self._held_out[which, limit] = dataset.held_out_rows(data, task, which, limit)
+        rows = self._held_out[which, limit]
+        return evaluate(task, tokenizer, rows, self._forward(go_on), EVALUATION_BATCH, prior)
+
+    def _forward(self, go_on: GoOn) -> Forward:
+        """Return what scores a batch with the model as it is; it raises UserError PAUSED."""
 
         def score(encoded: Encoded) -> Scored:
             if not go_on():
@@ -258,7 +270,20 @@ class Trainer:
                 )
             return forward.score_in_passes(self.loaded, encoded)
 
-        return evaluate(task, tokenizer, self._held_out[which, limit], score, EVALUATION_BATCH)
+        return score
+
+
+def scale_of(manifest: Manifest) -> Callable[[int], float]:
+    """Return the function that says by how much one unit of a subspace's core changes a weight.
+
+    In an open run, where every epoch has a subspace, that is its learning rate times scalar_delta. The rate is
+    rounded to float32, since the last bits of a cosine differ between machines. In an organised run the rates
+    are in the core already, in units of 2^-32 (SPEC O8).
+    """
+    numbers = manifest.training
+    if manifest.organised.organiser:
+        return lambda subspace: numbers.scalar_delta / RATE_ONE
+    return lambda epoch: float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta
 
 
 def _give_back(device: torch.device) -> None:

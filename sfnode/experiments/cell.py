@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -85,3 +86,12 @@ class Cell(Section):
         """Name of the cell and of its results: 16 hex digits that follow from its fields."""
         fields = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(fields.encode(), digest_size=8, person=b"sfnode-cell").hexdigest()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cell runs: what its numbers should not depend on, but for the last bits of floats."""
+
+    device: str = "cpu"
+    threads: int = 1
+    """CPU threads of torch."""

@@ -6,6 +6,7 @@ its mini-batch, a gradient 3. This estimates before a run; what was spent is amo
 
 from __future__ import annotations
 
+from sfnode.baselines import registry
 from sfnode.experiments.cell import Cell
 
 TWO_POINT = 2
@@ -14,26 +15,11 @@ GRADIENT = 3
 TEST_ROWS = 1000
 """Rows that are assumed to be tested on where a cell tests on all that there are."""
 
-FIRST_ORDER = frozenset(
-    {
-        "adamw",
-        "chocosgd",
-        "chocosgd-lora",
-        "diloco",
-        "diloco-fp16",
-        "diloco-powersgd",
-        "dsgd",
-        "dsgd-lora",
-        "gaia",
-        "sgd",
-    }
-)
-"""Methods that take gradients."""
-
 
 def first_order(method: str) -> bool:
     """Return whether a method takes gradients; if not, it takes two-point estimates."""
-    return method in FIRST_ORDER
+    baseline = registry.METHODS.get(method)
+    return baseline is not None and baseline.first_order
 
 
 def training_work(cell: Cell) -> int:

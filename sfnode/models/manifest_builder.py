@@ -74,7 +74,7 @@ def build(given: dict[str, Any]) -> Manifest:
     source, revision = given.get("model", presets.DEFAULT_MODEL), given.get("revision", "")
     source = _absolute(source)
     name = _preset_name(given, source)
-    preset = presets.preset(name) if name else None
+    preset = _for_data(presets.preset(name), given) if name else None
     try:
         task = _task(preset, given, files.resolve(source, revision, None))
         described = loader.describe(source, revision, _selection(given), _classes(task))
@@ -113,6 +113,14 @@ def _preset_name(given: dict[str, Any], source: str) -> str:
         return ""
     default = DEFAULT_TASK if source == presets.DEFAULT_MODEL else HUB_TASK
     return str(given.get("preset", default))
+
+
+def _for_data(preset: presets.Preset, given: dict[str, Any]) -> presets.Preset:
+    """Return the preset with the names that columns have in the training data, if those are in a file."""
+    source = str(given.get("train", ""))
+    if not preset.called or not _is_local(source):
+        return preset
+    return presets.for_columns(preset, dataset.columns(source))
 
 
 def _selection(given: dict[str, Any]) -> Selection:

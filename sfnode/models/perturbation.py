@@ -48,6 +48,11 @@ class Perturbation(NamedTuple):
     """(S, k), for layers that see a row per sequence, as a classification head does."""
     outputs: Tensor
     """(P, k), for the head of a language model, which sees `head_positions` only."""
+    cores: tuple[Tensor, ...] = ()
+    """Per target (S, k, k), in place of all amounts: sequence s sees W + u^T C^T v^T, with C its core, so
+    that every one may be of a replica of its own."""
+    rows: Tensor | None = None
+    """(P,), the sequence of each of `head_positions`; needed with `cores`."""
 
 
 class Perturber:
@@ -114,10 +119,10 @@ def _linear(perturber: Perturber, number: int, site: Site, is_head: bool) -> Lay
             return plain(x)
         u, v = perturbation.directions.u[number], perturbation.directions.v[number]
         rows = x.reshape(-1, v.shape[0])  # (N, in)
-        by = perturbation.outputs if is_head else _rows_of(perturbation, rows.shape[0], site.target.name)
+        weighted = _weighing(perturbation, number, site.target.name, is_head)
         quantised = isinstance(module, QuantisedLinear)
         weight = module.dense() if quantised else view(module.weight, site.form)  # (out, in)
-        return _perturbed(rows, weight.t(), module.bias, u, v, by).view(*x.shape[:-1], u.shape[1])
+        return _perturbed(rows, weight.t(), module.bias, u, v, weighted).view(*x.shape[:-1], u.shape[1])
 
     return forward
 
@@ -132,7 +137,8 @@ def _tied_head(perturber: Perturber, number: int, head: Any) -> Layer:
             return plain(x)
         u, v = perturbation.directions.u[number], perturbation.directions.v[number]  # (k, d), (vocab, k)
         rows = x.reshape(-1, u.shape[1])  # (P, d)
-        y = _perturbed(rows, head.weight.t(), head.bias, v.t(), u.t(), perturbation.outputs)
+        weighted = _weighing(perturbation, number, "the head", True, transposed=True)
+        y = _perturbed(rows, head.weight.t(), head.bias, v.t(), u.t(), weighted)
         return y.view(*x.shape[:-1], v.shape[0])
 
     return forward
@@ -151,26 +157,54 @@ def _embedding(perturber: Perturber, number: int, module: Any) -> Layer:
         if perturbation is None:
             return plain(ids)
         u, v = perturbation.directions.u[number], perturbation.directions.v[number]
-        by = perturbation.tokens.view(perturbation.sequences.shape[0], ids.shape[-1], -1)  # (S, T, k)
-        along = v[ids] * by  # (S or 1, T, k) * (S, T, k)
+        if perturbation.cores:
+            along = torch.matmul(v[ids], perturbation.cores[number])  # (S or 1, T, k) @ (S, k, k)
+        else:
+            by = perturbation.tokens.view(perturbation.sequences.shape[0], ids.shape[-1], -1)  # (S, T, k)
+            along = v[ids] * by  # (S or 1, T, k) * (S, T, k)
         rows: Tensor = plain(ids) + (along @ u) * scale  # (S, T, d)
         return rows
 
     return forward
 
 
-def _perturbed(x: Tensor, weight: Tensor, bias: Tensor | None, u: Tensor, v: Tensor, by: Tensor) -> Tensor:
-    """Return x W + b + ((x v) * by) u, (N, out).
+def _perturbed(
+    x: Tensor, weight: Tensor, bias: Tensor | None, u: Tensor, v: Tensor, weighted: Layer
+) -> Tensor:
+    """Return x W + b + weighted(x v) u, (N, out).
 
-    x (N, in), weight (in, out), bias (out,) or None, u (k, out), v (in, k), by (N, k). The rank-k term takes
-    the place of the bias as what the product is added to: no further pass over y.
+    x (N, in), weight (in, out), bias (out,) or None, u (k, out), v (in, k). The rank-k term takes the place
+    of the bias as what the product is added to: no further pass over y.
     """
-    along = torch.mm(x, v).mul_(by)  # (N, k)
+    along = weighted(torch.mm(x, v))  # (N, k)
     if u.shape[0] == 1:  # an outer product is no work for a matrix product's machinery
         y = along * u if bias is None else torch.addcmul(bias, along, u)
     else:
         y = torch.mm(along, u) if bias is None else torch.addmm(bias, along, u)
     return y.addmm_(x, weight)
+
+
+def _weighing(
+    perturbation: Perturbation, number: int, name: str, is_head: bool, transposed: bool = False
+) -> Layer:
+    """Return what turns the projections (N, k) of a target's rows into amounts along u, (N, k).
+
+    `transposed` where u and v have changed places.
+    """
+
+    def by_amounts(along: Tensor) -> Tensor:
+        rows = perturbation.outputs if is_head else _rows_of(perturbation, along.shape[0], name)
+        return along.mul_(rows)
+
+    def by_cores(along: Tensor) -> Tensor:
+        cores = perturbation.cores[number].transpose(1, 2) if transposed else perturbation.cores[number]
+        if is_head:
+            return torch.bmm(along[:, None], cores[perturbation.rows])[:, 0]  # (P, 1, k) @ (P, k, k)
+        _rows_of(perturbation, along.shape[0], name)
+        grouped = along.view(cores.shape[0], -1, cores.shape[1])  # (S, T or 1, k)
+        return torch.bmm(grouped, cores).view_as(along)
+
+    return by_cores if perturbation.cores else by_amounts
 
 
 def _rows_of(perturbation: Perturbation, rows: int, name: str) -> Tensor:

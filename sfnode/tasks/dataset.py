@@ -61,6 +61,12 @@ def load_rows(source: str, task: Task, *, limit: int = 0, min_words: int = 0) ->
     return select(rows, limit)
 
 
+def columns(source: str) -> list[str]:
+    """Return the names of the columns of a source. Raises UserError as `load_rows` does."""
+    _, first = next(_read(source), ("", {}))
+    return list(first)
+
+
 def training_rows(data: Data, task: Task) -> list[Row]:
     """Load the rows of a run's public training data that mini-batches are drawn from (SPEC R8, R9).
 

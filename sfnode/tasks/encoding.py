@@ -9,7 +9,7 @@ model and no update.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,9 @@ from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import metrics
 from sfnode.tasks.prompts import Prompt, Row, RowText, length, render_row
 from sfnode.tasks.tokenization import Example, example
+
+Prior = NDArray[np.float64]
+"""Score of each answer, (K,), before anything of a row is known (`calibration.prior`)."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +63,24 @@ class Encoded:
         """Number of examples, B."""
         return self.right.shape[0]
 
-    def scores(self, log_probs: Tensor) -> Tensor:
+    def scores(self, log_probs: Tensor, prior: Prior | None = None) -> Tensor:
         """Return each candidate's mean log-probability a token, (B, K) float32; -inf where there is none.
 
-        `log_probs`: (P,) float32, one for each target.
+        `log_probs`: (P,) float32, one for each target. `prior` (`calibration.prior`) is subtracted from it.
         """
         tokens = self.tokens.to(log_probs.device)  # (B, K)
         sums = log_probs.new_zeros(tokens.numel())
         sums.index_add_(0, self.slots.to(log_probs.device), log_probs)
-        return torch.where(tokens > 0, sums.view_as(tokens) / tokens, -math.inf)
+        scores = torch.where(tokens > 0, sums.view_as(tokens) / tokens, -math.inf)
+        return scores if prior is None else scores - torch.from_numpy(prior).to(scores)
 
-    def losses(self, log_probs: Tensor) -> Tensor:
+    def losses(self, log_probs: Tensor, prior: Prior | None = None) -> Tensor:
         """Return the loss of each example, (B,) float32, from the log-probability of each target, (P,).
 
         Contrastive: the cross-entropy over the candidates' scores; else minus the mean log-probability of the
-        tokens of the first correct answer.
+        tokens of the first correct answer. `prior`: as for `scores`.
         """
-        scores = self.scores(log_probs)  # (B, K)
+        scores = self.scores(log_probs, prior)  # (B, K)
         first = self.right.to(log_probs.device).int().argmax(1, keepdim=True)  # (B, 1)
         if self.contrastive:
             scores = scores.log_softmax(1)
@@ -90,6 +94,10 @@ class Scored(NamedTuple):
     """(P,) float32, the log-probability of each target at its position."""
     greedy: Tensor
     """(P,) bool, whether the target is the likeliest token there."""
+
+
+Forward = Callable[[Encoded], Scored]
+"""Runs a model on a batch."""
 
 
 class _Answers(NamedTuple):
@@ -124,19 +132,29 @@ def evaluate(
     task: Task,
     tokenizer: Any,
     rows: Sequence[Row],
-    forward: Callable[[Encoded], Scored],
+    forward: Forward,
     batch_size: int,
+    prior: Prior | None = None,
 ) -> Evaluation:
-    """Measure a model on some rows; `forward` runs it on `batch_size` rows at a time."""
-    rows = sorted(rows, key=lambda row: length(render_row(task, row)))  # similar lengths need little padding
-    batches = []
-    for start in range(0, len(rows), batch_size):
-        encoded = encode(task, tokenizer, rows[start : start + batch_size], every_candidate=True)
-        batches.append(_answers(task, encoded, forward(encoded)))
-    answers = _Answers(*map(torch.cat, zip(*batches, strict=True)))
+    """Measure a model on some rows; `forward` runs it on `batch_size` rows at a time.
+
+    `prior` is subtracted from the scores of every row's answers, of which there must be as many.
+    """
+    found = [
+        _answers(task, encoded, forward(encoded), prior)
+        for encoded in batches(task, tokenizer, rows, batch_size)
+    ]
+    answers = _Answers(*map(torch.cat, zip(*found, strict=True)))
     metric, measured = _measured(task, answers)
     loss = float(answers.losses.mean())
     return Evaluation(metric=metric, **measured._asdict(), loss=loss, count=len(rows))
+
+
+def batches(task: Task, tokenizer: Any, rows: Sequence[Row], batch_size: int) -> Iterator[Encoded]:
+    """Yield rows with all their candidates, `batch_size` at a time, ordered by length: little padding."""
+    rows = sorted(rows, key=lambda row: length(render_row(task, row)))
+    for start in range(0, len(rows), batch_size):
+        yield encode(task, tokenizer, rows[start : start + batch_size], every_candidate=True)
 
 
 def _first_right(words: RowText) -> RowText:
@@ -144,11 +162,11 @@ def _first_right(words: RowText) -> RowText:
     return Prompt(words.prompt, (words.answers[words.right[0]],), (0,))
 
 
-def _answers(task: Task, encoded: Encoded, scored: Scored) -> _Answers:
-    scores = encoded.scores(scored.log_probs).cpu()  # (B, K)
+def _answers(task: Task, encoded: Encoded, scored: Scored, prior: Prior | None) -> _Answers:
+    scores = encoded.scores(scored.log_probs, prior).cpu()  # (B, K)
     chosen, right = scores.argmax(1), encoded.right.int().argmax(1)  # (B,)
     return _Answers(
-        losses=encoded.losses(scored.log_probs).double().cpu(),
+        losses=encoded.losses(scored.log_probs, prior).double().cpu(),
         tokens=encoded.tokens.gather(1, right[:, None]).flatten().double(),
         chosen=chosen,
         right=right,

@@ -7,6 +7,8 @@ hub. This module only describes; it reads nothing.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
@@ -29,6 +31,8 @@ class Preset(NamedTuple):
     data: Data
     texts: str = ""
     """Template for a model with a classification head; "" if such a model cannot do the task."""
+    called: Mapping[str, str] = MappingProxyType({})
+    """Names that columns have in other copies of the data, by their names here."""
 
 
 class DefaultRun(NamedTuple):
@@ -47,6 +51,20 @@ def preset(name: str) -> Preset:
             Code.BAD_OPTION, f"there is no preset {name!r}", f"The presets are {', '.join(PRESETS)}."
         )
     return found
+
+
+def for_columns(found: Preset, columns: Collection[str]) -> Preset:
+    """Return the preset for data with these columns: a copy in which some may have other names."""
+    task, texts = found.task, found.texts
+    for usual, other in found.called.items():
+        if usual not in columns and other in columns:
+            task = task.model_copy(update={"template": _renamed(task.template, usual, other)})
+            texts = _renamed(texts, usual, other)
+    return found._replace(task=task, texts=texts)
+
+
+def _renamed(template: str, usual: str, other: str) -> str:
+    return template.replace(f"{{{usual}}}", f"{{{other}}}").replace(f"{{{usual}|", f"{{{other}|")
 
 
 def task_of(found: Preset, *, headed: bool) -> Task:
@@ -113,6 +131,16 @@ PRESETS: dict[str, Preset] = {
         _labelled("{sentence|strip} It was", "terrible", "great"),
         _hub("nyu-mll/glue:sst2"),
         texts="{sentence|strip}",
+    ),
+    "agnews": Preset(
+        _labelled("{text} It was", "world", "game", "company", "computer"),
+        Data(
+            train="hf:fancyzhx/ag_news:train",
+            test="hf:fancyzhx/ag_news:test",
+            test_limit=EVALUATED_ROWS,
+        ),
+        texts="{text}",
+        called=MappingProxyType({"text": "sentence"}),
     ),
     "rte": Preset(
         _labelled('{premise}\nDoes this mean that "{hypothesis}" is true? Yes or No?\n', "Yes", "No"),

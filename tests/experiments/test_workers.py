@@ -114,5 +114,5 @@ def test_ray_gives_the_same_results_on_two_nodes(
 
 def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"SF081.*not installed\n.*sfnode\[ray\]"):
+    with pytest.raises(UserError, match=r"SF082.*not installed\n.*sfnode\[ray\]"):
         run(Ray(Job(synthetic.run, tmp_path), "local"), tmp_path, CELLS)

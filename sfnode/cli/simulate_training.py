@@ -1,0 +1,185 @@
+"""`sfnode simulate training`: many virtual clients train one model in one process, by any method."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+
+import click
+
+from sfnode.cli.exit import DONE
+from sfnode.cli.options import bound, device_option, json_option, option, threads_option
+from sfnode.cli.output import echo
+from sfnode.cli.progress import waiting
+from sfnode.errors import Code, UserError
+
+if TYPE_CHECKING:
+    from sfnode.experiments.cell import Cell
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PROBLEM = {
+    "model": "Base model, as `sfnode init --model` takes it.",
+    "task": "Ready-made task (docs/tasks.md).",
+    "train": "Source of the rows to train on, in place of the task's own.",
+    "test": "Source of the rows to test on, in place of the task's own.",
+    "rows": "Rows to train on, those of all clients together.",
+    "min_words": "Shorter rows are not trained on.",
+    "validation_rows": "Rows of the training data that validate; nobody trains on them.",
+    "test_rows": "Rows to test on; 0: all that there are.",
+    "dirichlet": "Concentration of the classes in the clients' shards; 0: rows are dealt out evenly.",
+}
+NETWORK = {
+    "topology": "Who is whose neighbour; `changing`: others in every round.",
+    "clients": "Virtual clients.",
+    "hops": "Links that an update travels in a round; 0: as many as it takes to reach all.",
+    "loss": "Share of transmissions that are lost; they are repeated in the next round.",
+    "churn": "Share of clients that are away in a round.",
+    "speeds": "How many times as many steps as the slowest client the fastest one makes.",
+}
+CELL = {
+    "method": "How they train: seedflood, or a baseline (docs/experiments.md).",
+    "seed": "All chance follows from it.",
+    "steps": "Local steps of a client.",
+    "local_steps": "Local steps between two rounds of communication.",
+    "batch_size": "Rows of a mini-batch.",
+    "learning_rate": "Learning rate per update; of methods that average, per local step.",
+    "epsilon": "Distance of the two points of a zeroth-order estimate.",
+    "rank": "Rank of SeedFlood's subspaces, or of the adapters of a method with LoRA.",
+    "refresh": "Local steps after which the subspace is a new one.",
+    "evaluate_every": "Local steps between two evaluations on validation rows; 0: only at the end.",
+}
+
+
+def cell_options(function: F) -> F:
+    """Add an option for every field of a cell but `options`."""
+    from sfnode.experiments.cell import Cell, Network, Problem
+
+    fields = [
+        (model.model_fields[name], name, text)
+        for model, texts in ((Problem, PROBLEM), (Network, NETWORK), (Cell, CELL))
+        for name, text in texts.items()
+    ]
+    for field, name, text in reversed(fields):
+        kind = _kind(field)
+        shown = {"default": field.default, "show_default": field.default != ""}
+        flag = f"--{name.replace('_', '-')}"
+        metavar = {} if isinstance(kind, click.Choice) else {"metavar": _metavar(field.annotation)}
+        function = option(flag, type=kind, help=text, **shown, **metavar)(function)
+    return function
+
+
+def _kind(field: Any) -> click.ParamType:
+    if get_origin(field.annotation) is Literal:
+        return click.Choice(get_args(field.annotation))
+    if field.annotation is str:
+        return click.STRING
+    least, most = bound(field.metadata, "ge"), bound(field.metadata, "le")
+    return click.FLOAT if field.annotation is float else click.IntRange(least, most)
+
+
+def _metavar(kind: Any) -> str:
+    return {int: "COUNT", float: "NUMBER", str: "NAME"}[kind]
+
+
+def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> dict[str, float]:
+    """Return `NAME=NUMBER` pairs as a dictionary."""
+    found = {}
+    for value in values:
+        name, equals, number = value.partition("=")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise click.BadParameter("give it as NAME=NUMBER, for example segment_updates=32")
+    return found
+
+
+@click.command
+@cell_options
+@option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    callback=parse_options,
+    help="A number that only this method has (docs/experiments.md); may be given several times.",
+)
+@option(
+    "--results",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="results",
+    show_default=True,
+    metavar="FOLDER",
+    help="Where results are written, and where a run that was ended goes on.",
+)
+@device_option
+@threads_option("CPU threads.  [default: 1]")
+@json_option
+def training(
+    options: dict[str, float],
+    results: Path,
+    device: str,
+    threads: int,
+    as_json: bool,
+    **fields: Any,
+) -> int:
+    """Train virtual clients of one model and measure what comes of it, beside the untrained model.
+
+    The same fields give the same numbers, and the same name of the results: a run that was ended goes on with
+    the same command. SeedFlood's clients are those of a node: its engine, seeds, feeds and signed segments,
+    and a flood in rounds.
+    """
+    from sfnode.experiments.runner import Place, run_cell
+
+    cell = cell_of(fields, options)
+    with waiting(f"{cell.method}, {cell.network.clients} clients", time_left=True) as advance:
+        values = run_cell(cell, results, Place(device, threads or 1), advance=advance)
+    path = results / f"{cell.name}.jsonl"
+    if as_json:
+        echo(json.dumps({"cell": cell.model_dump(mode="json"), "results": str(path), "values": values}, indent=2))
+    else:
+        echo("\n".join(_lines(values)) + f"\nresults in {path}")
+    return DONE
+
+
+def cell_of(fields: Mapping[str, Any], options: dict[str, float]) -> Cell:
+    """Return the cell that options by name describe. Raises UserError BAD_OPTION."""
+    from pydantic import ValidationError
+
+    from sfnode.experiments.cell import Cell, Network, Problem
+
+    try:
+        return Cell(
+            problem=Problem(**{name: fields[name] for name in PROBLEM}),
+            network=Network(**{name: fields[name] for name in NETWORK}),
+            options=options,
+            **{name: fields[name] for name in CELL},
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        flag = "--" + str(first["loc"][-1]).replace("_", "-")
+        raise UserError(
+            Code.BAD_OPTION, f"{flag}: {first['msg']}", "`sfnode simulate training --help` lists the options."
+        ) from error
+
+
+def _lines(values: Mapping[str, float]) -> list[str]:
+    """Return the end values for people."""
+    lines = [
+        f"score              {values['score']:.3f}, loss {values['loss']:.4f}, on the test rows",
+        f"untrained          {values['base_score']:.3f}, loss {values['base_loss']:.4f}",
+    ]
+    if "calibrated_score" in values:
+        score, loss = values["calibrated_score"], values["calibrated_loss"]
+        lines.append(f"  calibrated       {score:.3f}, loss {loss:.4f} (prior of the answers subtracted)")
+    return [
+        *lines,
+        f"consensus error    {values['consensus']:.4g}",
+        f"bytes per edge     {values['bytes_per_edge']:,.0f} of {values['bytes_total']:,} in all",
+        f"example-forwards   {values['example_forwards']:,}",
+        f"seconds            {values['seconds']:.1f}",
+    ]

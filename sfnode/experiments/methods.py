@@ -1,0 +1,66 @@
+"""All methods by name: SeedFlood with virtual clients, and the baselines on vectors."""
+
+from __future__ import annotations
+
+from sfnode.baselines import registry
+from sfnode.baselines.method import Method
+from sfnode.baselines.model_problem import ModelProblem
+from sfnode.baselines.setup import Setup
+from sfnode.errors import Code, UserError
+from sfnode.experiments import problem
+from sfnode.experiments.cell import Cell, Place
+from sfnode.experiments.network import Conditions
+from sfnode.experiments.problem import LoadedProblem
+from sfnode.experiments.seedflood import OPTIONS, SeedFlood
+
+SEEDFLOOD = "seedflood"
+
+
+def names() -> list[str]:
+    """Return the names of all methods."""
+    return [SEEDFLOOD, *registry.METHODS]
+
+
+def check(cell: Cell) -> None:
+    """Raise UserError BAD_OPTION for a method, or for an option of it, that there is not."""
+    if cell.method not in names():
+        known = ", ".join(names())
+        raise UserError(Code.BAD_OPTION, f"there is no method {cell.method!r}", f"There are {known}.")
+    has = OPTIONS if cell.method == SEEDFLOOD else registry.METHODS[cell.method].options
+    for option in sorted(cell.options.keys() - has):
+        known = ", ".join(sorted(has)) or "none"
+        raise UserError(Code.BAD_OPTION, f"{cell.method} has no option {option!r}", f"It has {known}.")
+
+
+def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None) -> Method:
+    """Make a cell's method, at its beginning; on a problem that was loaded for the cell already, if given.
+
+    Raises UserError BAD_OPTION, MODEL_*, DATA_* and DEVICE.
+    """
+    check(cell)
+    found = loaded or problem.load(cell, place)
+    if cell.method == SEEDFLOOD:
+        return SeedFlood(cell, found)
+    baseline = registry.METHODS[cell.method]
+    on_vectors = ModelProblem(
+        found.loaded,
+        found.task,
+        found.shards,
+        {str(which): rows for which, rows in found.held_out.items()},
+        cell.batch_size,
+        cell.seed,
+        baseline.problem,
+        cell.rank,
+    )
+    setup = Setup(
+        on_vectors,
+        cell.network.clients,
+        Conditions(cell.network, cell.seed).edges,
+        cell.seed,
+        cell.learning_rate,
+        cell.epsilon,
+        cell.rank,
+        cell.local_steps,
+        cell.options,
+    )
+    return registry.make(cell.method, setup)
