@@ -49,7 +49,7 @@ def comparisons(findings: Findings) -> list[Comparison]:
     """Compare a study with the paper, claim by claim."""
     found = []
     for task in findings.tasks:
-        groups = [group for group in findings.groups("methods") if group.cell.problem.task == task]
+        groups = [group for group in findings.groups("methods") if findings.subject(group.cell) == task]
         found += [_rival(task, groups, rival) for rival in RIVALS]
         found.append(_gap(task, groups))
     return [*found, *_bytes(findings), _clients(findings), _consensus(findings)]

@@ -130,7 +130,7 @@ def scores(findings: Findings, groups: Sequence[Group]) -> Drawn:
     def draw(axes: Sequence[Any]) -> None:
         for panel, task in zip(axes, findings.tasks, strict=True):
             _controls(panel, findings, task, upright=True)
-            for group in (one for one in groups if one.cell.problem.task == task):
+            for group in (one for one in groups if findings.subject(one.cell) == task):
                 place = topologies.index(group.cell.network.topology)
                 height = names.index(group.cell.method) + 0.22 * (place - (len(topologies) - 1) / 2)
                 _point(panel, group.of("score"), height, look[group.cell.method] | {"fillstyle": _fill(place)})
@@ -185,7 +185,7 @@ def score_by_bytes(findings: Findings, groups: Sequence[Group]) -> Drawn:
         for panel, task in zip(axes, findings.tasks, strict=True):
             _controls(panel, findings, task)
             placed: list[tuple[float, float]] = []
-            for group in (one for one in groups if one.cell.problem.task == task):
+            for group in (one for one in groups if findings.subject(one.cell) == task):
                 score, size = group.of("score"), group.of("bytes_per_edge")
                 if score is None or size is None or size.mean <= 0:
                     continue
@@ -227,7 +227,7 @@ def curves(findings: Findings, groups: Sequence[Group], name: str, words: str) -
     def draw(axes: Sequence[Any]) -> None:
         least = math.inf
         for panel, task in zip(axes, findings.tasks, strict=True):
-            for group in (one for one in groups if one.cell.problem.task == task):
+            for group in (one for one in groups if findings.subject(one.cell) == task):
                 steps, values = group.curve(name)
                 least = min([least, *(value for value in values if value > 0)])
                 panel.plot(steps, values, label=label(group.cell.method), **look[group.cell.method])
@@ -252,7 +252,7 @@ def by_number(
     """Draw the score by a property of cells, in the order in which it first appears, a line for each series."""
     places = list(dict.fromkeys(key(group.cell) for group in groups))
     names = list(dict.fromkeys(series(group.cell) for group in groups))
-    tasks = [task for task in findings.tasks if any(group.cell.problem.task == task for group in groups)]
+    tasks = [task for task in findings.tasks if any(findings.subject(group.cell) == task for group in groups)]
     look = looks(names)
 
     def draw(axes: Sequence[Any]) -> None:
@@ -263,7 +263,7 @@ def by_number(
                 points = [
                     (places.index(key(group.cell)) + shift, value)
                     for group in groups
-                    if series(group.cell) == name and group.cell.problem.task == task
+                    if series(group.cell) == name and findings.subject(group.cell) == task
                     if (value := group.of("score")) is not None
                 ]
                 points.sort(key=lambda point: point[0])

@@ -110,6 +110,7 @@ class Findings:
         self.study = plan
         self._found, self._failed = found, failed
         self._entries = study.resolved(plan, found, failed)
+        self._one_model = len({cell.problem.model for cell in self.cells()}) == 1
 
     @classmethod
     def load(cls, folder: Path) -> Findings:
@@ -147,12 +148,17 @@ class Findings:
         result = self._finished(cell)
         return interval([(result.end or {}).get("validation_loss", math.nan)]) if result else None
 
+    def subject(self, cell: Cell) -> str:
+        """Return the task of a cell, with its model if the study has several."""
+        problem = cell.problem
+        return problem.task if self._one_model else f"{problem.task}, {Path(problem.model).name}"
+
     def untrained(self, task: str) -> dict[str, Interval]:
         """Return scores and losses of the untrained model on a task's test rows, calibrated and as it is."""
         ends = [
             result.end
             for result in self._found.values()
-            if result.end is not None and result.cell.problem.task == task
+            if result.end is not None and self.subject(result.cell) == task
         ]
         names = ("base_score", "base_loss", "calibrated_score", "calibrated_loss")
         means = {name: interval([end[name] for end in ends if name in end]) for name in names}
@@ -160,8 +166,8 @@ class Findings:
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the tasks, in the study's order."""
-        return list(dict.fromkeys(cell.problem.task for cell in self.cells()))
+        """Names of the tasks, in the study's order, as `subject` tells them."""
+        return list(dict.fromkeys(self.subject(cell) for cell in self.cells()))
 
     def seeds(self, part: str) -> list[int]:
         """Return the seeds of a part."""

@@ -18,7 +18,7 @@ from sfnode.errors import Code, UserError
 from sfnode.experiments import results
 from sfnode.experiments.cell import Cell
 from sfnode.experiments.results import Result
-from sfnode.experiments.work import work
+from sfnode.experiments.work import total, work
 from sfnode.experiments.workers import Pool, run_cells
 from sfnode.manifest import Section
 
@@ -186,7 +186,7 @@ def total_work(study: Study) -> int:
 
     An entry whose rate is yet to be found counts unless it is one of the trials but for its rate.
     """
-    return sum(work(cell) for cell in distinct(study))
+    return total(distinct(study))
 
 
 def distinct(study: Study) -> list[Cell]:

@@ -6,11 +6,19 @@ its mini-batch, a gradient 3. This estimates before a run; what was spent is amo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sfnode.baselines import registry
 from sfnode.experiments.cell import Cell
 
 TWO_POINT = 2
 GRADIENT = 3
+
+SEEDFLOOD_SPEED, ZEROTH_SPEED, FIRST_SPEED = 400, 100, 140
+"""Example-forwards a second of one core with opt-mini-sst on sentences of SST-2, measured: of virtual clients, whose
+perturbations share a pass, and of baselines, each of whose clients has weights of its own."""
+
+EVALUATION_SPEED = 500
 
 TEST_ROWS = 1000
 """Rows that are assumed to be tested on where a cell tests on all that there are."""
@@ -38,3 +46,17 @@ def evaluation_work(cell: Cell) -> int:
 def work(cell: Cell) -> int:
     """Return the example-forwards of a cell, evaluations included."""
     return training_work(cell) + evaluation_work(cell)
+
+
+def total(cells: Iterable[Cell]) -> int:
+    """Return the example-forwards of some cells."""
+    return sum(work(cell) for cell in cells)
+
+
+def core_seconds(cell: Cell) -> float:
+    """Estimate the seconds of one core that a cell takes with opt-mini-sst; larger models take longer."""
+    if cell.method not in registry.METHODS:
+        speed = SEEDFLOOD_SPEED
+    else:
+        speed = FIRST_SPEED if first_order(cell.method) else ZEROTH_SPEED
+    return training_work(cell) / speed + evaluation_work(cell) / EVALUATION_SPEED
