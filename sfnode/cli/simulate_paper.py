@@ -40,13 +40,23 @@ USUAL_TURNS = 9
     metavar="PRESET",
     help="A ready-made task; may be repeated.  [default: reviews; with --full the paper's six]",
 )
-@option("--train", multiple=True, metavar="SOURCE", help="Rows to train on: one for each --task, in the same order.")
+@option(
+    "--train",
+    multiple=True,
+    metavar="SOURCE",
+    help="Rows to train on: one for each --task, in the same order.",
+)
 @option("--test", multiple=True, metavar="SOURCE", help="Rows to test on, likewise.")
 @option("--smoke", is_flag=True, help="Everything, tiny: less than a minute, and figures that mean nothing.")
 @option("--long", is_flag=True, help="The whole table, all methods: a day of two cores with opt-mini-sst.")
 @option("--full", is_flag=True, help="The paper's own size, for machines with large GPUs.")
 @option(
-    "--seeds", type=click.IntRange(1), default=3, show_default=True, metavar="COUNT", help="Seeds of every cell."
+    "--seeds",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    metavar="COUNT",
+    help="Seeds of every cell.",
 )
 @option(
     "--learning-rate",
@@ -74,9 +84,9 @@ def paper(
 ) -> int:
     """Compare SeedFlood with the methods of its paper and write a report with tables and figures.
 
-    What is finished is kept: a study that was ended goes on with the same command, and a larger one takes what
-    it shares with a smaller one in the same folder. Without a size, the study takes about two hours of two
-    cores with a model of 4 million parameters and two tasks. Exit status 1 if a cell failed.
+    What is finished is kept: a study that was ended goes on with the same command, and a larger one takes
+    what it shares with a smaller one in the same folder. Without a size, the study takes about two hours of
+    two cores with a model of 4 million parameters and two tasks. Exit status 1 if a cell failed.
     """
     from sfnode.experiments import paper as presets
 
@@ -107,7 +117,9 @@ def report(folder: Path) -> int:
 
 def _ended(page: Path, failed: dict[str, str]) -> int:
     if failed:
-        echo(f"{len(failed)} cells failed; the report names them. The same command tries them again.", err=True)
+        echo(
+            f"{len(failed)} cells failed; the report names them. The same command tries them again.", err=True
+        )
     echo(f"report: {page} and {page.with_suffix('.md').name}")
     return FAILED if failed else DONE
 
@@ -116,7 +128,9 @@ def _size(**flags: bool) -> str:
     chosen = [name for name, given in flags.items() if given]
     if len(chosen) > 1:
         raise UserError(
-            Code.BAD_OPTION, f"--{chosen[0]} and --{chosen[1]} are two sizes of one study", "Give one of them."
+            Code.BAD_OPTION,
+            f"--{chosen[0]} and --{chosen[1]} are two sizes of one study",
+            "Give one of them.",
         )
     return chosen[0] if chosen else "default"
 
@@ -142,7 +156,9 @@ def _problems(
         preset(task)
     sources = list(zip(tasks, train or ("",) * len(tasks), test or ("",) * len(tasks), strict=True))
     return [
-        Problem(model=model, task=task, train=rows, test=tested) for model in models for task, rows, tested in sources
+        Problem(model=model, task=task, train=rows, test=tested)
+        for model in models
+        for task, rows, tested in sources
     ]
 
 
@@ -159,6 +175,8 @@ def _list(plan: Study, workers: int) -> None:
         echo(f"{work(cell):10,}  {reports.describe(cell)}")
     seconds = reports.estimate(cells, workers)
     echo(
-        f"{len(cells)} cells, {total(cells):,} example-forwards; about {duration(seconds)} with {workers} workers if the "
-        "model is as small as opt-mini-sst and rows are as short as sentences. Rates are the first that are tried."
+        f"{len(cells)} cells, {total(cells):,} example-forwards; about {duration(seconds)} with {workers} "
+        f"workers if the "
+        "model is as small as opt-mini-sst and rows are as short as sentences. Rates are the first that are "
+        "tried."
     )

@@ -36,7 +36,14 @@ SHOWN = ("validation_score", "validation_loss", "score", "loss")
     callback=parse_options,
     help="A number that only this method has (docs/experiments.md); may be given several times.",
 )
-@option("--seeds", type=click.IntRange(1), default=1, show_default=True, metavar="COUNT", help="Seeds of each, from --seed on.")
+@option(
+    "--seeds",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="COUNT",
+    help="Seeds of each, from --seed on.",
+)
 @study_options("sweep")
 @json_option
 def sweep(
@@ -98,7 +105,11 @@ def _untrained(groups: Sequence[Group]) -> list[str]:
     if found is None:
         return []
     values = [(words, found.of(f"{kind}_score"), found.of(f"{kind}_loss")) for words, kind in CONTROLS]
-    return [f"{words}: score {score.mean:.3f}, loss {loss.mean:.4f}" for words, score, loss in values if score and loss]
+    return [
+        f"{words}: score {score.mean:.3f}, loss {loss.mean:.4f}"
+        for words, score, loss in values
+        if score and loss
+    ]
 
 
 CONTROLS = (("untrained", "base"), ("untrained, calibrated", "calibrated"))
@@ -114,7 +125,7 @@ def _row(group: Group) -> tuple[str, ...]:
 def _number(value: Interval | None) -> str:
     if value is None:
         return "-"
-    return f"{value.mean:.4f}" if value.count == 1 else f"{value.mean:.4f} ± {value.half:.4f}"
+    return f"{value.mean:.4f}" if value.seeds == 1 else f"{value.mean:.4f} ± {value.half:.4f}"
 
 
 def _as_dict(group: Group, failed: dict[str, str]) -> dict[str, Any]:

@@ -36,7 +36,10 @@ def study_options(default: str) -> Callable[[F], F]:
             "--workers",
             type=click.IntRange(1),
             metavar="COUNT",
-            help="Worker processes with one CPU thread each; 1: none but this one.  [default: as many as cores]",
+            help=(
+                "Worker processes with one CPU thread each; 1: none but this one.  [default: as many as "
+                "cores]"
+            ),
         )(function)
         return results_option(default)(function)
 
@@ -67,7 +70,9 @@ def typed() -> str:
     return command_of(sys.argv[1:])
 
 
-def run_study(plan: Study, results: Path, workers: int | None, ray: str | None, device: str) -> dict[str, str]:
+def run_study(
+    plan: Study, results: Path, workers: int | None, ray: str | None, device: str
+) -> dict[str, str]:
     """Run a study and show how far it is; return why cells failed, by their names.
 
     Raises UserError RESULTS_UNUSABLE, EXTRA_MISSING, RAY_UNAVAILABLE.
@@ -95,14 +100,20 @@ def run_study(plan: Study, results: Path, workers: int | None, ray: str | None, 
 
 def line(progress: Progress, seconds: float) -> str:
     """Say how far a study is, and how long it will take by the example-forwards that it has made."""
-    from sfnode.experiments.report import describe
+    from sfnode.experiments.report import describe, short
 
     left = (progress.total - progress.done) * seconds / max(progress.fresh, 1)
     said = f"{progress.done / max(progress.total, 1):4.0%}, {duration(left)} left: {describe(progress.cell)}"
-    return f"{said}\n  failed: {progress.failure.splitlines()[-1]}" if progress.failure else said
+    return f"{said}\n  failed: {short(progress.failure)}" if progress.failure else said
 
 
 def duration(seconds: float) -> str:
     """Write a duration in its largest units."""
     minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min" if minutes else f"{seconds:.0f} s"
+    return (
+        f"{minutes // 60} h {minutes % 60} min"
+        if minutes >= 60
+        else f"{minutes} min"
+        if minutes
+        else f"{seconds:.0f} s"
+    )

@@ -52,7 +52,8 @@ def comparisons(findings: Findings) -> list[Comparison]:
         groups = [group for group in findings.groups("methods") if findings.subject(group.cell) == task]
         found += [_rival(task, groups, rival) for rival in RIVALS]
         found.append(_gap(task, groups))
-    return [*found, *_bytes(findings), _clients(findings), _consensus(findings)]
+        found += [*_bytes(findings, task), _clients(findings, task)]
+    return [*found, _consensus(findings)]
 
 
 def paired(one: Group, other: Group, name: str = "score") -> Interval | None:
@@ -63,11 +64,11 @@ def paired(one: Group, other: Group, name: str = "score") -> Interval | None:
 
 def noise(difference: Interval) -> str:
     """Say whether a difference exceeds what seeds make of it."""
-    if difference.count == 1:
+    if difference.seeds == 1:
         return "One seed: nothing is known of the noise."
     if difference.low <= 0 <= difference.high:
-        return f"The 95 % interval of the difference over {difference.count} seeds includes 0."
-    return f"The 95 % interval of the difference over {difference.count} seeds does not include 0."
+        return f"The 95 % interval of the difference over {difference.seeds} seeds includes 0."
+    return f"The 95 % interval of the difference over {difference.seeds} seeds does not include 0."
 
 
 def _rival(task: str, groups: Sequence[Group], rival: str) -> Comparison:
@@ -105,9 +106,9 @@ def _gap(task: str, groups: Sequence[Group]) -> Comparison:
     )
 
 
-def _bytes(findings: Findings) -> list[Comparison]:
-    claim = f"An edge carries at most {PAPER_BYTES // 1000} KB for {PAPER_UPDATES:,} updates"
-    groups = [group for group in findings.groups("bytes") if group.results]
+def _bytes(findings: Findings, task: str) -> list[Comparison]:
+    claim = f"{task}: an edge carries at most {PAPER_BYTES // 1000} KB for {PAPER_UPDATES:,} updates"
+    groups = [one for one in findings.groups("bytes") if one.results and findings.subject(one.cell) == task]
     if not groups:
         return [_unknown(claim)]
     return [_bytes_of(group, claim) for group in sorted(groups, key=lambda one: one.cell.local_steps)]
@@ -135,18 +136,18 @@ def _bytes_of(group: Group, claim: str) -> Comparison:
     )
 
 
-def _clients(findings: Findings) -> Comparison:
+def _clients(findings: Findings, task: str) -> Comparison:
     groups = [
-        group for group in findings.groups("clients") if group.results and group.cell.method == "seedflood"
+        group
+        for group in findings.groups("clients")
+        if group.results and group.cell.method == "seedflood" and findings.subject(group.cell) == task
     ]
     groups.sort(key=lambda group: group.cell.network.clients)
     if len(groups) < 2:
-        return _unknown("More clients do not score below 16 at the same number of rounds")
+        return _unknown(f"{task}: many clients do not score below 16 at the same number of rounds")
     few, many = groups[0], groups[-1]
-    claim = (
-        f"{many.cell.network.clients} clients do not score below {few.cell.network.clients} at the same number "
-        "of rounds"
-    )
+    numbers = f"{many.cell.network.clients} clients do not score below {few.cell.network.clients}"
+    claim = f"{task}: {numbers} at the same number of rounds"
     one, other, difference = many.of("score"), few.of("score"), paired(many, few)
     if one is None or other is None or difference is None:
         return _unknown(claim)
@@ -179,7 +180,7 @@ def _unknown(claim: str) -> Comparison:
 
 def signed(value: Interval) -> str:
     """Write a difference with its interval."""
-    if value.count == 1:
+    if value.seeds == 1:
         return f"{value.mean:+.3f}"
     return f"{value.mean:+.3f} ({value.low:+.3f} to {value.high:+.3f})"
 

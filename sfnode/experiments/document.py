@@ -1,7 +1,7 @@
 """A document of headings, paragraphs, lists, tables and figures, as Markdown and as one HTML page.
 
-The page stands alone: figures are in it as SVG, and it has no scripts and refers to nothing outside. In texts,
-`this` is code.
+The page stands alone: figures are in it as SVG, and it has no scripts and refers to nothing outside. In
+texts, `this` is code.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ figure svg { max-width: 100%; height: auto; display: block; }
 figcaption { font-size: .82rem; color: #444; max-width: 48rem; margin-top: .4rem; }
 nav ul { columns: 2; padding-left: 1.2rem; font-size: .92rem; }
 a { color: #00588a; }
-@media print { body { max-width: none; font-size: 11pt; } h2 { break-after: avoid; } figure, table { break-inside: avoid; } }
+@media print { body { max-width: none; font-size: 11pt; } h2 { break-after: avoid; } figure, table {
+break-inside: avoid; } }
 """
 
 
@@ -142,9 +143,13 @@ def _html(block: Block) -> str:
 def _table(table: Table) -> str:
     kinds = [' class="words"' if name.startswith("<") else "" for name in table.columns]
     names = (name.removeprefix("<") for name in table.columns)
-    head = "".join(f'<th scope="col"{kind}>{_inline(name)}</th>' for kind, name in zip(kinds, names, strict=True))
+    head = "".join(
+        f'<th scope="col"{kind}>{_inline(name)}</th>' for kind, name in zip(kinds, names, strict=True)
+    )
     body = "\n".join(
-        "<tr>" + "".join(f"<td{kind}>{_inline(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{kind}>{_inline(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
+        + "</tr>"
         for row in table.rows
     )
     return (

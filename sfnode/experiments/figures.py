@@ -61,7 +61,18 @@ class Drawn(NamedTuple):
 
 Look = dict[str, Any]
 
-ORDER = ("seedflood", "dsgd", "dzsgd", "chocosgd", "dsgd-lora", "dzsgd-lora", "chocosgd-lora", "mezo", "sgd", "adamw")
+ORDER = (
+    "seedflood",
+    "dsgd",
+    "dzsgd",
+    "chocosgd",
+    "dsgd-lora",
+    "dzsgd-lora",
+    "chocosgd-lora",
+    "mezo",
+    "sgd",
+    "adamw",
+)
 """Methods that look the same in all figures."""
 
 
@@ -133,7 +144,9 @@ def scores(findings: Findings, groups: Sequence[Group]) -> Drawn:
             for group in (one for one in groups if findings.subject(one.cell) == task):
                 place = topologies.index(group.cell.network.topology)
                 height = names.index(group.cell.method) + 0.22 * (place - (len(topologies) - 1) / 2)
-                _point(panel, group.of("score"), height, look[group.cell.method] | {"fillstyle": _fill(place)})
+                _point(
+                    panel, group.of("score"), height, look[group.cell.method] | {"fillstyle": _fill(place)}
+                )
             panel.set_yticks(range(len(names)), [label(name) for name in names])
             panel.set_ylim(len(names) - 0.5, -0.5)
             panel.set_xlabel("score on test rows")
@@ -144,7 +157,7 @@ def scores(findings: Findings, groups: Sequence[Group]) -> Drawn:
     return drawn(len(findings.tasks), draw, height=1.4 + 0.34 * len(names))
 
 
-def _fill(place: int) -> str:
+def _fill(place: int) -> Any:
     return ("full", "none", "left", "top", "right")[place % 5]
 
 
@@ -249,7 +262,8 @@ def by_number(
     words: str,
     series: Callable[[Cell], str] = lambda cell: cell.method,
 ) -> Drawn:
-    """Draw the score by a property of cells, in the order in which it first appears, a line for each series."""
+    """Draw the score by a property of cells, in the order in which it first appears, a line for each
+    series."""
     places = list(dict.fromkeys(key(group.cell) for group in groups))
     names = list(dict.fromkeys(series(group.cell) for group in groups))
     tasks = [task for task in findings.tasks if any(findings.subject(group.cell) == task for group in groups)]
@@ -295,7 +309,9 @@ def costs(counts: Sequence[int], lines: dict[str, Sequence[float | None]], step_
     def draw(axes: Sequence[Any]) -> None:
         (panel,) = axes
         for name, seconds in lines.items():
-            points = [(count, value) for count, value in zip(counts, seconds, strict=True) if value is not None]
+            points = [
+                (count, value) for count, value in zip(counts, seconds, strict=True) if value is not None
+            ]
             panel.plot(*zip(*points, strict=True), label=name, **look[name])
         panel.axhline(step_seconds, color="#555555", linestyle=(0, (5, 2)), linewidth=1.1, label="one step")
         panel.set_xscale("log", base=2)

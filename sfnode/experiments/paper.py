@@ -1,7 +1,7 @@
 """The comparison of the SeedFlood paper (arXiv 2602.18181) as a study, in four sizes.
 
-A preset says how large; the model and the tasks are the caller's. Learning rates are tuned for every method on
-validation rows, by three each, with the first seed on a ring; all other cells take the winner's.
+A preset says how large; the model and the tasks are the caller's. Learning rates are tuned for every method
+on validation rows, by three each, with the first seed on a ring; all other cells take the winner's.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ PAPER_METHODS = (SEEDFLOOD, "dsgd", "dzsgd", "chocosgd", "dsgd-lora", "dzsgd-lor
 """The paper's own table."""
 
 RATE = 6e-6
-"""Learning rate per update around which SeedFlood's are tried: the best of a sweep with opt-mini-sst. The other
-zeroth-order grids (`registry`) were chosen for the same model and scale with it."""
+"""Learning rate per update around which SeedFlood's are tried: the best of a sweep with opt-mini-sst. The
+other zeroth-order grids (`registry`) were chosen for the same model and scale with it."""
 
 GRID = (1 / 3, 1.0, 3.0)
 """Rates of SeedFlood that are tried, as multiples of the one in the middle."""
+
+MOST = 1.0
+"""Largest rate that is tried, which is a manifest's."""
 
 LORA_RANK = 8
 """Rank of adapters, the paper's."""
@@ -72,7 +75,7 @@ class Preset(NamedTuple):
 SMOKE = Preset(
     clients=4,
     zeroth_steps=6,
-    first_steps=2,
+    first_steps=4,
     short_steps=4,
     refresh=4,
     batch_size=2,
@@ -152,6 +155,11 @@ FULL = LONG._replace(
 
 PRESETS = {"smoke": SMOKE, "default": DEFAULT, "long": LONG, "full": FULL}
 
+TOO_SMALL: dict[str, tuple[str, ...]] = {
+    "smoke": ("A study of this size shows that everything works. Its figures mean nothing.",)
+}
+"""What must be said of a size."""
+
 FULL_MODELS = ("facebook/opt-125m", "facebook/opt-1.3b", "facebook/opt-2.7b")
 FULL_TASKS = ("sst2", "rte", "boolq", "wic", "multirc", "record")
 
@@ -178,7 +186,7 @@ def study(name: str, choice: Choice, command: str) -> Study:
         title="SeedFlood beside its baselines",
         command=command,
         preset=name,
-        notes=_notes(preset, choice.seeds),
+        notes=(*TOO_SMALL.get(name, ()), *_notes(preset, choice.seeds)),
         tunings=tuple(plan.tunings),
         entries=tuple(plan.entries()),
     )
@@ -189,7 +197,7 @@ def rates(method: str, rate: float) -> list[float]:
     if method == SEEDFLOOD:
         return [rate * factor for factor in GRID]
     usual = registry.METHODS[method].rates
-    return list(usual) if first_order(method) else [one * rate / RATE for one in usual]
+    return list(usual) if first_order(method) else [min(one * rate / RATE, MOST) for one in usual]
 
 
 class _Plan:
@@ -207,11 +215,14 @@ class _Plan:
         )
 
     def _cell(self, problem: Problem, method: str, steps: int, **changes: object) -> Cell:
-        """Return a cell on a ring with the first seed; `changes` are fields of cells, networks or problems."""
+        """Return a cell on a ring with the first seed; `changes` are fields of cells, networks or
+        problems."""
         preset = self._preset
         if first_order(method):
             steps = max(1, steps * preset.first_steps // preset.zeroth_steps)
-        network = {"clients": preset.clients} | {k: v for k, v in changes.items() if k in Network.model_fields}
+        network = {"clients": preset.clients} | {
+            k: v for k, v in changes.items() if k in Network.model_fields
+        }
         of_problem = {k: v for k, v in changes.items() if k in Problem.model_fields}
         lora = method in registry.METHODS and registry.METHODS[method].problem == "lora"
         fields: dict[str, object] = {
@@ -221,7 +232,10 @@ class _Plan:
             "rank": LORA_RANK if lora else preset.rank,
             "refresh": preset.refresh,
         } | {k: v for k, v in changes.items() if k in Cell.model_fields}
-        fields.setdefault("evaluate_every", max(1, steps // preset.evaluations))
+        between = fields["local_steps"]
+        assert isinstance(between, int)
+        every = max(1, steps // preset.evaluations // between) * between  # right after a communication
+        fields.setdefault("evaluate_every", every)
         return Cell.model_validate(
             {
                 "method": method,
@@ -268,15 +282,20 @@ class _Plan:
 
 def _notes(preset: Preset, seeds: int) -> tuple[str, ...]:
     return (
-        f"{preset.rows:,} training rows are dealt out to {preset.clients} clients unless a figure says otherwise; "
-        f"{preset.validation_rows} rows of the training data validate, {preset.test_rows or 'all'} others test.",
+        f"{preset.rows:,} training rows are dealt out to {preset.clients} clients unless a figure says "
+        f"otherwise; "
+        f"{preset.validation_rows} rows of the training data validate, {preset.test_rows or 'all'} others "
+        f"test.",
         f"A client makes {preset.zeroth_steps} steps with two-point estimates or {preset.first_steps} with "
         f"gradients, on mini-batches of {preset.batch_size} rows, and communicates after every "
-        f"{preset.local_steps}. Parts besides the table of methods: {preset.short_steps} steps. The paper: 5,000 "
+        f"{preset.local_steps}. Parts besides the table of methods: {preset.short_steps} steps. The paper: "
+        f"5,000 "
         "and 500 steps.",
         "Learning rates are those of the trial with the least validation loss (first seed, ring), with other "
-        "numbers of clients, topologies and shards, too. SeedFlood's are per update, so that more clients make "
-        "more of them in a round: rate per round = rate per update × clients. Those of methods that average are "
+        "numbers of clients, topologies and shards, too. SeedFlood's are per update, so that more clients "
+        "make "
+        "more of them in a round: rate per round = rate per update × clients. Those of methods that average "
+        "are "
         "per local step of a client.",
         f"Figures are means over {seeds} seeds with their 95 % t-interval."
         if seeds > 1

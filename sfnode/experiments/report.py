@@ -24,9 +24,12 @@ from sfnode.experiments.work import core_seconds, total
 MARKDOWN, PAGE, FIGURES = "report.md", "report.html", "figures"
 
 CALIBRATION = (
-    "On opt-mini-sst, calibration alone, which subtracts the mean log-probability of each answer over unlabelled "
-    "rows and trains nothing, takes SST-2 from 0.514 (loss 0.815) to 0.709 (0.601): as much as 1,920 updates do. "
-    "A score on SST-2 that does not exceed the calibrated one shows that the label prior was removed, not that "
+    "On opt-mini-sst, calibration alone, which subtracts the mean log-probability of each answer over "
+    "unlabelled "
+    "rows and trains nothing, takes SST-2 from 0.514 (loss 0.815) to 0.709 (0.601): as much as 1,920 "
+    "updates do. "
+    "A score on SST-2 that does not exceed the calibrated one shows that the label prior was removed, not "
+    "that "
     "anything was learnt."
 )
 """Measured outside the study, by the first token of each answer (docs/benchmarks.md)."""
@@ -52,7 +55,8 @@ PARTS = (
     Part(
         "clients",
         "More clients at the same number of rounds",
-        "Each client makes as many steps and rounds whatever their number. With SeedFlood more clients make more "
+        "Each client makes as many steps and rounds whatever their number. With SeedFlood more clients make "
+        "more "
         "updates, each at the same rate.",
         lambda cell: str(cell.network.clients),
         "clients",
@@ -60,7 +64,8 @@ PARTS = (
     Part(
         "hops",
         "Delayed flooding",
-        "An update travels so many links in a round of communication, and goes on from there in the next. `all`: it "
+        "An update travels so many links in a round of communication, and goes on from there in the next. "
+        "`all`: it "
         "reaches everybody at once.",
         lambda cell: str(cell.network.hops or "all"),
         "links that an update travels in a round",
@@ -76,7 +81,8 @@ PARTS = (
     Part(
         "shards",
         "Clients with different data",
-        "The classes in a client's rows are drawn from a Dirichlet distribution of this concentration; `IID`: rows "
+        "The classes in a client's rows are drawn from a Dirichlet distribution of this concentration; "
+        "`IID`: rows "
         "are dealt out evenly.",
         lambda cell: f"{cell.problem.dirichlet:g}" if cell.problem.dirichlet else "IID",
         "Dirichlet concentration",
@@ -141,15 +147,18 @@ class _Composer:
         cells = findings.cells()
         models = list(dict.fromkeys(cell.problem.model for cell in cells))
         yield Paragraph(
-            f"{findings.finished()} of {findings.finished() + len(findings.missing())} cells are finished; a cell is "
+            f"{findings.finished()} of {findings.finished() + len(findings.missing())} cells are finished; "
+            f"a cell is "
             f"one simulated run of one method. Model: {', '.join(f'`{one}`' for one in models)}. Tasks: "
-            f"{', '.join(findings.tasks)}. Size of the study: {findings.study.preset or 'a sweep'}, {total(cells) / 1e6:.2f} "
+            f"{', '.join(findings.tasks)}. Size of the study: {findings.study.preset or 'a sweep'}, "
+            f"{total(cells) / 1e6:.2f} "
             f"million example-forwards. Command: `{findings.study.command}`."
         )
         if findings.missing():
             yield Paragraph(
-                f"This report is partial: {len(findings.missing())} cells are missing (listed at its end). The same "
-                "command goes on where it was.",
+                f"This report is partial: of {findings.finished() + len(findings.missing())} cells, "
+                f"{len(findings.missing())} "
+                "are missing (listed at its end). The same command goes on where it was.",
                 note=True,
             )
         if findings.study.notes:
@@ -158,7 +167,8 @@ class _Composer:
     def _untrained(self) -> Iterator[Block]:
         yield Heading(2, "What the model scores untrained")
         yield Paragraph(
-            "Every score below stands beside that of the untrained model, and beside the untrained model with "
+            "Every score below stands beside that of the untrained model, and beside the untrained model "
+            "with "
             "calibrated answers: the mean log-probability of each answer over unlabelled rows is subtracted."
         )
         rows = [
@@ -178,7 +188,8 @@ class _Composer:
         yield Heading(2, "Score by method and topology")
         groups = self._findings.groups("methods")
         yield Paragraph(
-            "The score of the average of all clients' models on test rows. Relative: divided by that of DSGD on a ring "
+            "The score of the average of all clients' models on test rows. Relative: divided by that of "
+            "DSGD on a ring "
             f"with {_clients(groups)} clients."
         )
         yield from self._table("methods", groups)
@@ -187,16 +198,21 @@ class _Composer:
                 "methods",
                 "scores",
                 figures.scores(self._findings, groups),
-                "Score by method and topology, beside the untrained model. Bars: 95 % t-intervals over seeds.",
+                "Score by method and topology, beside the untrained model. Bars: 95 % t-intervals over "
+                "seeds.",
             )
             yield from self._warning()
 
     def _by_bytes(self) -> Iterator[Block]:
         yield Heading(2, "Score against bytes per edge")
-        groups = [group for group in self._findings.groups("methods") if group.cell.network.topology == "ring"]
+        groups = [
+            group for group in self._findings.groups("methods") if group.cell.network.topology == "ring"
+        ]
         yield Paragraph(
-            "Bytes that went over a link in both directions together, on a ring, in the encoding of each method; headers of "
-            "the transport are not counted. SeedFlood's are measured from the codec and the flood, with signatures."
+            "Bytes that went over a link in both directions together, on a ring, in the encoding of each "
+            "method; headers of "
+            "the transport are not counted. SeedFlood's are measured from the codec and the flood, with "
+            "signatures."
         )
         if not _any(groups):
             yield _nothing()
@@ -217,7 +233,8 @@ class _Composer:
             if group.cell.network.topology == "ring" and group.cell.method in (*figures.ORDER[:7],)
         ]
         yield Paragraph(
-            "The mean over clients of the squared distance between their weights and the mean of all. At 0 all have the "
+            "The mean over clients of the squared distance between their weights and the mean of all. At 0 "
+            "all have the "
             "same model. A round of communication follows every "
             f"{groups[0].cell.local_steps if groups else 'few'} local steps."
         )
@@ -241,7 +258,9 @@ class _Composer:
         yield from self._table(part.name, groups, part)
         if _any(groups):
             drawn = figures.by_number(self._findings, groups, part.key, part.axis, part.series)
-            yield self._figure(part.name, part.name, drawn, f"{part.title}: score on test rows by {part.axis}.")
+            yield self._figure(
+                part.name, part.name, drawn, f"{part.title}: score on test rows by {part.axis}."
+            )
             yield from self._warning()
 
     def _cost(self) -> Iterator[Block]:
@@ -251,14 +270,24 @@ class _Composer:
             yield Paragraph("Not measured yet: that comes after the cells.")
             return
         yield Paragraph(
-            f"`{found.model}`, {found.parameters:,} parameters, {found.device}, {found.threads} thread(s). Two forward passes "
-            f"of a mini-batch take {_time(found.forwards_seconds)}, a step of SeedFlood {_time(found.step_seconds)}, one of "
-            f"MeZO in place {_time(found.mezo_step_seconds)}. Updates are added to the exact core and merged into the "
-            "weights once; MeZO's replay writes all parameters for each. Times are this machine's, and the only "
+            f"`{found.model}`, {found.parameters:,} parameters, {found.device}, {found.threads} thread(s). "
+            f"Two forward passes "
+            f"of a mini-batch take {_time(found.forwards_seconds)}, a step of SeedFlood "
+            f"{_time(found.step_seconds)}, one of "
+            f"MeZO in place {_time(found.mezo_step_seconds)}. Updates are added to the exact core and "
+            f"merged into the "
+            "weights once; MeZO's replay writes all parameters for each. Times are this machine's, and the "
+            "only "
             "figures of this report that another run does not repeat."
         )
         rows = [
-            [f"{count:,}", _time(add), _time(apply), _time(replay), ABSENT if replay is None else f"{replay / apply:,.0f}"]
+            [
+                f"{count:,}",
+                _time(add),
+                _time(apply),
+                _time(replay),
+                ABSENT if replay is None else f"{replay / apply:,.0f}",
+            ]
             for count, add, apply, replay in zip(
                 found.counts, found.add_seconds, found.apply_seconds, found.replay_seconds, strict=True
             )
@@ -282,9 +311,12 @@ class _Composer:
             tried = "; ".join(f"{trial.learning_rate:.2g}: {_number(loss)}" for trial, loss in one.trials)
             best = f"{one.winner.learning_rate:.2g}" if one.winner else ABSENT
             edge = "edge of the grid" if one.at_the_edge else ""
-            rows.append([label(cell.method), self._findings.subject(cell), tried, best, edge, _rate_of(cell.method)])
+            rows.append(
+                [label(cell.method), self._findings.subject(cell), tried, best, edge, _rate_of(cell.method)]
+            )
         yield Paragraph(
-            "The rate with the least validation loss is taken. Where it is at the edge of its grid a better one may lie "
+            "The rate with the least validation loss is taken. Where it is at the edge of its grid a better "
+            "one may lie "
             "beyond, and the method is shown worse than it is."
         )
         columns = ["<method", "<task", "<rate: validation loss", "chosen", "<", "<rate of"]
@@ -305,18 +337,27 @@ class _Composer:
         cells = self._findings.cells()
         models = ", ".join(dict.fromkeys(Path(cell.problem.model).name for cell in cells))
         steps = max((cell.steps for cell in cells), default=0)
-        yield f"Model and length: the paper trains OPT-125M to 2.7B for 5,000 steps; here {models} for {steps:,} at most."
         yield (
-            "Directions: one signed coordinate of a subspace for every layer, with entries +1 and -1 from integers, so that "
-            "all clients agree to the bit; the paper draws a normal matrix in the subspace."
+            f"Model and length: the paper trains OPT-125M to 2.7B for 5,000 steps; here {models} for "
+            f"{steps:,} at most."
         )
-        yield "Bytes: every segment is signed and chained here, which the paper's count of seeds and scalars leaves out."
         yield (
-            "Learning rates: three for each method. Baselines may gain more from a finer search, and from rates tuned anew "
+            "Directions: one coordinate of a subspace for every layer, with a sign of its own, and bases "
+            "with entries +1 and "
+            "-1 that follow from integers, so that all clients agree to the bit on any hardware."
+        )
+        yield (
+            "Bytes: every segment is signed and chained here, which the paper's count of seeds and scalars "
+            "leaves out."
+        )
+        yield (
+            "Learning rates: three for each method. Baselines may gain more from a finer search, and from "
+            "rates tuned anew "
             "for each topology and number of clients."
         )
         yield (
-            "Scores here are no evidence for larger models: gains of a small model are partly its label prior, and intervals "
+            "Scores here are no evidence for larger models: gains of a small model are partly its label "
+            "prior, and intervals "
             "of few seeds are wide."
         )
 
@@ -330,7 +371,7 @@ class _Composer:
         yield Paragraph(f"Cells by part: {', '.join(f'{part} {count}' for part, count in counts.items())}.")
         shown = missing[:SHOWN_MISSING]
         yield Bullets(
-            [f"{one.part}: {describe(one.cell)}: {one.reason.strip().splitlines()[-1].strip()}" for one in shown]
+            [f"{one.part}: {describe(one.cell)}: {short(one.reason)}" for one in shown]
             + ([f"and {len(missing) - len(shown)} more"] if len(missing) > len(shown) else [])
         )
 
@@ -341,11 +382,21 @@ class _Composer:
             mine = [group for group in groups if self._findings.subject(group.cell) == task]
             if not mine:
                 continue
-            anchor = find(self._findings.groups("methods"), method="dsgd", topology="ring", task=mine[0].cell.problem.task,
-                          model=mine[0].cell.problem.model)  # fmt: skip
+            problem = mine[0].cell.problem
+            about = {"task": problem.task, "model": problem.model}
+            anchor = find(self._findings.groups("methods"), method="dsgd", topology="ring", **about)
             best = anchor.of("score") if anchor else None
             first = ["<method", "<topology" if part is None else f"<{part.axis}"]
-            columns = [*first, "score", "relative", "loss", "bytes per edge", "consensus error", "rate", "seeds"]
+            columns = [
+                *first,
+                "score",
+                "relative",
+                "loss",
+                "bytes per edge",
+                "consensus error",
+                "rate",
+                "seeds",
+            ]
             rows = [*self._controls(task), *(_row(group, best, part) for group in mine)]
             done = sum(len(group.results) for group in mine)
             wanted = sum(group.wanted for group in mine)
@@ -379,7 +430,21 @@ def describe(cell: Cell) -> str:
     said = [label(cell.method), problem.task, f"{network.clients} clients", network.topology]
     said += [f"{network.hops} hops"] if network.hops else []
     said += [f"Dirichlet {problem.dirichlet:g}"] if problem.dirichlet else []
-    return ", ".join([*said, f"rank {cell.rank}", f"rate {cell.learning_rate:.2g}", f"seed {cell.seed}", f"cell {cell.name}"])
+    return ", ".join(
+        [
+            *said,
+            f"rank {cell.rank}",
+            f"rate {cell.learning_rate:.2g}",
+            f"seed {cell.seed}",
+            f"cell {cell.name}",
+        ]
+    )
+
+
+def short(failure: str) -> str:
+    """Return the line of a failure that says what happened: the last of a traceback, else the first."""
+    lines = failure.strip().splitlines() or [""]
+    return lines[-1 if lines[0].startswith("Traceback") else 0].strip()
 
 
 def command_of(arguments: Sequence[str]) -> str:
@@ -415,7 +480,7 @@ def _row(group: Group, best: Interval | None, part: Part | None) -> list[str]:
 def _interval(value: Interval | None) -> str:
     if value is None:
         return ABSENT
-    return f"{value.mean:.3f}" if value.count == 1 else f"{value.mean:.3f} ± {value.half:.3f}"
+    return f"{value.mean:.3f}" if value.seeds == 1 else f"{value.mean:.3f} ± {value.half:.3f}"
 
 
 def _number(value: Interval | None) -> str:

@@ -15,6 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from types import TracebackType
@@ -152,10 +153,8 @@ class _Worker:
 
     def kill(self) -> None:
         if self._process.done() and not self._process.exception():
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(self._process.result(), signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self.executor.shutdown(wait=False, cancel_futures=True)
 
 

@@ -128,7 +128,9 @@ def test_progress_counts_example_forwards_and_not_cells(tmp_path: Path) -> None:
     assert [one.done for one in seen] == [work(BASE), work(BASE) + work(large)]
     assert seen[0].total == seen[1].done
     later = run(
-        Study(title="", command="", entries=(*entries, Entry(part="", cell=BASE.model_copy(update={"seed": 5})))),
+        Study(
+            title="", command="", entries=(*entries, Entry(part="", cell=BASE.model_copy(update={"seed": 5})))
+        ),
         tmp_path,
     )
     assert [(one.done - one.fresh, one.fresh) for one in later] == [(seen[1].done, work(BASE))]

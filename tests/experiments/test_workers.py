@@ -90,9 +90,7 @@ def cluster() -> Iterator[str]:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'sfnode[ray]'")
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     bounds = {"num_cpus": 1, "object_store_memory": 100 << 20}
-    nodes = cluster_utils.Cluster(
-        initialize_head=True, head_node_args=bounds | {"include_dashboard": False}
-    )
+    nodes = cluster_utils.Cluster(initialize_head=True, head_node_args=bounds | {"include_dashboard": False})
     try:
         nodes.add_node(**bounds)
         yield nodes.address
