@@ -1,10 +1,10 @@
 """Bytes of what the methods send, by the encoding that each would use; headers are not counted.
 
 The SeedFlood paper's totals for OPT-1.3B (arXiv 2602.18181) follow from these sizes, as what one client sends
-one neighbour, which is one direction of an edge, in 100 rounds: 1,315,758,080 parameters (the embedding once,
-as it is tied to the head) of 4 bytes make 526.3 GB; 1 % of them as float32 values with int64 indices 15.79 GB;
-LoRA of rank 8 on the query and value projections of 24 layers, 24 * 2 * 8 * (2048 + 2048) = 1,572,864 numbers,
-629.1 MB, and 1 % of those 18.87 MB. `Traffic.per_edge` counts both directions: twice as much.
+one neighbour, which is one direction of an edge, in 100 rounds. 1,315,758,080 parameters (the embedding once,
+as it is tied to the head) of 4 bytes make 526.3 GB, and 1 % of them as float32 values with int64 indices
+15.79 GB. LoRA of rank 8 on the query and value projections of 24 layers has 24 * 2 * 8 * (2048 + 2048) =
+1,572,864 numbers: 629.1 MB, and 1 % of them 18.87 MB. `Traffic.per_edge` counts both directions: twice that.
 """
 
 from __future__ import annotations

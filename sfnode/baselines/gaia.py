@@ -41,17 +41,16 @@ class Gaia(Clients):
         """Send significant updates to everybody."""
         round_number = self.setup.round(number)
         threshold = self.setup.options["threshold"] / math.sqrt(round_number + 1)
-        sent = {client: self._significant(client, threshold) for client in self.setup.present(round_number)}
         total = torch.zeros_like(self.x[0])
-        for update in sent.values():
+        for sender in self.setup.present(round_number):
+            update = self._significant(sender, threshold)
             total.index_add_(0, update.indices, update.values)
-        for receiver in range(self.setup.clients):
-            self.x[receiver].add_(_without(total, sent[receiver]) if receiver in sent else total)
-        for sender, update in sent.items():
+            self.x[sender].index_add_(0, update.indices, update.values, alpha=-1)  # comes back with the total
             size = min(encodings.sparse(len(update.indices)), encodings.dense(self.problem.size))
             for receiver in range(self.setup.clients):
                 if receiver != sender and size:
                     self.traffic.add((sender, receiver), size)
+        self.x.add_(total)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the vectors and what is not sent yet."""
@@ -64,8 +63,3 @@ class Gaia(Clients):
         found = Kept(indices, unsent[indices])
         unsent[indices] = 0
         return found
-
-
-def _without(total: Tensor, own: Kept) -> Tensor:
-    """Return the sum of the updates without a client's own, which it has made already."""
-    return total.index_add(0, own.indices, own.values, alpha=-1)

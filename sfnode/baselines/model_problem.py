@@ -30,7 +30,7 @@ from sfnode.tasks.prompts import Row
 from sfprotocol.seeds import batch_rows, stream
 
 Trained = Literal["full", "all", "lora"]
-"""What the vector is: `full` the targets that sfnode trains, `all` every parameter, `lora` adapters."""
+"""Choice of the vector: `full` the targets that sfnode trains, `all` every parameter, `lora` adapters."""
 
 LORA_ALPHA = 16.0
 """MeZO's, with rank 8. The change of a weight is (alpha / r) B A, as PEFT scales it."""
@@ -54,7 +54,7 @@ class ModelProblem:
         loaded: LoadedModel,
         task: Task,
         shards: Sequence[Sequence[Row]],
-        held_out: Mapping[str, Sequence[Row]],
+        held_out: Mapping[Any, Sequence[Row]],
         batch_size: int,
         seed: int,
         trained: Trained = "full",

@@ -1,4 +1,4 @@
-"""What a baseline minimises: a function of one vector, with mini-batches that clients draw.
+"""The problem that a baseline minimises: a function of one vector, with mini-batches that clients draw.
 
 Methods know nothing else of models and data. `model_problem` makes a language model such a function.
 """

@@ -2,8 +2,8 @@
 
 In both, a round's clients begin from one model, take local steps along directions that seeds name, and send
 the server their scalars; everybody rebuilds the next model from the scalars' mean. Models are linear in the
-scalars, so that this is the mean of the clients' vectors, and that is how it is computed here. What is sent is
-counted, and kept so that a test can replay it.
+scalars, so that this is the mean of the clients' vectors, and that is how it is computed here. What is sent
+is counted, and kept so that a test can replay it.
 """
 
 from __future__ import annotations

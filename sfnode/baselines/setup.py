@@ -1,4 +1,4 @@
-"""What a baseline is made from: the problem, the clients, who is linked with whom, and its numbers."""
+"""The setup of a baseline: the problem, the clients, who is linked with whom, and its numbers."""
 
 from __future__ import annotations
 
