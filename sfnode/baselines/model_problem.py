@@ -73,7 +73,7 @@ class ModelProblem:
             )
         named = _adapters(loaded, rank, seed) if trained == "lora" else _parameters(loaded, trained)
         self._parameters = list(named.values())
-        self.parts = tuple(Part(name, tuple(parameter.shape)) for name, parameter in named.items())
+        self.parts: Sequence[Part] = tuple(Part(name, tuple(parameter.shape)) for name, parameter in named.items())
         self.size = sum(part.size for part in self.parts)
         self._start = torch.cat([parameter.detach().flatten() for parameter in self._parameters])
         self._gradient = torch.zeros_like(self._start)

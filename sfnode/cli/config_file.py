@@ -57,7 +57,9 @@ def _known(values: Iterable[str], own: Options, others: Iterator[click.Command])
 
 def _options(command: click.Command) -> Options:
     if isinstance(command, click.Group):
-        return {key: one for inner in inner_commands(command).values() for key, one in _options(inner).items()}
+        return {
+            key: one for inner in inner_commands(command).values() for key, one in _options(inner).items()
+        }
     options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     return {long_name(option.opts).removeprefix("--"): option for option in options}
 

@@ -77,7 +77,7 @@ def cell_options(several: Collection[str] = ()) -> Callable[[F], F]:
     return add
 
 
-def _kind(field: Any) -> click.ParamType:
+def _kind(field: Any) -> Any:
     if get_origin(field.annotation) is Literal:
         return click.Choice(get_args(field.annotation))
     if field.annotation is str:
@@ -122,12 +122,27 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
     metavar="FOLDER",
     help="Where results are written, and where a run that was ended goes on.",
 )
+@option(
+    "--log",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Leave the data folder of client 0's node here, an empty folder, for `sfnode verify`; SeedFlood only.",
+)
+@option(
+    "--replay",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="FOLDER",
+    help="Train nothing: flood the updates of a real run's data folder among the clients, and print the "
+    "digests that they come to.",
+)
 @device_option
 @threads_option("CPU threads.  [default: 1]")
 @json_option
 def training(
     options: dict[str, float],
     results: Path,
+    log: Path | None,
+    replay: Path | None,
     device: str,
     threads: int,
     as_json: bool,
@@ -142,11 +157,17 @@ def training(
     from sfnode.experiments.runner import Place, run_cell
 
     cell = cell_of(fields, options)
+    if replay:
+        return _replay(replay, cell, as_json)
     with waiting(f"{cell.method}, {cell.network.clients} clients", time_left=True) as advance:
-        values = run_cell(cell, results, Place(device, threads or 1), advance=advance)
+        values = run_cell(cell, results, Place(device, threads or 1), advance=advance, log=log)
     path = results / f"{cell.name}.jsonl"
     if as_json:
-        echo(json.dumps({"cell": cell.model_dump(mode="json"), "results": str(path), "values": values}, indent=2))
+        echo(
+            json.dumps(
+                {"cell": cell.model_dump(mode="json"), "results": str(path), "values": values}, indent=2
+            )
+        )
     else:
         echo("\n".join(_lines(values)) + f"\nresults in {path}")
     return DONE
@@ -171,6 +192,21 @@ def cell_of(fields: Mapping[str, Any], options: dict[str, float]) -> Cell:
         raise UserError(
             Code.BAD_OPTION, f"{flag}: {first['msg']}", "`sfnode simulate training --help` lists the options."
         ) from error
+
+
+def _replay(folder: Path, cell: Cell, as_json: bool) -> int:
+    from sfnode.cli.data_folder import opened_run
+    from sfnode.experiments.replay import replay
+
+    with opened_run(folder), waiting("flooding the log"):
+        found = replay(folder, cell.network, cell.seed)
+    if as_json:
+        echo(json.dumps(found._asdict(), indent=2))
+        return DONE
+    echo(f"{found.updates} updates reached {found.clients} clients in {found.rounds} rounds")
+    which = f"named digest {found.named_digest}" if found.named_digest else f"digest       {found.digest}"
+    echo(f"{which}\ncore digest  {found.core_digest}\nbytes/edge   {found.bytes_per_edge:,.0f}")
+    return DONE
 
 
 def _lines(values: Mapping[str, float]) -> list[str]:

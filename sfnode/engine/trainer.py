@@ -276,9 +276,9 @@ class Trainer:
 def scale_of(manifest: Manifest) -> Callable[[int], float]:
     """Return the function that says by how much one unit of a subspace's core changes a weight.
 
-    In an open run, where every epoch has a subspace, that is its learning rate times scalar_delta. The rate is
-    rounded to float32, since the last bits of a cosine differ between machines. In an organised run the rates
-    are in the core already, in units of 2^-32 (SPEC O8).
+    In an open run, where every epoch has a subspace, that is its learning rate times scalar_delta. The rate
+    is rounded to float32, since the last bits of a cosine differ between machines. In an organised run the
+    rates are in the core already, in units of 2^-32 (SPEC O8).
     """
     numbers = manifest.training
     if manifest.organised.organiser:

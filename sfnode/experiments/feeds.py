@@ -1,17 +1,19 @@
 """Feeds of virtual clients: updates that were made, and the signed segments that they are published in.
 
-Keys, seeds, chain hashes, signatures and encodings are those of the protocol. This module knows neither models
-nor who has received what.
+Keys, seeds, chain hashes, signatures and encodings are those of the protocol. This module knows neither
+models nor who has received what.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import Tensor
 
 from sfprotocol import segments, wire_codec
 from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
@@ -78,7 +80,8 @@ class ClientFeed:
     def _parts(self, first: int, stop: int) -> tuple[EpochScalars, ...]:
         told = zip(self.labels[first:stop], self.scalars[first:stop], strict=True)
         return tuple(
-            EpochScalars(label, tuple(scalar for _, scalar in group)) for label, group in groupby(told, itemgetter(0))
+            EpochScalars(label, tuple(scalar for _, scalar in group))
+            for label, group in groupby(told, itemgetter(0))
         )
 
     def size(self, first: int, stop: int) -> int:
@@ -99,19 +102,19 @@ class ClientFeed:
 
     # -- restarts ------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Tensor]:
         """Return all that `restore` needs."""
+        signatures = b"".join(one.signature for one in self.segments)
         return {
-            "labels": list(self.labels),
-            "scalars": list(self.scalars),
-            "stops": [one.stop for one in self.segments],
-            "signatures": b"".join(one.signature for one in self.segments),
+            "labels": torch.tensor(self.labels, dtype=torch.int64),
+            "scalars": torch.tensor(self.scalars, dtype=torch.int64),
+            "stops": torch.tensor([one.stop for one in self.segments], dtype=torch.int64),
+            "signatures": torch.frombuffer(bytearray(signatures or b"-"), dtype=torch.uint8),
         }
 
-    def restore(self, state: dict[str, object]) -> None:
+    def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` has returned; the feed is empty."""
-        self.labels, self.scalars = list(state["labels"]), list(state["scalars"])  # type: ignore[call-overload]
-        stops: list[int] = list(state["stops"])  # type: ignore[call-overload]
-        signatures: bytes = bytes(state["signatures"])  # type: ignore[arg-type]
-        for number, stop in enumerate(stops):
+        self.labels, self.scalars = state["labels"].tolist(), state["scalars"].tolist()
+        signatures = state["signatures"].numpy().tobytes()
+        for number, stop in enumerate(state["stops"].tolist()):
             self._add_segment(stop, signatures[SIGNATURE * number : SIGNATURE * (number + 1)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sfnode.baselines import registry
 from sfnode.baselines.method import Method
 from sfnode.baselines.model_problem import ModelProblem
@@ -32,21 +34,27 @@ def check(cell: Cell) -> None:
         raise UserError(Code.BAD_OPTION, f"{cell.method} has no option {option!r}", f"It has {known}.")
 
 
-def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None) -> Method:
+def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None, log: Path | None = None) -> Method:
     """Make a cell's method, at its beginning; on a problem that was loaded for the cell already, if given.
 
-    Raises UserError BAD_OPTION, MODEL_*, DATA_* and DEVICE.
+    `log`: see `SeedFlood`. Raises UserError BAD_OPTION, MODEL_*, DATA_* and DEVICE.
     """
     check(cell)
+    if log and cell.method != SEEDFLOOD:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"{cell.method} has no log of updates",
+            f"Only {SEEDFLOOD} has one: leave out --log.",
+        )
     found = loaded or problem.load(cell, place)
     if cell.method == SEEDFLOOD:
-        return SeedFlood(cell, found)
+        return SeedFlood(cell, found, log)
     baseline = registry.METHODS[cell.method]
     on_vectors = ModelProblem(
         found.loaded,
         found.task,
         found.shards,
-        {str(which): rows for which, rows in found.held_out.items()},
+        found.held_out,
         cell.batch_size,
         cell.seed,
         baseline.problem,

@@ -55,7 +55,9 @@ class Conditions:
 
     def _chances(self, what: str, number: int, count: int) -> NDArray[np.float64]:
         """Return uniform numbers from 0 to 1, (count,)."""
-        key = derive_key(b"sfnode simulated ", what.encode(), *(n.to_bytes(8, "big") for n in (self._seed, number)))
+        key = derive_key(
+            b"sfnode simulated ", what.encode(), *(n.to_bytes(8, "big") for n in (self._seed, number))
+        )
         return (stream(key, 0, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def _pairs(self, number: int) -> list[Pair]:

@@ -25,7 +25,7 @@ from sfnode.models import manifest_builder
 from sfnode.models.loader import LoadedModel
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import dataset
-from sfnode.tasks.dataset import HeldOut, Row
+from sfnode.tasks.dataset import Row
 from sfnode.tasks.encoding import Encoded, Scored, evaluate
 from sfprotocol.seeds import derive_key, stream
 
@@ -41,8 +41,8 @@ class LoadedProblem:
     loaded: LoadedModel
     shards: tuple[Sequence[Row], ...]
     """Rows of each client."""
-    held_out: Mapping[HeldOut, Sequence[Row]]
-    """No validation rows if the cell has none."""
+    held_out: Mapping[str, Sequence[Row]]
+    """Rows by `test` and `validation`. No validation rows if the cell has none."""
 
     @property
     def task(self) -> Task:
@@ -52,7 +52,7 @@ class LoadedProblem:
         """Run the model as it is now."""
         return forward.score_in_passes(self.loaded, encoded)
 
-    def evaluate(self, which: HeldOut) -> Evaluation:
+    def evaluate(self, which: str) -> Evaluation:
         """Measure the model as it is now on these rows, of which there are some."""
         return evaluate(self.task, self.loaded.tokenizer, self.held_out[which], self.score, EVALUATION_BATCH)
 
@@ -63,7 +63,7 @@ def load(cell: Cell, place: Place) -> LoadedProblem:
     torch.set_num_threads(place.threads)
     manifest = manifest_of(cell)
     rows = dataset.training_rows(manifest.data, manifest.task)
-    held_out: dict[HeldOut, Sequence[Row]] = {"test": dataset.held_out_rows(manifest.data, manifest.task, "test")}
+    held_out: dict[str, Sequence[Row]] = {"test": dataset.held_out_rows(manifest.data, manifest.task, "test")}
     if manifest.data.withheld:
         held_out["validation"] = dataset.held_out_rows(manifest.data, manifest.task, "validation")
     return LoadedProblem(

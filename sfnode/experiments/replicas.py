@@ -1,7 +1,7 @@
 """The models of many virtual clients as one: the weights that all have in common, and what each has besides.
 
-A client's model is base minus a sum over the updates that it has (DESIGN 3). Updates that every client has are
-in the weights, rebuilt from the base as the daemon's are before it exports; the others are in a core of
+A client's model is base minus a sum over the updates that it has (DESIGN 3). Updates that every client has
+are in the weights, rebuilt from the base as the daemon's are before it exports; the others are in a core of
 integers for each client, which acts in activation space. So weights are a function of integers alone at any
 time, and clients that differ are evaluated in one batched forward all the same. This module knows the engine,
 and neither feeds nor networks.
@@ -102,7 +102,9 @@ class Replicas:
             entries, amounts = moves.entries[chosen], moves.amounts[chosen]
             whose = client if isinstance(client, int) else client[chosen][:, None]
             size = self._shape[0] * self._shape[1] * self._shape[2]
-            np.add.at(self._own_of(subspace).reshape(-1), (whose * size + entries).reshape(-1), amounts.reshape(-1))
+            np.add.at(
+                self._own_of(subspace).reshape(-1), (whose * size + entries).reshape(-1), amounts.reshape(-1)
+            )
 
     def settle(self, batch: UpdateBatch, moves: Moves | None) -> None:
         """Move updates that all clients were given into the weights; `moves` are the same. None if with them
@@ -170,8 +172,8 @@ class Replicas:
             out = [target.out_features for target in self._space.targets]
             into = [target.in_features for target in self._space.targets]
             dtype = self.loaded.dtype
-            u = torch.cat([side.u for side in columns]).to(dtype).split(out, 1)  # (k, out) each
-            v = torch.cat([side.v for side in columns]).to(dtype).split(into, 1)
+            u = torch.split(torch.cat([side.u for side in columns]).to(dtype), out, 1)  # (k, out) each
+            v = torch.split(torch.cat([side.v for side in columns]).to(dtype), into, 1)
             self._bases = {
                 blocks: Directions(
                     tuple(part.contiguous() for part in u), tuple(part.t().contiguous() for part in v), 0

@@ -19,17 +19,17 @@ import torch
 
 from sfnode import __version__
 from sfnode.baselines.method import Method
+from sfnode.engine.trainer import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
 from sfnode.experiments import methods, problem
 from sfnode.experiments.cell import Cell, Place
 from sfnode.experiments.problem import LoadedProblem
 from sfnode.loggers.record import Logger, Record
 from sfnode.schema.evaluation import Evaluation
+from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 from sfnode.tasks import calibration
-from sfnode.tasks.dataset import HeldOut
 from sfnode.tasks.encoding import evaluate
-from sfnode.engine.trainer import EVALUATION_BATCH
 
 __all__ = ["Advance", "Place", "finished", "run_cell"]
 
@@ -56,21 +56,30 @@ def run_cell(
     place: Place = Place(),  # noqa: B008  (frozen)
     loggers: Sequence[Logger] = (),
     advance: Advance = lambda done, total: None,
-    make: Callable[[Cell, Place, LoadedProblem], Method] = methods.make,
+    log: Path | None = None,
+    make: Callable[[Cell, Place, LoadedProblem, Path | None], Method] = methods.make,
 ) -> Mapping[str, float]:
     """Run a cell, from where it was left if it was begun before; return its end values.
+
+    `log`: the data folder that the node at SeedFlood's client 0 is to leave; empty, or of this very cell.
 
     Raises UserError RESULTS_UNUSABLE for a folder with other things under the cell's names, DISK_FULL, and
     as `methods.make`.
     """
     methods.check(cell)
     if values := finished(cell, folder):
+        if log and not Layout(log).log.exists():
+            raise UserError(
+                Code.BAD_OPTION,
+                f"cell {cell.name} was finished in {folder} without a log",
+                "Run it again in another folder with --results.",
+            )
         return values
     with disk_faults(folder):
         folder.mkdir(parents=True, exist_ok=True)
     loaded = problem.load(cell, place)
     base = _base(cell, loaded, folder)
-    run = _Run(cell, folder, loggers, make(cell, place, loaded))
+    run = _Run(cell, folder, loggers, make(cell, place, loaded, log))
     try:
         run.begin()
         while run.done < cell.steps:
@@ -145,7 +154,7 @@ class _Run:
         for logger in self._loggers:
             logger.close()
 
-    def _evaluation(self, which: HeldOut) -> dict[str, float]:
+    def _evaluation(self, which: str) -> dict[str, float]:
         found = self._method.evaluate(which)
         return {"score": found.value, "loss": found.loss, **self._costs()}
 

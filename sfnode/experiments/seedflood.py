@@ -1,4 +1,4 @@
-"""SeedFlood (arXiv 2602.18181) with virtual clients: the daemon's engine, feeds and epochs, a flood in rounds.
+"""SeedFlood (arXiv 2602.18181) with virtual clients: the daemon's engine, feeds, epochs; a flood in rounds.
 
 A client measures updates on its shard, applies its own at once and those of others when they have reached it.
 State is the updates, and who has which of them: everything else follows, so that a restart replays them.
@@ -7,7 +7,9 @@ State is the updates, and who has which of them: everything else follows, so tha
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,16 +22,15 @@ from sfnode.engine.estimator import quantise
 from sfnode.experiments.cell import Cell
 from sfnode.experiments.feeds import ClientFeed
 from sfnode.experiments.flooding import Flood
+from sfnode.experiments.keeper import Keeper
 from sfnode.experiments.network import Conditions
-from sfnode.experiments.problem import LoadedProblem, client_key
+from sfnode.experiments.problem import LoadedProblem, client_key, organiser_key
 from sfnode.experiments.replicas import Moves, Query, Replicas
 from sfnode.schema.evaluation import Evaluation
-from sfnode.tasks.dataset import HeldOut
 from sfnode.tasks.encoding import Encoded, encode
-from sfprotocol.decisions import FACTOR_ONE
 from sfprotocol.counting import multiplier
+from sfprotocol.decisions import FACTOR_ONE
 from sfprotocol.seeds import I64, batch_rows, update_seeds
-
 
 OPTIONS = frozenset(
     {"organised", "scalar_bits", "scalar_delta", "scalar_limit", "segment_updates", "subspace_epochs"}
@@ -48,7 +49,8 @@ class Pending(NamedTuple):
 
     def take(self, chosen: NDArray[np.bool_]) -> Pending:
         """Return the chosen ones."""
-        batch = UpdateBatch(*(column[chosen] for column in self.batch))
+        epochs, seeds, scalars = self.batch
+        batch = UpdateBatch(epochs[chosen], seeds[chosen], scalars[chosen])
         return Pending(self.origins[chosen], self.steps[chosen], batch, self.moves.take(chosen))
 
     def within(self, first: I64, stop: I64) -> NDArray[np.bool_]:
@@ -60,7 +62,9 @@ class Pending(NamedTuple):
 class SeedFlood:
     """The method in the midst of its run."""
 
-    def __init__(self, cell: Cell, problem: LoadedProblem) -> None:
+    def __init__(self, cell: Cell, problem: LoadedProblem, log: Path | None = None) -> None:
+        """`log`: the empty folder that the node at client 0 is to have its log in. An organised run has one
+        in any case, in a temporary folder unless it is named."""
         self.traffic = Traffic()
         self.example_forwards = 0
         """Forwards of one example so far."""
@@ -72,13 +76,31 @@ class SeedFlood:
         self._cell = cell
         self._problem = problem
         self._conditions = Conditions(cell.network, cell.seed)
-        self.flood = Flood(
-            self._conditions, len(self.feeds), lambda origin, *steps: self.feeds[origin].size(*steps), self.traffic
-        )
+        self._keeper = self._keeper_in(log, problem)
+        origins = len(self.feeds) + self.run_is_organised
+        self.flood = Flood(self._conditions, origins, self._size, self.traffic)
+        if self.run_is_organised and self._keeper:
+            self.flood.known[:, -1] = self._keeper.decided  # all have joined once they were admitted
         self._weight = multiplier(self.run.rate, FACTOR_ONE) if self.run.organised else 1
         self._pending = self._updates([])
         self._ungiven = self._pending
         """Own updates that are not in their clients' models yet."""
+        self._kept_own = 0
+        """Steps of client 0's own feed that its node has."""
+
+    @property
+    def run_is_organised(self) -> bool:
+        """Whether decisions travel, as those of one more origin."""
+        return self.run.organised is not None
+
+    def _keeper_in(self, log: Path | None, problem: LoadedProblem) -> Keeper | None:
+        if log is None and not self.run_is_organised:
+            return None
+        if log is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="sfnode-", ignore_cleanup_errors=True)
+            log = Path(self._temporary.name)
+        keys = organiser_key(self._cell)
+        return Keeper(problem.manifest, log, [feed.feed for feed in self.feeds], keys)
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -86,7 +108,9 @@ class SeedFlood:
         """Take local step `number` of every client that is there: one update, or more of a fast one's."""
         present = self._conditions.present(number // self._cell.local_steps)
         steps = self._conditions.steps_by(number) * present
-        losses = [loss for turn in range(steps.max()) for loss in self._step(np.flatnonzero(steps > turn).tolist())]
+        losses = [
+            loss for turn in range(steps.max()) for loss in self._step(np.flatnonzero(steps > turn).tolist())
+        ]
         measured = [loss for loss in losses if math.isfinite(loss)]
         return sum(measured) / len(measured) if measured else math.nan
 
@@ -110,7 +134,9 @@ class SeedFlood:
         return [estimate.loss for estimate in estimates]
 
     def _label(self, client: int, known: int) -> int:
-        """Return the epoch of a client's next update (SPEC U5)."""
+        """Return the epoch of a client's next update (SPEC U5, O6)."""
+        if self.run_is_organised and self._keeper:
+            return self._keeper.open_epoch(int(self.flood.known[client, -1]))
         return max([self.run.epoch_of(known), *self.feeds[client].labels[-1:]])
 
     def _mini_batch(self, client: int, seed: int) -> Encoded:
@@ -137,6 +163,11 @@ class SeedFlood:
 
     # -- communication -----------------------------------------------------------------------------
 
+    def _size(self, origin: int, first: int, stop: int) -> int:
+        if origin == len(self.feeds) and self._keeper:
+            return self._keeper.control_size(first, stop)
+        return self.feeds[origin].size(first, stop)
+
     def has(self) -> I64:
         """Return how many updates of each feed each client has, (clients, clients)."""
         found = self.flood.known[:, : len(self.feeds)].copy()
@@ -152,8 +183,24 @@ class SeedFlood:
             if present[client]:
                 feed.publish(everything=last)
             self.flood.known[client, client] = feed.published
+        received = self.flood.known[0].copy()
+        received[0] = self._kept_own
         self.flood.round(round_number)
+        self._keep(received, last=last)
         self._deliver(before, self.has())
+
+    def _keep(self, before: I64, *, last: bool) -> None:
+        """Let the node at client 0 take what has come, and decide."""
+        if self._keeper is None:
+            return
+        after = self.flood.known[0]
+        told = zip(self.feeds, before.tolist(), after.tolist(), strict=False)
+        self._keeper.take(one for feed, first, stop in told for one in feed.between(first, stop))
+        self._kept_own = int(after[0])
+        if last:
+            self._keeper.finish()
+        if self.run_is_organised:
+            self.flood.known[0, -1] = self._keeper.decided
 
     def _deliver(self, before: I64, after: I64) -> None:
         """Give clients what they did not have before, and settle what all have."""
@@ -177,8 +224,8 @@ class SeedFlood:
         self._give()
         return self.replicas.consensus()
 
-    def evaluate(self, which: HeldOut) -> Evaluation:
-        """Measure the average of all clients' models."""
+    def evaluate(self, which: str) -> Evaluation:
+        """Measure the average of all clients' models on the `validation` or the `test` rows."""
         self._give()
         with self.replicas.averaged():
             return self._problem.evaluate(which)
@@ -187,7 +234,10 @@ class SeedFlood:
 
     def state(self) -> Mapping[str, Any]:
         """Return the updates, who has them, and what it has cost."""
+        log = self._keeper.state() if self._keeper else b"-"
         return {
+            "log": torch.frombuffer(bytearray(log), dtype=torch.uint8),
+            "kept_own": self._kept_own,
             "feeds": [feed.state() for feed in self.feeds],
             "known": torch.from_numpy(self.flood.known.copy()),
             "sent": [(*edge, size) for edge, size in self.traffic.sent.items()],
@@ -199,6 +249,9 @@ class SeedFlood:
         for feed, kept in zip(self.feeds, state["feeds"], strict=True):
             feed.restore(kept)
         self.flood.known[:] = state["known"].numpy()
+        self._kept_own = state["kept_own"]
+        if self._keeper:
+            self._keeper.restore(state["log"].numpy().tobytes())
         for sender, receiver, size in state["sent"]:
             self.traffic.add((sender, receiver), size)
         self.example_forwards = state["example_forwards"]

@@ -1,0 +1,91 @@
+"""Bytes of the flood in rounds against those of the protocol's own machines, with the same updates.
+
+    python tests/bench/rounds.py
+
+The machines run in the simulator (`sfnode.sim`) without faults, with time enough for a round to end before
+the next. Both count the frames of segments. A machine knows less of its neighbours than the rounds do, and
+sends some segments twice at first; then duplicates show it which links are redundant, and it sends less.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sfnode.baselines.method import Traffic
+from sfnode.experiments.cell import Network
+from sfnode.experiments.feeds import ClientFeed
+from sfnode.experiments.flooding import Flood
+from sfnode.experiments.network import Conditions
+from sfnode.sim.runner import Run
+from sfnode.sim.scenarios import SCENARIOS
+
+UPDATES = 5
+"""Updates of a client in a round."""
+
+SECONDS = 5.0
+"""Virtual seconds of a round: longer than an update takes to anybody here."""
+
+
+class Bytes(NamedTuple):
+    """Bytes of segments over all links."""
+
+    rounds: int
+    machines: int
+
+    @property
+    def ratio(self) -> float:
+        return self.machines / self.rounds
+
+
+def compare(topology: str, clients: int, rounds: int) -> Bytes:
+    """Flood the same number of updates in both ways, over the same links."""
+    conditions = Conditions(Network(topology=topology, clients=clients), 3)  # type: ignore[arg-type]
+    run = Run(SCENARIOS["calm"], 3, nodes=clients, topology="line", seconds=0)
+    world = run.world
+    names = [f"n{number:0{len(str(clients - 1))}}" for number in range(clients)]
+    for name in names:
+        world.add(name)
+        world.agenda.at(0.1, run._begin, name)
+    for one, other in conditions.links(0):
+        world.keeper.want(world[names[one]], world[names[other]])
+    run._run(SECONDS)
+    before = world.network.traffic.bytes["Segment"]
+    for _ in range(rounds):
+        for name in names:
+            world[name].compute(UPDATES)
+        run._run(SECONDS)
+    assert len({node.machine.frontier.known for node in world.nodes.values()}) == 1
+    assert next(iter(world.nodes.values())).machine.frontier.known == clients * rounds * UPDATES
+    return Bytes(_in_rounds(conditions, run, rounds), world.network.traffic.bytes["Segment"] - before)
+
+
+def _in_rounds(conditions: Conditions, run: Run, rounds: int) -> int:
+    clients, traffic = conditions.network.clients, Traffic()
+    keys = (
+        Ed25519PrivateKey.from_private_bytes(number.to_bytes(32, "big")) for number in range(1, clients + 1)
+    )
+    feeds = [ClientFeed(run.world.run, key) for key in keys]
+    flood = Flood(conditions, clients, lambda origin, *steps: feeds[origin].size(*steps), traffic)
+    for number in range(rounds):
+        for feed in feeds:
+            for _ in range(UPDATES):
+                feed.add(0, 7)
+            feed.publish(everything=True)
+        np.fill_diagonal(flood.known, [feed.published for feed in feeds])
+        flood.round(number)
+    return traffic.total
+
+
+def main() -> None:
+    """Print the bytes of both, for several networks."""
+    print(f"{'topology':10} {'clients':>8} {'rounds':>12} {'machines':>12} {'ratio':>6}")
+    for topology, clients in (("ring", 16), ("grid", 16), ("random", 16), ("complete", 16), ("ring", 32)):
+        found = compare(topology, clients, 10)
+        print(f"{topology:10} {clients:8} {found.rounds:12,} {found.machines:12,} {found.ratio:6.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The node at client 0: its log is one that `sfnode verify` reads, and its seals are those of a desk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfnode.engine.core import digest
+from sfnode.errors import Code, UserError
+from sfnode.experiments import problem, runner
+from sfnode.experiments.cell import Cell, Network, Place
+from sfnode.experiments.replay import replay
+from sfnode.experiments.runner import run_cell
+from sfnode.experiments.seedflood import SeedFlood
+from sfnode.manifest import Manifest
+from sfnode.schema.results import VerifyResult
+from sfnode.store.audit import audit
+from sfnode.store.data_folder import Layout
+from sfnode.store.log import UpdateLog
+from tests.experiments.helpers import advance, small
+from tests.experiments.test_runner import KilledError, untimed
+
+OPEN = small(network={"hops": 1})
+ORGANISED = small(network={"hops": 1}, options={"organised": 1.0, "subspace_epochs": 2.0})
+
+
+def verified(folder: Path) -> VerifyResult:
+    manifest = Manifest.from_toml(Layout(folder).manifest)
+    with UpdateLog.open(Layout(folder).log, manifest.run_id, read_only=True) as update_log:
+        return audit(manifest, update_log)
+
+
+@pytest.mark.parametrize("cell", [OPEN, ORGANISED], ids=["open", "organised"])
+def test_the_log_has_the_state_and_the_cores_of_client_0(cell: Cell, tmp_path: Path) -> None:
+    run = SeedFlood(cell, problem.load(cell, Place()), tmp_path)
+    advance(run, cell, 0, cell.steps)
+    found = verified(tmp_path)
+    assert found.updates == run.has()[0].sum()
+    assert found.core_digest == digest(run.replicas.cores_of(0).items()).hex()
+    if cell is ORGANISED:
+        assert found.seals
+        assert found.seals.sealed == found.seals.checked > 1
+        assert found.seals.updates == found.updates  # at the end of a run what is left is sealed, too
+        assert run.feeds[0].labels != [0] * cell.steps
+
+
+@pytest.mark.parametrize("cell", [OPEN, ORGANISED], ids=["open", "organised"])
+def test_the_replayed_log_floods_to_the_digests_that_verify_finds(cell: Cell, tmp_path: Path) -> None:
+    run_cell(cell, tmp_path / "results", log=tmp_path / "log")
+    wanted = verified(tmp_path / "log")
+    found = replay(tmp_path / "log", Network(clients=6, hops=1, loss=0.2), 0)
+    assert found.rounds > 2
+    assert (found.digest, found.core_digest) == (wanted.digest, wanted.core_digest)
+    assert found.named_digest == (wanted.seals.named_digest if wanted.seals else None)
+
+
+def test_a_run_with_a_log_that_was_killed_goes_on_with_the_same_decisions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(runner, "SAVE_REST", 0)
+    run_cell(ORGANISED, tmp_path / "whole", log=tmp_path / "log")
+
+    def killed(done: int, _total: int) -> None:
+        if done == 5:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        run_cell(ORGANISED, tmp_path / "parts", log=tmp_path / "log of parts", advance=killed)
+    run_cell(ORGANISED, tmp_path / "parts", log=tmp_path / "log of parts")
+    assert untimed(ORGANISED, tmp_path / "parts") == untimed(ORGANISED, tmp_path / "whole")
+    assert verified(tmp_path / "log of parts") == verified(tmp_path / "log")
+
+
+def refused(cell: Cell, folder: Path, log: Path) -> Any:
+    with pytest.raises(UserError) as found:
+        run_cell(cell, folder, log=log)
+    return found.value.code
+
+
+def test_a_log_is_not_written_where_something_else_is(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "run.toml.bak").write_text("precious")
+    assert refused(small(steps=1), tmp_path / "results", tmp_path / "log") is Code.BAD_OPTION
+    assert refused(small(method="dsgd", steps=1), tmp_path / "results", tmp_path / "new") is Code.BAD_OPTION
+    run_cell(small(steps=1), tmp_path / "results")
+    assert refused(small(steps=1), tmp_path / "results", tmp_path / "new") is Code.BAD_OPTION
+
+
+def test_clients_that_nobody_can_reach_end_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfnode.experiments.replay.MOST_ROUNDS", 3)
+    run_cell(OPEN, tmp_path / "results", log=tmp_path / "log")
+    with pytest.raises(UserError) as found:
+        replay(tmp_path / "log", Network(clients=6, churn=0.99), 0)
+    assert found.value.code is Code.LOG_NOT_SIMULATED

@@ -1,0 +1,39 @@
+"""The same updates in real nodes and in the simulator: the same digests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sfnode.experiments.cell import Network
+from sfnode.experiments.replay import replay
+from sfnode.manifest import Manifest
+from sfnode.models.manifest_builder import build
+from sfnode.store.audit import audit
+from sfnode.store.data_folder import Layout
+from sfnode.store.log import UpdateLog
+from sfnode.store.run_keys import RunKeys
+from sfnode.swarm.local_swarm import LocalSwarm
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+
+async def test_virtual_clients_come_to_the_digests_of_four_real_processes(tmp_path: Path) -> None:
+    run = build({**RunKeys.generate().options(), "update_budget": 60, "epoch_updates": 20})
+    async with LocalSwarm(run, nodes=4, folder=tmp_path, evaluate=False) as swarm:
+        async for _ in swarm:
+            pass
+    digests = set()
+    for node in range(1, 5):
+        layout = Layout(tmp_path / f"node-{node}")
+        manifest = Manifest.from_toml(layout.manifest)
+        with UpdateLog.open(layout.log, manifest.run_id, read_only=True) as update_log:
+            wanted = audit(manifest, update_log)
+        found = replay(layout.path, Network(clients=4, hops=1), 0)
+        assert wanted.seals
+        assert found.updates == wanted.updates
+        assert (found.digest, found.core_digest) == (wanted.digest, wanted.core_digest)
+        assert found.named_digest == wanted.seals.named_digest
+        digests.add((found.named_digest, found.core_digest))
+    assert len(digests) == 1
