@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from sfnode.experiments.cell import Problem
     from sfnode.experiments.study import Study
 
-TURNS = {"smoke": 2}
-"""Turns in which costs are measured, where not `USUAL_TURNS`."""
-
-USUAL_TURNS = 9
-
 
 @click.command
 @option(
@@ -102,7 +97,8 @@ def paper(
     figures.matplotlib()  # before hours of work, not after them
     failed = run_study(plan, results, workers, ray, device)
     for problem in problems[:1]:
-        costs.measure(problem.model, device, TURNS.get(size, USUAL_TURNS), results, lambda _: None)
+        effort = costs.LITTLE if size == "smoke" else costs.USUAL
+        costs.measure(problem.model, device, effort, results, lambda _: None)
     return _ended(reports.write(results), failed)
 
 

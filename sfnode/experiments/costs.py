@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -15,13 +16,19 @@ from sfnode.manifest import Section
 
 FILE = "costs.json"
 
-COUNTS = (16, 128, 1024, 8192)
-"""Updates that are applied: those that `sfnode bench` measures."""
-
 BATCH = 4
 
-PATIENCE = 30.0
-"""Seconds that MeZO's replay may take; longer ones are not measured."""
+
+class Effort(NamedTuple):
+    """How much is measured."""
+
+    turns: int
+    """Of each contestant; medians are taken."""
+    patience: float
+    """Seconds that MeZO's replay may take; longer ones are not measured."""
+
+
+USUAL, LITTLE = Effort(9, 30.0), Effort(2, 0.5)
 
 
 class Costs(Section):
@@ -37,7 +44,8 @@ class Costs(Section):
     merge_seconds: float
     """Merging the core into all trained weights, once."""
     replay_seconds: tuple[float | None, ...]
-    """MeZO's replay of so many updates; None: it would take longer than `PATIENCE`."""
+    """MeZO's replay of so many updates; None: it would take longer than `patience`."""
+    patience: float
     forwards_seconds: float
     """Two plain forward passes of a mini-batch."""
     step_seconds: float
@@ -58,7 +66,7 @@ def load(folder: Path) -> Costs | None:
         return None
 
 
-def measure(model: str, device: str, repetitions: int, folder: Path, say: Callable[[str], None]) -> Costs:
+def measure(model: str, device: str, effort: Effort, folder: Path, say: Callable[[str], None]) -> Costs:
     """Measure and write down, unless that was done before. Raises UserError of `sfnode.bench`."""
     found = load(folder)
     if found is not None:
@@ -67,7 +75,7 @@ def measure(model: str, device: str, repetitions: int, folder: Path, say: Callab
     from sfnode.bench.subject import SubjectSpec
 
     spec = SubjectSpec(source=model, device=device)
-    result = run_benchmark(spec, Plan((BATCH,), 1, True, repetitions), say)
+    result = run_benchmark(spec, Plan((BATCH,), 1, True, effort.turns), say)
     (batch,) = result.batches
     say("MeZO's replay")
     found = Costs(
@@ -78,7 +86,8 @@ def measure(model: str, device: str, repetitions: int, folder: Path, say: Callab
         counts=tuple(one.updates for one in result.incoming),
         add_seconds=tuple(one.add_seconds for one in result.incoming),
         merge_seconds=result.incoming[0].fold_seconds,
-        replay_seconds=tuple(_replay(spec, [one.updates for one in result.incoming])),
+        replay_seconds=tuple(_replay(spec, [one.updates for one in result.incoming], effort.patience)),
+        patience=effort.patience,
         forwards_seconds=batch.forwards_seconds,
         step_seconds=batch.step_seconds,
         mezo_step_seconds=batch.mezo_all_seconds,
@@ -87,7 +96,7 @@ def measure(model: str, device: str, repetitions: int, folder: Path, say: Callab
     return found
 
 
-def _replay(spec: object, counts: Sequence[int]) -> list[float | None]:
+def _replay(spec: object, counts: Sequence[int], patience: float) -> list[float | None]:
     from sfnode.baselines import mezo
     from sfnode.bench import measure, subject
 
@@ -97,7 +106,7 @@ def _replay(spec: object, counts: Sequence[int]) -> list[float | None]:
         parameters = [parameter.data for parameter in one.loaded.model.parameters()]
         each = 0.0
         for count in counts:
-            if each * count > PATIENCE:
+            if each * count > patience:
                 taken.append(None)
                 continue
             history = [(seed, 0.0) for seed in range(count)]

@@ -69,6 +69,8 @@ class Preset(NamedTuple):
     """Whether the parts besides the table of methods are done for all tasks, not for the first alone."""
     rank: int = 32
     local_steps: int = 5
+    segments: int = 2
+    """Full segments that a client signs where bytes are counted."""
     rate: float = RATE
 
 
@@ -96,6 +98,7 @@ SMOKE = Preset(
     all_tasks=True,
     rank=8,
     local_steps=2,
+    segments=1,
     rate=1e-3,
 )
 
@@ -257,7 +260,7 @@ class _Plan:
 
     def _bytes(self, problem: Problem) -> Iterator[Entry]:
         for between in (self._preset.local_steps, SEGMENT):
-            steps = 2 * SEGMENT // between * between
+            steps = self._preset.segments * SEGMENT // between * between
             yield from self._seeded("bytes", problem, SEEDFLOOD, steps, local_steps=between)
 
     def _others(self, problem: Problem) -> Iterator[Entry]:

@@ -293,7 +293,7 @@ class _Composer:
             )
         ]
         columns = ["updates", "into the core", "into the weights, too", "MeZO's replay", "times as long"]
-        caption = f"Seconds to take in updates; {ABSENT}: not measured, more than {costs.PATIENCE:.0f} s."
+        caption = f"Seconds to take in updates; {ABSENT}: not measured, more than {found.patience:g} s."
         yield Table(f"{caption} {self._made('')}", columns, rows)
         lines = {"SeedFlood": found.apply_seconds, "MeZO's replay": found.replay_seconds}
         drawn = figures.costs(found.counts, lines, found.step_seconds)

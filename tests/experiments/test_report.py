@@ -26,6 +26,7 @@ COSTS = costs.Costs(
     add_seconds=(0.001, 0.002),
     merge_seconds=0.01,
     replay_seconds=(1.0, None),
+    patience=30.0,
     forwards_seconds=0.01,
     step_seconds=0.011,
     mezo_step_seconds=None,
