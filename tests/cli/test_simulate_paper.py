@@ -16,20 +16,8 @@ Run = Callable[..., Ended]
 
 ALONE = ("--workers", "1", "--device", os.environ.get("SFNODE_DEVICE", "cpu"))
 
-TINY = (
-    "--clients",
-    2,
-    "--steps",
-    2,
-    "--rows",
-    16,
-    "--validation-rows",
-    4,
-    "--test-rows",
-    4,
-    "--batch-size",
-    1,
-)
+ROWS = ("--rows", 16, "--validation-rows", 4, "--test-rows", 4)
+TINY = ("--clients", 2, "--steps", 2, "--batch-size", 1, *ROWS)
 
 
 def contents(folder: Path) -> dict[str, object]:
@@ -49,7 +37,6 @@ def test_the_smoke_study_gives_a_report_and_goes_on_where_it_was(sfnode: Run, tm
     text = (tmp_path / "paper" / report.MARKDOWN).read_text()
     assert "all cells of the study are finished" in text
     assert "No cell for it is finished yet" not in text
-    assert "An edge carries" not in text.splitlines()[0]
     first = contents(tmp_path / "paper")
 
     chosen = sorted((tmp_path / "paper").glob("*.jsonl"))[:2]
