@@ -126,7 +126,7 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
     "--log",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="FOLDER",
-    help="Leave the data folder of client 0's node here, an empty folder, for `sfnode verify`; SeedFlood only.",
+    help="Leave the data folder of client 0's node in this empty folder, as `sfnode verify` reads it.",
 )
 @option(
     "--replay",

@@ -23,11 +23,15 @@ from sfnode.manifest import Manifest
 from sfnode.store.checkout import last_seal
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
-from sfnode.store.replay import counting_of, state_digest
+from sfnode.store.replay import counting_of, kept_control, sound_control, state_digest
 from sfprotocol import wire_codec
+from sfprotocol.control_sync import ControlSync, Kept
 from sfprotocol.counting import named_digest
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.events import Counters
 from sfprotocol.frontier import Frontier
-from sfprotocol.messages import Control, Entry, Feed, RunParameters, Segment
+from sfprotocol.holding import labelled_after
+from sfprotocol.messages import Control, Feed, RunParameters, Segment
 from sfprotocol.seeds import feed_key, update_seeds
 from sfprotocol.segments import first_updates
 from sfprotocol.signing import extend, genesis, verifies
@@ -75,9 +79,10 @@ def replay(folder: Path, network: Network, seed: int) -> Replayed:
         feeds = [
             _LoggedFeed(tail.feed, tuple(_segments(update_log, tail.feed))) for tail in update_log.tails()
         ]
-        entries = tuple(update_log.control())
+        with sound_control(update_log):
+            control = kept_control(update_log)
     clients = max(network.clients, len(feeds), 1)
-    return _Replay(manifest, feeds, entries, network.model_copy(update={"clients": clients}), seed).run(
+    return _Replay(manifest, feeds, control, network.model_copy(update={"clients": clients}), seed).run(
         folder
     )
 
@@ -94,19 +99,19 @@ class _Replay:
         self,
         manifest: Manifest,
         feeds: list[_LoggedFeed],
-        entries: tuple[Entry, ...],
+        control: Kept,
         network: Network,
         seed: int,
     ) -> None:
         self._manifest = manifest
         self._run: RunParameters = manifest.parameters()
         self._feeds = feeds
-        self._entries = entries
+        self._entries, self._authority = control.entries, control.authority
         self._traffic = Traffic()
         self._flood = Flood(Conditions(network, seed), len(feeds) + 1, self._size, self._traffic)
         for number, one in enumerate(feeds):
             self._flood.known[number, number] = one.segments[-1].stop if one.segments else 0
-        self._flood.known[0, -1] = len(entries)
+        self._flood.known[0, -1] = len(self._entries)
 
     def run(self, folder: Path) -> Replayed:
         wanted = self._flood.known.max(0)
@@ -128,6 +133,8 @@ class _Replay:
     def _state(self, rounds: int) -> Replayed:
         """Work out the state of a client that has everything."""
         frontier = Frontier(self._run)
+        if self._run.organised:
+            self._verify_control(frontier)
         for one in self._feeds:
             chain = genesis(self._run.run_id, one.feed)
             for segment in one.segments:
@@ -138,7 +145,8 @@ class _Replay:
                         f"a segment that ends with step {segment.stop} is not signed by its origin",
                         "Run `sfnode verify` on the folder.",
                     )
-                frontier.advance(one.feed, segment.stop, chain, segment.parts[-1].epoch)
+                labelled = labelled_after(frontier.state(one.feed), segment.parts)
+                frontier.advance(one.feed, segment.stop, chain, segment.parts[-1].epoch, labelled)
         counted = {one.feed: once(frontier.next(one.feed)) for one in self._feeds}
         named = None
         if self._run.organised:
@@ -152,6 +160,16 @@ class _Replay:
             core_digest=self._core(counted).digest().hex(),
             bytes_per_edge=self._traffic.per_edge,
         )
+
+    def _verify_control(self, frontier: Frontier) -> None:
+        """Verify all decisions, and let the frontier count by them."""
+        kept = Kept(self._entries, self._authority)
+        try:
+            ControlSync(frontier, {}, Counters(), kept=kept, sign=None)
+        except RemoteProtocolError as error:
+            raise UserError(
+                Code.LOG_CORRUPT, f"the control feed: {error}", "Run `sfnode verify` on the folder."
+            ) from error
 
     def _sealed(self, frontier: Frontier) -> tuple[dict[Feed, Counted], str | None]:
         """Return what counts by the last seal, and the digest of what was named up to it."""

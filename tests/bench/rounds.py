@@ -21,6 +21,8 @@ from sfnode.experiments.flooding import Flood
 from sfnode.experiments.network import Conditions
 from sfnode.sim.runner import Run
 from sfnode.sim.scenarios import SCENARIOS
+from sfnode.sim.world.world import RUN
+from sfprotocol.messages import RunParameters
 
 UPDATES = 5
 """Updates of a client in a round."""
@@ -63,28 +65,35 @@ def compare(topology: str, clients: int, rounds: int) -> Bytes:
 
 
 def _in_rounds(conditions: Conditions, run: Run, rounds: int) -> int:
+    return flooded(conditions, run.world.run, rounds).total
+
+
+def flooded(conditions: Conditions, run: RunParameters, rounds: int, segment_updates: int = 0) -> Traffic:
+    """Return the traffic of so many rounds, with UPDATES of each client in each."""
     clients, traffic = conditions.network.clients, Traffic()
-    keys = (
-        Ed25519PrivateKey.from_private_bytes(number.to_bytes(32, "big")) for number in range(1, clients + 1)
-    )
-    feeds = [ClientFeed(run.world.run, key) for key in keys]
+    secrets = [number.to_bytes(32, "big") for number in range(1, clients + 1)]
+    feeds = [ClientFeed(run, Ed25519PrivateKey.from_private_bytes(one), segment_updates) for one in secrets]
     flood = Flood(conditions, clients, lambda origin, *steps: feeds[origin].size(*steps), traffic)
     for number in range(rounds):
         for feed in feeds:
             for _ in range(UPDATES):
                 feed.add(0, 7)
-            feed.publish(everything=True)
+            feed.publish(everything=number == rounds - 1)
         np.fill_diagonal(flood.known, [feed.published for feed in feeds])
         flood.round(number)
-    return traffic.total
+    return traffic
 
 
 def main() -> None:
-    """Print the bytes of both, for several networks."""
+    """Print the bytes of both, for several networks, and those of the paper's number of updates."""
     print(f"{'topology':10} {'clients':>8} {'rounds':>12} {'machines':>12} {'ratio':>6}")
     for topology, clients in (("ring", 16), ("grid", 16), ("random", 16), ("complete", 16), ("ring", 32)):
         found = compare(topology, clients, 10)
         print(f"{topology:10} {clients:8} {found.rounds:12,} {found.machines:12,} {found.ratio:6.2f}")
+    print("\nbytes per edge of 16 clients with 5,000 updates each, as the codec writes them:")
+    for segment_updates in (0, 32):
+        sent = flooded(Conditions(Network(clients=16), 3), RUN, 1000, segment_updates).per_edge
+        print(f"segments of {segment_updates or UPDATES:2} updates: {sent:12,.0f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""One copy of the built-in model for all tests here: to load it takes longer than most of them."""
+"""Problems are loaded once, and one copy of the built-in model is for all tests here: that takes longer than
+most of them."""
 
 from __future__ import annotations
 
@@ -9,25 +10,48 @@ import pytest
 
 from sfnode.engine import trainer
 from sfnode.experiments import problem
+from sfnode.experiments.cell import Cell, Place
+from sfnode.experiments.problem import LoadedProblem
 from sfnode.models.loader import LoadedModel, store_rows
+
+LOAD = problem.load
 
 
 @pytest.fixture(autouse=True)
 def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(problem, "load_model", _at_base)
+    monkeypatch.setattr(problem, "load_model", lambda manifest, *_: _model(manifest.model.digest, manifest))
+    monkeypatch.setattr(problem, "load", _at_base)
+
+
+class Ignored:
+    """A parameter that a cache does not look at."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def _model(digest: str, manifest: Any) -> LoadedModel:
+    return _loaded_model(digest, Ignored(manifest))
 
 
 @lru_cache
-def _loaded(digest: str, device: str) -> LoadedModel:
-    return trainer.load_model(_manifests[digest], None, trainer.usable_device(device), "float32")
+def _loaded_model(_digest: str, manifest: Ignored) -> LoadedModel:
+    return trainer.load_model(manifest.value, None, trainer.usable_device("cpu"), "float32")
 
 
-_manifests: dict[str, Any] = {}
+@lru_cache
+def _loaded(_name: str, cell: Ignored, place: Place) -> LoadedProblem:
+    return LOAD(cell.value, place)
 
 
-def _at_base(manifest: Any, _override: None, device: Any, _dtype: str) -> LoadedModel:
-    _manifests[manifest.model.digest] = manifest
-    found = _loaded(manifest.model.digest, str(device))
-    for number, site in enumerate(found.sites):
-        store_rows(site, 0, found.base_weights.read(number))
+def _at_base(cell: Cell, place: Place) -> LoadedProblem:
+    found = _loaded(cell.name, Ignored(cell), place)
+    for number, site in enumerate(found.loaded.sites):
+        store_rows(site, 0, found.loaded.base_weights.read(number))
     return found
