@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import tempfile
 import traceback
@@ -25,6 +26,9 @@ from sfnode import die_with_parent
 from sfnode.errors import Code, UserError
 from sfnode.experiments import results
 from sfnode.experiments.cell import Cell
+
+RAY_PATIENCE = 10.0
+"""Seconds in which a cluster has to answer."""
 
 LOCAL = "local"
 """Address of a Ray that is started for the study alone, on this machine."""
@@ -186,13 +190,14 @@ class Ray:
                 "Install it: pip install 'sfnode[ray]'; or leave --ray out.",
             ) from error
         try:
+            _require_listener(self._address)
             ray.init(
                 address=None if self._address == LOCAL else self._address,
                 include_dashboard=False if self._address == LOCAL else None,
                 log_to_driver=False,
                 configure_logging=False,
             )
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise UserError(
                 Code.RAY_UNAVAILABLE,
                 f"there is no Ray at {self._address}: {error}",
@@ -206,6 +211,13 @@ class Ray:
         import ray
 
         ray.shutdown()
+
+
+def _require_listener(address: str) -> None:
+    """Raise OSError if nobody listens at HOST:PORT, for which Ray itself would wait for many minutes."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), RAY_PATIENCE).close()
 
 
 def _outcome(future: Future[Outcome]) -> Outcome:

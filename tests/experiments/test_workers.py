@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -108,6 +109,15 @@ def test_ray_gives_the_same_results_on_two_nodes(
     assert files(tmp_path) == expected
     assert not (tmp_path / "runs").exists()
     assert "RuntimeError: the weights were not finite" in failed[synthetic.FAULTY]
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path: Path) -> None:
+    """Ray itself would wait for many minutes."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'sfnode[ray]'")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(UserError, match=f"SF079: there is no Ray at 127.0.0.1:{port}"):
+        run(Ray(Job(synthetic.run, tmp_path), f"127.0.0.1:{port}"), tmp_path, CELLS)
 
 
 def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
