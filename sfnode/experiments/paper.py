@@ -93,7 +93,7 @@ SMOKE = Preset(
     hops=(1, 0),
     ranks=(4, 8),
     refreshes=(2, 4),
-    dirichlets=(0.1, 1.0),
+    dirichlets=(1.0, 0.1),
     sharded_methods=(SEEDFLOOD,),
     all_tasks=True,
     rank=8,
@@ -121,7 +121,7 @@ DEFAULT = Preset(
     hops=(1, 2, 4, 0),
     ranks=(8, 32),
     refreshes=(20, 80),
-    dirichlets=(0.1, 1.0),
+    dirichlets=(1.0, 0.1),
     sharded_methods=(SEEDFLOOD, "dsgd"),
     all_tasks=False,
 )
