@@ -19,12 +19,17 @@ def tied(command: list[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
-def main(parent: str, program: str, *arguments: str) -> None:
+def tie(parent: int) -> None:
+    """Have the system kill this process when its parent ends in whatever way (on Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # Elsewhere p2pd ends by itself when its control connection closes, unless it hangs.
-    if os.getppid() != int(parent):
+    if os.getppid() != parent:
         sys.exit("the parent died first")
+
+
+def main(parent: str, program: str, *arguments: str) -> None:
+    tie(int(parent))
     try:
         os.execv(program, [program, *arguments])
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Numbered errors (SF010 to SF084) that a user sees: what happened and why, and what to do about it.
+"""Numbered errors (SF010 to SF080) that a user sees: what happened and why, and what to do about it.
 
 Everything that a user, a peer or a full disk can cause ends as one of these, never as a traceback. The
 numbers are stable; docs/errors.md describes each.
@@ -68,9 +68,10 @@ class Code(IntEnum):
     UPDATES_LACKING = 74
     RESULTS_UNUSABLE = 75
     LOG_NOT_SIMULATED = 76
-    EXTRA_MISSING = 82
-    LOGGER_UNUSABLE = 83
-    HARNESS_FAILED = 84
+    RAY_UNAVAILABLE = 77
+    EXTRA_MISSING = 78
+    LOGGER_UNUSABLE = 79
+    HARNESS_FAILED = 80
 
 
 class UserError(Exception):

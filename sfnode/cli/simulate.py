@@ -9,6 +9,9 @@ from sfnode.cli.lazy_group import Entry, LazyGroup
 COMMANDS = {
     "network": Entry("sfnode.cli.simulate_network:network", "Nodes, faults and attacks on a virtual clock."),
     "training": Entry("sfnode.cli.simulate_training:training", "Train many virtual clients in one process."),
+    "sweep": Entry("sfnode.cli.simulate_sweep:sweep", "Train with every combination of some numbers."),
+    "paper": Entry("sfnode.cli.simulate_paper:paper", "Compare the methods of the SeedFlood paper."),
+    "report": Entry("sfnode.cli.simulate_paper:report", "Write the report of a results folder."),
 }
 
 

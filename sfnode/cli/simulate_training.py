@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
@@ -54,8 +54,8 @@ CELL = {
 }
 
 
-def cell_options(function: F) -> F:
-    """Add an option for every field of a cell but `options`."""
+def cell_options(several: Collection[str] = ()) -> Callable[[F], F]:
+    """Return an option for every field of a cell but `options`; those in `several` may be repeated."""
     from sfnode.experiments.cell import Cell, Network, Problem
 
     fields = [
@@ -63,13 +63,19 @@ def cell_options(function: F) -> F:
         for model, texts in ((Problem, PROBLEM), (Network, NETWORK), (Cell, CELL))
         for name, text in texts.items()
     ]
-    for field, name, text in reversed(fields):
-        kind = _kind(field)
-        shown = {"default": field.default, "show_default": field.default != ""}
-        flag = f"--{name.replace('_', '-')}"
-        metavar = {} if isinstance(kind, click.Choice) else {"metavar": _metavar(field.annotation)}
-        function = option(flag, type=kind, help=text, **shown, **metavar)(function)
-    return function
+
+    def add(function: F) -> F:
+        for field, name, text in reversed(fields):
+            kind = _kind(field)
+            shown = {"default": field.default, "show_default": field.default != ""}
+            if name in several:
+                shown |= {"default": (field.default,), "multiple": True}
+            flag = f"--{name.replace('_', '-')}"
+            metavar = {} if isinstance(kind, click.Choice) else {"metavar": _metavar(field.annotation)}
+            function = option(flag, type=kind, help=text, **shown, **metavar)(function)
+        return function
+
+    return add
 
 
 def _kind(field: Any) -> Any:
@@ -100,7 +106,7 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
 
 
 @click.command
-@cell_options
+@cell_options()
 @option(
     "--option",
     "options",

@@ -14,6 +14,7 @@ reviews but not the question, and says "good" to all. This module knows nothing 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Literal, NamedTuple
 
 from sfprotocol.seeds import derive_key, stream
@@ -131,9 +132,15 @@ def rows(split: Split) -> list[dict[str, str | int]]:
 
     No text occurs twice, and no verdict of the test split occurs in the other one or in the pretraining text.
     """
+    return [{"text": text, "label": label} for text, label in _labelled(split)]
+
+
+@cache
+def _labelled(split: Split) -> tuple[tuple[str, int], ...]:
+    """Return texts and labels; a study of many cells in one process asks for them with each."""
     left = {0: ROWS[split] // 2, 1: ROWS[split] // 2}
     seen: set[str] = set()
-    found: list[dict[str, str | int]] = []
+    found: list[tuple[str, int]] = []
     documents = _documents(f"task {split}")
     while any(left.values()):
         review = _review(next(documents), plain=False)
@@ -142,8 +149,8 @@ def rows(split: Split) -> list[dict[str, str | int]]:
             continue
         seen.add(review.text)
         left[label] -= 1
-        found.append({"text": review.text, "label": label})
-    return found
+        found.append((review.text, label))
+    return tuple(found)
 
 
 def pretraining_text(count: int) -> Iterator[str]:

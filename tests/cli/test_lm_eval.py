@@ -82,14 +82,14 @@ def test_what_is_no_checkpoint_is_an_error(sfnode: Run, calls: Calls, tmp_path: 
 
 def test_a_harness_that_fails_is_an_error(sfnode: Run, calls: Calls) -> None:
     ended = sfnode("lm-eval", "bad", "--tasks", "sst2")
-    assert (ended.status, "SF084" in ended.err) == (1, True)
+    assert (ended.status, "SF080" in ended.err) == (1, True)
 
 
 def test_without_the_harness_its_extra_is_named(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm_eval, "find_spec", lambda name: None)
     ended = sfnode("lm-eval", "builtin:tiny", "--tasks", "sst2")
     assert ended.status == 1
-    assert "SF082" in ended.err
+    assert "SF078" in ended.err
     assert "pip install 'sfnode[lm-eval]'" in ended.err
 
 

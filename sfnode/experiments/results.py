@@ -1,0 +1,114 @@
+"""The results folder of a study: a file of JSON lines for each cell, named by the cell.
+
+The runner writes these files; this module reads them, whole or torn by a kill, and notes failures beside
+them. It knows neither models nor methods.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from sfnode.experiments.cell import Cell
+
+FAILED = ".failed"
+"""Ending of the file that says why a cell failed."""
+
+
+class Point(NamedTuple):
+    """What a cell measured at one of its local steps."""
+
+    kind: str
+    step: int
+    values: Mapping[str, float]
+
+
+class Result(NamedTuple):
+    """What is known of a cell."""
+
+    cell: Cell
+    points: tuple[Point, ...]
+    end: Mapping[str, float] | None
+    """End values; None while the cell is not finished."""
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Return the local steps at which `name` was evaluated, and its values there, the end included."""
+        found: dict[int, float] = {}
+        for point in self.points:
+            if point.kind in ("evaluation", "end") and name in point.values:
+                found.setdefault(point.step, point.values[name])
+        return list(found), list(found.values())
+
+
+def path_of(cell: Cell, folder: Path) -> Path:
+    """Return the file of a cell's results."""
+    return folder / f"{cell.name}.jsonl"
+
+
+def read(file: Path) -> Result | None:
+    """Read the results of a cell; None if it has none yet. What a kill tore off at the end is ignored."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    entries = list(_parsed(lines))
+    if not entries or "cell" not in entries[0]:
+        return None
+    try:
+        cell = Cell.model_validate(entries[0]["cell"])
+    except ValidationError:
+        return None
+    points = tuple(Point(one["kind"], one["step"], one["values"]) for one in entries[1:])
+    end = points[-1].values if points and points[-1].kind == "end" else None
+    return Result(cell, points, end)
+
+
+def read_all(folder: Path) -> dict[str, Result]:
+    """Read the results of all cells in a folder, by the names of the cells."""
+    found = (read(file) for file in sorted(folder.glob("*.jsonl")))
+    return {result.cell.name: result for result in found if result is not None}
+
+
+def write_text(cell: Cell, folder: Path, text: str) -> None:
+    """Write results that were made elsewhere, all at once."""
+    replace(path_of(cell, folder), text)
+
+
+def note_failure(cell: Cell, folder: Path, reason: str) -> None:
+    """Note why a cell failed."""
+    replace(folder / f"{cell.name}{FAILED}", reason + "\n")
+
+
+def forget_failures(cells: Iterable[Cell], folder: Path) -> None:
+    """Let these cells be tried again."""
+    for cell in cells:
+        (folder / f"{cell.name}{FAILED}").unlink(missing_ok=True)
+
+
+def failures(folder: Path) -> dict[str, str]:
+    """Return why cells failed, by the names of the cells."""
+    return {
+        file.name.removesuffix(FAILED): file.read_text(encoding="utf-8").strip()
+        for file in sorted(folder.glob(f"*{FAILED}"))
+    }
+
+
+def replace(file: Path, text: str) -> None:
+    """Write a file so that it is there as a whole or as it was."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)
+
+
+def _parsed(lines: list[str]) -> Iterable[dict[str, Any]]:
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            return  # torn
+        yield entry

@@ -1,0 +1,206 @@
+"""A study: cells whose results are compared, and the learning rates that are tried for them before.
+
+It has two stages. The trials of each tuning differ in nothing but the learning rate; the one with the least
+validation loss gives its rate to the entries that name the tuning. All follows from the study and the
+results, so that a study that was interrupted goes on where it was, and a finished cell is never run again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import Field, ValidationError
+
+from sfnode.errors import Code, UserError
+from sfnode.experiments import results
+from sfnode.experiments.cell import Cell
+from sfnode.experiments.results import Result
+from sfnode.experiments.work import total, work
+from sfnode.experiments.workers import Pool, run_cells
+from sfnode.manifest import Section
+
+PLAN = "study.json"
+"""File of the results folder that describes the study."""
+
+
+class Entry(Section):
+    """A cell of a study, and the part of the report that it belongs to."""
+
+    part: str
+    cell: Cell
+    tuning: int | None = Field(default=None, ge=0)
+    """Number of the tuning whose winner's learning rate takes the place of the cell's own."""
+
+
+class Study(Section):
+    """Cells to run, in this order."""
+
+    title: str
+    command: str
+    """What was typed to run it."""
+    preset: str = ""
+    notes: tuple[str, ...] = ()
+    """What a reader of the report must know of the choice of cells."""
+    tunings: tuple[tuple[Cell, ...], ...] = ()
+    entries: tuple[Entry, ...] = ()
+
+    def save(self, folder: Path) -> None:
+        """Describe the study in its results folder. Raises UserError RESULTS_UNUSABLE."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            results.replace(folder / PLAN, self.model_dump_json(indent=1) + "\n")
+        except OSError as error:
+            raise unusable(folder, error.strerror or str(error)) from error
+
+    @classmethod
+    def load(cls, folder: Path) -> Study:
+        """Read the description from a results folder. Raises UserError RESULTS_UNUSABLE."""
+        try:
+            return cls.model_validate_json((folder / PLAN).read_bytes())
+        except OSError as error:
+            raise unusable(folder, f"{PLAN} cannot be read ({error.strerror})") from error
+        except ValidationError as error:
+            raise unusable(folder, f"{PLAN} is not a study of this version") from error
+
+
+def unusable(folder: Path, reason: str) -> UserError:
+    """Return the error for a folder that holds no results of a study, or cannot."""
+    return UserError(
+        Code.RESULTS_UNUSABLE,
+        f"{folder} cannot be used as the results of a study: {reason}",
+        "Name the folder that `sfnode simulate paper` or `sweep` has written to, or a new one.",
+    )
+
+
+class Progress(NamedTuple):
+    """How far a study is. Work is counted in example-forwards."""
+
+    done: int
+    total: int
+    fresh: int
+    """Part of `done` that was not there already when the study was started."""
+    cell: Cell
+    """The cell that has just ended."""
+    failure: str
+    """Why it failed; empty if it did not."""
+
+
+def trials(study: Study) -> list[Cell]:
+    """Return the cells of the first stage, each once."""
+    return _once(cell for tuning in study.tunings for cell in tuning)
+
+
+def resolved(
+    study: Study, found: Mapping[str, Result], failed: Mapping[str, str]
+) -> list[tuple[Entry, Cell | None]]:
+    """Return the entries with the cells that they come to; None where the tuning has not ended."""
+    winners = [winner(tuning, found, failed) for tuning in study.tunings]
+    return [(entry, _cell(entry, winners)) for entry in study.entries]
+
+
+def _cell(entry: Entry, winners: list[Cell | None]) -> Cell | None:
+    if entry.tuning is None:
+        return entry.cell
+    best = winners[entry.tuning]
+    return best and entry.cell.model_copy(update={"learning_rate": best.learning_rate})
+
+
+def winner(tuning: Iterable[Cell], found: Mapping[str, Result], failed: Mapping[str, str]) -> Cell | None:
+    """Return the trial with the least validation loss, of equal ones that with the smallest rate.
+
+    None unless all of them have ended and one of them with a finite loss. A trial that failed has lost.
+    """
+    losses = []
+    for cell in tuning:
+        result = found.get(cell.name)
+        if result is not None and result.end is not None:
+            loss = result.end.get("validation_loss", math.nan)
+            if math.isfinite(loss):
+                losses.append((loss, cell.learning_rate, cell))
+        elif cell.name not in failed:
+            return None
+    return min(losses, key=lambda one: one[:2])[2] if losses else None
+
+
+def run(
+    study: Study, folder: Path, pool: Pool, advance: Callable[[Progress], None] = lambda _: None
+) -> dict[str, str]:
+    """Run what is not finished of a study; return why cells failed, by their names.
+
+    Raises UserError RESULTS_UNUSABLE. A KeyboardInterrupt leaves a folder that the study goes on from.
+    """
+    study.save(folder)
+    count = _Counter(study, advance)
+    with pool:
+        first = trials(study)
+        results.forget_failures(first, folder)
+        _stage(first, folder, pool, count)
+        cells = (cell for _, cell in resolved(study, results.read_all(folder), results.failures(folder)))
+        second = _once(cell for cell in cells if cell is not None and cell not in first)
+        results.forget_failures(second, folder)
+        _stage(second, folder, pool, count)
+    return results.failures(folder)
+
+
+def _stage(cells: list[Cell], folder: Path, pool: Pool, count: _Counter) -> None:
+    todo = []
+    for cell in cells:
+        result = results.read(results.path_of(cell, folder))
+        if result is not None and result.end is not None:
+            count.was_there(cell)
+        else:
+            todo.append(cell)
+
+    def ended(cell: Cell, text: str, failure: str) -> None:
+        if failure:
+            results.note_failure(cell, folder, failure)
+        elif text:
+            results.write_text(cell, folder, text)
+        count.ended(cell, failure)
+
+    run_cells(todo, pool, ended)
+
+
+class _Counter:
+    """Counts the work of a study, each cell once."""
+
+    def __init__(self, study: Study, advance: Callable[[Progress], None]) -> None:
+        self._advance = advance
+        self._total = total_work(study)
+        self._before = self._fresh = 0
+
+    def was_there(self, cell: Cell) -> None:
+        self._before += work(cell)
+
+    def ended(self, cell: Cell, failure: str) -> None:
+        self._fresh += work(cell)
+        done = self._before + self._fresh
+        self._advance(Progress(done, max(self._total, done), self._fresh, cell, failure))
+
+
+def total_work(study: Study) -> int:
+    """Return the example-forwards of all cells, each counted once.
+
+    An entry whose rate is yet to be found counts unless it is one of the trials but for its rate.
+    """
+    return total(distinct(study))
+
+
+def distinct(study: Study) -> list[Cell]:
+    """Return all cells that will run, each once; those whose rate is open, with the first rate tried."""
+    first = trials(study)
+    found = list(first)
+    for entry in study.entries:
+        cell = entry.cell
+        if entry.tuning is not None:
+            tried = study.tunings[entry.tuning]
+            cell = cell.model_copy(update={"learning_rate": tried[0].learning_rate})
+        found.append(cell)
+    return _once(found)
+
+
+def _once(cells: Iterable[Cell]) -> list[Cell]:
+    return list({cell.name: cell for cell in cells}.values())
