@@ -1,4 +1,4 @@
-"""What commands that run studies share: where cells run, where results go, how far it is."""
+"""Parts that commands for studies share: where cells run, where results go, how far it is."""
 
 from __future__ import annotations
 

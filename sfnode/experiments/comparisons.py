@@ -1,4 +1,4 @@
-"""What the paper found, and whether a study finds it too: each claim with its figures and a verdict.
+"""Claims of the paper, and whether a study finds them too: each claim with its figures and a verdict.
 
 A claim is met or not by the means over seeds; whether the difference exceeds its noise is said beside it.
 """
@@ -42,7 +42,7 @@ class Comparison(NamedTuple):
     verdict: Verdict
     found: str
     why: str = ""
-    """What a reader must know to judge it."""
+    """Context that a reader needs to judge it."""
 
 
 def comparisons(findings: Findings) -> list[Comparison]:

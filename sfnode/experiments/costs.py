@@ -1,4 +1,4 @@
-"""What it costs to take in others' updates, beside MeZO's replay of them, and what a step costs.
+"""Costs of taking in others' updates, beside MeZO's replay of them, and of a step.
 
 Measured once for a study and kept in its results folder; times are the machine's, unlike all else there.
 """
@@ -20,10 +20,10 @@ BATCH = 4
 
 
 class Effort(NamedTuple):
-    """How much is measured."""
+    """Extent of the measurements."""
 
     turns: int
-    """Of each contestant; medians are taken."""
+    """Repetitions of each contestant; medians are taken."""
     patience: float
     """Seconds that MeZO's replay may take; longer ones are not measured."""
 

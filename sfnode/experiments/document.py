@@ -45,7 +45,7 @@ class Figure(NamedTuple):
 
     name: str
     alt: str
-    """What it shows, for those who cannot see it."""
+    """Description for those who cannot see it."""
     caption: str
     svg: str
 

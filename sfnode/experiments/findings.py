@@ -1,4 +1,4 @@
-"""What a study has found so far: groups of cells that differ in nothing but the seed, and their means.
+"""Findings of a study so far: groups of cells that differ in nothing but the seed, and their means.
 
 Everything that the report says and draws is asked of a `Findings`; it knows results, and no words or figures.
 """
@@ -20,7 +20,7 @@ T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom."""
 
 MORE_975 = 2.201
-"""That of 11 degrees of freedom; with more of them the interval is at most an eighth too wide."""
+"""Quantile of 11 degrees of freedom; with more of them the interval is at most an eighth too wide."""
 
 
 class Interval(NamedTuple):
@@ -56,7 +56,7 @@ class Group(NamedTuple):
     cell: Cell
     """Any of them; its learning rate is that of the winner, if there is one yet."""
     results: tuple[Result, ...]
-    """Of those that are finished."""
+    """Seeds that are finished."""
     wanted: int
     """Number of cells that the study has."""
 
@@ -89,7 +89,7 @@ class Tuning(NamedTuple):
     """The trials of one method on one task."""
 
     trials: tuple[tuple[Cell, Interval | None], ...]
-    """With their validation losses; None: not run or failed."""
+    """Rates with their validation losses; None: not run or failed."""
     winner: Cell | None
 
     @property

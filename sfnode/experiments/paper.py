@@ -161,14 +161,14 @@ PRESETS = {"smoke": SMOKE, "default": DEFAULT, "long": LONG, "full": FULL}
 TOO_SMALL: dict[str, tuple[str, ...]] = {
     "smoke": ("A study of this size shows that everything works. Its figures mean nothing.",)
 }
-"""What must be said of a size."""
+"""Words that belong to a size."""
 
 FULL_MODELS = ("facebook/opt-125m", "facebook/opt-1.3b", "facebook/opt-2.7b")
 FULL_TASKS = ("sst2", "rte", "boolq", "wic", "multirc", "record")
 
 
 class Choice(NamedTuple):
-    """What a study is about, and how often."""
+    """Subject of a study, and number of seeds."""
 
     problems: Sequence[Problem]
     """Models and tasks; the preset sets their numbers of rows."""

@@ -21,7 +21,7 @@ FAILED = ".failed"
 
 
 class Point(NamedTuple):
-    """What a cell measured at one of its local steps."""
+    """Measurement of a cell at one of its local steps."""
 
     kind: str
     step: int
@@ -29,7 +29,7 @@ class Point(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What is known of a cell."""
+    """Knowledge of a cell so far."""
 
     cell: Cell
     points: tuple[Point, ...]

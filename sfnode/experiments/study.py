@@ -40,10 +40,10 @@ class Study(Section):
 
     title: str
     command: str
-    """What was typed to run it."""
+    """Command line that runs it."""
     preset: str = ""
     notes: tuple[str, ...] = ()
-    """What a reader of the report must know of the choice of cells."""
+    """Notes on the choice of cells for readers of the report."""
     tunings: tuple[tuple[Cell, ...], ...] = ()
     entries: tuple[Entry, ...] = ()
 
@@ -76,7 +76,7 @@ def unusable(folder: Path, reason: str) -> UserError:
 
 
 class Progress(NamedTuple):
-    """How far a study is. Work is counted in example-forwards."""
+    """Progress of a study. Work is counted in example-forwards."""
 
     done: int
     total: int
@@ -85,7 +85,7 @@ class Progress(NamedTuple):
     cell: Cell
     """The cell that has just ended."""
     failure: str
-    """Why it failed; empty if it did not."""
+    """Reason of its failure; empty if it did not fail."""
 
 
 def trials(study: Study) -> list[Cell]:

@@ -35,7 +35,7 @@ LOCAL = "local"
 
 
 class Job(NamedTuple):
-    """How cells are run."""
+    """Ways of running cells."""
 
     run: Callable[[Cell, Path, str, int], object]
     """Runs a cell to its end and writes its results to a folder; takes the device and the threads."""
@@ -45,12 +45,12 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a cell."""
+    """Outcome of a cell."""
 
     text: str
     """Its results, if the worker could not write them to the folder."""
     failure: str
-    """Why it failed; empty if it did not."""
+    """Reason of its failure; empty if it did not fail."""
 
 
 class Pool(Protocol):
