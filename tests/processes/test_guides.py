@@ -55,7 +55,8 @@ def check(words: list[str]) -> None:
     command = cli.load(rest.pop(0))
     if isinstance(command, click.Group):
         command = command.commands[rest.pop(0)]
-    options = [word.partition("=")[0] for word in rest if word.startswith("--")]
+    own = rest[: rest.index("--")] if "--" in rest else rest  # what follows it is another program's
+    options = [word.partition("=")[0] for word in own if word.startswith("--")]
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     assert set(options) <= known | {"--help"}, words
 
