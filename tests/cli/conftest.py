@@ -49,7 +49,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         one = cli.load(name)
         for word in inner:
             assert isinstance(one, click.Group)
-            one = one.commands[word]
+            one = one.get_command(click.Context(one), word)
         monkeypatch.setattr(one, "callback", lambda **given: seen.update(given))
         with pytest.raises(SystemExit) as end:
             main([name, *inner, *(str(argument) for argument in arguments)])

@@ -54,7 +54,9 @@ def check(words: list[str]) -> None:
     _, rest, _ = cli.make_parser(context).parse_args([word for word in words if word not in ("-h",)])
     command = cli.load(rest.pop(0))
     if isinstance(command, click.Group):
-        command = command.commands[rest.pop(0)]
+        within = command.get_command(context, rest.pop(0))
+        assert within is not None, words
+        command = within
     own = rest[: rest.index("--")] if "--" in rest else rest  # what follows it is another program's
     options = [word.partition("=")[0] for word in own if word.startswith("--")]
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
