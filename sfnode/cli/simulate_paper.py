@@ -17,7 +17,7 @@ from sfnode.tasks.presets import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from sfnode.experiments.cell import Problem
-    from sfnode.experiments.study import Study
+    from sfnode.studies.study import Study
 
 
 @click.command
@@ -83,7 +83,7 @@ def paper(
     what it shares with a smaller one in the same folder. Without a size, the study takes about two hours of
     two cores with a model of 4 million parameters and two tasks. Exit status 1 if a cell failed.
     """
-    from sfnode.experiments import paper as presets
+    from sfnode.studies import paper as presets
 
     size = _size(smoke=smoke, long=long, full=full)
     problems = _problems(size, models, tasks, train, test)
@@ -91,8 +91,8 @@ def paper(
     if dry_run:
         _list(plan, workers or cores())
         return DONE
-    from sfnode.experiments import costs, figures
-    from sfnode.experiments import report as reports
+    from sfnode.studies import costs, figures
+    from sfnode.studies import report as reports
 
     figures.matplotlib()  # before hours of work, not after them
     failed = run_study(plan, results, workers, ray, device)
@@ -106,7 +106,7 @@ def paper(
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def report(folder: Path) -> int:
     """Write the report of a results FOLDER, whose study may still be running."""
-    from sfnode.experiments import report as reports
+    from sfnode.studies import report as reports
 
     return _ended(reports.write(folder), {})
 
@@ -134,8 +134,8 @@ def _size(**flags: bool) -> str:
 def _problems(
     size: str, models: Sequence[str], tasks: Sequence[str], train: Sequence[str], test: Sequence[str]
 ) -> list[Problem]:
-    from sfnode.experiments import paper as presets
     from sfnode.experiments.cell import Problem
+    from sfnode.studies import paper as presets
     from sfnode.tasks.presets import preset
 
     full = size == "full"
@@ -159,9 +159,9 @@ def _problems(
 
 
 def _list(plan: Study, workers: int) -> None:
-    from sfnode.experiments import report as reports
-    from sfnode.experiments import study
-    from sfnode.experiments.work import total, work
+    from sfnode.studies import report as reports
+    from sfnode.studies import study
+    from sfnode.studies.work import total, work
 
     parts = {cell.name: "tuning" for cell in study.trials(plan)}
     for entry in plan.entries:

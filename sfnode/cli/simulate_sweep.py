@@ -18,7 +18,7 @@ from sfnode.cli.studies import run_study, study_options, typed
 
 if TYPE_CHECKING:
     from sfnode.experiments.cell import Cell
-    from sfnode.experiments.findings import Group, Interval
+    from sfnode.studies.findings import Group, Interval
 
 SWEPT = ("learning_rate", "epsilon", "rank", "batch_size")
 """Fields of a cell that take several values."""
@@ -61,7 +61,7 @@ def sweep(
     Those options may be repeated. Order by validation loss, the mean over seeds; what is finished is not run
     again. `sfnode simulate report` does not apply. Exit status 1 if a cell failed.
     """
-    from sfnode.experiments import study
+    from sfnode.studies import study
 
     grid = itertools.product(*(fields[name] for name in SWEPT))
     cells = [
@@ -82,7 +82,7 @@ def sweep(
 
 def _ordered(results: Path) -> list[Group]:
     """Return the groups of cells, the least validation loss first; those without results last."""
-    from sfnode.experiments.findings import Findings
+    from sfnode.studies.findings import Findings
 
     def loss(group: Group) -> float:
         found = group.of("validation_loss") or group.of("loss")

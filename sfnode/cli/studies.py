@@ -17,7 +17,7 @@ from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 
 if TYPE_CHECKING:
-    from sfnode.experiments.study import Progress, Study
+    from sfnode.studies.study import Progress, Study
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,7 +65,7 @@ def cores() -> int:
 
 def typed() -> str:
     """Return the command line as it was typed, for the report."""
-    from sfnode.experiments.report import command_of
+    from sfnode.studies.report import command_of
 
     return command_of(sys.argv[1:])
 
@@ -77,8 +77,8 @@ def run_study(
 
     Raises UserError RESULTS_UNUSABLE, EXTRA_MISSING, RAY_UNAVAILABLE.
     """
-    from sfnode.experiments import study
-    from sfnode.experiments.workers import Here, Job, Pool, Processes, Ray, run_here
+    from sfnode.studies import study
+    from sfnode.studies.workers import Here, Job, Pool, Processes, Ray, run_here
 
     job = Job(run_here, results, device)
     count = workers or cores()
@@ -100,7 +100,7 @@ def run_study(
 
 def line(progress: Progress, seconds: float) -> str:
     """Say how far a study is, and how long it will take by the example-forwards that it has made."""
-    from sfnode.experiments.report import describe, short
+    from sfnode.studies.report import describe, short
 
     left = (progress.total - progress.done) * seconds / max(progress.fresh, 1)
     said = f"{progress.done / max(progress.total, 1):4.0%}, {duration(left)} left: {describe(progress.cell)}"

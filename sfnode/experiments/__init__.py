@@ -1,1 +1,1 @@
-"""Training of many virtual clients in one process, and studies that compare methods of it."""
+"""Training of many virtual clients of one model in one process."""

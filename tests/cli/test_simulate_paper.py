@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.experiments import report, results
+from sfnode.studies import report, results
 from tests.cli.helpers import Ended
 
 Run = Callable[..., Ended]

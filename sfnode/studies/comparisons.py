@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from sfnode.experiments.findings import Findings, Group, Interval, find, interval
+from sfnode.studies.findings import Findings, Group, Interval, find, interval
 
 PAPER_UPDATES = 80_000
 """Updates of the paper's longest run: 16 clients with 5,000 steps each."""

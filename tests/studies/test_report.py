@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.experiments import comparisons, costs, paper, report, study
 from sfnode.experiments.cell import Problem
-from sfnode.experiments.comparisons import Verdict
-from sfnode.experiments.findings import Findings, interval
-from sfnode.experiments.study import Study
-from sfnode.experiments.workers import Here, Job
-from tests.experiments import synthetic
+from sfnode.studies import comparisons, costs, paper, report, study
+from sfnode.studies.comparisons import Verdict
+from sfnode.studies.findings import Findings, interval
+from sfnode.studies.study import Study
+from sfnode.studies.workers import Here, Job
+from tests.studies import synthetic
 
 COSTS = costs.Costs(
     model="made-up",

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.experiments import results, study
 from sfnode.experiments.cell import Cell, Network
-from sfnode.experiments.study import Entry, Progress, Study
-from sfnode.experiments.work import work
-from sfnode.experiments.workers import Here, Job
-from tests.experiments import synthetic
+from sfnode.studies import results, study
+from sfnode.studies.study import Entry, Progress, Study
+from sfnode.studies.work import work
+from sfnode.studies.workers import Here, Job
+from tests.studies import synthetic
 
 RATES = (2e-6, 6e-6, 1.8e-5)
 

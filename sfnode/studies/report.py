@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sfnode.baselines import registry
-from sfnode.experiments import costs, document, figures, results
 from sfnode.experiments.cell import Cell
-from sfnode.experiments.comparisons import comparisons, label
-from sfnode.experiments.document import Block, Bullets, Figure, Heading, Paragraph, Table
-from sfnode.experiments.figures import Drawn
-from sfnode.experiments.findings import Findings, Group, Interval, find
-from sfnode.experiments.work import core_seconds, total
+from sfnode.studies import costs, document, figures, results
+from sfnode.studies.comparisons import comparisons, label
+from sfnode.studies.document import Block, Bullets, Figure, Heading, Paragraph, Table
+from sfnode.studies.figures import Drawn
+from sfnode.studies.findings import Findings, Group, Interval, find
+from sfnode.studies.work import core_seconds, total
 
 MARKDOWN, PAGE, FIGURES = "report.md", "report.html", "figures"
 

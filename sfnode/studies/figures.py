@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.experiments.cell import Cell
-from sfnode.experiments.comparisons import label
-from sfnode.experiments.findings import Findings, Group, Interval
+from sfnode.studies.comparisons import label
+from sfnode.studies.findings import Findings, Group, Interval
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00", "#6A6A6A")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from sfnode.baselines import registry
 from sfnode.experiments.cell import Cell, Network, Problem, Topology
-from sfnode.experiments.study import Entry, Study
-from sfnode.experiments.work import first_order
+from sfnode.studies.study import Entry, Study
+from sfnode.studies.work import first_order
 
 SEEDFLOOD = "seedflood"
 

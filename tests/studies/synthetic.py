@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from sfnode.experiments.cell import Cell
-from sfnode.experiments.work import training_work
+from sfnode.studies.work import training_work
 
 BEST = 6e-6
 """Rate with the least loss."""

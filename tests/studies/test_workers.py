@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from sfnode.errors import UserError
-from sfnode.experiments import results
 from sfnode.experiments.cell import Cell
-from sfnode.experiments.workers import Here, Job, Pool, Processes, Ray, run_cells
-from tests.experiments import synthetic
+from sfnode.studies import results
+from sfnode.studies.workers import Here, Job, Pool, Processes, Ray, run_cells
+from tests.studies import synthetic
 
 CELLS = [Cell(seed=seed, steps=4) for seed in range(5)]
 
@@ -63,8 +63,8 @@ def test_processes_give_the_same_results_and_one_that_dies_costs_its_cell_alone(
 
 DRIVER = f"""
 from pathlib import Path
-from sfnode.experiments.workers import *
-from tests.experiments import synthetic
+from sfnode.studies.workers import *
+from tests.studies import synthetic
 with Processes(Job(synthetic.run, Path()), 2) as pool:
     run_cells([Cell(seed={synthetic.ENDLESS}, steps=steps) for steps in (1, 2)], pool, print)
 """

@@ -15,12 +15,12 @@ from typing import NamedTuple
 from pydantic import Field, ValidationError
 
 from sfnode.errors import Code, UserError
-from sfnode.experiments import results
 from sfnode.experiments.cell import Cell
-from sfnode.experiments.results import Result
-from sfnode.experiments.work import total, work
-from sfnode.experiments.workers import Pool, run_cells
 from sfnode.manifest import Section
+from sfnode.studies import results
+from sfnode.studies.results import Result
+from sfnode.studies.work import total, work
+from sfnode.studies.workers import Pool, run_cells
 
 PLAN = "study.json"
 """File of the results folder that describes the study."""

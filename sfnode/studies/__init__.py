@@ -1,0 +1,1 @@
+"""Studies: many simulated training runs that are compared, such as those of the SeedFlood paper."""
