@@ -44,7 +44,7 @@ def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None, log: Pat
         raise UserError(
             Code.BAD_OPTION,
             f"{cell.method} has no log of updates",
-            f"Only {SEEDFLOOD} has one: leave out --log.",
+            f"Only {SEEDFLOOD} has one: leave out --write-log.",
         )
     found = loaded or problem.load(cell, place)
     if cell.method == SEEDFLOOD:

@@ -129,3 +129,30 @@ def test_methods_and_options_that_there_are_not_are_refused() -> None:
         with pytest.raises(UserError) as refused:
             methods.make(cell, Place())
         assert refused.value.code is Code.BAD_OPTION
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[1]", '{"kind": "end"}', '{"kind": "end", "step": 2, "values": {"score": "high"}}', "\xff", "{}"],
+)
+def test_lines_that_no_run_wrote_are_written_anew(line: str, tmp_path: Path) -> None:
+    cell = small(steps=2)
+    values = run_cell(cell, tmp_path)
+    file = tmp_path / f"{cell.name}.jsonl"
+    first, *_, last = file.read_bytes().splitlines(keepends=True)
+    for torn in (b"", last):  # in the middle, too: the end then is not that of these lines
+        file.write_bytes(first + line.encode("latin-1") + b"\n" + torn)
+        assert run_cell(cell, tmp_path) == values | {"seconds": pytest.approx(0, abs=60)}
+        assert len(results(cell, tmp_path)) == 5
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{}", '{"base_score": "high", "base_loss": 1}', "\xff"])
+def test_scores_of_the_untrained_model_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
+    cell = small(steps=2)
+    run_cell(cell, tmp_path)
+    (tmp_path / f"{cell.name}.jsonl").unlink()
+    (base,) = tmp_path.glob("base-*.json")
+    base.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError) as refused:
+        run_cell(cell, tmp_path)
+    assert refused.value.code is Code.RESULTS_UNUSABLE
