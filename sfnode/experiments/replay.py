@@ -120,8 +120,8 @@ class _Replay:
             if rounds == MOST_ROUNDS:
                 raise _not_simulated(
                     folder,
-                    f"after {rounds:,} rounds some clients still lack updates, because their network has parts "
-                    "without a link, or much churn and loss",
+                    f"after {rounds:,} rounds some clients still lack updates, because their network has "
+                    "parts without a link, or much churn and loss",
                 )
             self._flood.round(rounds)
             rounds += 1

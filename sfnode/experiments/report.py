@@ -20,6 +20,7 @@ from sfnode.experiments.document import Block, Bullets, Figure, Heading, Paragra
 from sfnode.experiments.figures import Drawn
 from sfnode.experiments.findings import Findings, Group, Interval, find
 from sfnode.experiments.work import core_seconds, total
+from sfnode.store.disk_errors import disk_faults
 
 MARKDOWN, PAGE, FIGURES = "report.md", "report.html", "figures"
 
@@ -101,13 +102,15 @@ class Report(NamedTuple):
 def write(folder: Path) -> Path:
     """Write the report of a results folder, and return the page.
 
-    Raises UserError RESULTS_UNUSABLE and EXTRA_MISSING.
+    Raises UserError RESULTS_UNUSABLE, EXTRA_MISSING, DISK_FULL and DATA_DIR_UNUSABLE.
     """
     made = make(Findings.load(folder), costs.load(folder))
-    (folder / FIGURES).mkdir(exist_ok=True)
+    with disk_faults(folder / FIGURES):
+        (folder / FIGURES).mkdir(exist_ok=True)
     for name, drawn in made.figures.items():
         results.replace(folder / FIGURES / f"{name}.svg", drawn.svg)
-        (folder / FIGURES / f"{name}.png").write_bytes(drawn.png)
+        with disk_faults(folder / FIGURES):
+            (folder / FIGURES / f"{name}.png").write_bytes(drawn.png)
     results.replace(folder / MARKDOWN, document.markdown(made.title, made.blocks))
     results.replace(folder / PAGE, document.page(made.title, made.blocks))
     return folder / PAGE

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sfnode.experiments.cell import Cell
+from sfnode.store.disk_errors import disk_faults
 
 FAILED = ".failed"
 """Ending of the file that says why a cell failed."""
@@ -109,7 +110,8 @@ def note_failure(cell: Cell, folder: Path, reason: str) -> None:
 def forget_failures(cells: Iterable[Cell], folder: Path) -> None:
     """Let these cells be tried again."""
     for cell in cells:
-        (folder / f"{cell.name}{FAILED}").unlink(missing_ok=True)
+        with disk_faults(folder):
+            (folder / f"{cell.name}{FAILED}").unlink(missing_ok=True)
 
 
 def failures(folder: Path) -> dict[str, str]:
@@ -122,10 +124,12 @@ def failures(folder: Path) -> dict[str, str]:
 
 
 def replace(file: Path, text: str) -> None:
-    """Write a file so that it is there as a whole or as it was."""
+    """Write a file so that it is there as a whole or as it was. Raises UserError DISK_FULL and
+    DATA_DIR_UNUSABLE."""
     partial = file.with_name(f".{file.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(file)
+    with disk_faults(file):
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(file)
 
 
 def _points(lines: Iterable[bytes]) -> Iterator[Point]:

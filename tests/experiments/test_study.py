@@ -149,3 +149,8 @@ def test_a_folder_without_a_study_is_refused(tmp_path: Path, text: str | None) -
     with pytest.raises(UserError) as raised:
         Study.load(tmp_path)
     assert raised.value.code == Code.RESULTS_UNUSABLE
+
+
+def test_an_entry_whose_tuning_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="tuning"):
+        Study(title="", command="", entries=(study.Entry(part="a", cell=BASE, tuning=0),))
