@@ -274,8 +274,9 @@ def curves(findings: Findings, groups: Sequence[Group], name: str, words: str) -
             panel.set_xlabel("local steps of a client")
             panel.set_title(task)
         for panel in axes:
-            panel.set_yscale("symlog", linthresh=least if math.isfinite(least) else 1.0, linscale=0.5)
-            panel.set_ylim(bottom=0)
+            smallest = 10.0 ** math.floor(math.log10(least)) if math.isfinite(least) else 1.0
+            panel.set_yscale("symlog", linthresh=smallest)
+            panel.set_ylim(bottom=-0.2 * smallest)  # marks at 0 are seen whole
             panel.xaxis.get_major_locator().set_params(integer=True)
         axes[0].set_ylabel(words)
         _legend_below(axes[0])

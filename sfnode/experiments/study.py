@@ -149,7 +149,8 @@ def run(
         second = _once(cell for cell in cells if cell is not None and cell not in first)
         results.forget_failures(second, folder)
         _stage(second, folder, pool, count)
-    return results.failures(folder)
+    own = {cell.name for cell in (*first, *second)}
+    return {name: reason for name, reason in results.failures(folder).items() if name in own}
 
 
 def _stage(cells: list[Cell], folder: Path, pool: Pool, count: _Counter) -> None:

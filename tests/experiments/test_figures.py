@@ -8,6 +8,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sfnode.experiments import figures
+from sfnode.experiments.comparisons import label
+
+
+def test_a_series_that_is_no_method_keeps_its_name() -> None:
+    assert label("rank 4") == "rank 4"
+    assert label("dsgd-lora") == "DSGD-LoRA"
 
 
 def test_labels_of_points_that_are_close_do_not_cover_each_other() -> None:

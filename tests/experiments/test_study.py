@@ -121,6 +121,11 @@ def test_a_failure_is_forgotten_when_its_cell_succeeds(tmp_path: Path) -> None:
     assert study.run(one, tmp_path, Here(Job(synthetic.run, tmp_path))) == {}
 
 
+def test_failures_of_another_study_in_the_folder_are_not_those_of_this_one(tmp_path: Path) -> None:
+    results.note_failure(BASE.model_copy(update={"seed": 77}), tmp_path, "no memory was left")
+    assert study.run(tuned(0), tmp_path, Here(Job(synthetic.run, tmp_path))) == {}
+
+
 def test_progress_counts_example_forwards_and_not_cells(tmp_path: Path) -> None:
     large = BASE.model_copy(update={"network": Network(clients=256)})
     entries = tuple(Entry(part="", cell=cell) for cell in (BASE, large))
