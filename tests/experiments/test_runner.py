@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from sfnode.baselines import registry
 from sfnode.engine import trainer
 from sfnode.errors import Code, UserError
 from sfnode.experiments import methods, problem, runner
 from sfnode.experiments.cell import Cell, Place
 from sfnode.experiments.runner import finished, run_cell
+from sfnode.experiments.seedflood import OPTIONS
 from sfnode.loggers.record import Record
 from tests.experiments.conftest import LOAD
 from tests.experiments.helpers import small
@@ -156,3 +158,27 @@ def test_scores_of_the_untrained_model_that_are_none_are_refused(text: str, tmp_
     with pytest.raises(UserError) as refused:
         run_cell(cell, tmp_path)
     assert refused.value.code is Code.RESULTS_UNUSABLE
+
+
+def test_every_option_has_a_range() -> None:
+    of_baselines = {option for one in registry.METHODS.values() for option in one.options}
+    assert methods.RANGES.keys() == OPTIONS | of_baselines
+    for name, one in registry.METHODS.items():
+        methods.check(small(method=name, options=dict(one.options)))
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [
+        ("seedflood", "scalar_bits", 0.0),
+        ("seedflood", "segment_updates", -1.0),
+        ("seedflood", "subspace_epochs", 0.0),
+        ("seedflood", "organised", 0.5),
+        ("chocosgd", "keep", 1e18),
+        ("fedkseed", "candidates", 0.0),
+    ],
+)
+def test_values_that_options_cannot_have_are_refused(method: str, option: str, value: float) -> None:
+    with pytest.raises(UserError) as refused:
+        methods.check(small(method=method, options={option: value}))
+    assert refused.value.code is Code.BAD_OPTION
