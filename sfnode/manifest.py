@@ -63,10 +63,14 @@ Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 """32 bytes as lower-case hex digits."""
 
 
+MOST_ROWS = (1 << 64) - 1
+"""The largest integer that the encoding behind the run id has (MessagePack)."""
+
+
 class Section(BaseModel):
     """A frozen table of the manifest; unknown keys are errors, so that a typo cannot pass silently."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Target(Section):
@@ -177,11 +181,11 @@ class Data(Section):
 
     train: str = ""
     test: str = ""
-    train_limit: int = Field(default=0, ge=0)
-    train_min_words: int = Field(default=0, ge=0)
-    test_limit: int = Field(default=0, ge=0)
+    train_limit: int = Field(default=0, ge=0, le=MOST_ROWS)
+    train_min_words: int = Field(default=0, ge=0, le=MOST_ROWS)
+    test_limit: int = Field(default=0, ge=0, le=MOST_ROWS)
     validation: str = ""
-    validation_limit: int = Field(default=0, ge=0)
+    validation_limit: int = Field(default=0, ge=0, le=MOST_ROWS)
 
     @property
     def withheld(self) -> int:

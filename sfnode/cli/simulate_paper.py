@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,6 +86,10 @@ def paper(
     """
     from sfnode.studies import paper as presets
 
+    if learning_rate is not None and not math.isfinite(learning_rate):
+        raise UserError(
+            Code.BAD_OPTION, f"--learning-rate: {learning_rate} is no rate", "Give a number such as 6e-6."
+        )
     size = _size(smoke=smoke, long=long, full=full)
     problems = _problems(size, models, tasks, train, test)
     plan = presets.study(size, presets.Choice(problems, seeds, learning_rate or 0.0), typed())

@@ -167,6 +167,10 @@ def training(
 
     cell = cell_of(fields, options)
     if replay:
+        if write_log:
+            raise UserError(
+                Code.BAD_OPTION, "--replay reads a log and --write-log writes one", "Give one of them."
+            )
         return _replay(replay, cell, as_json)
     what = f"{cell.method}, {cell.network.clients} clients"
     with closing(opened(log_to)) as logger, waiting(what, time_left=True) as advance:
@@ -198,7 +202,8 @@ def cell_of(fields: Mapping[str, Any], options: dict[str, float]) -> Cell:
         )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        flag = "--" + str(first["loc"][-1]).replace("_", "-")
+        *section, name = map(str, first["loc"])
+        flag = f"--option {name}" if section == ["options"] else f"--{name.replace('_', '-')}"
         raise UserError(
             Code.BAD_OPTION, f"{flag}: {first['msg']}", "`sfnode simulate training --help` lists the options."
         ) from error

@@ -237,7 +237,7 @@ def _check(folder: Path, layout: Layout, manifest: Manifest) -> None:
         raise UserError(
             Code.BAD_OPTION,
             f"{folder} is not empty, and the log of a simulated run takes a folder of its own",
-            "Name a new folder with --log.",
+            "Name a new folder with --write-log.",
         )
 
 

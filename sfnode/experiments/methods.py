@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from sfnode.baselines import registry
 from sfnode.baselines.method import Method
@@ -18,13 +19,40 @@ from sfnode.experiments.seedflood import OPTIONS, SeedFlood
 SEEDFLOOD = "seedflood"
 
 
+class Range(NamedTuple):
+    """Values that an option can have, both ends among them."""
+
+    least: float
+    most: float
+    whole: bool = False
+
+
+RANGES = {
+    "organised": Range(0, 1, whole=True),
+    "scalar_bits": Range(8, 16, whole=True),
+    "scalar_delta": Range(0, 1 << 32),
+    "scalar_limit": Range(1, (1 << 15) - 1, whole=True),
+    "segment_updates": Range(0, 1 << 32, whole=True),
+    "subspace_epochs": Range(1, 1 << 32, whole=True),
+    "keep": Range(0, 1),
+    "gamma": Range(0, 1),
+    "outer_rate": Range(0, 1 << 32),
+    "momentum": Range(0, 1),
+    "weight_decay": Range(0, 1 << 32),
+    "threshold": Range(0, 1 << 32),
+    "candidates": Range(1, 1 << 24, whole=True),
+}
+"""Ranges of all options. 2^32 is more than anybody means; 2^24 candidates take 128 MiB."""
+
+
 def names() -> list[str]:
     """Return the names of all methods."""
     return [SEEDFLOOD, *registry.METHODS]
 
 
 def check(cell: Cell) -> None:
-    """Raise UserError BAD_OPTION for a method, or for an option of it, that there is not."""
+    """Raise UserError BAD_OPTION for a method, or for an option of it, that there is not, or for a
+    value that an option cannot have."""
     if cell.method not in names():
         known = ", ".join(names())
         raise UserError(Code.BAD_OPTION, f"there is no method {cell.method!r}", f"There are {known}.")
@@ -32,6 +60,14 @@ def check(cell: Cell) -> None:
     for option in sorted(cell.options.keys() - has):
         known = ", ".join(sorted(has)) or "none"
         raise UserError(Code.BAD_OPTION, f"{cell.method} has no option {option!r}", f"It has {known}.")
+    for option, value in sorted(cell.options.items()):
+        least, most, whole = RANGES[option]
+        if not least <= value <= most or (whole and value != int(value)):
+            raise UserError(
+                Code.BAD_OPTION,
+                f"--option {option}={value:g} cannot be",
+                f"Give a {'whole ' if whole else ''}number from {least:,} to {most:,}.",
+            )
 
 
 def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None, log: Path | None = None) -> Method:
@@ -44,7 +80,7 @@ def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None, log: Pat
         raise UserError(
             Code.BAD_OPTION,
             f"{cell.method} has no log of updates",
-            f"Only {SEEDFLOOD} has one: leave out --log.",
+            f"Only {SEEDFLOOD} has one: leave out --write-log.",
         )
     found = loaded or problem.load(cell, place)
     if cell.method == SEEDFLOOD:

@@ -39,7 +39,7 @@ from sfprotocol.weighing import NOTHING, Counted, once
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 MOST_ROUNDS = 10_000
-"""Rounds after which a flood that has not reached all is given up: nobody is in touch with somebody."""
+"""Rounds after which a flood that has not reached all is given up."""
 
 
 class Replayed(NamedTuple):
@@ -118,7 +118,11 @@ class _Replay:
         rounds = 0
         while (self._flood.known < wanted).any():
             if rounds == MOST_ROUNDS:
-                raise _not_simulated(folder, "the network of the clients has parts without a link")
+                raise _not_simulated(
+                    folder,
+                    f"after {rounds:,} rounds some clients still lack updates, because their network has "
+                    "parts without a link, or much churn and loss",
+                )
             self._flood.round(rounds)
             rounds += 1
         return self._state(rounds)

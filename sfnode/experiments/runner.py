@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from sfnode import __version__
 from sfnode.baselines.method import Method
 from sfnode.engine.trainer import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
-from sfnode.experiments import methods, problem
+from sfnode.experiments import methods, problem, results
 from sfnode.experiments.cell import Cell, Place
 from sfnode.experiments.problem import LoadedProblem
 from sfnode.loggers.record import Logger, Record
@@ -46,8 +47,16 @@ Advance = Callable[[int, int], None]
 
 def finished(cell: Cell, folder: Path) -> Mapping[str, float] | None:
     """Return the end values of a cell; None if it is not finished. Raises UserError RESULTS_UNUSABLE."""
-    lines = _lines(cell, folder)
-    return lines[-1]["values"] if lines and lines[-1].get("kind") == "end" else None
+    path = results.path_of(cell, folder)
+    with disk_faults(path):
+        written = path.read_bytes() if path.exists() else b""
+    try:
+        found = results.parse(written)
+    except ValueError as error:
+        raise _unusable(path, str(error)) from error
+    if found is not None and found.cell != cell:
+        raise _unusable(path, "it has the results of another cell")
+    return found.end if found else None
 
 
 def run_cell(
@@ -211,25 +220,9 @@ class _Run:
         except OSError:
             raise
         except Exception as error:  # whatever a damaged file makes torch raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise _unusable(self._state, reason) from error
+            raise _unusable(self._state, "it is no state of this cell, or is damaged") from error
         self.done, self._before = state["done"], state["seconds"]
         return size
-
-
-def _lines(cell: Cell, folder: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a cell's results. Raises UserError RESULTS_UNUSABLE."""
-    path = folder / f"{cell.name}.jsonl"
-    with disk_faults(path):
-        written = path.read_bytes() if path.exists() else b""
-    whole = written[: written.rfind(b"\n") + 1].splitlines()
-    try:
-        lines = [json.loads(line) for line in (whole[:1] + whole[-1:] if whole else [])]
-        if lines and Cell.model_validate(lines[0]["cell"]) != cell:
-            raise ValueError("it has the results of another cell")
-    except (ValueError, KeyError, TypeError) as error:
-        raise _unusable(path, str(error).splitlines()[0]) from error
-    return lines
 
 
 def _unusable(path: Path, reason: str) -> UserError:
@@ -243,7 +236,10 @@ def _unusable(path: Path, reason: str) -> UserError:
 # -- the untrained model -----------------------------------------------------------------------------
 
 
-def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> Mapping[str, float]:
+_SCORES = TypeAdapter(dict[str, float])
+
+
+def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> dict[str, float]:
     """Return the scores of the untrained model, and with calibrated answers; measured once for a folder."""
     fields = json.dumps(cell.problem.model_dump(mode="json"), sort_keys=True).encode()
     name = hashlib.blake2b(fields, digest_size=8, person=b"sfnode-base").hexdigest()
@@ -251,9 +247,11 @@ def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> Mapping[str, float
     with disk_faults(path):
         if path.exists():
             try:
-                kept: dict[str, float] = json.loads(path.read_bytes())
-            except ValueError as error:
-                raise _unusable(path, str(error)) from error
+                kept = _SCORES.validate_json(path.read_bytes())
+            except ValidationError:
+                kept = {}
+            if not {"base_score", "base_loss"} <= kept.keys():
+                raise _unusable(path, "it has no scores of an untrained model")
             return kept
         values = _measured(loaded)
         partial = path.with_suffix(f".{os.getpid()}.partial")  # other processes may run cells of it, too

@@ -41,10 +41,10 @@ def _opened(said: str) -> Logger:
         return KINDS[kind](place)
     except ImportError as error:
         raise missing(kind, f"--log-to {said}", error) from error
-    except OSError as error:
+    except (OSError, RuntimeError, ValueError) as error:  # of a user without a home, of a NUL in a name
         raise UserError(
             Code.LOGGER_UNUSABLE,
-            f"--log-to {said}: cannot write there: {error.strerror or error}",
+            f"--log-to {said}: cannot write there: {getattr(error, 'strerror', None) or error}",
             "Name a place in a folder that exists and that you may write to.",
         ) from error
 

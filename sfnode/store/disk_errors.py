@@ -78,7 +78,7 @@ def unusable(path: Path, reason: str) -> UserError:
     return UserError(
         Code.DATA_DIR_UNUSABLE,
         f"cannot use {path}: {reason}",
-        "Correct that, or name another folder with --data-dir.",
+        "Correct that, or name another folder.",
     )
 
 

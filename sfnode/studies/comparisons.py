@@ -207,5 +207,7 @@ def label(method: str) -> str:
     """Return a method's name as its paper writes it."""
     if method in LABELS:
         return LABELS[method]
-    first, _, last = method.rpartition("-")
+    first, dash, last = method.rpartition("-")
+    if not dash:
+        return method
     return f"{LABELS.get(first, first)}-{SUFFIXES.get(last, last)}"

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from sfnode.experiments import results
 from sfnode.manifest import Section
-from sfnode.studies import results
 
 FILE = "costs.json"
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
@@ -48,6 +49,12 @@ WIDTH = 7.6
 
 DPI = 150
 
+LETTER, LETTER_HEIGHT = 4.6, 8.0
+"""Points that a letter of a label takes, about."""
+
+ABOVE = (-9, 7, -18, 16, -27, 25)
+"""Points from a mark up to the foot of its label, the best first."""
+
 UNTRAINED = ("#555555", (0, (1, 1.5)))
 CALIBRATED = ("#555555", (0, (5, 2)))
 
@@ -60,6 +67,9 @@ class Drawn(NamedTuple):
 
 
 Look = dict[str, Any]
+
+Box = tuple[float, float, float, float]
+"""Left, bottom, right and top, in points."""
 
 ORDER = (
     "seedflood",
@@ -197,33 +207,50 @@ def score_by_bytes(findings: Findings, groups: Sequence[Group]) -> Drawn:
     def draw(axes: Sequence[Any]) -> None:
         for panel, task in zip(axes, findings.tasks, strict=True):
             _controls(panel, findings, task)
-            placed: list[tuple[float, float]] = []
+            points: dict[str, tuple[float, float]] = {}
             for group in (one for one in groups if findings.subject(one.cell) == task):
                 score, size = group.of("score"), group.of("bytes_per_edge")
                 if score is None or size is None or size.mean <= 0:
                     continue
                 style = look[group.cell.method] | {"linestyle": "", "capsize": 2.5, "elinewidth": 1.2}
                 panel.errorbar([size.mean], [score.mean], yerr=[[score.half], [score.half]], **style)
-                above = any(
-                    abs(math.log10(size.mean / x)) < 0.8 and abs(score.mean - y) < 0.02 for x, y in placed
-                )
-                panel.annotate(
-                    label(group.cell.method),
-                    (size.mean, score.mean),
-                    xytext=(6, 7 if above else -9),
-                    textcoords="offset points",
-                    fontsize=7.5,
-                    color=look[group.cell.method]["color"],
-                )
-                placed.append((size.mean, score.mean))
+                points[group.cell.method] = size.mean, score.mean
             panel.set_xscale("log")
             panel.margins(x=0.18, y=0.12)
             panel.set_xlabel("bytes per edge (log scale)")
             panel.set_title(task)
+            _label(panel, points, look)
         axes[0].set_ylabel("score on test rows")
         _legend_below(axes[0])
 
     return drawn(len(findings.tasks), draw, height=3.6)
+
+
+def _label(panel: Any, points: Mapping[str, tuple[float, float]], look: Mapping[str, Look]) -> None:
+    """Write the methods' names beside their points, in the first place where they cover nothing."""
+    scale = 72 / panel.figure.dpi
+    where = {name: panel.transData.transform(point) * scale for name, point in points.items()}
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in where.values()]
+    for name, (x, y) in sorted(where.items(), key=lambda one: one[1][0]):
+        text = label(name)
+        boxes = []
+        for above, left in product(ABOVE, (False, True)):
+            start = x - 6 - LETTER * len(text) if left else x + 6
+            boxes.append((start, y + above, start + LETTER * len(text), y + above + LETTER_HEIGHT))
+        box = next((one for one in boxes if not any(_overlap(one, other) for other in taken)), boxes[0])
+        taken.append(box)
+        panel.annotate(
+            text,
+            points[name],
+            xytext=(box[0] - x, box[1] - y),
+            textcoords="offset points",
+            fontsize=7.5,
+            color=look[name]["color"],
+        )
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _legend_below(panel: Any) -> None:
@@ -247,8 +274,10 @@ def curves(findings: Findings, groups: Sequence[Group], name: str, words: str) -
             panel.set_xlabel("local steps of a client")
             panel.set_title(task)
         for panel in axes:
-            panel.set_yscale("symlog", linthresh=least if math.isfinite(least) else 1.0)
-            panel.set_ylim(bottom=0)
+            smallest = 10.0 ** math.floor(math.log10(least)) if math.isfinite(least) else 1.0
+            panel.set_yscale("symlog", linthresh=smallest)
+            panel.set_ylim(bottom=-0.2 * smallest)  # marks at 0 are seen whole
+            panel.xaxis.get_major_locator().set_params(integer=True)
         axes[0].set_ylabel(words)
         _legend_below(axes[0])
 

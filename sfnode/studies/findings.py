@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from sfnode.experiments import results
 from sfnode.experiments.cell import Cell
-from sfnode.studies import results, study
-from sfnode.studies.results import Result
+from sfnode.experiments.results import Result
+from sfnode.studies import study
 from sfnode.studies.study import Study
 
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sfnode.baselines import registry
+from sfnode.experiments import results
 from sfnode.experiments.cell import Cell
-from sfnode.studies import costs, document, figures, results
+from sfnode.store.disk_errors import disk_faults
+from sfnode.studies import costs, document, figures
 from sfnode.studies.comparisons import comparisons, label
 from sfnode.studies.document import Block, Bullets, Figure, Heading, Paragraph, Table
 from sfnode.studies.figures import Drawn
@@ -101,13 +103,15 @@ class Report(NamedTuple):
 def write(folder: Path) -> Path:
     """Write the report of a results folder, and return the page.
 
-    Raises UserError RESULTS_UNUSABLE and EXTRA_MISSING.
+    Raises UserError RESULTS_UNUSABLE, EXTRA_MISSING, DISK_FULL and DATA_DIR_UNUSABLE.
     """
     made = make(Findings.load(folder), costs.load(folder))
-    (folder / FIGURES).mkdir(exist_ok=True)
+    with disk_faults(folder / FIGURES):
+        (folder / FIGURES).mkdir(exist_ok=True)
     for name, drawn in made.figures.items():
         results.replace(folder / FIGURES / f"{name}.svg", drawn.svg)
-        (folder / FIGURES / f"{name}.png").write_bytes(drawn.png)
+        with disk_faults(folder / FIGURES):
+            (folder / FIGURES / f"{name}.png").write_bytes(drawn.png)
     results.replace(folder / MARKDOWN, document.markdown(made.title, made.blocks))
     results.replace(folder / PAGE, document.page(made.title, made.blocks))
     return folder / PAGE

@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from sfnode.errors import Code, UserError
+from sfnode.experiments import results
 from sfnode.experiments.cell import Cell
+from sfnode.experiments.results import Result
 from sfnode.manifest import Section
-from sfnode.studies import results
-from sfnode.studies.results import Result
 from sfnode.studies.work import total, work
 from sfnode.studies.workers import Pool, run_cells
 
@@ -48,12 +48,19 @@ class Study(Section):
     entries: tuple[Entry, ...] = ()
 
     def save(self, folder: Path) -> None:
-        """Describe the study in its results folder. Raises UserError RESULTS_UNUSABLE."""
+        """Describe the study in its results folder. Raises UserError RESULTS_UNUSABLE, and as
+        `results.replace`."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            results.replace(folder / PLAN, self.model_dump_json(indent=1) + "\n")
         except OSError as error:
             raise unusable(folder, error.strerror or str(error)) from error
+        results.replace(folder / PLAN, self.model_dump_json(indent=1) + "\n")
+
+    @model_validator(mode="after")
+    def _tunings_exist(self) -> Self:
+        if any(one.tuning is not None and one.tuning >= len(self.tunings) for one in self.entries):
+            raise ValueError("an entry names a tuning that is not there")
+        return self
 
     @classmethod
     def load(cls, folder: Path) -> Study:
@@ -142,7 +149,8 @@ def run(
         second = _once(cell for cell in cells if cell is not None and cell not in first)
         results.forget_failures(second, folder)
         _stage(second, folder, pool, count)
-    return results.failures(folder)
+    own = {cell.name for cell in (*first, *second)}
+    return {name: reason for name, reason in results.failures(folder).items() if name in own}
 
 
 def _stage(cells: list[Cell], folder: Path, pool: Pool, count: _Counter) -> None:

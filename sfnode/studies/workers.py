@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from sfnode import die_with_parent
 from sfnode.errors import Code, UserError
+from sfnode.experiments import results
 from sfnode.experiments.cell import Cell
-from sfnode.studies import results
 
 RAY_PATIENCE = 10.0
 """Seconds in which a cluster has to answer."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.studies import report, results
+from sfnode.experiments import results
+from sfnode.studies import report
 from tests.cli.helpers import Ended
 
 Run = Callable[..., Ended]
@@ -101,3 +102,10 @@ def test_a_sweep_runs_every_combination_and_lists_the_best_first(sfnode: Run, tm
     table = sfnode(*command, "--seeds", 2)
     assert len(table.out.splitlines()) == 1 + len(rows) + 2
     assert table.err.count(" left: ") == 0  # all were finished
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf"])
+def test_a_rate_that_is_no_number_is_refused(rate: str, sfnode: Run, tmp_path: Path) -> None:
+    ended = sfnode("simulate", "paper", "--smoke", "--dry-run", "--learning-rate", rate)
+    assert ended.status == 1
+    assert "SF010: --learning-rate" in ended.err

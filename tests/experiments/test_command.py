@@ -68,6 +68,13 @@ def test_it_prints_the_end_beside_the_untrained_model(
         (["--option", "organised"], "NAME=NUMBER"),
         (["--option", "speed=3"], "SF010"),
         (["--device", "abacus"], "SF024"),
+        (["--replay", ".", "--write-log", "log"], "SF010: --replay"),
+        (["--method", "dsgd", "--write-log", "log"], "leave out --write-log"),
+        (["--speeds", "inf"], "SF010: --speeds"),
+        (["--dirichlet", "inf"], "SF010: --dirichlet"),
+        (["--option", "scalar_delta=nan"], "SF010: --option scalar_delta"),
+        (["--rows", "9" * 20], "SF010: --train-limit"),
+        (["--test-rows", "9" * 20], "SF010: --test-limit"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_number(

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from sfnode.baselines import registry
 from sfnode.engine import trainer
 from sfnode.errors import Code, UserError
 from sfnode.experiments import methods, problem, runner
 from sfnode.experiments.cell import Cell, Place
 from sfnode.experiments.runner import finished, run_cell
+from sfnode.experiments.seedflood import OPTIONS
 from sfnode.loggers.record import Record
 from tests.experiments.conftest import LOAD
 from tests.experiments.helpers import small
@@ -129,3 +131,54 @@ def test_methods_and_options_that_there_are_not_are_refused() -> None:
         with pytest.raises(UserError) as refused:
             methods.make(cell, Place())
         assert refused.value.code is Code.BAD_OPTION
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[1]", '{"kind": "end"}', '{"kind": "end", "step": 2, "values": {"score": "high"}}', "\xff", "{}"],
+)
+def test_lines_that_no_run_wrote_are_written_anew(line: str, tmp_path: Path) -> None:
+    cell = small(steps=2)
+    values = run_cell(cell, tmp_path)
+    file = tmp_path / f"{cell.name}.jsonl"
+    first, *_, last = file.read_bytes().splitlines(keepends=True)
+    for torn in (b"", last):  # in the middle, too: the end then is not that of these lines
+        file.write_bytes(first + line.encode("latin-1") + b"\n" + torn)
+        assert run_cell(cell, tmp_path) == values | {"seconds": pytest.approx(0, abs=60)}
+        assert len(results(cell, tmp_path)) == 5
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{}", '{"base_score": "high", "base_loss": 1}', "\xff"])
+def test_scores_of_the_untrained_model_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
+    cell = small(steps=2)
+    run_cell(cell, tmp_path)
+    (tmp_path / f"{cell.name}.jsonl").unlink()
+    (base,) = tmp_path.glob("base-*.json")
+    base.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError) as refused:
+        run_cell(cell, tmp_path)
+    assert refused.value.code is Code.RESULTS_UNUSABLE
+
+
+def test_every_option_has_a_range() -> None:
+    of_baselines = {option for one in registry.METHODS.values() for option in one.options}
+    assert methods.RANGES.keys() == OPTIONS | of_baselines
+    for name, one in registry.METHODS.items():
+        methods.check(small(method=name, options=dict(one.options)))
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [
+        ("seedflood", "scalar_bits", 0.0),
+        ("seedflood", "segment_updates", -1.0),
+        ("seedflood", "subspace_epochs", 0.0),
+        ("seedflood", "organised", 0.5),
+        ("chocosgd", "keep", 1e18),
+        ("fedkseed", "candidates", 0.0),
+    ],
+)
+def test_values_that_options_cannot_have_are_refused(method: str, option: str, value: float) -> None:
+    with pytest.raises(UserError) as refused:
+        methods.check(small(method=method, options={option: value}))
+    assert refused.value.code is Code.BAD_OPTION

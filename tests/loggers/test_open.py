@@ -253,3 +253,10 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pyte
     exec(example, {})
     _, line = (tmp_path / "mine.jsonl").read_text().splitlines()
     assert json.loads(line)["values"] == {"loss": 0.7}
+
+
+@pytest.mark.parametrize("place", ["~nobody-of-this-name/records.jsonl", "rec\0rds.jsonl"])
+def test_a_place_that_cannot_be_is_refused(place: str) -> None:
+    with pytest.raises(UserError) as refused:
+        opened([f"jsonl:{place}"])
+    assert refused.value.code is Code.LOGGER_UNUSABLE

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sfnode.errors import Code, UserError
 from sfnode.experiments.cell import Problem
 from sfnode.studies import comparisons, costs, paper, report, study
 from sfnode.studies.comparisons import Verdict
@@ -210,3 +211,27 @@ def test_the_interval_is_students_t() -> None:
     assert (found.mean, found.seeds) == (2.0, 3)
     assert found.half == pytest.approx(4.303 / 3**0.5, abs=1e-3)
     assert interval([float("nan")]) is None
+
+
+@pytest.mark.parametrize("name", [report.FIGURES, report.PAGE, report.MARKDOWN])
+def test_a_place_that_cannot_be_written_to_is_an_error_that_says_so(name: str, tmp_path: Path) -> None:
+    planned().save(tmp_path)
+    if name == report.FIGURES:
+        (tmp_path / name).write_text("a file")
+    else:
+        (tmp_path / name).mkdir()
+    with pytest.raises(UserError) as refused:
+        report.write(tmp_path)
+    assert refused.value.code is Code.DATA_DIR_UNUSABLE
+
+
+def test_files_that_are_no_results_are_passed_over(tmp_path: Path) -> None:
+    plan = planned()
+    plan.save(tmp_path)
+    for number, (cell, text) in enumerate(
+        zip(study.trials(plan), (b"\xff\n", b"3\n", b"[1]\n", b'{"cell": 3}\n'), strict=False)
+    ):
+        (tmp_path / f"{cell.name}.jsonl").write_bytes(text)
+        (tmp_path / f"{number}.failed").write_bytes(b"\xff")
+    report.write(tmp_path)
+    assert "0 of " in (tmp_path / report.MARKDOWN).read_text()

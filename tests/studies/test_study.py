@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from sfnode.errors import Code, UserError
+from sfnode.experiments import results
 from sfnode.experiments.cell import Cell, Network
-from sfnode.studies import results, study
+from sfnode.studies import study
 from sfnode.studies.study import Entry, Progress, Study
 from sfnode.studies.work import work
 from sfnode.studies.workers import Here, Job
@@ -121,6 +122,11 @@ def test_a_failure_is_forgotten_when_its_cell_succeeds(tmp_path: Path) -> None:
     assert study.run(one, tmp_path, Here(Job(synthetic.run, tmp_path))) == {}
 
 
+def test_failures_of_another_study_in_the_folder_are_not_those_of_this_one(tmp_path: Path) -> None:
+    results.note_failure(BASE.model_copy(update={"seed": 77}), tmp_path, "no memory was left")
+    assert study.run(tuned(0), tmp_path, Here(Job(synthetic.run, tmp_path))) == {}
+
+
 def test_progress_counts_example_forwards_and_not_cells(tmp_path: Path) -> None:
     large = BASE.model_copy(update={"network": Network(clients=256)})
     entries = tuple(Entry(part="", cell=cell) for cell in (BASE, large))
@@ -149,3 +155,8 @@ def test_a_folder_without_a_study_is_refused(tmp_path: Path, text: str | None) -
     with pytest.raises(UserError) as raised:
         Study.load(tmp_path)
     assert raised.value.code == Code.RESULTS_UNUSABLE
+
+
+def test_an_entry_whose_tuning_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="tuning"):
+        Study(title="", command="", entries=(study.Entry(part="a", cell=BASE, tuning=0),))

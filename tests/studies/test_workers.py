@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sfnode.errors import UserError
+from sfnode.experiments import results
 from sfnode.experiments.cell import Cell
-from sfnode.studies import results
 from sfnode.studies.workers import Here, Job, Pool, Processes, Ray, run_cells
 from tests.studies import synthetic
 

@@ -8,16 +8,31 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from pydantic import ValidationError
+from typing import NamedTuple
 
 from sfnode.experiments.cell import Cell
+from sfnode.store.disk_errors import disk_faults
 
 FAILED = ".failed"
 """Ending of the file that says why a cell failed."""
+
+
+END = frozenset(
+    [
+        "score",
+        "loss",
+        "base_score",
+        "base_loss",
+        "consensus",
+        "bytes_per_edge",
+        "bytes_total",
+        "example_forwards",
+        "seconds",
+    ]
+)
+"""Values that every finished cell has."""
 
 
 class Point(NamedTuple):
@@ -51,21 +66,29 @@ def path_of(cell: Cell, folder: Path) -> Path:
 
 
 def read(file: Path) -> Result | None:
-    """Read the results of a cell; None if it has none yet. What a kill tore off at the end is ignored."""
+    """Read the results of a cell; None if it has none yet, or if they are none."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError:
+        return parse(file.read_bytes())
+    except (OSError, ValueError):
         return None
-    entries = list(_parsed(lines))
-    if not entries or "cell" not in entries[0]:
+
+
+def parse(written: bytes) -> Result | None:
+    """Return what a file of results says; None if there is no whole line in it yet.
+
+    What follows a line that is none, because a kill or the disk tore it, is ignored. Raises ValueError for a
+    file that does not begin with a cell.
+    """
+    first, *others = written.split(b"\n")[:-1] or [b""]
+    if not first:
         return None
     try:
-        cell = Cell.model_validate(entries[0]["cell"])
-    except ValidationError:
-        return None
-    points = tuple(Point(one["kind"], one["step"], one["values"]) for one in entries[1:])
-    end = points[-1].values if points and points[-1].kind == "end" else None
-    return Result(cell, points, end)
+        cell = Cell.model_validate(json.loads(first)["cell"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError("it does not begin with the description of a cell") from error
+    points = tuple(_points(others))
+    finished = points and points[-1].kind == "end" and points[-1].values.keys() >= END
+    return Result(cell, points, points[-1].values if finished else None)
 
 
 def read_all(folder: Path) -> dict[str, Result]:
@@ -87,28 +110,35 @@ def note_failure(cell: Cell, folder: Path, reason: str) -> None:
 def forget_failures(cells: Iterable[Cell], folder: Path) -> None:
     """Let these cells be tried again."""
     for cell in cells:
-        (folder / f"{cell.name}{FAILED}").unlink(missing_ok=True)
+        with disk_faults(folder):
+            (folder / f"{cell.name}{FAILED}").unlink(missing_ok=True)
 
 
 def failures(folder: Path) -> dict[str, str]:
     """Return why cells failed, by the names of the cells."""
     return {
-        file.name.removesuffix(FAILED): file.read_text(encoding="utf-8").strip()
+        file.name.removesuffix(FAILED): file.read_text(encoding="utf-8", errors="replace").strip()
         for file in sorted(folder.glob(f"*{FAILED}"))
+        if file.is_file()
     }
 
 
 def replace(file: Path, text: str) -> None:
-    """Write a file so that it is there as a whole or as it was."""
+    """Write a file so that it is there as a whole or as it was. Raises UserError DISK_FULL and
+    DATA_DIR_UNUSABLE."""
     partial = file.with_name(f".{file.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(file)
+    with disk_faults(file):
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(file)
 
 
-def _parsed(lines: list[str]) -> Iterable[dict[str, Any]]:
+def _points(lines: Iterable[bytes]) -> Iterator[Point]:
     for line in lines:
         try:
-            entry = json.loads(line)
-        except ValueError:
-            return  # torn
-        yield entry
+            one = json.loads(line)
+            point = Point(str(one["kind"]), int(one["step"]), dict(one["values"]))
+        except (ValueError, LookupError, TypeError):
+            return
+        if not all(isinstance(value, int | float) for value in point.values.values()):
+            return
+        yield point
