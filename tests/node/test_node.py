@@ -46,10 +46,14 @@ async def test_a_node_alone_makes_exactly_the_updates_of_the_budget(swarm_of: Sw
 
 
 async def test_five_nodes_on_a_lossy_network_end_with_the_same_bits(swarm_of: SwarmOf) -> None:
-    faults = Faults(loss=0.02, duplication=0.02, delay=(0.0, 0.02))
-    swarm = swarm_of(manifest(update_budget=3000, epoch_updates=700), faults)
+    swarm = swarm_of(manifest(update_budget=3000, epoch_updates=700))
     nodes = [await swarm.first()]
     nodes += [await swarm.join(name) for name in "bcde"]
+    for node in nodes:
+        await node.until(lambda node=node: node.node.status().links)  # type: ignore[misc]
+    # from now on: a node whose Hellos are lost several times over dials less and less often, for longer than
+    # a test waits
+    swarm.network.faults = Faults(loss=0.02, duplication=0.02, delay=(0.0, 0.02))
     await completed(nodes)
     answers = [await node.client.digest() for node in nodes]
     assert len({(answer.digest, answer.core_digest, answer.known) for answer in answers}) == 1
