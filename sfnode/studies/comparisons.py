@@ -76,15 +76,7 @@ def _rival(task: str, groups: Sequence[Group], rival: str) -> Comparison:
     ours, theirs = (find(groups, method=name, topology="ring") for name in ("seedflood", rival))
     if ours is None or theirs is None:
         return _unknown(claim)
-    one, other, difference = ours.of("score"), theirs.of("score"), paired(ours, theirs)
-    if one is None or other is None or difference is None:
-        return _unknown(claim)
-    return Comparison(
-        claim,
-        Verdict.MET if difference.mean >= 0 else Verdict.NOT_MET,
-        f"{one.mean:.3f} against {other.mean:.3f}, difference {signed(difference)}",
-        noise(difference),
-    )
+    return _not_below(claim, ours, theirs)
 
 
 def _gap(task: str, groups: Sequence[Group]) -> Comparison:
@@ -148,15 +140,7 @@ def _clients(findings: Findings, task: str) -> Comparison:
     few, many = groups[0], groups[-1]
     numbers = f"{many.cell.network.clients} clients do not score below {few.cell.network.clients}"
     claim = f"{task}: {numbers} at the same number of rounds"
-    one, other, difference = many.of("score"), few.of("score"), paired(many, few)
-    if one is None or other is None or difference is None:
-        return _unknown(claim)
-    return Comparison(
-        claim,
-        Verdict.MET if difference.mean >= 0 else Verdict.NOT_MET,
-        f"{one.mean:.3f} against {other.mean:.3f}, difference {signed(difference)}",
-        noise(difference),
-    )
+    return _not_below(claim, many, few)
 
 
 def _consensus(findings: Findings) -> Comparison:
@@ -171,6 +155,19 @@ def _consensus(findings: Findings) -> Comparison:
         Verdict.MET if exact else Verdict.NOT_MET,
         f"largest consensus error of {len(errors)} runs: {max(errors):g}",
         "Equal to the bit: cores are sums of integers." if exact else "",
+    )
+
+
+def _not_below(claim: str, ours: Group, theirs: Group) -> Comparison:
+    """Return whether the mean score of `ours` is at least that of `theirs`, seed by seed."""
+    one, other, difference = ours.of("score"), theirs.of("score"), paired(ours, theirs)
+    if one is None or other is None or difference is None:
+        return _unknown(claim)
+    return Comparison(
+        claim,
+        Verdict.MET if difference.mean >= 0 else Verdict.NOT_MET,
+        f"{one.mean:.3f} against {other.mean:.3f}, difference {signed(difference)}",
+        noise(difference),
     )
 
 
