@@ -168,7 +168,7 @@ def _list(plan: Study, workers: int) -> None:
     from sfnode.studies import study
     from sfnode.studies.work import total, work
 
-    parts = {cell.name: "tuning" for cell in study.trials(plan)}
+    parts = {cell.name: "tuning" for cell in study.trials(plan, {}, {})}
     for entry in plan.entries:
         parts.setdefault(entry.cell.name, entry.part)
     cells = study.distinct(plan)

@@ -138,7 +138,7 @@ class Findings:
                 tuple((cell, self._loss(cell)) for cell in trials),
                 study.winner(trials, self._found, self._failed),
             )
-            for trials in self.study.tunings
+            for trials in study.tried(self.study, self._found, self._failed)
         ]
 
     def _loss(self, cell: Cell) -> Interval | None:
@@ -186,8 +186,11 @@ class Findings:
             if self._finished(cell) is None
         ]
 
+    def _trials(self) -> list[Cell]:
+        return study.trials(self.study, self._found, self._failed)
+
     def _wanted(self) -> dict[str, tuple[str, Cell]]:
-        trials = ((cell.name, ("tuning", cell)) for cell in study.trials(self.study))
+        trials = ((cell.name, ("tuning", cell)) for cell in self._trials())
         entries = (
             ((cell or entry.cell).name, (entry.part, cell or entry.cell)) for entry, cell in self._entries
         )

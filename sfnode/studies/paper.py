@@ -1,7 +1,8 @@
 """The comparison of the SeedFlood paper (arXiv 2602.18181) as a study, in four sizes.
 
 A preset says how large; the model and the tasks are the caller's. Learning rates are tuned for every method
-on validation rows, by three each, with the first seed on a ring; all other cells take the winner's.
+on validation rows, by three each and more where the best is at the edge, with the first seed on a ring; all
+other cells take the winner's.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class Preset(NamedTuple):
     """Whether the parts besides the table of methods are done for all tasks, not for the first alone."""
     rank: int = 32
     local_steps: int = 5
+    beyond: int = 4
+    """Rates beyond the edge of its grid that are tried for a method, at most."""
     segments: int = 2
     """Full segments that a client signs where bytes are counted."""
     rate: float = RATE
@@ -98,6 +101,7 @@ SMOKE = Preset(
     all_tasks=True,
     rank=8,
     local_steps=2,
+    beyond=0,
     segments=1,
     rate=1e-3,
 )
@@ -191,6 +195,7 @@ def study(name: str, choice: Choice, command: str) -> Study:
         preset=name,
         notes=(*TOO_SMALL.get(name, ()), *_notes(preset, choice.seeds)),
         tunings=tuple(plan.tunings),
+        beyond=preset.beyond,
         entries=tuple(plan.entries()),
     )
 

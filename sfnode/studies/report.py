@@ -355,9 +355,8 @@ class _Composer:
             "leaves out."
         )
         yield (
-            "Learning rates: three for each method. Baselines may gain more from a finer search, and from "
-            "rates tuned anew "
-            "for each topology and number of clients."
+            "Learning rates: a grid by factors of about three for each method. Baselines may gain more from "
+            "a finer search, and from rates tuned anew for each topology and number of clients."
         )
         yield (
             "Scores here are no evidence for larger models: gains of a small model are partly its label "

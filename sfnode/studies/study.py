@@ -1,8 +1,9 @@
 """A study: cells whose results are compared, and the learning rates that are tried for them before.
 
 It has two stages. The trials of each tuning differ in nothing but the learning rate; the one with the least
-validation loss gives its rate to the entries that name the tuning. All follows from the study and the
-results, so that a study that was interrupted goes on where it was, and a finished cell is never run again.
+validation loss gives its rate to the entries that name the tuning. While the best one is at the edge of what
+was tried, the next rate beyond is tried. All follows from the study and the results, so that a study that was
+interrupted goes on where it was, and a finished cell is never run again.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Study(Section):
     notes: tuple[str, ...] = ()
     """Notes on the choice of cells for readers of the report."""
     tunings: tuple[tuple[Cell, ...], ...] = ()
+    beyond: int = Field(default=0, ge=0)
+    """Rates beyond the edge of its grid that are tried for a tuning, at most."""
     entries: tuple[Entry, ...] = ()
 
     def save(self, folder: Path) -> None:
@@ -95,16 +98,40 @@ class Progress(NamedTuple):
     """Reason of its failure; empty if it did not fail."""
 
 
-def trials(study: Study) -> list[Cell]:
-    """Return the cells of the first stage, each once."""
-    return _once(cell for tuning in study.tunings for cell in tuning)
+def tried(study: Study, found: Mapping[str, Result], failed: Mapping[str, str]) -> list[list[Cell]]:
+    """Return the trials of each tuning by ascending rate, with those that the results so far ask for."""
+    return [_tried(tuning, found, failed, study.beyond) for tuning in study.tunings]
+
+
+def _tried(
+    tuning: Iterable[Cell], found: Mapping[str, Result], failed: Mapping[str, str], most: int
+) -> list[Cell]:
+    cells = sorted(tuning, key=lambda cell: cell.learning_rate)
+    for _ in range(most if len(cells) > 1 else 0):
+        best = winner(cells, found, failed)
+        if best is cells[0]:
+            cells.insert(0, _beyond(cells[1], cells[0]))
+        elif best is cells[-1]:
+            cells.append(_beyond(cells[-2], cells[-1]))
+    return cells
+
+
+def _beyond(inner: Cell, edge: Cell) -> Cell:
+    """Return the trial that is as far from the edge of a grid as the edge is from its neighbour."""
+    rate = edge.learning_rate * edge.learning_rate / inner.learning_rate
+    return edge.model_copy(update={"learning_rate": float(f"{rate:.4g}")})
+
+
+def trials(study: Study, found: Mapping[str, Result], failed: Mapping[str, str]) -> list[Cell]:
+    """Return the cells of the first stage, each once, as far as they are known from the results so far."""
+    return _once(cell for tuning in tried(study, found, failed) for cell in tuning)
 
 
 def resolved(
     study: Study, found: Mapping[str, Result], failed: Mapping[str, str]
 ) -> list[tuple[Entry, Cell | None]]:
     """Return the entries with the cells that they come to; None where the tuning has not ended."""
-    winners = [winner(tuning, found, failed) for tuning in study.tunings]
+    winners = [winner(tuning, found, failed) for tuning in tried(study, found, failed)]
     return [(entry, _cell(entry, winners)) for entry in study.entries]
 
 
@@ -142,15 +169,21 @@ def run(
     study.save(folder)
     count = _Counter(study, advance)
     with pool:
-        first = trials(study)
-        results.forget_failures(first, folder)
-        _stage(first, folder, pool, count)
+        first: list[Cell] = []
+        while more := [cell for cell in _known(study, folder) if cell not in first]:
+            results.forget_failures(more, folder)
+            _stage(more, folder, pool, count)
+            first += more
         cells = (cell for _, cell in resolved(study, results.read_all(folder), results.failures(folder)))
         second = _once(cell for cell in cells if cell is not None and cell not in first)
         results.forget_failures(second, folder)
         _stage(second, folder, pool, count)
     own = {cell.name for cell in (*first, *second)}
     return {name: reason for name, reason in results.failures(folder).items() if name in own}
+
+
+def _known(study: Study, folder: Path) -> list[Cell]:
+    return trials(study, results.read_all(folder), results.failures(folder))
 
 
 def _stage(cells: list[Cell], folder: Path, pool: Pool, count: _Counter) -> None:
@@ -198,9 +231,8 @@ def total_work(study: Study) -> int:
 
 
 def distinct(study: Study) -> list[Cell]:
-    """Return all cells that will run, each once; those whose rate is open, with the first rate tried."""
-    first = trials(study)
-    found = list(first)
+    """Return the cells that are sure to run, each once; those whose rate is open, with the first rate."""
+    found = _once(cell for tuning in study.tunings for cell in tuning)
     for entry in study.entries:
         cell = entry.cell
         if entry.tuning is not None:

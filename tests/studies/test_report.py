@@ -146,7 +146,7 @@ def test_the_same_results_give_the_same_bytes(finished: Path) -> None:
 
 def test_a_partial_folder_gives_a_report_that_says_what_is_missing(finished: Path, tmp_path: Path) -> None:
     plan = planned()
-    for cell in study.trials(plan)[:20]:
+    for cell in study.trials(plan, {}, {})[:20]:
         synthetic.run(cell, tmp_path)
     plan.save(tmp_path)
     report.write(tmp_path)
@@ -229,7 +229,7 @@ def test_files_that_are_no_results_are_passed_over(tmp_path: Path) -> None:
     plan = planned()
     plan.save(tmp_path)
     for number, (cell, text) in enumerate(
-        zip(study.trials(plan), (b"\xff\n", b"3\n", b"[1]\n", b'{"cell": 3}\n'), strict=False)
+        zip(study.trials(plan, {}, {}), (b"\xff\n", b"3\n", b"[1]\n", b'{"cell": 3}\n'), strict=False)
     ):
         (tmp_path / f"{cell.name}.jsonl").write_bytes(text)
         (tmp_path / f"{number}.failed").write_bytes(b"\xff")

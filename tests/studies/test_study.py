@@ -100,6 +100,33 @@ def test_of_equal_trials_the_smaller_rate_wins_and_one_that_diverged_has_lost() 
     assert second.learning_rate == sorted(RATES)[1]
 
 
+def far(beyond: int, *rates: float) -> Study:
+    trials = tuple(BASE.model_copy(update={"learning_rate": rate}) for rate in rates)
+    return tuned(0, 1).model_copy(update={"tunings": (trials,), "beyond": beyond})
+
+
+@pytest.mark.parametrize("rates", [(6e-8, 6e-7), (6e-5, 6e-4)])
+def test_rates_beyond_the_edge_are_tried_until_the_best_one_lies_within(
+    tmp_path: Path, rates: tuple[float, float]
+) -> None:
+    run(far(4, *rates), tmp_path)
+    found = results.read_all(tmp_path)
+    assert {cell.learning_rate for cell in (one.cell for one in found.values()) if cell.seed == 1} == {6e-6}
+    assert len(found) == 2 + 2 + 1  # 6e-6 and one beyond it show that it is the best
+    before = runs(tmp_path)
+    run(far(4, *rates), tmp_path)
+    assert runs(tmp_path) == before
+
+
+def test_no_more_rates_beyond_the_edge_are_tried_than_the_study_says(tmp_path: Path) -> None:
+    run(far(1, 2e-7, 6e-7), tmp_path)
+    assert sorted({one.cell.learning_rate for one in results.read_all(tmp_path).values()}) == [
+        2e-7,
+        6e-7,
+        1.8e-6,
+    ]
+
+
 def test_there_is_no_winner_before_all_trials_have_ended() -> None:
     trials = tuned().tunings[0]
     found = {cell.name: results.Result(cell, (), {"validation_loss": 0.5}) for cell in trials[:2]}
