@@ -4,7 +4,8 @@ A manifest is the immutable description of one training run; the run id is its c
 as TOML by `sfnode init` and travels between nodes as canonical MessagePack (SPEC M1-M3). This module knows
 fields and their bounds; it does not load models or data.
 
-Manifests of version 1 can be read: they have fewer keys, which then have the values that change nothing.
+Manifests of version 1 can be read: they have fewer keys, which then have the values that change nothing. A key
+that was added within a version is left out where it has such a value, so that older runs keep their id.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ ADDED_IN_2: dict[str, Any] = {
     "data": {"validation", "validation_limit"},
 }
 """Keys that a manifest of version 1 does not have."""
+
+OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {}
+"""Keys, by table, that a manifest does not have where they have their default value (SPEC M2)."""
 
 ExtensionKind = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,3})$")]
 """A decimal number below 10,000 without leading zeros."""
@@ -336,7 +340,13 @@ class Manifest(Section):
 
     def fields(self) -> dict[str, Any]:
         """Return the keys that a manifest of this version has, with their values as in JSON."""
-        return self.model_dump(mode="json", exclude=ADDED_IN_2 if self.protocol == 1 else None)
+        found = self.model_dump(mode="json", exclude=ADDED_IN_2 if self.protocol == 1 else None)
+        for table, keys in OMITTED_AT_DEFAULT.items():
+            usual = type(getattr(self, table)).model_fields
+            for key in keys:
+                if getattr(getattr(self, table), key) == usual[key].default:
+                    del found[table][key]
+        return found
 
     def canonical(self) -> bytes:
         """Return canonical MessagePack (SPEC M2): all fields, maps sorted by key, floats as float64."""
