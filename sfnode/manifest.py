@@ -4,8 +4,8 @@ A manifest is the immutable description of one training run; the run id is its c
 as TOML by `sfnode init` and travels between nodes as canonical MessagePack (SPEC M1-M3). This module knows
 fields and their bounds; it does not load models or data.
 
-Manifests of version 1 can be read: they have fewer keys, which then have the values that change nothing. A key
-that was added within a version is left out where it has such a value, so that older runs keep their id.
+Manifests of version 1 can be read: they have fewer keys, which then have the values that change nothing. A
+key that was added within a version is left out where it has such a value, so that older runs keep their id.
 """
 
 from __future__ import annotations
