@@ -69,6 +69,14 @@ def seed_vectors() -> dict[str, Any]:
             {"seed": str(seed), "rows": rows, "chosen": seeds.batch_rows(seed, 8, rows).tolist()}
             for seed, rows in ((0, 10), (2**64 - 1, 1024), (6457827717110365317, 67349))
         ],
+        "balanced_batches": [
+            _balanced(seed, size, sizes)
+            for seed, size, sizes in (
+                (0, 4, (7, 3)),
+                (2**64 - 1, 8, (256, 0, 255, 513)),
+                (6457827717110365317, 3, (30000, 30001, 29999, 1)),
+            )
+        ],
         "selections": [
             {"purpose": purpose, "rows": rows, "count": count, "chosen": _selected(purpose, rows, count)}
             for purpose in ("sfnode row selection", "sfnode validation rows")
@@ -82,6 +90,12 @@ def _selected(purpose: str, rows: int, count: int) -> list[int]:
     values = seeds.stream(seeds.derive_key(purpose.encode()), 0, rows)
     chosen: list[int] = np.sort(np.argsort(values)[:count]).tolist()
     return chosen
+
+
+def _balanced(seed: int, batch_size: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Return a balanced mini-batch: the class of each row, and its place in its class (R8)."""
+    classes, rows = seeds.balanced_rows(seed, batch_size, sizes)
+    return {"seed": str(seed), "sizes": list(sizes), "classes": classes.tolist(), "rows": rows.tolist()}
 
 
 def _feed_seeds(feed: Feed) -> dict[str, Any]:

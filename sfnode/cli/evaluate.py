@@ -94,16 +94,14 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
 def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
     """Measure the base model less its prior; None, said on standard error, if its rows cannot be read."""
     manifest = trainer.manifest
-    if not manifest.task.labelled or not manifest.data.train:
+    if not manifest.task.labelled or not (manifest.data.train or manifest.task.prior):
         return None
     try:
-        with waiting("measuring the base model's prior"):
-            prior = trainer.prior()
+        with waiting("measuring the calibrated base model"):
+            return trainer.evaluate_base(limit, calibrated=True)
     except UserError as error:
         show(error)
         return None
-    with waiting("measuring the calibrated base model"):
-        return trainer.evaluate_base(limit, prior=prior)
 
 
 def _lines(result: EvalResult, moment: str) -> list[str]:

@@ -72,11 +72,17 @@ def _state(status: Status) -> list[Sample]:
 
 
 def _metric(status: Status) -> list[Sample]:
-    """Return what the organiser has published: of the base model, of the last seal, and of the best one."""
+    """Return what the organiser has published: of the base model, as it is compared and calibrated, of the
+    last seal, and of the best one."""
     if status.organised is None:
         return []
     health = status.organised.health
-    told = (("base", health.base), ("best", health.best), ("last", health.latest))
+    told = (
+        ("base", health.base),
+        ("calibrated", health.calibrated),
+        ("best", health.best),
+        ("last", health.latest),
+    )
     return [Sample((found.metric, of), found.value) for of, found in told if found]
 
 

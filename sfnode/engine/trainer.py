@@ -30,9 +30,10 @@ from sfnode.models import loader
 from sfnode.models.generation import generate
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import calibration, dataset
-from sfnode.tasks.encoding import Encoded, Forward, Prior, Scored, encode, evaluate
+from sfnode.tasks.encoding import Encoded, Forward, Prior, Scored, evaluate
+from sfnode.tasks.shard import CENTRED, Shard
 from sfprotocol.decisions import RATE_ONE
-from sfprotocol.seeds import I64, batch_rows
+from sfprotocol.seeds import I64
 
 EVALUATION_BATCH = 32
 """Rows of an evaluation that are tokenised and cut into passes together."""
@@ -66,7 +67,14 @@ class Trainer:
     Use `load` to make one from a manifest, and `close` or a `with` block to end its threads.
     """
 
-    def __init__(self, manifest: Manifest, loaded: loader.LoadedModel, rows: Sequence[dataset.Row]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        loaded: loader.LoadedModel,
+        rows: Sequence[dataset.Row],
+        public: Sequence[dataset.Row] | None = None,
+    ) -> None:
+        """`public`: the run's public training rows, if they were read already."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device
@@ -80,10 +88,16 @@ class Trainer:
         self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic)
         self._offloaded = False
         self._rows = rows
+        self._public = None if public is None else dataset.select(list(public), calibration.CALIBRATION_ROWS)
+        """Public training rows for priors; None if they were not read yet."""
         self._held_out: dict[tuple[dataset.HeldOut, int], list[dataset.Row]] = {}
         """Rows that were measured on, by the number asked for."""
+        self._base: dict[tuple[dataset.HeldOut, int, bool], Evaluation] = {}
+        """Results of the base model, which do not change."""
+        self._base_prior: Prior | None = None
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
-        self.mini_batches = MiniBatches(self._mini_batch, self._ahead)
+        shard = Shard(manifest.task, loaded.tokenizer, rows, numbers.batch_size, self._references)
+        self.mini_batches = MiniBatches(shard.mini_batch, self._ahead)
         """Mini-batches of coming steps; any thread may prepare them."""
 
     @classmethod
@@ -106,8 +120,8 @@ class Trainer:
         `models.loader.load`. Raises UserError MODEL_*, DATA_* or DEVICE.
         """
         where = usable_device(device)
-        rows = _training_rows(manifest, data_override, shard) if training else []
-        return cls(manifest, load_model(manifest, model_override, where, dtype), rows)
+        rows, public = _training_rows(manifest, data_override, shard) if training else ([], None)
+        return cls(manifest, load_model(manifest, model_override, where, dtype), rows, public)
 
     def __enter__(self) -> Trainer:
         return self
@@ -191,38 +205,55 @@ class Trainer:
         self.loaded.model.to(device)
         self.space.move(device)
 
-    def prior(self, count: int = calibration.CALIBRATION_ROWS, go_on: GoOn = always) -> Prior:
-        """Return the base model's prior over the task's answers: from `count` (0: all) of the run's public
-        training rows, whose labels are not looked at.
+    def prior(self, go_on: GoOn = always) -> Prior:
+        """Return the prior over the task's answers of the model as of now, (K,).
 
-        Raises UserError BAD_OPTION if the task has no fixed answers, DATA_* without such rows, PAUSED.
+        From CALIBRATION_ROWS of the run's public training rows, whose labels are not looked at; where they
+        are not within reach it is the manifest's, which is the base model's. Raises UserError BAD_OPTION if
+        the task has no fixed answers, DATA_* if there are neither rows nor a prior in the manifest, PAUSED.
         """
-        rows = dataset.select(dataset.training_rows(self.manifest.data, self.manifest.task), count)
         self.restore()
-        with self.weights.at_base():
-            task, tokenizer = self.manifest.task, self.loaded.tokenizer
-            return calibration.prior(task, tokenizer, rows, self._forward(go_on), EVALUATION_BATCH)
+        self.weights.rebuild()
+        return self._prior(go_on)
+
+    def base_prior(self, go_on: GoOn = always) -> Prior:
+        """Return the same of the base model, measured once. Raises as `prior` does."""
+        if self._base_prior is None:
+            self.restore()
+            with self.weights.at_base():
+                self._base_prior = self._prior(go_on)
+        return self._base_prior
 
     def evaluate(self, limit: int = 0, go_on: GoOn = always, rows: dataset.HeldOut = "test") -> Evaluation:
         """Measure the rebuilt model as of now on `limit` of these rows (0: as many as the manifest says).
 
-        Raises UserError DATA_*, and PAUSED when `go_on`, asked between two batches, says no.
+        Where the run's loss is centred it is calibrated by the prior that it has now. Raises UserError
+        DATA_*, and PAUSED when `go_on`, asked between two batches, says no.
         """
         self.restore()
         self.weights.rebuild()
-        return self._evaluate(limit, go_on, rows)
+        prior = self._prior(go_on) if self.manifest.task.loss == CENTRED else None
+        return self._evaluate(limit, go_on, rows, prior)
 
     def evaluate_base(
         self,
         limit: int = 0,
         go_on: GoOn = always,
         rows: dataset.HeldOut = "test",
-        prior: Prior | None = None,
+        *,
+        calibrated: bool = False,
     ) -> Evaluation:
-        """Measure the base model like `evaluate`; with its `prior` it is the calibrated, untrained model."""
-        self.restore()
-        with self.weights.at_base():
-            return self._evaluate(limit, go_on, rows, prior)
+        """Measure the base model like `evaluate`, once; `calibrated`: less its own prior.
+
+        Raises as `evaluate` does, and with `calibrated` as `prior`.
+        """
+        key = rows, limit, calibrated
+        if key not in self._base:
+            prior = self.base_prior(go_on) if calibrated else None
+            self.restore()
+            with self.weights.at_base():
+                self._base[key] = self._evaluate(limit, go_on, rows, prior)
+        return self._base[key]
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         """Return what the base model and the model as of now write after `prompt`, in at most `tokens`
@@ -244,13 +275,34 @@ class Trainer:
         self.restore()
         (export_model if form == "hf" else export_lora)(self, out)
 
-    def _mini_batch(self, seed: int) -> Encoded:
-        chosen = batch_rows(seed, self.manifest.training.batch_size, len(self._rows)).tolist()
-        return encode(self.manifest.task, self.loaded.tokenizer, [self._rows[row] for row in chosen])
+    def _prior(self, go_on: GoOn) -> Prior:
+        """Return the prior of the weights as they are."""
+        task = self.manifest.task
+        try:
+            rows = self._public_rows()
+        except UserError as error:
+            if not task.prior or error.code not in calibration.OUT_OF_REACH:
+                raise
+            return calibration.from_manifest(task)
+        return calibration.prior(task, self.loaded.tokenizer, rows, self._forward(go_on), EVALUATION_BATCH)
 
-    def _evaluate(
-        self, limit: int, go_on: GoOn, which: dataset.HeldOut, prior: Prior | None = None
-    ) -> Evaluation:
+    def _public_rows(self) -> list[dataset.Row]:
+        """Return up to CALIBRATION_ROWS of the public training rows. Raises UserError DATA_*."""
+        if self._public is None:
+            rows = dataset.training_rows(self.manifest.data, self.manifest.task)
+            self._public = dataset.select(rows, calibration.CALIBRATION_ROWS)
+        return self._public
+
+    def _references(self) -> list[dataset.Row]:
+        """Return public rows, none if they are not within reach."""
+        try:
+            return self._public_rows()
+        except UserError as error:
+            if error.code not in calibration.OUT_OF_REACH:
+                raise
+            return []
+
+    def _evaluate(self, limit: int, go_on: GoOn, which: dataset.HeldOut, prior: Prior | None) -> Evaluation:
         task, tokenizer = self.manifest.task, self.loaded.tokenizer
         if (which, limit) not in self._held_out:
             data = self.manifest.data
@@ -318,13 +370,14 @@ def load_model(
 
 def _training_rows(
     manifest: Manifest, override: Path | None, shard: tuple[int, int] | None
-) -> list[dataset.Row]:
-    """Return the rows that this node draws its mini-batches from."""
+) -> tuple[list[dataset.Row], list[dataset.Row] | None]:
+    """Return the rows that this node draws its mini-batches from, and the public ones if they were read."""
     if override is None:
-        rows = dataset.training_rows(manifest.data, manifest.task)
+        public = rows = dataset.training_rows(manifest.data, manifest.task)
     else:
+        public = None
         rows = dataset.load_rows(str(override), manifest.task, min_words=manifest.data.train_min_words)
-    return dataset.shard(rows, *shard) if shard else rows
+    return dataset.shard(rows, *shard) if shard else rows, public
 
 
 def usable_device(name: str) -> torch.device:

@@ -51,6 +51,7 @@ TASK_FIELDS = (
     "messages_field",
     "metric",
     "max_tokens",
+    "loss",
 )
 
 ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")

@@ -10,16 +10,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
-from sfnode.tasks.encoding import Forward, Prior, batches
+from sfnode.manifest import PRIOR_ONE, Task
+from sfnode.schema.evaluation import Evaluation
+from sfnode.tasks.encoding import Forward, Prior, batches, evaluate, unlabelled
 from sfnode.tasks.prompts import Row
 
 CALIBRATION_ROWS = 512
 """Unlabelled rows that a prior is measured on: its standard error is then below 0.1 nats where scores vary by
 2 from row to row, against leanings of half a nat or more that matter."""
+
+
+OUT_OF_REACH = frozenset({Code.DATA_NEEDED, Code.DATA_NOT_FOUND})
+"""Errors that say that the run's public rows are not on this machine: the manifest's prior serves instead."""
+
+
+def from_manifest(task: Task) -> Prior:
+    """Return the prior that the manifest has, (K,) float64."""
+    found: Prior = np.array(task.prior, np.float64) / PRIOR_ONE
+    return found
+
+
+def for_manifest(prior: Prior) -> tuple[int, ...]:
+    """Return a prior as the manifest has it, to the nearest 2^-16 nats; the largest part is 0, since what all
+    answers have in common changes nothing."""
+    return tuple(round(float(part)) for part in PRIOR_ONE * (prior - prior.max()))
 
 
 def prior(task: Task, tokenizer: Any, rows: Sequence[Row], forward: Forward, batch_size: int) -> Prior:
@@ -37,11 +55,17 @@ def prior(task: Task, tokenizer: Any, rows: Sequence[Row], forward: Forward, bat
             else "no prior over the answers can be measured without rows",
             "Calibrate a classification, on rows of its data, with labels or without.",
         )
-    any_label = {task.label_field: next(iter(task.verbalizer))}
-    unlabelled = [{**row, **any_label} for row in rows]
     scores = [
         encoded.scores(forward(encoded).log_probs).double().cpu()
-        for encoded in batches(task, tokenizer, unlabelled, batch_size)
+        for encoded in batches(task, tokenizer, unlabelled(task, rows), batch_size)
     ]
     mean: Prior = torch.cat(scores).mean(0).numpy()
     return mean
+
+
+def measure(
+    task: Task, tokenizer: Any, rows: Sequence[Row], public: Sequence[Row], forward: Forward, batch_size: int
+) -> Evaluation:
+    """Measure a model on `rows` as the task's loss asks: a centred one less its prior over `public` rows."""
+    leaning = prior(task, tokenizer, public, forward, batch_size) if task.loss == "centred" else None
+    return evaluate(task, tokenizer, rows, forward, batch_size, leaning)
