@@ -55,7 +55,8 @@ def evaluate(
     """Measure the base model, and the trained model, on the run's test rows.
 
     Where a task has fixed answers the base model is measured a second time, less its prior over the answers,
-    which up to 512 training rows show without their labels: what training gains beyond that is learnt.
+    which up to 512 training rows show without their labels: what training gains beyond that is learnt. Where
+    the run's loss is centred the trained model is measured less its own prior, too.
     Of an organised run it is the model of the last seal, of an open one that with all updates.
     """
     from sfnode.cli.trained_model import load
@@ -88,6 +89,8 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
         before=before,
         calibrated=calibrated,
         after=after,
+        loss=trainer.manifest.task.loss,
+        prior=trainer.named_prior() if after.calibrated else None,
     )
 
 

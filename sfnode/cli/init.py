@@ -101,6 +101,12 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     help="classification: the metric of the model.  [default: accuracy]",
 )
 @option(
+    "--loss",
+    type=click.Choice(["plain", "centred"]),
+    help="classification: whether scores are compared as they are, or less their means over balanced "
+    "mini-batches (docs/tasks.md).  [default: plain]",
+)
+@option(
     "--max-tokens",
     type=int,
     metavar="COUNT",
@@ -239,6 +245,7 @@ def init(
     manifest = build(given | keys.options() if keys else given)
     measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
     if measure:
+        manifest = _with_prior(manifest, device, dtype)
         manifest, measured = _measured(manifest, "scalar_limit" in given, device, dtype)
     said = _what_to_do(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
     _write(out, manifest.to_toml())
@@ -275,6 +282,18 @@ def _what_to_do(kept: Path, offline: Path) -> list[str]:
         f"Move {offline} to a medium that you keep offline: should the other key be lost or stolen, it alone "
         "can name a new one.",
     ]
+
+
+def _with_prior(manifest: Manifest, device: str, dtype: str) -> Manifest:
+    """Return the manifest with the base model's prior, if its loss is centred: for nodes that have no public
+    rows to measure one on."""
+    if manifest.task.loss == "plain":
+        return manifest
+    from sfnode.engine.trainer import prior_of
+
+    with waiting("measuring the base model's prior"):
+        prior = prior_of(manifest, device=device, dtype=dtype)
+    return manifest.model_copy(update={"task": manifest.task.model_copy(update={"prior": prior})})
 
 
 def _measured(manifest: Manifest, asked: bool, device: str, dtype: str) -> tuple[Manifest, list[str]]:

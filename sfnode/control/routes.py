@@ -56,8 +56,8 @@ class Node(Protocol):
 class EvaluateRequest(BaseModel):
     """Evaluate the model as of now, or the base model; `limit` 0 means all test rows.
 
-    `calibrated`: the base model less its prior. That of the model as of now is subtracted where the run's loss
-    says so.
+    `calibrated`: the base model less its prior. From the model as of now it is subtracted where the run's
+    loss is centred.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -25,7 +25,7 @@ from sfnode.engine.merging import MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
+from sfnode.manifest import PRIOR_ONE, Data, Manifest
 from sfnode.models import loader
 from sfnode.models.generation import generate
 from sfnode.schema.evaluation import Evaluation
@@ -40,6 +40,9 @@ EVALUATION_BATCH = 32
 
 THREADS = torch.get_num_threads()
 """CPU threads that torch uses unless told otherwise."""
+
+BASE = b"base"
+"""Stands for the digest of the base model's cores."""
 
 GoOn = Callable[[], bool]
 """Asked now and then whether a long measurement should go on."""
@@ -94,9 +97,10 @@ class Trainer:
         """Rows that were measured on, by the number asked for."""
         self._base: dict[tuple[dataset.HeldOut, int, bool], Evaluation] = {}
         """Results of the base model, which do not change."""
-        self._base_prior: Prior | None = None
+        self._priors: dict[bytes, Prior] = {}
+        """Priors of the base model and of the last model asked about, by the digest of their cores."""
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
-        shard = Shard(manifest.task, loaded.tokenizer, rows, numbers.batch_size, self._references)
+        shard = Shard(manifest.task, loaded.tokenizer, rows, numbers.batch_size, self.calibration_rows)
         self.mini_batches = MiniBatches(shard.mini_batch, self._ahead)
         """Mini-batches of coming steps; any thread may prepare them."""
 
@@ -214,15 +218,19 @@ class Trainer:
         """
         self.restore()
         self.weights.rebuild()
-        return self._prior(go_on)
+        return self._prior(self.core.digest(), go_on)
+
+    def named_prior(self) -> dict[str, float]:
+        """Return the prior of the model as of now by answer, with 0 for the likeliest. Raises as `prior`
+        does."""
+        parts = (part / PRIOR_ONE for part in calibration.for_manifest(self.prior()))
+        return dict(zip(self.manifest.task.verbalizer.values(), parts, strict=True))
 
     def base_prior(self, go_on: GoOn = always) -> Prior:
-        """Return the same of the base model, measured once. Raises as `prior` does."""
-        if self._base_prior is None:
-            self.restore()
-            with self.weights.at_base():
-                self._base_prior = self._prior(go_on)
-        return self._base_prior
+        """Return the same of the base model. Raises as `prior` does."""
+        self.restore()
+        with self.weights.at_base():
+            return self._prior(BASE, go_on)
 
     def evaluate(self, limit: int = 0, go_on: GoOn = always, rows: dataset.HeldOut = "test") -> Evaluation:
         """Measure the rebuilt model as of now on `limit` of these rows (0: as many as the manifest says).
@@ -230,9 +238,9 @@ class Trainer:
         Where the run's loss is centred it is calibrated by the prior that it has now. Raises UserError
         DATA_*, and PAUSED when `go_on`, asked between two batches, says no.
         """
+        prior = self.prior(go_on) if self.manifest.task.loss == CENTRED else None
         self.restore()
         self.weights.rebuild()
-        prior = self._prior(go_on) if self.manifest.task.loss == CENTRED else None
         return self._evaluate(limit, go_on, rows, prior)
 
     def evaluate_base(
@@ -275,32 +283,37 @@ class Trainer:
         self.restore()
         (export_model if form == "hf" else export_lora)(self, out)
 
-    def _prior(self, go_on: GoOn) -> Prior:
-        """Return the prior of the weights as they are."""
-        task = self.manifest.task
-        try:
-            rows = self._public_rows()
-        except UserError as error:
-            if not task.prior or error.code not in calibration.OUT_OF_REACH:
-                raise
+    def _prior(self, of: bytes, go_on: GoOn) -> Prior:
+        """Return the prior of the weights as they are, which are those `of` this digest."""
+        if of not in self._priors:
+            found = self._measured_prior(go_on)
+            self._priors = {kept: self._priors[kept] for kept in self._priors if kept == BASE} | {of: found}
+        return self._priors[of]
+
+    def _measured_prior(self, go_on: GoOn) -> Prior:
+        task, tokenizer = self.manifest.task, self.loaded.tokenizer
+        if task.prior and not self.calibration_rows():
             return calibration.from_manifest(task)
-        return calibration.prior(task, self.loaded.tokenizer, rows, self._forward(go_on), EVALUATION_BATCH)
+        rows = self._public_rows() if task.labelled else []
+        return calibration.prior(task, tokenizer, rows, self._forward(go_on), EVALUATION_BATCH)
+
+    def calibration_rows(self) -> list[dataset.Row]:
+        """Return up to CALIBRATION_ROWS of the public training rows; none if they are not within reach.
+
+        Raises UserError DATA_MALFORMED and the like.
+        """
+        try:
+            return self._public_rows()
+        except UserError as error:
+            if error.code not in (Code.DATA_NEEDED, Code.DATA_NOT_FOUND):
+                raise
+            return []
 
     def _public_rows(self) -> list[dataset.Row]:
-        """Return up to CALIBRATION_ROWS of the public training rows. Raises UserError DATA_*."""
         if self._public is None:
             rows = dataset.training_rows(self.manifest.data, self.manifest.task)
             self._public = dataset.select(rows, calibration.CALIBRATION_ROWS)
         return self._public
-
-    def _references(self) -> list[dataset.Row]:
-        """Return public rows, none if they are not within reach."""
-        try:
-            return self._public_rows()
-        except UserError as error:
-            if error.code not in calibration.OUT_OF_REACH:
-                raise
-            return []
 
     def _evaluate(self, limit: int, go_on: GoOn, which: dataset.HeldOut, prior: Prior | None) -> Evaluation:
         task, tokenizer = self.manifest.task, self.loaded.tokenizer
@@ -393,3 +406,15 @@ def usable_device(name: str) -> torch.device:
             "Use --device cpu, or install a torch build that supports the device.",
         ) from error
     return device
+
+
+def prior_of(manifest: Manifest, *, device: str, dtype: str) -> tuple[int, ...]:
+    """Return the base model's prior as the manifest has it; () if no rows to measure it on are within reach.
+
+    Of public training rows, or else of test rows, without their labels. Raises UserError as `Trainer.load`.
+    """
+    data = manifest.data
+    if not data.train:
+        manifest = manifest.model_copy(update={"data": Data(train=data.test, train_limit=data.test_limit)})
+    with Trainer.load(manifest, device=device, dtype=dtype, training=False) as trainer:
+        return calibration.for_manifest(trainer.base_prior()) if trainer.calibration_rows() else ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -37,6 +37,9 @@ VALIDATION_ROWS = 256
 MOST_WITHHELD = 1 / 5
 """Largest share of the training data that is kept for that unless options say otherwise. (What is on the hub
 is not counted for it: data sets there have thousands of rows.)"""
+
+DEFAULT_LOSS: Literal["plain", "centred"] = "plain"
+"""Loss of a task with classes, unless options name one (SPEC T5)."""
 
 MEAN_RATE = 1 / 2
 """Mean of the factors of either schedule that ends at 0."""
@@ -158,6 +161,8 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     if preset:
         fields = presets.task_of(preset, headed=_is_encoder(_json(home / files.CONFIG))).model_dump()
     task = Task(**fields | {key: given[key] for key in TASK_FIELDS if key in given})
+    if task.labelled and "loss" not in given:
+        task = task.model_copy(update={"loss": DEFAULT_LOSS})
     _check_kind(task, home)
     positions = _positions(home)
     return task.model_copy(update={"max_tokens": min(task.max_tokens, positions)}) if positions else task

@@ -24,10 +24,6 @@ CALIBRATION_ROWS = 512
 2 from row to row, against leanings of half a nat or more that matter."""
 
 
-OUT_OF_REACH = frozenset({Code.DATA_NEEDED, Code.DATA_NOT_FOUND})
-"""Errors that say that the run's public rows are not on this machine: the manifest's prior serves instead."""
-
-
 def from_manifest(task: Task) -> Prior:
     """Return the prior that the manifest has, (K,) float64."""
     found: Prior = np.array(task.prior, np.float64) / PRIOR_ONE
@@ -51,7 +47,7 @@ def prior(task: Task, tokenizer: Any, rows: Sequence[Row], forward: Forward, bat
         raise UserError(
             Code.BAD_OPTION,
             f"no prior over the answers can be measured: a task of kind {task.kind} has no fixed answers"
-            if rows
+            if rows or not task.labelled
             else "no prior over the answers can be measured without rows",
             "Calibrate a classification, on rows of its data, with labels or without.",
         )

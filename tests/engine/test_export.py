@@ -92,7 +92,8 @@ def test_a_folder_that_holds_something_is_left_alone(export: object, tmp_path: P
 def test_an_empty_folder_is_as_good_as_a_new_one(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     export_lora(trainer(manifest("opt")), tmp_path / "out")
-    assert sorted(os.listdir(tmp_path / "out")) == ["adapter_config.json", "adapter_model.safetensors"]
+    files = ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(os.listdir(tmp_path / "out")) == files
 
 
 def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
