@@ -301,12 +301,17 @@ ORGANISED: dict[str, Any] = OPEN | {
 }
 
 
+CENTRED: dict[str, Any] = OPEN | {
+    "task": OPEN["task"] | {"loss": "centred", "prior": [0, -65536, 2147483647, -2147483647]},
+}
+
+
 def manifest_vectors() -> dict[str, Any]:
-    """Return a manifest of version 1, two of version 2, and fields that no manifest of version 2 may have."""
+    """Return a manifest of version 1, three of version 2, and fields that none of version 2 may have."""
     return {
         **_manifest(MANIFEST),
         "version 2": [
-            {"admission": fields["admission"], **_manifest(fields)} for fields in (OPEN, ORGANISED)
+            {"admission": fields["admission"], **_manifest(fields)} for fields in (OPEN, ORGANISED, CENTRED)
         ],
         "rates": [
             {"learning_rate": rate, "rate": str(units)}
@@ -355,8 +360,19 @@ def _invalid_manifests() -> list[dict[str, Any]]:
             "rule": "M1",
             "open": {"quota": 1, "work_bits": 0},
         },
+        *({"name": name, "rule": rule, "task": change} for name, rule, change in _invalid_losses()),
         {"name": "a critical extension", "rule": "M5", "extensions": {"2": ""}},
         {"name": "an extension with a leading zero", "rule": "M5", "extensions": {"01": ""}},
+    ]
+
+
+def _invalid_losses() -> list[tuple[str, str, dict[str, Any]]]:
+    return [
+        ("a loss that there is not", "M1", {"loss": "centered"}),
+        ("an optional key with the value that it has without it", "M2", {"loss": "plain"}),
+        ("a prior without a centred loss", "M1", {"prior": [0, 0, 0, 0]}),
+        ("a prior without a part for each class", "M1", {"loss": "centred", "prior": [0, 0, 0]}),
+        ("a part of a prior that is too large", "M1", {"loss": "centred", "prior": [0, 0, 0, 1 << 31]}),
     ]
 
 

@@ -39,7 +39,7 @@ class HealthStatus(Answer):
     """The last seal that was evaluated and not taken back."""
     base: EpochEvaluation | None
     """The base model, measured as `latest` was."""
-    calibrated: EpochEvaluation | None
+    calibrated: EpochEvaluation | None = None
     """The base model less its prior over the answers; None where that cannot be measured."""
     best: EpochEvaluation | None
     worse_than: list[EpochEvaluation]

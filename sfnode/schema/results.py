@@ -154,7 +154,7 @@ class SwarmResult(Answer):
     equal: bool
     """Whether all digests and all core digests are the same."""
     before: Evaluation | None
-    calibrated: Evaluation | None
+    calibrated: Evaluation | None = None
     """The base model less its prior over the answers; None where that cannot be measured."""
     after: Evaluation | None
     """`before` and `after` are None for a run without test data."""
