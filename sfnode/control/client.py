@@ -61,7 +61,7 @@ class Client:
         self, *, base: bool = False, calibrated: bool = False, limit: int = 0
     ) -> schema.NodeEvaluation:
         """Evaluate the model as of now, or the base model, on `limit` test rows, or on all if that is 0."""
-        body = {"base": base, "limit": limit}
+        body = {"base": base, "calibrated": calibrated, "limit": limit}
         return await self._tell(lambda: schema.NodeEvaluation, "/evaluate", body, EVALUATE_DEADLINE)
 
     async def invitation(self) -> schema.InviteResult:

@@ -207,7 +207,7 @@ class Node:
         `limit` is the number of rows; 0 means as many as the manifest says. Waits for the model to be loaded.
         Raises UserError BAD_OPTION for a relay, PAUSED, and DATA_NEEDED for a run without test data.
         """
-        return await self.running.evaluate(base, calibrated, limit)
+        return await self.running.evaluate(base, limit, calibrated)
 
     async def generate(self, prompt: str, *, tokens: int = 32) -> Generated:
         """Continue `prompt` by at most `tokens` tokens, by the base model and by the model as of now."""

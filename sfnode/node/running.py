@@ -389,7 +389,7 @@ class RunningNode:
     def status(self) -> Status:
         return describe(self)
 
-    async def evaluate(self, base: bool, calibrated: bool, limit: int) -> NodeEvaluation:
+    async def evaluate(self, base: bool, limit: int, calibrated: bool = False) -> NodeEvaluation:
         """Accuracy or loss on the test rows, of the model as of now or of the base model, which may be
         `calibrated`."""
         wanted = self.limiter.until_a_pause()

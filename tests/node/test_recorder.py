@@ -12,6 +12,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Task
 from sfnode.node import recorder
+from sfnode.store.run_keys import organiser_key
 from sfprotocol.decisions import FACTOR_ONE
 from tests.node.helpers import Swarm, manifest
 from tests.node.test_organising import little_work, options, organised
@@ -102,7 +103,10 @@ async def test_where_there_are_classes_the_calibrated_base_model_is_published_to
     organised: Swarm, tmp_path: Path
 ) -> None:
     task = Task(kind="classification", template="{text}", verbalizer={"0": "bad", "1": "good"})
-    organised.run = organised.run.model_copy(update={"task": task})
+    run = organised.run.model_copy(update={"task": task})
+    organised.run_file.write_text(run.to_toml())
+    of, keys = organised.run.run_id, tmp_path / "keys"
+    organiser_key(of, keys).rename(organiser_key(run.run_id, keys))
     a = await organised.first(**options(tmp_path))
     await a.until(lambda: a.node.status().organised.health.latest is not None)
     health = a.node.status().organised.health
