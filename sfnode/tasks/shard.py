@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sfnode.errors import Code, UserError
 from sfnode.manifest import Task
 from sfnode.tasks import prompts
 from sfnode.tasks.encoding import Encoded, encode, unlabelled
@@ -36,12 +37,20 @@ class Shard:
         public: Callable[[], Sequence[Row]] = list,
     ) -> None:
         """`public` returns rows of all classes, as the run's training data have them, whose labels are not
-        looked at; asked for a shard that lacks a class, and only where the loss is centred."""
+        looked at; asked for a shard that lacks a class, and only where the loss is centred. Raises
+        UserError DATA_NEEDED for rows of one class if there are none."""
         self._task, self._tokenizer = task, tokenizer
         self._rows, self._batch_size = rows, batch_size
         self._classes = _by_class(task, rows) if task.loss == CENTRED else []
-        lacks = any(not len(one) for one in self._classes)
-        self._public = unlabelled(task, public()) if rows and lacks else []
+        present = sum(len(one) > 0 for one in self._classes)
+        self._public = unlabelled(task, public()) if 0 < present < len(self._classes) else []
+        if present == 1 and not self._public:
+            raise UserError(
+                Code.DATA_NEEDED,
+                "all rows here are of one class, and the run's loss compares rows of different classes",
+                "Give rows of another class too, or make a run with public training data, which serve such a "
+                "node (docs/tasks.md).",
+            )
 
     def mini_batch(self, seed: int) -> Encoded:
         """Return the mini-batch of the update with this seed. Raises UserError as `encode` does."""

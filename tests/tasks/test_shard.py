@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from sfnode.errors import Code, UserError
 from sfnode.tasks.encoding import Encoded, encode
 from sfnode.tasks.prompts import Row
 from sfnode.tasks.shard import REFERENCES, Shard
@@ -60,6 +61,20 @@ def test_a_shard_that_lacks_a_class_is_centred_by_public_rows_whose_labels_are_n
         assert set(read(drawn)[:4]) <= set(prompts(BAD))
         seen.update(read(drawn)[4:])
     assert seen.keys() == {"<s> a film", "<s> the story"}
+
+
+def test_rows_of_one_class_are_of_no_use_where_there_are_no_public_ones() -> None:
+    """Centred by themselves they would teach the model to answer all rows alike."""
+    with pytest.raises(UserError, match="all rows here are of one class") as caught:
+        Shard(CENTRED, tokenizer(), BAD, 4)
+    assert caught.value.code is Code.DATA_NEEDED
+    Shard(TASK, tokenizer(), BAD, 4, unread)
+
+
+def test_classes_that_are_there_are_compared_where_another_is_lacking_and_no_rows_are_public() -> None:
+    three = CENTRED.model_copy(update={"verbalizer": {"0": "terrible", "1": "great .", "2": "dull"}})
+    drawn = Shard(three, tokenizer(), ROWS, 4).mini_batch(5)
+    assert (drawn.right.sum(0).tolist(), drawn.references) == ([2, 2, 0], 0)
 
 
 def test_a_seed_draws_the_same_mini_batch_everywhere() -> None:
