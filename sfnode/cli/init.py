@@ -15,7 +15,7 @@ from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
-from sfnode.defaults import KEYS_DIR, OPEN_WORK_BITS
+from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
@@ -101,10 +101,11 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     help="classification: the metric of the model.  [default: accuracy]",
 )
 @option(
-    "--loss",
+    "--objective",
+    "loss",
     type=click.Choice(["plain", "centred"]),
     help="classification: whether scores are compared as they are, or less their means over balanced "
-    "mini-batches (docs/tasks.md).  [default: plain]",
+    f"mini-batches (docs/tasks.md).  [default: {DEFAULT_LOSS}]",
 )
 @option(
     "--max-tokens",

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from sfnode.defaults import DEFAULT_LOSS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_QUOTA, Data, Manifest, Model, Open, Organised, Task, Training
 from sfnode.models import files, loader
@@ -37,9 +38,6 @@ VALIDATION_ROWS = 256
 MOST_WITHHELD = 1 / 5
 """Largest share of the training data that is kept for that unless options say otherwise. (What is on the hub
 is not counted for it: data sets there have thousands of rows.)"""
-
-DEFAULT_LOSS: Literal["plain", "centred"] = "plain"
-"""Loss of a task with classes, unless options name one (SPEC T5)."""
 
 MEAN_RATE = 1 / 2
 """Mean of the factors of either schedule that ends at 0."""
