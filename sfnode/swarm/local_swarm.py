@@ -238,7 +238,7 @@ class LocalSwarm:
 
     @property
     def calibrated(self) -> Evaluation | None:
-        """That of the base model less its prior, once there is one."""
+        """The evaluation of the base model less its prior, once there is one."""
         return self._base.calibrated
 
     @property

@@ -60,7 +60,7 @@ class Encoded:
     centred: bool
     """Whether the loss compares scores less their means over the batch (SPEC T5)."""
     references: int
-    """How many of the last examples have no label, and count in these means alone."""
+    """Number of examples, the last ones, that have no label and count in these means alone."""
 
     @property
     def examples(self) -> int:
