@@ -31,7 +31,8 @@ REPEATS = 3
 def reference(run: SeedFlood) -> float:
     """Seconds of the forwards of every client's next step."""
     batches = [
-        run._mini_batch(n, int(update_seeds(feed.key, feed.made, 1)[0])) for n, feed in enumerate(run.feeds)
+        run._shards[n].mini_batch(int(update_seeds(feed.key, feed.made, 1)[0]))
+        for n, feed in enumerate(run.feeds)
     ]
     loaded = run.replicas.loaded
     start = time.perf_counter()
