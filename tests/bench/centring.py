@@ -4,7 +4,7 @@
 
 Needs ../shared. The signal is the part of the mean gradient that lies along the gradient of the centred loss
 on 384 balanced rows; one mini-batch is worth as much as the signal is large beside the root mean square of
-its gradient. By backpropagation: from differences of two points it would take a hundred times as long to tell.
+its gradient. By backpropagation: differences of two points would take a hundred times as long to tell.
 """
 
 from __future__ import annotations
