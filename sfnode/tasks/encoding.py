@@ -133,8 +133,8 @@ def encode(
     """Encode rows as tensors to train on them. Raises UserError DATA_MALFORMED when a target does not fit
     max_tokens.
 
-    For a `choice` task training needs the first correct candidate only, as in MeZO. A centred loss is so over the rows
-    and the `references`. `every_candidate` encodes all, to score them, and nothing is centred.
+    For a `choice` task training needs the first correct candidate only, as in MeZO. A centred loss is so over
+    the rows and the `references`. `every_candidate` encodes all, to score them, and nothing is centred.
     """
     texts = [render_row(task, row) for row in (*rows, *references)]
     if task.kind == "choice" and not every_candidate:
