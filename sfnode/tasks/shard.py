@@ -22,8 +22,8 @@ CENTRED = "centred"
 """The loss whose mini-batches are balanced (SPEC T5)."""
 
 REFERENCES = 4
-"""Unlabelled rows that join a mini-batch of a shard of one class: as many as the rows of a usual one (measured
-in docs/research-log.md)."""
+"""Unlabelled rows that join a mini-batch of a shard of one class: as many as a usual one has, for as small a
+mini-batch measures the prior badly, and a large one costs more than it brings (docs/research-log.md)."""
 
 
 class Shard:
