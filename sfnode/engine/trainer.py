@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sfnode.engine import forward, target_check
-from sfnode.engine.basis import RandomBasis
+from sfnode.engine.basis import Published, PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, quantise, two_point
 from sfnode.engine.export import export_lora, export_model
@@ -66,16 +66,25 @@ class Trainer:
     Use `load` to make one from a manifest, and `close` or a `with` block to end its threads.
     """
 
-    def __init__(self, manifest: Manifest, loaded: loader.LoadedModel, rows: Sequence[dataset.Row]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        loaded: loader.LoadedModel,
+        rows: Sequence[dataset.Row],
+        bases: Path | None = None,
+    ) -> None:
+        """`bases` is the folder with published bases, for a run that has them."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device
-        basis = RandomBasis(manifest.run_id, targets, numbers.rank, device)
+        self._basis = basis_of(manifest, bases, device)
         self.manifest = manifest
         self.run = manifest.parameters()
         self.loaded = loaded
         self.core = Core(len(targets), numbers.rank)
-        self.space = Subspace(basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact)
+        self.space = Subspace(
+            self._basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact
+        )
         self.scale = scale_of(manifest)
         self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic)
         self._offloaded = False
@@ -97,17 +106,19 @@ class Trainer:
         device: str = "cpu",
         dtype: str = "float32",
         training: bool = True,
+        bases: Path | None = None,
     ) -> Trainer:
         """Load the base model and the training rows of a run.
 
         `model_override` and `data_override` replace the manifest's sources (the manifest's limit on rows does
         not apply to a node's own data); `shard` (k, n) keeps every n-th training row from row k on; without
         `training` no training rows are read and `step` must not be called. `dtype` as for
-        `models.loader.load`. Raises UserError MODEL_*, DATA_* or DEVICE.
+        `models.loader.load`; `bases` is the folder with published bases. Raises UserError MODEL_*, DATA_* or
+        DEVICE.
         """
         where = usable_device(device)
         rows = _training_rows(manifest, data_override, shard) if training else []
-        return cls(manifest, load_model(manifest, model_override, where, dtype), rows)
+        return cls(manifest, load_model(manifest, model_override, where, dtype), rows, bases)
 
     def __enter__(self) -> Trainer:
         return self
@@ -123,6 +134,16 @@ class Trainer:
         """Begin with the cores of a checkpoint, in place of the updates that it stands for; before anything
         else."""
         self.weights.begin(cores)
+
+    def use_bases(self, published: Sequence[Published]) -> None:
+        """Take the published bases of each subspace from here from now on, ascending from subspace 0.
+
+        To be called again when some have come: until then steps go on without the updates in them, and
+        whatever needs the exact model raises UserError BASES_MISSING.
+        """
+        if isinstance(self._basis, PublishedBasis):
+            self._basis.follow(published)
+            self.weights.renew()
 
     def apply(self, batch: UpdateBatch) -> None:
         """Add updates, own ones too: to the core at once and exactly, to the weights soon.
@@ -274,16 +295,19 @@ class Trainer:
 
 
 def scale_of(manifest: Manifest) -> Callable[[int], float]:
-    """Return the function that says by how much one unit of a subspace's core changes a weight.
+    """Return the function that says by how much one unit of a subspace's core changes a weight, where entries
+    of the bases are 1.
 
     In an open run, where every epoch has a subspace, that is its learning rate times scalar_delta. The rate
     is rounded to float32, since the last bits of a cosine differ between machines. In an organised run the
-    rates are in the core already, in units of 2^-32 (SPEC O8).
+    rates are in the core already, in units of 2^-32 (SPEC O8). The basis's unit is in it, twice: a power of
+    two (SPEC R10).
     """
     numbers = manifest.training
+    unit = numbers.unit**2
     if manifest.parameters().organised:
-        return lambda subspace: numbers.scalar_delta / RATE_ONE
-    return lambda epoch: float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta
+        return lambda subspace: numbers.scalar_delta / RATE_ONE * unit
+    return lambda epoch: float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta * unit
 
 
 def _give_back(device: torch.device) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.engine import forward
-from sfnode.engine.basis import RandomBasis
+from sfnode.engine.basis import basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, two_point
 from sfnode.engine.merging import MergedWeights
@@ -64,7 +65,10 @@ class Query(NamedTuple):
 class Replicas:
     """The models of all clients."""
 
-    def __init__(self, manifest: Manifest, loaded: LoadedModel, clients: int) -> None:
+    def __init__(
+        self, manifest: Manifest, loaded: LoadedModel, clients: int, bases: Path | None = None
+    ) -> None:
+        """`bases` is the folder with published bases, for a run that has them."""
         targets, rank = manifest.model.parsed_targets(), manifest.training.rank
         if any(site.form is Form.VECTOR for site in loaded.sites):
             raise ValueError("vectors are moved in place, and cannot differ between clients")
@@ -74,7 +78,7 @@ class Replicas:
         self._scale = scale_of(manifest)
         self._clients = clients
         self._shape = (len(targets), rank, rank)
-        basis = RandomBasis(manifest.run_id, targets, rank, loaded.device)
+        basis = basis_of(manifest, bases, loaded.device)
         self._space = Subspace(basis, targets, rank, loaded.device, loaded.dtype)
         self._weights = MergedWeights(loaded, self._space, self.core, self._scale, clock=float)
         self._own: dict[int, I64] = {}
@@ -151,7 +155,7 @@ class Replicas:
         first = blocks.index(subspace) * self._shape[1]
         device = self.loaded.device
         places = tuple(torch.from_numpy(part).to(device) for part in (column + first, row + first, sign))
-        return _Apart(self._sides(blocks), cores, *places)
+        return _Apart(self._sides(blocks), cores, self._space.basis.unit**2, *places)
 
     def _cores(self, clients: NDArray[np.int64], blocks: tuple[int, ...]) -> Tensor:
         """Return by how much clients' models differ from the weights: (clients, layers, k, k), columns of V
@@ -193,7 +197,8 @@ class Replicas:
         total = 0.0
         sides = self._sides(blocks)
         for layer, (u, v) in enumerate(zip(sides.u, sides.v, strict=True)):
-            left, right = (v.t() @ v).double(), (u @ u.t()).double()  # (k, k) each
+            u, v = u.double(), v.double()  # sums of squares of published entries are beyond float32
+            left, right = v.t() @ v, u @ u.t()  # (k, k) each
             total += float(((left @ cores[:, layer] @ right) * cores[:, layer]).sum())
         return total / self._clients
 
@@ -225,11 +230,14 @@ class Replicas:
 class _Apart:
     """Perturbs a pass whose rows are of clients with models of their own."""
 
-    def __init__(self, sides: Directions, cores: Tensor, column: Tensor, row: Tensor, sign: Tensor) -> None:
-        """`cores` (q, layers, k, k), and the places (q, layers) that queries move there, and their signs."""
+    def __init__(
+        self, sides: Directions, cores: Tensor, unit: float, column: Tensor, row: Tensor, sign: Tensor
+    ) -> None:
+        """`cores` (q, layers, k, k), the places (q, layers) that queries move there, and their signs; `unit`
+        is the value of a product of entries of 1."""
         self._sides = sides
         self._cores = cores
-        self._column, self._row, self._sign = column, row, sign
+        self._column, self._row, self._sign, self._unit = column, row, sign, unit
         self._layers = torch.arange(cores.shape[1], device=cores.device)
 
     def __call__(
@@ -239,7 +247,7 @@ class _Apart:
         which, by = torch.from_numpy(queries).to(device), torch.from_numpy(amounts).to(device)
         cores = self._cores[which]  # (R, layers, k, k)
         rows = torch.arange(len(queries), device=device)[:, None]
-        moved = (by[:, None] * self._sign[which]).to(cores.dtype)
+        moved = (by[:, None] * self._sign[which] * self._unit).to(cores.dtype)
         cores[rows, self._layers, self._column[which], self._row[which]] += moved
         sequences = cores.new_empty(len(queries), 0)
         tokens = cores.new_empty(this.input_ids.numel(), 0)

@@ -181,7 +181,9 @@ def test_selections_of_rows(vector: dict[str, Any]) -> None:
         assert [row["number"] for row in select(every, vector["count"])] == vector["chosen"]
 
 
-@pytest.mark.parametrize("vector", [MANIFEST, *MANIFEST["version 2"]], ids=["1", "open", "organised"])
+@pytest.mark.parametrize(
+    "vector", [MANIFEST, *MANIFEST["version 2"]], ids=["1", "open", "organised", "published"]
+)
 def test_manifests_have_these_bytes_and_these_ids(vector: dict[str, Any]) -> None:
     manifest = Manifest.model_validate(vector["manifest"])
     assert manifest.canonical().hex() == vector["canonical"]
