@@ -217,8 +217,8 @@ class Counting:
         return self.finished or self.counted >= self.budget
 
     def may_begin(self, subspace: int) -> bool:
-        """Return whether bases may be published for a subspace: no update can be in it until another epoch has
-        been opened."""
+        """Return whether bases may be published for a subspace: no update can be in it until another epoch
+        has been opened."""
         return bool(self.bases) and self.open_epoch < subspace * self._subspace_epochs < MAX_EPOCHS
 
     def next_subspace(self) -> int:
@@ -366,6 +366,13 @@ class Counting:
                 self.budget = updates
             case Finish():
                 self.finished = True
+            case Bases() | Checkpoint():
+                self._state(decision)
+        return set()
+
+    def _state(self, decision: Bases | Checkpoint) -> None:
+        """Keep what a decision says of a subspace, or of an epoch, in the place of what was said before."""
+        match decision:
             case Bases(subspace=subspace) if self.may_begin(subspace):
                 others = (one for one in self.bases if one.subspace != subspace)
                 self.bases = tuple(sorted((*others, decision), key=_SUBSPACE))
@@ -373,7 +380,6 @@ class Counting:
                 place = bisect_left(self.checkpoints, epoch, key=_EPOCH)
                 known = place < len(self.checkpoints) and self.checkpoints[place].epoch == epoch
                 self.checkpoints[place : place + known] = [decision]
-        return set()
 
     def _close(self, close: Close) -> set[int]:
         if self.finished or not close.epoch == self.open_epoch < MAX_EPOCHS:
