@@ -89,7 +89,7 @@ class PublishedBasis:
         self._targets = targets
         self._rank = rank
         self._device = device
-        self._published = (Bases(0, bytes.fromhex(first)),)
+        self._published: tuple[Bases, ...] = (Bases(0, bytes.fromhex(first)),)
         self._read: dict[str, list[bases.Pair]] = {}
         """The files that were read and found right, mapped into memory, by digest."""
 
