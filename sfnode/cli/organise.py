@@ -263,12 +263,15 @@ def bases(file: Path, subspace: int | None, dry_run: bool, data_dir: Path, as_js
     from sfprotocol.decisions import Bases
 
     node, layout = running_node(data_dir), Layout(data_dir)
-    said = node.organising()
-    manifest = Manifest.from_toml(layout.manifest)
-    with disk_faults(layout.bases):
-        digest = files.keep(file, layout.bases, manifest.model.parsed_targets(), manifest.training.rank)
-    wish = Bases(said.next_subspace if subspace is None else subspace, bytes.fromhex(digest))
-    _tell(_decide(node, wish, dry_run), as_json)
+    first = node.organising().next_subspace if subspace is None else subspace
+    wish = Bases(first, bytes.fromhex(files.digest_of(file)))
+    result = _decide(node, wish, dry_run=True)
+    if not dry_run:  # nobody is told of a file that could not be had from here
+        manifest = Manifest.from_toml(layout.manifest)
+        with disk_faults(layout.bases):
+            files.keep(file, layout.bases, manifest.model.parsed_targets(), manifest.training.rank)
+        result = _decide(node, wish, dry_run=False)
+    _tell(result, as_json)
 
 
 @organise.command

@@ -1,4 +1,4 @@
-"""Published bases among real nodes: fetched from a peer, renewed on the way, and the same model everywhere."""
+"""Published bases among real nodes: fetched from a peer, renewed on the way, and the same model for all."""
 
 from __future__ import annotations
 
