@@ -131,6 +131,13 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     "trains.  [default: 256, or a fifth of the rows; 0 in an open run]",
 )
 @number_option("--rank", "Dimensions of a layer's subspace; a power of two.")
+@option(
+    "--bases",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Published bases for the model's targets at this rank (docs/how-it-works.md), which nodes get from "
+    "each other; they are copied to the folder of OUT.  [default: random bases, which need no file]",
+)
 @number_option("--epsilon", "Distance of the two points from the middle.")
 @number_option("--learning-rate", "Learning rate per update, not per round.")
 @option(
@@ -213,6 +220,7 @@ def init(
     keys_dir: Path,
     encrypt: bool,
     passphrase_file: Path | None,
+    bases: Path | None,
     **given: Any,
 ) -> None:
     """Write a run manifest to OUT (default run.toml): model, task, data and the numbers of training.
@@ -236,11 +244,14 @@ def init(
     if keys:
         keys_dir = _keys_folder(keys_dir, out)
         passphrase = chosen(passphrase_file) if encrypt else None
+    if bases:
+        given |= _published(bases)
     manifest = build(given | keys.options() if keys else given)
+    said = [_kept(bases, out, manifest)] if bases else []
     measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
     if measure:
-        manifest, measured = _measured(manifest, "scalar_limit" in given, device, dtype)
-    said = _what_to_do(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
+        manifest, measured = _measured(manifest, "scalar_limit" in given, device, dtype, out.parent)
+    said += _what_to_do(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
     _write(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
     for note in [*said, *measured, *_notes(manifest, "epsilon" in given)]:
@@ -249,6 +260,29 @@ def init(
     start = f"sfnode join --run {out}{_organising(keys_dir) if keys else ''}"
     echo(f"  {start}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")
+
+
+def _published(file: Path) -> dict[str, Any]:
+    """Return the options of a run with the bases in a file. Raises UserError BASES_MISSING."""
+    from sfnode.models.bases import digest_of
+
+    return {"basis": "published", "bases": digest_of(file)}
+
+
+def _kept(file: Path, out: Path, manifest: Manifest) -> str:
+    """Copy bases to the folder of the manifest, once they are found right; return what there is to say.
+
+    Raises UserError BASES_UNUSABLE, DISK_FULL, DATA_DIR_UNUSABLE.
+    """
+    from sfnode.models import bases
+    from sfnode.sizes import size_text
+    from sfnode.store.disk_errors import disk_faults
+
+    targets, rank = manifest.model.parsed_targets(), manifest.training.rank
+    with disk_faults(out.parent):
+        kept = bases.path_in(out.parent, bases.keep(file, out.parent, targets, rank))
+    size = size_text(bases.size_of(targets, rank))
+    return f"Its bases are in {kept}: leave them beside {out.name}. Other nodes get these {size} from yours."
 
 
 def _organising(keys_dir: Path) -> str:
@@ -277,15 +311,18 @@ def _what_to_do(kept: Path, offline: Path) -> list[str]:
     ]
 
 
-def _measured(manifest: Manifest, asked: bool, device: str, dtype: str) -> tuple[Manifest, list[str]]:
+def _measured(
+    manifest: Manifest, asked: bool, device: str, dtype: str, bases: Path
+) -> tuple[Manifest, list[str]]:
     """Return the manifest with a measured limit, unless the user `asked` for one, and what there is to say.
+    `bases` is the folder with published ones.
 
     Raises UserError as `pilot.measure` and `pilot.check` do.
     """
     from sfnode.engine import pilot
 
     with waiting("measuring scalars") as advance:
-        found = pilot.measure(manifest, device=device, dtype=dtype, advance=advance)
+        found = pilot.measure(manifest, device=device, dtype=dtype, advance=advance, bases=bases)
     if asked:
         pilot.check(manifest.training, found)
     else:

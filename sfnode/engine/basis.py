@@ -10,24 +10,17 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from sfnode.manifest import PUBLISHED_UNIT, Manifest, Target
 from sfnode.models import bases
+from sfprotocol.decisions import Bases
 from sfprotocol.seeds import basis_signs
 
 _SUBSPACE = attrgetter("subspace")
-
-
-class Published(NamedTuple):
-    """The published bases of a subspace, and of those after it that have none of their own (SPEC O9)."""
-
-    subspace: int
-    digest: str
-    """Hex."""
 
 
 class Basis(Protocol):
@@ -96,21 +89,21 @@ class PublishedBasis:
         self._targets = targets
         self._rank = rank
         self._device = device
-        self._published = [Published(0, first)]
+        self._published: tuple[Bases, ...] = (Bases(0, bytes.fromhex(first)),)
         self._read: dict[str, list[bases.Pair]] = {}
         """The files that were read and found right, mapped into memory, by digest."""
 
-    def follow(self, published: Sequence[Published]) -> bool:
-        """Take the bases of subspaces from here from now on, ascending from subspace 0; return whether
-        anything changes."""
-        if list(published) == self._published:
-            return False
-        self._published = list(published)
-        return True
+    def follow(self, published: Sequence[Bases]) -> None:
+        """Take the bases of subspaces from here from now on, ascending from subspace 0 (SPEC O9)."""
+        self._published = tuple(published)
+
+    def digest(self, subspace: int) -> str:
+        """Return the digest of the bases of a subspace, in hex."""
+        return self._published[bisect_right(self._published, subspace, key=_SUBSPACE) - 1].digest.hex()
 
     def has(self, subspace: int) -> bool:
         """Return whether the folder has the bases of a subspace."""
-        digest = self._digest(subspace)
+        digest = self.digest(subspace)
         return digest in self._read or bases.path_in(self._folder, digest).is_file()
 
     def matrices(self, subspace: int, layer: int) -> tuple[Tensor, Tensor]:
@@ -122,11 +115,8 @@ class PublishedBasis:
         """Return what `Basis.largest` says. Raises as `matrices`."""
         return self._pairs(subspace)[layer].largest
 
-    def _digest(self, subspace: int) -> str:
-        return self._published[bisect_right(self._published, subspace, key=_SUBSPACE) - 1].digest
-
     def _pairs(self, subspace: int) -> list[bases.Pair]:
-        digest = self._digest(subspace)
+        digest = self.digest(subspace)
         if digest not in self._read:
             file = bases.path_in(self._folder, digest)
             if not file.is_file():

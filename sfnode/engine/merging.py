@@ -127,6 +127,8 @@ class MergedWeights:
         first step rebuilds, so that a long history is added up only once."""
         self._exact = True
         """The weights are those of a rebuild from the core as it is."""
+        self.incomplete = False
+        """Whether updates were left out since the last `renew` whose bases were not here."""
 
     def add(self, batch: UpdateBatch) -> None:
         """Add updates to the core at once; the weights follow with `follow` or `rebuild`."""
@@ -185,8 +187,7 @@ class MergedWeights:
 
     def renew(self) -> None:
         """Have every weight rebuilt before the next step: bases have come, or are others now."""
-        self._space.forget()
-        self._blank, self._exact = True, False
+        self._blank, self._exact, self.incomplete = True, False, False
 
     def _rebuild_all(self) -> None:
         for number in range(len(self._live_epochs)):
@@ -198,7 +199,10 @@ class MergedWeights:
 
     def _here(self, core: Core) -> list[int]:
         """Return the epochs of a core that have updates and whose bases are here, ascending."""
-        return [epoch for epoch in core.touched() if self._space.basis.has(epoch)]
+        touched = core.touched()
+        here = [epoch for epoch in touched if self._space.basis.has(epoch)]
+        self.incomplete = self.incomplete or len(here) < len(touched)
+        return here
 
     @contextmanager
     def at_base(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sfnode.engine import forward, target_check
-from sfnode.engine.basis import Published, PublishedBasis, basis_of
+from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, quantise, two_point
 from sfnode.engine.export import export_lora, export_model
@@ -31,7 +31,7 @@ from sfnode.models.generation import generate
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import calibration, dataset
 from sfnode.tasks.encoding import Encoded, Forward, Prior, Scored, encode, evaluate
-from sfprotocol.decisions import RATE_ONE
+from sfprotocol.decisions import RATE_ONE, Bases
 from sfprotocol.seeds import I64, batch_rows
 
 EVALUATION_BATCH = 32
@@ -135,15 +135,19 @@ class Trainer:
         else."""
         self.weights.begin(cores)
 
-    def use_bases(self, published: Sequence[Published]) -> None:
+    def use_bases(self, published: Sequence[Bases]) -> None:
         """Take the published bases of each subspace from here from now on, ascending from subspace 0.
 
         To be called again when some have come: until then steps go on without the updates in them, and
         whatever needs the exact model raises UserError BASES_MISSING.
         """
-        if isinstance(self._basis, PublishedBasis):
-            self._basis.follow(published)
-            self.weights.renew()
+        basis, subspaces = self._basis, self.core.touched()
+        if isinstance(basis, PublishedBasis):
+            before = [basis.digest(subspace) for subspace in subspaces]
+            basis.follow(published)
+            self.space.forget()
+            if self.weights.incomplete or before != [basis.digest(subspace) for subspace in subspaces]:
+                self.weights.renew()
 
     def apply(self, batch: UpdateBatch) -> None:
         """Add updates, own ones too: to the core at once and exactly, to the weights soon.

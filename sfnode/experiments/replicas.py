@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.engine import forward
-from sfnode.engine.basis import basis_of
+from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, two_point
 from sfnode.engine.merging import MergedWeights
@@ -31,6 +31,7 @@ from sfnode.models.loader import LoadedModel, matrix
 from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.models.targets import Form
 from sfnode.tasks.encoding import Encoded
+from sfprotocol.decisions import Bases
 from sfprotocol.seeds import I64, coordinates
 
 MOST_QUERIES = 64
@@ -78,8 +79,8 @@ class Replicas:
         self._scale = scale_of(manifest)
         self._clients = clients
         self._shape = (len(targets), rank, rank)
-        basis = basis_of(manifest, bases, loaded.device)
-        self._space = Subspace(basis, targets, rank, loaded.device, loaded.dtype)
+        self._basis = basis_of(manifest, bases, loaded.device)
+        self._space = Subspace(self._basis, targets, rank, loaded.device, loaded.dtype)
         self._weights = MergedWeights(loaded, self._space, self.core, self._scale, clock=float)
         self._own: dict[int, I64] = {}
         """Cores of the updates that each client has besides, by subspace: (clients, layers, rank, rank)."""
@@ -89,6 +90,16 @@ class Replicas:
     def equal(self) -> bool:
         """Whether no client has an update that another lacks."""
         return not self._own
+
+    def use_bases(self, published: Sequence[Bases]) -> None:
+        """Take the published bases of each subspace from here from now on, ascending from subspace 0.
+
+        Those of subspaces with updates must stay the same.
+        """
+        if isinstance(self._basis, PublishedBasis):
+            self._basis.follow(published)
+            self._space.forget()
+            self._bases.clear()
 
     # -- updates -----------------------------------------------------------------------------------
 

@@ -26,7 +26,9 @@ from sfnode.experiments.keeper import Keeper
 from sfnode.experiments.network import Conditions
 from sfnode.experiments.problem import LoadedProblem, client_key, organiser_key
 from sfnode.experiments.replicas import Moves, Query, Replicas
+from sfnode.models import bases
 from sfnode.schema.evaluation import Evaluation
+from sfnode.store.data_folder import Layout
 from sfnode.tasks.encoding import Encoded, encode
 from sfprotocol.counting import multiplier
 from sfprotocol.decisions import FACTOR_ONE
@@ -69,7 +71,7 @@ class SeedFlood:
         self.example_forwards = 0
         """Forwards of one example so far."""
         self.run = problem.manifest.parameters()
-        self.replicas = Replicas(problem.manifest, problem.loaded, cell.network.clients)
+        self.replicas = Replicas(problem.manifest, problem.loaded, cell.network.clients, problem.bases)
         each = int(cell.options.get("segment_updates", 0))
         keys = (client_key(cell, client) for client in range(cell.network.clients))
         self.feeds = [ClientFeed(self.run, key, each) for key in keys]
@@ -100,7 +102,11 @@ class SeedFlood:
             self._temporary = tempfile.TemporaryDirectory(prefix="sfnode-", ignore_cleanup_errors=True)
             log = Path(self._temporary.name)
         keys = organiser_key(self._cell)
-        return Keeper(problem.manifest, log, [feed.feed for feed in self.feeds], keys)
+        keeper = Keeper(problem.manifest, log, [feed.feed for feed in self.feeds], keys)
+        if problem.bases:  # for whoever opens the folder
+            targets, rank = problem.manifest.model.parsed_targets(), problem.manifest.training.rank
+            bases.keep(Path(self._cell.problem.bases), Layout(log).bases, targets, rank)
+        return keeper
 
     # -- training ----------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ def write(folder: Path, pairs: Sequence[tuple[I8, I8]]) -> str:
             for number, side in enumerate(side for pair in pairs for side in pair):
                 if side.dtype != np.int8 or side.min() < LEAST:
                     where = f"{'UV'[number % 2]} of target {number // 2}"
-                    raise _unusable(where, "is not of int8 above -128")
+                    raise unusable(where, "is not of int8 above -128")
                 file.write(np.ascontiguousarray(side).tobytes())
             file.flush()
             os.fsync(file.fileno())
@@ -103,10 +103,10 @@ def read(file: Path, targets: Sequence[Target], rank: int, digest: str) -> list[
     The arrays are the file mapped into memory. Raises UserError BASES_MISSING, BASES_UNUSABLE.
     """
     if (found := digest_of(file)) != digest:
-        raise _unusable(str(file), f"has the digest {found[:16]}..., and {digest[:16]}... was named")
+        raise unusable(str(file), f"has the digest {found[:16]}..., and {digest[:16]}... was named")
     if (size := file.stat().st_size) != (wanted := size_of(targets, rank)):
         sizes = f"{size_text(size)} ({size:,} bytes)"
-        raise _unusable(
+        raise unusable(
             str(file), f"has {sizes}, and these targets at rank {rank} have {size_text(wanted)} ({wanted:,})"
         )
     # Private pages that nobody writes: torch warns of arrays that cannot be written.
@@ -118,9 +118,22 @@ def read(file: Path, targets: Sequence[Target], rank: int, digest: str) -> list[
             sides.append(whole[place : place + rows * rank].reshape(rows, rank))
             place += rows * rank
             if sides[-1].min() < LEAST:
-                raise _unusable(str(file), f"has an entry of -128 for {target.name}")
+                raise unusable(str(file), f"has an entry of -128 for {target.name}")
         pairs.append(Pair(*sides))
     return pairs
+
+
+def keep(file: Path, folder: Path, targets: Sequence[Target], rank: int) -> str:
+    """Copy a file with bases for these targets to a folder, if that lacks it; return its digest in hex.
+
+    Raises UserError as `read`, OSError.
+    """
+    digest = digest_of(file)
+    pairs = read(file, targets, rank, digest)
+    kept = path_in(folder, digest)
+    if not (kept.is_file() and digest_of(kept) == digest):
+        write(folder, pairs)
+    return digest
 
 
 def missing(what: str) -> UserError:
@@ -137,7 +150,8 @@ def _largest(side: I8) -> int:
     return max(int(side.max()), -int(side.min()))
 
 
-def _unusable(where: str, what: str) -> UserError:
+def unusable(where: str, what: str) -> UserError:
+    """Return the error for what is named as bases and is none for a run."""
     return UserError(
         Code.BASES_UNUSABLE,
         f"these are not bases for this run: {where} {what}",

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sfnode.cli.init import INTRODUCTION, QUESTIONS
 from sfnode.defaults import OPEN_WORK_BITS
 from sfnode.manifest import Manifest, Open
-from sfnode.models import loader, manifest_builder, pieces
+from sfnode.models import bases, loader, manifest_builder, pieces
 from sfnode.models.files import EMBEDDED
 from sfnode.store.identity import Identity, WrongPassphraseError
 from sfnode.store.run_keys import load_organiser_key, recovery_key
@@ -481,3 +482,45 @@ def test_a_run_that_cannot_be_organised_so_is_refused(
     assert says in ended.err
     assert not Path("run.toml").exists()
     assert not KEYS.exists()
+
+
+# -- published bases ---------------------------------------------------------------------------------
+
+
+def bases_file(folder: Path, rank: int = 32) -> Path:
+    """Bases for the built-in model."""
+    targets = default_manifest().model.parsed_targets()
+    ones = [
+        tuple(np.full((rows, rank), 8, np.int8) for rows in (one.out_features, one.in_features))
+        for one in targets
+    ]
+    return bases.path_in(folder, bases.write(folder, [(u, v) for u, v in ones]))
+
+
+def test_a_run_with_published_bases_names_them_and_has_them_beside_its_manifest(
+    sfnode: Run, tmp_path: Path
+) -> None:
+    file = bases_file(tmp_path / "made").rename(tmp_path / "mine")
+    (tmp_path / "runs").mkdir()
+    ended = sfnode("init", tmp_path / "runs" / "run.toml", "--open", "--bases", file)
+    assert (ended.status, ended.err) == (0, "measuring scalars\n")
+    training = Manifest.from_toml(tmp_path / "runs" / "run.toml").training
+    assert (training.basis, training.bases) == ("published", bases.digest_of(file))
+    kept = bases.path_in(tmp_path / "runs", training.bases)
+    assert kept.read_bytes() == file.read_bytes()
+    assert f"Its bases are in {kept}" in ended.out
+    assert "Measured 64 scalars" in ended.out
+
+
+def test_bases_for_another_rank_are_refused_and_nothing_is_written(sfnode: Run, tmp_path: Path) -> None:
+    ended = sfnode("init", "--open", "--rank", "8", "--bases", bases_file(tmp_path / "made"))
+    assert ended.status == 1
+    assert "SF082" in ended.err
+    assert not Path("run.toml").exists()
+    assert not list(Path().glob("*.bases"))
+
+
+def test_bases_that_are_not_there_are_said_to_be_missing(sfnode: Run) -> None:
+    ended = sfnode("init", "--bases", "nowhere.bases")
+    assert ended.status == 1
+    assert "SF081" in ended.err

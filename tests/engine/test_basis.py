@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from sfnode.engine.basis import Published, PublishedBasis
+from sfnode.engine.basis import PublishedBasis
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import PUBLISHED_UNIT
 from sfnode.models import bases
 from sfnode.models.loader import matrix
+from sfprotocol.decisions import Bases
 from sfprotocol.seeds import coordinates
 from tests.engine.helpers import data_file, part, trainer, updates
 from tests.engine.published import pairs, published
@@ -139,7 +140,7 @@ class Later:
         self._elsewhere = folder / "elsewhere"
         targets = self.run.model.parsed_targets()
         later = bases.write(self._elsewhere, pairs(targets, self.run.training.rank, 1))
-        self.schedule = [Published(0, self.run.training.bases), Published(2, later)]
+        self.schedule = [Bases(0, bytes.fromhex(self.run.training.bases)), Bases(2, bytes.fromhex(later))]
         self.dtype = dtype
 
     def node(self, rows: Path | None = None) -> Trainer:
@@ -148,7 +149,7 @@ class Later:
         return node
 
     def arrive(self) -> None:
-        digest = self.schedule[1].digest
+        digest = self.schedule[1].digest.hex()
         bases.path_in(self._elsewhere, digest).replace(bases.path_in(self.folder, digest))
 
 
@@ -222,8 +223,7 @@ def test_the_latest_bases_before_a_subspace_are_its_own(tmp_path: Path) -> None:
     targets, rank = run.model.parsed_targets(), run.training.rank
     basis = PublishedBasis(tmp_path, run.training.bases, targets, rank, torch.device("cpu"))
     other = bases.write(tmp_path, pairs(targets, rank, 1))
-    assert basis.follow([Published(0, run.training.bases), Published(3, other)])
-    assert not basis.follow([Published(0, run.training.bases), Published(3, other)])
+    basis.follow([Bases(0, bytes.fromhex(run.training.bases)), Bases(3, bytes.fromhex(other))])
     of = [basis.matrices(subspace, 0)[0].numpy() for subspace in (0, 2, 3, 900)]
     first, second = (pairs(targets, rank, seed)[0][0] for seed in (0, 1))
     assert [np.array_equal(u, first) for u in of] == [True, True, False, False]

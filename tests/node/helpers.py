@@ -30,6 +30,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.log import Record, Tail, UpdateLog
 from sfnode.transport.memory import Faults, MemoryTransport, Network
 from sfprotocol import seeds, signing
+from sfprotocol.decisions import Bases
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed, Segment
@@ -88,6 +89,8 @@ class SmallEngine:
         self.core = Core(len(run.model.targets), run.training.rank)
         self.began_with: list[int] = []
         """Subspaces of a checkpoint with which it has begun."""
+        self.bases: list[tuple[Bases, ...]] = []
+        """What it was told of published bases."""
         self.mini_batches = NothingToPrepare()
         self.applied: dict[int, int] = {}
         """Amounts of the updates in the core by seed, which names an update in the whole run."""
@@ -113,6 +116,9 @@ class SmallEngine:
         assert not self.applied, "begun after updates were applied"
         self.core.put(cores)
         self.began_with = sorted(cores)
+
+    def use_bases(self, published: Sequence[Bases]) -> None:
+        self.bases.append(tuple(published))
 
     def apply(self, batch: UpdateBatch) -> None:
         amounts = dict(zip(batch.seeds.tolist(), batch.scalars.tolist(), strict=True))

@@ -448,7 +448,12 @@ def test_a_control_feed_its_fork_and_its_succession() -> None:
 
 def test_what_counts_after_every_decision() -> None:
     vector = ORGANISED["counting"]
-    run = Counting(budget=vector["budget"], rate=vector["rate"])
+    run = Counting(
+        budget=vector["budget"],
+        rate=vector["rate"],
+        bases=bytes.fromhex(vector["bases"]),
+        subspace_epochs=vector["subspace_epochs"],
+    )
     for step in vector["steps"]:
         assert sorted(run.apply(decisions.read(bytes.fromhex(step["record"])))) == step["changed"]
         assert (run.open_epoch, run.sealed, run.counted) == (
@@ -463,6 +468,7 @@ def test_what_counts_after_every_decision() -> None:
             assert (run.named(feed), run.ended(feed)) == (step["named"][place], step["ended"][place])
             assert [list(one) for one in run.runs(feed, 7)] == step["runs"][place]
         assert [one.epoch for one in run.checkpoints] == step["checkpoints"]
+        assert [[one.subspace, one.digest.hex()] for one in run.bases] == step["bases"]
     assert [run.number(feed_of(feed)) for feed in vector["feeds"]] == [0, 65]
 
 
