@@ -7,6 +7,7 @@ takes its own defaults from here where they are here.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 PREFIX = "SFNODE_"
 """Starts the name of every environment variable."""
@@ -20,6 +21,9 @@ which may be copied, shared or thrown away."""
 
 OPEN_WORK_BITS = 21
 """Bits of work that `sfnode init` asks of a feed of an open run: two million hashes, 0.6 to 2 s of a core."""
+
+DEFAULT_LOSS: Literal["plain", "centred"] = "plain"
+"""Loss of a task with classes, unless options of `sfnode init` name one (SPEC T5)."""
 
 LOCALHOST = "127.0.0.1"
 """Address at which a node serves its dashboard and metrics unless its owner names another."""

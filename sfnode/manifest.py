@@ -54,7 +54,10 @@ ADDED_IN_2: dict[str, Any] = {
 }
 """Keys that a manifest of version 1 does not have."""
 
-OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {"training": frozenset({"bases"})}
+OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
+    "task": frozenset({"loss", "prior"}),
+    "training": frozenset({"bases"}),
+}
 """Keys, by table, that a manifest does not have where they have their default value (SPEC M2)."""
 
 PUBLISHED_UNIT = 2.0**-3
@@ -73,6 +76,13 @@ Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 MOST_ROWS = (1 << 64) - 1
 """The largest integer that the encoding behind the run id has (MessagePack)."""
+
+
+PRIOR_ONE = 1 << 16
+"""One nat in a prior of the manifest: exact in every language, and finer than any measurement."""
+
+MOST_PRIOR = (1 << 31) - 1
+"""Largest part of a prior: 32,768 nats, more than the logarithm of any probability of binary32."""
 
 
 class Section(BaseModel):
@@ -139,6 +149,10 @@ class Task(Section):
     chat: `messages_field` holds a conversation, the loss is on what the assistant says in it.
 
     `metric`: accuracy, f1 (macro-averaged, of a classification), or, if empty, what is usual for the kind.
+
+    `loss` of the kinds with a verbalizer: plain, or centred (SPEC T5), where mini-batches are balanced and
+    scores are compared less their means. `prior`: the base model's over the answers, in the verbalizer's
+    order and in units of 2^-16 nats, for nodes without public training rows; none if it is empty.
     """
 
     kind: Literal["classification", "sequence-classification", "choice", "completion", "text", "chat"]
@@ -150,6 +164,8 @@ class Task(Section):
     messages_field: str = Field(default="messages", min_length=1)
     metric: Literal["", "accuracy", "f1"] = ""
     max_tokens: int = Field(default=256, ge=8, le=65_536)
+    loss: Literal["plain", "centred"] = "plain"
+    prior: tuple[Annotated[int, Field(ge=-MOST_PRIOR, le=MOST_PRIOR)], ...] = ()
 
     @field_validator("verbalizer")
     @classmethod
@@ -173,6 +189,10 @@ class Task(Section):
             raise ValueError(f"the task kind {self.kind} needs a completion")
         if self.kind == "choice" and not self.candidates_field:
             raise ValueError("the task kind choice needs a candidates_field")
+        if self.loss == "centred" and not self.labelled:
+            raise ValueError(f"the task kind {self.kind} has no classes whose scores could be centred")
+        if self.prior and (self.loss == "plain" or len(self.prior) != len(self.verbalizer)):
+            raise ValueError("a prior has a number for each class of a task whose loss is centred")
         if self.metric and not self.labelled and (self.kind, self.metric) != ("choice", "accuracy"):
             raise ValueError(f"the task kind {self.kind} cannot be measured by {self.metric}")
         return self
@@ -334,7 +354,10 @@ class Manifest(Section):
     def _consistent(self) -> Manifest:
         validates = self.data.validation or self.data.validation_limit
         priced = self.open != Open()
-        added = self.organised.organiser or self.extensions or self.training.bases
+        centred = self.task.loss == "centred"
+        if centred and self.training.batch_size < 2:
+            raise ValueError("a centred loss needs a batch_size of 2 or more: one row has no mean but itself")
+        added = self.organised.organiser or self.extensions or self.training.bases or centred
         if self.protocol == 1 and (added or validates or priced):
             raise ValueError("a run of version 1 has nothing of what version 2 has added")
         if (self.admission == "organised") != bool(self.organised.organiser):

@@ -10,6 +10,7 @@ All arrays are numpy uint64 unless a docstring says otherwise.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -104,5 +105,22 @@ def batch_rows(seed: int, batch_size: int, rows: int) -> I64:
 
     Value k of the stream keyed by `mix64(seed XOR "batch")` modulo `rows`; shape (batch_size,).
     """
-    key = int(mix64(np.array([seed ^ int.from_bytes(b"batch", "big")], dtype=np.uint64))[0])
-    return (stream(key, 0, batch_size) % np.uint64(rows)).astype(np.int64)
+    return (stream(_purpose_key(seed, b"batch"), 0, batch_size) % np.uint64(rows)).astype(np.int64)
+
+
+def balanced_rows(seed: int, batch_size: int, sizes: Sequence[int]) -> tuple[I64, I64]:
+    """Return the classes of a balanced mini-batch, and which row of its class each is (SPEC R8).
+
+    `sizes`: how many rows each class has, not all 0. The classes that have rows take turns, in the order of
+    their values of a stream, and each gives rows with replacement. Both results have shape (batch_size,).
+    """
+    present = np.flatnonzero(sizes)
+    order = present[np.argsort(stream(_purpose_key(seed, b"order"), 0, len(present)))]
+    classes = order[np.arange(batch_size) % len(present)]
+    values = stream(_purpose_key(seed, b"batch"), 0, batch_size)
+    return classes, (values % np.array(sizes, np.uint64)[classes]).astype(np.int64)
+
+
+def _purpose_key(seed: int, purpose: bytes) -> int:
+    """Return the key of the stream that an update's seed has for a purpose (at most 8 bytes)."""
+    return int(mix64(np.array([seed ^ int.from_bytes(purpose, "big")], dtype=np.uint64))[0])

@@ -69,6 +69,14 @@ def seed_vectors() -> dict[str, Any]:
             {"seed": str(seed), "rows": rows, "chosen": seeds.batch_rows(seed, 8, rows).tolist()}
             for seed, rows in ((0, 10), (2**64 - 1, 1024), (6457827717110365317, 67349))
         ],
+        "balanced_batches": [
+            _balanced(seed, size, sizes)
+            for seed, size, sizes in (
+                (0, 4, (7, 3)),
+                (2**64 - 1, 8, (256, 0, 255, 513)),
+                (6457827717110365317, 3, (30000, 30001, 29999, 1)),
+            )
+        ],
         "selections": [
             {"purpose": purpose, "rows": rows, "count": count, "chosen": _selected(purpose, rows, count)}
             for purpose in ("sfnode row selection", "sfnode validation rows")
@@ -82,6 +90,12 @@ def _selected(purpose: str, rows: int, count: int) -> list[int]:
     values = seeds.stream(seeds.derive_key(purpose.encode()), 0, rows)
     chosen: list[int] = np.sort(np.argsort(values)[:count]).tolist()
     return chosen
+
+
+def _balanced(seed: int, batch_size: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Return a balanced mini-batch: the class of each row, and its place in its class (R8)."""
+    classes, rows = seeds.balanced_rows(seed, batch_size, sizes)
+    return {"seed": str(seed), "sizes": list(sizes), "classes": classes.tolist(), "rows": rows.tolist()}
 
 
 def _feed_seeds(feed: Feed) -> dict[str, Any]:
@@ -328,13 +342,18 @@ PUBLISHED: dict[str, Any] = OPEN | {
     "training": OPEN["training"] | {"basis": "published", "bases": bytes(range(32)).hex()}
 }
 
+CENTRED: dict[str, Any] = OPEN | {
+    "task": OPEN["task"] | {"loss": "centred", "prior": [0, -65536, 2147483647, -2147483647]},
+}
+
 
 def manifest_vectors() -> dict[str, Any]:
     """Return a manifest of version 1, three of version 2, and fields that none of version 2 may have."""
     return {
         **_manifest(MANIFEST),
         "version 2": [
-            {"admission": fields["admission"], **_manifest(fields)} for fields in (OPEN, ORGANISED, PUBLISHED)
+            {"admission": fields["admission"], **_manifest(fields)}
+            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED)
         ],
         "rates": [
             {"learning_rate": rate, "rate": str(units)}
@@ -393,8 +412,19 @@ def _invalid_manifests() -> list[dict[str, Any]]:
             "rule": "M1",
             "open": {"quota": 1, "work_bits": 0},
         },
+        *({"name": name, "rule": rule, "task": change} for name, rule, change in _invalid_losses()),
         {"name": "a critical extension", "rule": "M5", "extensions": {"2": ""}},
         {"name": "an extension with a leading zero", "rule": "M5", "extensions": {"01": ""}},
+    ]
+
+
+def _invalid_losses() -> list[tuple[str, str, dict[str, Any]]]:
+    return [
+        ("a loss that there is not", "M1", {"loss": "centered"}),
+        ("an optional key with the value that it has without it", "M2", {"loss": "plain"}),
+        ("a prior without a centred loss", "M1", {"prior": [0, 0, 0, 0]}),
+        ("a prior without a part for each class", "M1", {"loss": "centred", "prior": [0, 0, 0]}),
+        ("a part of a prior that is too large", "M1", {"loss": "centred", "prior": [0, 0, 0, 1 << 31]}),
     ]
 
 

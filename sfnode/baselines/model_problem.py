@@ -25,9 +25,11 @@ from sfnode.manifest import Task
 from sfnode.models import targets
 from sfnode.models.loader import LoadedModel
 from sfnode.schema.evaluation import Evaluation
-from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
+from sfnode.tasks import calibration
+from sfnode.tasks.encoding import Encoded, Scored
 from sfnode.tasks.prompts import Row
-from sfprotocol.seeds import batch_rows, stream
+from sfnode.tasks.shard import Shard
+from sfprotocol.seeds import stream
 
 Trained = Literal["full", "all", "lora"]
 """Choice of the vector: `full` the targets that sfnode trains, `all` every parameter, `lora` adapters."""
@@ -44,9 +46,10 @@ class ModelProblem:
     """A model, the shards of its clients and the rows that it is measured on.
 
     `held_out`: rows by `validation` and `test`. `rank`: of the adapters of `lora`, which the model then keeps
-    for good. While this object is in use, nothing else may use the model's parameters: they are those of the
-    vector that was asked about last. Raises UserError DEVICE if the trained weights are not float32, and
-    MODEL_UNSUPPORTED if `lora` finds no query and value projections.
+    for good. `public`: rows by which a model is calibrated, where the task's loss is centred. While this
+    object is in use, nothing else may use the model's parameters: they are those of the vector that was asked
+    about last. Raises UserError DEVICE if the trained weights are not float32, and MODEL_UNSUPPORTED if
+    `lora` finds no query and value projections.
     """
 
     def __init__(
@@ -59,10 +62,12 @@ class ModelProblem:
         seed: int,
         trained: Trained = "full",
         rank: int = 8,
+        public: Sequence[Row] = (),
     ) -> None:
         self.batch_size = batch_size
         self._loaded, self._task = loaded, task
-        self._shards, self._held_out = shards, held_out
+        self._shards = [Shard(task, loaded.tokenizer, rows, batch_size, lambda: public) for rows in shards]
+        self._held_out, self._public = held_out, public
         self._seed = seed
         self._latest: tuple[tuple[int, int], Encoded] | None = None
         if loaded.dtype != torch.float32 or (loaded.quantised and trained != "lora"):
@@ -104,8 +109,8 @@ class ModelProblem:
     def evaluate(self, x: Tensor, which: str) -> Evaluation:
         """Measure the model of x (P,) on the held-out rows of that name."""
         self._place(x)
-        rows = self._held_out[which]
-        return evaluate(self._task, self._loaded.tokenizer, rows, self.score, EVALUATION_BATCH)
+        tokenizer, rows = self._loaded.tokenizer, self._held_out[which]
+        return calibration.measure(self._task, tokenizer, rows, self._public, self.score, EVALUATION_BATCH)
 
     def score(self, encoded: Encoded) -> Scored:
         """Score a batch with the model of the vector that was asked about last."""
@@ -122,10 +127,8 @@ class ModelProblem:
     def _mini_batch(self, client: int, step: int) -> Encoded:
         """Return a client's mini-batch of a step; that of the last call is kept, for the second point."""
         if self._latest is None or self._latest[0] != (client, step):
-            shard = self._shards[client]
-            drawn = batch_rows(vectors.key(b"batch", self._seed, client, step), self.batch_size, len(shard))
-            rows = [shard[row] for row in drawn.tolist()]
-            self._latest = (client, step), encode(self._task, self._loaded.tokenizer, rows)
+            key = vectors.key(b"batch", self._seed, client, step)
+            self._latest = (client, step), self._shards[client].mini_batch(key)
         return self._latest[1]
 
     def _losses(self, encoded: Encoded) -> Tensor:

@@ -55,7 +55,8 @@ def evaluate(
     """Measure the base model, and the trained model, on the run's test rows.
 
     Where a task has fixed answers the base model is measured a second time, less its prior over the answers,
-    which up to 512 training rows show without their labels: what training gains beyond that is learnt.
+    which up to 512 training rows show without their labels: what training gains beyond that is learnt. Where
+    the run's loss is centred the trained model is measured less its own prior, too.
     Of an organised run it is the model of the last seal, of an open one that with all updates.
     """
     from sfnode.cli.trained_model import load
@@ -88,22 +89,22 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
         before=before,
         calibrated=calibrated,
         after=after,
+        loss=trainer.manifest.task.loss,
+        prior=trainer.named_prior() if after.calibrated else None,
     )
 
 
 def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
     """Measure the base model less its prior; None, said on standard error, if its rows cannot be read."""
     manifest = trainer.manifest
-    if not manifest.task.labelled or not manifest.data.train:
+    if not manifest.task.labelled or not (manifest.data.train or manifest.task.prior):
         return None
     try:
-        with waiting("measuring the base model's prior"):
-            prior = trainer.prior()
+        with waiting("measuring the calibrated base model"):
+            return trainer.evaluate_base(limit, calibrated=True)
     except UserError as error:
         show(error)
         return None
-    with waiting("measuring the calibrated base model"):
-        return trainer.evaluate_base(limit, prior=prior)
 
 
 def _lines(result: EvalResult, moment: str) -> list[str]:

@@ -15,7 +15,7 @@ from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
-from sfnode.defaults import KEYS_DIR, OPEN_WORK_BITS
+from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
@@ -99,6 +99,13 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     "--metric",
     type=click.Choice(["accuracy", "f1"]),
     help="classification: the metric of the model.  [default: accuracy]",
+)
+@option(
+    "--objective",
+    "loss",
+    type=click.Choice(["plain", "centred"]),
+    help="classification: whether scores are compared as they are, or less their means over balanced "
+    f"mini-batches (docs/tasks.md).  [default: {DEFAULT_LOSS}]",
 )
 @option(
     "--max-tokens",
@@ -250,6 +257,7 @@ def init(
     said = [_kept(bases, out, manifest)] if bases else []
     measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
     if measure:
+        manifest = _with_prior(manifest, device, dtype)
         manifest, measured = _measured(manifest, "scalar_limit" in given, device, dtype, out.parent)
     said += _what_to_do(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
     _write(out, manifest.to_toml())
@@ -309,6 +317,18 @@ def _what_to_do(kept: Path, offline: Path) -> list[str]:
         f"Move {offline} to a medium that you keep offline: should the other key be lost or stolen, it alone "
         "can name a new one.",
     ]
+
+
+def _with_prior(manifest: Manifest, device: str, dtype: str) -> Manifest:
+    """Return the manifest with the base model's prior, if its loss is centred: for nodes that have no public
+    rows to measure one on."""
+    if manifest.task.loss == "plain":
+        return manifest
+    from sfnode.engine.trainer import prior_of
+
+    with waiting("measuring the base model's prior"):
+        prior = prior_of(manifest, device=device, dtype=dtype)
+    return manifest.model_copy(update={"task": manifest.task.model_copy(update={"prior": prior})})
 
 
 def _measured(

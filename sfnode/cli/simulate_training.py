@@ -26,6 +26,7 @@ PROBLEM = {
     "task": "Ready-made task (docs/tasks.md).",
     "train": "Source of the rows to train on, in place of the task's own.",
     "test": "Source of the rows to test on, in place of the task's own.",
+    "objective": "The loss: `centred` has balanced mini-batches, and compares scores less their means.",
     "rows": "Rows to train on, those of all clients together.",
     "min_words": "Shorter rows are not trained on.",
     "validation_rows": "Rows of the training data that validate; nobody trains on them.",

@@ -87,9 +87,12 @@ def verdict(result: SwarmResult) -> list[str]:
     """Format the last lines: what training changed, what it cost, and whether the nodes agree."""
     lines = []
     if result.before and result.after:
-        before, after = result.before, result.after
+        before, after, calibrated = result.before, result.after, result.calibrated
         lines.append(f"{after.metric} {figure(before)} -> {figure(after)} on {after.count} held-out rows")
         lines.append(f"loss {before.loss:.3f} -> {after.loss:.3f}")
+        if calibrated:
+            what = f"{calibrated.metric} {figure(calibrated)}, loss {calibrated.loss:.3f}"
+            lines.append(f"the base model, calibrated without training: {what}")
     lines.append(f"{result.updates} updates in {result.seconds:.1f} s")
     if result.counted is not None:
         lines[-1] += f"; {result.counted} count, in {result.sealed} sealed epochs"

@@ -48,6 +48,8 @@ class _Printer:
         if self._local.before and not self._measured:
             self._measured = True
             self._console.print(measurement_line("base model", self._local.before))
+            if self._local.calibrated:
+                self._console.print(measurement_line("base model, calibrated", self._local.calibrated))
         if self._console.is_terminal:
             self._live.update(
                 progress_table(self._local.manifest.name, progress.statuses, progress.organised)

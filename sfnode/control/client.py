@@ -57,9 +57,11 @@ class Client:
     async def digest(self) -> schema.CoreStatus:
         return await self._ask(lambda: schema.CoreStatus, "/digest", deadline=EVALUATE_DEADLINE)
 
-    async def evaluate(self, *, base: bool = False, limit: int = 0) -> schema.NodeEvaluation:
+    async def evaluate(
+        self, *, base: bool = False, calibrated: bool = False, limit: int = 0
+    ) -> schema.NodeEvaluation:
         """Evaluate the model as of now, or the base model, on `limit` test rows, or on all if that is 0."""
-        body = {"base": base, "limit": limit}
+        body = {"base": base, "calibrated": calibrated, "limit": limit}
         return await self._tell(lambda: schema.NodeEvaluation, "/evaluate", body, EVALUATE_DEADLINE)
 
     async def invitation(self) -> schema.InviteResult:
@@ -188,8 +190,10 @@ class SyncClient:
     def digest(self) -> schema.CoreStatus:
         return _finished(self._client.digest())
 
-    def evaluate(self, *, base: bool = False, limit: int = 0) -> schema.NodeEvaluation:
-        return _finished(self._client.evaluate(base=base, limit=limit))
+    def evaluate(
+        self, *, base: bool = False, calibrated: bool = False, limit: int = 0
+    ) -> schema.NodeEvaluation:
+        return _finished(self._client.evaluate(base=base, calibrated=calibrated, limit=limit))
 
     def invitation(self) -> schema.InviteResult:
         return _finished(self._client.invitation())

@@ -72,11 +72,17 @@ def _state(status: Status) -> list[Sample]:
 
 
 def _metric(status: Status) -> list[Sample]:
-    """Return what the organiser has published: of the base model, of the last seal, and of the best one."""
+    """Return what the organiser has published: of the base model, as it is compared and calibrated, of the
+    last seal, and of the best one."""
     if status.organised is None:
         return []
     health = status.organised.health
-    told = (("base", health.base), ("best", health.best), ("last", health.latest))
+    told = (
+        ("base", health.base),
+        ("calibrated", health.calibrated),
+        ("best", health.best),
+        ("last", health.latest),
+    )
     return [Sample((found.metric, of), found.value) for of, found in told if found]
 
 
@@ -149,8 +155,8 @@ METRICS: Sequence[Described] = (
              "The part of the bytes sent that carried updates."),
     _of_node("sfnode_updates_sent_total", "updates_sent", "Updates sent, counted once for each link."),
     _of_node("sfnode_log_bytes", "log_bytes", "Size of the update log on disk."),
-    Described("sfnode_metric", "Published result on the validation rows: of the base model, the best seal, "
-              "the last one.", _metric, ("name", "of")),
+    Described("sfnode_metric", "Published result on the validation rows: of the base model, as it is compared and "
+              "calibrated, the best seal, the last one.", _metric, ("name", "of")),
     Described("sfnode_alarm", "1 while this numbered error stands in the run, else 0.", _alarms, ("code",)),
     _of_run("sfnode_epochs_sealed_total", "sealed", "Epochs that the organiser has sealed."),
     _of_run("sfnode_updates_counted", "counted", "Updates that count by the seals so far."),

@@ -48,17 +48,22 @@ class Node(Protocol):
     def views(self) -> Views: ...
 
     def status(self) -> Status: ...
-    async def evaluate(self, base: bool, limit: int) -> NodeEvaluation: ...
+    async def evaluate(self, base: bool, limit: int, calibrated: bool = ...) -> NodeEvaluation: ...
     async def core_status(self) -> CoreStatus: ...
     async def generate(self, prompt: str, tokens: int) -> Generated: ...
 
 
 class EvaluateRequest(BaseModel):
-    """Evaluate the model as of now, or the base model; `limit` 0 means all test rows."""
+    """Evaluate the model as of now, or the base model; `limit` 0 means all test rows.
+
+    `calibrated`: the base model less its prior. From the model as of now it is subtracted where the run's
+    loss is centred.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     base: bool = False
+    calibrated: bool = False
     limit: int = Field(default=0, ge=0)
 
 
@@ -109,7 +114,7 @@ def _engine(node: Node) -> list[web.RouteDef]:
 
     async def evaluate(request: web.Request) -> web.Response:
         wanted = EvaluateRequest.model_validate_json(await request.read() or b"{}")
-        return answer(await node.evaluate(wanted.base, wanted.limit))
+        return answer(await node.evaluate(wanted.base, wanted.limit, wanted.calibrated))
 
     async def generate(request: web.Request) -> web.Response:
         wanted = GenerateRequest.model_validate_json(await request.read())

@@ -98,14 +98,22 @@ def figure(found: Evaluation) -> str:
 
 def result_in_words(found: EpochEvaluation) -> str:
     """Format a published result, such as `accuracy 0.526 (0.493-0.559) of epoch 7`."""
-    return f"{found.metric} {figure(found)} of {'the base model' if found.base else f'epoch {found.epoch}'}"
+    return f"{found.metric} {figure(found)} of {_model(found)}"
+
+
+def _model(found: EpochEvaluation) -> str:
+    if found.base:
+        return "the calibrated base model" if found.calibrated else "the base model"
+    return f"epoch {found.epoch}"
 
 
 def health_in_words(health: HealthStatus) -> str:
     """Say how a run's model does, beside the base model and its best."""
     if health.latest is None:
         return "nothing was evaluated yet"
-    beside = [f"base {health.base.value:.3f}"] if health.base else []
+    base, calibrated = health.base, health.calibrated
+    beside = [f"base {base.value:.3f}"] if base and not base.calibrated else []
+    beside += [f"calibrated base {calibrated.value:.3f}"] if calibrated else []
     if health.best and health.best.epoch != health.latest.epoch:
         beside.append(f"best {health.best.value:.3f} of epoch {health.best.epoch}")
     value = f"{health.latest.metric} {figure(health.latest)}"

@@ -203,6 +203,8 @@ def _measured_here(shown: Shown, width: int) -> Text:
     line = Text().append(f"{ours[-1].metric}  ", "bold").append(_value(ours[-1]))
     if base := base_of(measurements):
         line.append(f"  base model {base.value:.3f}", "dim")
+    if calibrated := base_of(measurements, calibrated=True):
+        line.append(f", calibrated {calibrated.value:.3f}", "dim")
     course = spark([m.value for m in ours], min(width - line.cell_len - 2, 24)) if len(ours) > 1 else ""
     return line.append(f"  {course}", "magenta")
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.control.client import Client
 from sfnode.dashboard.formatting import count, health_in_words, percent, rate
+from sfnode.errors import UserError
 from sfnode.schema.node_state import NodeState, RunHealth
 
 if TYPE_CHECKING:
@@ -76,18 +78,23 @@ async def look_at_all(client: Client) -> tuple[Now, Curves]:
 
 
 async def measure(client: Client) -> None:
-    """Have the model as of now evaluated, and first the base model if it has not been, for comparison.
+    """Have the model as of now evaluated, and first the base model if it has not been, for comparison: as it
+    is, and calibrated where its prior can be measured.
 
     Raises UserError.
     """
-    if base_of((await client.curves()).measurements) is None:
+    known = (await client.curves()).measurements
+    if base_of(known) is None:
         await client.evaluate(base=True, limit=MEASURED_ROWS)
+    if base_of(known, calibrated=True) is None:
+        with suppress(UserError):  # that there is no prior is no reason not to measure the model
+            await client.evaluate(base=True, calibrated=True, limit=MEASURED_ROWS)
     await client.evaluate(limit=MEASURED_ROWS)
 
 
-def base_of(measurements: Sequence[NodeEvaluation]) -> NodeEvaluation | None:
-    """Return the last evaluation of the base model."""
-    return next((m for m in reversed(measurements) if m.base), None)
+def base_of(measurements: Sequence[NodeEvaluation], *, calibrated: bool = False) -> NodeEvaluation | None:
+    """Return the last evaluation of the base model, as it is or calibrated."""
+    return next((m for m in reversed(measurements) if m.base and m.calibrated is calibrated), None)
 
 
 # -- in words ------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sfnode.engine.model_card import model_card
 from sfnode.errors import Code, UserError
 from sfnode.models.files import TOKENIZER_FILES
 from sfnode.models.targets import Form
@@ -35,8 +36,10 @@ def export_model(trainer: Trainer, out: Path) -> None:
     bit if both have loaded the model in the same dtype. Raises UserError BAD_OPTION when `out` holds
     something already or cannot be written, DISK_FULL when there is no room.
     """
+    card = model_card(trainer)
     trainer.weights.rebuild()
     with _finished_folder(out) as folder:
+        _write(folder, card)
         trainer.loaded.model.save_pretrained(folder)
         for name in TOKENIZER_FILES:
             if (trainer.loaded.folder / name).is_file():
@@ -52,10 +55,16 @@ def export_lora(trainer: Trainer, out: Path) -> None:
     """
     _check_linear(trainer)
     epochs = trainer.core.epochs() or [0]  # an adapter must have a rank; that of a fresh run is all zero
+    card = model_card(trainer)
     with _finished_folder(out) as folder:
+        _write(folder, card)
         save_file(_adapter_tensors(trainer, epochs), folder / "adapter_model.safetensors")
         settings = json.dumps(_adapter_config(trainer, epochs), indent=2)
         (folder / "adapter_config.json").write_text(settings + "\n", encoding="utf-8")
+
+
+def _write(folder: Path, card: str) -> None:
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _check_linear(trainer: Trainer) -> None:

@@ -25,20 +25,24 @@ from sfnode.engine.merging import MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
+from sfnode.manifest import PRIOR_ONE, Data, Manifest
 from sfnode.models import loader
 from sfnode.models.generation import generate
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import calibration, dataset
-from sfnode.tasks.encoding import Encoded, Forward, Prior, Scored, encode, evaluate
+from sfnode.tasks.encoding import Encoded, Forward, Prior, Scored, evaluate
+from sfnode.tasks.shard import CENTRED, Shard
 from sfprotocol.decisions import RATE_ONE, Bases
-from sfprotocol.seeds import I64, batch_rows
+from sfprotocol.seeds import I64
 
 EVALUATION_BATCH = 32
 """Rows of an evaluation that are tokenised and cut into passes together."""
 
 THREADS = torch.get_num_threads()
 """CPU threads that torch uses unless told otherwise."""
+
+BASE = b"base"
+"""Stands for the digest of the base model's cores."""
 
 GoOn = Callable[[], bool]
 """Asked now and then whether a long measurement should go on."""
@@ -71,9 +75,11 @@ class Trainer:
         manifest: Manifest,
         loaded: loader.LoadedModel,
         rows: Sequence[dataset.Row],
+        public: Sequence[dataset.Row] | None = None,
         bases: Path | None = None,
     ) -> None:
-        """`bases` is the folder with published bases, for a run that has them."""
+        """`public`: the run's public training rows, if they were read already; `bases`: the folder with
+        published bases, for a run that has them."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device
@@ -89,10 +95,17 @@ class Trainer:
         self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic)
         self._offloaded = False
         self._rows = rows
+        self._public = None if public is None else dataset.select(list(public), calibration.CALIBRATION_ROWS)
+        """Public training rows for priors; None if they were not read yet."""
         self._held_out: dict[tuple[dataset.HeldOut, int], list[dataset.Row]] = {}
         """Rows that were measured on, by the number asked for."""
+        self._base: dict[tuple[dataset.HeldOut, int, bool], Evaluation] = {}
+        """Results of the base model, which do not change."""
+        self._priors: dict[bytes, Prior] = {}
+        """Priors of the base model and of the last model asked about, by the digest of their cores."""
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
-        self.mini_batches = MiniBatches(self._mini_batch, self._ahead)
+        shard = Shard(manifest.task, loaded.tokenizer, rows, numbers.batch_size, self.calibration_rows)
+        self.mini_batches = MiniBatches(shard.mini_batch, self._ahead)
         """Mini-batches of coming steps; any thread may prepare them."""
 
     @classmethod
@@ -117,8 +130,8 @@ class Trainer:
         DEVICE.
         """
         where = usable_device(device)
-        rows = _training_rows(manifest, data_override, shard) if training else []
-        return cls(manifest, load_model(manifest, model_override, where, dtype), rows, bases)
+        rows, public = _training_rows(manifest, data_override, shard) if training else ([], None)
+        return cls(manifest, load_model(manifest, model_override, where, dtype), rows, public, bases)
 
     def __enter__(self) -> Trainer:
         return self
@@ -216,38 +229,59 @@ class Trainer:
         self.loaded.model.to(device)
         self.space.move(device)
 
-    def prior(self, count: int = calibration.CALIBRATION_ROWS, go_on: GoOn = always) -> Prior:
-        """Return the base model's prior over the task's answers: from `count` (0: all) of the run's public
-        training rows, whose labels are not looked at.
+    def prior(self, go_on: GoOn = always) -> Prior:
+        """Return the prior over the task's answers of the model as of now, (K,).
 
-        Raises UserError BAD_OPTION if the task has no fixed answers, DATA_* without such rows, PAUSED.
+        From CALIBRATION_ROWS of the run's public training rows, whose labels are not looked at; where they
+        are not within reach it is the manifest's, which is the base model's. Raises UserError BAD_OPTION if
+        the task has no fixed answers, DATA_* if there are neither rows nor a prior in the manifest, PAUSED.
         """
-        rows = dataset.select(dataset.training_rows(self.manifest.data, self.manifest.task), count)
+        self.restore()
+        self.weights.rebuild()
+        return self._prior(self.core.digest(), go_on)
+
+    def named_prior(self) -> dict[str, float]:
+        """Return the prior of the model as of now by answer, with 0 for the likeliest. Raises as `prior`
+        does."""
+        parts = (part / PRIOR_ONE for part in calibration.for_manifest(self.prior()))
+        return dict(zip(self.manifest.task.verbalizer.values(), parts, strict=True))
+
+    def base_prior(self, go_on: GoOn = always) -> Prior:
+        """Return the same of the base model. Raises as `prior` does."""
         self.restore()
         with self.weights.at_base():
-            task, tokenizer = self.manifest.task, self.loaded.tokenizer
-            return calibration.prior(task, tokenizer, rows, self._forward(go_on), EVALUATION_BATCH)
+            return self._prior(BASE, go_on)
 
     def evaluate(self, limit: int = 0, go_on: GoOn = always, rows: dataset.HeldOut = "test") -> Evaluation:
         """Measure the rebuilt model as of now on `limit` of these rows (0: as many as the manifest says).
 
-        Raises UserError DATA_*, and PAUSED when `go_on`, asked between two batches, says no.
+        Where the run's loss is centred it is calibrated by the prior that it has now. Raises UserError
+        DATA_*, and PAUSED when `go_on`, asked between two batches, says no.
         """
+        prior = self.prior(go_on) if self.manifest.task.loss == CENTRED else None
         self.restore()
         self.weights.rebuild()
-        return self._evaluate(limit, go_on, rows)
+        return self._evaluate(limit, go_on, rows, prior)
 
     def evaluate_base(
         self,
         limit: int = 0,
         go_on: GoOn = always,
         rows: dataset.HeldOut = "test",
-        prior: Prior | None = None,
+        *,
+        calibrated: bool = False,
     ) -> Evaluation:
-        """Measure the base model like `evaluate`; with its `prior` it is the calibrated, untrained model."""
-        self.restore()
-        with self.weights.at_base():
-            return self._evaluate(limit, go_on, rows, prior)
+        """Measure the base model like `evaluate`, once; `calibrated`: less its own prior.
+
+        Raises as `evaluate` does, and with `calibrated` as `prior`.
+        """
+        key = rows, limit, calibrated
+        if key not in self._base:
+            prior = self.base_prior(go_on) if calibrated else None
+            self.restore()
+            with self.weights.at_base():
+                self._base[key] = self._evaluate(limit, go_on, rows, prior)
+        return self._base[key]
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         """Return what the base model and the model as of now write after `prompt`, in at most `tokens`
@@ -269,13 +303,39 @@ class Trainer:
         self.restore()
         (export_model if form == "hf" else export_lora)(self, out)
 
-    def _mini_batch(self, seed: int) -> Encoded:
-        chosen = batch_rows(seed, self.manifest.training.batch_size, len(self._rows)).tolist()
-        return encode(self.manifest.task, self.loaded.tokenizer, [self._rows[row] for row in chosen])
+    def _prior(self, of: bytes, go_on: GoOn) -> Prior:
+        """Return the prior of the weights as they are, which are those `of` this digest."""
+        if of not in self._priors:
+            found = self._measured_prior(go_on)
+            self._priors = {kept: self._priors[kept] for kept in self._priors if kept == BASE} | {of: found}
+        return self._priors[of]
 
-    def _evaluate(
-        self, limit: int, go_on: GoOn, which: dataset.HeldOut, prior: Prior | None = None
-    ) -> Evaluation:
+    def _measured_prior(self, go_on: GoOn) -> Prior:
+        task, tokenizer = self.manifest.task, self.loaded.tokenizer
+        if task.prior and not self.calibration_rows():
+            return calibration.from_manifest(task)
+        rows = self._public_rows() if task.labelled else []
+        return calibration.prior(task, tokenizer, rows, self._forward(go_on), EVALUATION_BATCH)
+
+    def calibration_rows(self) -> list[dataset.Row]:
+        """Return up to CALIBRATION_ROWS of the public training rows; none if they are not within reach.
+
+        Raises UserError DATA_MALFORMED and the like.
+        """
+        try:
+            return self._public_rows()
+        except UserError as error:
+            if error.code not in (Code.DATA_NEEDED, Code.DATA_NOT_FOUND):
+                raise
+            return []
+
+    def _public_rows(self) -> list[dataset.Row]:
+        if self._public is None:
+            rows = dataset.training_rows(self.manifest.data, self.manifest.task)
+            self._public = dataset.select(rows, calibration.CALIBRATION_ROWS)
+        return self._public
+
+    def _evaluate(self, limit: int, go_on: GoOn, which: dataset.HeldOut, prior: Prior | None) -> Evaluation:
         task, tokenizer = self.manifest.task, self.loaded.tokenizer
         if (which, limit) not in self._held_out:
             data = self.manifest.data
@@ -346,13 +406,14 @@ def load_model(
 
 def _training_rows(
     manifest: Manifest, override: Path | None, shard: tuple[int, int] | None
-) -> list[dataset.Row]:
-    """Return the rows that this node draws its mini-batches from."""
+) -> tuple[list[dataset.Row], list[dataset.Row] | None]:
+    """Return the rows that this node draws its mini-batches from, and the public ones if they were read."""
     if override is None:
-        rows = dataset.training_rows(manifest.data, manifest.task)
+        public = rows = dataset.training_rows(manifest.data, manifest.task)
     else:
+        public = None
         rows = dataset.load_rows(str(override), manifest.task, min_words=manifest.data.train_min_words)
-    return dataset.shard(rows, *shard) if shard else rows
+    return dataset.shard(rows, *shard) if shard else rows, public
 
 
 def usable_device(name: str) -> torch.device:
@@ -368,3 +429,15 @@ def usable_device(name: str) -> torch.device:
             "Use --device cpu, or install a torch build that supports the device.",
         ) from error
     return device
+
+
+def prior_of(manifest: Manifest, *, device: str, dtype: str) -> tuple[int, ...]:
+    """Return the base model's prior as the manifest has it; () if no rows to measure it on are within reach.
+
+    Of public training rows, or else of test rows, without their labels. Raises UserError as `Trainer.load`.
+    """
+    data = manifest.data
+    if not data.train:
+        manifest = manifest.model_copy(update={"data": Data(train=data.test, train_limit=data.test_limit)})
+    with Trainer.load(manifest, device=device, dtype=dtype, training=False) as trainer:
+        return calibration.for_manifest(trainer.base_prior()) if trainer.calibration_rows() else ()

@@ -29,6 +29,8 @@ class Problem(Section):
     """Source of the rows to train on, in place of the preset's."""
     test: str = ""
     """The same for the rows to test on."""
+    objective: Literal["plain", "centred"] = Field(default="plain", exclude_if="plain".__eq__)
+    """The task's loss (SPEC T5). Left out where it is plain, so that the names of older results hold."""
     rows: int = Field(default=1024, ge=1)
     """Rows to train on, those of all clients together."""
     min_words: int = Field(default=0, ge=0)

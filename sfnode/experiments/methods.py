@@ -95,6 +95,7 @@ def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None, log: Pat
         cell.seed,
         baseline.problem,
         cell.rank,
+        found.public,
     )
     setup = Setup(
         on_vectors,

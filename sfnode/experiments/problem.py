@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,8 +27,9 @@ from sfnode.models import bases, manifest_builder
 from sfnode.models.loader import LoadedModel
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import dataset
+from sfnode.tasks.calibration import CALIBRATION_ROWS, measure
 from sfnode.tasks.dataset import Row
-from sfnode.tasks.encoding import Encoded, Scored, evaluate
+from sfnode.tasks.encoding import Encoded, Scored
 from sfprotocol.seeds import derive_key, stream
 
 UNIT = 2.0**-53
@@ -55,9 +57,22 @@ class LoadedProblem:
         """Run the model as it is now."""
         return forward.score_in_passes(self.loaded, encoded)
 
+    @cached_property
+    def public(self) -> Sequence[Row]:
+        """Rows by which models are calibrated, and which serve a shard that lacks a class: of all clients."""
+        return dataset.select([row for shard in self.shards for row in shard], CALIBRATION_ROWS)
+
     def evaluate(self, which: str) -> Evaluation:
-        """Measure the model as it is now on these rows, of which there are some."""
-        return evaluate(self.task, self.loaded.tokenizer, self.held_out[which], self.score, EVALUATION_BATCH)
+        """Measure the model as it is now on these rows, of which there are some, as the task's loss asks."""
+        tokenizer, rows = self.loaded.tokenizer, self.held_out[which]
+        return measure(self.task, tokenizer, rows, self.public, self.score, EVALUATION_BATCH)
+
+    def evaluate_alone(self, which: str, *, calibrated: bool) -> Evaluation:
+        """Measure it with or without its prior, whatever the loss."""
+        loss: Literal["plain", "centred"] = "centred" if calibrated else "plain"
+        task = self.task.model_copy(update={"loss": loss})
+        tokenizer, rows = self.loaded.tokenizer, self.held_out[which]
+        return measure(task, tokenizer, rows, self.public, self.score, EVALUATION_BATCH)
 
 
 def load(cell: Cell, place: Place) -> LoadedProblem:
@@ -111,6 +126,7 @@ def manifest_of(cell: Cell) -> Manifest:
         "learning_rate": cell.learning_rate,
         "schedule": "constant",
         "batch_size": cell.batch_size,
+        "loss": problem.objective,
         "epoch_updates": a_step * cell.refresh,
         "update_budget": a_step * (cell.steps + cell.local_steps),
         "scalar_bits": int(cell.options.get("scalar_bits", 16)),

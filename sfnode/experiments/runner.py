@@ -20,17 +20,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from sfnode import __version__
 from sfnode.baselines.method import Method
-from sfnode.engine.trainer import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
 from sfnode.experiments import methods, problem, results
 from sfnode.experiments.cell import Cell, Place
 from sfnode.experiments.problem import LoadedProblem
 from sfnode.loggers.record import Logger, Record
-from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
-from sfnode.tasks import calibration
-from sfnode.tasks.encoding import evaluate
 
 __all__ = ["Advance", "Place", "finished", "run_cell"]
 
@@ -241,7 +237,7 @@ _SCORES = TypeAdapter(dict[str, float])
 
 def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> dict[str, float]:
     """Return the scores of the untrained model, and with calibrated answers; measured once for a folder."""
-    fields = json.dumps(cell.problem.model_dump(mode="json"), sort_keys=True).encode()
+    fields = json.dumps(cell.problem.model_dump(mode="json", exclude={"objective"}), sort_keys=True).encode()
     name = hashlib.blake2b(fields, digest_size=8, person=b"sfnode-base").hexdigest()
     path = folder / f"base-{name}.json"
     with disk_faults(path):
@@ -261,17 +257,9 @@ def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> dict[str, float]:
 
 
 def _measured(loaded: LoadedProblem) -> dict[str, float]:
-    base = loaded.evaluate("test")
+    base = loaded.evaluate_alone("test", calibrated=False)
     values = {"base_score": base.value, "base_loss": base.loss}
     if loaded.task.labelled:
-        calibrated = _calibrated(loaded)
+        calibrated = loaded.evaluate_alone("test", calibrated=True)
         values |= {"calibrated_score": calibrated.value, "calibrated_loss": calibrated.loss}
     return values
-
-
-def _calibrated(loaded: LoadedProblem) -> Evaluation:
-    """Measure the model with the prior of its answers subtracted, by training rows without their labels."""
-    rows = [row for shard in loaded.shards for row in shard][: calibration.CALIBRATION_ROWS]
-    tokenizer, task = loaded.loaded.tokenizer, loaded.task
-    prior = calibration.prior(task, tokenizer, rows, loaded.score, EVALUATION_BATCH)
-    return evaluate(task, tokenizer, loaded.held_out["test"], loaded.score, EVALUATION_BATCH, prior=prior)

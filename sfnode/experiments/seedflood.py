@@ -29,10 +29,10 @@ from sfnode.experiments.replicas import Moves, Query, Replicas
 from sfnode.models import bases
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
-from sfnode.tasks.encoding import Encoded, encode
+from sfnode.tasks.shard import Shard
 from sfprotocol.counting import multiplier
 from sfprotocol.decisions import FACTOR_ONE
-from sfprotocol.seeds import I64, batch_rows, update_seeds
+from sfprotocol.seeds import I64, update_seeds
 
 OPTIONS = frozenset(
     {"organised", "scalar_bits", "scalar_delta", "scalar_limit", "segment_updates", "subspace_epochs"}
@@ -77,6 +77,10 @@ class SeedFlood:
         self.feeds = [ClientFeed(self.run, key, each) for key in keys]
         self._cell = cell
         self._problem = problem
+        tokenizer, size = problem.loaded.tokenizer, problem.manifest.training.batch_size
+        self._shards = [
+            Shard(problem.task, tokenizer, rows, size, lambda: problem.public) for rows in problem.shards
+        ]
         self._conditions = Conditions(cell.network, cell.seed)
         self._keeper = self._keeper_in(log, problem)
         origins = len(self.feeds) + self.run_is_organised
@@ -128,7 +132,9 @@ class SeedFlood:
         for client in clients:
             feed, label = self.feeds[client], self._label(client, int(has[client].sum()))
             seed = feed.seed()
-            queries.append(Query(client, seed, self.run.subspace_of(label), self._mini_batch(client, seed)))
+            queries.append(
+                Query(client, seed, self.run.subspace_of(label), self._shards[client].mini_batch(seed))
+            )
             feed.labels.append(label)
         estimates = self.replicas.measure(queries, numbers.epsilon)
         self.example_forwards += 2 * sum(query.batch.examples for query in queries)
@@ -144,11 +150,6 @@ class SeedFlood:
         if self.run_is_organised and self._keeper:
             return self._keeper.open_epoch(int(self.flood.known[client, -1]))
         return max([self.run.epoch_of(known), *self.feeds[client].labels[-1:]])
-
-    def _mini_batch(self, client: int, seed: int) -> Encoded:
-        rows, size = self._problem.shards[client], self._problem.manifest.training.batch_size
-        chosen = [rows[row] for row in batch_rows(seed, size, len(rows)).tolist()]
-        return encode(self._problem.task, self._problem.loaded.tokenizer, chosen)
 
     def _updates(self, which: Sequence[tuple[int, int]]) -> Pending:
         """Return these updates, by client and step, as columns."""

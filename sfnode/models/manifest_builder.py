@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from sfnode.defaults import DEFAULT_LOSS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_QUOTA, Data, Manifest, Model, Open, Organised, Task, Training
 from sfnode.models import files, loader
@@ -51,6 +52,7 @@ TASK_FIELDS = (
     "messages_field",
     "metric",
     "max_tokens",
+    "loss",
 )
 
 ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
@@ -157,6 +159,8 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     if preset:
         fields = presets.task_of(preset, headed=_is_encoder(_json(home / files.CONFIG))).model_dump()
     task = Task(**fields | {key: given[key] for key in TASK_FIELDS if key in given})
+    if task.labelled and "loss" not in given:
+        task = task.model_copy(update={"loss": DEFAULT_LOSS})
     _check_kind(task, home)
     positions = _positions(home)
     return task.model_copy(update={"max_tokens": min(task.max_tokens, positions)}) if positions else task

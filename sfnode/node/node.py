@@ -199,13 +199,15 @@ class Node:
         """The node's status as of now, the same as `sfnode status --json`."""
         return self.running.status()
 
-    async def evaluate(self, *, base: bool = False, limit: int = 0) -> NodeEvaluation:
+    async def evaluate(
+        self, *, base: bool = False, calibrated: bool = False, limit: int = 0
+    ) -> NodeEvaluation:
         """Measure the model as of now, or the base model, on the run's test rows.
 
         `limit` is the number of rows; 0 means as many as the manifest says. Waits for the model to be loaded.
         Raises UserError BAD_OPTION for a relay, PAUSED, and DATA_NEEDED for a run without test data.
         """
-        return await self.running.evaluate(base, limit)
+        return await self.running.evaluate(base, limit, calibrated)
 
     async def generate(self, prompt: str, *, tokens: int = 32) -> Generated:
         """Continue `prompt` by at most `tokens` tokens, by the base model and by the model as of now."""

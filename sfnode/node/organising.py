@@ -48,6 +48,7 @@ from sfprotocol.signing import Sign as SignWith
 
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
+    from sfnode.schema.evaluation import Evaluation
 
 WISH_DEADLINE = 60.0
 """Seconds for a wish to be signed: one decision is under way at a time, and each takes a commit."""
@@ -188,17 +189,33 @@ class Organising:
     async def _evaluate(self, epoch: int) -> None:
         """Evaluate what closes up to that of `epoch` have named on the validation rows; the base model first
         if that was not done yet."""
-        result = base = None
+        result = base = calibrated = None
         wanted, ask = self._node.limiter.until_a_pause(), self._node.ask_engine
         try:
             if not self._has_base:
                 _, base = await ask(lambda engine: engine.evaluate_base(0, wanted, "validation"))
+                calibrated = await self._calibrated(wanted)
                 self._has_base = True
             named = partial(self._organised.named, epoch)
             _, result = await ask(lambda engine: engine.evaluate(0, wanted, "validation"), named)
         except UserError as error:
             log.warning("epoch %d is sealed without an evaluation: %s", epoch, error.what)
-        self._tell(EvaluationEnded(epoch, result, base))
+        self._tell(EvaluationEnded(epoch, result, base, calibrated))
+
+    async def _calibrated(self, wanted: Callable[[], bool]) -> Evaluation | None:
+        """Evaluate the base model less its prior; None where that cannot be measured."""
+        if not self._node.manifest.task.labelled:
+            return None
+        try:
+            _, found = await self._node.ask_engine(
+                lambda engine: engine.evaluate_base(0, wanted, "validation", calibrated=True)
+            )
+        except UserError as error:
+            if error.code is Code.PAUSED:
+                raise
+            log.warning("the base model is not calibrated: %s", error.what)
+            return None
+        return found
 
 
 def _unanswered(what: str) -> UserError:

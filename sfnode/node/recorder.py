@@ -78,7 +78,7 @@ class Recorder:
 
     def evaluated(self, evaluation: NodeEvaluation) -> None:
         """Record an evaluation on the test rows that this node was asked for."""
-        of = "base_" if evaluation.base else ""
+        of = _which(evaluation.base, evaluation.calibrated)
         self._logger.record(Record("evaluation", evaluation.known, _scores(of, evaluation)))
 
     def _look(self) -> None:
@@ -98,7 +98,7 @@ class Recorder:
         }
         self._record("traffic", traffic)
         for evaluation in self._news():
-            of = "validation_base_" if evaluation.base else "validation_"
+            of = f"validation_{_which(evaluation.base, evaluation.calibrated)}"
             self._record("evaluation", {f"{of}epoch": evaluation.epoch, **_scores(of, evaluation)})
 
     def _news(self) -> list[EpochEvaluation]:
@@ -110,6 +110,11 @@ class Recorder:
 
     def _record(self, kind: Kind, values: Mapping[str, float]) -> None:
         self._logger.record(Record(kind, self._node.machine.frontier.known, values))
+
+
+def _which(base: bool, calibrated: bool) -> str:
+    """Return how names of numbers begin: those of the calibrated base model with `calibrated_`."""
+    return ("calibrated_" if calibrated else "base_") if base else ""
 
 
 def _scores(of: str, evaluation: Evaluation) -> dict[str, float]:

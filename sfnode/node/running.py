@@ -442,11 +442,16 @@ class RunningNode:
     def status(self) -> Status:
         return describe(self)
 
-    async def evaluate(self, base: bool, limit: int) -> NodeEvaluation:
-        """Accuracy or loss on the test rows, of the model as of now or of the base model."""
+    async def evaluate(self, base: bool, limit: int, calibrated: bool = False) -> NodeEvaluation:
+        """Accuracy or loss on the test rows, of the model as of now or of the base model, which may be
+        `calibrated`."""
         wanted = self.limiter.until_a_pause()
         moment, result = await self.ask_engine(
-            lambda engine: engine.evaluate_base(limit, wanted) if base else engine.evaluate(limit, wanted)
+            lambda engine: (
+                engine.evaluate_base(limit, wanted, calibrated=calibrated)
+                if base
+                else engine.evaluate(limit, wanted)
+            )
         )
         answer = NodeEvaluation(
             **dict(result),

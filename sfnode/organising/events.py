@@ -115,6 +115,8 @@ class EvaluationEnded:
     """None if it has failed."""
     base: Evaluation | None = None
     """The base model's on the same rows, once, when it is known."""
+    calibrated: Evaluation | None = None
+    """The same less its prior over the answers, where that can be measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,9 @@ from sfprotocol.decisions import Decision, Evaluated, Void
 BASE = "base "
 """Beginning of the metric's name where the base model was measured: `base accuracy`."""
 
+CALIBRATED = "calibrated "
+"""Beginning of the name where the prior over the answers was subtracted: `calibrated base accuracy`."""
+
 LOWER_IS_BETTER = frozenset({"perplexity"})
 
 _UNIT = 1_000_000
@@ -32,6 +35,8 @@ class Verdict(NamedTuple):
     best: Evaluated | None = None
     worse_than: tuple[Evaluated, ...] = ()
     """Those of `base` and `best` than which `latest` is significantly worse."""
+    calibrated: Evaluated | None = None
+    """The base model less its prior, for comparison."""
 
     @property
     def no_gain(self) -> bool:
@@ -53,7 +58,17 @@ def published(epoch: int, result: Evaluation, *, base: bool = False) -> Evaluate
     worst = math.inf if result.metric in LOWER_IS_BETTER else 0.0
     value, low, high = (_fixed(number, worst) for number in (result.value, result.low, result.high))
     loss = _fixed(result.loss, math.inf)
-    return Evaluated(epoch, BASE * base + result.metric, value, low, high, loss, result.count)
+    metric = CALIBRATED * result.calibrated + BASE * base + result.metric
+    return Evaluated(epoch, metric, value, low, high, loss, result.count)
+
+
+def is_base(said: Evaluated) -> bool:
+    """Return whether a published result is of the base model."""
+    return said.metric.removeprefix(CALIBRATED).startswith(BASE)
+
+
+def _bare(metric: str) -> str:
+    return metric.removeprefix(CALIBRATED).removeprefix(BASE)
 
 
 def _fixed(number: float, worst: float) -> int:
@@ -62,18 +77,26 @@ def _fixed(number: float, worst: float) -> int:
 
 
 def measured(said: Evaluated) -> Evaluation:
-    """Return a published result as a measurement, of the metric without BASE."""
+    """Return a published result as a measurement, of the metric without CALIBRATED and BASE."""
     value, low, high, loss = (
         math.copysign(math.inf, number) if abs(number) >= _MOST else number / _UNIT
         for number in (said.value, said.low, said.high, said.loss)
     )
-    metric = said.metric.removeprefix(BASE)
-    return Evaluation(metric=metric, value=value, low=low, high=high, loss=loss, count=said.rows)
+    calibrated = said.metric.startswith(CALIBRATED)
+    return Evaluation(
+        metric=_bare(said.metric),
+        value=value,
+        low=low,
+        high=high,
+        loss=loss,
+        count=said.rows,
+        calibrated=calibrated,
+    )
 
 
 def in_words(said: Evaluated) -> str:
     """Return a published result for people, such as `accuracy 0.610 (0.581-0.642) of epoch 7`."""
-    of = "the base model" if said.metric.startswith(BASE) else f"epoch {said.epoch}"
+    of = "the base model" if is_base(said) else f"epoch {said.epoch}"
     result = measured(said)
     return f"{result.metric} {result.value:.3f} ({result.low:.3f}-{result.high:.3f}) of {of}"
 
@@ -85,13 +108,13 @@ def verdict(decisions: Iterable[Decision]) -> Verdict:
     was measured of epochs that were then voided, or later, does not count: those models are gone. Nor does
     what is told of a voided epoch after that: its evaluation was under way.
     """
-    base: Evaluated | None = None
+    bases: dict[str, Evaluated] = {}
     results: list[Evaluated] = []
     voided: list[Void] = []
     for decision in decisions:
         match decision:
-            case Evaluated() if decision.metric.startswith(BASE):
-                base = decision
+            case Evaluated() if is_base(decision):
+                bases[decision.metric] = decision
             case Evaluated(epoch=epoch):
                 if not any(void.first <= epoch <= void.last for void in voided):
                     results.append(decision)
@@ -99,11 +122,11 @@ def verdict(decisions: Iterable[Decision]) -> Verdict:
                 voided.append(decision)
                 results = [result for result in results if result.epoch < first]
     if not results:
-        return Verdict(RunHealth.UNKNOWN, base=base)
+        return Verdict(RunHealth.UNKNOWN, base=next(iter(bases.values()), None))
     latest = max(results, key=lambda result: result.epoch)
     results = [result for result in results if result.metric == latest.metric]
-    if base and base.metric != BASE + latest.metric:
-        base = None
+    calibrated = bases.get(CALIBRATED + BASE + _bare(latest.metric))
+    base = calibrated if latest.metric.startswith(CALIBRATED) else bases.get(BASE + latest.metric)
     best = max(results, key=lambda result: (_goodness(latest.metric, result.value), result.epoch))
     worse_than = tuple(other for other in (base, best) if other and _worse(latest, other))
     if worse_than:
@@ -112,14 +135,14 @@ def verdict(decisions: Iterable[Decision]) -> Verdict:
         health = RunHealth.UNKNOWN
     else:
         health = RunHealth.BETTER if _worse(base, latest) else RunHealth.NO_BETTER
-    return Verdict(health, latest, base, best, worse_than)
+    return Verdict(health, latest, base, best, worse_than, calibrated)
 
 
 def _goodness(metric: str, value: int) -> int:
-    return -value if metric in LOWER_IS_BETTER else value
+    return -value if _bare(metric) in LOWER_IS_BETTER else value
 
 
 def _worse(one: Evaluated, other: Evaluated) -> bool:
-    if one.metric.removeprefix(BASE) in LOWER_IS_BETTER:
+    if _bare(one.metric) in LOWER_IS_BETTER:
         return one.low > other.high
     return one.high < other.low

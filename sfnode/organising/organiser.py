@@ -202,8 +202,8 @@ class Organiser:
         """Linked peers, with the number of decisions that each has told of."""
         self._petitions = Petitions(run_id, policy)
         self._wishes: list[Decision] = []
-        self._base: Evaluated | None = None
-        """The base model's result, until it is signed."""
+        self._bases: list[Evaluated] = []
+        """The base model's results, until they are signed."""
         self._asked = _Asked(-1, now, running=False)
         self._evaluate_from = now
         self._summary: _Summary | None = None
@@ -301,8 +301,9 @@ class Organiser:
         share = self.policy.young_share if young else self.policy.share
         taken = now - self._asked.at
         self._evaluate_from = now + (taken / share - taken if share else float("inf"))
-        if event.base:
-            self._base = health.published(event.epoch, event.base, base=True)
+        for base in (event.base, event.calibrated):
+            if base:
+                self._bases.append(health.published(event.epoch, base, base=True))
         if event.result:
             self._asked.result = health.published(event.epoch, event.result)
 
@@ -363,10 +364,9 @@ class Organiser:
         return None
 
     def _result(self) -> Decision | None:
-        asked, base = self._asked, self._base
-        if base:
-            self._base = None
-            return base
+        asked = self._asked
+        if self._bases:
+            return self._bases.pop(0)
         if asked.result is None or asked.epoch >= self._counting.sealed:
             return None
         result, asked.result = asked.result, None

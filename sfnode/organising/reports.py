@@ -310,6 +310,7 @@ class Reports:
             verdict=verdict.health,
             latest=_evaluation(verdict.latest),
             base=_evaluation(verdict.base),
+            calibrated=_evaluation(verdict.calibrated),
             best=_evaluation(verdict.best),
             worse_than=_evaluations(verdict.worse_than),
         )
@@ -375,8 +376,7 @@ class Reports:
 def _evaluation(said: Evaluated | None) -> EpochEvaluation | None:
     if said is None:
         return None
-    base = said.metric.startswith(health.BASE)
-    return EpochEvaluation(**dict(health.measured(said)), epoch=said.epoch, base=base)
+    return EpochEvaluation(**dict(health.measured(said)), epoch=said.epoch, base=health.is_base(said))
 
 
 def _evaluations(said: Iterable[Evaluated]) -> list[EpochEvaluation]:

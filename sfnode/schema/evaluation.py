@@ -19,6 +19,8 @@ class Evaluation(Answer):
     """Mean loss of the rows in nats, as trained on."""
     count: int
     """Number of rows."""
+    calibrated: bool = False
+    """Whether the model's prior over the answers was subtracted from their scores (docs/tasks.md)."""
 
 
 class NodeEvaluation(Evaluation):

@@ -38,6 +38,9 @@ class HealthStatus(Answer):
     latest: EpochEvaluation | None
     """The last seal that was evaluated and not taken back."""
     base: EpochEvaluation | None
+    """The base model, measured as `latest` was."""
+    calibrated: EpochEvaluation | None = None
+    """The base model less its prior over the answers; None where that cannot be measured."""
     best: EpochEvaluation | None
     worse_than: list[EpochEvaluation]
 

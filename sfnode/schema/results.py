@@ -34,6 +34,11 @@ class EvalResult(Answer):
     """The base model less its prior over the answers; None where there are no fixed answers, or no training
     rows to measure the prior on."""
     after: Evaluation
+    """The trained model; less its prior where the run's loss is centred."""
+    loss: Literal["plain", "centred"]
+    """The run's loss."""
+    prior: dict[str, float] | None
+    """Prior of each answer of the trained model in nats, which was subtracted; None where nothing was."""
 
 
 class UpdateLine(Answer):
@@ -149,6 +154,8 @@ class SwarmResult(Answer):
     equal: bool
     """Whether all digests and all core digests are the same."""
     before: Evaluation | None
+    calibrated: Evaluation | None = None
+    """The base model less its prior over the answers; None where that cannot be measured."""
     after: Evaluation | None
     """`before` and `after` are None for a run without test data."""
     nodes: list[NodeResult]

@@ -118,7 +118,7 @@ class LocalSwarm:
         self._bases = bases
         self._split_data = split_data and nodes > 1
         self._evaluates = evaluate and bool(manifest.data.test)
-        self._measuring: asyncio.Task[Evaluation] | None = None
+        self._measuring: asyncio.Task[_Base] | None = None
         self._started = self._first_update = self._complete_since = 0.0
         """Monotonic times; 0 before it has happened."""
         self._keep = False
@@ -147,7 +147,7 @@ class LocalSwarm:
         for node in others:
             await node.start([*self._arguments(node), *invited, "--peers", address])
         if self._evaluates:
-            self._measuring = asyncio.create_task(self._evaluate(base=True))
+            self._measuring = asyncio.create_task(self._evaluate_base())
 
     async def stop(self) -> None:
         """Stop all nodes; remove the temporary folder unless a node has failed or digests differ."""
@@ -245,8 +245,18 @@ class LocalSwarm:
     @property
     def before(self) -> Evaluation | None:
         """The evaluation of the base model, once there is one."""
+        return self._base.before
+
+    @property
+    def calibrated(self) -> Evaluation | None:
+        """The evaluation of the base model less its prior, once there is one."""
+        return self._base.calibrated
+
+    @property
+    def _base(self) -> _Base:
         task = self._measuring
-        return task.result() if task and task.done() and not (task.cancelled() or task.exception()) else None
+        done = task and task.done() and not (task.cancelled() or task.exception())
+        return task.result() if task and done else _Base(None, None)
 
     async def look(self) -> SwarmProgress:
         """Look at the nodes once. Raises UserError SWARM_FAILED when one has ended."""
@@ -277,7 +287,7 @@ class LocalSwarm:
         """Whether the base model is measured, or need not be. Raises what the measurement has failed with."""
         if self._measuring is None:
             return True
-        return self._measuring.done() and self._measuring.result() is not None
+        return self._measuring.done() and self._measuring.result().before is not None
 
     def _finished(self, progress: SwarmProgress) -> bool:
         if not progress.complete:
@@ -294,7 +304,7 @@ class LocalSwarm:
     async def compare(self) -> SwarmResult:
         """Measure the model and compare the digests of all nodes. Raises UserError SWARM_FAILED."""
         seconds = time.monotonic() - self._first_update if self._first_update else 0.0
-        after = await self._evaluate(base=False) if self._evaluates else None
+        after = await self._evaluate() if self._evaluates else None
         with self._keeping():
             digests = await asyncio.gather(*(node.ask(node.client.digest()) for node in self.nodes))
         last = await self.look()
@@ -313,6 +323,7 @@ class LocalSwarm:
             update_budget=self.manifest.training.update_budget,
             equal=equal,
             before=self.before,
+            calibrated=self.calibrated,
             after=after,
             nodes=[_node_result(number, *pair) for number, pair in enumerate(pairs, 1)],
             bytes_per_update=sum(status.segment_bytes_sent for status in statuses) / max(sent, 1),
@@ -321,11 +332,25 @@ class LocalSwarm:
             seconds_in_all=round(time.monotonic() - self._started, 1),
         )
 
-    async def _evaluate(self, *, base: bool) -> Evaluation:
+    async def _evaluate(self, *, base: bool = False, calibrated: bool = False) -> Evaluation:
         """Have the first node measure the model on the run's test rows."""
         node = self.nodes[0]
         with self._keeping():
-            return await node.ask(node.client.evaluate(base=base))
+            return await node.ask(node.client.evaluate(base=base, calibrated=calibrated))
+
+    async def _evaluate_base(self) -> _Base:
+        """Have it measure the base model, as it is and less its prior over the answers, if it has any."""
+        before = await self._evaluate(base=True)
+        task, data = self.manifest.task, self.manifest.data
+        has_prior = task.labelled and (data.train or task.prior)
+        return _Base(before, await self._evaluate(base=True, calibrated=True) if has_prior else None)
+
+
+class _Base(NamedTuple):
+    """Evaluations of the base model; None while there are none."""
+
+    before: Evaluation | None
+    calibrated: Evaluation | None
 
 
 def _with_keys(manifest: Manifest, *, organiser: str, deputies: tuple[str, ...]) -> Manifest:

@@ -10,16 +10,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
-from sfnode.tasks.encoding import Forward, Prior, batches
+from sfnode.manifest import PRIOR_ONE, Task
+from sfnode.schema.evaluation import Evaluation
+from sfnode.tasks.encoding import Forward, Prior, batches, evaluate, unlabelled
 from sfnode.tasks.prompts import Row
 
 CALIBRATION_ROWS = 512
 """Unlabelled rows that a prior is measured on: its standard error is then below 0.1 nats where scores vary by
 2 from row to row, against leanings of half a nat or more that matter."""
+
+
+def from_manifest(task: Task) -> Prior:
+    """Return the prior that the manifest has, (K,) float64."""
+    found: Prior = np.array(task.prior, np.float64) / PRIOR_ONE
+    return found
+
+
+def for_manifest(prior: Prior) -> tuple[int, ...]:
+    """Return a prior as the manifest has it, to the nearest 2^-16 nats; the largest part is 0, since what all
+    answers have in common changes nothing."""
+    return tuple(round(float(part)) for part in PRIOR_ONE * (prior - prior.max()))
 
 
 def prior(task: Task, tokenizer: Any, rows: Sequence[Row], forward: Forward, batch_size: int) -> Prior:
@@ -33,15 +47,21 @@ def prior(task: Task, tokenizer: Any, rows: Sequence[Row], forward: Forward, bat
         raise UserError(
             Code.BAD_OPTION,
             f"no prior over the answers can be measured: a task of kind {task.kind} has no fixed answers"
-            if rows
+            if rows or not task.labelled
             else "no prior over the answers can be measured without rows",
             "Calibrate a classification, on rows of its data, with labels or without.",
         )
-    any_label = {task.label_field: next(iter(task.verbalizer))}
-    unlabelled = [{**row, **any_label} for row in rows]
     scores = [
         encoded.scores(forward(encoded).log_probs).double().cpu()
-        for encoded in batches(task, tokenizer, unlabelled, batch_size)
+        for encoded in batches(task, tokenizer, unlabelled(task, rows), batch_size)
     ]
     mean: Prior = torch.cat(scores).mean(0).numpy()
     return mean
+
+
+def measure(
+    task: Task, tokenizer: Any, rows: Sequence[Row], public: Sequence[Row], forward: Forward, batch_size: int
+) -> Evaluation:
+    """Measure a model on `rows` as the task's loss asks: a centred one less its prior over `public` rows."""
+    leaning = prior(task, tokenizer, public, forward, batch_size) if task.loss == "centred" else None
+    return evaluate(task, tokenizer, rows, forward, batch_size, leaning)

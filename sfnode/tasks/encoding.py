@@ -57,6 +57,10 @@ class Encoded:
     """(B, K) bool, the correct candidates."""
     contrastive: bool
     """Whether the loss compares the candidates, or is that of the correct one's tokens alone."""
+    centred: bool
+    """Whether the loss compares scores less their means over the batch (SPEC T5)."""
+    references: int
+    """Number of examples, the last ones, that have no label and count in these means alone."""
 
     @property
     def examples(self) -> int:
@@ -75,16 +79,19 @@ class Encoded:
         return scores if prior is None else scores - torch.from_numpy(prior).to(scores)
 
     def losses(self, log_probs: Tensor, prior: Prior | None = None) -> Tensor:
-        """Return the loss of each example, (B,) float32, from the log-probability of each target, (P,).
+        """Return the loss of each example with a label, (B - references,) float32, from the log-probability
+        of each target, (P,).
 
         Contrastive: the cross-entropy over the candidates' scores; else minus the mean log-probability of the
         tokens of the first correct answer. `prior`: as for `scores`.
         """
         scores = self.scores(log_probs, prior)  # (B, K)
+        if self.centred:
+            scores = scores - scores.mean(0)
         first = self.right.to(log_probs.device).int().argmax(1, keepdim=True)  # (B, 1)
         if self.contrastive:
             scores = scores.log_softmax(1)
-        return -scores.gather(1, first).flatten()
+        return -scores.gather(1, first).flatten()[: self.examples - self.references]
 
 
 class Scored(NamedTuple):
@@ -115,17 +122,32 @@ class _Answers(NamedTuple):
     """bool, whether the row is answered correctly."""
 
 
-def encode(task: Task, tokenizer: Any, rows: Sequence[Row], *, every_candidate: bool = False) -> Encoded:
-    """Encode rows as tensors. Raises UserError DATA_MALFORMED when a target does not fit max_tokens.
+def encode(
+    task: Task,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    references: Sequence[Row] = (),
+    *,
+    every_candidate: bool = False,
+) -> Encoded:
+    """Encode rows as tensors to train on them. Raises UserError DATA_MALFORMED when a target does not fit
+    max_tokens.
 
-    For a `choice` task training needs the first correct candidate only, as in MeZO; `every_candidate` encodes
-    all, to score them.
+    For a `choice` task training needs the first correct candidate only, as in MeZO. A centred loss is so over
+    the rows and the `references`. `every_candidate` encodes all, to score them, and nothing is centred.
     """
-    texts = [render_row(task, row) for row in rows]
+    texts = [render_row(task, row) for row in (*rows, *references)]
     if task.kind == "choice" and not every_candidate:
         texts = [_first_right(text) for text in texts]
-    pad = tokenizer.pad_token_id
-    return _collate([example(tokenizer, words, task.max_tokens) for words in texts], pad or 0, task.labelled)
+    centred = task.loss == "centred" and not every_candidate
+    examples = [example(tokenizer, words, task.max_tokens) for words in texts]
+    return _collate(examples, tokenizer.pad_token_id or 0, task.labelled, centred, len(references))
+
+
+def unlabelled(task: Task, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of a labelled task without what their labels say: all have the same one."""
+    any_label = {task.label_field: next(iter(task.verbalizer))}
+    return [{**row, **any_label} for row in rows]
 
 
 def evaluate(
@@ -147,7 +169,8 @@ def evaluate(
     answers = _Answers(*map(torch.cat, zip(*found, strict=True)))
     metric, measured = _measured(task, answers)
     loss = float(answers.losses.mean())
-    return Evaluation(metric=metric, **measured._asdict(), loss=loss, count=len(rows))
+    calibrated = prior is not None
+    return Evaluation(metric=metric, **measured._asdict(), loss=loss, count=len(rows), calibrated=calibrated)
 
 
 def batches(task: Task, tokenizer: Any, rows: Sequence[Row], batch_size: int) -> Iterator[Encoded]:
@@ -195,7 +218,9 @@ def _measured(task: Task, answers: _Answers) -> tuple[str, metrics.Measured]:
     return name, metrics.share(int(answers.hit.sum()), len(answers.hit))
 
 
-def _collate(examples: Sequence[Example], pad: int, contrastive: bool) -> Encoded:
+def _collate(
+    examples: Sequence[Example], pad: int, contrastive: bool, centred: bool, references: int
+) -> Encoded:
     inputs = [ids for one in examples for ids in one.inputs]
     types = [ids for one in examples for ids in one.types]
     lengths = np.array([len(ids) for ids in inputs])
@@ -217,6 +242,8 @@ def _collate(examples: Sequence[Example], pad: int, contrastive: bool) -> Encode
         tokens=torch.from_numpy(tokens.reshape(len(examples), options)),
         right=torch.tensor([[slot in one.right for slot in range(options)] for one in examples]),
         contrastive=contrastive,
+        centred=centred,
+        references=references,
     )
 
 

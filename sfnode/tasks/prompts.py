@@ -61,10 +61,10 @@ def render_row(task: Task, row: Row) -> RowText:
         said = row[task.messages_field]
         return Conversation(tuple(Message(one["role"], one["content"]) for one in said))
     if task.kind == "sequence-classification":
-        return LabelledTexts(templates.texts(task.template, row), len(task.verbalizer), _class(task, row))
+        return LabelledTexts(templates.texts(task.template, row), len(task.verbalizer), class_of(task, row))
     prompt = templates.render(task.template, row)
     if task.kind == "classification":
-        return Prompt(prompt, tuple(task.verbalizer.values()), (_class(task, row),))
+        return Prompt(prompt, tuple(task.verbalizer.values()), (class_of(task, row),))
     if task.kind == "choice":
         candidates = row[task.candidates_field]
         return Prompt(prompt, tuple(_answer(task, row, c) for c in candidates), _right(task, row))
@@ -134,7 +134,8 @@ def _learnt(words: RowText) -> tuple[str, ...]:
     return ("".join(words.texts),) if isinstance(words, LabelledTexts) else words.answers
 
 
-def _class(task: Task, row: Row) -> int:
+def class_of(task: Task, row: Row) -> int:
+    """Return the class of a labelled task's row, by its place in the verbalizer."""
     return list(task.verbalizer).index(label(row[task.label_field]))
 
 

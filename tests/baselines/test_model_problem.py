@@ -11,10 +11,12 @@ import torch
 from sfnode.baselines.model_problem import ModelProblem
 from sfnode.engine import forward
 from sfnode.errors import UserError
+from sfnode.manifest import Task
 from sfnode.models import loader
 from sfnode.models.loader import LoadedModel
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.tasks import dataset
+from sfnode.tasks.calibration import prior
 from sfnode.tasks.encoding import evaluate
 from tests.baselines.quadratic import made, ring, run
 
@@ -26,14 +28,19 @@ def model() -> LoadedModel:
     return loader.load(RUN, override=None, device=torch.device("cpu"))
 
 
-def problem(trained: Any, loaded: LoadedModel | None = None) -> ModelProblem:
+CENTRED = RUN.task.model_copy(update={"loss": "centred"})
+
+
+def problem(trained: Any, loaded: LoadedModel | None = None, task: Task = RUN.task) -> ModelProblem:
     shards = [ROWS[:20], ROWS[20:]]
-    return ModelProblem(loaded or model(), RUN.task, shards, {"test": ROWS[:8]}, 3, 1, trained)
+    held_out = {"test": ROWS[:8]}
+    return ModelProblem(loaded or model(), task, shards, held_out, 3, 1, trained, public=ROWS)
 
 
+@pytest.mark.parametrize("task", [RUN.task, CENTRED], ids=["plain", "centred"])
 @pytest.mark.parametrize("trained", ["full", "all", "lora"])
-def test_its_gradient_is_its_numerical_derivative(trained: Any) -> None:
-    of = problem(trained)
+def test_its_gradient_is_its_numerical_derivative(trained: Any, task: Task) -> None:
+    of = problem(trained, task=task)
     made = torch.Generator().manual_seed(1)
     x = of.start() + 1e-2 * torch.randn(of.size, generator=made)  # away from where adapters are 0
     along = torch.randn(of.size, generator=made)
@@ -53,6 +60,15 @@ def test_it_starts_at_the_base_model(trained: Any) -> None:
     assert of.evaluate(of.start(), "test") == base
     assert of.evaluate(of.start() + 0.1, "test").loss != base.loss
     assert of.evaluate(of.start(), "test") == base
+
+
+def test_with_a_centred_loss_it_is_measured_less_its_prior() -> None:
+    loaded = model()
+    of = problem("full", loaded, CENTRED)
+    x = of.start() + 1e-3
+    found = of.evaluate(x, "test")
+    leaning = prior(RUN.task, loaded.tokenizer, ROWS, of.score, 32)
+    assert found == evaluate(RUN.task, loaded.tokenizer, ROWS[:8], of.score, 32, leaning)
 
 
 def test_its_parts_are_the_targets_or_two_factors_for_each_query_and_value() -> None:

@@ -47,8 +47,25 @@ def test_as_data_it_has_the_ends_of_the_interval(folder: Path, sfnode: Run) -> N
     assert result.calibrated
     assert result.calibrated.count == 40
     assert (result.after.metric, result.after.count) == ("accuracy", 40)
+    assert (result.loss, result.prior) == ("plain", None)
     expected = share(round(result.after.value * 40), 40)
     assert (result.after.value, result.after.low, result.after.high) == expected
+
+
+def test_of_a_centred_run_it_has_the_trained_model_less_its_prior(sfnode: Run, tmp_path: Path) -> None:
+    layout, run = Layout(tmp_path / "centred"), default_manifest()
+    centred = run.model_copy(update={"task": run.task.model_copy(update={"loss": "centred"})})
+    layout.path.mkdir()
+    layout.manifest.write_text(centred.to_toml())
+    with UpdateLog.open(layout.log, centred.run_id):
+        pass
+    ended = sfnode("eval", "--data-dir", layout.path, "--limit", 40, "--json")
+    result = EvalResult.model_validate(json.loads(ended.out))
+    assert [one.calibrated for one in (result.before, result.after)] == [False, True]
+    assert result.after == result.calibrated  # there are no updates
+    assert result.loss == "centred"
+    assert result.prior is not None
+    assert (result.prior.keys(), max(result.prior.values())) == ({"bad", "good"}, 0.0)
 
 
 def test_for_people_it_has_the_interval_in_brackets(folder: Path, sfnode: Run) -> None:

@@ -155,6 +155,22 @@ def test_the_limit_of_the_scalars_is_measured_and_said(sfnode: Run) -> None:
     assert 8 <= limit / float(found[1]) < 9
 
 
+def test_a_centred_run_has_the_base_models_prior_for_nodes_without_public_rows(sfnode: Run) -> None:
+    ended = sfnode("init", "--objective", "centred", "--train-limit", 40, "--open")
+    assert (ended.status, ended.err) == (0, "measuring the base model's prior\nmeasuring scalars\n")
+    task = Manifest.from_toml(Path("run.toml")).task
+    assert task.loss == "centred"
+    assert (len(task.prior), max(task.prior)) == (2, 0)
+    assert min(task.prior) < 0
+
+
+def test_without_classes_no_loss_can_be_centred(sfnode: Run) -> None:
+    ended = sfnode("init", "--kind", "text", "--template", "{text}", "--objective", "centred", "--open")
+    assert (ended.status, "no classes whose scores could be centred" in ended.err) == (1, True)
+    few = sfnode("init", "--objective", "centred", "--batch-size", 1, "--open")
+    assert (few.status, "batch_size of 2" in few.err) == (1, True)
+
+
 def test_a_limit_that_is_given_counts(sfnode: Run) -> None:
     ended = sfnode("init", "--scalar-limit", 300)
     assert written(ended).training.scalar_limit == 300

@@ -32,7 +32,8 @@ def result(*digests: str, cores: tuple[str, ...] = ("c", "c")) -> SwarmResult:
     measured = [evaluation(value) for value in (0.5, 0.75)]
     return SwarmResult(
         version="0", run_id="ab", run_name="run", updates=100, counted=None, sealed=None, update_budget=98,
-        equal=len(set(digests)) == len(set(cores)) == 1, before=measured[0], after=measured[1], nodes=nodes,
+        equal=len(set(digests)) == len(set(cores)) == 1, before=measured[0],
+        calibrated=evaluation(0.6), after=measured[1], nodes=nodes,
         bytes_per_update=12.345, bytes_sent=999, seconds=2.5, seconds_in_all=10.0,
     )  # fmt: skip
 
@@ -72,6 +73,7 @@ def test_the_closing_words_are_the_figures_and_the_verdict() -> None:
     assert verdict(said) == [
         "accuracy 0.500 (0.400-0.700) -> 0.750 (0.650-0.950) on 9 held-out rows",
         "loss 0.500 -> 0.250",
+        "the base model, calibrated without training: accuracy 0.600 (0.500-0.800), loss 0.400",
         "100 updates in 2.5 s, 12.3 bytes per update on the wire",
         "OK: all digests are equal (d)",
     ]
@@ -88,7 +90,7 @@ def test_a_measurement_is_said_with_its_95_percent_interval() -> None:
 
 
 def test_a_run_without_test_data_has_no_accuracy_to_show() -> None:
-    said = result("d", "d").model_copy(update={"before": None, "after": None})
+    said = result("d", "d").model_copy(update={"before": None, "calibrated": None, "after": None})
     assert verdict(said)[0].startswith("100 updates")
 
 

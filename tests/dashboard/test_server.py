@@ -87,9 +87,9 @@ async def test_what_it_answers_is_what_the_control_socket_says(swarm: Swarm) -> 
         assert now["together"] == ["no neighbours", "warn"]
         assert (now["agreement"], now["limits"]) == ({}, {})
         async with session.post(url + "api/evaluate", json={}) as response:
-            assert [m["base"] for m in (await response.json())["measurements"]] == [True, False]
+            assert [m["base"] for m in (await response.json())["measurements"]] == [True, True, False]
         async with session.post(url + "api/evaluate", json={}) as response:
-            assert [m["base"] for m in (await response.json())["measurements"]] == [True, False, False]
+            assert [m["base"] for m in (await response.json())["measurements"]] == [True, True, False, False]
         async with session.post(url + "api/generate", json={"prompt": "It was", "tokens": 64}) as response:
             assert (await response.json())["base"] == "It was"
         async with session.post(url + "api/generate", json={"prompt": ""}) as response:

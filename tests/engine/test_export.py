@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import peft
@@ -12,9 +13,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sfnode.engine.export import export_lora, export_model
+from sfnode.engine.model_card import model_card
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import UserError
-from tests.engine.helpers import FAMILIES, manifest, model_folder, part, trainer, updates
+from sfnode.manifest import Data
+from tests.engine.helpers import FAMILIES, data_file, manifest, model_folder, part, trainer, updates
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 """PEFT asks transformers under a name that the latter is about to drop."""
@@ -92,7 +95,40 @@ def test_a_folder_that_holds_something_is_left_alone(export: object, tmp_path: P
 def test_an_empty_folder_is_as_good_as_a_new_one(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     export_lora(trainer(manifest("opt")), tmp_path / "out")
-    assert sorted(os.listdir(tmp_path / "out")) == ["adapter_config.json", "adapter_model.safetensors"]
+    files = ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(os.listdir(tmp_path / "out")) == files
+
+
+@pytest.mark.parametrize("export", [export_model, export_lora])
+def test_the_card_of_a_centred_run_says_what_is_to_be_subtracted_from_which_answer(
+    export: Callable[[Trainer, Path], None], tmp_path: Path
+) -> None:
+    run = manifest("opt", learning_rate=1e-3)
+    task = run.task.model_copy(update={"loss": "centred"})
+    data = Data(train=str(data_file(tmp_path)))
+    model = trainer(run.model_copy(update={"task": task, "data": data}))
+    model.apply(updates(40))
+    export(model, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    prior = model.prior() - model.prior().max()
+    for word, nats in zip(("terrible", "great ."), prior, strict=True):
+        assert f'| `"{word}"` | {nats:.5f} |' in card
+    assert "measured with these weights" in card
+    assert run.task.template in card
+
+
+def test_the_card_says_where_the_prior_is_that_of_the_base_model() -> None:
+    run = manifest("opt")
+    task = run.task.model_copy(update={"loss": "centred", "prior": (0, -(1 << 15))})
+    card = model_card(trainer(run.model_copy(update={"task": task})))
+    assert '| `"great ."` | -0.50000 |' in card
+    assert "It is the base model's" in card
+
+
+def test_the_card_of_a_plain_run_asks_for_no_calibration() -> None:
+    card = model_card(trainer(manifest("opt")))
+    assert "The loss was plain" in card
+    assert "prior" not in card
 
 
 def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.trainer import Trainer
+from sfnode.engine.trainer import EVALUATION_BATCH, Trainer, prior_of
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Task
+from sfnode.manifest import PRIOR_ONE, Data, Manifest, Task
 from sfnode.models import loader
+from sfnode.tasks.encoding import evaluate
 from sfprotocol.messages import Authority, RunParameters
 from sfprotocol.seeds import update_seeds
 from tests.engine.helpers import (
@@ -200,3 +204,84 @@ def test_the_reference_model_scores_as_its_notes_say() -> None:
     )
     found = run.evaluate()
     assert (found.count, found.metric, round(found.value, 3)) == (872, "accuracy", 0.533)
+
+
+def centred(run: Manifest, data: Data, **task: Any) -> Manifest:
+    """The same run with a centred loss, on these data."""
+    said = run.task.model_copy(update={"loss": "centred", **task})
+    return run.model_copy(update={"task": said, "data": data})
+
+
+def test_the_model_of_a_centred_run_is_measured_less_the_prior_that_it_has_now(tmp_path: Path) -> None:
+    file = str(data_file(tmp_path))
+    run = trainer(centred(manifest("opt", learning_rate=1e-3), Data(train=file, test=file)))
+    before = run.prior()
+    assert before.tolist() == run.base_prior().tolist()
+    run.apply(updates(40))
+    assert abs(run.prior() - before).max() > 1e-3
+    found, task = run.evaluate(), run.manifest.task
+    score = partial(forward.score_in_passes, run.loaded)
+    expected = evaluate(task, run.loaded.tokenizer, ROWS, score, EVALUATION_BATCH, run.prior())
+    assert found == expected
+    assert found.calibrated
+    assert run.base_prior().tolist() == before.tolist()
+
+
+def test_the_base_model_is_measured_as_it_is_and_calibrated_and_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(data_file(tmp_path))
+    run = trainer(
+        manifest("opt", learning_rate=1e-3).model_copy(update={"data": Data(train=file, test=file)})
+    )
+    first = [run.evaluate_base(calibrated=calibrated) for calibrated in (False, True)]
+    assert [one.calibrated for one in first] == [False, True]
+    assert first[0].loss != first[1].loss
+    run.apply(updates(40))
+    monkeypatch.setattr(run, "_forward", lambda go_on: None)
+    assert [run.evaluate_base(calibrated=calibrated) for calibrated in (False, True)] == first
+
+
+def test_where_no_public_rows_are_to_be_had_the_prior_is_the_manifests(tmp_path: Path) -> None:
+    file = str(data_file(tmp_path))
+    held = manifest("opt")
+    gone = Data(train="/nowhere/train.tsv", test=file)
+    with pytest.raises(UserError, match="/nowhere"):
+        trainer(centred(held, gone)).evaluate()
+    run = trainer(centred(held, gone, prior=(0, -(3 << 15))))
+    assert run.prior().tolist() == [0.0, -1.5]
+    assert run.named_prior() == {"terrible": 0.0, "great .": -1.5}
+    measured = trainer(centred(held, Data(train=file, test=file), prior=(0, -(3 << 15))))
+    assert measured.prior().tolist() != [0.0, -1.5]
+
+
+def test_following_centred_estimates_lowers_the_loss_of_the_calibrated_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a path of this test's own would be another run, with other directions
+    file = data_file(tmp_path)
+    data = Data(train=file.name, test=file.name)
+    run = trainer(centred(manifest("llama", learning_rate=1e-3, batch_size=4), data), file)
+    seeds = update_seeds(1, 0, 400)
+    for n in range(0, 400, 4):
+        own = seeds[n : n + 4]
+        scalars = np.array(run.step(own.tolist(), 0).scalars)
+        run.apply(UpdateBatch(np.zeros(4, np.int64), own, scalars))
+    assert run.evaluate().loss < 0.8 * run.evaluate_base(calibrated=True).loss
+
+
+def test_the_prior_for_a_manifest_is_measured_on_test_rows_if_there_are_no_others(tmp_path: Path) -> None:
+    file = str(data_file(tmp_path))
+    folder = str(model_folder("opt"))
+
+    def measured(data: Data) -> tuple[int, ...]:
+        run = centred(manifest("opt"), data)
+        named = run.model_copy(update={"model": run.model.model_copy(update={"source": folder})})
+        return prior_of(named, device=DEVICE, dtype="float32")
+
+    trained = measured(Data(train=file))
+    assert max(trained) == 0
+    assert trained == measured(Data(test=file))
+    expected = trainer(centred(manifest("opt"), Data(train=file))).base_prior()
+    assert (np.array(trained) - trained[0]) / PRIOR_ONE == pytest.approx(expected - expected[0], abs=1e-4)
+    assert measured(Data(train="/nowhere/train.tsv")) == measured(Data()) == ()

@@ -16,11 +16,13 @@ from sfprotocol.seeds import update_seeds
 PROBLEM = Problem(rows=96, validation_rows=32, test_rows=64)
 
 
-def small(*, network: dict[str, Any] | None = None, **fields: Any) -> Cell:
+def small(
+    *, network: dict[str, Any] | None = None, problem: dict[str, Any] | None = None, **fields: Any
+) -> Cell:
     """A cell of 4 clients that takes a fraction of a second."""
     given = {"steps": 8, "local_steps": 2, "batch_size": 3, "rank": 4, "refresh": 3, "learning_rate": 2e-3}
     return Cell(
-        problem=PROBLEM,
+        problem=PROBLEM.model_copy(update=problem or {}),
         network=Network(**{"clients": 4, **(network or {})}),
         **{**given, **fields},
     )

@@ -86,3 +86,20 @@ def test_the_run_of_a_cell_has_all_its_numbers(tmp_path: Path) -> None:
     assert (numbers.rank, numbers.batch_size, numbers.scalar_limit) == (4, 3, 127)
     assert numbers.epoch_updates * 3 == 4 * 3  # a subspace lasts 3 local steps of 4 clients
     assert found.organised.organiser
+
+
+def test_an_objective_is_the_loss_of_the_run_and_a_plain_one_leaves_names_as_they_were() -> None:
+    centred = Cell(problem=Problem(objective="centred"))
+    assert problem.manifest_of(centred).task.loss == "centred"
+    assert problem.manifest_of(Cell()).task.loss == "plain"
+    assert "objective" not in Cell().model_dump_json()
+    assert centred.name != Cell().name
+    assert Cell.model_validate_json(centred.model_dump_json()) == centred
+
+
+def test_clients_that_have_one_class_each_calibrate_by_rows_of_all() -> None:
+    cell = small(problem={"objective": "centred", "dirichlet": 0.01})
+    found = problem.load(cell, Place())
+    labels = problem.labels_of(found.task, found.public)
+    assert min(np.bincount(labels)) > 10
+    assert sorted(map(id, found.public)) == sorted(id(row) for shard in found.shards for row in shard)

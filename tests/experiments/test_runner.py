@@ -59,6 +59,16 @@ def test_a_cell_leaves_its_fields_its_records_and_its_end(tmp_path: Path) -> Non
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".jsonl"]
 
 
+def test_a_centred_cell_is_measured_calibrated_beside_the_same_untrained_model(tmp_path: Path) -> None:
+    plain = run_cell(small(steps=1), tmp_path)
+    centred = run_cell(small(steps=1, learning_rate=1e-12, problem={"objective": "centred"}), tmp_path)
+    names = ("base_score", "base_loss", "calibrated_score", "calibrated_loss")
+    assert [centred[name] for name in names] == [plain[name] for name in names]
+    assert centred["loss"] == pytest.approx(centred["calibrated_loss"], abs=1e-4)
+    assert abs(centred["loss"] - centred["base_loss"]) > 0.01
+    assert len(list(tmp_path.glob("base-*.json"))) == 1
+
+
 def test_a_finished_cell_is_not_run_again(tmp_path: Path) -> None:
     cell = small(steps=2)
 

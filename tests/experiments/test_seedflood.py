@@ -15,8 +15,14 @@ EQUAL = small(local_steps=1)
 DELAYED = small(network={"clients": 5, "hops": 1})
 ROUGH = small(network={"loss": 0.3, "churn": 0.3, "speeds": 2.0, "topology": "changing"})
 
+CENTRED = small(problem={"objective": "centred"}, batch_size=4)
 
-@pytest.mark.parametrize("cell", [EQUAL, small(), DELAYED, ROUGH], ids=["equal", "local", "delayed", "rough"])
+
+@pytest.mark.parametrize(
+    "cell",
+    [EQUAL, small(), DELAYED, ROUGH, CENTRED],
+    ids=["equal", "local", "delayed", "rough", "centred"],
+)
 def test_a_client_makes_the_scalars_that_a_node_with_its_updates_and_shard_makes(cell: Cell) -> None:
     run, done = method(cell), 5
     advance(run, cell, 0, done)

@@ -158,9 +158,12 @@ class SmallEngine:
         value = float(len(self.applied))
         return accuracy(value, value - 1, value + 1, loss=0.5, rows=limit)
 
-    def evaluate_base(self, limit: int, wanted: Callable[[], bool], rows: HeldOut = "test") -> Evaluation:
+    def evaluate_base(
+        self, limit: int, wanted: Callable[[], bool], rows: HeldOut = "test", *, calibrated: bool = False
+    ) -> Evaluation:
         self.restore()
-        return accuracy(0.0, 0.0, 0.1, loss=0.7, rows=limit)
+        found = accuracy(0.0, 0.0, 0.1, loss=0.7, rows=limit)
+        return found.model_copy(update={"calibrated": calibrated})
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         return prompt, f"{prompt} and {len(self.applied)} more"[:tokens]

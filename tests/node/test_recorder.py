@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
+from sfnode.manifest import Task
 from sfnode.node import recorder
+from sfnode.store.run_keys import organiser_key
 from sfprotocol.decisions import FACTOR_ONE
 from tests.node.helpers import Swarm, manifest
 from tests.node.test_organising import little_work, options, organised
@@ -42,6 +44,8 @@ async def test_a_node_records_steps_traffic_and_evaluations_until_its_end(
     for node in (a, b):
         await node.until(lambda node=node: node.machine.complete and not node.node.scheduler.busy)
     base, now = await a.client.evaluate(base=True, limit=5), await a.client.evaluate(limit=5)
+    control = await a.client.evaluate(base=True, calibrated=True, limit=5)
+    assert (base.calibrated, control.calibrated) == (False, True)
     await a.stop()
     status = a.node.status()
     begun = lines(path)[0]
@@ -52,7 +56,8 @@ async def test_a_node_records_steps_traffic_and_evaluations_until_its_end(
     assert last["values"]["loss"] == status.loss
     assert of("step", path)[0]["step"] < 600
     assert of("traffic", path)[-1]["values"]["segment_bytes_sent"] == status.segment_bytes_sent > 0
-    first, second = of("evaluation", path)
+    first, second, third = of("evaluation", path)
+    assert (third["step"], third["values"]["calibrated_accuracy"]) == (0, control.value)
     assert (first["step"], first["values"]["base_accuracy"]) == (0, base.value)
     assert (second["step"], second["values"]["accuracy"]) == (now.known, now.value)
     assert second["values"]["loss"] == now.loss
@@ -91,6 +96,23 @@ async def test_what_the_organiser_measures_is_recorded_beside_the_base_model(
     latest = a.node.status().organised.health.latest
     assert found[-1]["validation_epoch"] == latest.epoch
     assert found[-1]["validation_accuracy"] == latest.value
+
+
+@pytest.mark.parametrize("organised", ["rows"], indirect=True)
+async def test_where_there_are_classes_the_calibrated_base_model_is_published_too(
+    organised: Swarm, tmp_path: Path
+) -> None:
+    task = Task(kind="classification", template="{text}", verbalizer={"0": "bad", "1": "good"})
+    run = organised.run.model_copy(update={"task": task})
+    organised.run_file.write_text(run.to_toml())
+    of, keys = organised.run.run_id, tmp_path / "keys"
+    organiser_key(of, keys).rename(organiser_key(run.run_id, keys))
+    a = await organised.first(**options(tmp_path))
+    await a.until(lambda: a.node.status().organised.health.latest is not None)
+    health = a.node.status().organised.health
+    assert (health.base.base, health.base.calibrated) == (True, False)
+    assert (health.calibrated.base, health.calibrated.calibrated) == (True, True)
+    await a.stop()
 
 
 async def test_a_node_started_again_records_no_seal_twice(organised: Swarm, tmp_path: Path) -> None:

@@ -100,6 +100,22 @@ def test_a_model_that_has_diverged_so_far_that_nothing_can_be_measured_is_worse_
         assert verdict([told(0, 0.5, metric=metric, base=True), gone]).health is WORSE
 
 
+def test_a_calibrated_model_is_compared_with_the_calibrated_base_model() -> None:
+    """A run must not pass for better than its base because of what calibration does without training."""
+
+    def calibrated(epoch: int, value: float, *, base: bool = False) -> Evaluated:
+        found = scores(value).model_copy(update={"calibrated": True})
+        return published(epoch, found, base=base)
+
+    control = calibrated(0, 0.7, base=True)
+    found = verdict([BASE, control, calibrated(0, 0.71)])
+    assert (found.health, found.base, found.calibrated) == (NO_BETTER, control, control)
+    plain = verdict([BASE, control, told(0, 0.71)])
+    assert (plain.health, plain.base, plain.calibrated) == (BETTER, BASE, control)
+    assert (measured(control).metric, measured(control).calibrated) == ("accuracy", True)
+    assert control.metric == "calibrated base accuracy"
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, 1e300, 1e-9])
 def test_every_number_has_an_encoding(value: float) -> None:
     encode(published(0, scores(0.5).model_copy(update={"high": value})))

@@ -119,3 +119,30 @@ def test_batches_of_consecutive_updates_cover_the_data_evenly() -> None:
     drawn = [seeds.batch_rows(int(seed), 4, 100) for seed in seeds.update_seeds(5, 0, 5_000)]
     counts = np.bincount(np.concatenate(drawn), minlength=100)
     assert float(((counts - 200) ** 2 / 200).sum()) < 99 + 6 * (2 * 99) ** 0.5
+
+
+SIZES = st.lists(st.integers(0, 10**6), min_size=1, max_size=6).filter(any)
+
+
+@given(U64, st.integers(1, 64), SIZES)
+def test_a_balanced_batch_has_each_class_equally_often_and_none_that_has_no_rows(
+    seed: int, size: int, sizes: list[int]
+) -> None:
+    classes, rows = seeds.balanced_rows(seed, size, sizes)
+    present = [one for one, count in enumerate(sizes) if count]
+    times = [int((classes == one).sum()) for one in present]
+    assert sum(times) == size
+    assert max(times) - min(times) <= 1
+    assert all(0 <= row < sizes[one] for one, row in zip(classes.tolist(), rows.tolist(), strict=True))
+
+
+def test_in_batches_smaller_than_the_number_of_classes_each_has_its_turn_as_often() -> None:
+    drawn = [seeds.balanced_rows(int(seed), 2, (5, 9, 1))[0] for seed in seeds.update_seeds(5, 0, 6_000)]
+    counts = np.bincount(np.concatenate(drawn), minlength=3)
+    assert float(((counts - 4_000) ** 2 / 4_000).sum()) < 2 + 6 * (2 * 2) ** 0.5
+
+
+def test_the_order_of_the_classes_says_nothing_about_the_rows() -> None:
+    seen = [seeds.balanced_rows(int(seed), 2, (2, 2)) for seed in seeds.update_seeds(5, 0, 4_000)]
+    cells = np.bincount([4 * int(c[0]) + 2 * int(r[0]) + int(r[1]) for c, r in seen], minlength=8)
+    assert float(((cells - 500) ** 2 / 500).sum()) < 7 + 6 * (2 * 7) ** 0.5

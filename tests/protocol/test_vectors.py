@@ -171,6 +171,13 @@ def test_batches(vector: dict[str, Any]) -> None:
     assert seeds.batch_rows(int(vector["seed"]), 8, vector["rows"]).tolist() == vector["chosen"]
 
 
+@pytest.mark.parametrize("vector", SEEDS["balanced_batches"])
+def test_balanced_batches(vector: dict[str, Any]) -> None:
+    size = len(vector["classes"])
+    classes, rows = seeds.balanced_rows(int(vector["seed"]), size, vector["sizes"])
+    assert (classes.tolist(), rows.tolist()) == (vector["classes"], vector["rows"])
+
+
 @pytest.mark.parametrize("vector", SEEDS["selections"])
 def test_selections_of_rows(vector: dict[str, Any]) -> None:
     values = seeds.stream(seeds.derive_key(vector["purpose"].encode()), 0, vector["rows"])
@@ -182,7 +189,9 @@ def test_selections_of_rows(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "vector", [MANIFEST, *MANIFEST["version 2"]], ids=["1", "open", "organised", "published"]
+    "vector",
+    [MANIFEST, *MANIFEST["version 2"]],
+    ids=["1", "open", "organised", "published", "centred"],
 )
 def test_manifests_have_these_bytes_and_these_ids(vector: dict[str, Any]) -> None:
     manifest = Manifest.model_validate(vector["manifest"])
@@ -194,9 +203,9 @@ def test_manifests_have_these_bytes_and_these_ids(vector: dict[str, Any]) -> Non
 @pytest.mark.parametrize("vector", MANIFEST["invalid"], ids=lambda v: v["name"])
 def test_manifests_that_are_refused(vector: dict[str, Any]) -> None:
     fields = MANIFEST["version 2"][1]["manifest"]
-    change = {name: value for name, value in vector.items() if name not in ("name", "rule", "organised")}
-    said = fields["organised"] | vector.get("organised", {})
-    encoded = _sorted_map(fields | change | {"organised": said})
+    change = {name: value for name, value in vector.items() if name not in ("name", "rule")}
+    merged = {name: fields[name] | change[name] for name in ("organised", "task") if name in change}
+    encoded = _sorted_map(fields | change | merged)
     with pytest.raises(UserError):
         Manifest.from_canonical(msgpack.packb(encoded), "the vectors")
 

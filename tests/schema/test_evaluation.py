@@ -50,7 +50,15 @@ def test_numbers_that_json_has_no_word_for_survive_it() -> None:
 def test_what_a_command_prints_of_a_nodes_evaluation_is_the_evaluation_alone() -> None:
     asked = NodeEvaluation(**dict(FOUND), seconds=2.0, known=9, base=False, digest="ab")
     result = EvalResult(
-        run_id="", updates=9, digest="ab", seal=None, before=FOUND, calibrated=FOUND, after=asked
+        run_id="",
+        updates=9,
+        digest="ab",
+        seal=None,
+        before=FOUND,
+        calibrated=FOUND,
+        after=asked,
+        loss="plain",
+        prior=None,
     )
     assert json.loads(result.model_dump_json())["after"].keys() == Evaluation.model_fields.keys()
 

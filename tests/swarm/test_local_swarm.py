@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest
+from sfnode.manifest import Data, Manifest, Task
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import CoreStatus
 from sfnode.swarm import local_swarm
 from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm, SwarmProgress
 from tests.node.helpers import eventually
-from tests.swarm.helpers import FIRST_ADDRESS, MANIFEST, Script, organised_run, status
+from tests.swarm.helpers import FIRST_ADDRESS, MANIFEST, Script, evaluation, organised_run, status
 
 UNEQUAL = [(("d", "e"), ("c", "c")), (("d", "d"), ("c", "b"))]
 """State digests and core digests of two nodes that do not agree."""
@@ -154,6 +154,15 @@ async def test_it_yields_progress_until_all_are_complete_and_agree(script: Scrip
     assert (result.before, result.after) == (swarm.before, result.after)
     assert [node.own_updates for node in result.nodes] == [50, 50]
     assert (result.updates, result.run_id) == (50, MANIFEST.run_id.hex())
+
+
+async def test_where_there_are_classes_the_base_model_is_measured_calibrated_too(
+    script: Script, tmp_path: Path
+) -> None:
+    task = Task(kind="classification", template="{text}", verbalizer={"0": "bad", "1": "good"})
+    run = MANIFEST.model_copy(update={"task": task, "data": Data(train="nowhere", test="nowhere")})
+    result = await ended(LocalSwarm(run, nodes=2, folder=tmp_path))
+    assert (result.before, result.calibrated, result.after) == tuple(map(evaluation, (0.5, 0.6, 0.75)))
 
 
 async def test_a_run_without_test_data_is_not_evaluated(script: Script, tmp_path: Path) -> None:

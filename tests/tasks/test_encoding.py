@@ -109,6 +109,41 @@ def test_classification_is_trained_on_the_cross_entropy_over_the_scores() -> Non
     torch.testing.assert_close(encoded.losses(log_probs), expected)
 
 
+CENTRED = TASK.model_copy(update={"loss": "centred"})
+
+
+def test_a_centred_loss_compares_scores_less_their_means_over_the_mini_batch() -> None:
+    encoded = encode(CENTRED, tokenizer(), ROWS)
+    log_probs = forward("opt")(encoded).log_probs
+    scores = encoded.scores(log_probs)  # (B, K)
+    labels = torch.tensor([int(row["label"]) for row in ROWS])
+    expected = torch.nn.functional.cross_entropy(scores - scores.mean(0), labels, reduction="none")
+    torch.testing.assert_close(encoded.losses(log_probs), expected)
+
+
+def test_what_raises_an_answer_in_every_row_is_nothing_to_a_centred_loss() -> None:
+    encoded = encode(CENTRED, tokenizer(), ROWS)
+    log_probs = forward("opt")(encoded).log_probs
+    raised = log_probs + 3.0 * (encoded.slots % 2)
+    torch.testing.assert_close(encoded.losses(raised), encoded.losses(log_probs))
+    plain = encode(TASK, tokenizer(), ROWS)
+    assert (plain.losses(raised) - plain.losses(log_probs)).abs().min() > 0.1
+
+
+def test_references_count_in_the_means_of_a_centred_loss_and_have_none_of_their_own() -> None:
+    encoded = encode(CENTRED, tokenizer(), ROWS[:2], ROWS[2:])
+    log_probs = forward("opt")(encoded).log_probs
+    whole = encode(CENTRED, tokenizer(), ROWS)
+    torch.testing.assert_close(encoded.losses(log_probs), whole.losses(log_probs)[:2])
+
+
+def test_scores_of_an_evaluation_are_not_centred() -> None:
+    """A mini-batch of an evaluation is no sample: rows come in the order of their lengths."""
+    centred, plain = (encode(task, tokenizer(), ROWS, every_candidate=True) for task in (CENTRED, TASK))
+    log_probs = forward("opt")(plain).log_probs
+    assert torch.equal(centred.losses(log_probs), plain.losses(log_probs))
+
+
 def test_candidates_share_a_sequence_as_far_as_they_agree() -> None:
     encoded = encode(TASK, tokenizer(), ROWS[:2])
     assert words_of(encoded) == ["<s> the film was bright . It was great", "<s> a dull story It was great"]

@@ -109,13 +109,16 @@ function describe(id, words, values) {
 }
 
 function drawMeasurements() {
-  const last = seen.measurements.findLast((m) => !m.base), base = seen.measurements.findLast((m) => m.base);
+  const last = seen.measurements.findLast((m) => !m.base);
+  const base = seen.measurements.findLast((m) => m.base && !m.calibrated);
+  const calibrated = seen.measurements.findLast((m) => m.base && m.calibrated);
   byId("metric-chart").toggleAttribute("hidden", !last);
   if (!last) return;
-  const measured = seen.measurements.map((m) => ({ ...m, x: m.known })).sort((a, b) => a.x - b.x);
+  const alike = seen.measurements.filter((m) => m.calibrated === last.calibrated);
+  const measured = alike.map((m) => ({ ...m, x: m.known })).sort((a, b) => a.x - b.x);
   measurements(byId("metric-chart"), measured, (known) => `${count(Math.round(known))} updates`);
   tell("metric-now", number(last.value));
-  const before = base ? `; the base model: ${number(base.value)}` : "";
+  const before = (base ? `; the base model: ${number(base.value)}` : "") + (calibrated ? `, calibrated ${number(calibrated.value)}` : "");
   tell("metric-text", `${last.metric} (${number(last.low)} to ${number(last.high)}) on ${count(last.count)} rows at ${count(last.known)} updates${before}`);
 }
 

@@ -1,0 +1,76 @@
+"""The rows that a node measures on, and the mini-batch that a seed draws from them (SPEC R8).
+
+One place for the daemon, the simulator and the baselines. It knows rows and the task's loss, and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Task
+from sfnode.tasks import prompts
+from sfnode.tasks.encoding import Encoded, encode, unlabelled
+from sfnode.tasks.prompts import Row
+from sfprotocol.seeds import balanced_rows, batch_rows
+
+CENTRED = "centred"
+"""The loss whose mini-batches are balanced (SPEC T5)."""
+
+REFERENCES = 4
+"""Unlabelled rows that join a mini-batch of a shard that lacks a class (docs/research-log.md)."""
+
+
+class Shard:
+    """The rows of one node, and how mini-batches are drawn from them; any thread may draw."""
+
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: Any,
+        rows: Sequence[Row],
+        batch_size: int,
+        public: Callable[[], Sequence[Row]] = list,
+    ) -> None:
+        """`public` returns rows of all classes, as the run's training data have them, whose labels are not
+        looked at; asked for a shard that lacks a class, and only where the loss is centred. Raises
+        UserError DATA_NEEDED for rows of one class if there are none."""
+        self._task, self._tokenizer = task, tokenizer
+        self._rows, self._batch_size = rows, batch_size
+        self._classes = _by_class(task, rows) if task.loss == CENTRED else []
+        present = sum(len(one) > 0 for one in self._classes)
+        self._public = unlabelled(task, public()) if 0 < present < len(self._classes) else []
+        if present == 1 and not self._public:
+            raise UserError(
+                Code.DATA_NEEDED,
+                "all rows here are of one class, and the run's loss compares rows of different classes",
+                "Give rows of another class too, or make a run with public training data, which serve such a "
+                "node (docs/tasks.md).",
+            )
+
+    def mini_batch(self, seed: int) -> Encoded:
+        """Return the mini-batch of the update with this seed. Raises UserError as `encode` does."""
+        rows = [self._rows[row] for row in self._drawn(seed).tolist()]
+        return encode(self._task, self._tokenizer, rows, self._references(seed))
+
+    def _drawn(self, seed: int) -> NDArray[np.int64]:
+        if not self._classes:
+            return batch_rows(seed, self._batch_size, len(self._rows))
+        classes, places = balanced_rows(seed, self._batch_size, [len(one) for one in self._classes])
+        chosen = [self._classes[one][place] for one, place in zip(classes, places, strict=True)]
+        return np.array(chosen, np.int64)
+
+    def _references(self, seed: int) -> list[Row]:
+        if not self._public:
+            return []
+        return [self._public[row] for row in batch_rows(seed, REFERENCES, len(self._public)).tolist()]
+
+
+def _by_class(task: Task, rows: Sequence[Row]) -> list[NDArray[np.int64]]:
+    """Return the numbers of the rows of each class, in the verbalizer's order."""
+    labels = np.array([prompts.class_of(task, row) for row in rows], np.int64)
+    return [np.flatnonzero(labels == one) for one in range(len(task.verbalizer))]
