@@ -36,6 +36,10 @@ MOST = 0.5
 
 UNCHECKED = "Whether one update could wreck the model has not been checked either."
 
+RANKS = {"activations": 8, "gradients": 1}
+"""Usual ranks by kind of published bases (docs/research-log.md): the stronger the directions, the fewer it
+takes, and the fewer there are the more an update learns."""
+
 NO_MODULES = "none"
 """Value in place of patterns: train no linear layer, only other parameters."""
 
@@ -145,6 +149,14 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     help="Published bases for the model's targets at this rank (docs/how-it-works.md), which nodes get from "
     "each other; they are copied to the folder of OUT.  [default: random bases, which need no file]",
 )
+@option(
+    "--basis",
+    "made_of",
+    type=click.Choice(["random", "activations", "gradients"]),
+    help="Directions in which updates move a layer: random ones; or published bases that this command makes, "
+    "from the layers' inputs (forward passes) or from the mean gradient of some mini-batches (backward "
+    "passes, with memory for inference and half as much again).  [default: random]",
+)
 @number_option("--epsilon", "Distance of the two points from the middle.")
 @number_option("--learning-rate", "Learning rate per update, not per round.")
 @option(
@@ -228,6 +240,7 @@ def init(
     encrypt: bool,
     passphrase_file: Path | None,
     bases: Path | None,
+    made_of: str | None,
     **given: Any,
 ) -> None:
     """Write a run manifest to OUT (default run.toml): model, task, data and the numbers of training.
@@ -251,10 +264,17 @@ def init(
     if keys:
         keys_dir = _keys_folder(keys_dir, out)
         passphrase = chosen(passphrase_file) if encrypt else None
+    if bases and made_of:
+        raise UserError(
+            Code.BAD_OPTION, "--bases names a file, and --basis makes another one", "Give one of them."
+        )
+    made: list[str] = []
+    if made_of not in (None, "random"):
+        bases, *made = _made(made_of, given, out.parent, device, dtype)
     if bases:
         given |= _published(bases)
     manifest = build(given | keys.options() if keys else given)
-    said = [_kept(bases, out, manifest)] if bases else []
+    said = [*made, _kept(bases, out, manifest)] if bases else []
     measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
     if measure:
         manifest = _with_prior(manifest, device, dtype)
@@ -275,6 +295,22 @@ def _published(file: Path) -> dict[str, Any]:
     from sfnode.models.bases import digest_of
 
     return {"basis": "published", "bases": digest_of(file)}
+
+
+def _made(kind: str, given: dict[str, Any], folder: Path, device: str, dtype: str) -> tuple[Path, str]:
+    """Make bases of this kind for the run that these options describe, in a folder; return the file, and
+    what there is to say.
+
+    Raises UserError as `cli.bases.made` does, and as what builds and loads a run.
+    """
+    from sfnode.cli.bases import made
+    from sfnode.engine.trainer import Trainer
+    from sfnode.models.manifest_builder import build
+
+    given.setdefault("rank", RANKS[kind])
+    with Trainer.load(build(given), device=device, dtype=dtype, training=False) as trainer:
+        file, words = made(trainer, kind, folder)
+    return file, f"Made bases: {words}."
 
 
 def _kept(file: Path, out: Path, manifest: Manifest) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,13 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import PUBLISHED_UNIT
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
+from sfnode.tasks import dataset
 from sfnode.tasks.encoding import Encoded
+from sfnode.tasks.shard import Shard
+from sfprotocol.seeds import derive_key, stream
+
+if TYPE_CHECKING:
+    from sfnode.engine.trainer import Trainer
 
 I8 = NDArray[np.int8]
 
@@ -37,6 +43,10 @@ gradient in opt-mini-sst the two directions found then hold 96 % of what the two
 as many 90 %."""
 
 LARGEST_ENTRY = 127
+
+BATCHES, BATCH_ROWS = 64, 8
+"""Mini-batches, and rows of each: few at a time, as the activations of a backward pass are kept; together
+512, with which two halves of AG News agree to 0.6."""
 
 Pairs = list[tuple[I8, I8]]
 """Per target U (out_features, rank) and V (in_features, rank) in units of PUBLISHED_UNIT."""
@@ -55,6 +65,23 @@ class Made(NamedTuple):
     """Cosine between what the odd and the even mini-batches say: near 0, the directions are mostly noise."""
     example_forwards: int
     """A backward pass counts as two forward passes."""
+
+
+def make(trainer: Trainer, kind: str, advance: Advance = lambda done, total: None) -> Made:
+    """Return bases at the trainer's model as of now, of kind `gradients` or `activations`.
+
+    On BATCHES mini-batches of the run's public training rows, as its loss draws them. Raises UserError DATA_*
+    without such rows, and as `gradients`.
+    """
+    manifest, loaded = trainer.manifest, trainer.loaded
+    rows = dataset.training_rows(manifest.data, manifest.task)
+    shard = Shard(manifest.task, loaded.tokenizer, rows, BATCH_ROWS)
+    seeds = stream(derive_key(b"sfnode bases", manifest.run_id, trainer.core.digest()), 0, BATCHES)
+    batches = [shard.mini_batch(seed) for seed in seeds.tolist()]
+    trainer.restore()
+    trainer.weights.rebuild()
+    found = {"gradients": gradients, "activations": activations}[kind]
+    return found(loaded, batches, manifest.training.rank, advance=advance)
 
 
 def gradients(

@@ -65,7 +65,7 @@ def test_clients_with_published_bases_measure_what_nodes_measure(tmp_path: Path)
     run = published("opt", tmp_path, learning_rate=1e-3, epsilon=EPSILON)
     loaded = load_model(run, model_folder("opt"), usable_device("cpu"), "float32")
     replicas = Replicas(run, loaded, 2, tmp_path)
-    with Trainer(run, loaded, ROWS, tmp_path) as node:
+    with Trainer(run, loaded, ROWS, bases=tmp_path) as node:
         batches = node.mini_batches.take(SEEDS[:2])
     theirs = updates(30, (0, 1))
     replicas.give(1, replicas.moves(theirs))
@@ -73,7 +73,7 @@ def test_clients_with_published_bases_measure_what_nodes_measure(tmp_path: Path)
     found = [estimate.alpha for estimate in replicas.measure(queries, EPSILON)]
     moved = []
     for client in range(2):
-        with Trainer(run, loaded, ROWS, tmp_path) as node:
+        with Trainer(run, loaded, ROWS, bases=tmp_path) as node:
             if client:
                 node.apply(theirs)
             (wanted,) = node.estimate([SEEDS[client]], 1, EPSILON)
