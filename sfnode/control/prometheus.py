@@ -155,8 +155,8 @@ METRICS: Sequence[Described] = (
              "The part of the bytes sent that carried updates."),
     _of_node("sfnode_updates_sent_total", "updates_sent", "Updates sent, counted once for each link."),
     _of_node("sfnode_log_bytes", "log_bytes", "Size of the update log on disk."),
-    Described("sfnode_metric", "Published result on validation rows: of the base model, as it is compared "
-              "and calibrated, the best seal, the last one.", _metric, ("name", "of")),
+    Described("sfnode_metric", "Published result on the validation rows: of the base model, as it is "
+              "compared and calibrated, the best seal, the last one.", _metric, ("name", "of")),
     Described("sfnode_alarm", "1 while this numbered error stands in the run, else 0.", _alarms, ("code",)),
     _of_run("sfnode_epochs_sealed_total", "sealed", "Epochs that the organiser has sealed."),
     _of_run("sfnode_updates_counted", "counted", "Updates that count by the seals so far."),

@@ -130,11 +130,14 @@ def test_what_raises_an_answer_in_every_row_is_nothing_to_a_centred_loss() -> No
     assert (plain.losses(raised) - plain.losses(log_probs)).abs().min() > 0.1
 
 
-def test_references_count_in_the_means_of_a_centred_loss_and_have_none_of_their_own() -> None:
+def test_where_there_are_references_the_means_are_theirs_and_they_have_no_loss() -> None:
     encoded = encode(CENTRED, tokenizer(), ROWS[:2], ROWS[2:])
     log_probs = forward("opt")(encoded).log_probs
-    whole = encode(CENTRED, tokenizer(), ROWS)
-    torch.testing.assert_close(encoded.losses(log_probs), whole.losses(log_probs)[:2])
+    scores = encoded.scores(log_probs)  # (B, K)
+    labels = torch.tensor([int(row["label"]) for row in ROWS[:2]])
+    centred = scores[:2] - scores[2:].mean(0)
+    expected = torch.nn.functional.cross_entropy(centred, labels, reduction="none")
+    torch.testing.assert_close(encoded.losses(log_probs), expected)
 
 
 def test_scores_of_an_evaluation_are_not_centred() -> None:
