@@ -20,9 +20,8 @@ def small(*, network: dict[str, Any] | None = None, **fields: Any) -> Cell:
     """A cell of 4 clients that takes a fraction of a second."""
     given = {"steps": 8, "local_steps": 2, "batch_size": 3, "rank": 4, "refresh": 3, "learning_rate": 2e-3}
     return Cell(
-        problem=PROBLEM,
         network=Network(**{"clients": 4, **(network or {})}),
-        **{**given, **fields},
+        **{"problem": PROBLEM, **given, **fields},
     )
 
 
