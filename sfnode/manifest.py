@@ -324,6 +324,10 @@ class Training(Section):
         """The value of an entry of 1 of U and V."""
         return PUBLISHED_UNIT if self.bases else 1.0
 
+    def with_random_bases(self) -> Training:
+        """Return the same numbers with random bases, with which steps cost as much and no file is needed."""
+        return self.model_copy(update={"basis": "random", "bases": ""})
+
     def rate(self, epoch: int) -> float:
         """Return the learning rate of the updates of `epoch`, counted from 0."""
         progress = epoch / self.epochs

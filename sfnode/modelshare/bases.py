@@ -69,7 +69,7 @@ class BasesShare:
         self._fetching: asyncio.Task[None] | None = None
         self._download: ModelDownload | None = None
         self._failed: dict[bytes, UserError] = {}
-        """What keeps files from being here, by digest."""
+        """Reasons for which files are not here, by digest."""
 
     @property
     def progress(self) -> Progress | None:

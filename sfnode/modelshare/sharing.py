@@ -47,7 +47,7 @@ class Listed(NamedTuple):
     listing: bytes
     """Encoded."""
     pieces: list[Piece]
-    """By the names that the files have in `folder`."""
+    """Pieces of files under the names that these have in `folder`."""
     folder: Path
 
 
@@ -87,7 +87,7 @@ class Sharing:
         self.files: dict[bytes, Path] = {}
         """Files that others may have besides the model: part 0 of a listing of their own."""
         self.listed: dict[bytes, Listed] = {}
-        """What others may have by the hash of its listing; of the model, once it is listed."""
+        """Files that others may have by the hash of their listing; those of the model once it is listed."""
 
     @property
     def gives(self) -> bool:

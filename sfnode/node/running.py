@@ -206,15 +206,13 @@ class RunningNode:
         self._told_bases = ()
         self._after_round()
 
-    def _follow_bases(self) -> None:
-        """Tell the engine of bases that are new or have come, and the scheduler whether some are lacking."""
-        if self.bases is None or self.scheduler is None or self.engine_thread is None:
-            return
+    def _lacks_bases(self) -> bool:
+        """Tell the engine of bases that are new or have come; return whether some are lacking for a step."""
         published = self._published()
-        if published != self._told_bases:
+        if self.engine_thread and published != self._told_bases:
             self._told_bases = published
             self.engine_thread.call(lambda engine: engine.use_bases(published))
-        self.scheduler.lacks_bases = bool(self.lacking_bases())
+        return bool(self.lacking_bases())
 
     def lacking_bases(self) -> list[Bases]:
         """Return the published bases without which this node makes no updates now."""
@@ -245,7 +243,6 @@ class RunningNode:
 
     def _after_round(self) -> None:
         """Give the scheduler its turn, and leave if it is time; there is a round at least once a second."""
-        self._follow_bases()
         if self.scheduler:
             self.scheduler.ready = self.scheduler.ready or (self.engine_loaded and self._readiness.done())
             self.scheduler.advance()
@@ -347,6 +344,8 @@ class RunningNode:
             queries=self.settings.queries,
             steps=self.settings.steps,
         )
+        if self.bases:
+            self.scheduler.hindered = self._lacks_bases
         self.limiter.serve(self.scheduler, self.engine_thread)
         self.engine_thread.start()
 
@@ -492,6 +491,8 @@ class RunningNode:
         async with self.driver.between_rounds:
             frontier = self.machine.frontier
             moment = Moment(frontier.digest().hex(), frontier.known)
+            if self.bases:
+                self._lacks_bases()  # the engine knows of all that this moment's decisions name
             answer = self.engine_thread.ask(self.limiter.offloading_again(question), of and of())
         try:
             return moment, await answer
