@@ -41,8 +41,9 @@ class Problem(Section):
     """0: all that there are."""
     dirichlet: float = Field(default=0.0, ge=0)
     """Concentration of the classes in the clients' shards (Hsu et al. 2019); 0: rows are dealt out evenly."""
-    bases: str = ""
-    """File with SeedFlood's published bases, named by their digest; empty: they are random."""
+    bases: str = Field(default="", exclude_if="".__eq__)
+    """File with SeedFlood's published bases, named by their digest; empty: they are random. Left out then, so
+    that the names of older results hold."""
 
 
 class Network(Section):
@@ -88,10 +89,7 @@ class Cell(Section):
     @property
     def name(self) -> str:
         """Name of the cell and of its results: 16 hex digits that follow from its fields."""
-        said = self.model_dump(mode="json")
-        if not self.problem.bases:  # cells from before there were any keep their names
-            del said["problem"]["bases"]
-        fields = json.dumps(said, sort_keys=True, separators=(",", ":"))
+        fields = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(fields.encode(), digest_size=8, person=b"sfnode-cell").hexdigest()
 
 

@@ -161,8 +161,9 @@ async def test_a_node_that_gives_no_model_gives_no_bases(swarm_of: SwarmOf, tmp_
 
 
 async def test_bases_of_a_later_subspace_are_fetched_before_it_begins(
-    swarm_of: SwarmOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    swarm_of: SwarmOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     policy_of = organising.policy_of
     monkeypatch.setattr(organising, "WORK_BITS", 4)
     monkeypatch.setattr(
@@ -190,3 +191,4 @@ async def test_bases_of_a_later_subspace_are_fetched_before_it_begins(
         assert node.engine.bases[-1] == schedule
         status = await node.client.organising()
         assert [one.digest for one in status.bases] == [first, second]
+    assert f"bases {second[:16]} are published for subspace {subspace}" in caplog.text
