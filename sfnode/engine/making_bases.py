@@ -157,7 +157,7 @@ class _Sketch:
         self._left = _normal((out, wide), generator, device)  # Psi^T
         self._range = torch.zeros(out, narrow, device=device)
         self._corange = [torch.zeros(wide, inner, device=device) for _ in range(2)]
-        """Of the even and of the odd mini-batches."""
+        """Those of the even and of the odd mini-batches."""
         self.parity = 0
 
     def add(self, gradients: Tensor, inputs: Tensor) -> None:

@@ -146,7 +146,9 @@ def test_with_published_bases_clients_and_nodes_measure_the_same(tmp_path: Path)
     assert bases.digest_of(bases.path_in(tmp_path / "log" / "bases", bases.digest_of(file)))
     before, made = held(run, 0), run.feeds[0].made
     run._step(range(cell.network.clients))
-    with Trainer(loaded.manifest, problem.load(cell, Place()).loaded, loaded.shards[0], tmp_path) as node:
+    with Trainer(
+        loaded.manifest, problem.load(cell, Place()).loaded, loaded.shards[0], bases=tmp_path
+    ) as node:
         node.apply(before)
         seed = int(update_seeds(run.feeds[0].key, made, 1)[0])
         (scalar,) = node.step([seed], run.feeds[0].labels[made]).scalars
