@@ -540,3 +540,17 @@ def test_bases_that_are_not_there_are_said_to_be_missing(sfnode: Run) -> None:
     ended = sfnode("init", "--bases", "nowhere.bases")
     assert ended.status == 1
     assert "SF081" in ended.err
+
+
+@pytest.mark.parametrize(("basis", "rank"), [("gradients", 1), ("activations", 8)])
+def test_bases_are_made_where_they_are_asked_for(sfnode: Run, basis: str, rank: int) -> None:
+    ended = sfnode("init", "--open", "--no-measure", "--basis", basis)
+    assert (ended.status, ended.err) == (0, f"making bases from {basis}\n")
+    training = Manifest.from_toml(Path("run.toml")).training
+    assert (training.basis, training.rank) == ("published", rank)
+    assert [file.name for file in Path().glob("*.bases")] == [f"{training.bases}.bases"]
+    assert f"{rank} direction" in ended.out
+    refused = sfnode("init", "--force", "--basis", basis, "--bases", f"{training.bases}.bases")
+    assert "Give one of them." in refused.err
+    assert sfnode("init", "--force", "--open", "--no-measure", "--basis", "random").status == 0
+    assert Manifest.from_toml(Path("run.toml")).training.basis == "random"
