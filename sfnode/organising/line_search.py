@@ -1,9 +1,9 @@
-"""The line search at a seal: how far to go along an epoch's direction, and at which rate to go on (DESIGN 10).
+"""The line search at a seal: how far to go along an epoch's direction, and at which rate to go on.
 
-With W the weights by the seals so far and D what the epoch has added to them at factor 1, the loss of held-out
-rows is measured at W + c D. Of the best c half is taken: a full step along a noisy direction overshoots in all
-others, and the next epoch comes back (the accuracy of a run that had reached 0.98 fell to 0.85 on the way).
-This module decides with numbers; it knows no model, and nobody who measures.
+With W the weights by the seals so far and D what the epoch has added to them at factor 1, the loss of
+held-out rows is measured at W + c D (DESIGN 10). Of the best c half is taken: a full step along a noisy
+direction overshoots in all others, and the next epoch comes back (the accuracy of a run that had reached 0.98
+fell to 0.85 on the way). This module decides with numbers; it knows no model, and nobody who measures.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ EVIDENCE = 2.0
 search hunts once the easy part is learnt: of 50 factors 18 were 0 and 19 were 4."""
 
 YOUNG_STEP, LATER_STEP = 4.0, 2.0
-"""Most by which a rate is multiplied or divided: from a first rate that is wrong by 100 it takes four searches
-while the run is young; later nothing changes so fast but by chance."""
+"""Most by which a rate is multiplied or divided: from a first rate that is wrong by 100 it takes four
+searches while the run is young; later nothing changes so fast but by chance."""
 
 _AS_IT_IS = AMOUNTS.index(1.0)
 
@@ -56,6 +56,11 @@ class LineSearch:
         """`rows`: how many there are, or may be spent; at least 2."""
         self._most = rows
         self._losses: NDArray[np.float64] = np.zeros((0, len(AMOUNTS)))
+
+    @property
+    def amounts(self) -> tuple[float, ...]:
+        """The c at which losses are wanted."""
+        return AMOUNTS
 
     @property
     def wanted(self) -> range:
@@ -81,7 +86,7 @@ class LineSearch:
         return SHARE * AMOUNTS[best] == 1.0 or self._gain(best) > EVIDENCE
 
     def _best(self) -> int:
-        """Return the place of the c with the least mean loss; of the least c where all losses are infinite."""
+        """Return the place of the c with the least mean loss; that of 0 where no mean is finite."""
         means = self._losses.mean(0)
         return int(np.where(np.isfinite(means), means, math.inf).argmin())
 

@@ -22,7 +22,8 @@ def searched(losses: NDArray[np.float64]) -> LineSearch:
 def parabola(best: float, rows: int = 256, noise: float = 0.0, seed: int = 0) -> NDArray[np.float64]:
     """Losses with their least value at c = `best`; slopes differ between rows by `noise`."""
     slopes = noise * np.random.default_rng(seed).normal(size=(rows, 1))
-    return (C - best) ** 2 + slopes * C
+    found: NDArray[np.float64] = (C - best) ** 2 + slopes * C
+    return found
 
 
 @pytest.mark.parametrize(
