@@ -73,12 +73,15 @@ class Line:
 
 
 def difference(after: Mapping[int, I64], before: Mapping[int, I64]) -> dict[int, I64]:
-    """Return the cores that lead from `before` to `after`, those that are not zero, by ascending subspaces."""
-    found = {
-        subspace: after.get(subspace, np.int64(0)) - before.get(subspace, np.int64(0))
-        for subspace in sorted({*after, *before})
-    }
-    return {subspace: core for subspace, core in found.items() if core.any()}
+    """Return the cores that lead from `before` to `after`, without those that are zero."""
+    found = {}
+    for subspace in sorted({*after, *before}):
+        some = after[subspace] if subspace in after else before[subspace]
+        zero = np.zeros_like(some)
+        core = after.get(subspace, zero) - before.get(subspace, zero)
+        if core.any():
+            found[subspace] = core
+    return found
 
 
 def _on_every_row(directions: Directions, this: Pass) -> Perturbation:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from sfnode.organising.line_search import Found
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Checkpoint, Decision
@@ -115,6 +116,10 @@ class EvaluationEnded:
     """None if it has failed."""
     base: Evaluation | None = None
     """The base model's on the same rows, once, when it is known."""
+    found: Found | None = None
+    """What the line search has found, if there was one: the result is of the model with that factor."""
+    forwards: int = 0
+    """Example-forwards that all of it has taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +193,10 @@ class Evaluate:
     EvaluationEnded."""
 
     epoch: int
+    rows: int = 0
+    """Rows that a line search along the epoch may take before that (`line_search`); 0: there is none."""
+    scored: bool = True
+    """Whether the model is evaluated at all."""
 
 
 @dataclass(frozen=True, slots=True)

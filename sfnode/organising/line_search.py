@@ -27,6 +27,9 @@ FIRST_ROWS = 32
 """Rows that a search begins with: enough where the rate is wrong by 10 or more, and they cost as much as 28
 updates with mini-batches of 4. Below, the standard error is itself a guess."""
 
+LEAST_ROWS = 8
+"""Rows without which nothing is concluded."""
+
 EVIDENCE = 2.0
 """Standard errors by which the best c has to do better than c = 1 before anything changes. Without it a
 search hunts once the easy part is learnt: of 50 factors 18 were 0 and 19 were 4."""
@@ -53,7 +56,7 @@ class LineSearch:
     """A search along one epoch's direction: asks for losses of rows, in order, until it knows enough."""
 
     def __init__(self, rows: int) -> None:
-        """`rows`: how many there are, or may be spent; at least 2."""
+        """`rows`: how many there are, or may be spent."""
         self._most = rows
         self._losses: NDArray[np.float64] = np.zeros((0, len(AMOUNTS)))
 
@@ -66,17 +69,21 @@ class LineSearch:
     def wanted(self) -> range:
         """Numbers of the rows of which the losses are wanted next; none once the search is over."""
         known = len(self._losses)
-        if known and (known >= self._most or self._is_clear()):
+        if known >= self._most or (known >= LEAST_ROWS and self._is_clear()):
             return range(known, known)
         return range(known, min(self._most, max(FIRST_ROWS, 2 * known)))
 
     def take(self, losses: NDArray[np.float64]) -> None:
-        """Take the losses of the wanted rows, (rows, AMOUNTS)."""
+        """Take the losses of the wanted rows, (rows, AMOUNTS); of fewer if there are no more."""
+        if len(losses) < len(self.wanted):
+            self._most = len(self._losses) + len(losses)
         self._losses = np.concatenate([self._losses, losses])
 
     @property
     def found(self) -> Found:
         """The result by the rows so far."""
+        if len(self._losses) < LEAST_ROWS:
+            return Found(1.0, 1.0, len(self._losses))
         best = self._best()
         factor = SHARE * AMOUNTS[best] if self._gain(best) > EVIDENCE else 1.0
         return Found(factor, AMOUNTS[best], len(self._losses))

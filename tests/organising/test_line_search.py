@@ -44,6 +44,13 @@ def test_no_more_rows_are_asked_for_than_there_are() -> None:
     search = LineSearch(40)
     search.take(np.ones((FIRST_ROWS, len(AMOUNTS))))
     assert search.wanted == range(FIRST_ROWS, 40)
+    search.take(np.ones((3, len(AMOUNTS))))
+    assert not search.wanted, "there are fewer than it was told"
+
+
+def test_nothing_is_concluded_from_a_handful_of_rows() -> None:
+    assert searched(parabola(8.0, rows=7)).found.factor == 1.0
+    assert searched(parabola(8.0, rows=0)).found.factor == 1.0
 
 
 def test_the_same_losses_everywhere_change_nothing() -> None:
