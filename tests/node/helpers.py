@@ -122,9 +122,10 @@ class SmallEngine:
         amounts = dict(zip(batch.seeds.tolist(), batch.scalars.tolist(), strict=True))
         assert len(amounts) == len(batch.seeds)
         for seed, amount in amounts.items():
-            before = self.applied.pop(seed, 0)
-            assert not before or before != amount, "applied twice"
-            if before + amount:
+            if seed not in self.applied:
+                self.applied[seed] = amount
+            elif (before := self.applied.pop(seed)) != -amount:
+                assert before != amount, "applied twice"
                 self.applied[seed] = before + amount
         self.core.add(batch)
 
