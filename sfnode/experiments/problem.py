@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,13 +49,15 @@ class LoadedProblem:
     def task(self) -> Task:
         return self.manifest.task
 
-    def score(self, encoded: Encoded) -> Scored:
-        """Run the model as it is now."""
-        return forward.score_in_passes(self.loaded, encoded)
+    def score(self, encoded: Encoded, perturb: forward.Perturb | None = None) -> Scored:
+        """Run the model as it is now, perturbed if `perturb` is given."""
+        return forward.score_in_passes(self.loaded, encoded, perturb)
 
-    def evaluate(self, which: str) -> Evaluation:
-        """Measure the model as it is now on these rows, of which there are some."""
-        return evaluate(self.task, self.loaded.tokenizer, self.held_out[which], self.score, EVALUATION_BATCH)
+    def evaluate(self, which: str, perturb: forward.Perturb | None = None) -> Evaluation:
+        """Measure the model as it is now on these rows, of which there are some; `perturb`: as for
+        `score`."""
+        rows, score = self.held_out[which], partial(self.score, perturb=perturb)
+        return evaluate(self.task, self.loaded.tokenizer, rows, score, EVALUATION_BATCH)
 
 
 def load(cell: Cell, place: Place) -> LoadedProblem:

@@ -184,7 +184,8 @@ class Organiser:
         self._run_id = run_id
         self._counting = counting
         self._judge = judge
-        self._search = Search(policy, counting) if policy.search_rows and policy.seal_wait else None
+        self.search = Search(policy, counting) if policy.search_rows and policy.seal_wait else None
+        """What is searched for; None if nothing is."""
         self._draw = draw
         self._alone = alone
         self._decisions = counting.decisions
@@ -302,12 +303,12 @@ class Organiser:
         self._asked.running = False
         young = self._counting.counted < YOUNG * self._counting.budget
         share = self.policy.young_share if young else self.policy.share
-        if self._search:
+        if self.search:
             scored = event.result is not None
-            self._search.ended(
+            self.search.ended(
                 event.epoch, event.found, event.forwards, scored=scored, counting=self._counting
             )
-            share = self._search.time_share
+            share = self.search.time_share
         taken = now - self._asked.at
         self._evaluate_from = now + (taken / share - taken if share else float("inf"))
         if event.base:
@@ -390,8 +391,8 @@ class Organiser:
         if chains is None or self._is_evaluated_first(epoch, now):
             return None
         judgement = self._judge(counting)
-        if self._search:
-            judgement = self._search.judged(counting, judgement)
+        if self.search:
+            judgement = self.search.judged(counting, judgement)
         skipped = tuple(n for n in counting.moved(epoch) if self._is_skipped(n, epoch, judgement))
         self._asked.altered = self._asked.altered or (bool(skipped) and self._asked.epoch == epoch)
         self._feeds.forget(chains, counting)
@@ -421,7 +422,7 @@ class Organiser:
         asked = self._asked
         affordable = not asked.running and now >= self._evaluate_from and self.policy.seal_wait > 0
         if asked.epoch < epoch and affordable:
-            plan = self._search.plan(self._counting) if self._search else Plan(0, True)
+            plan = self.search.plan(self._counting) if self.search else Plan(0, True)
             asked = self._asked = _Asked(epoch, now, running=plan is not None)
             if plan:
                 self._actions.append(Evaluate(epoch, *plan))
@@ -431,7 +432,7 @@ class Organiser:
 
     def _close(self, now: float) -> Close | None:
         counting = self._counting
-        unsealed, search = counting.open_epoch - counting.sealed, self._search
+        unsealed, search = counting.open_epoch - counting.sealed, self.search
         most = 1 if search and not search.settled else MAX_UNSEALED  # what comes at a wrong rate is lost
         if counting.complete or unsealed >= most or counting.open_epoch >= MAX_EPOCHS:
             return None

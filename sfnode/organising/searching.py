@@ -48,6 +48,17 @@ class Plan(NamedTuple):
     """Whether the model is evaluated on all validation rows."""
 
 
+class Memory(NamedTuple):
+    """The numbers of a Search; see there."""
+
+    credit: float
+    credited: int
+    target: int
+    settled: bool
+    has_base: bool
+    scored: int | None
+
+
 class Search:
     """The searches of one organiser, from one start to the next."""
 
@@ -68,6 +79,15 @@ class Search:
         """The epoch that was evaluated last."""
         self._found: tuple[int, int, Found] | None = None
         """The epoch whose seal is to say it, the epoch that was searched, and the result."""
+
+    @property
+    def memory(self) -> Memory:
+        """Everything that a restart forgets but for what was found."""
+        return Memory(self._credit, self._credited, self._target, self.settled, self._has_base, self._scored)
+
+    def remember(self, memory: Memory) -> None:
+        """Go on as the search that had this memory when nothing was under way."""
+        self._credit, self._credited, self._target, self.settled, self._has_base, self._scored = memory
 
     def _resume(self, counting: Counting) -> None:
         last = counting.closed_updates(counting.open_epoch - 1) if counting.open_epoch else 0
