@@ -445,7 +445,8 @@ class Organiser:
         oldest = min((one.since for one in chosen), default=now)
         late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
         target = search.target(counting) if search else self.policy.target_updates
-        if not chosen or (total < min(target, rest) and not late):
+        cut = search is not None and search.cuts(counting)
+        if not cut and (not chosen or (total < min(target, rest) and not late)):
             return None
         salt = self._draw(SALT_BYTES)
         moves = (Move(one.number, one.steps, holding.tag(salt, one.mark.chain)) for one in sorted(chosen))

@@ -2,7 +2,8 @@
 
     phase       an epoch                            searches and evaluations may cost    a rate moves by
     unsettled   is closed once the one before is    a fifth of what the swarm computes   4 at most
-                sealed, from FIRST_UPDATES on
+                sealed, from FIRST_UPDATES on;
+                at once if the next has a new rate
     settled     has twice as many updates after     a twentieth                          2 at most
                 each search that changes nothing,
                 up to the manifest's epoch_updates
@@ -28,8 +29,9 @@ from sfnode.organising.policy import OrganiserPolicy
 from sfprotocol.counting import MAX_EPOCHS, Counting
 from sfprotocol.decisions import FACTOR_ONE, RateFrom
 
-FIRST_UPDATES = 256
-"""Updates of the first epochs: along the direction of fewer the loss often falls by less than its noise."""
+FIRST_UPDATES = 128
+"""Updates of the first epochs, if they can pay for a search: from a rate that is wrong by 100 four of them
+are lost."""
 
 EVALUATE_EVERY = 4
 """Epochs between two evaluations with all rows, for people and alarms; the searches see to the rest."""
@@ -57,6 +59,7 @@ class Memory(NamedTuple):
     settled: bool
     has_base: bool
     scored: int | None
+    cut: tuple[int, float] | None
 
 
 class Search:
@@ -79,15 +82,26 @@ class Search:
         """The epoch that was evaluated last."""
         self._found: tuple[int, int, Found] | None = None
         """The epoch whose seal is to say it, the epoch that was searched, and the result."""
+        self._cut: tuple[int, float] | None = None
+        """The epoch that is cut short, and the factor of the one before."""
 
     @property
     def memory(self) -> Memory:
         """Everything that a restart forgets but for what was found."""
-        return Memory(self._credit, self._credited, self._target, self.settled, self._has_base, self._scored)
+        return Memory(
+            self._credit,
+            self._credited,
+            self._target,
+            self.settled,
+            self._has_base,
+            self._scored,
+            self._cut,
+        )
 
     def remember(self, memory: Memory) -> None:
         """Go on as the search that had this memory when nothing was under way."""
-        self._credit, self._credited, self._target, self.settled, self._has_base, self._scored = memory
+        self._credit, self._credited, self._target, self.settled = memory[:4]
+        self._has_base, self._scored, self._cut = memory[4:]
 
     def _resume(self, counting: Counting) -> None:
         last = counting.closed_updates(counting.open_epoch - 1) if counting.open_epoch else 0
@@ -105,10 +119,17 @@ class Search:
         least = math.ceil((counting.budget - counting.counted) / left) if left else 0
         return max(min(self._target, self._policy.target_updates), least)
 
+    def cuts(self, counting: Counting) -> bool:
+        """Return whether the open epoch is to be closed with whatever it has: the one after it has a better
+        rate, and this one's work, at a rate that is far off, is worth little or does harm."""
+        return self._cut is not None and self._cut[0] == counting.open_epoch
+
     def plan(self, counting: Counting) -> Plan | None:
         """Return what the oldest epoch without a seal is worth; None if nothing."""
-        policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
         self._earn(counting)
+        if self._cut and self._cut[0] == counting.sealed:
+            return None
+        policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
         cost = policy.search_rows * (1 if self._has_base else 2)
         least = 0 if self.settled else first * len(AMOUNTS)
@@ -146,14 +167,19 @@ class Search:
     def judged(self, counting: Counting, judgement: Judgement) -> Judgement:
         """Return a judgement with the factor and the rate that the search has found.
 
-        What was found too late for its own epoch is said of the rate alone, by the next seal.
+        What was found too late for its own epoch is said of the rate alone, by the next seal. An epoch that
+        was cut short was made like the one before, and counts like it.
         """
         coming = counting.open_epoch + 1
+        if self._cut and self._cut[0] == counting.sealed:
+            return replace(judgement, factor=round(self._cut[1] * FACTOR_ONE), rates=())
         if self._found is None or self._found[0] != counting.sealed:
             return replace(judgement, rates=())
         _, epoch, found = self._found
         rate = next_rate(counting.rate(epoch), found.factor, young=not self.settled)
         stays = found.factor == 1.0 or coming >= MAX_EPOCHS or rate == counting.rate(coming)
+        if not stays and not self.settled:
+            self._cut = counting.open_epoch, found.factor
         return replace(
             judgement,
             factor=round(found.factor * FACTOR_ONE) if epoch == counting.sealed else FACTOR_ONE,

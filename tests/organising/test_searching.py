@@ -24,7 +24,7 @@ SEARCHED = replace(
 class Run:
     """A bench on which every search finds what it is told to, with so many rows."""
 
-    def __init__(self, rows: int = FIRST_ROWS, budget: int = 10_000_000) -> None:
+    def __init__(self, rows: int = FIRST_ROWS, budget: int = 1_000_000) -> None:
         self.bench = Bench(policy=SEARCHED, budget=budget).begin("anne", quota=1 << 20)
         self.rows = rows
         self.spent = self.trained = 0
@@ -56,7 +56,7 @@ class Run:
             self.train(64)
         if len(self.bench.asked) > asked:
             self.answer(factor)
-        return self.bench.of(Seal)[-1]
+        return self.bench.of(Seal)[sealed]
 
     @property
     def lengths(self) -> list[int]:
@@ -69,10 +69,10 @@ def test_a_seal_has_the_factor_that_was_found_and_the_rate_follows() -> None:
     assert run.epoch(4.0) == replace(
         run.bench.of(Seal)[0], factor=4 * FACTOR_ONE, rates=(RateFrom(2, 4 * RATE),)
     )
-    assert run.epoch(0.125).rates == (RateFrom(3, RATE // 4),), (
-        "it follows from the rate of what was searched"
-    )
-    assert run.epoch(0.0).factor == 0
+    assert run.bench.counting.sealed == 2, "the epoch that was open is cut short"
+    assert run.bench.of(Seal)[1].factor == 4 * FACTOR_ONE, "it was made at the same rate"
+    assert run.epoch(0.125).rates == (RateFrom(4, RATE),)
+    assert run.epoch(0.0).rates == (RateFrom(6, RATE // 4),)
 
 
 def test_the_rate_moves_by_less_once_it_has_settled() -> None:
@@ -92,7 +92,7 @@ def test_epochs_are_short_until_the_rate_has_settled_and_grow_with_searches_that
     for _ in range(20):
         run.epoch(1.0)
     assert run.lengths[-1] == pytest.approx(SEARCHED.target_updates, abs=64)
-    assert run.lengths == sorted(run.lengths)
+    assert run.lengths[8:] == sorted(run.lengths[8:])
 
 
 def test_until_then_an_epoch_is_closed_once_the_one_before_is_sealed() -> None:
@@ -139,10 +139,10 @@ def test_what_comes_too_late_for_its_seal_moves_the_next_rate_alone() -> None:
     while not run.bench.plans:
         run.train(64)
     late, rate = run.bench.plans[-1].epoch, run.bench.counting.rate(run.bench.plans[-1].epoch)
-    told = len(run.bench.of(Evaluated))
     run.answer(0.25, after=SEARCHED.seal_wait + 5)
     assert run.bench.of(Seal)[late].factor == FACTOR_ONE
-    assert len(run.bench.of(Evaluated)) == told, "what was evaluated is not what was sealed"
+    results = [said for said in run.bench.of(Evaluated) if not said.metric.startswith("base")]
+    assert not results, "what was evaluated is not what was sealed"
     run.train(FIRST_UPDATES)
     run.bench.advance(SEARCHED.seal_wait + 5)
     following = run.bench.of(Seal)[late + 1]
