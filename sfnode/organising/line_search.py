@@ -34,11 +34,17 @@ EVIDENCE = 2.0
 """Standard errors by which the best c has to do better than c = 1 before anything changes. Without it a
 search hunts once the easy part is learnt: of 50 factors 18 were 0 and 19 were 4."""
 
+LARGE_MOVE = 1 / 8
+"""An epoch that moves the losses of rows by more than this share of their mean (root mean square), and the
+mean not evidently down, is noise at a rate that is far too large: a model that it has destroyed does no worse
+than one that knew nothing, and so nothing would be evident. At good rates that share is 0.03 to 0.08, and
+from 0.3 on nothing is learnt (docs/research-log.md)."""
+
 YOUNG_STEP, LATER_STEP = 4.0, 2.0
 """Most by which a rate is multiplied or divided: from a first rate that is wrong by 100 it takes four
 searches while the run is young; later nothing changes so fast but by chance."""
 
-_AS_IT_IS = AMOUNTS.index(1.0)
+_START, _AS_IT_IS, _TWICE = (AMOUNTS.index(amount) for amount in (0.0, 1.0, 2.0))
 
 
 class Found(NamedTuple):
@@ -50,6 +56,10 @@ class Found(NamedTuple):
     """The c with the least loss."""
     rows: int
     """Rows that were measured, at every c."""
+    useful: bool = True
+    """Whether it is evident that some way along the epoch the loss is less than at its beginning."""
+    full: bool = False
+    """Whether the epoch, which counts as it is, was evidently all of the best step, and not half of it."""
 
 
 class LineSearch:
@@ -82,27 +92,33 @@ class LineSearch:
     @property
     def found(self) -> Found:
         """The result by the rows so far."""
-        if len(self._losses) < LEAST_ROWS:
-            return Found(1.0, 1.0, len(self._losses))
+        rows = len(self._losses)
+        if rows < LEAST_ROWS:
+            return Found(1.0, 1.0, rows, useful=False)
         best = self._best()
-        factor = SHARE * AMOUNTS[best] if self._gain(best) > EVIDENCE else 1.0
-        return Found(factor, AMOUNTS[best], len(self._losses))
+        useful = self._gain(best, _START) > EVIDENCE
+        if self._gain(best, _AS_IT_IS) > EVIDENCE:
+            return Found(SHARE * AMOUNTS[best], AMOUNTS[best], rows, useful)
+        noise = not useful and self._move() > LARGE_MOVE
+        full = best == _AS_IT_IS and self._gain(best, _TWICE) > EVIDENCE
+        return Found(0.0 if noise else 1.0, AMOUNTS[best], rows, useful, full)
 
     def _is_clear(self) -> bool:
         best = self._best()
-        return SHARE * AMOUNTS[best] == 1.0 or self._gain(best) > EVIDENCE
+        doubted = {_TWICE: _START, _AS_IT_IS: _TWICE}.get(best, _AS_IT_IS)
+        return self._gain(best, doubted) > EVIDENCE
 
     def _best(self) -> int:
         """Return the place of the c with the least mean loss; that of 0 where no mean is finite."""
         means = self._losses.mean(0)
         return int(np.where(np.isfinite(means), means, math.inf).argmin())
 
-    def _gain(self, place: int) -> float:
-        """Return by how many standard errors a c does better than c = 1, row by row; infinitely many if only
-        it gives numbers at all."""
-        if place == _AS_IT_IS:
+    def _gain(self, place: int, over: int) -> float:
+        """Return by how many standard errors one c does better than another, row by row; infinitely many if
+        only it gives numbers at all."""
+        if place == over:
             return 0.0
-        before, after = self._losses[:, _AS_IT_IS], self._losses[:, place]
+        before, after = self._losses[:, over], self._losses[:, place]
         if not np.isfinite(before).all():
             return math.inf  # also where none is finite: then the epoch is worth nothing
         gains = before - after
@@ -110,8 +126,15 @@ class LineSearch:
         mean = float(gains.mean())
         return mean / error if error else math.copysign(math.inf, mean) if mean else 0.0
 
+    def _move(self) -> float:
+        """Return by how much the epoch moves the losses of rows, in units of their mean."""
+        start, end = self._losses[:, _START], self._losses[:, _AS_IT_IS]
+        mean = float(np.abs(start).mean())
+        return math.sqrt(float(((end - start) ** 2).mean())) / mean if mean else 0.0
 
-def next_rate(rate: int, factor: float, *, young: bool) -> int:
-    """Return the rate that follows from that of the searched epoch and its factor, in the same units."""
+
+def next_rate(rate: int, found: Found, *, young: bool) -> int:
+    """Return the rate that follows from that of the searched epoch, in the same units."""
+    factor = SHARE if found.full else found.factor
     most = YOUNG_STEP if young else LATER_STEP
     return min(max(1, round(rate * min(max(factor, 1 / most), most))), RATE_ONE - 1)

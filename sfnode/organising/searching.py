@@ -4,13 +4,14 @@
     unsettled   is closed once the one before is    a fifth of what the swarm computes   4 at most
                 sealed, from FIRST_UPDATES on;
                 at once if the next has a new rate
-    settled     has twice as many updates after     a twentieth                          2 at most
-                each search that changes nothing,
-                up to the manifest's epoch_updates
+    settled     as long as it is                    a twentieth                          2 at most
 
-The rate has settled with the first search after which nothing has to change. Epochs are short until then, as
-all work of an epoch at a wrong rate is lost; and long later, as the direction of a short one is mostly noise
-once the easy part is learnt, and a search along it hunts.
+In both an epoch has twice as many updates after each search that changes nothing, up to the manifest's
+epoch_updates.
+
+The rate has settled with the third search in a row after which nothing has to change. Epochs are short until
+then, as all work of an epoch at a wrong rate is lost; and long later, as the direction of a short one is
+mostly noise once the easy part is learnt, and a search along it hunts.
 
 Costs are counted in example-forwards (a forward of one example; an update takes two for each example of its
 mini-batch), and every epoch earns a credit for them. A restart forgets the credit, which costs one search;
@@ -32,6 +33,10 @@ from sfprotocol.decisions import FACTOR_ONE, RateFrom
 FIRST_UPDATES = 128
 """Updates of the first epochs, if they can pay for a search: from a rate that is wrong by 100 four of them
 are lost."""
+
+STEADY = 3
+"""Searches in a row that change nothing, along epochs that evidently help, before the rate has settled. What
+is learnt first is often easy, and the rate that is right for it ten times too large for the rest."""
 
 EVALUATE_EVERY = 4
 """Epochs between two evaluations with all rows, for people and alarms; the searches see to the rest."""
@@ -59,6 +64,7 @@ class Memory(NamedTuple):
     settled: bool
     has_base: bool
     scored: int | None
+    steady: int
     cut: tuple[int, float] | None
 
 
@@ -72,6 +78,8 @@ class Search:
         self._first = max(FIRST_UPDATES, math.ceil(cheapest / policy.update_forwards))
         self.settled = False
         """Whether the rate has settled."""
+        self._steady = 0
+        """Searches in a row that changed nothing about an epoch that was evidently useful."""
         self._target = self._first
         self._resume(counting)
         self._credit = 0.0
@@ -95,18 +103,20 @@ class Search:
             self.settled,
             self._has_base,
             self._scored,
+            self._steady,
             self._cut,
         )
 
     def remember(self, memory: Memory) -> None:
         """Go on as the search that had this memory when nothing was under way."""
         self._credit, self._credited, self._target, self.settled = memory[:4]
-        self._has_base, self._scored, self._cut = memory[4:]
+        self._has_base, self._scored, self._steady, self._cut = memory[4:]
 
     def _resume(self, counting: Counting) -> None:
         last = counting.closed_updates(counting.open_epoch - 1) if counting.open_epoch else 0
         while 2 * self._target <= last:
-            self._target, self.settled = 2 * self._target, True
+            self._target *= 2
+            self.settled = self._target >= self._first << STEADY
 
     @property
     def time_share(self) -> float:
@@ -160,9 +170,12 @@ class Search:
         if found is None:
             return
         self._found = counting.sealed, epoch, found
-        if found.factor == 1.0:
+        stays = found.factor == 1.0 and not found.full
+        if stays:
             most = max(self._first, self._policy.target_updates)
-            self._target, self.settled = min(2 * self._target, most), True
+            self._target = min(2 * self._target, most)
+        self._steady = self._steady + found.useful if stays else 0
+        self.settled = self.settled or self._steady >= STEADY
 
     def judged(self, counting: Counting, judgement: Judgement) -> Judgement:
         """Return a judgement with the factor and the rate that the search has found.
@@ -176,8 +189,9 @@ class Search:
         if self._found is None or self._found[0] != counting.sealed:
             return replace(judgement, rates=())
         _, epoch, found = self._found
-        rate = next_rate(counting.rate(epoch), found.factor, young=not self.settled)
-        stays = found.factor == 1.0 or coming >= MAX_EPOCHS or rate == counting.rate(coming)
+        rate = next_rate(counting.rate(epoch), found, young=not self.settled)
+        as_it_is = found.factor == 1.0 and not found.full
+        stays = as_it_is or coming >= MAX_EPOCHS or rate == counting.rate(coming)
         if not stays and not self.settled:
             self._cut = counting.open_epoch, found.factor
         return replace(

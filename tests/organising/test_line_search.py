@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, LineSearch, next_rate
+from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found, LineSearch, next_rate
 from sfprotocol.decisions import RATE_ONE
 
 C = np.array(AMOUNTS)
@@ -35,7 +35,8 @@ def test_half_of_the_best_amount_is_taken(best: float, factor: float) -> None:
 
 def test_an_evident_result_takes_few_rows_and_a_doubtful_one_all() -> None:
     assert searched(parabola(8.0, noise=1.0)).found.rows == FIRST_ROWS
-    doubtful = searched(np.random.default_rng(1).normal(size=(200, len(AMOUNTS)))).found
+    noise = np.random.default_rng(1).normal(size=(200, len(AMOUNTS)))
+    doubtful = searched(20 + noise).found
     assert (doubtful.factor, doubtful.rows) == (1.0, 200)
 
 
@@ -64,23 +65,41 @@ def test_an_epoch_that_gives_no_numbers_is_worth_what_still_gives_some() -> None
     assert searched(np.full((64, len(AMOUNTS)), np.nan)).found.factor == 0.0
 
 
+def at(factor: float) -> Found:
+    return Found(factor, 2 * factor, 100)
+
+
 def test_a_rate_moves_by_four_while_the_run_is_young_and_by_two_later() -> None:
-    assert [next_rate(1000, factor, young=True) for factor in (0, 0.125, 0.5, 1, 4)] == [
+    assert [next_rate(1000, at(factor), young=True) for factor in (0, 0.125, 0.5, 1, 4)] == [
         250,
         250,
         500,
         1000,
         4000,
     ]
-    assert [next_rate(1000, factor, young=False) for factor in (0, 0.125, 0.5, 1, 4)] == [
+    assert [next_rate(1000, at(factor), young=False) for factor in (0, 0.125, 0.5, 1, 4)] == [
         500,
         500,
         500,
         1000,
         2000,
     ]
-    assert next_rate(1, 0.0, young=True) == 1
-    assert next_rate(RATE_ONE - 1, 4.0, young=True) < RATE_ONE
+    assert next_rate(1, at(0.0), young=True) == 1
+    assert next_rate(RATE_ONE - 1, at(4.0), young=True) < RATE_ONE
+
+
+def test_a_rate_is_halved_if_an_epoch_was_all_of_the_best_step() -> None:
+    found = searched(parabola(1.0)).found
+    assert found.factor == 1.0
+    assert next_rate(1000, found, young=False) == 500
+    assert next_rate(1000, searched(parabola(2.0)).found, young=False) == 1000
+
+
+def test_what_moves_losses_far_and_not_evidently_down_is_worth_nothing() -> None:
+    random = np.random.default_rng(1)
+    for moves, factor in ((0.05, 1.0), (0.3, 0.0)):
+        losses = 1 + moves * np.minimum(C, 1) * random.normal(size=(200, 1))
+        assert searched(losses).found.factor == factor
 
 
 class Quadratic:
@@ -116,11 +135,12 @@ class Quadratic:
             rate, updates = rates.pop(0), updates - count  # rates lag by one epoch, as in a run
             direction = self.epoch(count, rate)
             losses = np.stack([self.losses(self.weights + c * direction) for c in AMOUNTS], 1)
-            factor = searched(losses).found.factor if searching else 1.0
+            found = searched(losses).found
+            factor = found.factor if searching else 1.0
             self.weights = self.weights + factor * direction
             factors.append(factor)
-            rates.append(next_rate(round(rate * RATE_ONE), factor, young=young) / RATE_ONE)
-            if factor == 1.0:
+            rates.append(next_rate(round(rate * RATE_ONE), found, young=young) / RATE_ONE)
+            if factor == 1.0 and not found.full:
                 young, count = False, min(2 * count, 1024)
         return factors
 

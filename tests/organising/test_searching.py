@@ -9,7 +9,7 @@ import pytest
 
 from sfnode.organising.events import EvaluationEnded
 from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found
-from sfnode.organising.searching import EVALUATE_EVERY, FIRST_UPDATES, Search
+from sfnode.organising.searching import EVALUATE_EVERY, FIRST_UPDATES, STEADY, Search
 from sfprotocol.counting import MAX_EPOCHS, Counting
 from sfprotocol.decisions import FACTOR_ONE, Evaluated, RateFrom, Seal
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of, scores
@@ -77,7 +77,8 @@ def test_a_seal_has_the_factor_that_was_found_and_the_rate_follows() -> None:
 
 def test_the_rate_moves_by_less_once_it_has_settled() -> None:
     run = Run()
-    run.epoch(1.0)
+    for _ in range(STEADY):
+        run.epoch(1.0)
     while not (seal := run.epoch(4.0)).rates:
         pass
     assert seal.factor == 4 * FACTOR_ONE
@@ -112,7 +113,8 @@ def test_searches_and_evaluations_cost_a_fifth_at_first_and_a_twentieth_later(ro
         run.epoch(0.5)
         assert run.spent <= (run.spent + run.trained) / 5
     assert run.spent > run.trained / 10, "most of what is allowed is used"
-    run.epoch(1.0)
+    for _ in range(STEADY):
+        run.epoch(1.0)
     for _ in range(10):
         run.epoch(0.5)  # what was earned before is spent
     run.spent = run.trained = 0
