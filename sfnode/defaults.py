@@ -24,6 +24,9 @@ OPEN_WORK_BITS = 21
 SEARCH = True
 """Whether an organiser finds factors and rates by line searches, where the run has validation rows."""
 
+CALIBRATE = False
+"""Whether `sfnode init` tries the model out for numbers that it was not given."""
+
 LOCALHOST = "127.0.0.1"
 """Address at which a node serves its dashboard and metrics unless its owner names another."""
 
