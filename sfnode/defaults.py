@@ -21,7 +21,7 @@ which may be copied, shared or thrown away."""
 OPEN_WORK_BITS = 21
 """Bits of work that `sfnode init` asks of a feed of an open run: two million hashes, 0.6 to 2 s of a core."""
 
-SEARCH = True
+SEARCH = False
 """Whether an organiser finds factors and rates by line searches, where the run has validation rows."""
 
 CALIBRATE = False

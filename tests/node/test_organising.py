@@ -153,7 +153,7 @@ async def test_every_seal_has_the_factor_that_a_line_search_finds(
     monkeypatch.setattr(
         organising, "policy_of", lambda *said: organising.replace(policy_of(*said), search_rows=8)
     )
-    a = await organised.first(**options(tmp_path))
+    a = await organised.first(**options(tmp_path), search=True)
     engine, counting = a.engine, a.machine.organised.counting
     engine.best = 8.0
     first = counting.rate(0)
@@ -172,7 +172,7 @@ async def test_every_seal_has_the_factor_that_a_line_search_finds(
 
 
 @pytest.mark.parametrize("organised", ["rows"], indirect=True)
-async def test_without_a_search_the_model_is_evaluated_as_of_the_close(
+async def test_the_model_is_evaluated_as_of_the_close(
     organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine's result is the number of updates in its cores. It goes on training meanwhile."""
@@ -183,7 +183,7 @@ async def test_without_a_search_the_model_is_evaluated_as_of_the_close(
         return before(engine, *arguments)
 
     monkeypatch.setattr(SmallEngine, "evaluate", evaluate)
-    a = await organised.first(**options(tmp_path), search=False)
+    a = await organised.first(**options(tmp_path))
     counting = a.machine.organised.counting
     await a.until(lambda: counting.sealed > 1 and named)
     published = [
