@@ -35,8 +35,8 @@ def test_half_of_the_best_amount_is_taken(best: float, factor: float) -> None:
 
 def test_an_evident_result_takes_few_rows_and_a_doubtful_one_all() -> None:
     assert searched(parabola(8.0, noise=1.0)).found.rows == FIRST_ROWS
-    noise = np.random.default_rng(1).normal(size=(200, len(AMOUNTS)))
-    doubtful = searched(20 + noise).found
+    noise = 0.05 * np.random.default_rng(1).normal(size=(200, len(AMOUNTS)))
+    doubtful = searched(noise).found
     assert (doubtful.factor, doubtful.rows) == (1.0, 200)
 
 
