@@ -4,8 +4,9 @@ Everything is measured on the base model, on whatever public rows the run has, a
 
     epsilon        slopes of the same directions on the same mini-batches, at distances each a quarter of the
                    one before. Two neighbours differ by the truncation at the larger one (it falls with the
-                   square) and the rounding at the smaller one (it grows as the distance falls), so that the
-                   distance with the smallest difference has the smaller error of both.
+                   square) and the rounding at the smaller one (it grows as the distance falls), so that where
+                   they hardly differ the larger one has little of both. Of all such distances the largest
+                   is taken: it leaves room for nodes that compute in half precision.
     scalar_delta   a power of two of which the slopes' root mean square is UNITS.
     rate           the sum of UPDATES updates is a direction; along it the loss of other rows is measured
                    over a wide range, and around its least value by a line search. Half of the best step is
@@ -40,6 +41,10 @@ from sfprotocol.seeds import feed_key, update_seeds
 LARGEST, DISTANCES, FINER = 1 / 4, 7, 4.0
 """Distances that are tried, in units of a typical weight: from a quarter of it, at which a layer's output is
 another one, down to 1/16,384, where half precision is far beyond its rounding and float32 begins to be."""
+
+EXACT_ENOUGH, NEARLY = 0.05, 2.0
+"""Error of slopes, as a share of their root mean square, that does no harm: what a mini-batch and a direction
+say varies by more than all of it. Where no distance is so exact, this many times the least error will do."""
 
 DIRECTIONS = 16
 """Directions of each distance."""
@@ -155,7 +160,7 @@ def _slopes(
 
 
 def _epsilon(trainer: Trainer, weight: float, advance: Callable[[int], None]) -> tuple[float, float]:
-    """Return the best distance, in two digits, and the relative error of slopes there."""
+    """Return the distance to take, in two digits, and the relative error of slopes there."""
     distances = [float(f"{weight * LARGEST / FINER**n:.1e}") for n in range(DISTANCES)]
     done = 0
     slopes = []
@@ -167,12 +172,14 @@ def _epsilon(trainer: Trainer, weight: float, advance: Callable[[int], None]) ->
 
 
 def best_distance(distances: Sequence[float], slopes: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
-    """Return the distance at which slopes are most exact, and their relative error, from those of the same
-    directions at descending distances."""
+    """Return the largest distance at which slopes are exact enough, and their relative error, from those of
+    the same directions at descending distances."""
     changes = [float(np.sqrt(np.mean((a - b) ** 2))) for a, b in pairwise(slopes)]
     sizes = [float(np.sqrt(np.mean(one**2))) or math.inf for one in slopes]
-    best = int(np.argmin(changes))
-    return distances[best], changes[best] / sizes[best]
+    errors = [change / size for change, size in zip(changes, sizes, strict=False)]
+    enough = max(EXACT_ENOUGH, NEARLY * min(errors))
+    best = next(place for place, error in enumerate(errors) if error <= enough)
+    return distances[best], errors[best]
 
 
 def _rate(
