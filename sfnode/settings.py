@@ -74,7 +74,7 @@ class Settings(Section):
     alone: bool = False
     """Believe that nobody has more of the decisions than this node: an organiser then waits for no peers."""
     search: bool = SEARCH
-    """As the organiser, find factors and rates by line searches on validation rows."""
+    """Find factors and rates by line searches on validation rows, as the organiser."""
     history: Literal["all", "checkpoint"] = "all"
     """The updates of an organised run that are kept: all, or those that a checkpoint does not stand for."""
     from_checkpoint: bool = False

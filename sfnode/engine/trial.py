@@ -78,7 +78,7 @@ class Searching(LineSearch, Protocol):
 
 
 class Found(Protocol):
-    """What a line search has found."""
+    """The result of a line search."""
 
     @property
     def best(self) -> float: ...

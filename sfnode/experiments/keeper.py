@@ -278,7 +278,7 @@ class Keeper:
 
     @property
     def memory(self) -> Memory | None:
-        """What the search knows, if there is one."""
+        """The memory of the search, if there is one."""
         search = self._desk.search if self._desk else None
         return search.memory if search else None
 

@@ -88,7 +88,7 @@ class SeedFlood:
         keys = (client_key(cell, client) for client in range(cell.network.clients))
         self.feeds = [ClientFeed(self.run, key, each) for key in keys]
         self.searched: list[Found] = []
-        """What line searches have found since the start."""
+        """Results of the line searches since the start."""
         self._has_base = False
         """Whether the organiser knows the base model's result."""
         self._cell = cell

@@ -113,7 +113,7 @@ class OrganiserDesk:
 
     @property
     def search(self) -> Search | None:
-        """What is searched for; None if nothing is."""
+        """The searches; None if there are none."""
         return self._organiser.search
 
     def petitions(self, now: float) -> list[Petition]:

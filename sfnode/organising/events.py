@@ -117,7 +117,7 @@ class EvaluationEnded:
     base: Evaluation | None = None
     """The base model's on the same rows, once, when it is known."""
     found: Found | None = None
-    """What the line search has found, if there was one: the result is of the model with that factor."""
+    """Result of the line search, if there was one: the evaluation is of the model with that factor."""
     forwards: int = 0
     """Example-forwards that all of it has taken."""
 

@@ -185,7 +185,7 @@ class Organiser:
         self._counting = counting
         self._judge = judge
         self.search = Search(policy, counting) if policy.search_rows and policy.seal_wait else None
-        """What is searched for; None if nothing is."""
+        """The searches; None if there are none."""
         self._draw = draw
         self._alone = alone
         self._decisions = counting.decisions

@@ -1,4 +1,4 @@
-"""What an organiser spends on line searches and evaluations, how its epochs grow, and which rates follow.
+"""Costs of an organiser's line searches and evaluations, the growth of its epochs, and rates that follow.
 
     phase       an epoch                            searches and evaluations may cost    a rate moves by
     unsettled   is closed once the one before is    a fifth of what the swarm computes   4 at most
@@ -47,7 +47,7 @@ large swarm a twentieth of everybody's work is more than one node can do."""
 
 
 class Plan(NamedTuple):
-    """What an epoch is worth measuring."""
+    """The measurements that an epoch is worth."""
 
     rows: int
     """Most rows of the line search; 0 for none."""
