@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +27,7 @@ from sfnode.engine.merging import MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
+from sfnode.manifest import Manifest, Task
 from sfnode.models import loader
 from sfnode.models.generation import generate
 from sfnode.schema.evaluation import Evaluation
@@ -254,7 +255,7 @@ class Trainer:
         Raises UserError DATA_*, and PAUSED when `go_on`, asked before each part, says no.
         """
         step = self._line_to(after)
-        rows = shuffled(self._held_out_rows("validation", 0))
+        rows = line_rows(self.manifest.task, self._held_out_rows("validation", 0))
         taken = 0
         while wanted := search.wanted:
             if not go_on():
@@ -342,11 +343,20 @@ def scale_of(manifest: Manifest) -> Callable[[int], float]:
     return lambda epoch: float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta
 
 
-def shuffled(rows: Sequence[dataset.Row]) -> list[dataset.Row]:
-    """Return rows in an order that is the same for everybody: files are often sorted by label, and a line
-    search begins with a part of the rows."""
+def line_rows(task: Task, rows: Sequence[dataset.Row]) -> list[dataset.Row]:
+    """Return rows in the order in which a line search takes them, which is the same for everybody: shuffled,
+    as files are often sorted, and the classes of a labelled task by turns, as long as each has rows."""
     order = np.argsort(stream(derive_key(b"sfnode line search"), 0, len(rows)))
-    return [rows[place] for place in order]
+    chosen = [rows[place] for place in order]
+    if not task.labelled:
+        return chosen
+    labels = [str(row.get(task.label_field)) for row in chosen]
+    seen: Counter[str] = Counter()
+    turns = []
+    for label in labels:
+        turns.append(seen[label])
+        seen[label] += 1
+    return [chosen[place] for place in np.argsort(turns, kind="stable")]
 
 
 def line_batches(manifest: Manifest, tokenizer: Any, rows: Sequence[dataset.Row]) -> list[Encoded]:

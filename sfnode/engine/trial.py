@@ -30,7 +30,7 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.line import Line
 from sfnode.engine.pilot import HEADROOM, SLOPES, Advance, Pilot, any_trainer, typical_weight
-from sfnode.engine.trainer import LineSearch, Trainer, line_batches, shuffled
+from sfnode.engine.trainer import LineSearch, Trainer, line_batches, line_rows
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest, Training
 from sfnode.tasks import dataset
@@ -191,7 +191,7 @@ def _rate(
     seeds = np.array(_seeds(trainer, len(slopes)), np.uint64)
     core = Core(len(manifest.model.targets), numbers.rank)
     core.add(UpdateBatch(np.zeros(len(seeds), np.int64), seeds, scalars))
-    rows = shuffled(_rows(manifest))[:FINE_ROWS]
+    rows = line_rows(manifest.task, _rows(manifest))[:FINE_ROWS]
     encoded = line_batches(manifest, trainer.loaded.tokenizer, rows[:WIDE_ROWS])
 
     def line(rate: float) -> Line:

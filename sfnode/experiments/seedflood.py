@@ -20,7 +20,7 @@ from sfnode.baselines.method import Traffic
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.line import difference
-from sfnode.engine.trainer import line_batches, shuffled
+from sfnode.engine.trainer import line_batches, line_rows
 from sfnode.experiments.cell import Cell
 from sfnode.experiments.feeds import ClientFeed
 from sfnode.experiments.flooding import Flood
@@ -258,7 +258,7 @@ class SeedFlood:
         self, asked: Evaluate, before: Mapping[int, I64], after: Mapping[int, I64]
     ) -> EvaluationEnded:
         """Do what the organiser wants to know of an epoch, on the validation rows."""
-        rows = shuffled(self._problem.held_out["validation"])
+        rows = line_rows(self._problem.task, self._problem.held_out["validation"])
         base = found = result = None
         forwards = 0
         if asked.scored and not self._has_base:

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.line import Line, difference
-from sfnode.engine.trainer import Trainer, line_batches
+from sfnode.engine.trainer import Trainer, line_batches, line_rows
 from sfnode.manifest import Data
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.organising.line_search import AMOUNTS, LineSearch
-from tests.engine.helpers import ROWS, data_file, manifest, trainer, updates
+from tests.engine.helpers import ROWS, TASK, data_file, manifest, trainer, updates
 
 EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
 
@@ -69,3 +69,13 @@ def test_a_search_takes_the_rows_that_it_asks_for_and_writes_nothing(tmp_path: P
     towards = one.evaluate_towards(other.cores(), 1.0, rows="validation")
     assert towards.loss == pytest.approx(other.evaluate(rows="validation").loss, rel=1e-5)
     assert one.evaluate(rows="validation") == trainer(run).evaluate(rows="validation")
+
+
+def test_rows_of_a_search_are_shuffled_with_the_classes_by_turns() -> None:
+    rows = [{"sentence": str(n), "label": "01"[n >= 60]} for n in range(100)]
+    found = line_rows(TASK, rows)
+    labels = [row["label"] for row in found]
+    assert all(sorted(labels[n : n + 2]) == ["0", "1"] for n in range(0, 80, 2))
+    assert sorted(found, key=lambda row: int(row["sentence"])) == rows
+    assert [int(row["sentence"]) for row in found[:6]] != sorted(int(row["sentence"]) for row in found[:6])
+    assert line_rows(TASK, rows) == found
