@@ -317,6 +317,10 @@ class Counting:
             for epoch in self._feeds[number].epochs
         )
 
+    def closed_updates(self, epoch: int) -> int:
+        """Return how many updates the close of an epoch has named."""
+        return self._closes[epoch].updates
+
     def is_skipped(self, named: Recount) -> bool:
         """Return whether the seal of a close has skipped what that has named of a feed, and no later decision
         has changed that: a seal may recount it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
-from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
+from sfnode.defaults import CALIBRATE, DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
@@ -176,6 +176,13 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     help="Measure some scalars before the run starts, and refuse numbers with which one update could wreck "
     "the model. That loads the model.",
 )
+@option(
+    "--calibrate/--no-calibrate",
+    default=CALIBRATE,
+    show_default=True,
+    help="Try the model out before the run starts: epsilon, scalar_delta, scalar_limit and a first learning "
+    "rate are chosen for it, but for those that you give; half a minute for a small model.",
+)
 @device_option
 @dtype_option
 @option(
@@ -233,6 +240,7 @@ def init(
     out: Path,
     force: bool,
     measure: bool,
+    calibrate: bool,
     device: str,
     dtype: str,
     organised: bool,
@@ -276,9 +284,13 @@ def init(
     manifest = build(given | keys.options() if keys else given)
     said = [*made, _kept(bases, out, manifest)] if bases else []
     measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
+    found, chosen_numbers = None, list[str]()
+    if calibrate:
+        manifest, found, chosen_numbers = _calibrated(manifest, given, device, dtype, out.parent)
     if measure:
         manifest = _with_prior(manifest, device, dtype)
-        manifest, measured = _measured(manifest, "scalar_limit" in given, device, dtype, out.parent)
+        manifest, measured = _measured(manifest, "scalar_limit" in given, device, dtype, out.parent, found)
+    measured = [*chosen_numbers, *measured]
     said += _what_to_do(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
     _write(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
@@ -367,18 +379,71 @@ def _with_prior(manifest: Manifest, device: str, dtype: str) -> Manifest:
     return manifest.model_copy(update={"task": manifest.task.model_copy(update={"prior": prior})})
 
 
+def _calibrated(
+    manifest: Manifest, given: Mapping[str, Any], device: str, dtype: str, bases: Path
+) -> tuple[Manifest, Pilot | None, list[str]]:
+    """Return the manifest with numbers that suit its model, but for those that were given, the slopes that
+    were measured for them, and what there is to say.
+
+    Raises UserError as `pilot.measure` does.
+    """
+    from sfnode.engine import trial
+    from sfnode.organising.line_search import LineSearch
+
+    training = manifest.training
+    with waiting("trying out numbers") as advance:
+        found = trial.run(
+            manifest,
+            LineSearch,
+            keep_epsilon="epsilon" in given,
+            device=device,
+            dtype=dtype,
+            bases=bases,
+            advance=advance,
+        )
+    if isinstance(found, str):
+        return manifest, None, [f"Numbers were not tried out ({found}): they are the defaults, or as given."]
+    rate = found.rate or training.learning_rate
+    size = found.pilot.spread / found.delta
+    way = "a line search corrects it" if manifest.organised.organiser else "a quarter of what suits the start"
+    reasons = {
+        "epsilon": (found.epsilon, f"there slopes are exact to {found.error:.1%}"),
+        "scalar_delta": (found.delta, f"scalars then have a root mean square of {size:.0f}"),
+        "learning_rate": (rate, f"by the loss of {found.rows} rows along {trial.UPDATES} updates; {way}")
+        if found.rate
+        else (rate, f"as it was: no step along {trial.UPDATES} updates was evidently of use"),
+    }
+    said = [f"Tried the model out for {found.seconds:.0f} s:"]
+    for name, (value, why) in reasons.items():
+        if name not in given:
+            said.append(f"  {name} is {value:g}: {why}.")
+            training = training.model_copy(update={name: value})
+        elif (off := max(given[name] / value, value / given[name])) > trial.FAR_OFF:
+            said.append(
+                f"  Warning: {name} {given[name]:g} is as asked, but {value:g} suits the model: it is "
+                f"{off:.0f} times too {'large' if given[name] > value else 'small'}."
+            )
+    return manifest.model_copy(update={"training": training}), found.pilot, said
+
+
 def _measured(
-    manifest: Manifest, asked: bool, device: str, dtype: str, bases: Path
+    manifest: Manifest,
+    asked: bool,
+    device: str,
+    dtype: str,
+    bases: Path,
+    found: Pilot | None = None,
 ) -> tuple[Manifest, list[str]]:
     """Return the manifest with a measured limit, unless the user `asked` for one, and what there is to say.
     `bases` is the folder with published ones.
 
-    Raises UserError as `pilot.measure` and `pilot.check` do.
+    `found`: the slopes, if they have been measured. Raises UserError as `pilot.measure` and `pilot.check` do.
     """
     from sfnode.engine import pilot
 
-    with waiting("measuring scalars") as advance:
-        found = pilot.measure(manifest, device=device, dtype=dtype, advance=advance, bases=bases)
+    if found is None:
+        with waiting("measuring scalars") as advance:
+            found = pilot.measure(manifest, device=device, dtype=dtype, advance=advance, bases=bases)
     if asked:
         pilot.check(manifest.training, found)
     else:

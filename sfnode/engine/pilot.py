@@ -78,7 +78,7 @@ def measure(
 
     Raises UserError as `Trainer.load` and `Trainer.estimate` do, but for data that are not within reach.
     """
-    trainer, reason = _trainer(manifest, device, dtype, bases)
+    trainer, reason = any_trainer(manifest, device, dtype, bases)
     with trainer:
         weight = typical_weight(trainer.loaded)
         if reason:
@@ -182,7 +182,9 @@ def _size(loaded: LoadedModel, number: int) -> float:
     return float(torch.linalg.vector_norm(weight, dtype=torch.float32)) / math.sqrt(weight.numel())
 
 
-def _trainer(manifest: Manifest, device: str, dtype: str, bases: Path | None) -> tuple[Trainer, str]:
+def any_trainer(
+    manifest: Manifest, device: str, dtype: str, bases: Path | None = None
+) -> tuple[Trainer, str]:
     """Return a trainer on whatever public rows the run has, and, if there are none, why.
 
     It has directions of its own, which do not depend on the limit that is to be found.

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from sfnode.engine import forward, target_check
+from sfnode.engine import forward, line, target_check
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, quantise, two_point
@@ -25,15 +27,15 @@ from sfnode.engine.merging import MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
-from sfnode.manifest import PRIOR_ONE, Data, Manifest
+from sfnode.manifest import PRIOR_ONE, Data, Manifest, Task
 from sfnode.models import loader
 from sfnode.models.generation import generate
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import calibration, dataset
-from sfnode.tasks.encoding import Encoded, Forward, Prior, Scored, evaluate
+from sfnode.tasks.encoding import Encoded, Forward, Prior, Scored, encode, evaluate
 from sfnode.tasks.shard import CENTRED, Shard
 from sfprotocol.decisions import RATE_ONE, Bases
-from sfprotocol.seeds import I64
+from sfprotocol.seeds import I64, derive_key, stream
 
 EVALUATION_BATCH = 32
 """Rows of an evaluation that are tokenised and cut into passes together."""
@@ -46,6 +48,24 @@ BASE = b"base"
 
 GoOn = Callable[[], bool]
 """Asked now and then whether a long measurement should go on."""
+
+
+class LineSearch(Protocol):
+    """Whoever looks for a place on a line (`organising.line_search`)."""
+
+    @property
+    def amounts(self) -> Sequence[float]:
+        """The c at which losses are wanted."""
+        ...
+
+    @property
+    def wanted(self) -> range:
+        """Numbers of the rows that are wanted next; none at the end."""
+        ...
+
+    def take(self, losses: NDArray[np.float64]) -> None:
+        """Take the losses of these rows, (rows, amounts)."""
+        ...
 
 
 class StepResult(NamedTuple):
@@ -283,6 +303,41 @@ class Trainer:
                 self._base[key] = self._evaluate(limit, go_on, rows, prior)
         return self._base[key]
 
+    def cores(self) -> dict[int, I64]:
+        """Return a copy of the cores of all subspaces, (layers, rank, rank) each."""
+        return {subspace: core.copy() for subspace, core in self.core.cores().items()}
+
+    def search(self, after: Mapping[int, I64], search: LineSearch, go_on: GoOn = always) -> int:
+        """Let a line search look from the weights as of now towards those with the cores `after`, on
+        validation rows; return how many example-forwards it took.
+
+        Raises UserError DATA_*, and PAUSED when `go_on`, asked before each part, says no.
+        """
+        step = self._line_to(after)
+        rows = line_rows(self.manifest.task, self._held_out_rows("validation", 0))
+        taken = 0
+        while wanted := search.wanted:
+            if not go_on():
+                raise _paused()
+            encoded = line_batches(self.manifest, self.loaded.tokenizer, rows[wanted.start : wanted.stop])
+            search.take(step.losses(encoded, search.amounts))
+            taken += len(wanted) * len(search.amounts)
+        return taken
+
+    def evaluate_towards(
+        self, after: Mapping[int, I64], amount: float, go_on: GoOn = always, rows: dataset.HeldOut = "test"
+    ) -> Evaluation:
+        """Measure the model at `amount` of the way to the cores `after` like `evaluate`."""
+        with self._line_to(after).at(amount) as perturb:
+            centred = self.manifest.task.loss == CENTRED
+            prior = self._measured_prior(go_on, perturb) if centred else None
+            return self._evaluate(0, go_on, rows, prior, perturb)
+
+    def _line_to(self, after: Mapping[int, I64]) -> line.Line:
+        self.restore()
+        self.weights.rebuild()
+        return line.Line(self.loaded, self.space, self.scale, line.difference(after, self.core.cores()))
+
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         """Return what the base model and the model as of now write after `prompt`, in at most `tokens`
         tokens.
@@ -310,12 +365,12 @@ class Trainer:
             self._priors = {kept: self._priors[kept] for kept in self._priors if kept == BASE} | {of: found}
         return self._priors[of]
 
-    def _measured_prior(self, go_on: GoOn) -> Prior:
+    def _measured_prior(self, go_on: GoOn, perturb: forward.Perturb | None = None) -> Prior:
         task, tokenizer = self.manifest.task, self.loaded.tokenizer
         if task.prior and not self.calibration_rows():
             return calibration.from_manifest(task)
         rows = self._public_rows() if task.labelled else []
-        return calibration.prior(task, tokenizer, rows, self._forward(go_on), EVALUATION_BATCH)
+        return calibration.prior(task, tokenizer, rows, self._forward(go_on, perturb), EVALUATION_BATCH)
 
     def calibration_rows(self) -> list[dataset.Row]:
         """Return up to CALIBRATION_ROWS of the public training rows; none if they are not within reach.
@@ -335,25 +390,31 @@ class Trainer:
             self._public = dataset.select(rows, calibration.CALIBRATION_ROWS)
         return self._public
 
-    def _evaluate(self, limit: int, go_on: GoOn, which: dataset.HeldOut, prior: Prior | None) -> Evaluation:
+    def _evaluate(
+        self,
+        limit: int,
+        go_on: GoOn,
+        which: dataset.HeldOut,
+        prior: Prior | None,
+        perturb: forward.Perturb | None = None,
+    ) -> Evaluation:
         task, tokenizer = self.manifest.task, self.loaded.tokenizer
-        if (which, limit) not in self._held_out:
-            data = self.manifest.data
-            self._held_out[which, limit] = dataset.held_out_rows(data, task, which, limit)
-        rows = self._held_out[which, limit]
-        return evaluate(task, tokenizer, rows, self._forward(go_on), EVALUATION_BATCH, prior)
+        rows = self._held_out_rows(which, limit)
+        return evaluate(task, tokenizer, rows, self._forward(go_on, perturb), EVALUATION_BATCH, prior)
 
-    def _forward(self, go_on: GoOn) -> Forward:
+    def _held_out_rows(self, which: dataset.HeldOut, limit: int) -> list[dataset.Row]:
+        if (which, limit) not in self._held_out:
+            found = dataset.held_out_rows(self.manifest.data, self.manifest.task, which, limit)
+            self._held_out[which, limit] = found
+        return self._held_out[which, limit]
+
+    def _forward(self, go_on: GoOn, perturb: forward.Perturb | None = None) -> Forward:
         """Return what scores a batch with the model as it is; it raises UserError PAUSED."""
 
         def score(encoded: Encoded) -> Scored:
             if not go_on():
-                raise UserError(
-                    Code.PAUSED,
-                    "the node was paused while it measured the model",
-                    "Ask again; a node that is paused already measures all the same.",
-                )
-            return forward.score_in_passes(self.loaded, encoded)
+                raise _paused()
+            return forward.score_in_passes(self.loaded, encoded, perturb)
 
         return score
 
@@ -372,6 +433,39 @@ def scale_of(manifest: Manifest) -> Callable[[int], float]:
     if manifest.parameters().organised:
         return lambda subspace: numbers.scalar_delta / RATE_ONE * unit
     return lambda epoch: float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta * unit
+
+
+def line_rows(task: Task, rows: Sequence[dataset.Row]) -> list[dataset.Row]:
+    """Return rows in the order in which a line search takes them, which is the same for everybody: shuffled,
+    as files are often sorted, and the classes of a labelled task by turns, as long as each has rows."""
+    order = np.argsort(stream(derive_key(b"sfnode line search"), 0, len(rows)))
+    chosen = [rows[place] for place in order]
+    if not task.labelled:
+        return chosen
+    labels = [str(row.get(task.label_field)) for row in chosen]
+    seen: Counter[str] = Counter()
+    turns = []
+    for label in labels:
+        turns.append(seen[label])
+        seen[label] += 1
+    return [chosen[place] for place in np.argsort(turns, kind="stable")]
+
+
+def line_batches(manifest: Manifest, tokenizer: Any, rows: Sequence[dataset.Row]) -> list[Encoded]:
+    """Return rows as batches of which a line search measures losses, the same ones for every c: all in their
+    order, EVALUATION_BATCH at a time."""
+    return [
+        encode(manifest.task, tokenizer, rows[start : start + EVALUATION_BATCH])
+        for start in range(0, len(rows), EVALUATION_BATCH)
+    ]
+
+
+def _paused() -> UserError:
+    return UserError(
+        Code.PAUSED,
+        "the node was paused while it measured the model",
+        "Ask again; a node that is paused already measures all the same.",
+    )
 
 
 def _give_back(device: torch.device) -> None:

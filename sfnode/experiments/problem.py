@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,19 +53,24 @@ class LoadedProblem:
     def task(self) -> Task:
         return self.manifest.task
 
-    def score(self, encoded: Encoded) -> Scored:
-        """Run the model as it is now."""
-        return forward.score_in_passes(self.loaded, encoded)
+    def score(self, encoded: Encoded, perturb: forward.Perturb | None = None) -> Scored:
+        """Run the model as it is now, perturbed if `perturb` is given."""
+        return forward.score_in_passes(self.loaded, encoded, perturb)
 
     @cached_property
     def public(self) -> Sequence[Row]:
         """Rows by which models are calibrated, and which serve a shard that lacks a class: of all clients."""
         return dataset.select([row for shard in self.shards for row in shard], CALIBRATION_ROWS)
 
-    def evaluate(self, which: str) -> Evaluation:
-        """Measure the model as it is now on these rows, of which there are some, as the task's loss asks."""
-        tokenizer, rows = self.loaded.tokenizer, self.held_out[which]
-        return measure(self.task, tokenizer, rows, self.public, self.score, EVALUATION_BATCH)
+    def evaluate(self, which: str, perturb: forward.Perturb | None = None) -> Evaluation:
+        """Measure the model as it is now on these rows, of which there are some, as the task's loss asks;
+        `perturb`: as for `score`."""
+        tokenizer, rows, score = (
+            self.loaded.tokenizer,
+            self.held_out[which],
+            partial(self.score, perturb=perturb),
+        )
+        return measure(self.task, tokenizer, rows, self.public, score, EVALUATION_BATCH)
 
     def evaluate_alone(self, which: str, *, calibrated: bool) -> Evaluation:
         """Measure it with or without its prior, whatever the loss."""

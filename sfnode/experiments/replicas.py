@@ -23,6 +23,7 @@ from sfnode.engine import forward
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, two_point
+from sfnode.engine.line import Line, difference
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import scale_of
@@ -229,6 +230,22 @@ class Replicas:
         finally:
             for site, weight in zip(self.loaded.sites, kept, strict=True):
                 matrix(site).copy_(weight)
+
+    @contextmanager
+    def holding(self, cores: Mapping[int, I64]) -> Iterator[None]:
+        """Give the model exactly these cores within the block, by subspace."""
+        there = difference(cores, self.core.cores())
+        self._weights.begin(there)
+        self._weights.rebuild()
+        try:
+            yield
+        finally:
+            self._weights.begin({subspace: -core for subspace, core in there.items()})
+            self._weights.rebuild()
+
+    def line(self, cores: Mapping[int, I64]) -> Line:
+        """Return the line from the weights as they are along these cores."""
+        return Line(self.loaded, self._space, self._scale, cores)
 
     def cores_of(self, client: int) -> Mapping[int, I64]:
         """Return the cores of one client's model by subspace, (layers, rank, rank) each."""

@@ -8,12 +8,14 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sfnode.cli.init import INTRODUCTION, QUESTIONS
 from sfnode.defaults import OPEN_WORK_BITS
+from sfnode.engine import pilot, trial
 from sfnode.manifest import Manifest, Open
 from sfnode.models import bases, loader, manifest_builder, pieces
 from sfnode.models.files import EMBEDDED
@@ -191,6 +193,53 @@ def test_numbers_with_which_most_scalars_say_nothing_are_warned_of(
     flags: tuple[object, ...], says: str, sfnode: Run
 ) -> None:
     assert says in sfnode("init", *flags).out
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """A trial that takes no time; whether it kept the epsilon that was given."""
+    kept: list[bool] = []
+
+    def run(_manifest: Any, _search: Any, *, keep_epsilon: bool, **_: Any) -> trial.Trial:
+        kept.append(keep_epsilon)
+        return trial.Trial(2e-3, 0.01, pilot.Pilot(np.array([1.0, -1.0]), 0.05), 1 / 32, 3e-4, 256, 9.0)
+
+    monkeypatch.setattr(trial, "run", run)
+    return kept
+
+
+def test_numbers_that_suit_the_model_are_chosen_if_asked_and_said_why(sfnode: Run, tried: list[bool]) -> None:
+    ended = sfnode("init", "--calibrate")
+    assert ended.status == 0, ended.err
+    training = Manifest.from_toml(Path("run.toml")).training
+    assert (training.epsilon, training.scalar_delta, training.learning_rate) == (2e-3, 1 / 32, 3e-4)
+    assert "epsilon is 0.002: there slopes are exact to 1.0%." in ended.out
+    assert "learning_rate is 0.0003: by the loss of 256 rows along 128 updates; a line search" in ended.out
+    assert "scalar_limit is 260, 8 times that." in ended.out
+    assert tried == [False]
+
+
+def test_numbers_that_are_given_count_and_one_that_is_far_off_is_warned_of(
+    sfnode: Run, tried: list[bool]
+) -> None:
+    ended = sfnode("init", "--calibrate", "--learning-rate", 1e-5, "--epsilon", 1e-3)
+    assert ended.status == 0, ended.err
+    training = Manifest.from_toml(Path("run.toml")).training
+    assert (training.epsilon, training.learning_rate) == (1e-3, 1e-5)
+    assert (
+        "Warning: learning_rate 1e-05 is as asked, but 0.0003 suits the model: it is 30 times too sm"
+        in ended.out
+    )
+    assert "Warning: epsilon" not in ended.out
+    assert tried == [True]
+
+
+def test_what_cannot_be_tried_out_stays_and_is_said(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "run", lambda *_, **__: "the run names no data")
+    ended = sfnode("init", "--calibrate")
+    assert (
+        "Numbers were not tried out (the run names no data): they are the defaults, or as given." in ended.out
+    )
 
 
 def test_numbers_with_which_one_update_wrecks_the_model_are_refused_with_better_ones(sfnode: Run) -> None:
