@@ -59,7 +59,7 @@ class LoadedProblem:
 
     @cached_property
     def public(self) -> Sequence[Row]:
-        """Rows by which models are calibrated, and which serve a shard that lacks a class: of all clients."""
+        """Rows by which models are calibrated, and which serve a shard of one class: of all clients."""
         return dataset.select([row for shard in self.shards for row in shard], CALIBRATION_ROWS)
 
     def evaluate(self, which: str, perturb: forward.Perturb | None = None) -> Evaluation:

@@ -88,7 +88,7 @@ class Encoded:
         """
         scores = self.scores(log_probs, prior)  # (B, K)
         if self.centred:
-            # over the references alone: the mean of unequal numbers of each class is no prior
+            # over the references alone: the mean of rows of one class is no prior
             scores = scores - scores[-self.references :].mean(0)  # -0 stands for all
         first = self.right.to(log_probs.device).int().argmax(1, keepdim=True)  # (B, 1)
         if self.contrastive:

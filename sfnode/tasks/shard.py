@@ -22,7 +22,8 @@ CENTRED = "centred"
 """The loss whose mini-batches are balanced (SPEC T5)."""
 
 REFERENCES = 4
-"""Unlabelled rows that join a mini-batch of a shard that lacks a class (docs/research-log.md)."""
+"""Unlabelled rows that join a mini-batch of a shard of one class. With 2, 4 or 8 of them an example-forward is
+worth the same (docs/research-log.md)."""
 
 
 class Shard:
@@ -37,14 +38,14 @@ class Shard:
         public: Callable[[], Sequence[Row]] = list,
     ) -> None:
         """`public` returns rows of all classes, as the run's training data have them, whose labels are not
-        looked at; asked for a shard that lacks a class, and only where the loss is centred. Raises
-        UserError DATA_NEEDED for rows of one class if there are none."""
+        looked at; asked for a shard of one class, and only where the loss is centred. Raises UserError
+        DATA_NEEDED if there are none then."""
         self._task, self._tokenizer = task, tokenizer
         self._rows, self._batch_size = rows, batch_size
         self._classes = _by_class(task, rows) if task.loss == CENTRED else []
-        present = sum(len(one) > 0 for one in self._classes)
-        self._public = unlabelled(task, public()) if 0 < present < len(self._classes) else []
-        if present == 1 and not self._public:
+        alone = sum(len(one) > 0 for one in self._classes) == 1
+        self._public = unlabelled(task, public()) if alone else []
+        if alone and not self._public:
             raise UserError(
                 Code.DATA_NEEDED,
                 "all rows here are of one class, and the run's loss compares rows of different classes",
@@ -55,7 +56,8 @@ class Shard:
     def mini_batch(self, seed: int) -> Encoded:
         """Return the mini-batch of the update with this seed. Raises UserError as `encode` does."""
         rows = [self._rows[row] for row in self._drawn(seed).tolist()]
-        return encode(self._task, self._tokenizer, rows, self._references(seed))
+        references = batch_rows(seed, REFERENCES, len(self._public)).tolist() if self._public else []
+        return encode(self._task, self._tokenizer, rows, [self._public[row] for row in references])
 
     def _drawn(self, seed: int) -> NDArray[np.int64]:
         if not self._classes:
@@ -63,11 +65,6 @@ class Shard:
         classes, places = balanced_rows(seed, self._batch_size, [len(one) for one in self._classes])
         chosen = [self._classes[one][place] for one, place in zip(classes, places, strict=True)]
         return np.array(chosen, np.int64)
-
-    def _references(self, seed: int) -> list[Row]:
-        if not self._public:
-            return []
-        return [self._public[row] for row in batch_rows(seed, REFERENCES, len(self._public)).tolist()]
 
 
 def _by_class(task: Task, rows: Sequence[Row]) -> list[NDArray[np.int64]]:

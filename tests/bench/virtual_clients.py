@@ -30,9 +30,8 @@ REPEATS = 3
 
 def reference(run: SeedFlood) -> float:
     """Seconds of the forwards of every client's next step."""
-    batches = [
-        run._mini_batch(n, int(update_seeds(feed.key, feed.made, 1)[0])) for n, feed in enumerate(run.feeds)
-    ]
+    seeds = [int(update_seeds(feed.key, feed.made, 1)[0]) for feed in run.feeds]
+    batches = [shard.mini_batch(seed) for shard, seed in zip(run._shards, seeds, strict=True)]
     loaded = run.replicas.loaded
     start = time.perf_counter()
     both = points(batches).batch

@@ -20,7 +20,7 @@ GOOD, BAD = ([row for row in ROWS if row["label"] == label] for label in "10")
 
 
 def unread() -> list[Row]:
-    raise AssertionError("public rows are for a shard that lacks a class")
+    raise AssertionError("public rows are for a shard of one class")
 
 
 def read(encoded: Encoded) -> list[str]:
@@ -51,7 +51,7 @@ def test_for_a_centred_loss_it_has_each_class_equally_often() -> None:
         assert (drawn.centred, drawn.references) == (True, 0)
 
 
-def test_a_shard_that_lacks_a_class_is_centred_by_public_rows_whose_labels_are_not_looked_at() -> None:
+def test_a_shard_of_one_class_is_centred_by_public_rows_whose_labels_are_not_looked_at() -> None:
     public: list[Row] = [{"sentence": "a film"}, {"sentence": "the story"}]
     shard = Shard(CENTRED, tokenizer(), BAD, 4, lambda: public)
     seen: Counter[str] = Counter()
@@ -71,9 +71,9 @@ def test_rows_of_one_class_are_of_no_use_where_there_are_no_public_ones() -> Non
     Shard(TASK, tokenizer(), BAD, 4, unread)
 
 
-def test_classes_that_are_there_are_compared_where_another_is_lacking_and_no_rows_are_public() -> None:
+def test_classes_that_are_there_are_compared_where_another_is_lacking() -> None:
     three = CENTRED.model_copy(update={"verbalizer": {"0": "terrible", "1": "great .", "2": "dull"}})
-    drawn = Shard(three, tokenizer(), ROWS, 4).mini_batch(5)
+    drawn = Shard(three, tokenizer(), ROWS, 4, unread).mini_batch(5)
     assert (drawn.right.sum(0).tolist(), drawn.references) == ([2, 2, 0], 0)
 
 
