@@ -61,7 +61,7 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tria
     return run
 
 
-def _any_trainer(run: Manifest, device: str, dtype: str) -> tuple[Trainer, str]:
+def _any_trainer(run: Manifest, device: str, dtype: str, bases: Path | None) -> tuple[Trainer, str]:
     return Trainer.load(run, model_override=model_folder("opt"), device=device, dtype=dtype), ""
 
 

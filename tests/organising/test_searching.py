@@ -46,7 +46,7 @@ class Run:
         self.spent += forwards
         found = Found(factor, 2 * factor, rows) if rows else None
         result = scores(0.6) if plan.scored else None
-        self.bench.do(EvaluationEnded(plan.epoch, result, base, found, forwards))
+        self.bench.do(EvaluationEnded(plan.epoch, result, base, None, found, forwards))
         self.bench.advance(2)
 
     def epoch(self, factor: float) -> Seal:
