@@ -58,8 +58,7 @@ class Encoded:
     contrastive: bool
     """Whether the loss compares the candidates, or is that of the correct one's tokens alone."""
     centred: bool
-    """Whether the loss compares scores less their means over the references, or if there are none over all
-    examples (SPEC T5)."""
+    """Whether the loss compares scores less their means over all examples (SPEC T5)."""
     references: int
     """Number of examples, the last ones, that have no label, and so no loss."""
 
@@ -88,8 +87,7 @@ class Encoded:
         """
         scores = self.scores(log_probs, prior)  # (B, K)
         if self.centred:
-            # over the references alone: the mean of rows of one class is no prior
-            scores = scores - scores[-self.references :].mean(0)  # -0 stands for all
+            scores = scores - scores.mean(0)
         first = self.right.to(log_probs.device).int().argmax(1, keepdim=True)  # (B, 1)
         if self.contrastive:
             scores = scores.log_softmax(1)
@@ -135,9 +133,8 @@ def encode(
     """Encode rows as tensors to train on them. Raises UserError DATA_MALFORMED when a target does not fit
     max_tokens.
 
-    For a `choice` task training needs the first correct candidate only, as in MeZO. A centred loss takes its
-    means over the `references` if there are any, else over the rows. `every_candidate` encodes all, to score
-    them, and nothing is centred.
+    For a `choice` task training needs the first correct candidate only, as in MeZO. A centred loss is so over
+    the rows and the `references`. `every_candidate` encodes all, to score them, and nothing is centred.
     """
     texts = [render_row(task, row) for row in (*rows, *references)]
     if task.kind == "choice" and not every_candidate:

@@ -22,8 +22,8 @@ CENTRED = "centred"
 """The loss whose mini-batches are balanced (SPEC T5)."""
 
 REFERENCES = 4
-"""Unlabelled rows that join a mini-batch of a shard of one class. With 2, 4 or 8 of them an example-forward is
-worth the same (docs/research-log.md)."""
+"""Unlabelled rows that join a mini-batch of a shard of one class. With 2, 4 or 8 of them an example-forward
+is worth the same (docs/research-log.md)."""
 
 
 class Shard:

@@ -130,12 +130,12 @@ def test_what_raises_an_answer_in_every_row_is_nothing_to_a_centred_loss() -> No
     assert (plain.losses(raised) - plain.losses(log_probs)).abs().min() > 0.1
 
 
-def test_where_there_are_references_the_means_are_theirs_and_they_have_no_loss() -> None:
+def test_references_count_in_the_means_of_a_centred_loss_and_have_none_of_their_own() -> None:
     encoded = encode(CENTRED, tokenizer(), ROWS[:2], ROWS[2:])
     log_probs = forward("opt")(encoded).log_probs
     scores = encoded.scores(log_probs)  # (B, K)
     labels = torch.tensor([int(row["label"]) for row in ROWS[:2]])
-    centred = scores[:2] - scores[2:].mean(0)
+    centred = scores[:2] - scores.mean(0)
     expected = torch.nn.functional.cross_entropy(centred, labels, reduction="none")
     torch.testing.assert_close(encoded.losses(log_probs), expected)
 
