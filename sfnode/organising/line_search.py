@@ -40,6 +40,9 @@ evidently down, is noise at a rate that is far too large: a model that it has de
 that knew nothing, and so nothing would be evident. At good rates epochs of the built-in run move them by 0.02
 to 0.06, and where nothing is learnt any more by 0.2 and more (docs/research-log.md)."""
 
+DOUBTFUL_MOVE = 0.05
+"""The same where, besides, the least loss was found before the epoch's end."""
+
 YOUNG_STEP, LATER_STEP = 4.0, 2.0
 """Most by which a rate is multiplied or divided: from a first rate that is wrong by 100 it takes four
 searches while the run is young; later nothing changes so fast but by chance."""
@@ -99,7 +102,8 @@ class LineSearch:
         useful = self._gain(best, _START) > EVIDENCE
         if self._gain(best, _AS_IT_IS) > EVIDENCE:
             return Found(SHARE * AMOUNTS[best], AMOUNTS[best], rows, useful)
-        noise = not useful and self._move() > LARGE_MOVE
+        largest = LARGE_MOVE if best >= _AS_IT_IS else DOUBTFUL_MOVE
+        noise = not useful and self._move() > largest
         full = best == _AS_IT_IS and self._gain(best, _TWICE) > EVIDENCE
         return Found(0.0 if noise else 1.0, AMOUNTS[best], rows, useful, full)
 

@@ -3,7 +3,8 @@
     phase       an epoch                            searches and evaluations may cost    a rate moves by
     unsettled   is closed once the one before is    a fifth of what the swarm computes   4 at most
                 sealed, from FIRST_UPDATES on;
-                at once if the next has a new rate
+                at once if the next has a new rate,
+                which then drains what was under way
     settled     as long as it is                    a twentieth                          2 at most
 
 In both an epoch has twice as many updates after each search that changes nothing, up to the manifest's
@@ -38,6 +39,11 @@ STEADY = 3
 """Searches in a row that change nothing, along epochs that evidently help, before the rate has settled. What
 is learnt first is often easy, and the rate that is right for it ten times too large for the rest."""
 
+DRAINED = 1 / 4
+"""Share of an epoch with which the one after a cut is cut short, too, where a factor is below 1: it has the
+work that was under way meanwhile, at a rate that was too large and by a model that is there no more. Without
+that, runs that began a hundred times too fast learnt in one of three cases, and with it in all."""
+
 EVALUATE_EVERY = 4
 """Epochs between two evaluations with all rows, for people and alarms; the searches see to the rest."""
 
@@ -65,7 +71,7 @@ class Memory(NamedTuple):
     has_base: bool
     scored: int | None
     steady: int
-    cut: tuple[int, float] | None
+    cut: tuple[int, int, float] | None
 
 
 class Search:
@@ -90,8 +96,8 @@ class Search:
         """The epoch that was evaluated last."""
         self._found: tuple[int, int, Found] | None = None
         """The epoch whose seal is to say it, the epoch that was searched, and the result."""
-        self._cut: tuple[int, float] | None = None
-        """The epoch that is cut short, and the factor of the one before."""
+        self._cut: tuple[int, int, float] | None = None
+        """The first and the last epoch that are cut short, and the factor of the one before."""
 
     @property
     def memory(self) -> Memory:
@@ -127,17 +133,23 @@ class Search:
         """Return how many updates the open epoch is to have."""
         left = MAX_EPOCHS - counting.open_epoch
         least = math.ceil((counting.budget - counting.counted) / left) if left else 0
-        return max(min(self._target, self._policy.target_updates), least)
+        target = min(self._target, self._policy.target_updates)
+        if self._is_cut(counting.open_epoch):
+            target = math.ceil(target * DRAINED)
+        return max(target, least)
 
     def cuts(self, counting: Counting) -> bool:
         """Return whether the open epoch is to be closed with whatever it has: the one after it has a better
         rate, and this one's work, at a rate that is far off, is worth little or does harm."""
         return self._cut is not None and self._cut[0] == counting.open_epoch
 
+    def _is_cut(self, epoch: int) -> bool:
+        return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
+
     def plan(self, counting: Counting) -> Plan | None:
         """Return what the oldest epoch without a seal is worth; None if nothing."""
         self._earn(counting)
-        if self._cut and self._cut[0] == counting.sealed:
+        if self._is_cut(counting.sealed):
             return None
         policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
@@ -180,12 +192,12 @@ class Search:
     def judged(self, counting: Counting, judgement: Judgement) -> Judgement:
         """Return a judgement with the factor and the rate that the search has found.
 
-        What was found too late for its own epoch is said of the rate alone, by the next seal. An epoch that
-        was cut short was made like the one before, and counts like it.
+        What was found too late for its own epoch is said of the rate alone, by the next seal. Epochs that
+        were cut short were made like the one before, and count like it.
         """
         coming = counting.open_epoch + 1
-        if self._cut and self._cut[0] == counting.sealed:
-            return replace(judgement, factor=round(self._cut[1] * FACTOR_ONE), rates=())
+        if self._cut and self._is_cut(counting.sealed):
+            return replace(judgement, factor=round(self._cut[2] * FACTOR_ONE), rates=())
         if self._found is None or self._found[0] != counting.sealed:
             return replace(judgement, rates=())
         _, epoch, found = self._found
@@ -193,7 +205,7 @@ class Search:
         as_it_is = found.factor == 1.0 and not found.full
         stays = as_it_is or coming >= MAX_EPOCHS or rate == counting.rate(coming)
         if not stays and not self.settled:
-            self._cut = counting.open_epoch, found.factor
+            self._cut = counting.open_epoch, counting.open_epoch + (found.factor < 1), found.factor
         return replace(
             judgement,
             factor=round(found.factor * FACTOR_ONE) if epoch == counting.sealed else FACTOR_ONE,

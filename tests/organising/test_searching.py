@@ -72,7 +72,9 @@ def test_a_seal_has_the_factor_that_was_found_and_the_rate_follows() -> None:
     assert run.bench.counting.sealed == 2, "the epoch that was open is cut short"
     assert run.bench.of(Seal)[1].factor == 4 * FACTOR_ONE, "it was made at the same rate"
     assert run.epoch(0.125).rates == (RateFrom(4, RATE),)
-    assert run.epoch(0.0).rates == (RateFrom(6, RATE // 4),)
+    assert run.epoch(0.0).factor == FACTOR_ONE // 8, "so is the next, with what was under way at that rate"
+    assert run.epoch(0.0).rates == (RateFrom(7, RATE // 4),)
+    assert run.lengths[4] <= FIRST_UPDATES / 2
 
 
 def test_the_rate_moves_by_less_once_it_has_settled() -> None:
@@ -141,10 +143,11 @@ def test_what_comes_too_late_for_its_seal_moves_the_next_rate_alone() -> None:
     while not run.bench.plans:
         run.train(64)
     late, rate = run.bench.plans[-1].epoch, run.bench.counting.rate(run.bench.plans[-1].epoch)
+    told = [said for said in run.bench.of(Evaluated) if said.epoch != late]
     run.answer(0.25, after=SEARCHED.seal_wait + 5)
     assert run.bench.of(Seal)[late].factor == FACTOR_ONE
     results = [said for said in run.bench.of(Evaluated) if not said.metric.startswith("base")]
-    assert not results, "what was evaluated is not what was sealed"
+    assert all(said in told for said in results), "what was evaluated is not what was sealed"
     run.train(FIRST_UPDATES)
     run.bench.advance(SEARCHED.seal_wait + 5)
     following = run.bench.of(Seal)[late + 1]
