@@ -191,18 +191,14 @@ def _rate(
     manifest, numbers = trainer.manifest, trainer.manifest.training
     scalars = np.array([quantise(slope, delta, numbers.largest_scalar) for slope in slopes], np.int64)
     seeds = np.array(_seeds(trainer, len(slopes)), np.uint64)
-    core = Core(len(manifest.model.targets), numbers.rank)
-    core.add(UpdateBatch(np.zeros(len(seeds), np.int64), seeds, scalars))
+    updates = UpdateBatch(np.zeros(len(seeds), np.int64), seeds, scalars)
     rows = line_rows(manifest.task, _rows(manifest))[:FINE_ROWS]
     encoded = line_batches(manifest, trainer.loaded.tokenizer, rows[:WIDE_ROWS])
 
-    def line(rate: float) -> Line:
-        return Line(trainer.loaded, trainer.space, lambda _: rate * delta, {0: core.of(0)})
-
-    means = line(numbers.learning_rate).losses(encoded, WIDE).mean(0)
+    means = line(trainer, updates, numbers.learning_rate * delta).losses(encoded, WIDE).mean(0)
     place = WIDE[int(np.where(np.isfinite(means), means, math.inf).argmin())]
     middle = numbers.learning_rate * place / 2  # so that the best is near c = 2
-    looks, fine = search(len(rows)), line(middle)
+    looks, fine = search(len(rows)), line(trainer, updates, middle * delta)
     while wanted := looks.wanted:
         encoded = line_batches(manifest, trainer.loaded.tokenizer, rows[wanted.start : wanted.stop])
         looks.take(fine.losses(encoded, looks.amounts))
@@ -211,6 +207,15 @@ def _rate(
         return 0.0, len(rows)
     rate = middle * found.best / 2 * (1.0 if manifest.organised.organiser else OPEN_SHARE)
     return min(max(float(f"{rate:.1e}"), 1 / RATE_ONE), 0.5), len(rows)
+
+
+def line(trainer: Trainer, updates: UpdateBatch, step: float) -> Line:
+    """Return the line from the base model to where these updates of subspace 0 take it; `step` is rate x
+    delta."""
+    numbers = trainer.manifest.training
+    core = Core(len(trainer.manifest.model.targets), numbers.rank)
+    core.add(updates)
+    return Line(trainer.loaded, trainer.space, lambda _: step * numbers.unit**2, {0: core.of(0)})
 
 
 def _rows(manifest: Manifest) -> list[Row]:

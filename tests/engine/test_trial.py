@@ -10,11 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from sfnode.engine import trial
-from sfnode.engine.trainer import Trainer
+from sfnode.engine.trainer import Trainer, line_batches
 from sfnode.engine.trial import Trial, best_distance, suitable_delta
 from sfnode.manifest import Data, Manifest, Training
 from sfnode.organising.line_search import LineSearch
-from tests.engine.helpers import data_file, manifest, model_folder
+from tests.engine.helpers import ROWS, data_file, manifest, model_folder, trainer, updates
+from tests.engine.published import published
 
 
 def slopes(distance: float, truncation: float, rounding: float) -> NDArray[np.float64]:
@@ -73,3 +74,16 @@ def test_the_rate_that_is_found_does_not_depend_on_the_one_it_begins_with(
     assert 1 / 20 <= found[0].rate / found[1].rate <= 20
     assert found[0].epsilon == found[1].epsilon
     assert found[0].error < 0.1
+
+
+def test_with_published_bases_the_line_leads_where_the_updates_take_the_model(tmp_path: Path) -> None:
+    described = published("opt", tmp_path, learning_rate=1e-3)
+    with trainer(described, bases=tmp_path) as run, trainer(described, bases=tmp_path) as moved:
+        batches, made = line_batches(described, run.loaded.tokenizer, ROWS), updates(40, (0,))
+        step = described.training.learning_rate * described.training.scalar_delta
+        before, found = trial.line(run, made, step).losses(batches, [0.0, 1.0]).T
+        moved.apply(made)
+        moved.weights.rebuild()
+        expected = trial.line(moved, made, step).losses(batches, [0.0])[:, 0]
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    assert abs(found - before).max() > 1e-3
