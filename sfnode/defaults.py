@@ -25,6 +25,12 @@ OPEN_WORK_BITS = 21
 DEFAULT_LOSS: Literal["plain", "centred"] = "plain"
 """Loss of a task with classes, unless options of `sfnode init` name one (SPEC T5)."""
 
+SEARCH = False
+"""Whether an organiser finds factors and rates by line searches, where the run has validation rows."""
+
+CALIBRATE = False
+"""Whether `sfnode init` tries the model out for numbers that it was not given."""
+
 LOCALHOST = "127.0.0.1"
 """Address at which a node serves its dashboard and metrics unless its owner names another."""
 

@@ -54,8 +54,15 @@ ADDED_IN_2: dict[str, Any] = {
 }
 """Keys that a manifest of version 1 does not have."""
 
-OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {"task": frozenset({"loss", "prior"})}
+OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
+    "task": frozenset({"loss", "prior"}),
+    "training": frozenset({"bases"}),
+}
 """Keys, by table, that a manifest does not have where they have their default value (SPEC M2)."""
+
+PUBLISHED_UNIT = 2.0**-3
+"""Value of an entry of 1 of published bases (SPEC R10): a column of root mean square 1, as those of random
+bases are, has entries of root mean square 8, and an outlier may be 15.9."""
 
 ExtensionKind = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,3})$")]
 """A decimal number below 10,000 without leading zeros."""
@@ -270,7 +277,9 @@ class Training(Section):
     """The numbers of the update rule (DESIGN section 3). Learning rates are per update."""
 
     rank: int = Field(default=32, ge=1, le=1024)
-    basis: Literal["random"] = "random"
+    basis: Literal["random", "published"] = "random"
+    bases: Hex32 | Literal[""] = ""
+    """Digest of the published bases with which the run begins (SPEC R10); empty if they are random."""
     epsilon: float = Field(default=1e-3, gt=0, le=1)
     learning_rate: float = Field(default=6e-6, gt=0, le=1)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -294,6 +303,8 @@ class Training(Section):
             raise ValueError(
                 f"scalar_limit is at most {self.largest_scalar} when scalar_bits is {self.scalar_bits}"
             )
+        if (self.basis == "published") != bool(self.bases):
+            raise ValueError("bases is the digest of published bases; a run with random ones has none")
         if self.epochs > MAX_EPOCHS:
             raise ValueError(f"update_budget / epoch_updates is at most {MAX_EPOCHS}")
         return self
@@ -307,6 +318,15 @@ class Training(Section):
     def epochs(self) -> int:
         """Number of epochs that the budget spans."""
         return -(-self.update_budget // self.epoch_updates)
+
+    @property
+    def unit(self) -> float:
+        """The value of an entry of 1 of U and V."""
+        return PUBLISHED_UNIT if self.bases else 1.0
+
+    def with_random_bases(self) -> Training:
+        """Return the same numbers with random bases, with which steps cost as much and no file is needed."""
+        return self.model_copy(update={"basis": "random", "bases": ""})
 
     def rate(self, epoch: int) -> float:
         """Return the learning rate of the updates of `epoch`, counted from 0."""
@@ -341,9 +361,8 @@ class Manifest(Section):
         centred = self.task.loss == "centred"
         if centred and self.training.batch_size < 2:
             raise ValueError("a centred loss needs a batch_size of 2 or more: one row has no mean but itself")
-        if self.protocol == 1 and (
-            centred or self.organised.organiser or validates or priced or self.extensions
-        ):
+        added = self.organised.organiser or self.extensions or self.training.bases or centred
+        if self.protocol == 1 and (added or validates or priced):
             raise ValueError("a run of version 1 has nothing of what version 2 has added")
         if (self.admission == "organised") != bool(self.organised.organiser):
             raise ValueError("a run is organised if it names an organiser, and open otherwise")
@@ -392,6 +411,7 @@ class Manifest(Section):
             organised=self._authority(),
             rate=self._rate() if self.organised.organiser else 0,
             subspace_epochs=self.organised.subspace_epochs,
+            bases=bytes.fromhex(t.bases),
             quota=self.open.quota,
             work_bits=self.open.work_bits,
         )

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from sfnode.defaults import DATA_DIR, KEYS_DIR
+from sfnode.defaults import DATA_DIR, KEYS_DIR, SEARCH
 from sfnode.limits import Limits
 from sfnode.manifest import Section
 from sfprotocol import names
@@ -73,6 +73,8 @@ class Settings(Section):
     """Decide what counts, with the organiser's key in `keys_dir`."""
     alone: bool = False
     """Believe that nobody has more of the decisions than this node: an organiser then waits for no peers."""
+    search: bool = SEARCH
+    """Find factors and rates by line searches on validation rows, as the organiser."""
     history: Literal["all", "checkpoint"] = "all"
     """The updates of an organised run that are kept: all, or those that a checkpoint does not stand for."""
     from_checkpoint: bool = False

@@ -236,6 +236,7 @@ def test_a_manifest_of_version_1_is_read_and_written_without_the_keys_of_version
         {"extensions": {"1": ""}},
         {"data": {"validation": "rows.tsv"}},
         {"data": {"train": "rows.tsv", "validation_limit": 1}},
+        {"training": {"basis": "published", "bases": "ab" * 32}},
     ],
 )
 def test_a_manifest_of_version_1_has_nothing_of_version_2(fields: dict[str, Any]) -> None:
@@ -253,3 +254,24 @@ def test_nobody_takes_part_in_a_run_of_version_1_and_is_told_what_still_works() 
     assert caught.value.code is Code.OLDER_PROTOCOL
     assert "sfnode init" in caught.value.fix
     assert "sfnode export" in caught.value.fix
+
+
+def test_a_run_with_random_bases_does_not_say_so(tmp_path: Path) -> None:
+    """Runs from before there were published ones keep their ids."""
+    plain = Manifest.model_validate(FIELDS)
+    assert "bases" not in plain.fields()["training"]
+    assert plain.training.unit == 1
+    said = Manifest.model_validate(changed("training", basis="published", bases="ab" * 32))
+    assert said.fields()["training"]["bases"] == "ab" * 32
+    assert (said.training.unit, said.parameters().bases) == (1 / 8, b"\xab" * 32)
+    (tmp_path / "run.toml").write_text(said.to_toml())
+    assert Manifest.from_toml(tmp_path / "run.toml") == said
+    assert said.run_id != plain.run_id
+    again = said.model_copy(update={"training": said.training.with_random_bases()})
+    assert again.run_id == plain.run_id
+
+
+@pytest.mark.parametrize("fields", [{"basis": "published"}, {"bases": "ab" * 32}, {"bases": "AB" * 32}])
+def test_bases_are_published_if_and_only_if_a_digest_names_them(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="bases"):
+        Manifest.model_validate(changed("training", **fields))

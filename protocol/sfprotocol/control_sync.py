@@ -221,8 +221,7 @@ class ControlSync:
         return [KeepControl(first, tuple(self.feed.entries[first:]))]
 
     def _refold(self) -> None:
-        rate = self._run.rate
-        self._counting = Counting(budget=self._run.update_budget, rate=rate)
+        self._counting = Counting.of(self._run)
         for entry in self.feed.entries:
             self._counting.apply(decisions.read(entry.record))
         self.changed = self._held()

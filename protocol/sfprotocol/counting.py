@@ -26,6 +26,7 @@ from sfprotocol.decisions import (
     TAG_BYTES,
     Admit,
     Amend,
+    Bases,
     Budget,
     Checkpoint,
     Close,
@@ -40,7 +41,7 @@ from sfprotocol.decisions import (
     Seal,
     Void,
 )
-from sfprotocol.messages import Feed
+from sfprotocol.messages import Feed, RunParameters
 
 MAX_EPOCHS = 65_536
 """Epochs of a run: one takes 3 bytes at most in a part, and 2 in what is kept of a close."""
@@ -51,7 +52,7 @@ MAX_MEMBERS = 1 << 24
 NEVER = 1 << 32
 """An epoch or a step that does not come."""
 
-_EPOCH = attrgetter("epoch")
+_EPOCH, _SUBSPACE = attrgetter("epoch"), attrgetter("subspace")
 
 _OPEN, _SKIPPED, _COUNTED, _VOID = range(4)
 """Verdicts on what a close has named of a feed: none yet; not counted, and may be; counted; never."""
@@ -163,8 +164,9 @@ class _Closed(NamedTuple):
 class Counting:
     """The state of an organised run after a sequence of decisions."""
 
-    def __init__(self, *, budget: int, rate: int) -> None:
-        """`budget` and `rate` (units of 2^-32) are the manifest's."""
+    def __init__(self, *, budget: int, rate: int, bases: bytes = b"", subspace_epochs: int = 1) -> None:
+        """`budget`, `rate` (units of 2^-32), the digest of published `bases` and `subspace_epochs` are the
+        manifest's."""
         self.decisions = 0
         self.unsupported = False
         """Whether some decision is beyond this version: what counts from there on cannot be known here."""
@@ -178,6 +180,10 @@ class Counting:
         self.invitations: list[Invitation] = []
         self.checkpoints: list[Checkpoint] = []
         """Those that say what counts now of the closes up to theirs, by ascending epochs (SPEC O14)."""
+        self.bases: tuple[Bases, ...] = (Bases(0, bases),) if bases else ()
+        """Published bases of the subspaces that have some of their own, ascending from subspace 0; those
+        between have the ones before (SPEC O9). Empty if bases are random."""
+        self._subspace_epochs = subspace_epochs
         self._member_of: dict[bytes, int] = {}
         self._closes: list[_Closed] = []
         self._voidable = bytearray()
@@ -185,6 +191,13 @@ class Counting:
         self._feeds: dict[int, _Feed] = {}
         """Feeds, by number, of which something was named."""
         self._rates = [RateFrom(0, rate)]
+
+    @classmethod
+    def of(cls, run: RunParameters) -> Counting:
+        """Return the state of an organised run before its first decision."""
+        return cls(
+            budget=run.update_budget, rate=run.rate, bases=run.bases, subspace_epochs=run.subspace_epochs
+        )
 
     # -- what others ask ---------------------------------------------------------------------------
 
@@ -202,6 +215,15 @@ class Counting:
     def complete(self) -> bool:
         """Whether the run is over: nobody makes updates any more."""
         return self.finished or self.counted >= self.budget
+
+    def may_begin(self, subspace: int) -> bool:
+        """Return whether bases may be published for a subspace: no update can be in it until another epoch
+        has been opened."""
+        return bool(self.bases) and self.open_epoch < subspace * self._subspace_epochs < MAX_EPOCHS
+
+    def next_subspace(self) -> int:
+        """Return the first subspace for which bases may be published, if the run goes on for so long."""
+        return self.open_epoch // self._subspace_epochs + 1
 
     def rate(self, epoch: int) -> int:
         """Return the rate of updates with this label, in units of 2^-32."""
@@ -295,6 +317,10 @@ class Counting:
             for epoch in self._feeds[number].epochs
         )
 
+    def closed_updates(self, epoch: int) -> int:
+        """Return how many updates the close of an epoch has named."""
+        return self._closes[epoch].updates
+
     def is_skipped(self, named: Recount) -> bool:
         """Return whether the seal of a close has skipped what that has named of a feed, and no later decision
         has changed that: a seal may recount it."""
@@ -344,11 +370,20 @@ class Counting:
                 self.budget = updates
             case Finish():
                 self.finished = True
+            case Bases() | Checkpoint():
+                self._state(decision)
+        return set()
+
+    def _state(self, decision: Bases | Checkpoint) -> None:
+        """Keep what a decision says of a subspace, or of an epoch, in the place of what was said before."""
+        match decision:
+            case Bases(subspace=subspace) if self.may_begin(subspace):
+                others = (one for one in self.bases if one.subspace != subspace)
+                self.bases = tuple(sorted((*others, decision), key=_SUBSPACE))
             case Checkpoint(epoch=epoch) if epoch < self.sealed:
                 place = bisect_left(self.checkpoints, epoch, key=_EPOCH)
                 known = place < len(self.checkpoints) and self.checkpoints[place].epoch == epoch
                 self.checkpoints[place : place + known] = [decision]
-        return set()
 
     def _close(self, close: Close) -> set[int]:
         if self.finished or not close.epoch == self.open_epoch < MAX_EPOCHS:

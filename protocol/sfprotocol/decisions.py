@@ -168,6 +168,15 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Bases:
+    """Take published bases for a subspace, and for those after it until another has some of its own."""
+
+    subspace: int
+    digest: bytes
+    """The digest of the blob (SPEC R10); 32 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Announce:
     """Tell everybody something; changes nothing."""
 
@@ -218,6 +227,7 @@ Decision = (
     | Void
     | Budget
     | Finish
+    | Bases
     | Announce
     | Evaluated
     | Checkpoint
@@ -320,11 +330,12 @@ _KINDS: dict[int, tuple[type, tuple[Read, ...]]] = {
     14: (Void, (_U16, _U16, _NUMBERS)),
     16: (Budget, (_U32,)),
     18: (Finish, ()),
+    20: (Bases, (_U16, _binary(32))),
     1: (Announce, (_text(MAX_TEXT),)),
     3: (Evaluated, (_U16, _text(64), _signed, _signed, _signed, _signed, _U32)),
     5: (Checkpoint, (_U16, _binary(32), _binary(32))),
 }
-"""Even kinds change the state of a run, odd ones do not. 20 is reserved for published bases."""
+"""Even kinds change the state of a run, odd ones do not."""
 
 _KIND_OF = {decision: kind for kind, (decision, _) in _KINDS.items()}
 _BOUNDS = {"max_array_len": MAX_MOVES, "max_map_len": 0, "max_ext_len": 0}

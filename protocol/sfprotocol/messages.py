@@ -43,6 +43,8 @@ class RunParameters:
     """Rate of updates in an organised run until a seal says otherwise, in units of 2^-32."""
     subspace_epochs: int = 1
     """Epochs that share one subspace; 1 in an open run."""
+    bases: bytes = b""
+    """Digest of the published bases with which the run begins, 32 bytes; empty if its bases are random."""
     quota: int = 0
     """Updates that one feed of an open run may have in all; 0 if only the budget bounds them."""
     work_bits: int = 0

@@ -84,6 +84,11 @@ def hash_listing(encoded: bytes) -> bytes:
     return hashlib.blake2b(encoded, digest_size=HASH_BYTES, person=b"sfnode-listing").digest()
 
 
+def hash_bases(encoded: bytes) -> bytes:
+    """Return the digest by which published bases are named: of the listing of their one file (SPEC R10)."""
+    return hashlib.blake2b(encoded, digest_size=HASH_BYTES, person=b"sfnode-bases").digest()
+
+
 def encode(files: Iterable[ListedFile]) -> bytes:
     """Return the one encoding of a listing. Raises RemoteProtocolError for files that no model may have."""
     listing = _build([list(file) for file in sorted(files, key=lambda file: file.name.encode())])

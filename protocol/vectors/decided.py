@@ -17,6 +17,7 @@ from sfprotocol.decisions import (
     Admit,
     Amend,
     Announce,
+    Bases,
     Budget,
     Checkpoint,
     Close,
@@ -59,6 +60,7 @@ EXAMPLES: dict[str, tuple[Decision, tuple[Extension, ...]]] = {
     "finish": (Finish(), ()),
     "finish with an extension that can be ignored": (Finish(), (Extension(3, b"more"),)),
     "finish with one that cannot": (Finish(), (Extension(3, b""), Extension(4, b""))),
+    "bases": (Bases(65_535, DIGEST), ()),
     "announcement": (Announce("The run ends on Friday. Zürich 東"), ()),
     "evaluation": (Evaluated(3, "accuracy", 912_844, 893_000, 931_000, -1, 872), ()),
     "checkpoint": (Checkpoint(3, DIGEST, DIGEST[::-1]), ()),
@@ -70,7 +72,7 @@ def organised_vectors() -> dict[str, Any]:
         "decisions": [_example(name, *example) for name, example in EXAMPLES.items()],
         "unknown": [
             {"encoding": _packed(kind, "base", []).hex(), "kind": kind, "unsupported": kind % 2 == 0}
-            for kind in (20, 21)
+            for kind in (22, 23)
         ],
         "invalid": [{"name": name, "encoding": data.hex()} for name, data in _bad_encodings()],
         "control": _control(),
@@ -218,12 +220,17 @@ def _story() -> list[Decision]:
         Invite(DIGEST, 1),
         Admit(first, 10, 0),
         Admit(second, 10, 1),
+        Bases(0, DIGEST[::-1]),  # of an open epoch: changes nothing
         Close(0, SALT, (_move(0, 0, 3), _move(1, 0, 2))),
+        Bases(1, DIGEST[::-1]),
+        Bases(2, bytes(32)),
         Seal(1, (), (), DIGEST, 4096, ()),  # not in turn: changes nothing
         Seal(0, (65,), (), _digest((3, 2)), 2048, (RateFrom(2, 1 << 30),)),
         _checkpoint(0, {0: 3, 65: 2}),
         _checkpoint(1, {0: 3, 65: 2}),  # of an epoch that is not sealed: changes nothing
         Close(1, SALT, (_move(0, 3, 5), _move(1, 2, 4))),
+        Bases(1, bytes(32)),  # its first epoch is open: changes nothing
+        Bases(2, DIGEST),
         Close(2, SALT, (_move(0, 5, 7),)),
         Seal(1, (), (Recount(65, 0),), _digest((5, 4)), 1024, ()),  # the checkpoint is not usable any more
         _checkpoint(0, {0: 3, 65: 2}),
@@ -242,11 +249,13 @@ def _story() -> list[Decision]:
 
 
 def _counting() -> dict[str, Any]:
-    run = Counting(budget=100, rate=3 << 30)
+    run = Counting(budget=100, rate=3 << 30, bases=DIGEST, subspace_epochs=2)
     return {
         "run_id": RUN_ID.hex(),
         "budget": 100,
         "rate": 3 << 30,
+        "bases": DIGEST.hex(),
+        "subspace_epochs": 2,
         "feeds": [
             {"number": 65 * m, **plain(Feed(_public(MEMBERS[m]), m)), "labels": LABELS} for m in (0, 1)
         ],
@@ -289,4 +298,5 @@ def _step(run: Counting, decision: Decision) -> dict[str, Any]:
         "ended": [run.ended(feed) for feed in (0, 65)],
         "runs": [[list(one) for one in run.runs(feed, 7)] for feed in (0, 65)],
         "checkpoints": [one.epoch for one in run.checkpoints],
+        "bases": [[one.subspace, one.digest.hex()] for one in run.bases],
     }

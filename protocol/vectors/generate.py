@@ -145,8 +145,26 @@ def weight_vectors() -> dict[str, Any]:
             _weights("cosine", cores, 0.05),
             _weights("linear", cores, 6e-6),
             _weights("organised", huge | {0: [(0, 1, 123_456_789)]}, 2.0**-20),
+            _weights("linear", cores, 6e-6, bases=True),
+            _weights("organised", huge | {0: [(0, 1, 123_456_789)]}, 2.0**-24, bases=True),
         ],
     }
+
+
+def published_bases(rows: tuple[int, ...], rank: int) -> bytes:
+    """Return a blob (R10) for one target or more: U, V, U, V, ... with so many rows, all entries from a
+    stream."""
+    words = seeds.stream(seeds.derive_key(b"sfnode vector of bases"), 0, sum(rows) * rank)
+    return ((words % np.uint64(255)).astype(np.int64) - 127).astype(np.int8).tobytes()
+
+
+def bases_listing(blob: bytes) -> bytes:
+    """Return the listing of a blob (R10)."""
+    hashes = b"".join(
+        model_listing.hash_piece(blob[at : at + model_listing.PIECE])
+        for at in range(0, len(blob), model_listing.PIECE)
+    )
+    return model_listing.encode([model_listing.ListedFile("bases", len(blob), hashes)])
 
 
 def rate(schedule: str, learning_rate: float, epoch: int, epochs: int) -> np.float32:
@@ -171,12 +189,15 @@ def _rates(schedule: str, learning_rate: float, epoch_updates: int, budget: int)
     }
 
 
-def _weights(schedule: str, cores: dict[int, list[tuple[int, int, int]]], factor: float) -> dict[str, Any]:
-    """Weights of a matrix of 3 x 5 at rank 4, for layer 0. `factor`: the learning rate, or of an organised
-    run, whose rates are in its cores, scalar_delta."""
+def _weights(
+    schedule: str, cores: dict[int, list[tuple[int, int, int]]], factor: float, *, bases: bool = False
+) -> dict[str, Any]:
+    """Weights of a matrix of 3 x 5 at rank 4, for layer 0, with random or published bases. `factor`: the
+    learning rate, or of an organised run, whose rates are in its cores, scalar_delta."""
     rank, shape, delta = 4, (3, 5), 1 / 64 if schedule != "organised" else factor
     values = [1.0, -0.5, 3.0e-5, 1 / 3, -2.7182818, 0.1, 1e-8, -0.04, 12.5, 0.0, 7e-3, -0.9, 0.25, 1.5, -6.0]
     base = np.array(values, np.float32).reshape(shape)
+    blob = published_bases(shape, rank)
     weights = base.astype(np.float64)
     terms = []
     for epoch in sorted(cores):
@@ -187,11 +208,20 @@ def _weights(schedule: str, cores: dict[int, list[tuple[int, int, int]]], factor
             seeds.basis_signs(RUN_ID, epoch, 0, side, size, rank).astype(object)
             for side, size in zip("UV", shape, strict=True)
         )
+        if bases:
+            entries = np.frombuffer(blob, np.int8).reshape(-1, rank).astype(object)
+            u, v = entries[: shape[0]], entries[shape[0] :]
         scale = (
             delta * 2.0**-32 if schedule == "organised" else float(rate(schedule, factor, epoch, 4)) * delta
         )
-        large = float(np.abs(core.astype(np.float64)).sum()) >= 2.0**53
-        for unit, part in ((2**32, core >> 32), (1, core % 2**32)) if large else ((1, core),):
+        scale = scale * 2.0**-6 if bases else scale
+        largest = int(np.abs(u).max() * np.abs(v).max())
+        parts = [(1, core)]
+        if float(np.abs(core.astype(np.float64)).sum()) * largest >= 2.0**53:
+            places = (32, 0) if largest == 1 else (48, 32, 16, 0)
+            width = 64 // len(places)
+            parts = [(2**at, core >> at if at == places[0] else (core >> at) % 2**width) for at in places]
+        for unit, part in parts:
             weights = weights - (u @ part @ v.T).astype(np.float64) * (scale * unit)
         entries = [{"row": i, "column": j, "value": str(a)} for i, j, a in cores[epoch]]
         terms.append({"epoch": epoch, "scale": scale, "core": entries})
@@ -204,11 +234,18 @@ def _weights(schedule: str, cores: dict[int, list[tuple[int, int, int]]], factor
         "scalar_delta": delta,
         "rank": rank,
         "layer": 0,
+        "bases": _blob(blob) if bases else None,
         "base": [[_bits(entry) for entry in row] for row in base],
         "terms": terms,
         "weights": [[_bits(entry) for entry in row] for row in result],
         "bfloat16": [[_bfloat16(entry) for entry in row] for row in result],
     }
+
+
+def _blob(blob: bytes) -> dict[str, str]:
+    listing = bases_listing(blob)
+    digest = hashlib.blake2b(listing, digest_size=32, person=b"sfnode-bases").hexdigest()
+    return {"blob": blob.hex(), "listing": listing.hex(), "digest": digest}
 
 
 def _bits(value: np.float32) -> str:
@@ -301,6 +338,10 @@ ORGANISED: dict[str, Any] = OPEN | {
 }
 
 
+PUBLISHED: dict[str, Any] = OPEN | {
+    "training": OPEN["training"] | {"basis": "published", "bases": bytes(range(32)).hex()}
+}
+
 CENTRED: dict[str, Any] = OPEN | {
     "task": OPEN["task"] | {"loss": "centred", "prior": [0, -65536, 2147483647, -2147483647]},
 }
@@ -311,7 +352,8 @@ def manifest_vectors() -> dict[str, Any]:
     return {
         **_manifest(MANIFEST),
         "version 2": [
-            {"admission": fields["admission"], **_manifest(fields)} for fields in (OPEN, ORGANISED, CENTRED)
+            {"admission": fields["admission"], **_manifest(fields)}
+            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED)
         ],
         "rates": [
             {"learning_rate": rate, "rate": str(units)}
@@ -339,7 +381,7 @@ def _manifest(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _invalid_manifests() -> list[dict[str, Any]]:
     """Return changes to the organised manifest that make it one to be refused, with the rules."""
-    said = ORGANISED["organised"]
+    said, training = ORGANISED["organised"], ORGANISED["training"]
     organiser, deputies = said["organiser"], said["deputies"]
     changes: list[tuple[str, str, dict[str, Any]]] = [
         ("votes of half of the deputies", "O1", {"deputies": deputies[:2], "votes": 1}),
@@ -354,6 +396,16 @@ def _invalid_manifests() -> list[dict[str, Any]]:
     return [
         *({"name": name, "rule": rule, "organised": change} for name, rule, change in changes),
         {"name": "an organiser in an open run", "rule": "O1", "admission": "open"},
+        {
+            "name": "published bases without a digest",
+            "rule": "M1",
+            "training": training | {"basis": "published"},
+        },
+        {
+            "name": "a digest of bases that are random",
+            "rule": "M1",
+            "training": training | {"bases": "00" * 32},
+        },
         {"name": "work in an organised run", "rule": "M1", "open": {"quota": 0, "work_bits": 1}},
         {
             "name": "a quota of an open run in an organised one",

@@ -158,7 +158,10 @@ def _manifest(wanted: SubjectSpec, source: str) -> Manifest:
 
 
 def _training(numbers: Training, rank: int) -> Training:
-    fields = numbers.model_dump() | {"learning_rate": STANDSTILL, "rank": rank or numbers.rank}
+    fields = numbers.with_random_bases().model_dump() | {
+        "learning_rate": STANDSTILL,
+        "rank": rank or numbers.rank,
+    }
     try:
         return Training(**fields)
     except ValidationError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
-from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
+from sfnode.defaults import CALIBRATE, DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
@@ -35,6 +35,10 @@ MOST = 0.5
 """Share of scalars; a larger one that is 0 or clipped is worth a warning."""
 
 UNCHECKED = "Whether one update could wreck the model has not been checked either."
+
+RANKS = {"activations": 8, "gradients": 1}
+"""Usual ranks by kind of published bases (docs/research-log.md): the stronger the directions, the fewer it
+takes, and the fewer there are the more an update learns."""
 
 NO_MODULES = "none"
 """Value in place of patterns: train no linear layer, only other parameters."""
@@ -138,6 +142,21 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     "trains.  [default: 256, or a fifth of the rows; 0 in an open run]",
 )
 @number_option("--rank", "Dimensions of a layer's subspace; a power of two.")
+@option(
+    "--bases",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Published bases for the model's targets at this rank (docs/how-it-works.md), which nodes get from "
+    "each other; they are copied to the folder of OUT.  [default: random bases, which need no file]",
+)
+@option(
+    "--basis",
+    "made_of",
+    type=click.Choice(["random", "activations", "gradients"]),
+    help="Directions in which updates move a layer: random ones; or published bases that this command makes, "
+    "from the layers' inputs (forward passes) or from the mean gradient of some mini-batches (backward "
+    "passes, with memory for inference and half as much again).  [default: random]",
+)
 @number_option("--epsilon", "Distance of the two points from the middle.")
 @number_option("--learning-rate", "Learning rate per update, not per round.")
 @option(
@@ -156,6 +175,13 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     show_default=True,
     help="Measure some scalars before the run starts, and refuse numbers with which one update could wreck "
     "the model. That loads the model.",
+)
+@option(
+    "--calibrate/--no-calibrate",
+    default=CALIBRATE,
+    show_default=True,
+    help="Try the model out before the run starts: epsilon, scalar_delta, scalar_limit and a first learning "
+    "rate are chosen for it, but for those that you give; half a minute for a small model.",
 )
 @device_option
 @dtype_option
@@ -214,12 +240,15 @@ def init(
     out: Path,
     force: bool,
     measure: bool,
+    calibrate: bool,
     device: str,
     dtype: str,
     organised: bool,
     keys_dir: Path,
     encrypt: bool,
     passphrase_file: Path | None,
+    bases: Path | None,
+    made_of: str | None,
     **given: Any,
 ) -> None:
     """Write a run manifest to OUT (default run.toml): model, task, data and the numbers of training.
@@ -243,12 +272,26 @@ def init(
     if keys:
         keys_dir = _keys_folder(keys_dir, out)
         passphrase = chosen(passphrase_file) if encrypt else None
+    if bases and made_of:
+        raise UserError(
+            Code.BAD_OPTION, "--bases names a file, and --basis makes another one", "Give one of them."
+        )
+    made: list[str] = []
+    if made_of not in (None, "random"):
+        bases, *made = _made(made_of, given, out.parent, device, dtype)
+    if bases:
+        given |= _published(bases)
     manifest = build(given | keys.options() if keys else given)
+    said = [*made, _kept(bases, out, manifest)] if bases else []
     measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
+    found, chosen_numbers = None, list[str]()
+    if calibrate:
+        manifest, found, chosen_numbers = _calibrated(manifest, given, device, dtype, out.parent)
     if measure:
         manifest = _with_prior(manifest, device, dtype)
-        manifest, measured = _measured(manifest, "scalar_limit" in given, device, dtype)
-    said = _what_to_do(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
+        manifest, measured = _measured(manifest, "scalar_limit" in given, device, dtype, out.parent, found)
+    measured = [*chosen_numbers, *measured]
+    said += _what_to_do(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
     _write(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
     for note in [*said, *measured, *_notes(manifest, "epsilon" in given)]:
@@ -257,6 +300,45 @@ def init(
     start = f"sfnode join --run {out}{_organising(keys_dir) if keys else ''}"
     echo(f"  {start}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")
+
+
+def _published(file: Path) -> dict[str, Any]:
+    """Return the options of a run with the bases in a file. Raises UserError BASES_MISSING."""
+    from sfnode.models.bases import digest_of
+
+    return {"basis": "published", "bases": digest_of(file)}
+
+
+def _made(kind: str, given: dict[str, Any], folder: Path, device: str, dtype: str) -> tuple[Path, str]:
+    """Make bases of this kind for the run that these options describe, in a folder; return the file, and
+    what there is to say.
+
+    Raises UserError as `cli.bases.made` does, and as what builds and loads a run.
+    """
+    from sfnode.cli.bases import made
+    from sfnode.engine.trainer import Trainer
+    from sfnode.models.manifest_builder import build
+
+    given.setdefault("rank", RANKS[kind])
+    with Trainer.load(build(given), device=device, dtype=dtype, training=False) as trainer:
+        file, words = made(trainer, kind, folder)
+    return file, f"Made bases: {words}."
+
+
+def _kept(file: Path, out: Path, manifest: Manifest) -> str:
+    """Copy bases to the folder of the manifest, once they are found right; return what there is to say.
+
+    Raises UserError BASES_UNUSABLE, DISK_FULL, DATA_DIR_UNUSABLE.
+    """
+    from sfnode.models import bases
+    from sfnode.sizes import size_text
+    from sfnode.store.disk_errors import disk_faults
+
+    targets, rank = manifest.model.parsed_targets(), manifest.training.rank
+    with disk_faults(out.parent):
+        kept = bases.path_in(out.parent, bases.keep(file, out.parent, targets, rank))
+    size = size_text(bases.size_of(targets, rank))
+    return f"Its bases are in {kept}: leave them beside {out.name}. Other nodes get these {size} from yours."
 
 
 def _organising(keys_dir: Path) -> str:
@@ -297,15 +379,71 @@ def _with_prior(manifest: Manifest, device: str, dtype: str) -> Manifest:
     return manifest.model_copy(update={"task": manifest.task.model_copy(update={"prior": prior})})
 
 
-def _measured(manifest: Manifest, asked: bool, device: str, dtype: str) -> tuple[Manifest, list[str]]:
-    """Return the manifest with a measured limit, unless the user `asked` for one, and what there is to say.
+def _calibrated(
+    manifest: Manifest, given: Mapping[str, Any], device: str, dtype: str, bases: Path
+) -> tuple[Manifest, Pilot | None, list[str]]:
+    """Return the manifest with numbers that suit its model, but for those that were given, the slopes that
+    were measured for them, and what there is to say.
 
-    Raises UserError as `pilot.measure` and `pilot.check` do.
+    Raises UserError as `pilot.measure` does.
+    """
+    from sfnode.engine import trial
+    from sfnode.organising.line_search import LineSearch
+
+    training = manifest.training
+    with waiting("trying out numbers") as advance:
+        found = trial.run(
+            manifest,
+            LineSearch,
+            keep_epsilon="epsilon" in given,
+            device=device,
+            dtype=dtype,
+            bases=bases,
+            advance=advance,
+        )
+    if isinstance(found, str):
+        return manifest, None, [f"Numbers were not tried out ({found}): they are the defaults, or as given."]
+    rate = found.rate or training.learning_rate
+    size = found.pilot.spread / found.delta
+    way = "a line search corrects it" if manifest.organised.organiser else "a quarter of what suits the start"
+    reasons = {
+        "epsilon": (found.epsilon, f"there slopes are exact to {found.error:.1%}"),
+        "scalar_delta": (found.delta, f"scalars then have a root mean square of {size:.0f}"),
+        "learning_rate": (rate, f"by the loss of {found.rows} rows along {trial.UPDATES} updates; {way}")
+        if found.rate
+        else (rate, f"as it was: no step along {trial.UPDATES} updates was evidently of use"),
+    }
+    said = [f"Tried the model out for {found.seconds:.0f} s:"]
+    for name, (value, why) in reasons.items():
+        if name not in given:
+            said.append(f"  {name} is {value:g}: {why}.")
+            training = training.model_copy(update={name: value})
+        elif (off := max(given[name] / value, value / given[name])) > trial.FAR_OFF:
+            said.append(
+                f"  Warning: {name} {given[name]:g} is as asked, but {value:g} suits the model: it is "
+                f"{off:.0f} times too {'large' if given[name] > value else 'small'}."
+            )
+    return manifest.model_copy(update={"training": training}), found.pilot, said
+
+
+def _measured(
+    manifest: Manifest,
+    asked: bool,
+    device: str,
+    dtype: str,
+    bases: Path,
+    found: Pilot | None = None,
+) -> tuple[Manifest, list[str]]:
+    """Return the manifest with a measured limit, unless the user `asked` for one, and what there is to say.
+    `bases` is the folder with published ones.
+
+    `found`: the slopes, if they have been measured. Raises UserError as `pilot.measure` and `pilot.check` do.
     """
     from sfnode.engine import pilot
 
-    with waiting("measuring scalars") as advance:
-        found = pilot.measure(manifest, device=device, dtype=dtype, advance=advance)
+    if found is None:
+        with waiting("measuring scalars") as advance:
+            found = pilot.measure(manifest, device=device, dtype=dtype, advance=advance, bases=bases)
     if asked:
         pilot.check(manifest.training, found)
     else:

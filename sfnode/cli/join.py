@@ -132,6 +132,11 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     "somebody has, that ends the key's term.",
 )
 @setting(
+    "--search/--no-search",
+    help="With --organise: look along every epoch, on validation rows, how far to go and at which rate to go "
+    "on; without, every epoch counts once, at the run's learning rate.",
+)
+@setting(
     "--from-checkpoint",
     help="Begin an organised run with its newest checkpoint, which the organiser has signed and everybody "
     "can work out, instead of all updates before it; also after an absence of which nobody near keeps the "

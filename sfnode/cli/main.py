@@ -51,6 +51,7 @@ COMMANDS = {
     "verify": Entry("sfnode.cli.verify:verify", "Replay the log and check every signature."),
     "log": Entry("sfnode.cli.log:log", "Print the updates of a node's log."),
     "eval": Entry("sfnode.cli.evaluate:evaluate", "Measure the base and the trained model."),
+    "bases": Entry("sfnode.cli.bases:bases", "Make bases to publish for a run."),
     "lm-eval": Entry("sfnode.cli.lm_eval:lm_eval", "Run the EleutherAI harness on a model."),
     "bench": Entry("sfnode.cli.bench:bench", "Show what this machine can do with a model."),
     "doctor": Entry("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),

@@ -40,6 +40,7 @@ KEY_DIGITS = 8
 SECRET_BYTES = 16
 """Bytes of a new invitation's secret: nobody guesses them, and the link stays short."""
 
+MAX_U16 = (1 << 16) - 1
 MAX_U32 = (1 << 32) - 1
 
 
@@ -240,6 +241,40 @@ def budget(updates: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
 
 
 @organise.command
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
+@option(
+    "--subspace",
+    type=click.IntRange(1, MAX_U16),
+    metavar="NUMBER",
+    help="The first subspace that they serve.  [default: the next one, which begins after the open epoch]",
+)
+@dry_run_option
+@data_dir_option
+@json_option
+def bases(file: Path, subspace: int | None, dry_run: bool, data_dir: Path, as_json: bool) -> None:
+    """Publish the bases in FILE for a coming subspace and those after it. Other nodes get them from yours.
+
+    Only in a run whose bases are published (`sfnode init --bases`), with as many targets of the same shape.
+    """
+    from sfnode.manifest import Manifest
+    from sfnode.models import bases as files
+    from sfnode.store.data_folder import Layout
+    from sfnode.store.disk_errors import disk_faults
+    from sfprotocol.decisions import Bases
+
+    node, layout = running_node(data_dir), Layout(data_dir)
+    first = node.organising().next_subspace if subspace is None else subspace
+    wish = Bases(first, bytes.fromhex(files.digest_of(file)))
+    result = _decide(node, wish, dry_run=True)
+    if not dry_run:  # nobody is told of a file that could not be had from here
+        manifest = Manifest.from_toml(layout.manifest)
+        with disk_faults(layout.bases):
+            files.keep(file, layout.bases, manifest.model.parsed_targets(), manifest.training.rank)
+        result = _decide(node, wish, dry_run=False)
+    _tell(result, as_json)
+
+
+@organise.command
 @option("--yes", is_flag=True, help="Do not ask whether you are sure.")
 @dry_run_option
 @data_dir_option
@@ -376,5 +411,6 @@ def _lines(s: OrganiserStatus) -> list[str]:
         )
     if s.behind:
         lines.append(f"behind      {s.behind} updates that the organiser has named are not here yet")
+    lines += [f"bases       {one.digest[:16]} from subspace {one.subspace} on" for one in s.bases]
     lines += [f"evaluation  {result_in_words(one)}, {one.count} rows" for one in s.evaluations[-3:]]
     return lines + [f"announced   {text}" for text in s.announcements]

@@ -70,7 +70,7 @@ def follow(status: Callable[[], Status]) -> None:
 async def _follow(status: Callable[[], Status]) -> None:
     while (now := status()).state in (NodeState.STARTING, *CATCHING_UP):
         if now.fetch is not None:
-            await _show("base model from peers", lambda: _downloaded(status()), of_bytes=True)
+            await _show(f"{now.fetch.what} from peers", lambda: _downloaded(status()), of_bytes=True)
         elif now.state != NodeState.STARTING:
             await _show("catching up", lambda: _caught_up(status()))
         else:  # the libraries that load a model show bars of their own

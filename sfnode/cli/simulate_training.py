@@ -32,6 +32,7 @@ PROBLEM = {
     "validation_rows": "Rows of the training data that validate; nobody trains on them.",
     "test_rows": "Rows to test on; 0: all that there are.",
     "dirichlet": "Concentration of the classes in the clients' shards; 0: rows are dealt out evenly.",
+    "bases": "File with SeedFlood's published bases, DIGEST.bases; empty: they are random.",
 }
 NETWORK = {
     "topology": "Who is whose neighbour; `changing`: others in every round.",

@@ -56,7 +56,8 @@ def _lines(s: Status, feeds: Sequence[FeedStatus]) -> list[str]:
         lines.append(f"waits    {s.wait.text}")
     if s.fetch:
         done, total = size_text(s.fetch.done), size_text(s.fetch.total)
-        lines.append(f"model    {done} of {total} downloaded from {s.fetch.peers} peers")
+        what = "bases   " if s.fetch.what == "bases" else "model   "
+        lines.append(f"{what} {done} of {total} downloaded from {s.fetch.peers} peers")
     lines += [f"paused   {why}" for why in s.pauses]
     if limits_in_words(s.limits):
         lines += [f"limit    {line}" for line in limit_lines(s.limits).splitlines()]

@@ -40,7 +40,8 @@ class TrainedModel(NamedTuple):
 def load(data_dir: Path, model: Path | None, device: str, dtype: str, *, as_of_now: bool) -> TrainedModel:
     """Load the base model and apply what counts; say on standard error what is lacking of the last seal.
 
-    Raises UserError DATA_DIR_UNUSABLE, MODEL_*, DEVICE, or UPDATES_LACKING if no seal is here as a whole.
+    Raises UserError DATA_DIR_UNUSABLE, MODEL_*, DEVICE, BASES_*, or UPDATES_LACKING if no seal is here as a
+    whole.
     """
     from sfnode.engine.trainer import Trainer
     from sfnode.modelshare.sharing import model_of
@@ -53,8 +54,17 @@ def load(data_dir: Path, model: Path | None, device: str, dtype: str, *, as_of_n
         machine = settled(manifest.parameters(), update_log)
         checkout = None if as_of_now else _checked_out(machine, update_log)
         model = model_of(layout, model)
-        trainer = Trainer.load(manifest, model_override=model, device=device, dtype=dtype, training=False)
+        trainer = Trainer.load(
+            manifest,
+            model_override=model,
+            device=device,
+            dtype=dtype,
+            training=False,
+            bases=layout.bases,
+        )
         frontier = machine.frontier
+        if frontier.counting:
+            trainer.use_bases(frontier.counting.bases)
         if checkout:
             _replay(trainer, update_log, machine, checkout.counted, layout.checkpoints)
             return TrainedModel(trainer, trainer.core.digest().hex(), checkout.updates, checkout.epoch)

@@ -14,7 +14,9 @@ from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 
 if TYPE_CHECKING:
+    from sfnode.manifest import Manifest
     from sfnode.schema.results import SealsResult
+    from sfnode.store.log import UpdateLog
 
 
 @click.command
@@ -40,6 +42,7 @@ def verify(data_dir: Path, as_of_now: bool, from_checkpoint: bool, as_json: bool
         if from_checkpoint or update_log.bases():
             state = state_to_begin_with(manifest, update_log, Layout(data_dir).checkpoints)
         result = audit(manifest, update_log, state, as_of_now=as_of_now)
+        bases = _bases(manifest, update_log, Layout(data_dir).bases)
     if result.seals and not as_of_now:
         _warn(result.seals)
     if as_json:
@@ -50,11 +53,30 @@ def verify(data_dir: Path, as_of_now: bool, from_checkpoint: bool, as_json: bool
         echo(f"what came before is as the checkpoint of epoch {result.checkpoint} says, which is signed")
     if result.seals:
         echo(_told(result.seals))
+    if bases:
+        echo(bases)
     if result.seals and result.seals.named_digest and not as_of_now:
         echo(f"seal         of epoch {result.seals.epoch}: {result.seals.updates} updates count")
         echo(f"named digest {result.seals.named_digest}\ncore digest  {result.core_digest}")
     else:
         echo(f"digest       {result.digest}\ncore digest  {result.core_digest}")
+
+
+def _bases(manifest: Manifest, update_log: UpdateLog, folder: Path) -> str:
+    """Say how many of the published bases that the run names are here; each of them is as named.
+
+    Raises UserError BASES_UNUSABLE for one that is not.
+    """
+    from sfnode.models import bases
+    from sfnode.store.replay import counting_of
+
+    run, targets = manifest.parameters(), manifest.model.parsed_targets()
+    published = counting_of(run, update_log.control()).bases
+    named = {one.digest.hex(): bases.path_in(folder, one.digest.hex()) for one in published}
+    here = {digest: file for digest, file in named.items() if file.is_file()}
+    for digest, file in here.items():
+        bases.read(file, targets, manifest.training.rank, digest)
+    return f"{len(here)} of {len(named)} published bases are here, each as named" if named else ""
 
 
 def _told(seals: SealsResult) -> str:

@@ -232,7 +232,7 @@ def _updates_per_hour(case: Case, manifest: Manifest) -> float:
     from sfnode.engine.trainer import Trainer
 
     trainer = Trainer.load(
-        manifest,
+        manifest.model_copy(update={"training": manifest.training.with_random_bases()}),
         model_override=_local(case.model) if case.model else None,
         data_override=case.data,
         device=case.device,

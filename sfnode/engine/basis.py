@@ -1,4 +1,4 @@
-"""The bases U and V of a run's subspaces: for every epoch and target, r directions on either side (DESIGN 3).
+"""The bases U and V of a run's subspaces: r directions on either side of every target (DESIGN 3).
 
 Everything else asks a `Basis` for its matrices and assumes nothing about where they come from. This module
 knows neither updates nor models.
@@ -6,24 +6,45 @@ knows neither updates nor models.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from operator import attrgetter
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sfnode.manifest import Target
+from sfnode.manifest import PUBLISHED_UNIT, Manifest, Target
+from sfnode.models import bases
+from sfprotocol.decisions import Bases
 from sfprotocol.seeds import basis_signs
+
+_SUBSPACE = attrgetter("subspace")
 
 
 class Basis(Protocol):
     """Interface of a kind of basis; the manifest's `training.basis` names the kind."""
 
-    def matrices(self, epoch: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Return U (out_features, rank) and V (in_features, rank) of one target in one epoch, both int8.
+    @property
+    def unit(self) -> float:
+        """The value of an entry of 1."""
+        ...
 
-        They are equal to the bit on every node. int8 keeps a cached epoch small; users convert to float.
+    def has(self, subspace: int) -> bool:
+        """Return whether the bases of a subspace are on this machine."""
+        ...
+
+    def matrices(self, subspace: int, layer: int) -> tuple[Tensor, Tensor]:
+        """Return U (out_features, rank) and V (in_features, rank) of one target in one subspace, both int8.
+
+        They are equal to the bit on every node, and have no entry of -128. int8 keeps a cached subspace
+        small; users convert to float.
         """
+        ...
+
+    def largest(self, subspace: int, layer: int) -> int:
+        """Return the largest magnitude of an entry of this U times that of V: what bounds their products."""
         ...
 
 
@@ -31,15 +52,82 @@ class RandomBasis:
     """Basis of the `random` kind: entries +1 or -1 from counters (SPEC R7), so that nothing has to be
     sent."""
 
+    unit = 1.0
+
     def __init__(self, run_id: bytes, targets: Sequence[Target], rank: int, device: torch.device) -> None:
         self._run_id = run_id
         self._targets = targets
         self._rank = rank
         self._device = device
 
-    def matrices(self, epoch: int, layer: int) -> tuple[Tensor, Tensor]:
+    def has(self, subspace: int) -> bool:
+        """Return True: they are computed."""
+        return True
+
+    def matrices(self, subspace: int, layer: int) -> tuple[Tensor, Tensor]:
         """Return U and V as `Basis.matrices` says."""
         target = self._targets[layer]
-        u = basis_signs(self._run_id, epoch, layer, "U", target.out_features, self._rank)
-        v = basis_signs(self._run_id, epoch, layer, "V", target.in_features, self._rank)
+        u = basis_signs(self._run_id, subspace, layer, "U", target.out_features, self._rank)
+        v = basis_signs(self._run_id, subspace, layer, "V", target.in_features, self._rank)
         return torch.from_numpy(u).to(self._device), torch.from_numpy(v).to(self._device)
+
+    def largest(self, subspace: int, layer: int) -> int:
+        """Return 1."""
+        return 1
+
+
+class PublishedBasis:
+    """Basis of the `published` kind: from files of a folder that are named by their digests (SPEC R10)."""
+
+    unit = PUBLISHED_UNIT
+
+    def __init__(
+        self, folder: Path, first: str, targets: Sequence[Target], rank: int, device: torch.device
+    ) -> None:
+        """`first` is the digest that the manifest names."""
+        self._folder = folder
+        self._targets = targets
+        self._rank = rank
+        self._device = device
+        self._published: tuple[Bases, ...] = (Bases(0, bytes.fromhex(first)),)
+        self._read: dict[str, list[bases.Pair]] = {}
+        """The files that were read and found right, mapped into memory, by digest."""
+
+    def follow(self, published: Sequence[Bases]) -> None:
+        """Take the bases of subspaces from here from now on, ascending from subspace 0 (SPEC O9)."""
+        self._published = tuple(published)
+
+    def digest(self, subspace: int) -> str:
+        """Return the digest of the bases of a subspace, in hex."""
+        return self._published[bisect_right(self._published, subspace, key=_SUBSPACE) - 1].digest.hex()
+
+    def has(self, subspace: int) -> bool:
+        """Return whether the folder has the bases of a subspace."""
+        digest = self.digest(subspace)
+        return digest in self._read or bases.path_in(self._folder, digest).is_file()
+
+    def matrices(self, subspace: int, layer: int) -> tuple[Tensor, Tensor]:
+        """Return U and V as `Basis.matrices` says. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
+        u, v = self._pairs(subspace)[layer]
+        return torch.from_numpy(u).to(self._device), torch.from_numpy(v).to(self._device)
+
+    def largest(self, subspace: int, layer: int) -> int:
+        """Return what `Basis.largest` says. Raises as `matrices`."""
+        return self._pairs(subspace)[layer].largest
+
+    def _pairs(self, subspace: int) -> list[bases.Pair]:
+        digest = self.digest(subspace)
+        if digest not in self._read:
+            file = bases.path_in(self._folder, digest)
+            if not file.is_file():
+                raise bases.missing(f"the published bases {digest[:16]}... are not here")
+            self._read[digest] = bases.read(file, self._targets, self._rank, digest)
+        return self._read[digest]
+
+
+def basis_of(manifest: Manifest, folder: Path | None, device: torch.device) -> Basis:
+    """Return the bases of a run; published ones are in files of `folder`."""
+    targets, numbers = manifest.model.parsed_targets(), manifest.training
+    if numbers.bases:
+        return PublishedBasis(folder or Path(), numbers.bases, targets, numbers.rank, device)
+    return RandomBasis(manifest.run_id, targets, numbers.rank, device)

@@ -182,9 +182,11 @@ class _PerturbVectors:
     def __init__(self, loaded: LoadedModel, directions: Directions) -> None:
         sites = [(k, site) for k, site in enumerate(loaded.sites) if site.form is Form.VECTOR]
         own = slice(directions.live, None)  # vectors have no live core
+        # their own precision: in half precision entries of published bases are exact, and products are not
         self._parts = [
-            (getattr(site.module, site.parameter).data, directions.u[k][own], directions.v[k][:, own])
+            (parameter, directions.u[k][own].to(parameter.dtype), directions.v[k][:, own].to(parameter.dtype))
             for k, site in sites
+            for parameter in [getattr(site.module, site.parameter).data]
         ]
         self._kept = [parameter.clone() for parameter, _, _ in self._parts]
 

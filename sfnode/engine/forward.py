@@ -6,7 +6,7 @@ thing there is, are reduced at once. This module knows neither updates nor losse
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,6 +84,10 @@ class Pass(NamedTuple):
     """(p,)."""
 
 
+Perturb = Callable[[Pass], Perturbation]
+"""Returns the perturbation of a pass."""
+
+
 def score(loaded: LoadedModel, encoded: Encoded) -> Scored:
     """Score a batch that is small enough for one pass: what a step is compared with in benchmarks."""
     batch = batch_of(encoded)
@@ -91,14 +95,15 @@ def score(loaded: LoadedModel, encoded: Encoded) -> Scored:
         return _scored(loaded, batch, np.arange(len(batch.input_ids)), np.arange(len(batch.targets)))
 
 
-def score_in_passes(loaded: LoadedModel, encoded: Encoded) -> Scored:
-    """Score a batch of any size, in passes that take no more memory than those of training."""
+def score_in_passes(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None) -> Scored:
+    """Score a batch of any size, in passes that take no more memory than those of training; perturbed if
+    `perturb` is given."""
     batch = batch_of(encoded)
     found, numbers = [], []
     with torch.inference_mode():
         for sequences in passes(loaded, batch, np.arange(len(batch.input_ids))):
             targets = np.flatnonzero(np.isin(batch.sequences, sequences))
-            found.append(_scored(loaded, batch, sequences, targets))
+            found.append(_scored(loaded, batch, sequences, targets, perturb))
             numbers.append(targets)
         order = torch.from_numpy(np.argsort(np.concatenate(numbers)))
         return Scored(*(torch.cat(parts)[order] for parts in zip(*found, strict=True)))
@@ -186,11 +191,16 @@ def _cuts(lengths: list[int], starts: list[int], overhead: float) -> list[tuple[
 
 
 def _scored(
-    loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], targets: NDArray[np.int64]
+    loaded: LoadedModel,
+    batch: Batch,
+    sequences: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    perturb: Perturb | None = None,
 ) -> Scored:
     """Score these targets, which lie on these sequences, in one pass."""
     this = take(batch, sequences, targets, loaded.device)
-    logits = _logits(loaded, this)  # (p, vocab)
+    with loaded.perturber.applying(perturb(this) if perturb else None):
+        logits = _logits(loaded, this)  # (p, vocab)
     chosen = logits.gather(1, this.targets[:, None]).flatten()
     greedy = chosen >= logits.amax(-1)  # ten times as fast as argmax on a CPU
     return Scored(_log_probs(logits, this.targets).cpu(), greedy.cpu())

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from random import Random
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.subspace import Subspace
+from sfnode.models.bases import missing
 from sfnode.models.loader import LoadedModel, matrix, store_rows
 from sfnode.models.quantized import BLOCK_ENTRIES, row_blocks
 from sfnode.models.targets import Form
@@ -56,9 +57,10 @@ EXACT = 1 << 24
 EXACT_DOUBLE = 1 << 53
 """The same in float64."""
 
-HALF_BITS = 32
-"""A core that may exceed that is taken as two: the sum of 2^20 entries of 32 bits, a layer of the largest
-rank, does not."""
+HALF_BITS, QUARTER_BITS = 32, 16
+"""A core whose products may exceed that is taken as two: the sum of 2^20 entries of 32 bits, a layer of the
+largest rank, does not. With bases whose entries are not of magnitude 1 it is taken as four: 127^2 times the
+sum of 2^20 entries of 16 bits does not exceed it either (SPEC U8)."""
 
 
 class DutyCycle:
@@ -86,7 +88,9 @@ class DutyCycle:
 class MergedWeights:
     """The target matrices of one model as a function of a core that keeps growing.
 
-    `scale(epoch)` is rate * delta: by how much one unit of the core changes a weight. `clock` in seconds.
+    `scale(epoch)` is rate * delta * unit^2: by how much one unit of the core changes a weight where entries
+    of the bases are 1. `clock` in seconds. Steps go on without updates whose published bases are not here
+    yet, and nothing else does.
     """
 
     def __init__(
@@ -123,6 +127,8 @@ class MergedWeights:
         first step rebuilds, so that a long history is added up only once."""
         self._exact = True
         """The weights are those of a rebuild from the core as it is."""
+        self.incomplete = False
+        """Whether updates were left out since the last `renew` whose bases were not here."""
 
     def add(self, batch: UpdateBatch) -> None:
         """Add updates to the core at once; the weights follow with `follow` or `rebuild`."""
@@ -146,7 +152,8 @@ class MergedWeights:
         """
         if self._blank:
             self._blank = False
-            self.rebuild()
+            if not self._exact:
+                self._rebuild_all()
         if epoch != self._epoch:
             self._begin(epoch)
         if self._waiting and self._rebuilds.due():
@@ -161,14 +168,41 @@ class MergedWeights:
                 _finish(self._loaded.device)
 
     def rebuild(self) -> None:
-        """Set every weight to base minus the sum over all epochs, rounded once, unless it is that already."""
+        """Set every weight to base minus the sum over all epochs, rounded once, unless it is that already.
+
+        Raises UserError BASES_MISSING, and changes nothing, if the bases of some epoch are not here.
+        """
         if self._exact:
             return
+        self.require(self._core.touched())
+        self._rebuild_all()
+
+    def require(self, epochs: Sequence[int]) -> None:
+        """Raise UserError BASES_MISSING unless the bases of these epochs are here."""
+        for epoch in epochs:
+            if not self._space.basis.has(epoch):
+                raise missing(
+                    f"the published bases of subspace {epoch}, in which updates were made, are not here yet"
+                )
+
+    def renew(self) -> None:
+        """Have every weight rebuilt before the next step: bases have come, or are others now."""
+        self._blank, self._exact, self.incomplete = True, False, False
+
+    def _rebuild_all(self) -> None:
         for number in range(len(self._live_epochs)):
             self._rebuild(number)
         self._waiting.clear()
         self._behind.clear()
-        self._changed, self._blank, self._exact = False, False, True
+        self._changed, self._blank = False, False
+        self._exact = len(self._here(self._core)) == len(self._core.touched())
+
+    def _here(self, core: Core) -> list[int]:
+        """Return the epochs of a core that have updates and whose bases are here, ascending."""
+        touched = core.touched()
+        here = [epoch for epoch in touched if self._space.basis.has(epoch)]
+        self.incomplete = self.incomplete or len(here) < len(touched)
+        return here
 
     @contextmanager
     def at_base(self) -> Iterator[None]:
@@ -215,7 +249,7 @@ class MergedWeights:
 
     def _nearest(self) -> list[int]:
         """Return the epochs of which something may be pending, those nearest to the one in training first."""
-        return sorted(self._pending.touched(), key=lambda epoch: abs(epoch - self._epoch))
+        return sorted(self._here(self._pending), key=lambda epoch: abs(epoch - self._epoch))
 
     def _merge(self, number: int, epoch: int) -> None:
         """Merge what is pending of one epoch into one target."""
@@ -279,8 +313,10 @@ class MergedWeights:
         base = self._loaded.base_weights.read(number)  # (out, in)
         terms = [
             self._term(number, epoch, unit, part)
-            for epoch in self._core.touched()
-            for unit, part in _exact_parts(self._core.layer(epoch, number))
+            for epoch in self._here(self._core)
+            for unit, part in _exact_parts(
+                self._core.layer(epoch, number), self._space.basis.largest(epoch, number)
+            )
             if part.any()
         ]
         for rows in row_blocks(*base.shape):
@@ -303,19 +339,22 @@ class MergedWeights:
         float64.
         """
         rows = np.flatnonzero(a.any(axis=1))  # (k,)
-        bound = _bound(a)
+        bound = _bound(a) * self._space.basis.largest(epoch, number)
         u, v = (side.to(self._exact_on) for side in self._space.matrices(epoch, number))
         dtype = torch.float32 if bound < EXACT else torch.float64
         right = torch.from_numpy(a[rows]).to(v.device, dtype) @ v.to(dtype).t()
         return self._scale(epoch) * unit, bound, u[:, rows], right
 
 
-def _exact_parts(a: I64) -> list[tuple[int, I64]]:
-    """Return one layer of a core, (rank, rank), as units and cores whose products are exact in float64."""
-    if _bound(a) < EXACT_DOUBLE:
+def _exact_parts(a: I64, largest: int) -> list[tuple[int, I64]]:
+    """Return one layer of a core, (rank, rank), as units and cores whose products are exact in float64;
+    `largest` is that of the bases."""
+    if _bound(a) * largest < EXACT_DOUBLE:
         return [(1, a)]
-    high = a >> HALF_BITS
-    return [(1 << HALF_BITS, high), (1, a - (high << HALF_BITS))]
+    bits = HALF_BITS if largest == 1 else QUARTER_BITS
+    first, *places = range(64 - bits, -1, -bits)
+    digits = [(1 << place, (a >> place) & ((1 << bits) - 1)) for place in places]
+    return [(1 << first, a >> first), *digits]  # the first one has the sign
 
 
 def _bound(a: I64) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -70,12 +71,14 @@ def measure(
     device: str = "cpu",
     dtype: str = "float32",
     advance: Advance = lambda done, total: None,
+    bases: Path | None = None,
 ) -> Pilot:
     """Load the run's base model, and measure slopes on its training rows (or test rows, if it has no others).
+    `bases` is the folder with published ones.
 
     Raises UserError as `Trainer.load` and `Trainer.estimate` do, but for data that are not within reach.
     """
-    trainer, reason = _trainer(manifest, device, dtype)
+    trainer, reason = any_trainer(manifest, device, dtype, bases)
     with trainer:
         weight = typical_weight(trainer.loaded)
         if reason:
@@ -179,7 +182,9 @@ def _size(loaded: LoadedModel, number: int) -> float:
     return float(torch.linalg.vector_norm(weight, dtype=torch.float32)) / math.sqrt(weight.numel())
 
 
-def _trainer(manifest: Manifest, device: str, dtype: str) -> tuple[Trainer, str]:
+def any_trainer(
+    manifest: Manifest, device: str, dtype: str, bases: Path | None = None
+) -> tuple[Trainer, str]:
     """Return a trainer on whatever public rows the run has, and, if there are none, why.
 
     It has directions of its own, which do not depend on the limit that is to be found.
@@ -192,7 +197,7 @@ def _trainer(manifest: Manifest, device: str, dtype: str) -> tuple[Trainer, str]
     reason = "" if manifest.data.train else "the run names no data"
     if not reason:
         try:
-            return Trainer.load(manifest, device=device, dtype=dtype), ""
+            return Trainer.load(manifest, device=device, dtype=dtype, bases=bases), ""
         except UserError as error:
             if error.code is not Code.DATA_NOT_FOUND:
                 raise

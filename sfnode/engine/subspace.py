@@ -66,8 +66,8 @@ class Subspace:
         self._u, self._v = self._allocated(0)
 
     def directions(self, seeds: Sequence[int], epoch: int) -> Directions:
-        """Return the directions of the updates with these seeds: per target s * u_i and v_j, entries +1 and
-        -1.
+        """Return the directions of the updates with these seeds: per target s * u_i and v_j, in the basis's
+        unit.
 
         They lie in memory that the next call overwrites.
         """
@@ -79,11 +79,17 @@ class Subspace:
         v = columns.v.gather(0, self._spread(column, self._in, self._layer_of_in))  # (q, sum in)
         self._u[:, live:] = u.t()
         self._v[:, live:] = v.t()
+        if self.basis.unit != 1.0:  # a power of two, so that nothing is rounded
+            self._u[:, live:] *= self.basis.unit
+            self._v[:, live:] *= self.basis.unit
         u_parts = tuple(part.t() for part in torch.split(self._u, self._out))
         return Directions(u_parts, torch.split(self._v, self._in), live)
 
     def set_live_core(self, layer: int, u: Tensor, v: Tensor) -> None:
-        """Have all rows of every batch see W + u v^T for this target; u (out, rank), v (in, rank)."""
+        """Have all rows of every batch see W + u v^T for this target; u (out, rank), v (in, rank).
+
+        They are as they come: the basis's unit is for the caller to put in.
+        """
         torch.split(self._u, self._out)[layer][:, : self._live] = u
         torch.split(self._v, self._in)[layer][:, : self._live] = v
 
@@ -108,8 +114,13 @@ class Subspace:
 
     def expect(self, epoch: int, executor: Executor) -> None:
         """Have the bases of an epoch made ahead: for a large model that takes longer than a step."""
-        if epoch not in self._cache and epoch not in self._coming:
+        if epoch not in self._cache and epoch not in self._coming and self.basis.has(epoch):
             self._coming = {epoch: executor.submit(self._made, epoch)}
+
+    def forget(self) -> None:
+        """Forget the bases that were made: they may be others now."""
+        self._cache.clear()
+        self._coming.clear()
 
     def matrices(self, epoch: int, layer: int) -> tuple[Tensor, Tensor]:
         """Return U (out, rank) and V (in, rank) of one target, int8; from the cache if the epoch is there."""

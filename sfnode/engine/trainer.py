@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from sfnode.engine import forward, target_check
-from sfnode.engine.basis import RandomBasis
+from sfnode.engine import forward, line, target_check
+from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, quantise, two_point
 from sfnode.engine.export import export_lora, export_model
@@ -25,15 +27,15 @@ from sfnode.engine.merging import MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
-from sfnode.manifest import PRIOR_ONE, Data, Manifest
+from sfnode.manifest import PRIOR_ONE, Data, Manifest, Task
 from sfnode.models import loader
 from sfnode.models.generation import generate
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import calibration, dataset
-from sfnode.tasks.encoding import Encoded, Forward, Prior, Scored, evaluate
+from sfnode.tasks.encoding import Encoded, Forward, Prior, Scored, encode, evaluate
 from sfnode.tasks.shard import CENTRED, Shard
-from sfprotocol.decisions import RATE_ONE
-from sfprotocol.seeds import I64
+from sfprotocol.decisions import RATE_ONE, Bases
+from sfprotocol.seeds import I64, derive_key, stream
 
 EVALUATION_BATCH = 32
 """Rows of an evaluation that are tokenised and cut into passes together."""
@@ -46,6 +48,24 @@ BASE = b"base"
 
 GoOn = Callable[[], bool]
 """Asked now and then whether a long measurement should go on."""
+
+
+class LineSearch(Protocol):
+    """Whoever looks for a place on a line (`organising.line_search`)."""
+
+    @property
+    def amounts(self) -> Sequence[float]:
+        """The c at which losses are wanted."""
+        ...
+
+    @property
+    def wanted(self) -> range:
+        """Numbers of the rows that are wanted next; none at the end."""
+        ...
+
+    def take(self, losses: NDArray[np.float64]) -> None:
+        """Take the losses of these rows, (rows, amounts)."""
+        ...
 
 
 class StepResult(NamedTuple):
@@ -76,17 +96,21 @@ class Trainer:
         loaded: loader.LoadedModel,
         rows: Sequence[dataset.Row],
         public: Sequence[dataset.Row] | None = None,
+        bases: Path | None = None,
     ) -> None:
-        """`public`: the run's public training rows, if they were read already."""
+        """`public`: the run's public training rows, if they were read already; `bases`: the folder with
+        published bases, for a run that has them."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device
-        basis = RandomBasis(manifest.run_id, targets, numbers.rank, device)
+        self._basis = basis_of(manifest, bases, device)
         self.manifest = manifest
         self.run = manifest.parameters()
         self.loaded = loaded
         self.core = Core(len(targets), numbers.rank)
-        self.space = Subspace(basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact)
+        self.space = Subspace(
+            self._basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact
+        )
         self.scale = scale_of(manifest)
         self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic)
         self._offloaded = False
@@ -115,17 +139,19 @@ class Trainer:
         device: str = "cpu",
         dtype: str = "float32",
         training: bool = True,
+        bases: Path | None = None,
     ) -> Trainer:
         """Load the base model and the training rows of a run.
 
         `model_override` and `data_override` replace the manifest's sources (the manifest's limit on rows does
         not apply to a node's own data); `shard` (k, n) keeps every n-th training row from row k on; without
         `training` no training rows are read and `step` must not be called. `dtype` as for
-        `models.loader.load`. Raises UserError MODEL_*, DATA_* or DEVICE.
+        `models.loader.load`; `bases` is the folder with published bases. Raises UserError MODEL_*, DATA_* or
+        DEVICE.
         """
         where = usable_device(device)
         rows, public = _training_rows(manifest, data_override, shard) if training else ([], None)
-        return cls(manifest, load_model(manifest, model_override, where, dtype), rows, public)
+        return cls(manifest, load_model(manifest, model_override, where, dtype), rows, public, bases)
 
     def __enter__(self) -> Trainer:
         return self
@@ -141,6 +167,20 @@ class Trainer:
         """Begin with the cores of a checkpoint, in place of the updates that it stands for; before anything
         else."""
         self.weights.begin(cores)
+
+    def use_bases(self, published: Sequence[Bases]) -> None:
+        """Take the published bases of each subspace from here from now on, ascending from subspace 0.
+
+        To be called again when some have come: until then steps go on without the updates in them, and
+        whatever needs the exact model raises UserError BASES_MISSING.
+        """
+        basis, subspaces = self._basis, self.core.touched()
+        if isinstance(basis, PublishedBasis):
+            before = [basis.digest(subspace) for subspace in subspaces]
+            basis.follow(published)
+            self.space.forget()
+            if self.weights.incomplete or before != [basis.digest(subspace) for subspace in subspaces]:
+                self.weights.renew()
 
     def apply(self, batch: UpdateBatch) -> None:
         """Add updates, own ones too: to the core at once and exactly, to the weights soon.
@@ -263,6 +303,41 @@ class Trainer:
                 self._base[key] = self._evaluate(limit, go_on, rows, prior)
         return self._base[key]
 
+    def cores(self) -> dict[int, I64]:
+        """Return a copy of the cores of all subspaces, (layers, rank, rank) each."""
+        return {subspace: core.copy() for subspace, core in self.core.cores().items()}
+
+    def search(self, after: Mapping[int, I64], search: LineSearch, go_on: GoOn = always) -> int:
+        """Let a line search look from the weights as of now towards those with the cores `after`, on
+        validation rows; return how many example-forwards it took.
+
+        Raises UserError DATA_*, and PAUSED when `go_on`, asked before each part, says no.
+        """
+        step = self._line_to(after)
+        rows = line_rows(self.manifest.task, self._held_out_rows("validation", 0))
+        taken = 0
+        while wanted := search.wanted:
+            if not go_on():
+                raise _paused()
+            encoded = line_batches(self.manifest, self.loaded.tokenizer, rows[wanted.start : wanted.stop])
+            search.take(step.losses(encoded, search.amounts))
+            taken += len(wanted) * len(search.amounts)
+        return taken
+
+    def evaluate_towards(
+        self, after: Mapping[int, I64], amount: float, go_on: GoOn = always, rows: dataset.HeldOut = "test"
+    ) -> Evaluation:
+        """Measure the model at `amount` of the way to the cores `after` like `evaluate`."""
+        with self._line_to(after).at(amount) as perturb:
+            centred = self.manifest.task.loss == CENTRED
+            prior = self._measured_prior(go_on, perturb) if centred else None
+            return self._evaluate(0, go_on, rows, prior, perturb)
+
+    def _line_to(self, after: Mapping[int, I64]) -> line.Line:
+        self.restore()
+        self.weights.rebuild()
+        return line.Line(self.loaded, self.space, self.scale, line.difference(after, self.core.cores()))
+
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         """Return what the base model and the model as of now write after `prompt`, in at most `tokens`
         tokens.
@@ -290,12 +365,12 @@ class Trainer:
             self._priors = {kept: self._priors[kept] for kept in self._priors if kept == BASE} | {of: found}
         return self._priors[of]
 
-    def _measured_prior(self, go_on: GoOn) -> Prior:
+    def _measured_prior(self, go_on: GoOn, perturb: forward.Perturb | None = None) -> Prior:
         task, tokenizer = self.manifest.task, self.loaded.tokenizer
         if task.prior and not self.calibration_rows():
             return calibration.from_manifest(task)
         rows = self._public_rows() if task.labelled else []
-        return calibration.prior(task, tokenizer, rows, self._forward(go_on), EVALUATION_BATCH)
+        return calibration.prior(task, tokenizer, rows, self._forward(go_on, perturb), EVALUATION_BATCH)
 
     def calibration_rows(self) -> list[dataset.Row]:
         """Return up to CALIBRATION_ROWS of the public training rows; none if they are not within reach.
@@ -315,40 +390,82 @@ class Trainer:
             self._public = dataset.select(rows, calibration.CALIBRATION_ROWS)
         return self._public
 
-    def _evaluate(self, limit: int, go_on: GoOn, which: dataset.HeldOut, prior: Prior | None) -> Evaluation:
+    def _evaluate(
+        self,
+        limit: int,
+        go_on: GoOn,
+        which: dataset.HeldOut,
+        prior: Prior | None,
+        perturb: forward.Perturb | None = None,
+    ) -> Evaluation:
         task, tokenizer = self.manifest.task, self.loaded.tokenizer
-        if (which, limit) not in self._held_out:
-            data = self.manifest.data
-            self._held_out[which, limit] = dataset.held_out_rows(data, task, which, limit)
-        rows = self._held_out[which, limit]
-        return evaluate(task, tokenizer, rows, self._forward(go_on), EVALUATION_BATCH, prior)
+        rows = self._held_out_rows(which, limit)
+        return evaluate(task, tokenizer, rows, self._forward(go_on, perturb), EVALUATION_BATCH, prior)
 
-    def _forward(self, go_on: GoOn) -> Forward:
+    def _held_out_rows(self, which: dataset.HeldOut, limit: int) -> list[dataset.Row]:
+        if (which, limit) not in self._held_out:
+            found = dataset.held_out_rows(self.manifest.data, self.manifest.task, which, limit)
+            self._held_out[which, limit] = found
+        return self._held_out[which, limit]
+
+    def _forward(self, go_on: GoOn, perturb: forward.Perturb | None = None) -> Forward:
         """Return what scores a batch with the model as it is; it raises UserError PAUSED."""
 
         def score(encoded: Encoded) -> Scored:
             if not go_on():
-                raise UserError(
-                    Code.PAUSED,
-                    "the node was paused while it measured the model",
-                    "Ask again; a node that is paused already measures all the same.",
-                )
-            return forward.score_in_passes(self.loaded, encoded)
+                raise _paused()
+            return forward.score_in_passes(self.loaded, encoded, perturb)
 
         return score
 
 
 def scale_of(manifest: Manifest) -> Callable[[int], float]:
-    """Return the function that says by how much one unit of a subspace's core changes a weight.
+    """Return the function that says by how much one unit of a subspace's core changes a weight, where entries
+    of the bases are 1.
 
     In an open run, where every epoch has a subspace, that is its learning rate times scalar_delta. The rate
     is rounded to float32, since the last bits of a cosine differ between machines. In an organised run the
-    rates are in the core already, in units of 2^-32 (SPEC O8).
+    rates are in the core already, in units of 2^-32 (SPEC O8). The basis's unit is in it, twice: a power of
+    two (SPEC R10).
     """
     numbers = manifest.training
+    unit = numbers.unit**2
     if manifest.parameters().organised:
-        return lambda subspace: numbers.scalar_delta / RATE_ONE
-    return lambda epoch: float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta
+        return lambda subspace: numbers.scalar_delta / RATE_ONE * unit
+    return lambda epoch: float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta * unit
+
+
+def line_rows(task: Task, rows: Sequence[dataset.Row]) -> list[dataset.Row]:
+    """Return rows in the order in which a line search takes them, which is the same for everybody: shuffled,
+    as files are often sorted, and the classes of a labelled task by turns, as long as each has rows."""
+    order = np.argsort(stream(derive_key(b"sfnode line search"), 0, len(rows)))
+    chosen = [rows[place] for place in order]
+    if not task.labelled:
+        return chosen
+    labels = [str(row.get(task.label_field)) for row in chosen]
+    seen: Counter[str] = Counter()
+    turns = []
+    for label in labels:
+        turns.append(seen[label])
+        seen[label] += 1
+    return [chosen[place] for place in np.argsort(turns, kind="stable")]
+
+
+def line_batches(manifest: Manifest, tokenizer: Any, rows: Sequence[dataset.Row]) -> list[Encoded]:
+    """Return rows as batches of which a line search measures losses, the same ones for every c: all in their
+    order, EVALUATION_BATCH at a time."""
+    return [
+        encode(manifest.task, tokenizer, rows[start : start + EVALUATION_BATCH])
+        for start in range(0, len(rows), EVALUATION_BATCH)
+    ]
+
+
+def _paused() -> UserError:
+    return UserError(
+        Code.PAUSED,
+        "the node was paused while it measured the model",
+        "Ask again; a node that is paused already measures all the same.",
+    )
 
 
 def _give_back(device: torch.device) -> None:

@@ -41,6 +41,9 @@ class Problem(Section):
     """0: all that there are."""
     dirichlet: float = Field(default=0.0, ge=0)
     """Concentration of the classes in the clients' shards (Hsu et al. 2019); 0: rows are dealt out evenly."""
+    bases: str = Field(default="", exclude_if="".__eq__)
+    """File with SeedFlood's published bases, named by their digest; empty: they are random. Left out then, so
+    that the names of older results hold."""
 
 
 class Network(Section):

@@ -9,31 +9,34 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.experiments.problem import public
 from sfnode.manifest import Manifest
 from sfnode.node.driver import LogStore
 from sfnode.organising.desk import OrganiserDesk
-from sfnode.organising.events import DeskEvent, OwnerWish, Round, Sign
+from sfnode.organising.events import DeskEvent, Evaluate, EvaluationEnded, OwnerWish, Round, Sign
 from sfnode.organising.judging import by_schedule
 from sfnode.organising.policy import BOUNDS, Admission, OrganiserPolicy
 from sfnode.organising.rates import Schedule
+from sfnode.organising.searching import Memory
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 from sfnode.store.log import UpdateLog
-from sfnode.store.replay import frontier_of, kept_control
+from sfnode.store.replay import changes, frontier_of, kept_control
 from sfprotocol import decisions, wire_codec
-from sfprotocol.decisions import Admit, Close
+from sfprotocol.decisions import FACTOR_ONE, Admit, Close, Seal
 from sfprotocol.events import LinkDown, LinkUp, OwnDecision, Received
 from sfprotocol.host import Advanced, Host
 from sfprotocol.machine import Machine
 from sfprotocol.messages import PROTOCOL_VERSION, Claim, Control, Feed, Hello, Message, Segment, Summary
-from sfprotocol.seeds import derive_key, stream
+from sfprotocol.seeds import I64, derive_key, stream
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 LINK = 1
@@ -41,6 +44,9 @@ LINK = 1
 
 LONGEST_EPOCH = BOUNDS["longest_epoch"][1]
 """Seconds: epochs end by count, and by this only when the run is over."""
+
+LONGEST_WAIT = BOUNDS["seal_wait"][1]
+"""Seconds: results come at once."""
 
 ROUND = 5.0
 """Seconds between two rounds of communication: a link is not silent for too long, and may bring some 150 kB
@@ -50,14 +56,35 @@ TAG = bytes(4)
 """Tag of an empty feed, which is not looked at."""
 
 
+class Correction(NamedTuple):
+    """Steps `first` to `stop` of a feed that count with a factor from a decision on."""
+
+    decision: int
+    feed: Feed
+    first: int
+    stop: int
+    factor: int
+
+
+Measure = Callable[[Evaluate, Mapping[int, I64], Mapping[int, I64]], EvaluationEnded]
+"""Measures at once what the organiser asks for, from the cores of the seals before to those of the epoch."""
+
+
 class Keeper:
     """A run's node in the simulator."""
 
     def __init__(
-        self, manifest: Manifest, folder: Path, feeds: Iterable[Feed], key: Ed25519PrivateKey
+        self,
+        manifest: Manifest,
+        folder: Path,
+        feeds: Iterable[Feed],
+        key: Ed25519PrivateKey,
+        measure: Measure | None = None,
     ) -> None:
         """Begin anew in a folder that is empty, or has been used for this very run. `key` signs decisions, if
-        the run is organised. Raises UserError BAD_OPTION, DISK_FULL, DATA_DIR_UNUSABLE."""
+        the run is organised; with `measure` factors and rates are found by line searches. Raises UserError
+        BAD_OPTION, DISK_FULL, DATA_DIR_UNUSABLE."""
+        self._measure = measure
         self.run = manifest.parameters()
         self._layout = Layout(folder)
         with disk_faults(folder):
@@ -92,7 +119,7 @@ class Keeper:
         self._store = LogStore(self._log, self.run, lambda feed: None)
         self._host = Host(self.machine, self._store)
         self._desk = self._organiser() if self.run.organised else None
-        self._signed = 0
+        self._acted = 0
         self._epochs = [0]
         """The open epoch by the number of decisions."""
 
@@ -100,7 +127,9 @@ class Keeper:
         policy = OrganiserPolicy(
             target_updates=self.run.epoch_updates,
             longest_epoch=LONGEST_EPOCH,
-            seal_wait=0.0,
+            seal_wait=LONGEST_WAIT if self._measure else 0.0,
+            search_rows=self._manifest.data.validation_limit if self._measure else 0,
+            update_forwards=2 * self._manifest.training.batch_size,
             admission=Admission.LINKS,
             quota=self._manifest.organised.quota,
             amend_after=None,
@@ -148,6 +177,28 @@ class Keeper:
             self._epochs.append(self._epochs[-1] + closes)
         return self._epochs[known]
 
+    def rate(self, label: int) -> int:
+        """Return the rate of updates with this label, in units of 2^-32."""
+        assert self.machine.organised
+        return self.machine.organised.counting.rate(label)
+
+    def corrections(self, first: int) -> list[Correction]:
+        """Return what decisions from number `first` on have changed of what counts once otherwise."""
+        assert self.machine.organised
+        counting, named, closed = self.machine.organised.counting, dict[int, int](), []
+        found = []
+        for number, entry in enumerate(self.machine.organised.control.feed.entries):
+            match decisions.read(entry.record).decision:
+                case Close(moves=moves):
+                    closed.append([(move.feed, named.get(move.feed, 0), move.steps) for move in moves])
+                    named |= {feed: start + steps for feed, start, steps in closed[-1]}
+                case Seal(epoch=epoch, factor=factor) if factor != FACTOR_ONE and number >= first:
+                    found += [
+                        Correction(number, counting.feed(feed), start, start + steps, factor)
+                        for feed, start, steps in closed[epoch]
+                    ]
+        return found
+
     def control_size(self, first: int, stop: int) -> int:
         """Return the bytes in which decisions `first .. stop - 1` travel."""
         assert self.machine.organised
@@ -183,10 +234,10 @@ class Keeper:
             self._rounds()
             if not self._desk:
                 return
-            signed = self._signed
+            acted = self._acted
             self._now = max(self._now, self._desk.next_deadline())
             self._tell(Round())
-            if self._signed == signed:
+            if self._acted == acted:
                 return
 
     def _rounds(self) -> None:
@@ -207,11 +258,29 @@ class Keeper:
     def _tell(self, event: DeskEvent) -> None:
         assert self._desk
         for action in self._desk.handle(event, self._now):
-            if isinstance(action, Sign):
-                self._signed += 1
-                self._host.post(OwnDecision(decisions.encode(action.decision)))
+            match action:
+                case Sign(decision=decision):
+                    self._acted += 1
+                    self._host.post(OwnDecision(decisions.encode(decision)))
+                case Evaluate(epoch=epoch) if self._measure:
+                    self._acted += 1
+                    self._tell(self._measure(action, self._cores(epoch - 1), self._cores(epoch)))
+
+    def _cores(self, epoch: int) -> Mapping[int, I64]:
+        """Return the cores of what closes up to that of `epoch` have named, as it counts now."""
+        assert self.machine.organised
+        core = Core(len(self._manifest.model.targets), self._manifest.training.rank)
+        for batch in changes(self._log, {}, self.machine.organised.named(epoch)):
+            core.add(batch)
+        return core.cores()
 
     # -- restarts --------------------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memory of the search, if there is one."""
+        search = self._desk.search if self._desk else None
+        return search.memory if search else None
 
     def state(self) -> bytes:
         """Return the log as it is now."""
@@ -219,14 +288,16 @@ class Keeper:
             file.backup(copy)
             return copy.serialize()
 
-    def restore(self, state: bytes) -> None:
-        """Go on from the log as it was."""
+    def restore(self, state: bytes, memory: Memory | None = None) -> None:
+        """Go on from the log as it was, and from what the search knew."""
         self.close()
         path = self._layout.log
         with disk_faults(path):
             _remove(path)
             path.write_bytes(state)
         self._open()
+        if memory and self._desk and self._desk.search:
+            self._desk.search.remember(memory)
         self._meet()
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,9 +21,9 @@ from numpy.typing import NDArray
 from sfnode.engine import forward
 from sfnode.engine.trainer import EVALUATION_BATCH, load_model, usable_device
 from sfnode.errors import Code, UserError
-from sfnode.experiments.cell import Cell, Place
+from sfnode.experiments.cell import Cell, Place, Problem
 from sfnode.manifest import Manifest, Task
-from sfnode.models import manifest_builder
+from sfnode.models import bases, manifest_builder
 from sfnode.models.loader import LoadedModel
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import dataset
@@ -45,24 +46,31 @@ class LoadedProblem:
     """Rows of each client."""
     held_out: Mapping[str, Sequence[Row]]
     """Rows by `test` and `validation`. No validation rows if the cell has none."""
+    bases: Path | None = None
+    """The folder with published bases, if the cell has some."""
 
     @property
     def task(self) -> Task:
         return self.manifest.task
 
-    def score(self, encoded: Encoded) -> Scored:
-        """Run the model as it is now."""
-        return forward.score_in_passes(self.loaded, encoded)
+    def score(self, encoded: Encoded, perturb: forward.Perturb | None = None) -> Scored:
+        """Run the model as it is now, perturbed if `perturb` is given."""
+        return forward.score_in_passes(self.loaded, encoded, perturb)
 
     @cached_property
     def public(self) -> Sequence[Row]:
         """Rows by which models are calibrated, and which serve a shard of one class: of all clients."""
         return dataset.select([row for shard in self.shards for row in shard], CALIBRATION_ROWS)
 
-    def evaluate(self, which: str) -> Evaluation:
-        """Measure the model as it is now on these rows, of which there are some, as the task's loss asks."""
-        tokenizer, rows = self.loaded.tokenizer, self.held_out[which]
-        return measure(self.task, tokenizer, rows, self.public, self.score, EVALUATION_BATCH)
+    def evaluate(self, which: str, perturb: forward.Perturb | None = None) -> Evaluation:
+        """Measure the model as it is now on these rows, of which there are some, as the task's loss asks;
+        `perturb`: as for `score`."""
+        tokenizer, rows, score = (
+            self.loaded.tokenizer,
+            self.held_out[which],
+            partial(self.score, perturb=perturb),
+        )
+        return measure(self.task, tokenizer, rows, self.public, score, EVALUATION_BATCH)
 
     def evaluate_alone(self, which: str, *, calibrated: bool) -> Evaluation:
         """Measure it with or without its prior, whatever the loss."""
@@ -73,7 +81,7 @@ class LoadedProblem:
 
 
 def load(cell: Cell, place: Place) -> LoadedProblem:
-    """Load what a cell is about. Raises UserError BAD_OPTION, MODEL_*, DATA_* and DEVICE."""
+    """Load what a cell is about. Raises UserError BAD_OPTION, MODEL_*, DATA_*, BASES_* and DEVICE."""
     device = usable_device(place.device)
     torch.set_num_threads(place.threads)
     manifest = manifest_of(cell)
@@ -86,7 +94,20 @@ def load(cell: Cell, place: Place) -> LoadedProblem:
         load_model(manifest, None, device, "float32"),
         tuple([rows[row] for row in shard] for shard in shards(cell, labels_of(manifest.task, rows))),
         held_out,
+        _bases(cell.problem, manifest),
     )
+
+
+def _bases(problem: Problem, manifest: Manifest) -> Path | None:
+    """Return the folder with a cell's published bases; they are found right when they are used."""
+    if not problem.bases:
+        return None
+    file = Path(problem.bases)
+    if file.name != (name := bases.path_in(file.parent, manifest.training.bases).name):
+        raise UserError(
+            Code.BASES_UNUSABLE, f"{file} has a name that is not its digest's", f"Rename it to {name}."
+        )
+    return file.parent
 
 
 def manifest_of(cell: Cell) -> Manifest:
@@ -117,6 +138,8 @@ def manifest_of(cell: Cell) -> Manifest:
         "scalar_delta": cell.options.get("scalar_delta", 1 / 64),
     }
     given["scalar_limit"] = int(cell.options.get("scalar_limit", (1 << (given["scalar_bits"] - 1)) - 1))
+    if problem.bases:
+        given |= {"basis": "published", "bases": bases.digest_of(Path(problem.bases))}
     given |= {key: value for key in ("train", "test") if (value := getattr(problem, key))}
     if cell.options.get("organised"):
         epochs = int(cell.options.get("subspace_epochs", 1))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.engine import forward
-from sfnode.engine.basis import RandomBasis
+from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, two_point
+from sfnode.engine.line import Line, difference
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import scale_of
@@ -30,6 +32,7 @@ from sfnode.models.loader import LoadedModel, matrix
 from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.models.targets import Form
 from sfnode.tasks.encoding import Encoded
+from sfprotocol.decisions import Bases
 from sfprotocol.seeds import I64, coordinates
 
 MOST_QUERIES = 64
@@ -64,7 +67,10 @@ class Query(NamedTuple):
 class Replicas:
     """The models of all clients."""
 
-    def __init__(self, manifest: Manifest, loaded: LoadedModel, clients: int) -> None:
+    def __init__(
+        self, manifest: Manifest, loaded: LoadedModel, clients: int, bases: Path | None = None
+    ) -> None:
+        """`bases` is the folder with published bases, for a run that has them."""
         targets, rank = manifest.model.parsed_targets(), manifest.training.rank
         if any(site.form is Form.VECTOR for site in loaded.sites):
             raise ValueError("vectors are moved in place, and cannot differ between clients")
@@ -74,8 +80,8 @@ class Replicas:
         self._scale = scale_of(manifest)
         self._clients = clients
         self._shape = (len(targets), rank, rank)
-        basis = RandomBasis(manifest.run_id, targets, rank, loaded.device)
-        self._space = Subspace(basis, targets, rank, loaded.device, loaded.dtype)
+        self._basis = basis_of(manifest, bases, loaded.device)
+        self._space = Subspace(self._basis, targets, rank, loaded.device, loaded.dtype)
         self._weights = MergedWeights(loaded, self._space, self.core, self._scale, clock=float)
         self._own: dict[int, I64] = {}
         """Cores of the updates that each client has besides, by subspace: (clients, layers, rank, rank)."""
@@ -85,6 +91,16 @@ class Replicas:
     def equal(self) -> bool:
         """Whether no client has an update that another lacks."""
         return not self._own
+
+    def use_bases(self, published: Sequence[Bases]) -> None:
+        """Take the published bases of each subspace from here from now on, ascending from subspace 0.
+
+        Those of subspaces with updates must stay the same.
+        """
+        if isinstance(self._basis, PublishedBasis):
+            self._basis.follow(published)
+            self._space.forget()
+            self._bases.clear()
 
     # -- updates -----------------------------------------------------------------------------------
 
@@ -151,7 +167,7 @@ class Replicas:
         first = blocks.index(subspace) * self._shape[1]
         device = self.loaded.device
         places = tuple(torch.from_numpy(part).to(device) for part in (column + first, row + first, sign))
-        return _Apart(self._sides(blocks), cores, *places)
+        return _Apart(self._sides(blocks), cores, self._space.basis.unit**2, *places)
 
     def _cores(self, clients: NDArray[np.int64], blocks: tuple[int, ...]) -> Tensor:
         """Return by how much clients' models differ from the weights: (clients, layers, k, k), columns of V
@@ -193,7 +209,8 @@ class Replicas:
         total = 0.0
         sides = self._sides(blocks)
         for layer, (u, v) in enumerate(zip(sides.u, sides.v, strict=True)):
-            left, right = (v.t() @ v).double(), (u @ u.t()).double()  # (k, k) each
+            u, v = u.double(), v.double()  # sums of squares of published entries are beyond float32
+            left, right = v.t() @ v, u @ u.t()  # (k, k) each
             total += float(((left @ cores[:, layer] @ right) * cores[:, layer]).sum())
         return total / self._clients
 
@@ -214,6 +231,22 @@ class Replicas:
             for site, weight in zip(self.loaded.sites, kept, strict=True):
                 matrix(site).copy_(weight)
 
+    @contextmanager
+    def holding(self, cores: Mapping[int, I64]) -> Iterator[None]:
+        """Give the model exactly these cores within the block, by subspace."""
+        there = difference(cores, self.core.cores())
+        self._weights.begin(there)
+        self._weights.rebuild()
+        try:
+            yield
+        finally:
+            self._weights.begin({subspace: -core for subspace, core in there.items()})
+            self._weights.rebuild()
+
+    def line(self, cores: Mapping[int, I64]) -> Line:
+        """Return the line from the weights as they are along these cores."""
+        return Line(self.loaded, self._space, self._scale, cores)
+
     def cores_of(self, client: int) -> Mapping[int, I64]:
         """Return the cores of one client's model by subspace, (layers, rank, rank) each."""
         found = {subspace: self.core.of(subspace).copy() for subspace in self.core.epochs()}
@@ -225,11 +258,14 @@ class Replicas:
 class _Apart:
     """Perturbs a pass whose rows are of clients with models of their own."""
 
-    def __init__(self, sides: Directions, cores: Tensor, column: Tensor, row: Tensor, sign: Tensor) -> None:
-        """`cores` (q, layers, k, k), and the places (q, layers) that queries move there, and their signs."""
+    def __init__(
+        self, sides: Directions, cores: Tensor, unit: float, column: Tensor, row: Tensor, sign: Tensor
+    ) -> None:
+        """`cores` (q, layers, k, k), the places (q, layers) that queries move there, and their signs; `unit`
+        is the value of a product of entries of 1."""
         self._sides = sides
         self._cores = cores
-        self._column, self._row, self._sign = column, row, sign
+        self._column, self._row, self._sign, self._unit = column, row, sign, unit
         self._layers = torch.arange(cores.shape[1], device=cores.device)
 
     def __call__(
@@ -239,7 +275,7 @@ class _Apart:
         which, by = torch.from_numpy(queries).to(device), torch.from_numpy(amounts).to(device)
         cores = self._cores[which]  # (R, layers, k, k)
         rows = torch.arange(len(queries), device=device)[:, None]
-        moved = (by[:, None] * self._sign[which]).to(cores.dtype)
+        moved = (by[:, None] * self._sign[which] * self._unit).to(cores.dtype)
         cores[rows, self._layers, self._column[which], self._row[which]] += moved
         sequences = cores.new_empty(len(queries), 0)
         tokens = cores.new_empty(this.input_ids.numel(), 0)

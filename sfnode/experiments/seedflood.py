@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from sfnode.baselines.method import Traffic
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import quantise
+from sfnode.engine.line import difference
+from sfnode.engine.trainer import line_batches, line_rows
 from sfnode.experiments.cell import Cell
 from sfnode.experiments.feeds import ClientFeed
 from sfnode.experiments.flooding import Flood
@@ -26,14 +28,27 @@ from sfnode.experiments.keeper import Keeper
 from sfnode.experiments.network import Conditions
 from sfnode.experiments.problem import LoadedProblem, client_key, organiser_key
 from sfnode.experiments.replicas import Moves, Query, Replicas
+from sfnode.models import bases
+from sfnode.organising.events import Evaluate, EvaluationEnded
+from sfnode.organising.line_search import Found, LineSearch
+from sfnode.organising.searching import Memory
 from sfnode.schema.evaluation import Evaluation
+from sfnode.store.data_folder import Layout
 from sfnode.tasks.shard import Shard
 from sfprotocol.counting import multiplier
 from sfprotocol.decisions import FACTOR_ONE
 from sfprotocol.seeds import I64, update_seeds
 
 OPTIONS = frozenset(
-    {"organised", "scalar_bits", "scalar_delta", "scalar_limit", "segment_updates", "subspace_epochs"}
+    {
+        "organised",
+        "scalar_bits",
+        "scalar_delta",
+        "scalar_limit",
+        "search",
+        "segment_updates",
+        "subspace_epochs",
+    }
 )
 """Names of its options (`Cell.options`); docs/experiments.md explains them."""
 
@@ -42,8 +57,9 @@ class Pending(NamedTuple):
     """n updates that some clients may lack, with all of their columns (n,)."""
 
     origins: I64
-    """Number of the client that has made each."""
+    """Number of the client that has made each; that of the decisions for what a seal has changed."""
     steps: I64
+    """Their steps, or the numbers of the decisions."""
     batch: UpdateBatch
     moves: Moves
 
@@ -69,10 +85,14 @@ class SeedFlood:
         self.example_forwards = 0
         """Forwards of one example so far."""
         self.run = problem.manifest.parameters()
-        self.replicas = Replicas(problem.manifest, problem.loaded, cell.network.clients)
+        self.replicas = Replicas(problem.manifest, problem.loaded, cell.network.clients, problem.bases)
         each = int(cell.options.get("segment_updates", 0))
         keys = (client_key(cell, client) for client in range(cell.network.clients))
         self.feeds = [ClientFeed(self.run, key, each) for key in keys]
+        self.searched: list[Found] = []
+        """Results of the line searches since the start."""
+        self._has_base = False
+        """Whether the organiser knows the base model's result."""
         self._cell = cell
         self._problem = problem
         tokenizer, size = problem.loaded.tokenizer, problem.manifest.training.batch_size
@@ -85,7 +105,6 @@ class SeedFlood:
         self.flood = Flood(self._conditions, origins, self._size, self.traffic)
         if self.run_is_organised and self._keeper:
             self.flood.known[:, -1] = self._keeper.decided  # all have joined once they were admitted
-        self._weight = multiplier(self.run.rate, FACTOR_ONE) if self.run.organised else 1
         self._pending = self._updates([])
         self._ungiven = self._pending
         """Own updates that are not in their clients' models yet."""
@@ -104,7 +123,13 @@ class SeedFlood:
             self._temporary = tempfile.TemporaryDirectory(prefix="sfnode-", ignore_cleanup_errors=True)
             log = Path(self._temporary.name)
         keys = organiser_key(self._cell)
-        return Keeper(problem.manifest, log, [feed.feed for feed in self.feeds], keys)
+        search = self._cell.options.get("search") and "validation" in problem.held_out
+        feeds = [feed.feed for feed in self.feeds]
+        keeper = Keeper(problem.manifest, log, feeds, keys, self._measure if search else None)
+        if problem.bases:  # for whoever opens the folder
+            targets, rank = problem.manifest.model.parsed_targets(), problem.manifest.training.rank
+            bases.keep(Path(self._cell.problem.bases), Layout(log).bases, targets, rank)
+        return keeper
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -145,6 +170,9 @@ class SeedFlood:
             return self._keeper.open_epoch(int(self.flood.known[client, -1]))
         return max([self.run.epoch_of(known), *self.feeds[client].labels[-1:]])
 
+    def _weight(self, label: int, factor: int = FACTOR_ONE) -> int:
+        return multiplier(self._keeper.rate(label), factor) if self.run_is_organised and self._keeper else 1
+
     def _updates(self, which: Sequence[tuple[int, int]]) -> Pending:
         """Return these updates, by client and step, as columns."""
         feeds = self.feeds
@@ -152,10 +180,33 @@ class SeedFlood:
         batch = UpdateBatch(
             np.array([self.run.subspace_of(feeds[client].labels[step]) for client, step in which], np.int64),
             np.array(seeds, np.uint64),
-            np.array([feeds[client].scalars[step] * self._weight for client, step in which], np.int64),
+            np.array(
+                [
+                    feeds[client].scalars[step] * self._weight(feeds[client].labels[step])
+                    for client, step in which
+                ],
+                np.int64,
+            ),
         )
         clients, steps = np.array(which, np.int64).reshape(-1, 2).T
         return Pending(clients, steps, batch, self.replicas.moves(batch))
+
+    def _corrections(self, first: int) -> Pending:
+        """Return what decisions from number `first` on have changed of updates, as columns."""
+        found = self._keeper.corrections(first) if self._keeper and self.run_is_organised else []
+        client_of = {feed.feed: client for client, feed in enumerate(self.feeds)}
+        which, numbers, scalars = [], [], []
+        for decision, feed, begin, stop, factor in found:
+            client = client_of[feed]
+            for step, label in enumerate(self.feeds[client].labels[begin:stop], begin):
+                which.append((client, step))
+                numbers.append(decision)
+                change = self._weight(label, factor) - self._weight(label)
+                scalars.append(self.feeds[client].scalars[step] * change)
+        updates = self._updates(which)
+        batch = updates.batch._replace(scalars=np.array(scalars, np.int64))
+        origins = np.full(len(which), len(self.feeds))
+        return Pending(origins, np.array(numbers, np.int64), batch, self.replicas.moves(batch))
 
     def _give(self) -> None:
         if len(self._ungiven.steps):
@@ -175,11 +226,16 @@ class SeedFlood:
         np.fill_diagonal(found, [feed.made for feed in self.feeds])
         return found
 
+    def _known(self) -> I64:
+        """Return how many updates, and in the last column how many decisions, each client has."""
+        decided = self.flood.known[:, len(self.feeds) :]
+        return np.concatenate([self.has(), decided], 1)
+
     def communicate(self, number: int) -> None:
         """Publish and flood."""
         round_number, last = number // self._cell.local_steps, number == self._cell.steps - 1
         present = self._conditions.present(round_number)
-        before = self.has()
+        before = self._known()
         for client, feed in enumerate(self.feeds):
             if present[client]:
                 feed.publish(everything=last)
@@ -188,7 +244,7 @@ class SeedFlood:
         received[0] = self._kept_own
         self.flood.round(round_number)
         self._keep(received, last=last)
-        self._deliver(before, self.has())
+        self._deliver(before, self._known())
 
     def _keep(self, before: I64, *, last: bool) -> None:
         """Let the node at client 0 take what has come, and decide."""
@@ -196,16 +252,50 @@ class SeedFlood:
             return
         after = self.flood.known[0]
         told = zip(self.feeds, before.tolist(), after.tolist(), strict=False)
+        decided = self._keeper.decided if self.run_is_organised else 0
         self._keeper.take(one for feed, first, stop in told for one in feed.between(first, stop))
         self._kept_own = int(after[0])
         if last:
             self._keeper.finish()
         if self.run_is_organised:
             self.flood.known[0, -1] = self._keeper.decided
+            self._pending = _joined(self._pending, self._corrections(decided))
+
+    def _measure(
+        self, asked: Evaluate, before: Mapping[int, I64], after: Mapping[int, I64]
+    ) -> EvaluationEnded:
+        """Do what the organiser wants to know of an epoch, on the validation rows."""
+        rows = line_rows(self._problem.task, self._problem.held_out["validation"])
+        base = calibrated = found = result = None
+        forwards = 0
+        if asked.scored and not self._has_base:
+            with self.replicas.holding({}):
+                base = self._problem.evaluate_alone("validation", calibrated=False)
+                forwards = base.count
+                if self._problem.task.labelled:
+                    calibrated = self._problem.evaluate_alone("validation", calibrated=True)
+                    forwards += calibrated.count
+            self._has_base = True
+        with self.replicas.holding(before):
+            line, search = self.replicas.line(difference(after, before)), LineSearch(asked.rows)
+            while wanted := search.wanted:
+                tokenizer = self._problem.loaded.tokenizer
+                batches = line_batches(self._problem.manifest, tokenizer, rows[wanted.start : wanted.stop])
+                search.take(line.losses(batches, search.amounts))
+                forwards += len(wanted) * len(search.amounts)
+            if asked.rows:
+                found = search.found
+                self.searched.append(found)
+            if asked.scored:
+                with line.at(search.found.factor) as perturb:
+                    result = self._problem.evaluate("validation", perturb)
+                forwards += result.count
+        self.example_forwards += forwards
+        return EvaluationEnded(asked.epoch, result, base, calibrated, found, forwards)
 
     def _deliver(self, before: I64, after: I64) -> None:
         """Give clients what they did not have before, and settle what all have."""
-        if (after == after[0]).all():
+        if self._pending.within(np.zeros_like(after[0]), after.min(0)).all():
             self._ungiven = self._updates([])
             settled, self._pending = self._pending, self._ungiven
             self.replicas.settle(settled.batch, None)
@@ -243,6 +333,7 @@ class SeedFlood:
             "known": torch.from_numpy(self.flood.known.copy()),
             "sent": [(*edge, size) for edge, size in self.traffic.sent.items()],
             "example_forwards": self.example_forwards,
+            "search": list((self._keeper and self._keeper.memory) or ()),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -252,12 +343,15 @@ class SeedFlood:
         self.flood.known[:] = state["known"].numpy()
         self._kept_own = state["kept_own"]
         if self._keeper:
-            self._keeper.restore(state["log"].numpy().tobytes())
+            memory = Memory(*state["search"]) if state["search"] else None
+            self._has_base = bool(memory and memory.has_base)
+            self._keeper.restore(state["log"].numpy().tobytes(), memory)
         for sender, receiver, size in state["sent"]:
             self.traffic.add((sender, receiver), size)
         self.example_forwards = state["example_forwards"]
         made = self._updates([(n, step) for n, feed in enumerate(self.feeds) for step in range(feed.made)])
-        has = self.has()
+        made = _joined(made, self._corrections(0))
+        has = self._known()
         settled = made.within(np.zeros_like(has[0]), has.min(0))
         self.replicas.settle(made.take(settled).batch, None)
         self._pending = made.take(~settled)

@@ -19,7 +19,7 @@ SAFE = frozenset({CONFIG, INDEX, *TOKENIZER_FILES})
 
 def list_model(folder: Path) -> bytes:
     """Return the encoded listing of the base model in a folder; reads all of its files."""
-    return encode(_listed(file) for file in covered(folder))
+    return encode(listed(file, file.name) for file in covered(folder))
 
 
 def listing_hash(folder: Path) -> str:
@@ -66,10 +66,11 @@ def missing(folder: Path, listing: Listing) -> list[int]:
     return lacking
 
 
-def _listed(file: Path) -> ListedFile:
+def listed(file: Path, name: str) -> ListedFile:
+    """Return what a listing says under this name of a file; reads and hashes it. Raises OSError."""
     hashes, size = bytearray(), 0
     with file.open("rb") as handle:
         while data := handle.read(PIECE):
             hashes += hash_piece(data)
             size += len(data)
-    return ListedFile(file.name, size, bytes(hashes))
+    return ListedFile(name, size, bytes(hashes))

@@ -113,10 +113,16 @@ class ModelDownload:
         rate_limit: RateLimit,
         clock: Callable[[], float],
         what: str = "base model",
+        named: Callable[[bytes], bytes] = hash_listing,
+        checked: Callable[[bytes], Listing] | None = None,
     ) -> None:
         """`wanted` is the listing's hash; `peers()` are full addresses of those who may have the model;
-        `rate_limit` is that of what this node receives; `what` names the thing to people."""
+        `rate_limit` is that of what this node receives; `what` names the thing to people. `named` hashes
+        listings, and `checked` decodes one or raises UserError for what must not be downloaded: by default
+        those of a base model."""
         self._what = what
+        self._named = named
+        self._checked = checked or _safe_listing
         self._wanted = wanted
         self._folder = folder
         self._request = request
@@ -154,8 +160,8 @@ class ModelDownload:
         if listing:
             self._encoded = listing
         else:
-            await self.first_part(MAX_LISTING, lambda data: hash_listing(data) == self._wanted)
-        found = _safe_listing(self._encoded)
+            await self.first_part(MAX_LISTING, lambda data: self._named(data) == self._wanted)
+        found = self._checked(self._encoded)
         self._pieces = found.pieces()
         self._total = found.size
         await self._examine_folder(found)
@@ -187,11 +193,12 @@ class ModelDownload:
         if lacking + SPARE_BYTES > free:
             raise UserError(
                 Code.DISK_FULL,
-                f"the base model needs {size_text(lacking)} more in {self._folder}, where {size_text(free)} "
-                "are free",
+                f"the {self._what} needs {size_text(lacking)} more in {self._folder}, where "
+                f"{size_text(free)} are free",
                 "Make room, or name a folder on a larger disk with --data-dir.",
             )
-        log.info("base model: %s of %s to download from peers", size_text(lacking), size_text(self._total))
+        sizes = size_text(lacking), size_text(self._total)
+        log.info("%s: %s of %s to download from peers", self._what, *sizes)
 
     # -- from which peers --------------------------------------------------------------------------
 

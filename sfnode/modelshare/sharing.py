@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
@@ -38,6 +39,16 @@ ANSWER_PATIENCE = 3.0
 
 NOT_HERE, NOT_NOW = PartReply(0, b""), PartReply(1, b"")
 """Answers without data: this node does not have the part; it has it and is too busy (SPEC B3)."""
+
+
+class Listed(NamedTuple):
+    """Files that others may have, piece by piece."""
+
+    listing: bytes
+    """Encoded."""
+    pieces: list[Piece]
+    """Pieces of files under the names that these have in `folder`."""
+    folder: Path
 
 
 class Sharing:
@@ -71,19 +82,18 @@ class Sharing:
         self._download: ModelDownload | None = None
         self._downloading: Future[None] | None = None
         self._closed = False
-        self._listing: bytes | None = None
-        """The encoded listing; None as long as the model is not listed, or if it cannot be shared."""
-        self._pieces: list[Piece] = []
         self._listing_task: asyncio.Task[None] | None = None
         self._shares = Shares()
         self.files: dict[bytes, Path] = {}
         """Files that others may have besides the model: part 0 of a listing of their own."""
+        self.listed: dict[bytes, Listed] = {}
+        """Files that others may have by the hash of their listing; those of the model once it is listed."""
 
     @property
     def gives(self) -> bool:
-        """Whether this node gives the model to others."""
+        """Whether this node gives others the model, and published bases."""
         chosen = self._settings.share_model
-        return bool(self._wanted) and (self._settings.role == "trainer" if chosen is None else chosen)
+        return self._settings.role == "trainer" if chosen is None else chosen
 
     @property
     def progress(self) -> Progress | None:
@@ -99,7 +109,7 @@ class Sharing:
 
     async def run(self) -> None:
         """Download the model of a relay that is to share it; in a trainer the engine thread asks for it."""
-        if self._settings.role == "relay" and self.gives:
+        if self._settings.role == "relay" and self.gives and self._wanted:
             await asyncio.to_thread(self.find)
 
     # -- for this node -----------------------------------------------------------------------------
@@ -182,21 +192,22 @@ class Sharing:
         """Return what this node sends of a part (SPEC B3)."""
         if file := self.files.get(question.listing):
             return await self._answer_from(file, question, asker)
-        if self._folder is None or question.listing != self._wanted or not self.gives:
+        if not self.gives:
             return NOT_HERE
-        if not await self._is_listed():
+        if self._folder and question.listing == self._wanted and not await self._is_listed():
             return NOT_NOW
-        if self._listing is None or question.part > len(self._pieces):
+        found = self.listed.get(question.listing)
+        if found is None or question.part > len(found.pieces):
             return NOT_HERE
-        size = self._pieces[question.part - 1].size if question.part else len(self._listing)
+        size = found.pieces[question.part - 1].size if question.part else len(found.listing)
         length = min(question.length, size - question.offset)
         if length <= 0:
             return NOT_HERE
         if not await self._may_send(length, asker):  # a request that gets no data uses up nobody's share
             return NOT_NOW
         if question.part == 0:
-            return PartReply(size, self._listing[question.offset : question.offset + length])
-        data = await asyncio.to_thread(self._read, self._folder, question)
+            return PartReply(size, found.listing[question.offset : question.offset + length])
+        data = await asyncio.to_thread(_read, found, question)
         return PartReply(size, data) if data is not None else NOT_HERE
 
     async def _answer_from(self, file: Path, question: PartRequest, asker: Asker) -> PartReply:
@@ -212,14 +223,6 @@ class Sharing:
         except OSError as error:
             log.warning("cannot read %s: %s", file, error)
             return NOT_HERE
-
-    def _read(self, folder: Path, question: PartRequest) -> bytes | None:
-        try:
-            piece = self._pieces[question.part - 1]
-            return read_piece(folder, piece, question.offset, question.length) or None
-        except OSError as error:
-            log.warning("cannot read the base model: %s", error)
-            return None
 
     async def _may_send(self, length: int, asker: Asker) -> bool:
         """Return whether the rate limits have room for an answer soon; then it is counted at once."""
@@ -248,7 +251,7 @@ class Sharing:
         assert folder is not None
         encoded = await asyncio.to_thread(self._make_listing, folder)
         if encoded is not None:
-            self._listing, self._pieces = encoded, decode(encoded).pieces()
+            self.listed[self._wanted] = Listed(encoded, decode(encoded).pieces(), folder)
 
     def _make_listing(self, folder: Path) -> bytes | None:
         """Return the encoded listing of the model in `folder`; None if it cannot be shared."""
@@ -265,6 +268,15 @@ class Sharing:
         with suppress(OSError):
             self._layout.listing.write_bytes(encoded)
         return encoded
+
+
+def _read(found: Listed, question: PartRequest) -> bytes | None:
+    piece = found.pieces[question.part - 1]
+    try:
+        return read_piece(found.folder, piece, question.offset, question.length) or None
+    except OSError as error:
+        log.warning("cannot read %s: %s", found.folder / piece.name, error)
+        return None
 
 
 def _read_range(file: Path, offset: int, length: int) -> bytes:

@@ -7,6 +7,7 @@ from threading import Lock
 from sfnode.manifest import Manifest
 from sfnode.node.engine_thread import Engine
 from sfnode.settings import Settings
+from sfnode.store.data_folder import Layout
 
 _loading = Lock()
 """transformers cannot load two models at the same time in one process, which may run several nodes."""
@@ -31,4 +32,5 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
             shard=settings.shard,
             device=settings.device,
             dtype=settings.dtype,
+            bases=Layout(settings.data_dir).bases,
         )

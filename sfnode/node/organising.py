@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
+from sfnode.node.engine_thread import Engine
 from sfnode.organising import admission
 from sfnode.organising.desk import OrganiserDesk
 from sfnode.organising.events import (
@@ -35,16 +36,19 @@ from sfnode.organising.events import (
     Summarised,
 )
 from sfnode.organising.judging import by_schedule
+from sfnode.organising.line_search import Found, LineSearch
 from sfnode.organising.organiser import State
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.organising.rates import Schedule
+from sfnode.schema.evaluation import Evaluation
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Decision
 from sfprotocol.events import OwnDecision, OwnPetition
-from sfprotocol.messages import Petition
+from sfprotocol.messages import Feed, Petition
 from sfprotocol.organised import Organised
 from sfprotocol.petitions import petition_message
 from sfprotocol.signing import Sign as SignWith
+from sfprotocol.weighing import Counted
 
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
@@ -57,13 +61,26 @@ WORK_BITS = OrganiserPolicy().work_bits
 """Bits of the proof of work that a petition shows: as many as organisers ask for by default."""
 
 
-def policy_of(manifest: Manifest, admission: str | None = None) -> OrganiserPolicy:
-    """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise."""
+SEARCH_WAIT = 600.0
+"""Seconds that a seal waits for its line search: two hundred rows at seven places each, by a model that takes
+a third of a second for a row. Nothing is closed meanwhile until the rate has settled."""
+
+USUAL_ROWS = 256
+"""Validation rows of a run that takes all of a source of its own: a search asks for no more."""
+
+
+def policy_of(manifest: Manifest, admission: str | None = None, search: bool = False) -> OrganiserPolicy:
+    """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates
+    are found by line searches if `search`, and the run has validation rows."""
+    data, numbers = manifest.data, manifest.training
+    validates = bool(data.validation or data.validation_limit)
     return OrganiserPolicy(
-        target_updates=manifest.training.epoch_updates,
+        target_updates=numbers.epoch_updates,
         admission=Admission(admission or ("approve" if manifest.organised.private else "anyone")),
         quota=manifest.organised.quota,
-        seal_wait=120.0 if manifest.data.validation or manifest.data.validation_limit else 0.0,
+        seal_wait=0.0 if not validates else SEARCH_WAIT if search else 120.0,
+        search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
+        update_forwards=2 * numbers.batch_size,
     )
 
 
@@ -90,7 +107,7 @@ class Organising:
             node.machine,
             node.log,
             key=feed.key,
-            policy=policy_of(node.manifest, node.settings.admission),
+            policy=policy_of(node.manifest, node.settings.admission, node.settings.search),
             judge=by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
             draw=secrets.token_bytes,
             alone=node.settings.alone or not (feed.stop or node.settings.peers),
@@ -145,8 +162,8 @@ class Organising:
                 if isinstance(decision, Amend):
                     self._say_lost(decision)
                 self._node.driver.post(OwnDecision(decisions.encode(decision)))
-            case Evaluate(epoch=epoch):
-                self._start(self._evaluate(epoch))
+            case Evaluate():
+                self._start(self._evaluate(action))
             case Summarise(epoch=epoch):
                 self._start(self._summarise(epoch))
             case Refuse(decision=decision, reason=reason):
@@ -186,21 +203,27 @@ class Organising:
                 done.set_result(reason)
                 return
 
-    async def _evaluate(self, epoch: int) -> None:
-        """Evaluate what closes up to that of `epoch` have named on the validation rows; the base model first
-        if that was not done yet."""
-        result = base = calibrated = None
+    async def _evaluate(self, asked: Evaluate) -> None:
+        """Do what the organiser wants to know of an epoch, on the validation rows; measure the base model
+        first if that was not done yet."""
+        result = base = calibrated = found = None
+        forwards, epoch = 0, asked.epoch
         wanted, ask = self._node.limiter.until_a_pause(), self._node.ask_engine
         try:
-            if not self._has_base:
+            if asked.scored and not self._has_base:
                 _, base = await ask(lambda engine: engine.evaluate_base(0, wanted, "validation"))
                 calibrated = await self._calibrated(wanted)
-                self._has_base = True
-            named = partial(self._organised.named, epoch)
-            _, result = await ask(lambda engine: engine.evaluate(0, wanted, "validation"), named)
+                self._has_base, forwards = True, base.count + (calibrated.count if calibrated else 0)
+            if asked.rows:
+                found, result, taken = await self._search(asked, wanted)
+                forwards += taken
+            elif asked.scored:
+                named = partial(self._organised.named, epoch)
+                _, result = await ask(lambda engine: engine.evaluate(0, wanted, "validation"), named)
+            forwards += result.count if result else 0
         except UserError as error:
             log.warning("epoch %d is sealed without an evaluation: %s", epoch, error.what)
-        self._tell(EvaluationEnded(epoch, result, base, calibrated))
+        self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards))
 
     async def _calibrated(self, wanted: Callable[[], bool]) -> Evaluation | None:
         """Evaluate the base model less its prior; None where that cannot be measured."""
@@ -216,6 +239,34 @@ class Organising:
             log.warning("the base model is not calibrated: %s", error.what)
             return None
         return found
+
+    async def _search(
+        self, asked: Evaluate, wanted: Callable[[], bool]
+    ) -> tuple[Found | None, Evaluation | None, int]:
+        """Return what a line search along an epoch finds, the result of the model with that factor if it is
+        wanted, and the example-forwards of the search.
+
+        Nothing is found if what counts of earlier epochs has changed meanwhile.
+        """
+        search, begun, ask = LineSearch(asked.rows), [], self._node.ask_engine
+
+        def named(upto: int) -> Mapping[Feed, Counted]:
+            begun.append(self._organised.named(asked.epoch - 1))
+            return self._organised.named(upto)
+
+        def look(engine: Engine) -> tuple[Evaluation | None, int]:
+            taken = engine.search(after, search, wanted)
+            if not asked.scored:
+                return None, taken
+            return engine.evaluate_towards(after, search.found.factor, wanted, "validation"), taken
+
+        _, after = await ask(lambda engine: engine.cores(), partial(named, asked.epoch))
+        _, (result, taken) = await ask(look, partial(named, asked.epoch - 1))
+        if begun[0] != begun[1]:
+            return None, None, taken
+        found = search.found
+        log.info("epoch %d: factor %g by a line search on %d rows", asked.epoch, found.factor, found.rows)
+        return found, result, taken
 
 
 def _unanswered(what: str) -> UserError:

@@ -16,6 +16,7 @@ from sfnode.errors import Code, UserError
 from sfnode.loggers.record import Logger
 from sfnode.logging import log
 from sfnode.manifest import Manifest
+from sfnode.modelshare.bases import BasesShare
 from sfnode.modelshare.sharing import Sharing
 from sfnode.node import startup
 from sfnode.node.checkpoints import Checkpoints
@@ -45,6 +46,7 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes
 from sfnode.transport.base import Asker, PeerRecord, Transport, TransportError
 from sfprotocol import wire_codec
+from sfprotocol.decisions import Bases
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import Feed, ManifestReply, ManifestRequest, PartRequest
 from sfprotocol.weighing import Counted
@@ -145,6 +147,10 @@ class RunningNode:
             bandwidth=self.driver.bandwidth,
             clock=self.clock,
         )
+        self.bases = self._bases_share() if manifest.training.bases else None
+        """Published bases, in a run that has them."""
+        self._told_bases: tuple[Bases, ...] = ()
+        """Those that the engine was told of, or has to be told of again if there are none."""
         self.checkpoints = Checkpoints(self) if self.machine.organised else None
         """Checkpoints of an organised run."""
         self.organising = Organising(self) if organises(self) else None
@@ -157,6 +163,22 @@ class RunningNode:
         self.scheduler: StepScheduler | None = None
         self.engine_thread: EngineThread | None = None
         self.engine_loaded = False
+
+    def _bases_share(self) -> BasesShare:
+        run = self.settings.run
+        return BasesShare(
+            self.manifest,
+            self.data_dir.bases,
+            run.parent if run else None,
+            self.sharing,
+            published=self._published,
+            fetches=self.settings.role == "trainer" or self.sharing.gives,
+            come=self._bases_have_come,
+            request=self.transport.request,
+            peers=self.givers,
+            rate_limit=self.driver.bandwidth.download,
+            clock=self.clock,
+        )
 
     def _look_for_others(self) -> None:
         given, remembered = self.settings.peers, startup.remembered_peers(self.log)
@@ -174,6 +196,33 @@ class RunningNode:
         )
 
     # -- callbacks ---------------------------------------------------------------------------------
+
+    def _published(self) -> tuple[Bases, ...]:
+        """Return the published bases of the run as of now."""
+        counting = self.machine.frontier.counting
+        return counting.bases if counting else (Bases(0, self.machine.run.bases),)
+
+    def _bases_have_come(self) -> None:
+        self._told_bases = ()
+        self._after_round()
+
+    def _lacks_bases(self) -> bool:
+        """Tell the engine of bases that are new or have come; return whether some are lacking for a step."""
+        published = self._published()
+        if self.engine_thread and published != self._told_bases:
+            self._told_bases = published
+            self.engine_thread.call(lambda engine: engine.use_bases(published))
+        return bool(self.lacking_bases())
+
+    def lacking_bases(self) -> list[Bases]:
+        """Return the published bases without which this node makes no updates now."""
+        if self.bases is None or self.settings.role == "relay":
+            return []
+        return self.bases.lacking(self.machine.run.subspace_of(self.machine.epoch))
+
+    def bases_problem(self) -> UserError | None:
+        """Return what keeps these from being here, if it does not come right by itself."""
+        return self.bases.problem(self.lacking_bases()) if self.bases else None
 
     def _advanced(self, feeds: Iterable[Feed]) -> None:
         """Have the engine follow the feeds of which something else counts now."""
@@ -253,6 +302,7 @@ class RunningNode:
             *(self.sharing.run, self._report, partial(be_admitted, self)),
             *((self.recorder.run,) if self.settings.log_to else ()),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
+            *((self.bases.run,) if self.bases else ()),
         )
         looking = [asyncio.create_task(self._guard(job)) for job in jobs]
         try:
@@ -294,6 +344,8 @@ class RunningNode:
             queries=self.settings.queries,
             steps=self.settings.steps,
         )
+        if self.bases:
+            self.scheduler.hindered = self._lacks_bases
         self.limiter.serve(self.scheduler, self.engine_thread)
         self.engine_thread.start()
 
@@ -328,7 +380,7 @@ class RunningNode:
                 self._start_engine()
 
     def givers(self) -> list[str]:
-        """Return addresses of peers that may have the base model, or the state of a checkpoint."""
+        """Return addresses of peers that may have the base model, bases, or the state of a checkpoint."""
         return self.book.sample(MODEL_SOURCES)
 
     async def _guard(self, job: Callable[[], Awaitable[None]]) -> None:
@@ -439,6 +491,8 @@ class RunningNode:
         async with self.driver.between_rounds:
             frontier = self.machine.frontier
             moment = Moment(frontier.digest().hex(), frontier.known)
+            if self.bases:
+                self._lacks_bases()  # the engine knows of all that this moment's decisions name
             answer = self.engine_thread.ask(self.limiter.offloading_again(question), of and of())
         try:
             return moment, await answer

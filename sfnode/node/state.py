@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import sfnode
 from sfnode.organising.alarms import shown
-from sfnode.schema.node_state import NodeState
+from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.status import AlarmStatus, FetchStatus, LinkStatus, Status, WaitStatus
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def describe(node: RunningNode) -> Status:
     machine, scheduler, traffic = node.machine, node.scheduler, node.driver.traffic
     reports, now = node.reports, node.clock()
     sent, received = carried(node)
-    fetch = node.sharing.progress
+    fetch = _fetch(node)
     return Status(
         version=sfnode.__version__,
         run_id=node.manifest.run_id.hex(),
@@ -52,11 +52,11 @@ def describe(node: RunningNode) -> Status:
         updates_sent=traffic.updates_sent,
         log_bytes=node.log.size_bytes(),
         uptime=node.clock() - node.started_at,
-        fetch=FetchStatus(**fetch._asdict()) if fetch else None,
+        fetch=fetch,
         pauses=node.limiter.reason_texts(),
         limits=node.limiter.limits,
         wait=_wait(node),
-        alarms=[*_of_history(node), *(reports.alarms(node.organising, now) if reports else [])],
+        alarms=[*_of_what_is_lacking(node), *(reports.alarms(node.organising, now) if reports else [])],
         organised=reports.run(machine.own, node.organising, now) if reports else None,
     )
 
@@ -134,13 +134,27 @@ def _state(node: RunningNode) -> NodeState:
     return NodeState.TRAINING if node.machine.may_compute else NodeState.ASKING
 
 
-def _of_history(node: RunningNode) -> list[AlarmStatus]:
-    """Return what is wrong with the checkpoint with which the log begins, or with what comes before."""
-    problem = node.checkpoints.problem() if node.checkpoints else None
-    return [shown(problem)] if problem else []
+def _fetch(node: RunningNode) -> FetchStatus | None:
+    """Return the download that is under way."""
+    if model := node.sharing.progress:
+        return FetchStatus(**model._asdict())
+    bases = node.bases.progress if node.bases else None
+    return FetchStatus(what="bases", **bases._asdict()) if bases else None
+
+
+def _of_what_is_lacking(node: RunningNode) -> list[AlarmStatus]:
+    """Return what is wrong with the checkpoint with which the log begins, with what comes before, or with
+    bases."""
+    history = node.checkpoints.problem() if node.checkpoints else None
+    return [shown(problem) for problem in (history, node.bases_problem()) if problem]
 
 
 def _wait(node: RunningNode) -> WaitStatus | None:
+    if lacking := node.lacking_bases():
+        subspaces = ", ".join(str(one.subspace) for one in lacking)
+        return WaitStatus(
+            reason=Wait.BASES, text=f"the published bases of subspace {subspaces} are not here yet"
+        )
     if node.reports is None:
         return None
     asked = None if node.asked_at is None else node.clock() - node.asked_at

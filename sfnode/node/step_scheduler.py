@@ -59,6 +59,8 @@ class StepScheduler:
         self.loss: float | None = None
         self.held = False
         """No more steps are ordered for now."""
+        self.hindered: Callable[[], bool] = lambda: False
+        """Whether something is lacking, at the moment of an order, without which no step can be made."""
         self.paused = False
         """The pause is longer than a rest between two steps: finished updates are posted at once."""
         self.ahead = ORDERS_AHEAD
@@ -120,7 +122,8 @@ class StepScheduler:
         joining = self._follow_feed()
         if joining is None:
             return
-        while self.ready and not self.held and self._machine.may_compute and self._at_work < self.ahead:
+        held = self.held or self.hindered()
+        while self.ready and not held and self._machine.may_compute and self._at_work < self.ahead:
             count = min(self._queries, self._allowed(joining.feed))
             if count <= 0:
                 break

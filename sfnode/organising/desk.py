@@ -39,6 +39,7 @@ from sfnode.organising.events import (
 from sfnode.organising.judging import Judge
 from sfnode.organising.organiser import Organiser, State
 from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.searching import Search
 from sfprotocol import decisions
 from sfprotocol.counting import NEVER
 from sfprotocol.decisions import Decision
@@ -109,6 +110,11 @@ class OrganiserDesk:
     def state(self) -> State:
         """Whether the organiser signs."""
         return self._organiser.state
+
+    @property
+    def search(self) -> Search | None:
+        """The searches; None if there are none."""
+        return self._organiser.search
 
     def petitions(self, now: float) -> list[Petition]:
         """Return those that wait for the owner."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from sfnode.organising.line_search import Found
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Checkpoint, Decision
@@ -117,6 +118,10 @@ class EvaluationEnded:
     """The base model's on the same rows, once, when it is known."""
     calibrated: Evaluation | None = None
     """The same less its prior over the answers, where that can be measured."""
+    found: Found | None = None
+    """Result of the line search, if there was one: the evaluation is of the model with that factor."""
+    forwards: int = 0
+    """Example-forwards that all of it has taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +195,10 @@ class Evaluate:
     EvaluationEnded."""
 
     epoch: int
+    rows: int = 0
+    """Rows that a line search along the epoch may take before that (`line_search`); 0: there is none."""
+    scored: bool = True
+    """Whether the model is evaluated at all."""
 
 
 @dataclass(frozen=True, slots=True)

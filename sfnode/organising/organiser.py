@@ -28,10 +28,11 @@ node. A peer that lies about it makes nothing worse than a run with one peer les
 member a close names no more than its quota, over all its feeds and whatever the labels: nobody fills an epoch
 with what is late. What is left comes next time, the feed first that has waited longest.
 
-A seal counts all that its close has named, with the factor that the judge says (`judging`), but for what it
-skips: work for labels of which its member was revoked since, of members that the owner does not trust, and
-what the judge says. What was skipped is recounted by a later seal if the judge says so, or once the owner
-trusts again; the owner's trust is remembered as long as this organiser runs.
+A seal counts all that its close has named, with the factor that the judge (`judging`) or a line search
+(`searching`, which also says how long epochs are) has found, but for what it skips: work for labels of which
+its member was revoked since, of members that the owner does not trust, and what the judge says. What was
+skipped is recounted by a later seal if the judge says so, or once the owner trusts again; the owner's trust
+is remembered as long as this organiser runs.
 
 What is named and lost here is fetched from peers like everything else. It is given up (`amend`) when it has
 been missing for long (`OrganiserPolicy.amend_after`) while there were peers, and nothing of it has come.
@@ -71,6 +72,7 @@ from sfnode.organising.events import (
 from sfnode.organising.feeds import HeldFeeds
 from sfnode.organising.judging import RECOUNTS_PER_SEAL, Judge, Judgement
 from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.searching import Plan, Search
 from sfprotocol import holding
 from sfprotocol.counting import MAX_EPOCHS, Counting, named_digest
 from sfprotocol.decisions import (
@@ -182,6 +184,8 @@ class Organiser:
         self._run_id = run_id
         self._counting = counting
         self._judge = judge
+        self.search = Search(policy, counting) if policy.search_rows and policy.seal_wait else None
+        """The searches; None if there are none."""
         self._draw = draw
         self._alone = alone
         self._decisions = counting.decisions
@@ -299,12 +303,19 @@ class Organiser:
         self._asked.running = False
         young = self._counting.counted < YOUNG * self._counting.budget
         share = self.policy.young_share if young else self.policy.share
+        if self.search:
+            scored = event.result is not None
+            self.search.ended(
+                event.epoch, event.found, event.forwards, scored=scored, counting=self._counting
+            )
+            share = self.search.time_share
         taken = now - self._asked.at
         self._evaluate_from = now + (taken / share - taken if share else float("inf"))
         for base in (event.base, event.calibrated):
             if base:
                 self._bases.append(health.published(event.epoch, base, base=True))
-        if event.result:
+        too_late = event.found and event.found.factor != 1.0 and event.epoch < self._counting.sealed
+        if event.result and not too_late:  # what is sealed is another model
             self._asked.result = health.published(event.epoch, event.result)
 
     # -- looking -----------------------------------------------------------------------------------
@@ -380,6 +391,8 @@ class Organiser:
         if chains is None or self._is_evaluated_first(epoch, now):
             return None
         judgement = self._judge(counting)
+        if self.search:
+            judgement = self.search.judged(counting, judgement)
         skipped = tuple(n for n in counting.moved(epoch) if self._is_skipped(n, epoch, judgement))
         self._asked.altered = self._asked.altered or (bool(skipped) and self._asked.epoch == epoch)
         self._feeds.forget(chains, counting)
@@ -409,16 +422,19 @@ class Organiser:
         asked = self._asked
         affordable = not asked.running and now >= self._evaluate_from and self.policy.seal_wait > 0
         if asked.epoch < epoch and affordable:
-            asked = self._asked = _Asked(epoch, now)
-            self._actions.append(Evaluate(epoch))
+            plan = self.search.plan(self._counting) if self.search else Plan(0, True)
+            asked = self._asked = _Asked(epoch, now, running=plan is not None)
+            if plan:
+                self._actions.append(Evaluate(epoch, *plan))
         return asked.epoch == epoch and asked.running and now - asked.at < self.policy.seal_wait
 
     # -- closes ------------------------------------------------------------------------------------
 
     def _close(self, now: float) -> Close | None:
         counting = self._counting
-        unsealed = counting.open_epoch - counting.sealed
-        if counting.complete or unsealed >= MAX_UNSEALED or counting.open_epoch >= MAX_EPOCHS:
+        unsealed, search = counting.open_epoch - counting.sealed, self.search
+        most = 1 if search and not search.settled else MAX_UNSEALED  # what comes at a wrong rate is lost
+        if counting.complete or unsealed >= most or counting.open_epoch >= MAX_EPOCHS:
             return None
         rest = counting.budget - counting.promised
         if rest <= 0:
@@ -428,7 +444,9 @@ class Organiser:
         total = sum(one.steps for one in chosen)
         oldest = min((one.since for one in chosen), default=now)
         late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
-        if not chosen or (total < min(self.policy.target_updates, rest) and not late):
+        target = search.target(counting) if search else self.policy.target_updates
+        cut = search is not None and search.cuts(counting)
+        if not cut and (not chosen or (total < min(target, rest) and not late)):
             return None
         salt = self._draw(SALT_BYTES)
         moves = (Move(one.number, one.steps, holding.tag(salt, one.mark.chain)) for one in sorted(chosen))

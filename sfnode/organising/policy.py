@@ -28,6 +28,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "admissions_per_minute": (0.01, 600.0),  # one in two hours, to ten a second: 130 MB of decisions a day
     "work_bits": (0, 40),  # 40: a month of one core; more cannot be told from "nobody"
     "quota": (1, (1 << 32) - 1),  # a u32 in Admit
+    "search_rows": (0, 1 << 31),
+    "update_forwards": (1, 1 << 16),  # two for each row of a mini-batch
     "young_share": (0.0, 1.0),
     "share": (0.0, 1.0),
     "witnesses": (1, 64),  # a node has about six links, and a hub some dozens
@@ -45,7 +47,8 @@ class OrganiserPolicy:
     """The settings of an organiser. Raises ValueError for one that is out of its bounds."""
 
     target_updates: int = 1024
-    """Updates that may be named with which an epoch is closed: the manifest's `epoch_updates`."""
+    """Updates that may be named with which an epoch is closed: the manifest's `epoch_updates`. With searches
+    epochs begin shorter."""
     longest_epoch: float = 600.0
     """Seconds after which an epoch is closed, however few updates it has, if one of them has waited as long:
     people who watch see their updates count within a coffee break."""
@@ -63,8 +66,14 @@ class OrganiserPolicy:
     """Updates of one member that a close names at most, and those of one feed with one label: as many as an
     epoch has, so that a run of one is not slowed down. Who admits strangers sets a small part of it: one that
     reaches the target alone can close epochs as fast as it likes."""
+    search_rows: int = 0
+    """Validation rows, on which a line search sets factors and rates (`searching`); 0: the judge alone does,
+    `target_updates` is what every epoch has, and the shares below are of the organiser's time."""
+    update_forwards: int = 8
+    """Example-forwards that an update takes."""
     young_share: float = 1 / 5
-    """Share of the time that evaluations may take while the run is young, when harm is most likely."""
+    """Share of all example-forwards of the swarm that searches and evaluations may take while the rate has
+    not settled and the run is young, when harm is most likely."""
     share: float = 1 / 20
     """The same share later."""
     witnesses: int = 1

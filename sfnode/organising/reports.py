@@ -27,6 +27,7 @@ from sfnode.schema.organising import (
     OrganiserStatus,
     PetitionList,
     PetitionStatus,
+    SubspaceBases,
     SuccessionFile,
 )
 from sfnode.schema.status import AlarmStatus, RunStatus, WaitStatus
@@ -36,6 +37,7 @@ from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import (
     INCARNATIONS,
     Announce,
+    Bases,
     Decision,
     Evaluated,
     Invite,
@@ -127,6 +129,8 @@ class Reports:
             members=len(counting.members),
             invitations=len(counting.invitations),
             behind=self._organised.behind,
+            bases=[SubspaceBases(subspace=one.subspace, digest=one.digest.hex()) for one in counting.bases],
+            next_subspace=counting.next_subspace(),
             organiser=desk.state.value if desk else None,
             petitions=len(desk.petitions()) if desk else None,
             health=self._health(),
@@ -339,6 +343,11 @@ class Reports:
     def _lines(self, decisions: list[Decision]) -> list[str]:
         counting = self.counting
         lines = []
+        lines += [
+            f"bases {said.digest.hex()[:16]} are published for subspace {said.subspace}"
+            for said in decisions
+            if isinstance(said, Bases) and said in counting.bases
+        ]
         if seals := [said.epoch for said in decisions if isinstance(said, Seal)]:
             count = f"{counting.counted} of {counting.budget} updates count"
             lines.append(f"epoch {seals[-1]} is sealed: {count}")
@@ -385,4 +394,5 @@ def _numbers(counting: Counting) -> dict[str, int]:
         "updates that count": counting.counted,
         "update budget": counting.budget,
         "run complete": int(counting.complete),
+        "subspaces with bases of their own": len(counting.bases),
     }

@@ -11,6 +11,7 @@ from sfprotocol.decisions import (
     Admit,
     Amend,
     Announce,
+    Bases,
     Budget,
     Decision,
     Finish,
@@ -50,6 +51,11 @@ def refusal(counting: Counting, wish: Decision) -> str | None:
             return _unless(updates != counting.budget, "this is the budget")
         case Finish():
             return _unless(not counting.finished, "the run is finished")
+        case Bases(subspace=subspace):
+            return _unless(
+                counting.may_begin(subspace),
+                "bases of this run are random, or an epoch of the subspace is open or over",
+            )
         case Announce():
             return None
         case _:

@@ -33,7 +33,7 @@ class NodeState(StrEnum):
 
 
 class Wait(StrEnum):
-    """The reasons for which a trainer may make no updates now in an organised run."""
+    """The reasons for which a trainer may make no updates now, all but one in an organised run only."""
 
     WORK = "work"
     """It is not admitted, and computes the proof of work that its petition will show."""
@@ -51,6 +51,8 @@ class Wait(StrEnum):
     """The checkpoint with which it begins has not come yet, or does not count any more."""
     SEALS = "seals"
     """The last seals are to come: what is closed reaches the budget."""
+    BASES = "bases"
+    """Published bases are not here yet, in an open run, too."""
     UNKNOWN_DECISION = "unknown-decision"
     """A decision is of a later version."""
 

@@ -45,6 +45,13 @@ class HealthStatus(Answer):
     worse_than: list[EpochEvaluation]
 
 
+class SubspaceBases(Answer):
+    """Published bases that serve from a subspace on."""
+
+    subspace: int
+    digest: str
+
+
 class OrganiserStatus(Answer):
     """`GET /organising`: an organised run as this node knows it. Epochs are labels, counted from 0."""
 
@@ -74,6 +81,10 @@ class OrganiserStatus(Answer):
     invitations: int
     behind: int
     """Updates that the organiser has named and that are not here."""
+    bases: list[SubspaceBases]
+    """Published bases, ascending from subspace 0; none if bases are random."""
+    next_subspace: int
+    """The first subspace for which bases may be published."""
     organiser: str | None
     """State of the organiser on this node; None if its key is elsewhere."""
     petitions: int | None

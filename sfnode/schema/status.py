@@ -23,8 +23,9 @@ class LinkStatus(Answer):
 
 
 class FetchStatus(Answer):
-    """The download of the base model from peers."""
+    """A download from peers: of the base model, or of published bases."""
 
+    what: str = "base model"
     done: int
     """Bytes that have arrived, including earlier attempts."""
     total: int
@@ -119,14 +120,14 @@ class Status(Answer):
     log_bytes: int
     uptime: float
     fetch: FetchStatus | None
-    """None while no base model is being downloaded from peers."""
+    """None while neither base model nor bases are being downloaded from peers."""
     pauses: list[str]
     """Reasons why it is paused, one sentence each."""
     limits: Limits
     wait: WaitStatus | None
-    """None while it may make updates, for a relay, and in an open run."""
+    """None while it may make updates, for a relay, and in an open run whose bases are here."""
     alarms: list[AlarmStatus]
-    """The gravest first; none in an open run."""
+    """The gravest first; in an open run only about published bases."""
     organised: RunStatus | None
     """None in an open run."""
 

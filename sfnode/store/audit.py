@@ -123,7 +123,7 @@ class _Audit:
     def _check_seals(self, checkout: Checkout) -> SealsResult:
         """Compare what seals and checkpoints say with the log, as far as that has what they are about."""
         read = [decisions.read(entry.record) for entry in self._entries]
-        counting = Counting(budget=self._run.update_budget, rate=self._run.rate)
+        counting = Counting.of(self._run)
         checked, last, begun = 0, None, self._begins is None
         first = self._place_of_checkpoint([recorded.decision for recorded in read])
         for place, recorded in enumerate(read):

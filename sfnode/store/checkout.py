@@ -84,7 +84,7 @@ def _epoch_after(counting: Counting, number: int, held: int) -> int:
 
 def _seal_of(run: RunParameters, entries: Sequence[Entry], epoch: int) -> int:
     """Return the position of the decision that seals this epoch."""
-    counting = Counting(budget=run.update_budget, rate=run.rate)
+    counting = Counting.of(run)
     for position, entry in enumerate(entries):
         recorded = decisions.read(entry.record)
         counting.apply(recorded)

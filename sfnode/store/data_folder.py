@@ -79,6 +79,11 @@ class Layout:
         return self.path / "model.listing"
 
     @property
+    def bases(self) -> Path:
+        """The folder of published bases, in files that their digests name."""
+        return self.path / "bases"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of the states of checkpoints."""
         return self.path / "checkpoints"

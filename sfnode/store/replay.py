@@ -143,7 +143,7 @@ def sound_control(update_log: UpdateLog) -> Iterator[None]:
 
 def counting_of(run: RunParameters, entries: Iterable[Entry]) -> Counting:
     """Return what counts by these decisions, which the machine has verified."""
-    counting = Counting(budget=run.update_budget, rate=run.rate)
+    counting = Counting.of(run)
     for entry in entries:
         counting.apply(decisions.read(entry.record))
     return counting

@@ -21,6 +21,7 @@ from typing import NamedTuple, Self
 import sfnode
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.models import bases as published
 from sfnode.organising.admission import invitation_key
 from sfnode.schema import OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
@@ -91,13 +92,15 @@ class LocalSwarm:
         device: str | None = None,
         dtype: str | None = None,
         evaluate: bool = True,
+        bases: Path | None = None,
     ) -> None:
         """Nothing is started or written before `start` (or `async with`).
 
         `folder` holds the nodes' folders; without one they lie in a temporary folder, which is kept only if
         there is something in it to look into. `split_data` gives every node its own part of the training
         rows. `threads` of each node: 0 shares out the cores. `evaluate`: measure the base model meanwhile and
-        the trained one at the end, if the run has test data.
+        the trained one at the end, if the run has test data. `bases` is the folder with published ones, as
+        beside a manifest of `sfnode init`.
         """
         if not 1 <= nodes <= MOST_NODES:
             raise ValueError(f"a local swarm has 1 to {MOST_NODES} nodes")
@@ -112,6 +115,7 @@ class LocalSwarm:
         self._shared += ["--threads", str(threads or max(1, (os.cpu_count() or 1) // nodes))]
         self._shared += ["--device", device] if device else []
         self._shared += ["--dtype", dtype] if dtype else []
+        self._bases = bases
         self._split_data = split_data and nodes > 1
         self._evaluates = evaluate and bool(manifest.data.test)
         self._measuring: asyncio.Task[_Base] | None = None
@@ -201,6 +205,7 @@ class LocalSwarm:
             if self._organised:
                 self.manifest = self._with_own_keys(path)
             path.write_text(self.manifest.to_toml(), encoding="utf-8")
+            self._bring_bases(path.parent)
         except OSError as error:
             raise UserError(
                 Code.BAD_OPTION,
@@ -208,6 +213,12 @@ class LocalSwarm:
                 "Name another --folder.",
             ) from error
         return path
+
+    def _bring_bases(self, folder: Path) -> None:
+        """Copy published bases to where the first node looks for them; the others get them from it."""
+        training, targets = self.manifest.training, self.manifest.model.parsed_targets()
+        if training.bases and self._bases:
+            published.keep(published.path_in(self._bases, training.bases), folder, targets, training.rank)
 
     @property
     def _organised(self) -> bool:

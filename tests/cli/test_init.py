@@ -8,13 +8,16 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from sfnode.cli.init import INTRODUCTION, QUESTIONS
 from sfnode.defaults import OPEN_WORK_BITS
+from sfnode.engine import pilot, trial
 from sfnode.manifest import Manifest, Open
-from sfnode.models import loader, manifest_builder, pieces
+from sfnode.models import bases, loader, manifest_builder, pieces
 from sfnode.models.files import EMBEDDED
 from sfnode.store.identity import Identity, WrongPassphraseError
 from sfnode.store.run_keys import load_organiser_key, recovery_key
@@ -190,6 +193,53 @@ def test_numbers_with_which_most_scalars_say_nothing_are_warned_of(
     flags: tuple[object, ...], says: str, sfnode: Run
 ) -> None:
     assert says in sfnode("init", *flags).out
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """A trial that takes no time; whether it kept the epsilon that was given."""
+    kept: list[bool] = []
+
+    def run(_manifest: Any, _search: Any, *, keep_epsilon: bool, **_: Any) -> trial.Trial:
+        kept.append(keep_epsilon)
+        return trial.Trial(2e-3, 0.01, pilot.Pilot(np.array([1.0, -1.0]), 0.05), 1 / 32, 3e-4, 256, 9.0)
+
+    monkeypatch.setattr(trial, "run", run)
+    return kept
+
+
+def test_numbers_that_suit_the_model_are_chosen_if_asked_and_said_why(sfnode: Run, tried: list[bool]) -> None:
+    ended = sfnode("init", "--calibrate")
+    assert ended.status == 0, ended.err
+    training = Manifest.from_toml(Path("run.toml")).training
+    assert (training.epsilon, training.scalar_delta, training.learning_rate) == (2e-3, 1 / 32, 3e-4)
+    assert "epsilon is 0.002: there slopes are exact to 1.0%." in ended.out
+    assert "learning_rate is 0.0003: by the loss of 256 rows along 128 updates; a line search" in ended.out
+    assert "scalar_limit is 260, 8 times that." in ended.out
+    assert tried == [False]
+
+
+def test_numbers_that_are_given_count_and_one_that_is_far_off_is_warned_of(
+    sfnode: Run, tried: list[bool]
+) -> None:
+    ended = sfnode("init", "--calibrate", "--learning-rate", 1e-5, "--epsilon", 1e-3)
+    assert ended.status == 0, ended.err
+    training = Manifest.from_toml(Path("run.toml")).training
+    assert (training.epsilon, training.learning_rate) == (1e-3, 1e-5)
+    assert (
+        "Warning: learning_rate 1e-05 is as asked, but 0.0003 suits the model: it is 30 times too sm"
+        in ended.out
+    )
+    assert "Warning: epsilon" not in ended.out
+    assert tried == [True]
+
+
+def test_what_cannot_be_tried_out_stays_and_is_said(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "run", lambda *_, **__: "the run names no data")
+    ended = sfnode("init", "--calibrate")
+    assert (
+        "Numbers were not tried out (the run names no data): they are the defaults, or as given." in ended.out
+    )
 
 
 def test_numbers_with_which_one_update_wrecks_the_model_are_refused_with_better_ones(sfnode: Run) -> None:
@@ -497,3 +547,59 @@ def test_a_run_that_cannot_be_organised_so_is_refused(
     assert says in ended.err
     assert not Path("run.toml").exists()
     assert not KEYS.exists()
+
+
+# -- published bases ---------------------------------------------------------------------------------
+
+
+def bases_file(folder: Path, rank: int = 32) -> Path:
+    """Bases for the built-in model."""
+    targets = default_manifest().model.parsed_targets()
+    ones = [
+        tuple(np.full((rows, rank), 8, np.int8) for rows in (one.out_features, one.in_features))
+        for one in targets
+    ]
+    return bases.path_in(folder, bases.write(folder, [(u, v) for u, v in ones]))
+
+
+def test_a_run_with_published_bases_names_them_and_has_them_beside_its_manifest(
+    sfnode: Run, tmp_path: Path
+) -> None:
+    file = bases_file(tmp_path / "made").rename(tmp_path / "mine")
+    (tmp_path / "runs").mkdir()
+    ended = sfnode("init", tmp_path / "runs" / "run.toml", "--open", "--bases", file)
+    assert (ended.status, ended.err) == (0, "measuring scalars\n")
+    training = Manifest.from_toml(tmp_path / "runs" / "run.toml").training
+    assert (training.basis, training.bases) == ("published", bases.digest_of(file))
+    kept = bases.path_in(tmp_path / "runs", training.bases)
+    assert kept.read_bytes() == file.read_bytes()
+    assert f"Its bases are in {kept}" in ended.out
+    assert "Measured 64 scalars" in ended.out
+
+
+def test_bases_for_another_rank_are_refused_and_nothing_is_written(sfnode: Run, tmp_path: Path) -> None:
+    ended = sfnode("init", "--open", "--rank", "8", "--bases", bases_file(tmp_path / "made"))
+    assert ended.status == 1
+    assert "SF082" in ended.err
+    assert not Path("run.toml").exists()
+    assert not list(Path().glob("*.bases"))
+
+
+def test_bases_that_are_not_there_are_said_to_be_missing(sfnode: Run) -> None:
+    ended = sfnode("init", "--bases", "nowhere.bases")
+    assert ended.status == 1
+    assert "SF081" in ended.err
+
+
+@pytest.mark.parametrize(("basis", "rank"), [("gradients", 1), ("activations", 8)])
+def test_bases_are_made_where_they_are_asked_for(sfnode: Run, basis: str, rank: int) -> None:
+    ended = sfnode("init", "--open", "--no-measure", "--basis", basis)
+    assert (ended.status, ended.err) == (0, f"making bases from {basis}\n")
+    training = Manifest.from_toml(Path("run.toml")).training
+    assert (training.basis, training.rank) == ("published", rank)
+    assert [file.name for file in Path().glob("*.bases")] == [f"{training.bases}.bases"]
+    assert f"{rank} direction" in ended.out
+    refused = sfnode("init", "--force", "--basis", basis, "--bases", f"{training.bases}.bases")
+    assert "Give one of them." in refused.err
+    assert sfnode("init", "--force", "--open", "--no-measure", "--basis", "random").status == 0
+    assert Manifest.from_toml(Path("run.toml")).training.basis == "random"

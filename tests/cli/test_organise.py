@@ -7,9 +7,13 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sfnode.models import bases
+from sfnode.models.manifest_builder import default_manifest
 from sfnode.organising.admission import invitation_key
+from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
 from sfprotocol import invitation
 from sfprotocol.decisions import Admit, Announce, Evaluated, Invite
@@ -222,3 +226,55 @@ def test_only_deputies_sign_and_no_key_and_no_file_is_overwritten(
     assert "would take its place" in organise("hand-over", tmp_path / "b", "--keys-dir", key.parent).err
     file.write_text("{}")
     assert sfnode("organise", "sign", file).err.startswith("sfnode: SF067")
+
+
+# -- published bases ---------------------------------------------------------------------------------
+
+
+def bases_file(folder: Path, fill: int, rank: int) -> Path:
+    """Bases for the built-in model."""
+    targets = default_manifest().model.parsed_targets()
+    sizes = [(one.out_features, one.in_features) for one in targets]
+    pairs = [(np.full((out, rank), fill, np.int8), np.full((into, rank), 1, np.int8)) for out, into in sizes]
+    return bases.path_in(folder, bases.write(folder, pairs))
+
+
+def with_bases(folder: Path, digest: str, sfnode: Run) -> tuple[OrganisedNode, Run]:
+    """A node of a run with these bases, which runs in `folder`, and its commands."""
+    return OrganisedNode(basis="published", bases=digest), lambda *said: sfnode(
+        "organise", "bases", "--data-dir", folder, *said
+    )
+
+
+def test_bases_are_published_for_the_next_subspace_or_a_later_one(sfnode: Run, tmp_path: Path) -> None:
+    rank = default_manifest().training.rank
+    first, second = (bases_file(tmp_path, fill, rank) for fill in (1, 2))
+    folder = tmp_path / "node"
+    node, publish = with_bases(folder, bases.digest_of(first), sfnode)
+    with node.served(folder):
+        Layout(folder).manifest.write_text(node.manifest.to_toml())
+        dry = publish(second, "--dry-run")
+        assert "subspaces with bases of their own: 1 -> 2" in dry.out
+        assert len(node.organised.counting.bases) == 1
+        assert publish(second).status == 0
+        assert publish(first, "--subspace", 7).status == 0
+        digests = [bases.digest_of(file) for file in (first, second)]
+        said = [(one.subspace, one.digest.hex()) for one in node.organised.counting.bases]
+        assert said == [(0, digests[0]), (1, digests[1]), (7, digests[0])]
+        assert bases.digest_of(bases.path_in(Layout(folder).bases, digests[1])) == digests[1]
+        status = sfnode("organise", "status", "--data-dir", folder).out
+        assert f"bases       {digests[1][:16]} from subspace 1 on" in status
+        refused = publish(second, "--subspace", 70_000)
+        assert refused.status == 2
+        wrong = publish(bases_file(tmp_path, 1, 2 * rank))
+        assert (wrong.status, wrong.err[:15]) == (1, "sfnode: SF082: ")
+
+
+def test_bases_of_a_run_that_has_random_ones_are_refused(
+    node: OrganisedNode, organise: Run, tmp_path: Path
+) -> None:
+    Layout(tmp_path / "node").manifest.write_text(node.manifest.to_toml())
+    ended = organise("bases", bases_file(tmp_path, 1, node.manifest.training.rank))
+    assert ended.status == 1
+    assert "this would change nothing: bases of this run are random" in ended.err
+    assert not Layout(tmp_path / "node").bases.exists()

@@ -18,6 +18,7 @@ Run = Callable[..., Ended]
 HEAVY = ("torch", "transformers", "hivemind", "datasets", "huggingface_hub", "uvloop")
 COMMANDS = (
     "peer-id",
+    "bases",
     "dashboard",
     "top",
     "completion",

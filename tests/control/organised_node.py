@@ -31,7 +31,7 @@ QUOTA = 40
 ADDRESS = "/ip4/9.9.9.9/tcp/31337/p2p/QmSelf"
 
 
-def organised_run() -> Manifest:
+def organised_run(**training: object) -> Manifest:
     fields = default_manifest().fields()
     fields["admission"] = "organised"
     fields["organised"] = {
@@ -40,7 +40,7 @@ def organised_run() -> Manifest:
         "votes": 2,
         "quota": QUOTA,
     }
-    fields["training"] |= {"schedule": "constant"}
+    fields["training"] |= {"schedule": "constant"} | training
     return Manifest.model_validate(fields)
 
 
@@ -65,8 +65,8 @@ class Desk:
 class OrganisedNode:
     """Node "a" of a run; `api` stands for it in the control API."""
 
-    def __init__(self) -> None:
-        self.manifest = organised_run()
+    def __init__(self, **training: object) -> None:
+        self.manifest = organised_run(**training)
         self.swarm = Swarm(run=self.manifest.parameters(), organiser="a")
         self.swarm.add("a")
         organised = self.swarm["a"].machine.organised

@@ -281,14 +281,18 @@ def test_cores_beyond_float64_are_exact_too(dtype: str) -> None:
         assert torch.equal(weight.cpu(), wanted.to(weight.dtype))
 
 
-def test_the_parts_of_a_large_core_are_that_core_and_small_enough_for_exact_products() -> None:
+@pytest.mark.parametrize(("largest", "count"), [(1, 2), (127 * 127, 4)])
+def test_the_parts_of_a_large_core_are_that_core_and_small_enough_for_exact_products(
+    largest: int, count: int
+) -> None:
     ends = [-(2**63), 2**63 - 1, -1, 0, 1, -(2**32), 2**32 - 1]
     a = np.resize(np.array(ends, np.int64), (1024, 1024))  # the largest rank
-    parts = merging._exact_parts(a)
+    parts = merging._exact_parts(a, largest)
+    assert len(parts) == count
     assert (sum(unit * part.astype(object) for unit, part in parts) == a.astype(object)).all()
-    assert all(np.abs(part).astype(object).sum() < 2**53 for _, part in parts)
+    assert all(np.abs(part).astype(object).sum() * largest < 2**53 for _, part in parts)
     small = a & 0xFF
-    ((unit, whole),) = merging._exact_parts(small)
+    ((unit, whole),) = merging._exact_parts(small, largest)
     assert unit == 1
     assert whole is small
 

@@ -15,6 +15,7 @@ from sfnode.experiments.replay import replay
 from sfnode.experiments.runner import run_cell
 from sfnode.experiments.seedflood import SeedFlood
 from sfnode.manifest import Manifest
+from sfnode.organising import line_search, searching
 from sfnode.schema.results import VerifyResult
 from sfnode.store.audit import audit
 from sfnode.store.data_folder import Layout
@@ -24,6 +25,17 @@ from tests.experiments.test_runner import KilledError, untimed
 
 OPEN = small(network={"hops": 1})
 ORGANISED = small(network={"hops": 1}, options={"organised": 1.0, "subspace_epochs": 2.0})
+
+
+SEARCHED = small(network={"hops": 1}, refresh=8, options={"organised": 1.0, "search": 1.0})
+
+
+@pytest.fixture
+def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every epoch of a few updates can pay for a search, and whatever does best is evident."""
+    monkeypatch.setattr(line_search, "EVIDENCE", 0.0)
+    monkeypatch.setattr(searching, "FIRST_UPDATES", 8)
+    monkeypatch.setattr(searching, "_per_forward", lambda share: 100.0)
 
 
 def verified(folder: Path) -> VerifyResult:
@@ -46,6 +58,22 @@ def test_the_log_has_the_state_and_the_cores_of_client_0(cell: Cell, tmp_path: P
         assert run.feeds[0].labels != [0] * cell.steps
 
 
+@pytest.mark.usefixtures("short_epochs")
+def test_factors_and_rates_are_found_and_every_client_follows_them(tmp_path: Path) -> None:
+    run = SeedFlood(SEARCHED, problem.load(SEARCHED, Place()), tmp_path)
+    advance(run, SEARCHED, 0, SEARCHED.steps)
+    counting = run._keeper.machine.organised.counting  # type: ignore[union-attr]
+    assert {found.factor for found in run.searched} != {1.0}
+    assert len(counting.rates()) > 1
+    assert verified(tmp_path).core_digest == digest(run.replicas.cores_of(0).items()).hex()
+    for _ in range(3):  # decisions take a round from neighbour to neighbour
+        before = run._known()
+        run.flood.round(SEARCHED.steps)
+        run._deliver(before, run._known())
+    assert run.replicas.equal
+    assert run.example_forwards > 2 * SEARCHED.batch_size * run.has()[0].sum()
+
+
 @pytest.mark.parametrize("cell", [OPEN, ORGANISED], ids=["open", "organised"])
 def test_the_replayed_log_floods_to_the_digests_that_verify_finds(cell: Cell, tmp_path: Path) -> None:
     run_cell(cell, tmp_path / "results", log=tmp_path / "log")
@@ -56,21 +84,23 @@ def test_the_replayed_log_floods_to_the_digests_that_verify_finds(cell: Cell, tm
     assert found.named_digest == (wanted.seals.named_digest if wanted.seals else None)
 
 
+@pytest.mark.parametrize("cell", [ORGANISED, SEARCHED], ids=["", "that searches"])
+@pytest.mark.usefixtures("short_epochs")
 def test_a_run_with_a_log_that_was_killed_goes_on_with_the_same_decisions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
     monkeypatch.setattr(runner, "SAVE_REST", 0)
-    run_cell(ORGANISED, tmp_path / "whole", log=tmp_path / "log")
+    run_cell(cell, tmp_path / "whole", log=tmp_path / "log")
 
     def killed(done: int, _total: int) -> None:
         if done == 5:
             raise KilledError
 
     with pytest.raises(KilledError):
-        run_cell(ORGANISED, tmp_path / "parts", log=tmp_path / "log of parts", advance=killed)
-    run_cell(ORGANISED, tmp_path / "parts", log=tmp_path / "log of parts")
-    assert untimed(ORGANISED, tmp_path / "parts") == untimed(ORGANISED, tmp_path / "whole")
+        run_cell(cell, tmp_path / "parts", log=tmp_path / "log of parts", advance=killed)
+    run_cell(cell, tmp_path / "parts", log=tmp_path / "log of parts")
+    assert untimed(cell, tmp_path / "parts") == untimed(cell, tmp_path / "whole")
     assert verified(tmp_path / "log of parts") == verified(tmp_path / "log")
 
 

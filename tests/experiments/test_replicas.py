@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.trainer import Trainer, load_model, usable_device
 from sfnode.experiments.replicas import Query, Replicas
+from sfnode.models.loader import matrix
 from sfnode.models.targets import Selection
 from tests.engine.helpers import FAMILIES, ROWS, manifest, model_folder, updates
+from tests.engine.published import published
 
 SEEDS = [11, 12, 13]
 EPSILON = 1e-2
@@ -56,3 +59,25 @@ def test_clients_are_measured_in_groups_and_subspaces_and_answer_in_order(monkey
     ]
     found = [quantise(one.alpha, 1 / 64, 1000) for one in replicas.measure(queries, EPSILON)]
     assert torch.allclose(torch.tensor(found), torch.tensor(wanted), atol=1)
+
+
+def test_clients_with_published_bases_measure_what_nodes_measure(tmp_path: Path) -> None:
+    run = published("opt", tmp_path, learning_rate=1e-3, epsilon=EPSILON)
+    loaded = load_model(run, model_folder("opt"), usable_device("cpu"), "float32")
+    replicas = Replicas(run, loaded, 2, tmp_path)
+    with Trainer(run, loaded, ROWS, bases=tmp_path) as node:
+        batches = node.mini_batches.take(SEEDS[:2])
+    theirs = updates(30, (0, 1))
+    replicas.give(1, replicas.moves(theirs))
+    queries = [Query(n, seed, 1, batch) for n, (seed, batch) in enumerate(zip(SEEDS, batches, strict=False))]
+    found = [estimate.alpha for estimate in replicas.measure(queries, EPSILON)]
+    moved = []
+    for client in range(2):
+        with Trainer(run, loaded, ROWS, bases=tmp_path) as node:
+            if client:
+                node.apply(theirs)
+            (wanted,) = node.estimate([SEEDS[client]], 1, EPSILON)
+            moved.append([matrix(site).double() for site in loaded.sites])
+        assert found[client] == pytest.approx(wanted.alpha, rel=1e-2, abs=2e-3)
+    apart = sum(float(((one - other) ** 2).sum()) for one, other in zip(*moved, strict=True)) / 4
+    assert replicas.consensus() == pytest.approx(apart, rel=1e-3)  # each is half of it from their mean

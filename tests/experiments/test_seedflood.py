@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from sfnode.experiments.cell import Cell
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+from sfnode.experiments import problem
+from sfnode.experiments.cell import Cell, Place
+from sfnode.experiments.seedflood import SeedFlood
+from sfnode.models import bases
 from sfnode.models.loader import matrix
 from sfprotocol.seeds import update_seeds
 from tests.experiments.helpers import advance, held, method, node_of, small
@@ -116,3 +123,44 @@ def test_a_state_goes_on_with_the_same_updates() -> None:
     assert rest.traffic.sent == whole.traffic.sent
     assert rest.evaluate("test") == ended
     assert np.array_equal(rest.has(), whole.has())
+
+
+def test_with_published_bases_clients_and_nodes_measure_the_same(tmp_path: Path) -> None:
+    plain = problem.manifest_of(small())
+    targets, rank = plain.model.parsed_targets(), plain.training.rank
+    draw = np.random.default_rng(0)
+    sides = [
+        [
+            np.rint(8 * draw.standard_normal((n, rank))).astype(np.int8)
+            for n in (t.out_features, t.in_features)
+        ]
+        for t in targets
+    ]
+    file = bases.path_in(tmp_path, bases.write(tmp_path, [(u, v) for u, v in sides]))
+    cell = small(options={"organised": 1}, problem={"bases": str(file)})
+    assert cell.name != small(options={"organised": 1}).name
+    loaded = problem.load(cell, Place())
+    assert loaded.manifest.training.bases == bases.digest_of(file)
+    run = SeedFlood(cell, loaded, tmp_path / "log")
+    advance(run, cell, 0, 5)
+    assert bases.digest_of(bases.path_in(tmp_path / "log" / "bases", bases.digest_of(file)))
+    before, made = held(run, 0), run.feeds[0].made
+    run._step(range(cell.network.clients))
+    with Trainer(
+        loaded.manifest, problem.load(cell, Place()).loaded, loaded.shards[0], bases=tmp_path
+    ) as node:
+        node.apply(before)
+        seed = int(update_seeds(run.feeds[0].key, made, 1)[0])
+        (scalar,) = node.step([seed], run.feeds[0].labels[made]).scalars
+    assert abs(scalar - run.feeds[0].scalars[made]) <= 1
+
+
+def test_a_file_of_bases_has_the_name_of_its_digest(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"1")
+    with pytest.raises(UserError) as caught:
+        problem.load(small(problem={"bases": str(tmp_path / "mine")}), Place())
+    assert caught.value.code == Code.BASES_UNUSABLE
+
+
+def test_cells_from_before_there_were_published_bases_keep_their_names() -> None:
+    assert Cell().name == "56f91b086a7dcdc7"

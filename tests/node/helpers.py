@@ -21,7 +21,7 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, Model, Task, Training
 from sfnode.node.driver import Driver
-from sfnode.node.engine_thread import HeldOut
+from sfnode.node.engine_thread import HeldOut, Searches
 from sfnode.node.node import Node as PublicNode
 from sfnode.node.running import RunningNode
 from sfnode.schema.evaluation import Evaluation
@@ -30,6 +30,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.log import Record, Tail, UpdateLog
 from sfnode.transport.memory import Faults, MemoryTransport, Network
 from sfprotocol import seeds, signing
+from sfprotocol.decisions import Bases
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed, Segment
@@ -88,6 +89,8 @@ class SmallEngine:
         self.core = Core(len(run.model.targets), run.training.rank)
         self.began_with: list[int] = []
         """Subspaces of a checkpoint with which it has begun."""
+        self.bases: list[tuple[Bases, ...]] = []
+        """What it was told of published bases."""
         self.mini_batches = NothingToPrepare()
         self.applied: dict[int, int] = {}
         """Amounts of the updates in the core by seed, which names an update in the whole run."""
@@ -99,6 +102,10 @@ class SmallEngine:
         self.endless = False
         """Whether a measurement lasts until it is not wanted any more."""
         self.measuring = threading.Event()
+        self.best = 2.0
+        """The place of the least loss on every line."""
+        self.towards: list[tuple[int, float]] = []
+        """Updates in the core, and amounts, of evaluations towards later ones."""
         self.parked = 0
         """How often its model was put aside."""
         self.aside = False
@@ -114,14 +121,18 @@ class SmallEngine:
         self.core.put(cores)
         self.began_with = sorted(cores)
 
+    def use_bases(self, published: Sequence[Bases]) -> None:
+        self.bases.append(tuple(published))
+
     def apply(self, batch: UpdateBatch) -> None:
         amounts = dict(zip(batch.seeds.tolist(), batch.scalars.tolist(), strict=True))
         assert len(amounts) == len(batch.seeds)
         for seed, amount in amounts.items():
-            if seed in self.applied:
-                assert self.applied.pop(seed) == -amount, "applied twice"
-            else:
+            if seed not in self.applied:
                 self.applied[seed] = amount
+            elif (before := self.applied.pop(seed)) != -amount:
+                assert before != amount, "applied twice"
+                self.applied[seed] = before + amount
         self.core.add(batch)
 
     def offload(self) -> None:
@@ -158,6 +169,26 @@ class SmallEngine:
         self.restore()
         found = accuracy(0.0, 0.0, 0.1, loss=0.7, rows=limit)
         return found.model_copy(update={"calibrated": calibrated})
+
+    def cores(self) -> dict[int, I64]:
+        self.latest = len(self.applied)
+        return {subspace: core.copy() for subspace, core in self.core.cores().items()}
+
+    def search(self, after: Mapping[int, I64], search: Searches, go_on: Callable[[], bool]) -> int:
+        """Find the least loss at `best`."""
+        taken = 0
+        while wanted := search.wanted:
+            distances = np.array(search.amounts) - self.best
+            search.take(np.tile(distances**2, (len(wanted), 1)))
+            taken += len(wanted) * len(search.amounts)
+        return taken
+
+    def evaluate_towards(
+        self, after: Mapping[int, I64], amount: float, go_on: Callable[[], bool], rows: HeldOut = "test"
+    ) -> Evaluation:
+        """Say how many updates were there when `after` was read."""
+        self.towards.append((len(self.applied), amount))
+        return accuracy(float(self.latest), self.latest - 1.0, self.latest + 1.0, loss=0.5, rows=256)
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         return prompt, f"{prompt} and {len(self.applied)} more"[:tokens]

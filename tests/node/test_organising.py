@@ -21,7 +21,7 @@ from sfnode.schema.node_state import NodeState, RunHealth, Wait
 from sfnode.store.identity import Identity
 from sfnode.store.replay import changes
 from sfnode.store.run_keys import organiser_key, write_key
-from sfprotocol.decisions import Amend, Evaluated, Finish, Revoke, Void, encode, read
+from sfprotocol.decisions import FACTOR_ONE, Amend, Evaluated, Finish, Revoke, Seal, Void, encode, read
 from tests.node.helpers import Node, SmallEngine, Swarm, manifest
 
 SwarmOf = Callable[..., Swarm]
@@ -142,6 +142,33 @@ def test_a_private_run_admits_nobody_whom_its_owner_does_not_know(
     said = Organised(organiser=Identity.generate().public.hex(), quota=1, private=private)
     run = manifest().model_copy(update={"admission": "organised", "organised": said})
     assert organising.policy_of(run, chosen).admission is expected
+
+
+@pytest.mark.parametrize("organised", ["rows"], indirect=True)
+async def test_every_seal_has_the_factor_that_a_line_search_finds(
+    organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Searched is from the state of the seal before, and evaluated what the seal makes of it."""
+    policy_of = organising.policy_of
+    monkeypatch.setattr(
+        organising, "policy_of", lambda *said: organising.replace(policy_of(*said), search_rows=8)
+    )
+    a = await organised.first(**options(tmp_path), search=True)
+    engine, counting = a.engine, a.machine.organised.counting
+    engine.best = 8.0
+    first = counting.rate(0)
+    await a.until(lambda: counting.sealed > 2 and engine.towards)
+    assert engine.towards[0][1] == 4.0
+    seals = [
+        decision
+        for entry in a.machine.organised.control.feed.entries
+        if isinstance(decision := read(entry.record).decision, Seal)
+    ]
+    factors = [seal.factor for seal in seals]
+    assert 4 * FACTOR_ONE in factors
+    searched = factors.index(4 * FACTOR_ONE)
+    assert seals[searched].rates[0].rate == 4 * first
+    assert engine.towards[0][0] in [sum(counting.positions(e).values()) for e in range(-1, counting.sealed)]
 
 
 @pytest.mark.parametrize("organised", ["rows"], indirect=True)

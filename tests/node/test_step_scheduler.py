@@ -123,6 +123,16 @@ async def test_nothing_is_ordered_while_peers_are_asked() -> None:
     assert len(desk.orders) == ORDERS_AHEAD
 
 
+async def test_nothing_is_ordered_while_something_is_lacking_which_is_looked_for_at_every_order() -> None:
+    desk, lacking = Desk(manifest()).begin(), True
+    desk.scheduler.hindered = lambda: lacking
+    while desk.orders:
+        desk.finish()
+    lacking = False
+    desk.round()
+    assert len(desk.orders) == ORDERS_AHEAD
+
+
 async def test_nothing_is_ordered_once_the_run_is_complete() -> None:
     desk = Desk(manifest(update_budget=50))
     desk.hear(50)

@@ -77,6 +77,7 @@ class Bench:
     now: float = 1000.0
     signed: list[Decision] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
+    plans: list[Evaluate] = field(default_factory=list)
     summarising: list[int] = field(default_factory=list)
     refused: list[Refuse] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
@@ -110,6 +111,7 @@ class Bench:
                     self.outbox.append(action)
                 case Evaluate(epoch=epoch):
                     self.asked.append(epoch)
+                    self.plans.append(action)
                 case Summarise(epoch=epoch):
                     self.summarising.append(epoch)
                 case Refuse():

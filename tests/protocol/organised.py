@@ -11,6 +11,7 @@ from sfprotocol.decisions import (
     TAG_BYTES,
     Admit,
     Amend,
+    Bases,
     Budget,
     Close,
     Decision,
@@ -88,6 +89,8 @@ class Reference:
     void: set[Step] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
     finished: bool = False
+    bases: dict[int, bytes] = field(default_factory=dict)
+    """Published bases by subspaces of two epochs."""
 
     def named(self, feed: int) -> set[Step]:
         return set().union(*(moved.get(feed, set()) for moved in self.closes))
@@ -141,6 +144,9 @@ class Reference:
                 self.budget = updates
             case Finish():
                 self.finished = True
+            case Bases(subspace=subspace, digest=digest):
+                if self.bases and subspace * 2 >= len(self.closes) + 1:
+                    self.bases[subspace] = digest
 
     def _take_back(self, decision: Amend | Void) -> None:
         match decision:
@@ -217,8 +223,8 @@ class Reference:
             self.factors[step] = one.factor
 
 
-def fold(*decisions: Decision, budget: int = 1000, rate: int = 1 << 32) -> Counting:
-    counting = Counting(budget=budget, rate=rate)
+def fold(*decisions: Decision, budget: int = 1000, rate: int = 1 << 32, bases: bytes = b"") -> Counting:
+    counting = Counting(budget=budget, rate=rate, bases=bases, subspace_epochs=2)
     for decision in decisions:
         counting.apply(Recorded(decision))
     return counting

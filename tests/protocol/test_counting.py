@@ -20,6 +20,7 @@ from sfprotocol.decisions import (
     Admit,
     Amend,
     Announce,
+    Bases,
     Budget,
     Checkpoint,
     Close,
@@ -578,6 +579,7 @@ OTHERS: st.SearchStrategy[Decision] = st.one_of(
     st.builds(Revoke, NUMBERS, EPOCHS),
     st.builds(RevokeInvitation, st.integers(0, 2), EPOCHS),
     st.builds(Budget, st.integers(0, 20)),
+    st.builds(Bases, st.integers(0, 4), st.sampled_from((DIGEST, bytes(32)))),
     st.sampled_from((Announce("hello"), Unknown(3), Finish())),
 )
 
@@ -585,10 +587,12 @@ OTHERS: st.SearchStrategy[Decision] = st.one_of(
 @settings(max_examples=300)
 @given(said=decisions())
 def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Decision]) -> None:
-    run, reference = Counting(budget=9, rate=5), Reference(9, 5)
+    run = Counting(budget=9, rate=5, bases=DIGEST, subspace_epochs=2)
+    reference = Reference(9, 5, bases={0: DIGEST})
     for decision in said:
         run.apply(Recorded(decision))
         reference.apply(decision)
+        assert [(one.subspace, one.digest) for one in run.bases] == sorted(reference.bases.items())
         assert (run.open_epoch, run.sealed) == (len(reference.closes), len(reference.seals))
         assert (run.counted, run.complete) == (reference.counted, reference.complete)
     assert [run.rate(epoch) for epoch in range(12)] == [reference.rate(epoch) for epoch in range(12)]
@@ -602,6 +606,40 @@ def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Deci
         assert (run.ended(feed) < NEVER) == (feed in reference.ended)
         for held in range(len(named) + 3):
             assert run.runs(feed, held) == reference.runs(feed, held)
+
+
+# -- published bases ---------------------------------------------------------------------------------
+
+FIRST, SECOND, THIRD = (bytes([number]) * 32 for number in (1, 2, 3))
+
+
+def test_bases_are_published_for_a_subspace_of_which_no_epoch_is_open() -> None:
+    """Here a subspace has two epochs."""
+    run = fold(bases=FIRST)
+    assert run.next_subspace() == 1
+    assert fold(Bases(0, SECOND), bases=FIRST).bases == (Bases(0, FIRST),)
+    assert fold(Bases(1, SECOND), bases=FIRST).bases == (Bases(0, FIRST), Bases(1, SECOND))
+    late = fold(close(0), close(1), Bases(1, SECOND), bases=FIRST)
+    assert (late.open_epoch, late.bases) == (2, (Bases(0, FIRST),))
+    in_time = fold(close(0), Bases(1, SECOND), close(1), bases=FIRST)
+    assert in_time.bases == (Bases(0, FIRST), Bases(1, SECOND))
+    assert in_time.next_subspace() == 2
+
+
+def test_the_last_word_for_a_subspace_counts_and_others_stay() -> None:
+    said = Bases(3, SECOND), Bases(1, THIRD), Bases(3, THIRD), Bases(2, FIRST)
+    assert fold(*said, bases=FIRST).bases == (
+        Bases(0, FIRST), Bases(1, THIRD), Bases(2, FIRST), Bases(3, THIRD),
+    )  # fmt: skip
+
+
+def test_bases_of_a_run_that_has_random_ones_change_nothing() -> None:
+    assert fold(Bases(1, SECOND)).bases == ()
+
+
+def test_bases_are_of_subspaces_that_a_run_can_have() -> None:
+    assert fold(Bases(32_767, SECOND), bases=FIRST).bases[1:] == (Bases(32_767, SECOND),)
+    assert fold(Bases(32_768, SECOND), bases=FIRST).bases[1:] == ()
 
 
 # -- checkpoints -------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from sfprotocol.decisions import (
     Admit,
     Amend,
     Announce,
+    Bases,
     Budget,
     Checkpoint,
     Close,
@@ -59,6 +60,7 @@ EVERY_KIND: dict[int, Decision] = {
     14: VOID,
     16: Budget(2**32 - 1),
     18: Finish(),
+    20: Bases(3, DIGEST),
     1: Announce("We stop on Friday. Zürich 東"),
     3: Evaluated(1, "accuracy", 910_000, 900_000, 920_000, -(2**63), 872),
     5: Checkpoint(1, DIGEST, DIGEST),
@@ -255,8 +257,8 @@ def test_what_could_not_be_decoded_is_not_encoded(decision: Decision) -> None:
 
 
 def test_an_unknown_even_kind_leaves_the_state_unknown_and_an_odd_one_does_not() -> None:
-    assert decode(packed(20, [1, "base"], [])) == Recorded(Unknown(20))
-    assert decode(packed(20, [1, "base"], [])).unsupported
+    assert decode(packed(22, [1, "base"], [])) == Recorded(Unknown(22))
+    assert decode(packed(22, [1, "base"], [])).unsupported
     assert decode(packed(65_534)).unsupported
     assert not decode(packed(7, None, 1.5)).unsupported
     assert not decode(packed(65_535)).unsupported

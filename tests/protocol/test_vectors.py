@@ -189,7 +189,9 @@ def test_selections_of_rows(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "vector", [MANIFEST, *MANIFEST["version 2"]], ids=["1", "open", "organised", "centred"]
+    "vector",
+    [MANIFEST, *MANIFEST["version 2"]],
+    ids=["1", "open", "organised", "published", "centred"],
 )
 def test_manifests_have_these_bytes_and_these_ids(vector: dict[str, Any]) -> None:
     manifest = Manifest.model_validate(vector["manifest"])
@@ -455,7 +457,12 @@ def test_a_control_feed_its_fork_and_its_succession() -> None:
 
 def test_what_counts_after_every_decision() -> None:
     vector = ORGANISED["counting"]
-    run = Counting(budget=vector["budget"], rate=vector["rate"])
+    run = Counting(
+        budget=vector["budget"],
+        rate=vector["rate"],
+        bases=bytes.fromhex(vector["bases"]),
+        subspace_epochs=vector["subspace_epochs"],
+    )
     for step in vector["steps"]:
         assert sorted(run.apply(decisions.read(bytes.fromhex(step["record"])))) == step["changed"]
         assert (run.open_epoch, run.sealed, run.counted) == (
@@ -470,6 +477,7 @@ def test_what_counts_after_every_decision() -> None:
             assert (run.named(feed), run.ended(feed)) == (step["named"][place], step["ended"][place])
             assert [list(one) for one in run.runs(feed, 7)] == step["runs"][place]
         assert [one.epoch for one in run.checkpoints] == step["checkpoints"]
+        assert [[one.subspace, one.digest.hex()] for one in run.bases] == step["bases"]
     assert [run.number(feed_of(feed)) for feed in vector["feeds"]] == [0, 65]
 
 

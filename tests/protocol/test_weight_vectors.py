@@ -13,17 +13,22 @@ import numpy as np
 import pytest
 import torch
 
-from sfnode.engine.basis import RandomBasis
+from sfnode.engine.basis import Basis, PublishedBasis, RandomBasis
 from sfnode.engine.core import Core
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.subspace import Subspace
 from sfnode.manifest import Target, Training
+from sfnode.models import bases
 from sfnode.models.targets import Form, Site
 from sfprotocol.seeds import basis_signs
 
 VECTORS = json.loads(
     (Path(__file__).parents[2] / "protocol" / "vectors" / "weights.json").read_text(encoding="utf-8")
 )
+
+
+def kind(vector: dict[str, Any]) -> str:
+    return f"{vector['schedule']}-{'published' if vector['bases'] else 'random'}"
 
 
 def number(bits: str) -> float:
@@ -54,13 +59,19 @@ def test_rates(vector: dict[str, Any]) -> None:
         assert bits(training.rate(one["epoch"])) == one["bits"]
 
 
-def signs(vector: dict[str, Any], epoch: int, side: str, rows: int) -> list[list[int]]:
+def rows_of(vector: dict[str, Any], epoch: int, side: str, rows: int) -> list[list[int]]:
+    """U or V: signs, or numbers of a blob that has U first."""
+    if vector["bases"]:
+        entries = [byte - 256 if byte > 127 else byte for byte in bytes.fromhex(vector["bases"]["blob"])]
+        rank = vector["rank"]
+        both = [entries[at : at + rank] for at in range(0, len(entries), rank)]
+        return both[:rows] if side == "U" else both[-rows:]
     run_id = bytes.fromhex(vector["run_id"])
     found: list[list[int]] = basis_signs(run_id, epoch, vector["layer"], side, rows, vector["rank"]).tolist()
     return found
 
 
-@pytest.mark.parametrize("vector", VECTORS["weights"], ids=lambda v: v["schedule"])
+@pytest.mark.parametrize("vector", VECTORS["weights"], ids=kind)
 def test_weights_by_plain_python(vector: dict[str, Any]) -> None:
     weights = [[number(entry) for entry in row] for row in vector["base"]]
     for term in vector["terms"]:
@@ -70,15 +81,18 @@ def test_weights_by_plain_python(vector: dict[str, Any]) -> None:
         else:
             found = rate(vector["schedule"], vector["learning_rate"], term["epoch"], vector["epochs"])
             scale = found * vector["scalar_delta"]
+        if vector["bases"]:
+            scale *= 2.0**-6
         assert scale == term["scale"]
+        u = rows_of(vector, term["epoch"], "U", len(weights))
+        v = rows_of(vector, term["epoch"], "V", len(weights[0]))
         parts = [(1, core)]
-        if sum(float(abs(a)) for _, _, a in core) >= 2.0**53:
-            parts = [
-                (2**32, [(i, j, a >> 32) for i, j, a in core]),
-                (1, [(i, j, a % 2**32) for i, j, a in core]),
-            ]
-        u = signs(vector, term["epoch"], "U", len(weights))
-        v = signs(vector, term["epoch"], "V", len(weights[0]))
+        largest = max(abs(a) for row in u for a in row) * max(abs(a) for row in v for a in row)
+        if sum(float(abs(a)) for _, _, a in core) * largest >= 2.0**53:
+            width = 16 if vector["bases"] else 32
+            digits = [(at, 2**width) for at in range(0, 64 - width, width)]
+            parts = [(2 ** (64 - width), [(i, j, a >> 64 - width) for i, j, a in core])]
+            parts += [(2**at, [(i, j, (a >> at) % size) for i, j, a in core]) for at, size in digits[::-1]]
         for unit, part in parts:
             for n, row in enumerate(weights):
                 for m in range(len(row)):
@@ -88,8 +102,8 @@ def test_weights_by_plain_python(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vector", VECTORS["weights"], ids=lambda v: v["schedule"])
-def test_weights_by_the_engine(vector: dict[str, Any], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("vector", VECTORS["weights"], ids=kind)
+def test_weights_by_the_engine(vector: dict[str, Any], dtype: torch.dtype, tmp_path: Path) -> None:
     base = torch.tensor([[number(entry) for entry in row] for row in vector["base"]])
     out_features, in_features = base.shape
     target = Target(name="layer", out_features=out_features, in_features=in_features)
@@ -104,7 +118,12 @@ def test_weights_by_the_engine(vector: dict[str, Any], dtype: torch.dtype) -> No
         exact=dtype is torch.float32,
     )
     rank = vector["rank"]
-    basis = RandomBasis(bytes.fromhex(vector["run_id"]), [target], rank, loaded.device)
+    basis: Basis = RandomBasis(bytes.fromhex(vector["run_id"]), [target], rank, loaded.device)
+    if blob := vector["bases"]:
+        file = bases.path_in(tmp_path, blob["digest"])
+        file.write_bytes(bytes.fromhex(blob["blob"]))
+        assert bases.listing_of(file).hex() == blob["listing"]
+        basis = PublishedBasis(tmp_path, blob["digest"], [target], rank, loaded.device)
     space = Subspace(basis, [target], rank, loaded.device, dtype, live_core=not loaded.exact)
     scales = {term["epoch"]: term["scale"] for term in vector["terms"]}
     weights = MergedWeights(loaded, space, Core(1, rank), lambda epoch: scales[epoch], lambda: 0.0)

@@ -253,7 +253,7 @@ class Disk:
 
     def counting(self) -> Counting:
         """Return what counts by the decisions that are here."""
-        counting = Counting(budget=self.run.update_budget, rate=self.run.rate)
+        counting = Counting.of(self.run)
         for entry in self.decided:
             counting.apply(decisions.read(entry.record))
         return counting

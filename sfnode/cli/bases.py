@@ -1,0 +1,71 @@
+"""`sfnode bases`: make bases to publish for a coming subspace of a run, at the model of its last seal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sfnode.cli.options import data_dir_option, device_option, dtype_option, model_option, option
+from sfnode.cli.output import echo
+from sfnode.cli.progress import waiting
+
+if TYPE_CHECKING:
+    from sfnode.engine.making_bases import Made
+    from sfnode.engine.trainer import Trainer
+
+
+@click.command
+@click.argument("out", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER")
+@option(
+    "--basis",
+    "kind",
+    type=click.Choice(["gradients", "activations"]),
+    default="gradients",
+    show_default=True,
+    help="gradients: the strongest directions of the mean gradient, by backward passes on this machine; "
+    "activations: those of the layers' inputs, by forward passes alone.",
+)
+@data_dir_option
+@model_option
+@device_option
+@dtype_option
+def bases(out: Path, kind: str, data_dir: Path, model: Path | None, device: str, dtype: str) -> None:
+    """Make bases for the run of a node's folder, and write them to FOLDER in a file named by its digest.
+
+    They are made on the run's public training rows, at the model of the last seal (of an open run: as of
+    now). `sfnode organise bases FILE` publishes them.
+    """
+    from sfnode.cli.trained_model import load
+
+    trained = load(data_dir, model, device, dtype, as_of_now=False)
+    with trained.trainer as trainer:
+        file, words = made(trainer, kind, out)
+    echo(f"made at {trained.moment}: {words}")
+    echo(f"wrote {file}; publish it with `sfnode organise bases {file}`")
+
+
+def made(trainer: Trainer, kind: str, folder: Path) -> tuple[Path, str]:
+    """Make bases at the model as it is, write them to a folder, and return the file and what they are.
+
+    Raises UserError as `making_bases.make`, DISK_FULL and DATA_DIR_UNUSABLE.
+    """
+    from sfnode.engine import making_bases
+    from sfnode.models import bases as files
+    from sfnode.store.disk_errors import disk_faults
+
+    with waiting(f"making bases from {kind}", time_left=True) as advance:
+        found = making_bases.make(trainer, kind, advance)
+    with disk_faults(folder):
+        digest = files.write(folder, found.pairs)
+    return files.path_in(folder, digest), _words(kind, found)
+
+
+def _words(kind: str, found: Made) -> str:
+    rank = found.pairs[0][0].shape[1]
+    what = "the mean gradient" if kind == "gradients" else "the layers' inputs"
+    return (
+        f"{rank} direction{'s' if rank > 1 else ''} of every layer hold {found.captured:.0%} of {what}; two "
+        f"halves of the rows agree to {found.agreement:.2f} of 1; {found.example_forwards:,} example-forwards"
+    )

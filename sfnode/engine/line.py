@@ -1,0 +1,109 @@
+"""The line W + c D through a model's weights: D is what a core would add to them (DESIGN 10).
+
+D rides along in activation space, as the directions of a step do, with the columns of U A for one side and
+those of V for the other: no matrix is written. Vectors have no input to project and are moved in place, as in
+a step. This module knows cores and layers; it knows neither updates nor what is looked for on the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sfnode.engine import forward
+from sfnode.engine.forward import Pass
+from sfnode.engine.subspace import Subspace
+from sfnode.models.loader import LoadedModel
+from sfnode.models.perturbation import Directions, Perturbation
+from sfnode.models.targets import Form
+from sfnode.tasks.encoding import Encoded
+from sfprotocol.seeds import I64
+
+
+class Line:
+    """All W + c D, with W the model's weights as they are whenever a loss is measured."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        space: Subspace,
+        scale: Callable[[int], float],
+        cores: Mapping[int, I64],
+    ) -> None:
+        """`cores` by subspace, (layers, rank, rank) each; `scale` as for `merging.MergedWeights`."""
+        self._loaded = loaded
+        sides = [_sides(space, scale, cores, number) for number in range(len(loaded.sites))]
+        self._u = tuple(u for u, _ in sides)  # (k, out) float32
+        self._v = tuple(v.to(loaded.dtype) for _, v in sides)  # (in, k)
+
+    @contextmanager
+    def at(self, amount: float) -> Iterator[forward.Perturb]:
+        """Move vectors to W + `amount` D within the block, and yield what does the same to a pass."""
+        u = tuple((side * amount).to(self._loaded.dtype) for side in self._u)
+        directions = Directions(u, self._v, 0)
+        kept = []
+        for site, left, right in zip(self._loaded.sites, self._u, self._v, strict=True):
+            if site.form is Form.VECTOR:
+                parameter: Tensor = getattr(site.module, site.parameter).data
+                kept.append((parameter, parameter.clone()))
+                parameter.add_((left.t() @ right.to(left.dtype).t()).flatten().to(parameter), alpha=amount)
+        try:
+            yield lambda this: _on_every_row(directions, this)
+        finally:
+            for parameter, before in kept:
+                parameter.copy_(before)
+
+    def losses(self, batches: Sequence[Encoded], amounts: Sequence[float]) -> NDArray[np.float64]:
+        """Return the loss of each row of these batches at W + c D for each c of `amounts`: (rows, amounts).
+
+        It is the loss that a step measures, batch by batch as they are.
+        """
+        found = []
+        for amount in amounts:
+            with self.at(amount) as perturb:
+                scored = [forward.score_in_passes(self._loaded, batch, perturb) for batch in batches]
+            losses = [b.losses(s.log_probs).double() for b, s in zip(batches, scored, strict=True)]
+            found.append(torch.cat(losses).numpy())
+        return np.stack(found, 1)
+
+
+def difference(after: Mapping[int, I64], before: Mapping[int, I64]) -> dict[int, I64]:
+    """Return the cores that lead from `before` to `after`, without those that are zero."""
+    found = {}
+    for subspace in sorted({*after, *before}):
+        some = after[subspace] if subspace in after else before[subspace]
+        zero = np.zeros_like(some)
+        core = after.get(subspace, zero) - before.get(subspace, zero)
+        if core.any():
+            found[subspace] = core
+    return found
+
+
+def _on_every_row(directions: Directions, this: Pass) -> Perturbation:
+    like = directions.u[0]
+    one = like.new_ones(1, 1)
+    sequences, width = this.input_ids.shape
+    tokens, rows, outputs = (
+        one.expand(count, like.shape[0]) for count in (sequences * width, sequences, len(this.rows))
+    )
+    return Perturbation(directions, tokens, rows, outputs)
+
+
+def _sides(
+    space: Subspace, scale: Callable[[int], float], cores: Mapping[int, I64], number: int
+) -> tuple[Tensor, Tensor]:
+    """Return -scale (U A)^T (k, out) float32 and V (in, k) of one target, all subspaces side by side."""
+    target = space.targets[number]
+    u = [torch.zeros(0, target.out_features, device=space.device)]
+    v = [torch.zeros(target.in_features, 0, device=space.device)]
+    for subspace, core in cores.items():
+        left, right = space.matrices(subspace, number)
+        a = torch.from_numpy(core[number] * -scale(subspace)).float().to(left.device)  # (rank, rank)
+        u.append(a.t() @ left.float().t())
+        v.append(right.float())
+    return torch.cat(u), torch.cat(v, 1)

@@ -1,0 +1,228 @@
+"""A trial before a run starts: the epsilon, the unit of scalars and the first rate that suit its model.
+
+Everything is measured on the base model, on whatever public rows the run has, and nothing is kept:
+
+    epsilon        slopes of the same directions on the same mini-batches, at distances each a quarter of the
+                   one before. Two neighbours differ by the truncation at the larger one (it falls with the
+                   square) and the rounding at the smaller one (it grows as the distance falls), so that where
+                   they hardly differ the larger one has little of both. Of all such distances the largest
+                   is taken: it leaves room for nodes that compute in half precision.
+    scalar_delta   a power of two of which the slopes' root mean square is UNITS.
+    rate           the sum of UPDATES updates is a direction; along it the loss of other rows is measured
+                   over a wide range, and around its least value by a line search. Half of the best step is
+                   the rate's, or OPEN_SHARE of that in an open run, where nobody corrects it later.
+
+This module prints nothing; a line search is given to it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.estimator import quantise
+from sfnode.engine.line import Line
+from sfnode.engine.pilot import HEADROOM, SLOPES, Advance, Pilot, any_trainer, typical_weight
+from sfnode.engine.trainer import LineSearch, Trainer, line_batches, line_rows
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest, Training
+from sfnode.tasks import dataset
+from sfnode.tasks.dataset import Row
+from sfprotocol.decisions import RATE_ONE
+from sfprotocol.seeds import feed_key, update_seeds
+
+LARGEST, DISTANCES, FINER = 1 / 4, 7, 4.0
+"""Distances that are tried, in units of a typical weight: from a quarter of it, at which a layer's output is
+another one, down to 1/16,384, where half precision is far beyond its rounding and float32 begins to be."""
+
+EXACT_ENOUGH, NEARLY = 0.05, 2.0
+"""Error of slopes, as a share of their root mean square, that does no harm: what a mini-batch and a direction
+say varies by more than all of it. Where no distance is so exact, this many times the least error will do."""
+
+DIRECTIONS = 16
+"""Directions of each distance."""
+
+UNITS = 32
+"""Root mean square of the scalars in units of scalar_delta: rounding then adds less than a thousandth of
+their variance. In 8 bits half as many. Between a quarter and four times that a unit stays as it is."""
+
+UPDATES = 128
+"""Updates that make the direction of the trial: it costs a minute where a node makes two of them a second."""
+
+WIDE = tuple(4.0**n for n in range(-6, 7))
+"""Multiples of the manifest's rate that are looked at first: wrong by 4,096 either way."""
+
+WIDE_ROWS, FINE_ROWS = 32, 256
+"""Rows of the wide look, and of the line search."""
+
+OPEN_SHARE = 1 / 4
+"""Share of the rate that is right at first with which an open run starts. What is learnt first is often easy:
+on the built-in reviews the first search asks for 2e-3, and the best constant rate is 5e-4."""
+
+FAR_OFF = 10.0
+"""A number that was given by hand and is as many times too large or too small draws a warning."""
+
+
+class Searching(LineSearch, Protocol):
+    """A line search that says what it has found."""
+
+    @property
+    def found(self) -> Found: ...
+
+
+class Found(Protocol):
+    """The result of a line search."""
+
+    @property
+    def best(self) -> float: ...
+    @property
+    def useful(self) -> bool: ...
+
+
+class Trial(NamedTuple):
+    """The numbers that suit a run."""
+
+    epsilon: float
+    error: float
+    """Share of the slopes' root mean square that truncation or rounding changes, at that epsilon."""
+    pilot: Pilot
+    """Slopes at that epsilon, or at the run's own if it was given."""
+    delta: float
+    rate: float
+    """0 if no step along the trial's direction was evidently of use."""
+    rows: int
+    """Rows on which the rate was found."""
+    seconds: float
+
+
+def run(
+    manifest: Manifest,
+    search: Callable[[int], Searching],
+    *,
+    keep_epsilon: bool = False,
+    device: str = "cpu",
+    dtype: str = "float32",
+    bases: Path | None = None,
+    advance: Advance = lambda done, total: None,
+) -> Trial | str:
+    """Load the run's base model and try it out; return why not if there are no rows, or no slopes.
+
+    With `keep_epsilon` slopes and rate are measured with the run's own. Raises UserError as `pilot.measure`.
+    """
+    begun, total = time.monotonic(), DIRECTIONS * DISTANCES + UPDATES + SLOPES
+    trainer, reason = any_trainer(manifest, device, dtype, bases)
+    with trainer:
+        if reason:
+            return reason
+        weight, numbers = typical_weight(trainer.loaded), manifest.training
+        epsilon, error = _epsilon(trainer, weight, lambda done: advance(done, total))
+        used = numbers.epsilon if keep_epsilon else epsilon
+        slopes = _slopes(
+            trainer, used, UPDATES + SLOPES, lambda done: advance(DIRECTIONS * DISTANCES + done, total)
+        )
+        if not slopes.any():
+            return "the loss does not change along any direction"
+        pilot = Pilot(slopes, weight)
+        delta = suitable_delta(numbers, pilot.spread)
+        rate, rows = _rate(trainer, slopes[:UPDATES], delta, search)
+        return Trial(epsilon, error, pilot, delta, rate, rows, time.monotonic() - begun)
+
+
+def suitable_delta(training: Training, spread: float) -> float:
+    """Return the run's own scalar_delta if it gives a quarter of UNITS to four times as many, or else the
+    power of two that is nearest to them."""
+    units = min(UNITS, training.largest_scalar / HEADROOM)
+    if units / 4 <= spread / training.scalar_delta <= 4 * units:
+        return training.scalar_delta
+    return float(2.0 ** round(math.log2(spread / units)))
+
+
+def _seeds(trainer: Trainer, count: int) -> list[int]:
+    found: list[int] = update_seeds(feed_key(trainer.manifest.run_id, bytes(32), 0), 0, count).tolist()
+    return found
+
+
+def _slopes(
+    trainer: Trainer, distance: float, count: int, advance: Callable[[int], None]
+) -> NDArray[np.float64]:
+    """Return the slopes of the first `count` directions; 0 for one that gave no number."""
+    found: list[float] = []
+    for seed in _seeds(trainer, count):
+        found += [estimate.alpha for estimate in trainer.estimate([seed], 0, distance)]
+        advance(len(found))
+    return np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _epsilon(trainer: Trainer, weight: float, advance: Callable[[int], None]) -> tuple[float, float]:
+    """Return the distance to take, in two digits, and the relative error of slopes there."""
+    distances = [float(f"{weight * LARGEST / FINER**n:.1e}") for n in range(DISTANCES)]
+    done = 0
+    slopes = []
+    for distance in distances:
+        first = done
+        slopes.append(_slopes(trainer, distance, DIRECTIONS, lambda n, first=first: advance(first + n)))  # type: ignore[misc]
+        done += DIRECTIONS
+    return best_distance(distances, slopes)
+
+
+def best_distance(distances: Sequence[float], slopes: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
+    """Return the largest distance at which slopes are exact enough, and their relative error, from those of
+    the same directions at descending distances."""
+    changes = [float(np.sqrt(np.mean((a - b) ** 2))) for a, b in pairwise(slopes)]
+    sizes = [float(np.sqrt(np.mean(one**2))) or math.inf for one in slopes]
+    errors = [change / size for change, size in zip(changes, sizes, strict=False)]
+    enough = max(EXACT_ENOUGH, NEARLY * min(errors))
+    best = next(place for place, error in enumerate(errors) if error <= enough)
+    return distances[best], errors[best]
+
+
+def _rate(
+    trainer: Trainer, slopes: NDArray[np.float64], delta: float, search: Callable[[int], Searching]
+) -> tuple[float, int]:
+    """Return the rate that suits the first updates, and the number of rows it was found on."""
+    manifest, numbers = trainer.manifest, trainer.manifest.training
+    scalars = np.array([quantise(slope, delta, numbers.largest_scalar) for slope in slopes], np.int64)
+    seeds = np.array(_seeds(trainer, len(slopes)), np.uint64)
+    updates = UpdateBatch(np.zeros(len(seeds), np.int64), seeds, scalars)
+    rows = line_rows(manifest.task, _rows(manifest))[:FINE_ROWS]
+    encoded = line_batches(manifest, trainer.loaded.tokenizer, rows[:WIDE_ROWS])
+
+    means = line(trainer, updates, numbers.learning_rate * delta).losses(encoded, WIDE).mean(0)
+    place = WIDE[int(np.where(np.isfinite(means), means, math.inf).argmin())]
+    middle = numbers.learning_rate * place / 2  # so that the best is near c = 2
+    looks, fine = search(len(rows)), line(trainer, updates, middle * delta)
+    while wanted := looks.wanted:
+        encoded = line_batches(manifest, trainer.loaded.tokenizer, rows[wanted.start : wanted.stop])
+        looks.take(fine.losses(encoded, looks.amounts))
+    found = looks.found
+    if not found.useful:
+        return 0.0, len(rows)
+    rate = middle * found.best / 2 * (1.0 if manifest.organised.organiser else OPEN_SHARE)
+    return min(max(float(f"{rate:.1e}"), 1 / RATE_ONE), 0.5), len(rows)
+
+
+def line(trainer: Trainer, updates: UpdateBatch, step: float) -> Line:
+    """Return the line from the base model to where these updates of subspace 0 take it; `step` is rate x
+    delta."""
+    numbers = trainer.manifest.training
+    core = Core(len(trainer.manifest.model.targets), numbers.rank)
+    core.add(updates)
+    return Line(trainer.loaded, trainer.space, lambda _: step * numbers.unit**2, {0: core.of(0)})
+
+
+def _rows(manifest: Manifest) -> list[Row]:
+    """Return validation rows, or training rows where the run has no others."""
+    try:
+        return dataset.held_out_rows(manifest.data, manifest.task, "validation")
+    except UserError as error:
+        if error.code is not Code.DATA_NEEDED:
+            raise
+        return dataset.training_rows(manifest.data, manifest.task)

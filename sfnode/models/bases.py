@@ -1,0 +1,159 @@
+"""Published bases as a file: U and V of every target as int8, named by a digest (SPEC R10).
+
+Knows targets and bytes. Where the numbers come from, which subspace they are of, and how the file gets to a
+machine is for others to know.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Target
+from sfnode.models.pieces import listed
+from sfnode.sizes import size_text
+from sfprotocol.model_listing import Listing, encode, hash_bases
+
+FILE = "bases"
+"""Name of the one file in the listing of which the digest is the hash, whatever it is called on a disk."""
+
+SUFFIX = ".bases"
+
+I8 = NDArray[np.int8]
+
+LEAST = -127
+"""The least entry: -128 has no negative in 8 bits."""
+
+
+class Pair(NamedTuple):
+    """The bases of one target."""
+
+    u: I8
+    """(out_features, rank)."""
+    v: I8
+    """(in_features, rank)."""
+
+    @property
+    def largest(self) -> int:
+        """The largest magnitude of an entry of U times that of V."""
+        return _largest(self.u) * _largest(self.v)
+
+
+def path_in(folder: Path, digest: str) -> Path:
+    """Return where a folder has the bases with this digest (hex), if it has them."""
+    return folder / f"{digest}{SUFFIX}"
+
+
+def size_of(targets: Iterable[Target], rank: int) -> int:
+    """Return the bytes of bases for these targets."""
+    return sum((target.out_features + target.in_features) * rank for target in targets)
+
+
+def listing_of(file: Path) -> bytes:
+    """Return the encoded listing of a file with bases (SPEC B8); reads all of it. Raises OSError."""
+    return encode([listed(file, FILE)])
+
+
+def digest_of(file: Path) -> str:
+    """Return the digest of a file with bases, in hex. Raises UserError BASES_MISSING."""
+    try:
+        return hash_bases(listing_of(file)).hex()
+    except OSError as error:
+        raise missing(f"{file} cannot be read: {error.strerror}") from error
+
+
+def is_right(listing: Listing, targets: Sequence[Target], rank: int) -> bool:
+    """Return whether this can be the listing of bases for these targets."""
+    return [(file.name, file.size) for file in listing.files] == [(FILE, size_of(targets, rank))]
+
+
+def write(folder: Path, pairs: Sequence[tuple[I8, I8]]) -> str:
+    """Write U and V of every target, in their order, to a file of the folder; return its digest in hex.
+
+    The file is complete once it has its name (`path_in`). Raises UserError BASES_UNUSABLE for numbers that
+    are not int8 between -127 and 127, OSError.
+    """
+    partial = folder / f".{os.getpid()}{SUFFIX}.partial"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with partial.open("wb") as file:
+            for number, side in enumerate(side for pair in pairs for side in pair):
+                if side.dtype != np.int8 or side.min() < LEAST:
+                    where = f"{'UV'[number % 2]} of target {number // 2}"
+                    raise unusable(where, "is not of int8 above -128")
+                file.write(np.ascontiguousarray(side).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        digest = digest_of(partial)
+        partial.replace(path_in(folder, digest))
+        return digest
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read(file: Path, targets: Sequence[Target], rank: int, digest: str) -> list[Pair]:
+    """Return the bases of each target, once size, digest and range of the file are found right.
+
+    The arrays are the file mapped into memory. Raises UserError BASES_MISSING, BASES_UNUSABLE.
+    """
+    if (found := digest_of(file)) != digest:
+        raise unusable(str(file), f"has the digest {found[:16]}..., and {digest[:16]}... was named")
+    if (size := file.stat().st_size) != (wanted := size_of(targets, rank)):
+        sizes = f"{size_text(size)} ({size:,} bytes)"
+        raise unusable(
+            str(file), f"has {sizes}, and these targets at rank {rank} have {size_text(wanted)} ({wanted:,})"
+        )
+    # Private pages that nobody writes: torch warns of arrays that cannot be written.
+    whole: I8 = np.memmap(file, np.int8, "c")
+    pairs, place = [], 0
+    for target in targets:
+        sides = []
+        for rows in (target.out_features, target.in_features):
+            sides.append(whole[place : place + rows * rank].reshape(rows, rank))
+            place += rows * rank
+            if sides[-1].min() < LEAST:
+                raise unusable(str(file), f"has an entry of -128 for {target.name}")
+        pairs.append(Pair(*sides))
+    return pairs
+
+
+def keep(file: Path, folder: Path, targets: Sequence[Target], rank: int) -> str:
+    """Copy a file with bases for these targets to a folder, if that lacks it; return its digest in hex.
+
+    Raises UserError as `read`, OSError.
+    """
+    digest = digest_of(file)
+    pairs = read(file, targets, rank, digest)
+    kept = path_in(folder, digest)
+    if not (kept.is_file() and digest_of(kept) == digest):
+        write(folder, pairs)
+    return digest
+
+
+def missing(what: str) -> UserError:
+    """Return the error for bases that are not on this machine."""
+    return UserError(
+        Code.BASES_MISSING,
+        what,
+        "A node that runs gets them from its peers; wait until it has, or put the file into the folder "
+        "`bases` of the data folder, named by its digest.",
+    )
+
+
+def _largest(side: I8) -> int:
+    return max(int(side.max()), -int(side.min()))
+
+
+def unusable(where: str, what: str) -> UserError:
+    """Return the error for what is named as bases and is none for a run."""
+    return UserError(
+        Code.BASES_UNUSABLE,
+        f"these are not bases for this run: {where} {what}",
+        "Get the file again from whoever published it, or remove it: nodes that run get it from peers.",
+    )

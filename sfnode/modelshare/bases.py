@@ -1,0 +1,219 @@
+"""The published bases of one node: finds those that the run names, gets them from peers, and gives them on.
+
+They lie in files of the data folder that their digests name. Which ones are wanted follows from the manifest,
+and in an organised run from the decisions so far; whoever runs this says so. What the run names and nobody
+could use (an organiser errs) is reported, and ends nothing: the node waits for a better decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
+from sfnode.manifest import Manifest
+from sfnode.models import bases as files
+from sfnode.modelshare.download import ModelDownload, Progress, Request
+from sfnode.modelshare.sharing import Listed, Sharing
+from sfnode.resources.bandwidth_limits import RateLimit
+from sfnode.sizes import size_text
+from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder
+from sfprotocol.decisions import Bases
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.model_listing import Listing, decode, hash_bases
+
+LOOK_INTERVAL = 1.0
+"""Seconds between looks at what is wanted, and for files that somebody has put into the folder."""
+
+
+class BasesShare:
+    """The published bases of one run, here and among peers; `run` looks after them."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        folder: Path,
+        beside: Path | None,
+        sharing: Sharing,
+        *,
+        published: Callable[[], Sequence[Bases]],
+        fetches: bool,
+        come: Callable[[], None],
+        request: Request,
+        peers: Callable[[], Sequence[str]],
+        rate_limit: RateLimit,
+        clock: Callable[[], float],
+    ) -> None:
+        """`beside` is a folder from which files are taken if they are there; `published()` the bases that the
+        run has, by subspace; `fetches` says whether what is lacking is asked of `peers()`, full addresses of
+        those who may have it. `come()` is called when some have come."""
+        self._targets, self._rank = manifest.model.parsed_targets(), manifest.training.rank
+        self._folder = folder
+        self._beside = beside
+        self._sharing = sharing
+        self._published = published
+        self._fetches = fetches
+        self._come = come
+        self._request = request
+        self._peers = peers
+        self._rate_limit = rate_limit
+        self._clock = clock
+        self._here: set[bytes] = set()
+        """Digests of the files that were found right."""
+        self._refused: set[tuple[Path, int]] = set()
+        """Files that are not what they should be, with the times of their last changes."""
+        self._fetching: asyncio.Task[None] | None = None
+        self._download: ModelDownload | None = None
+        self._failed: dict[bytes, UserError] = {}
+        """Reasons for which files are not here, by digest."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """Progress of the download from peers; None while there is none."""
+        return self._download.progress if self._download else None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the bases of one subspace."""
+        return files.size_of(self._targets, self._rank)
+
+    def lacking(self, subspace: int) -> list[Bases]:
+        """Return what is not here of the bases of the subspaces up to this one."""
+        return [one for one in self._published() if one.subspace <= subspace and one.digest not in self._here]
+
+    def problem(self, lacking: Sequence[Bases]) -> UserError | None:
+        """Return what keeps some of these from being here; None if they may be on their way."""
+        return next(filter(None, (self._failed.get(one.digest) for one in lacking)), None)
+
+    async def run(self) -> None:
+        """Look after the bases until cancelled. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
+        with disk_faults(self._folder):
+            self._folder.mkdir(exist_ok=True)
+        try:
+            while True:
+                for one in self._lacked():
+                    await self._look_here(one)
+                self._look_among_peers()
+                await asyncio.sleep(LOOK_INTERVAL)
+        finally:
+            if self._fetching:
+                self._fetching.cancel()
+                await asyncio.gather(self._fetching, return_exceptions=True)
+
+    def _lacked(self) -> list[Bases]:
+        return [one for one in self._published() if one.digest not in self._here]
+
+    async def _look_here(self, one: Bases) -> None:
+        """Take a file that is here."""
+        with disk_faults(self._folder):
+            listed = await asyncio.to_thread(self._local, one.digest.hex())
+        if listed:
+            self._here.add(one.digest)
+            self._failed.pop(one.digest, None)
+            self._sharing.listed[one.digest] = listed
+            self._come()
+
+    def _look_among_peers(self) -> None:
+        """Have what is lacking fetched, one file at a time, those first that have not failed before.
+
+        Raises UserError DISK_FULL, DATA_DIR_UNUSABLE.
+        """
+        if self._fetching:
+            if not self._fetching.done():
+                return
+            self._fetching.result()
+        possible = [one for one in self._lacked() if self._may_come(one)] if self._fetches else []
+        first = min(possible, key=lambda one: (one.digest in self._failed, one.subspace), default=None)
+        self._fetching = asyncio.create_task(self._fetch(first)) if first else None
+
+    def _may_come(self, one: Bases) -> bool:
+        """Return whether it is not known that nobody could use this file."""
+        known = self._failed.get(one.digest)
+        return known is None or known.code != Code.BASES_UNUSABLE
+
+    def _note(self, one: Bases, error: UserError) -> None:
+        """Remember why a file could not be had. Raises the error if the fault is on this machine."""
+        if error.code == Code.MODEL_NOT_FOUND:
+            error = files.missing(
+                f"no peer sends the published bases {one.digest.hex()[:16]}... ({size_text(self.size)}) of "
+                f"subspace {one.subspace}, in which this node computes nothing without them"
+            )
+        elif error.code != Code.BASES_UNUSABLE:
+            raise error
+        self._failed[one.digest] = error
+        log.warning("%s", error.what)
+
+    def _local(self, digest: str) -> Listed | None:
+        """Return a file that is here and right; remove one that is not."""
+        kept = files.path_in(self._folder, digest)
+        for file in (files.path_in(folder, digest) for folder in (self._folder, self._beside) if folder):
+            if not file.is_file() or (seen := (file, file.stat().st_mtime_ns)) in self._refused:
+                continue
+            try:
+                files.read(file, self._targets, self._rank, digest)
+                if file != kept:
+                    files.keep(file, self._folder, self._targets, self._rank)
+                return self._listed(kept)
+            except UserError as error:
+                log.warning("%s", error.what)
+                self._refused.add(seen)
+                if file == kept:
+                    file.unlink()
+        return None
+
+    def _listed(self, file: Path) -> Listed:
+        listing = files.listing_of(file)
+        pieces = [piece._replace(name=file.name) for piece in decode(listing).pieces()]
+        return Listed(listing, pieces, self._folder)
+
+    async def _fetch(self, one: Bases) -> None:
+        """Get a file from peers. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
+        digest, size = one.digest.hex(), size_text(self.size)
+        log.info("bases %s of subspace %d: asking peers for %s", digest[:16], one.subspace, size)
+        partial = self._folder / f"{digest}.partial"
+        self._download = ModelDownload(
+            one.digest,
+            partial,
+            request=self._request,
+            peers=self._peers,
+            rate_limit=self._rate_limit,
+            clock=self._clock,
+            what=f"bases of subspace {one.subspace}",
+            named=hash_bases,
+            checked=self._checked,
+        )
+        try:
+            await self._download.run()
+            await asyncio.to_thread(self._accept, partial, digest)
+            await self._look_here(one)
+        except UserError as error:
+            self._note(one, error)
+        finally:
+            self._download = None
+
+    def _checked(self, encoded: bytes) -> Listing:
+        """Return the listing of bases for this run. Raises UserError BASES_UNUSABLE (SPEC B8)."""
+        try:
+            listing = decode(encoded)
+        except RemoteProtocolError as error:
+            raise files.unusable("the listing that is named", f"cannot be read: {error.reason}") from error
+        if not files.is_right(listing, self._targets, self._rank):
+            raise files.unusable("what is named", f"is not one file of {self.size:,} bytes")
+        return listing
+
+    def _accept(self, partial: Path, digest: str) -> None:
+        """Move a download to its place; all of its pieces are as listed. Raises UserError BASES_UNUSABLE."""
+        file = partial / files.FILE
+        with disk_faults(self._folder):
+            try:
+                files.read(file, self._targets, self._rank, digest)
+                sync_file(file)
+                os.replace(file, files.path_in(self._folder, digest))
+                sync_folder(self._folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+        log.info("bases %s: complete", digest[:16])

@@ -1,0 +1,143 @@
+"""The line search at a seal: how far to go along an epoch's direction, and at which rate to go on.
+
+With W the weights by the seals so far and D what the epoch has added to them at factor 1, the loss of
+held-out rows is measured at W + c D (DESIGN 10). Of the best c half is taken: a full step along a noisy
+direction overshoots in all others, and the next epoch comes back (the accuracy of a run that had reached 0.98
+fell to 0.85 on the way). This module decides with numbers; it knows no model, and nobody who measures.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sfprotocol.decisions import RATE_ONE
+
+AMOUNTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""The c at which losses are measured: half of the largest is the largest step of a rate, and half of 2 is
+what an epoch did anyway."""
+
+SHARE = 0.5
+"""Share of the best c that is taken as the factor."""
+
+FIRST_ROWS = 32
+"""Rows that a search begins with: enough where the rate is wrong by 10 or more, and they cost as much as 28
+updates with mini-batches of 4. Below, the standard error is itself a guess."""
+
+LEAST_ROWS = 8
+"""Rows without which nothing is concluded."""
+
+EVIDENCE = 2.0
+"""Standard errors by which the best c has to do better than c = 1 before anything changes. Without it a
+search hunts once the easy part is learnt: of 50 factors 18 were 0 and 19 were 4."""
+
+LARGE_MOVE = 0.1
+"""An epoch that moves the losses of rows by more nats than that (root mean square), and their mean not
+evidently down, is noise at a rate that is far too large: a model that it has destroyed does no worse than one
+that knew nothing, and so nothing would be evident. At good rates epochs of the built-in run move them by 0.02
+to 0.06, and where nothing is learnt any more by 0.2 and more (docs/research-log.md)."""
+
+DOUBTFUL_MOVE = 0.05
+"""The same where, besides, the least loss was found before the epoch's end."""
+
+YOUNG_STEP, LATER_STEP = 4.0, 2.0
+"""Most by which a rate is multiplied or divided: from a first rate that is wrong by 100 it takes four
+searches while the run is young; later nothing changes so fast but by chance."""
+
+_START, _AS_IT_IS, _TWICE = (AMOUNTS.index(amount) for amount in (0.0, 1.0, 2.0))
+
+
+class Found(NamedTuple):
+    """Result of a search."""
+
+    factor: float
+    """Factor of the epoch; 1 also where nothing better was evident."""
+    best: float
+    """The c with the least loss."""
+    rows: int
+    """Rows that were measured, at every c."""
+    useful: bool = True
+    """Whether it is evident that some way along the epoch the loss is less than at its beginning."""
+    full: bool = False
+    """Whether the epoch, which counts as it is, was evidently all of the best step, and not half of it."""
+
+
+class LineSearch:
+    """A search along one epoch's direction: asks for losses of rows, in order, until it knows enough."""
+
+    def __init__(self, rows: int) -> None:
+        """`rows`: how many there are, or may be spent."""
+        self._most = rows
+        self._losses: NDArray[np.float64] = np.zeros((0, len(AMOUNTS)))
+
+    @property
+    def amounts(self) -> tuple[float, ...]:
+        """The c at which losses are wanted."""
+        return AMOUNTS
+
+    @property
+    def wanted(self) -> range:
+        """Numbers of the rows of which the losses are wanted next; none once the search is over."""
+        known = len(self._losses)
+        if known >= self._most or (known >= LEAST_ROWS and self._is_clear()):
+            return range(known, known)
+        return range(known, min(self._most, max(FIRST_ROWS, 2 * known)))
+
+    def take(self, losses: NDArray[np.float64]) -> None:
+        """Take the losses of the wanted rows, (rows, AMOUNTS); of fewer if there are no more."""
+        if len(losses) < len(self.wanted):
+            self._most = len(self._losses) + len(losses)
+        self._losses = np.concatenate([self._losses, losses])
+
+    @property
+    def found(self) -> Found:
+        """The result by the rows so far."""
+        rows = len(self._losses)
+        if rows < LEAST_ROWS:
+            return Found(1.0, 1.0, rows, useful=False)
+        best = self._best()
+        useful = self._gain(best, _START) > EVIDENCE
+        if self._gain(best, _AS_IT_IS) > EVIDENCE:
+            return Found(SHARE * AMOUNTS[best], AMOUNTS[best], rows, useful)
+        largest = LARGE_MOVE if best >= _AS_IT_IS else DOUBTFUL_MOVE
+        noise = not useful and self._move() > largest
+        full = best == _AS_IT_IS and self._gain(best, _TWICE) > EVIDENCE
+        return Found(0.0 if noise else 1.0, AMOUNTS[best], rows, useful, full)
+
+    def _is_clear(self) -> bool:
+        best = self._best()
+        doubted = {_TWICE: _START, _AS_IT_IS: _TWICE}.get(best, _AS_IT_IS)
+        return self._gain(best, doubted) > EVIDENCE
+
+    def _best(self) -> int:
+        """Return the place of the c with the least mean loss; that of 0 where no mean is finite."""
+        means = self._losses.mean(0)
+        return int(np.where(np.isfinite(means), means, math.inf).argmin())
+
+    def _gain(self, place: int, over: int) -> float:
+        """Return by how many standard errors one c does better than another, row by row; infinitely many if
+        only it gives numbers at all."""
+        if place == over:
+            return 0.0
+        before, after = self._losses[:, over], self._losses[:, place]
+        if not np.isfinite(before).all():
+            return math.inf  # also where none is finite: then the epoch is worth nothing
+        gains = before - after
+        error = float(gains.std(ddof=1)) / math.sqrt(len(gains))
+        mean = float(gains.mean())
+        return mean / error if error else math.copysign(math.inf, mean) if mean else 0.0
+
+    def _move(self) -> float:
+        """Return by how much the epoch moves the losses of rows, root mean square."""
+        moves = self._losses[:, _AS_IT_IS] - self._losses[:, _START]
+        return math.sqrt(float((moves**2).mean()))
+
+
+def next_rate(rate: int, found: Found, *, young: bool) -> int:
+    """Return the rate that follows from that of the searched epoch, in the same units."""
+    factor = SHARE if found.full else found.factor
+    most = YOUNG_STEP if young else LATER_STEP
+    return min(max(1, round(rate * min(max(factor, 1 / most), most))), RATE_ONE - 1)

@@ -1,0 +1,218 @@
+"""Costs of an organiser's line searches and evaluations, the growth of its epochs, and rates that follow.
+
+    phase       an epoch                            searches and evaluations may cost    a rate moves by
+    unsettled   is closed once the one before is    a fifth of what the swarm computes   4 at most
+                sealed, from FIRST_UPDATES on;
+                at once if the next has a new rate,
+                which then drains what was under way
+    settled     as long as it is                    a twentieth                          2 at most
+
+In both an epoch has twice as many updates after each search that changes nothing, up to the manifest's
+epoch_updates.
+
+The rate has settled with the third search in a row after which nothing has to change. Epochs are short until
+then, as all work of an epoch at a wrong rate is lost; and long later, as the direction of a short one is
+mostly noise once the easy part is learnt, and a search along it hunts.
+
+Costs are counted in example-forwards (a forward of one example; an update takes two for each example of its
+mini-batch), and every epoch earns a credit for them. A restart forgets the credit, which costs one search;
+phase and length follow from the last close. This module knows no time, and nobody who measures.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from sfnode.organising.judging import Judgement
+from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found, next_rate
+from sfnode.organising.policy import OrganiserPolicy
+from sfprotocol.counting import MAX_EPOCHS, Counting
+from sfprotocol.decisions import FACTOR_ONE, RateFrom
+
+FIRST_UPDATES = 128
+"""Updates of the first epochs, if they can pay for a search: from a rate that is wrong by 100 four of them
+are lost."""
+
+STEADY = 3
+"""Searches in a row that change nothing, along epochs that evidently help, before the rate has settled. What
+is learnt first is often easy, and the rate that is right for it ten times too large for the rest."""
+
+DRAINED = 1 / 4
+"""Share of an epoch with which the one after a cut is cut short, too, where a factor is below 1: it has the
+work that was under way meanwhile, at a rate that was too large and by a model that is there no more. Without
+that, runs that began a hundred times too fast learnt in one of three cases, and with it in all."""
+
+EVALUATE_EVERY = 4
+"""Epochs between two evaluations with all rows, for people and alarms; the searches see to the rest."""
+
+BUSY = 1 / 2
+"""Share of the organiser's own time that searches and evaluations may take once the rate has settled: in a
+large swarm a twentieth of everybody's work is more than one node can do."""
+
+
+class Plan(NamedTuple):
+    """The measurements that an epoch is worth."""
+
+    rows: int
+    """Most rows of the line search; 0 for none."""
+    scored: bool
+    """Whether the model is evaluated on all validation rows."""
+
+
+class Memory(NamedTuple):
+    """The numbers of a Search; see there."""
+
+    credit: float
+    credited: int
+    target: int
+    settled: bool
+    has_base: bool
+    scored: int | None
+    steady: int
+    cut: tuple[int, int, float] | None
+
+
+class Search:
+    """The searches of one organiser, from one start to the next."""
+
+    def __init__(self, policy: OrganiserPolicy, counting: Counting) -> None:
+        """`policy.search_rows` is not 0. `counting` tells how far an organiser had come before."""
+        self._policy = policy
+        cheapest = FIRST_ROWS * len(AMOUNTS) / _per_forward(policy.young_share)
+        self._first = max(FIRST_UPDATES, math.ceil(cheapest / policy.update_forwards))
+        self.settled = False
+        """Whether the rate has settled."""
+        self._steady = 0
+        """Searches in a row that changed nothing about an epoch that was evidently useful."""
+        self._target = self._first
+        self._resume(counting)
+        self._credit = 0.0
+        self._credited = counting.sealed
+        """The first epoch that has earned nothing yet."""
+        self._has_base = False
+        self._scored: int | None = None
+        """The epoch that was evaluated last."""
+        self._found: tuple[int, int, Found] | None = None
+        """The epoch whose seal is to say it, the epoch that was searched, and the result."""
+        self._cut: tuple[int, int, float] | None = None
+        """The first and the last epoch that are cut short, and the factor of the one before."""
+
+    @property
+    def memory(self) -> Memory:
+        """Everything that a restart forgets but for what was found."""
+        return Memory(
+            self._credit,
+            self._credited,
+            self._target,
+            self.settled,
+            self._has_base,
+            self._scored,
+            self._steady,
+            self._cut,
+        )
+
+    def remember(self, memory: Memory) -> None:
+        """Go on as the search that had this memory when nothing was under way."""
+        self._credit, self._credited, self._target, self.settled = memory[:4]
+        self._has_base, self._scored, self._steady, self._cut = memory[4:]
+
+    def _resume(self, counting: Counting) -> None:
+        last = counting.closed_updates(counting.open_epoch - 1) if counting.open_epoch else 0
+        while 2 * self._target <= last:
+            self._target *= 2
+            self.settled = self._target >= self._first << STEADY
+
+    @property
+    def time_share(self) -> float:
+        """Share of the organiser's own time that may be spent."""
+        return BUSY if self.settled else 1.0
+
+    def target(self, counting: Counting) -> int:
+        """Return how many updates the open epoch is to have."""
+        left = MAX_EPOCHS - counting.open_epoch
+        least = math.ceil((counting.budget - counting.counted) / left) if left else 0
+        target = min(self._target, self._policy.target_updates)
+        if self._is_cut(counting.open_epoch):
+            target = math.ceil(target * DRAINED)
+        return max(target, least)
+
+    def cuts(self, counting: Counting) -> bool:
+        """Return whether the open epoch is to be closed with whatever it has: the one after it has a better
+        rate, and this one's work, at a rate that is far off, is worth little or does harm."""
+        return self._cut is not None and self._cut[0] == counting.open_epoch
+
+    def _is_cut(self, epoch: int) -> bool:
+        return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
+
+    def plan(self, counting: Counting) -> Plan | None:
+        """Return what the oldest epoch without a seal is worth; None if nothing."""
+        self._earn(counting)
+        if self._is_cut(counting.sealed):
+            return None
+        policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
+        due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
+        cost = policy.search_rows * (1 if self._has_base else 2)
+        least = 0 if self.settled else first * len(AMOUNTS)
+        scored = due and self._credit >= cost + least
+        rest = self._credit - cost * scored
+        if due and not scored and self.settled:
+            rest = 0.0  # it saves up
+        rows = min(policy.search_rows, int(rest // len(AMOUNTS)))
+        rows = rows if rows >= first else 0
+        return Plan(rows, scored) if rows or scored else None
+
+    def _earn(self, counting: Counting) -> None:
+        share = self._policy.share if self.settled else self._policy.young_share
+        while self._credited <= counting.sealed:
+            updates = counting.closed_updates(self._credited)
+            self._credit += updates * self._policy.update_forwards * _per_forward(share)
+            self._credited += 1
+        most = self._policy.search_rows * (len(AMOUNTS) + 2)  # a search, and an evaluation with the base
+        self._credit = min(self._credit, most)
+
+    def ended(
+        self, epoch: int, found: Found | None, forwards: int, *, scored: bool, counting: Counting
+    ) -> None:
+        """Take note of what was measured of an epoch, and of what it cost."""
+        self._credit -= forwards
+        if scored:
+            self._scored, self._has_base = epoch, True
+        if found is None:
+            return
+        self._found = counting.sealed, epoch, found
+        stays = found.factor == 1.0 and not found.full
+        if stays:
+            most = max(self._first, self._policy.target_updates)
+            self._target = min(2 * self._target, most)
+        self._steady = self._steady + found.useful if stays else 0
+        self.settled = self.settled or self._steady >= STEADY
+
+    def judged(self, counting: Counting, judgement: Judgement) -> Judgement:
+        """Return a judgement with the factor and the rate that the search has found.
+
+        What was found too late for its own epoch is said of the rate alone, by the next seal. Epochs that
+        were cut short were made like the one before, and count like it.
+        """
+        coming = counting.open_epoch + 1
+        if self._cut and self._is_cut(counting.sealed):
+            return replace(judgement, factor=round(self._cut[2] * FACTOR_ONE), rates=())
+        if self._found is None or self._found[0] != counting.sealed:
+            return replace(judgement, rates=())
+        _, epoch, found = self._found
+        rate = next_rate(counting.rate(epoch), found, young=not self.settled)
+        as_it_is = found.factor == 1.0 and not found.full
+        stays = as_it_is or coming >= MAX_EPOCHS or rate == counting.rate(coming)
+        if not stays and not self.settled:
+            self._cut = counting.open_epoch, counting.open_epoch + (found.factor < 1), found.factor
+        return replace(
+            judgement,
+            factor=round(found.factor * FACTOR_ONE) if epoch == counting.sealed else FACTOR_ONE,
+            rates=() if stays else (RateFrom(coming, rate),),
+        )
+
+
+def _per_forward(share: float) -> float:
+    """Return what one forward of training earns if `share` of all may be spent."""
+    return share / (1 - share) if share < 1 else math.inf

@@ -1,0 +1,81 @@
+"""Losses along a line through the weights are those of models whose weights were moved along it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.line import Line, difference
+from sfnode.engine.trainer import Trainer, line_batches, line_rows
+from sfnode.manifest import Data
+from sfnode.models.targets import DEFAULT, Selection
+from sfnode.organising.line_search import AMOUNTS, LineSearch
+from tests.engine.helpers import ROWS, TASK, data_file, manifest, trainer, updates
+
+EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
+
+
+def scaled(batch: UpdateBatch, by: int) -> UpdateBatch:
+    return UpdateBatch(batch.epochs, batch.seeds, batch.scalars * by)
+
+
+def moved(run: Trainer, by: int) -> Trainer:
+    """A trainer whose weights were rebuilt with some updates, and with others `by` times."""
+    other = trainer(run.manifest)
+    other.apply(updates(30, (0, 1)))
+    if by:
+        other.apply(scaled(updates(60, (0, 1, 2)), by))
+    other.weights.rebuild()
+    return other
+
+
+def losses(run: Trainer, after: Trainer | None, amount: float) -> NDArray[np.float64]:
+    batches = line_batches(run.manifest, run.loaded.tokenizer, ROWS)
+    cores = difference(after.core.cores(), run.core.cores()) if after else {}
+    return Line(run.loaded, run.space, run.scale, cores).losses(batches, [amount])[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("family", "selection"),
+    [("opt", DEFAULT), ("gpt2", EVERYTHING), ("llama", EVERYTHING), ("modernbert", DEFAULT)],
+)
+def test_losses_are_those_of_a_model_that_was_moved(family: str, selection: Selection) -> None:
+    run = moved(trainer(manifest(family, selection=selection, learning_rate=1e-3)), 0)
+    after = moved(run, 1)
+    before = losses(run, None, 0.0)
+    for amount in (0, 1, 3):
+        expected = losses(moved(run, amount), None, 0.0)
+        assert losses(run, after, amount) == pytest.approx(expected, rel=2e-5, abs=2e-5)
+    assert abs(losses(run, after, 3) - before).max() > 1e-3, "the line leads somewhere"
+    assert (losses(run, None, 0.0) == before).all(), "vectors are where they were"
+
+
+def test_a_search_takes_the_rows_that_it_asks_for_and_writes_nothing(tmp_path: Path) -> None:
+    run = manifest("opt", learning_rate=1e-3)
+    file = data_file(tmp_path)
+    run = run.model_copy(
+        update={"data": Data(train=str(file), validation=str(file.rename(tmp_path / "v.tsv")))}
+    )
+    one, other = trainer(run), trainer(run)
+    other.apply(updates(40, (0,)))
+    before, search = one.core.digest(), LineSearch(len(ROWS))
+    assert one.search(other.cores(), search) == len(ROWS) * len(AMOUNTS)
+    assert search.found.rows == len(ROWS)
+    assert one.core.digest() == before
+    towards = one.evaluate_towards(other.cores(), 1.0, rows="validation")
+    assert towards.loss == pytest.approx(other.evaluate(rows="validation").loss, rel=1e-5)
+    assert one.evaluate(rows="validation") == trainer(run).evaluate(rows="validation")
+
+
+def test_rows_of_a_search_are_shuffled_with_the_classes_by_turns() -> None:
+    rows = [{"sentence": str(n), "label": "01"[n >= 60]} for n in range(100)]
+    found = line_rows(TASK, rows)
+    labels = [row["label"] for row in found]
+    assert all(sorted(labels[n : n + 2]) == ["0", "1"] for n in range(0, 80, 2))
+    assert sorted(found, key=lambda row: int(row["sentence"])) == rows
+    assert [int(row["sentence"]) for row in found[:6]] != sorted(int(row["sentence"]) for row in found[:6])
+    assert line_rows(TASK, rows) == found

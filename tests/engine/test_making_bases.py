@@ -1,0 +1,144 @@
+"""Making bases: the directions are those of the gradient, or of the inputs, and fit what is published."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sfnode.engine import making_bases
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+from sfnode.manifest import PUBLISHED_UNIT
+from sfnode.models.targets import Form, Selection, view
+from sfnode.tasks.encoding import Encoded, encode
+from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, manifest, trainer
+from tests.engine.test_estimator import loss
+
+RANK = 2
+
+
+def batches(run: Trainer) -> list[Encoded]:
+    task = run.manifest.task
+    return [encode(task, run.loaded.tokenizer, rows) for rows in (ROWS[:2], ROWS[2:4], ROWS[1:3], ROWS[:4])]
+
+
+def mean_gradients(run: Trainer) -> list[torch.Tensor]:
+    """The gradient of each target, (out, in), by backpropagation through the weights themselves."""
+    parameters = [getattr(site.module, site.parameter) for site in run.loaded.sites]
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    with torch.enable_grad():
+        for batch in batches(run):
+            loss(run, batch).backward()  # type: ignore[no-untyped-call]
+    found = [view(one.grad, site.form).cpu() for one, site in zip(parameters, run.loaded.sites, strict=True)]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    return found
+
+
+def orthonormal(columns: np.ndarray) -> torch.Tensor:
+    return torch.linalg.qr(torch.from_numpy(columns).float())[0]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
+def test_gradient_bases_hold_nearly_what_the_best_directions_of_the_mean_gradient_hold(family: str) -> None:
+    run = trainer(manifest(family))
+    made = making_bases.gradients(run.loaded, batches(run), RANK)
+    held = best = 0.0
+    for gradient, (u, v) in zip(mean_gradients(run), made.pairs, strict=True):
+        held += float((orthonormal(u).t() @ gradient @ orthonormal(v)).square().sum())
+        best += float(torch.linalg.svdvals(gradient)[:RANK].square().sum())
+    assert held >= 0.9 * best
+    assert made.example_forwards == 3 * sum(batch.examples for batch in batches(run))
+
+
+def test_what_the_directions_hold_and_how_far_the_mini_batches_agree_is_estimated() -> None:
+    run = trainer(manifest("opt"))
+    gradients = mean_gradients(run)
+    made = making_bases.gradients(run.loaded, batches(run), RANK)
+    best = sum(float(torch.linalg.svdvals(one)[:RANK].square().sum()) for one in gradients)
+    whole = sum(float(one.square().sum()) for one in gradients)
+    assert made.captured == pytest.approx(best / whole, abs=0.15)
+    same = making_bases.gradients(run.loaded, batches(run)[:1] * 2, RANK)
+    assert same.agreement == pytest.approx(1.0, abs=1e-3)
+    assert made.agreement < same.agreement
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_columns_have_root_mean_square_one_in_units_of_what_is_published(rank: int) -> None:
+    run = trainer(manifest("llama"))
+    for pairs in (
+        making_bases.gradients(run.loaded, batches(run), rank).pairs,
+        making_bases.activations(run.loaded, batches(run), rank).pairs,
+    ):
+        for target, pair in zip(run.manifest.model.parsed_targets(), pairs, strict=True):
+            for side, rows in zip(pair, (target.out_features, target.in_features), strict=True):
+                assert side.shape == (rows, rank)
+                assert side.dtype == np.int8
+                sizes = np.sqrt(np.mean((side * PUBLISHED_UNIT) ** 2, axis=0))
+                assert np.all((np.abs(sizes - 1) < 0.1) | (np.abs(side).max(0) == making_bases.LARGEST_ENTRY))
+
+
+def test_a_column_with_an_outlier_keeps_its_direction_and_is_scaled_down() -> None:
+    column = torch.zeros(1024, 2)
+    column[3, 0], column[:, 1] = 5.0, 1e-9
+    found = making_bases.quantised(column)
+    assert found[3, 0] == making_bases.LARGEST_ENTRY
+    assert np.count_nonzero(found[:, 0]) == 1
+    assert (found[:, 1] == 1 / PUBLISHED_UNIT).all()
+    assert not making_bases.quantised(torch.zeros(8, 1)).any()
+
+
+def test_activation_bases_lie_in_the_span_of_the_inputs() -> None:
+    run = trainer(manifest("gpt2"))
+    seen: list[torch.Tensor] = []
+    site = run.loaded.sites[0]
+    handle = site.module.register_forward_hook(lambda module, given, output: seen.append(given[0]))
+    made = making_bases.activations(run.loaded, batches(run), RANK)
+    handle.remove()
+    inputs = torch.cat([one.reshape(-1, one.shape[-1]) for one in seen]).cpu()
+    held = (inputs @ orthonormal(made.pairs[0][1])).square().sum()
+    best = torch.linalg.svdvals(inputs)[:RANK].square().sum()
+    assert float(held) >= 0.95 * float(best)
+    assert made.example_forwards == sum(batch.examples for batch in batches(run))
+
+
+def test_with_two_directions_every_pair_of_columns_has_a_share_in_the_gradient() -> None:
+    run = trainer(manifest("opt"))
+    gradient = mean_gradients(run)[0]
+    u, v = making_bases.gradients(run.loaded, batches(run), RANK).pairs[0]
+    shares = (torch.from_numpy(u).float().t() @ gradient @ torch.from_numpy(v).float()).abs()
+    assert float(shares.min()) > 0.05 * float(shares.max())
+
+
+def test_targets_that_are_no_linear_layers_get_signs() -> None:
+    run = trainer(manifest("opt", selection=Selection(embeddings=True, norms=True)))
+    made = making_bases.gradients(run.loaded, batches(run), RANK)
+    others = [
+        pair
+        for site, pair in zip(run.loaded.sites, made.pairs, strict=True)
+        if site.form in (Form.EMBEDDING, Form.VECTOR)
+    ]
+    assert others
+    assert all((np.abs(side) == 1 / PUBLISHED_UNIT).all() for pair in others for side in pair)
+
+
+def test_a_model_is_as_it_was_afterwards() -> None:
+    run = trainer(manifest("opt"))
+    before = run.loaded.model.state_dict()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    making_bases.gradients(run.loaded, batches(run), RANK)
+    after = run.loaded.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not any(parameter.requires_grad for parameter in run.loaded.model.parameters())
+    assert all(parameter.grad is None for parameter in run.loaded.model.parameters())
+
+
+def test_gradients_of_quantised_weights_are_refused() -> None:
+    run = trainer(manifest("opt"), dtype="int8")
+    with pytest.raises(UserError) as raised:
+        making_bases.gradients(run.loaded, batches(run), RANK)
+    assert raised.value.code == Code.BAD_OPTION
+    assert making_bases.activations(run.loaded, batches(run), RANK).pairs

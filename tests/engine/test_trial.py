@@ -1,0 +1,90 @@
+"""A trial finds the distance at which slopes are most exact, a unit for scalars, and a first rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sfnode.engine import trial
+from sfnode.engine.trainer import Trainer, line_batches
+from sfnode.engine.trial import Trial, best_distance, suitable_delta
+from sfnode.manifest import Data, Manifest, Training
+from sfnode.organising.line_search import LineSearch
+from tests.engine.helpers import ROWS, data_file, manifest, model_folder, trainer, updates
+from tests.engine.published import published
+
+
+def slopes(distance: float, truncation: float, rounding: float) -> NDArray[np.float64]:
+    """Slopes of 64 directions with errors as they come of a third derivative and of rounding."""
+    true, third, noise = np.random.default_rng(5).normal(size=(3, 64))
+    noise = noise * np.random.default_rng(int(1e9 * distance)).choice([-1, 1], 64)
+    return np.asarray(true + truncation * third * distance**2 + rounding * noise / distance)
+
+
+@pytest.mark.parametrize(("truncation", "rounding"), [(10.0, 1e-8), (1e4, 1e-8), (10.0, 1e-3), (1e4, 1e-4)])
+def test_slopes_are_exact_at_the_distance_that_is_taken(truncation: float, rounding: float) -> None:
+    """To a twentieth, or nearly to the best that there is, and at no larger distance they are."""
+    distances = [4.0**-n for n in range(8)]
+    true = slopes(1.0, 0.0, 0.0)
+    errors = {
+        one: float(np.sqrt(np.mean((slopes(one, truncation, rounding) - true) ** 2))) for one in distances
+    }
+    best, _ = best_distance(distances, [slopes(one, truncation, rounding) for one in distances])
+    enough = max(0.05, 3 * min(errors.values()))
+    assert errors[best] < 1.5 * enough
+    assert all(errors[one] > enough / 4 for one in distances if one > best)
+
+
+def test_a_unit_that_is_fine_stays_and_others_become_a_power_of_two() -> None:
+    assert suitable_delta(Training(scalar_delta=0.01), 0.32) == 0.01
+    assert suitable_delta(Training(scalar_delta=0.01), 100.0) == 4.0
+    few = Training(scalar_delta=1.0, scalar_bits=8, scalar_limit=127)
+    assert 100.0 / suitable_delta(few, 100.0) < 127 / 4
+
+
+@pytest.fixture
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trial | str]:
+    """A function that tries out a tiny model."""
+    for name, value in (("DIRECTIONS", 4), ("UPDATES", 96), ("SLOPES", 8), ("DISTANCES", 5)):
+        monkeypatch.setattr(trial, name, value)
+    monkeypatch.setattr(trial, "any_trainer", _any_trainer)
+    monkeypatch.chdir(tmp_path)  # no path that varies enters the run id, from which directions follow
+    file = data_file(tmp_path)
+    file.write_text(file.read_text() + "".join(file.read_text().splitlines(True)[1:]) * 12)
+
+    def run(learning_rate: float) -> Trial | str:
+        described = manifest("opt", learning_rate=learning_rate)
+        return trial.run(described.model_copy(update={"data": Data(train=file.name)}), LineSearch)
+
+    return run
+
+
+def _any_trainer(run: Manifest, device: str, dtype: str, bases: Path | None) -> tuple[Trainer, str]:
+    return Trainer.load(run, model_override=model_folder("opt"), device=device, dtype=dtype), ""
+
+
+def test_the_rate_that_is_found_does_not_depend_on_the_one_it_begins_with(
+    tried: Callable[..., Trial | str],
+) -> None:
+    found = [one for rate in (1e-5, 1e-1) if isinstance(one := tried(rate), Trial)]
+    assert all(one.rate > 0 for one in found)
+    assert 1 / 20 <= found[0].rate / found[1].rate <= 20
+    assert 1 / 5 <= found[0].epsilon / found[1].epsilon <= 5  # distances are a factor of 4 apart
+    assert found[0].error < 0.1
+
+
+def test_with_published_bases_the_line_leads_where_the_updates_take_the_model(tmp_path: Path) -> None:
+    described = published("opt", tmp_path, learning_rate=1e-3)
+    with trainer(described, bases=tmp_path) as run, trainer(described, bases=tmp_path) as moved:
+        batches, made = line_batches(described, run.loaded.tokenizer, ROWS), updates(40, (0,))
+        step = described.training.learning_rate * described.training.scalar_delta
+        before, found = trial.line(run, made, step).losses(batches, [0.0, 1.0]).T
+        moved.apply(made)
+        moved.weights.rebuild()
+        expected = trial.line(moved, made, step).losses(batches, [0.0])[:, 0]
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    assert abs(found - before).max() > 1e-3

@@ -1,0 +1,194 @@
+"""Published bases: nodes get them from each other, compute nothing without them, and give them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sfnode.manifest import Manifest, Organised
+from sfnode.models import bases
+from sfnode.modelshare import bases as share
+from sfnode.modelshare import download
+from sfnode.node import organising
+from sfnode.organising import organiser
+from sfnode.schema.node_state import NodeState, Wait
+from sfnode.store.identity import Identity
+from sfnode.store.run_keys import organiser_key, write_key
+from sfprotocol.decisions import Bases
+from sfprotocol.messages import PartReply, PartRequest
+from sfprotocol.model_listing import PIECE
+from tests.modelshare.test_modelshare import ask
+from tests.node.helpers import Node, SmallEngine, Swarm, eventually, manifest
+
+SwarmOf = Callable[..., Swarm]
+RANK = 4
+OUT = PIECE // RANK
+"""Rows of a U that fills a piece."""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(download, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(download, "MIN_PAUSE", 0.02)
+    monkeypatch.setattr(download, "MAX_PAUSE", 0.1)
+    monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
+
+
+def made(folder: Path, fill: int = 1) -> str:
+    """Write bases of three pieces; return their digest."""
+    sizes = (OUT, 4), (OUT + 1, 8)
+    pairs = [(np.full((out, RANK), fill, np.int8), np.ones((into, RANK), np.int8)) for out, into in sizes]
+    return bases.write(folder, pairs)
+
+
+def run_of(digest: str) -> Manifest:
+    run = manifest(basis="published", bases=digest, update_budget=400)
+    targets = f"a:{OUT}x4", f"b:{OUT + 1}x8"
+    return run.model_copy(update={"model": run.model.model_copy(update={"targets": targets})})
+
+
+def has(node: Node, digest: str) -> bool:
+    return bases.path_in(node.layout.bases, digest).is_file()
+
+
+async def test_a_late_node_gets_the_bases_from_a_peer_and_gives_them_on(
+    swarm_of: SwarmOf, tmp_path: Path
+) -> None:
+    """They lie beside the manifest of the first node; the second one is gone when the third comes."""
+    digest = made(tmp_path)
+    swarm = swarm_of(run_of(digest))
+    a = await swarm.first()
+    b = await swarm.join("b")
+    await b.until(lambda: b.machine.complete)
+    assert has(a, digest)
+    assert has(b, digest)
+    assert bases.digest_of(bases.path_in(b.layout.bases, digest)) == digest
+    assert [file.name for file in b.layout.bases.iterdir()] == [f"{digest}.bases"]
+    await a.stop()
+    c = await swarm.join("c", via="b")
+    await eventually(lambda: has(c, digest))
+    await c.until(lambda: c.digest == b.digest and c.node.engine_loaded)
+    cores = [await node.node.core_status() for node in (b, c)]
+    assert cores[0].core_digest == cores[1].core_digest
+
+
+async def test_a_node_without_bases_makes_no_updates_and_says_why(
+    swarm_of: SwarmOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "PATIENCE", 0.3)
+    digest = made(tmp_path / "elsewhere")
+    a = await swarm_of(run_of(digest)).first()
+    await a.until(lambda: a.node.status().alarms)
+    said = a.node.status()
+    assert (said.state, said.own_updates) == (NodeState.WAITING, 0)
+    assert said.wait
+    assert said.wait.reason is Wait.BASES
+    assert [alarm.code for alarm in said.alarms] == ["SF081"]
+    bases.path_in(tmp_path / "elsewhere", digest).replace(bases.path_in(a.layout.bases, digest))
+    await a.until(lambda: a.machine.complete)
+    assert not a.node.status().alarms
+    assert a.engine.bases[-1] == (Bases(0, bytes.fromhex(digest)),)
+
+
+async def test_a_damaged_file_is_got_anew(swarm_of: SwarmOf, tmp_path: Path) -> None:
+    digest = made(tmp_path)
+    swarm = swarm_of(run_of(digest))
+    await swarm.first()
+    b = swarm.node("b")
+    b.layout.bases.mkdir(parents=True)
+    bases.path_in(b.layout.bases, digest).write_bytes(bytes(3 * PIECE))
+    await swarm.join("b")
+    await b.until(lambda: b.machine.complete)
+    assert bases.digest_of(bases.path_in(b.layout.bases, digest)) == digest
+
+
+async def test_bases_that_nobody_could_use_are_said_to_be_so_and_end_nothing(
+    swarm_of: SwarmOf, tmp_path: Path
+) -> None:
+    """The digest is of a file of another size: the fault is the run's."""
+    wrong = bases.write(tmp_path, [(np.ones((3, RANK), np.int8), np.ones((4, RANK), np.int8))])
+    swarm = swarm_of(run_of(wrong))
+    a = await swarm.first()
+    b = await swarm.join("b")
+    # as it is not taken for the run's, nobody gives it: the listing comes from somebody who does
+    listing = bases.listing_of(bases.path_in(tmp_path, wrong))
+    a.node.sharing.listed[bytes.fromhex(wrong)] = share.Listed(listing, [], tmp_path)
+    await b.until(lambda: b.node.status().alarms and b.node.status().state is NodeState.WAITING)
+    assert [alarm.code for alarm in b.node.status().alarms] == ["SF082"]
+
+
+async def test_an_entry_of_minus_128_is_found_before_anything_is_computed(
+    swarm_of: SwarmOf, tmp_path: Path
+) -> None:
+    digest = made(tmp_path)
+    file = bases.path_in(tmp_path, digest)
+    with file.open("r+b") as opened:
+        opened.write(b"\x80")
+    swarm = swarm_of(run_of(bases.digest_of(file)))
+    file.rename(bases.path_in(tmp_path, bases.digest_of(file)))
+    a = await swarm.first()
+    await a.until(lambda: a.node.status().state is NodeState.WAITING)
+    assert not a.engine.epochs
+
+
+@pytest.mark.parametrize(("role", "gives"), [("trainer", None), ("relay", True)])
+async def test_who_gives_the_model_gives_bases(
+    swarm_of: SwarmOf, tmp_path: Path, role: str, gives: bool | None
+) -> None:
+    digest = made(tmp_path)
+    swarm = swarm_of(run_of(digest))
+    swarm.node("a", make_engine=SmallEngine)
+    a = await swarm.first(role=role, share_model=gives)
+    await eventually(lambda: bytes.fromhex(digest) in a.node.sharing.listed)
+    listing = bases.listing_of(bases.path_in(tmp_path, digest))
+    wanted = bytes.fromhex(digest)
+    assert await ask(a, PartRequest(wanted, 0, 0, 1000)) == PartReply(len(listing), listing)
+    assert await ask(a, PartRequest(wanted, 1, 7, 2)) == PartReply(PIECE, b"\1\1")
+    assert (await ask(a, PartRequest(wanted, 4, 0, 1))).size == 0
+
+
+async def test_a_node_that_gives_no_model_gives_no_bases(swarm_of: SwarmOf, tmp_path: Path) -> None:
+    digest = made(tmp_path)
+    swarm = swarm_of(run_of(digest))
+    swarm.node("a", make_engine=SmallEngine)
+    a = await swarm.first(share_model=False)
+    await a.until(lambda: a.node.engine_loaded)
+    assert await ask(a, PartRequest(bytes.fromhex(digest), 0, 0, 1000)) == PartReply(0, b"")
+
+
+async def test_bases_of_a_later_subspace_are_fetched_before_it_begins(
+    swarm_of: SwarmOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    policy_of = organising.policy_of
+    monkeypatch.setattr(organising, "WORK_BITS", 4)
+    monkeypatch.setattr(
+        organising, "policy_of", lambda *said: organising.replace(policy_of(*said), work_bits=4)
+    )
+    first, second = made(tmp_path), made(tmp_path / "a" / "bases", 2)
+    key = Identity.generate()
+    said = Organised(organiser=key.public.hex(), quota=120, subspace_epochs=2)
+    run = run_of(first).model_copy(update={"admission": "organised", "organised": said})
+    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
+    swarm = swarm_of(run)
+    a = await swarm.first(organise=True, keys_dir=tmp_path / "keys")
+    await a.until(lambda: a.machine.may_compute)
+    b = await swarm.join("b")
+    assert a.node.organising
+    subspace = a.machine.organised.counting.next_subspace()
+    assert await a.node.organising.wish(Bases(0, bytes.fromhex(second))) is not None
+    assert await a.node.organising.wish(Bases(subspace, bytes.fromhex(second))) is None
+    schedule = Bases(0, bytes.fromhex(first)), Bases(subspace, bytes.fromhex(second))
+    await b.until(lambda: has(b, second))
+    await a.until(lambda: a.machine.complete)
+    await b.until(lambda: b.machine.complete and b.digest == a.digest)
+    for node in (a, b):
+        assert (await node.node.core_status()).core_digest
+        assert node.engine.bases[-1] == schedule
+        status = await node.client.organising()
+        assert [one.digest for one in status.bases] == [first, second]
+    assert f"bases {second[:16]} are published for subspace {subspace}" in caplog.text

@@ -1,0 +1,171 @@
+"""What a line search concludes from losses, and that a run which follows it needs no rate given."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found, LineSearch, next_rate
+from sfprotocol.decisions import RATE_ONE
+
+C = np.array(AMOUNTS)
+
+
+def searched(losses: NDArray[np.float64]) -> LineSearch:
+    search = LineSearch(len(losses))
+    while wanted := search.wanted:
+        search.take(losses[wanted.start : wanted.stop])
+    return search
+
+
+def parabola(best: float, rows: int = 256, noise: float = 0.0, seed: int = 0) -> NDArray[np.float64]:
+    """Losses with their least value at c = `best`; slopes differ between rows by `noise`."""
+    slopes = noise * np.random.default_rng(seed).normal(size=(rows, 1))
+    found: NDArray[np.float64] = (C - best) ** 2 + slopes * C
+    return found
+
+
+@pytest.mark.parametrize(
+    ("best", "factor"), [(0.0, 0.0), (0.25, 0.125), (0.5, 0.25), (2.0, 1.0), (4.0, 2.0), (9.0, 4.0)]
+)
+def test_half_of_the_best_amount_is_taken(best: float, factor: float) -> None:
+    assert searched(parabola(best)).found.factor == factor
+
+
+def test_an_evident_result_takes_few_rows_and_a_doubtful_one_all() -> None:
+    assert searched(parabola(8.0, noise=1.0)).found.rows == FIRST_ROWS
+    noise = 0.05 * np.random.default_rng(1).normal(size=(200, len(AMOUNTS)))
+    doubtful = searched(noise).found
+    assert (doubtful.factor, doubtful.rows) == (1.0, 200)
+
+
+def test_no_more_rows_are_asked_for_than_there_are() -> None:
+    assert LineSearch(20).wanted == range(20)
+    search = LineSearch(40)
+    search.take(np.ones((FIRST_ROWS, len(AMOUNTS))))
+    assert search.wanted == range(FIRST_ROWS, 40)
+    search.take(np.ones((3, len(AMOUNTS))))
+    assert not search.wanted, "there are fewer than it was told"
+
+
+def test_nothing_is_concluded_from_a_handful_of_rows() -> None:
+    assert searched(parabola(8.0, rows=7)).found.factor == 1.0
+    assert searched(parabola(8.0, rows=0)).found.factor == 1.0
+
+
+def test_the_same_losses_everywhere_change_nothing() -> None:
+    assert searched(np.ones((64, len(AMOUNTS)))).found.factor == 1.0
+
+
+def test_an_epoch_that_gives_no_numbers_is_worth_what_still_gives_some() -> None:
+    losses = parabola(8.0)
+    losses[:, 2:] = np.nan
+    assert searched(losses).found.factor == 0.125
+    assert searched(np.full((64, len(AMOUNTS)), np.nan)).found.factor == 0.0
+
+
+def at(factor: float) -> Found:
+    return Found(factor, 2 * factor, 100)
+
+
+def test_a_rate_moves_by_four_while_the_run_is_young_and_by_two_later() -> None:
+    assert [next_rate(1000, at(factor), young=True) for factor in (0, 0.125, 0.5, 1, 4)] == [
+        250,
+        250,
+        500,
+        1000,
+        4000,
+    ]
+    assert [next_rate(1000, at(factor), young=False) for factor in (0, 0.125, 0.5, 1, 4)] == [
+        500,
+        500,
+        500,
+        1000,
+        2000,
+    ]
+    assert next_rate(1, at(0.0), young=True) == 1
+    assert next_rate(RATE_ONE - 1, at(4.0), young=True) < RATE_ONE
+
+
+def test_a_rate_is_halved_if_an_epoch_was_all_of_the_best_step() -> None:
+    found = searched(parabola(1.0)).found
+    assert found.factor == 1.0
+    assert next_rate(1000, found, young=False) == 500
+    assert next_rate(1000, searched(parabola(2.0)).found, young=False) == 1000
+
+
+def test_what_moves_losses_far_and_not_evidently_down_is_worth_nothing() -> None:
+    random = np.random.default_rng(1)
+    for moves, factor in ((0.05, 1.0), (0.3, 0.0)):
+        losses = 1 + moves * np.minimum(C, 1) * random.normal(size=(200, 1))
+        assert searched(losses).found.factor == factor
+
+
+class Quadratic:
+    """Zeroth-order training on rows whose losses are quadratic, each with a minimum of its own."""
+
+    def __init__(self, seed: int, size: int = 60) -> None:
+        self.random = np.random.default_rng(seed)
+        self.curvature = np.logspace(0, -2, size)
+        self.weights = self.random.normal(size=size)
+        minima = self.random.normal(size=(768, size))
+        self.train, self.held_out = minima[:512], minima[512:]
+        self.rate = 0.2 / self.curvature.sum()
+        """About the best constant one."""
+
+    def losses(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = ((weights - self.held_out) ** 2 * self.curvature).sum(1) / 2
+        return found
+
+    def epoch(self, updates: int, rate: float) -> NDArray[np.float64]:
+        """Return what an epoch adds to the weights."""
+        at = self.weights.copy()
+        with np.errstate(all="ignore"):
+            for _ in range(updates):
+                z = self.random.choice([-1.0, 1.0], size=len(at))
+                minimum = self.train[self.random.integers(512, size=4)].mean(0)
+                at -= rate * np.clip((z * self.curvature * (at - minimum)).sum(), -1e3, 1e3) * z
+        return at - self.weights
+
+    def run(self, first: float, updates: int, searching: bool = True) -> list[float]:
+        """Train from a rate `first` times the good one; return the factors."""
+        rates, count, young, factors = [first * self.rate] * 2, 128, True, []
+        while updates > 0:
+            rate, updates = rates.pop(0), updates - count  # rates lag by one epoch, as in a run
+            direction = self.epoch(count, rate)
+            losses = np.stack([self.losses(self.weights + c * direction) for c in AMOUNTS], 1)
+            found = searched(losses).found
+            factor = found.factor if searching else 1.0
+            self.weights = self.weights + factor * direction
+            factors.append(factor)
+            rates.append(next_rate(round(rate * RATE_ONE), found, young=young) / RATE_ONE)
+            if factor == 1.0 and not found.full:
+                young, count = False, min(2 * count, 1024)
+        return factors
+
+    @property
+    def excess(self) -> float:
+        return float((self.weights**2 * self.curvature).sum() / 2)
+
+
+@pytest.mark.parametrize("first", [0.01, 1.0, 100.0])
+def test_from_rates_a_hundred_times_wrong_a_run_gains_what_the_right_one_gains(first: float) -> None:
+    gains = []
+    for seed in range(3):
+        constant, run = Quadratic(seed), Quadratic(seed)
+        before = run.excess
+        constant.run(1.0, 6000, searching=False)
+        run.run(first, 6000)
+        gains.append((before - run.excess) / (before - constant.excess))
+    assert np.mean(gains) > 0.9
+
+
+def test_at_the_noise_floor_it_does_not_hunt() -> None:
+    run = Quadratic(3)
+    run.run(1.0, 6000)
+    before = run.excess
+    later = run.run(0.5, 10_000)[2:]
+    assert max(later) == 1.0
+    assert sum(factor == 1.0 for factor in later) > 0.7 * len(later)
+    assert run.excess < before

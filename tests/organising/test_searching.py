@@ -1,0 +1,191 @@
+"""Searches set factors and rates, epochs grow once the rate has settled, and costs stay bounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from sfnode.organising.events import EvaluationEnded
+from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found
+from sfnode.organising.searching import EVALUATE_EVERY, FIRST_UPDATES, STEADY, Search
+from sfprotocol.counting import MAX_EPOCHS, Counting
+from sfprotocol.decisions import FACTOR_ONE, Evaluated, RateFrom, Seal
+from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of, scores
+
+ANNE = feed_of("anne")
+ROWS = 64
+SEARCHED = replace(
+    EVALUATED, target_updates=2048, search_rows=ROWS, update_forwards=8, seal_wait=100.0, longest_epoch=600.0
+)
+
+
+class Run:
+    """A bench on which every search finds what it is told to, with so many rows."""
+
+    def __init__(self, rows: int = FIRST_ROWS, budget: int = 1_000_000) -> None:
+        self.bench = Bench(policy=SEARCHED, budget=budget).begin("anne", quota=1 << 20)
+        self.rows = rows
+        self.spent = self.trained = 0
+
+    def train(self, updates: int) -> None:
+        for _ in range(updates // 64):
+            self.bench.update(ANNE, 64)
+            self.bench.advance(2)
+        self.trained += updates * 8
+
+    def answer(self, factor: float, *, after: float = 0.0) -> None:
+        """End what was asked for last."""
+        plan = self.bench.plans[-1]
+        self.bench.advance(after)
+        rows = min(plan.rows, self.rows)
+        forwards = rows * len(AMOUNTS) + plan.scored * ROWS
+        base = scores(0.5) if plan.scored and not self.bench.of(Evaluated) else None
+        forwards += ROWS if base else 0
+        self.spent += forwards
+        found = Found(factor, 2 * factor, rows) if rows else None
+        result = scores(0.6) if plan.scored else None
+        self.bench.do(EvaluationEnded(plan.epoch, result, base, None, found, forwards))
+        self.bench.advance(2)
+
+    def epoch(self, factor: float) -> Seal:
+        """Train until the next epoch was searched, or sealed without that; return its seal."""
+        asked, sealed = len(self.bench.asked), len(self.bench.of(Seal))
+        while len(self.bench.asked) == asked and len(self.bench.of(Seal)) == sealed:
+            self.train(64)
+        if len(self.bench.asked) > asked:
+            self.answer(factor)
+        return self.bench.of(Seal)[sealed]
+
+    @property
+    def lengths(self) -> list[int]:
+        counting = self.bench.counting
+        return [counting.closed_updates(epoch) for epoch in range(counting.open_epoch)]
+
+
+def test_a_seal_has_the_factor_that_was_found_and_the_rate_follows() -> None:
+    run = Run()
+    assert run.epoch(4.0) == replace(
+        run.bench.of(Seal)[0], factor=4 * FACTOR_ONE, rates=(RateFrom(2, 4 * RATE),)
+    )
+    assert run.bench.counting.sealed == 2, "the epoch that was open is cut short"
+    assert run.bench.of(Seal)[1].factor == 4 * FACTOR_ONE, "it was made at the same rate"
+    assert run.epoch(0.125).rates == (RateFrom(4, RATE),)
+    assert run.epoch(0.0).factor == FACTOR_ONE // 8, "so is the next, with what was under way at that rate"
+    assert run.epoch(0.0).rates == (RateFrom(7, RATE // 4),)
+    assert run.lengths[4] <= FIRST_UPDATES / 2
+
+
+def test_the_rate_moves_by_less_once_it_has_settled() -> None:
+    run = Run()
+    for _ in range(STEADY):
+        run.epoch(1.0)
+    while not (seal := run.epoch(4.0)).rates:
+        pass
+    assert seal.factor == 4 * FACTOR_ONE
+    assert seal.rates[0].rate == 2 * RATE
+
+
+def test_epochs_are_short_until_the_rate_has_settled_and_grow_with_searches_that_change_nothing() -> None:
+    run = Run()
+    for _ in range(4):
+        run.epoch(0.25)
+    assert max(run.lengths) < FIRST_UPDATES + 64
+    for _ in range(20):
+        run.epoch(1.0)
+    assert run.lengths[-1] == pytest.approx(SEARCHED.target_updates, abs=64)
+    assert run.lengths[8:] == sorted(run.lengths[8:])
+
+
+def test_until_then_an_epoch_is_closed_once_the_one_before_is_sealed() -> None:
+    run = Run()
+    run.train(FIRST_UPDATES)
+    assert run.bench.plans
+    run.train(4 * FIRST_UPDATES)
+    assert run.lengths == [FIRST_UPDATES]
+    run.answer(1.0)
+    assert run.lengths == [FIRST_UPDATES, 4 * FIRST_UPDATES]
+
+
+@pytest.mark.parametrize("rows", [FIRST_ROWS, ROWS])
+def test_searches_and_evaluations_cost_a_fifth_at_first_and_a_twentieth_later(rows: int) -> None:
+    run = Run(rows)
+    for _ in range(20):
+        run.epoch(0.5)
+        assert run.spent <= (run.spent + run.trained) / 5
+    assert run.spent > run.trained / 10, "most of what is allowed is used"
+    for _ in range(STEADY):
+        run.epoch(1.0)
+    for _ in range(10):
+        run.epoch(0.5)  # what was earned before is spent
+    run.spent = run.trained = 0
+    for _ in range(30):
+        run.epoch(0.5)
+    assert 0.02 < run.spent / (run.spent + run.trained) < 0.052
+
+
+def test_the_model_is_evaluated_every_few_epochs() -> None:
+    run = Run()
+    for _ in range(40):
+        run.epoch(1.0)
+    told = [said.epoch for said in run.bench.of(Evaluated)]
+    gaps = [later - earlier for earlier, later in pairwise(told[1:])]
+    assert len(told) > 4
+    assert all(EVALUATE_EVERY <= gap <= 2 * EVALUATE_EVERY for gap in gaps)
+
+
+def test_what_comes_too_late_for_its_seal_moves_the_next_rate_alone() -> None:
+    run = Run()
+    for _ in range(3):
+        run.epoch(0.5)
+    run.bench.plans.clear()
+    while not run.bench.plans:
+        run.train(64)
+    late, rate = run.bench.plans[-1].epoch, run.bench.counting.rate(run.bench.plans[-1].epoch)
+    told = [said for said in run.bench.of(Evaluated) if said.epoch != late]
+    run.answer(0.25, after=SEARCHED.seal_wait + 5)
+    assert run.bench.of(Seal)[late].factor == FACTOR_ONE
+    results = [said for said in run.bench.of(Evaluated) if not said.metric.startswith("base")]
+    assert all(said in told for said in results), "what was evaluated is not what was sealed"
+    run.train(FIRST_UPDATES)
+    run.bench.advance(SEARCHED.seal_wait + 5)
+    following = run.bench.of(Seal)[late + 1]
+    assert following.factor == FACTOR_ONE
+    assert following.rates[0].rate == rate // 4
+
+
+def test_a_search_that_failed_changes_nothing() -> None:
+    run = Run()
+    run.train(FIRST_UPDATES)
+    run.bench.do(EvaluationEnded(0, None))
+    run.bench.advance(2)
+    seal = run.bench.of(Seal)[0]
+    assert (seal.factor, seal.rates) == (FACTOR_ONE, ())
+
+
+def test_after_a_restart_epochs_are_as_long_and_rates_move_as_before() -> None:
+    run = Run()
+    for _ in range(4):
+        run.epoch(1.0)
+    length = run.lengths[-1]
+    assert length > FIRST_UPDATES
+    search = Search(SEARCHED, run.bench.counting)
+    assert search.settled
+    assert search.target(run.bench.counting) <= length < 2 * search.target(run.bench.counting)
+
+
+def test_epochs_are_long_enough_for_the_budget() -> None:
+    counting = Counting(budget=1000 * MAX_EPOCHS, rate=RATE)
+    assert Search(SEARCHED, counting).target(counting) == 1000
+
+
+def test_a_run_whose_epochs_are_short_keeps_them() -> None:
+    search = Search(replace(SEARCHED, target_updates=100), Counting(budget=BUDGET, rate=RATE))
+    assert search.target(Counting(budget=BUDGET, rate=RATE)) == 100
+
+
+def test_with_small_mini_batches_the_first_epochs_pay_for_a_search_all_the_same() -> None:
+    counting = Counting(budget=BUDGET, rate=RATE)
+    search = Search(replace(SEARCHED, update_forwards=2), counting)
+    assert search.target(counting) * 2 / 4 >= FIRST_ROWS * len(AMOUNTS)
