@@ -278,7 +278,8 @@ class _Plan:
     def _others(self, problem: Problem) -> Iterator[Entry]:
         preset, steps = self._preset, self._preset.short_steps
         for method, clients in product(preset.sized_methods, preset.sizes):
-            yield from self._seeded("clients", problem, method, steps, clients=clients)
+            times = preset.clients / clients if method == SEEDFLOOD else 1.0
+            yield from self._seeded("clients", problem, method, steps, times, clients=clients)
         for hops in preset.hops:
             yield from self._seeded("hops", problem, SEEDFLOOD, steps, hops=hops)
         for rank, refresh in product(preset.ranks, preset.refreshes):
@@ -287,12 +288,12 @@ class _Plan:
             yield from self._seeded("shards", problem, method, steps, dirichlet=dirichlet)
 
     def _seeded(
-        self, part: str, problem: Problem, method: str, steps: int, **changes: object
+        self, part: str, problem: Problem, method: str, steps: int, times: float = 1.0, **changes: object
     ) -> Iterator[Entry]:
         number = self._numbers[self._problems.index(problem), method]
         for seed in range(self._seeds):
             cell = self._cell(problem, method, steps, seed=seed, **changes)
-            yield Entry(part=part, cell=cell, tuning=number)
+            yield Entry(part=part, cell=cell, tuning=number, times=times)
 
 
 def _notes(preset: Preset, seeds: int) -> tuple[str, ...]:
@@ -307,11 +308,9 @@ def _notes(preset: Preset, seeds: int) -> tuple[str, ...]:
         f"5,000 "
         "and 500 steps.",
         "Learning rates are those of the trial with the least validation loss (first seed, ring), with other "
-        "numbers of clients, topologies and shards, too. SeedFlood's are per update, so that more clients "
-        "make "
-        "more of them in a round: rate per round = rate per update × clients. Those of methods that average "
-        "are "
-        "per local step of a client.",
+        "topologies and shards, too. SeedFlood's are per update, and more clients make more updates in a "
+        "round: with other numbers of clients the rate per round stays, so that the rate per update is less "
+        "by as much as there are more clients. Those of methods that average are per local step of a client.",
         f"Figures are means over {seeds} seeds with their 95 % t-interval."
         if seeds > 1
         else "One seed: nothing here says how much is chance.",

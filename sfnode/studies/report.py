@@ -58,8 +58,8 @@ PARTS = (
         "clients",
         "More clients at the same number of rounds",
         "Each client makes as many steps and rounds whatever their number. With SeedFlood more clients make "
-        "more "
-        "updates, each at the same rate.",
+        "more updates, each at a rate that is less by as much: a round moves the model as far, with less "
+        "noise.",
         lambda cell: str(cell.network.clients),
         "clients",
     ),

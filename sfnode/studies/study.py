@@ -34,6 +34,12 @@ class Entry(Section):
     cell: Cell
     tuning: int | None = Field(default=None, ge=0)
     """Number of the tuning whose winner's learning rate takes the place of the cell's own."""
+    times: float = Field(default=1.0, gt=0)
+    """Factor of that rate."""
+
+    def at(self, rate: float) -> Cell:
+        """Return the cell with a tuning's learning rate."""
+        return self.cell.model_copy(update={"learning_rate": rate * self.times})
 
 
 class Study(Section):
@@ -139,7 +145,7 @@ def _cell(entry: Entry, winners: list[Cell | None]) -> Cell | None:
     if entry.tuning is None:
         return entry.cell
     best = winners[entry.tuning]
-    return best and entry.cell.model_copy(update={"learning_rate": best.learning_rate})
+    return best and entry.at(best.learning_rate)
 
 
 def winner(tuning: Iterable[Cell], found: Mapping[str, Result], failed: Mapping[str, str]) -> Cell | None:
@@ -237,7 +243,7 @@ def distinct(study: Study) -> list[Cell]:
         cell = entry.cell
         if entry.tuning is not None:
             tried = study.tunings[entry.tuning]
-            cell = cell.model_copy(update={"learning_rate": tried[0].learning_rate})
+            cell = entry.at(tried[0].learning_rate)
         found.append(cell)
     return _once(found)
 

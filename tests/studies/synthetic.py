@@ -13,7 +13,7 @@ from sfnode.experiments.cell import Cell
 from sfnode.studies.work import training_work
 
 BEST = 6e-6
-"""Rate with the least loss."""
+"""Rate with the least loss, with 16 clients."""
 
 DEADLY = 13
 """Seed of a cell that kills the process which runs it."""
@@ -27,7 +27,8 @@ ENDLESS = 15
 
 def end_values(cell: Cell) -> dict[str, float]:
     """Return the end values of a cell: the best rate and many clients do well, the seed does a little."""
-    miss = abs(math.log10(cell.learning_rate / BEST))
+    share = cell.network.clients / 16 if cell.method == "seedflood" else 1.0  # updates of a round add up
+    miss = abs(math.log10(cell.learning_rate * share / BEST))
     quality = 0.9 - 0.1 * miss + 0.01 * math.log2(cell.network.clients / 16) + 0.001 * (cell.seed % 7)
     quality -= 0.05 * ("lora" in cell.method) + 0.08 * ("dzsgd" in cell.method)
     loss = 1 - quality

@@ -47,6 +47,13 @@ def test_entries_run_with_the_rate_of_the_best_trial_and_what_was_a_trial_is_not
     assert {result.cell.learning_rate for result in found.values() if result.cell.seed} == {6e-6}
 
 
+def test_an_entry_may_have_a_multiple_of_the_winners_rate(tmp_path: Path) -> None:
+    one = tuned(1)
+    run(one.model_copy(update={"entries": (one.entries[0].model_copy(update={"times": 0.25}),)}), tmp_path)
+    rates = [found.cell.learning_rate for found in results.read_all(tmp_path).values() if found.cell.seed]
+    assert rates == [0.25 * 6e-6]
+
+
 def test_a_finished_cell_is_never_run_again(tmp_path: Path) -> None:
     run(tuned(0, 1), tmp_path)
     before = runs(tmp_path)
