@@ -409,9 +409,9 @@ def _calibrated(
     reasons = {
         "epsilon": (found.epsilon, f"there slopes are exact to {found.error:.1%}"),
         "scalar_delta": (found.delta, f"scalars then have a root mean square of {size:.0f}"),
-        "learning_rate": (rate, f"by the loss of {found.rows} rows along {trial.UPDATES} updates; {way}")
+        "learning_rate": (rate, f"by the loss of {found.rows} rows along {found.updates} updates; {way}")
         if found.rate
-        else (rate, f"as it was: no step along {trial.UPDATES} updates was evidently of use"),
+        else (rate, f"as it was: no step along {found.updates} updates was evidently of use"),
     }
     said = [f"Tried the model out for {found.seconds:.0f} s:"]
     for name, (value, why) in reasons.items():

@@ -8,7 +8,7 @@ Everything is measured on the base model, on whatever public rows the run has, a
                    they hardly differ the larger one has little of both. Of all such distances the largest
                    is taken: it leaves room for nodes that compute in half precision.
     scalar_delta   a power of two of which the slopes' root mean square is UNITS.
-    rate           the sum of UPDATES updates is a direction; along it the loss of other rows is measured
+    rate           the sum of some updates is a direction; along it the loss of other rows is measured
                    over a wide range, and around its least value by a line search. Half of the best step is
                    the rate's, or OPEN_SHARE of that in an open run, where nobody corrects it later.
 
@@ -55,7 +55,13 @@ UNITS = 32
 their variance. In 8 bits half as many. Between a quarter and four times that a unit stays as it is."""
 
 UPDATES = 128
-"""Updates that make the direction of the trial: it costs a minute where a node makes two of them a second."""
+"""Most updates that make the direction of the trial: it costs a minute where a node makes two of them a
+second. Where all subspaces together have fewer dimensions it is as many as that, but no fewer than
+LEAST_UPDATES: a direction of more updates goes round in them, and the rate that suits it is too small by as
+much (AG News, gradient bases of rank 1, 24 dimensions: 128 updates ask for 1.2e-8 and 24 for 2.4e-8, and 1e-7
+learns best)."""
+
+LEAST_UPDATES = 16
 
 WIDE = tuple(4.0**n for n in range(-6, 7))
 """Multiples of the manifest's rate that are looked at first: wrong by 4,096 either way."""
@@ -98,8 +104,10 @@ class Trial(NamedTuple):
     delta: float
     rate: float
     """0 if no step along the trial's direction was evidently of use."""
+    updates: int
+    """Updates along which the rate was found."""
     rows: int
-    """Rows on which the rate was found."""
+    """Rows on which it was."""
     seconds: float
 
 
@@ -117,7 +125,9 @@ def run(
 
     With `keep_epsilon` slopes and rate are measured with the run's own. Raises UserError as `pilot.measure`.
     """
-    begun, total = time.monotonic(), DIRECTIONS * DISTANCES + UPDATES + SLOPES
+    dimensions = len(manifest.model.targets) * manifest.training.rank**2
+    updates = min(UPDATES, max(LEAST_UPDATES, dimensions))
+    begun, total = time.monotonic(), DIRECTIONS * DISTANCES + updates + SLOPES
     trainer, reason = any_trainer(manifest, device, dtype, bases)
     with trainer:
         if reason:
@@ -126,14 +136,14 @@ def run(
         epsilon, error = _epsilon(trainer, weight, lambda done: advance(done, total))
         used = numbers.epsilon if keep_epsilon else epsilon
         slopes = _slopes(
-            trainer, used, UPDATES + SLOPES, lambda done: advance(DIRECTIONS * DISTANCES + done, total)
+            trainer, used, updates + SLOPES, lambda done: advance(DIRECTIONS * DISTANCES + done, total)
         )
         if not slopes.any():
             return "the loss does not change along any direction"
         pilot = Pilot(slopes, weight)
         delta = suitable_delta(numbers, pilot.spread)
-        rate, rows = _rate(trainer, slopes[:UPDATES], delta, search)
-        return Trial(epsilon, error, pilot, delta, rate, rows, time.monotonic() - begun)
+        rate, rows = _rate(trainer, slopes[:updates], delta, search)
+        return Trial(epsilon, error, pilot, delta, rate, updates, rows, time.monotonic() - begun)
 
 
 def suitable_delta(training: Training, spread: float) -> float:

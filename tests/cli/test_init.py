@@ -202,7 +202,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def run(_manifest: Any, _search: Any, *, keep_epsilon: bool, **_: Any) -> trial.Trial:
         kept.append(keep_epsilon)
-        return trial.Trial(2e-3, 0.01, pilot.Pilot(np.array([1.0, -1.0]), 0.05), 1 / 32, 3e-4, 256, 9.0)
+        return trial.Trial(2e-3, 0.01, pilot.Pilot(np.array([1.0, -1.0]), 0.05), 1 / 32, 3e-4, 128, 256, 9.0)
 
     monkeypatch.setattr(trial, "run", run)
     return kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,8 +57,8 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tria
     file = data_file(tmp_path)
     file.write_text(file.read_text() + "".join(file.read_text().splitlines(True)[1:]) * 12)
 
-    def run(learning_rate: float) -> Trial | str:
-        described = manifest("opt", learning_rate=learning_rate)
+    def run(learning_rate: float, **training: Any) -> Trial | str:
+        described = manifest("opt", learning_rate=learning_rate, **training)
         return trial.run(described.model_copy(update={"data": Data(train=file.name)}), LineSearch)
 
     return run
@@ -88,3 +89,14 @@ def test_with_published_bases_the_line_leads_where_the_updates_take_the_model(tm
         expected = trial.line(moved, made, step).losses(batches, [0.0])[:, 0]
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
     assert abs(found - before).max() > 1e-3
+
+
+def test_in_few_dimensions_the_rate_is_found_along_as_many_updates(
+    tried: Callable[..., Trial | str],
+) -> None:
+    layers, found = len(manifest("opt").model.targets), tried(1e-3)
+    assert isinstance(found, Trial)
+    assert found.updates == min(trial.UPDATES, layers * 4**2)
+    of_rank_1 = tried(1e-3, rank=1)
+    assert isinstance(of_rank_1, Trial)
+    assert of_rank_1.updates == max(trial.LEAST_UPDATES, layers)
