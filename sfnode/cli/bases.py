@@ -64,8 +64,9 @@ def made(trainer: Trainer, kind: str, folder: Path) -> tuple[Path, str]:
 
 def _words(kind: str, found: Made) -> str:
     rank = found.pairs[0][0].shape[1]
+    directions = "1 direction of every layer holds" if rank == 1 else f"{rank} directions of every layer hold"
     what = "the mean gradient" if kind == "gradients" else "the layers' inputs"
     return (
-        f"{rank} direction{'s' if rank > 1 else ''} of every layer hold {found.captured:.0%} of {what}; two "
+        f"{directions} {found.captured:.0%} of {what}; two "
         f"halves of the rows agree to {found.agreement:.2f} of 1; {found.example_forwards:,} example-forwards"
     )
