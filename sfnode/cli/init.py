@@ -277,8 +277,9 @@ def init(
             Code.BAD_OPTION, "--bases names a file, and --basis makes another one", "Give one of them."
         )
     made: list[str] = []
-    if made_of not in (None, "random"):
-        bases, *made = _made(made_of, given, out.parent, device, dtype)
+    if made_of in RANKS:
+        given.setdefault("rank", RANKS[made_of])
+        bases, *made = _made(made_of, given | keys.options() if keys else given, out.parent, device, dtype)
     if bases:
         given |= _published(bases)
     manifest = build(given | keys.options() if keys else given)
@@ -311,7 +312,7 @@ def _published(file: Path) -> dict[str, Any]:
 
 def _made(kind: str, given: dict[str, Any], folder: Path, device: str, dtype: str) -> tuple[Path, str]:
     """Make bases of this kind for the run that these options describe, in a folder; return the file, and
-    what there is to say.
+    what there is to say. An organised run withholds its validation rows, so that its keys are among them.
 
     Raises UserError as `cli.bases.made` does, and as what builds and loads a run.
     """
@@ -319,7 +320,6 @@ def _made(kind: str, given: dict[str, Any], folder: Path, device: str, dtype: st
     from sfnode.engine.trainer import Trainer
     from sfnode.models.manifest_builder import build
 
-    given.setdefault("rank", RANKS[kind])
     with Trainer.load(build(given), device=device, dtype=dtype, training=False) as trainer:
         file, words = made(trainer, kind, folder)
     return file, f"Made bases: {words}."

@@ -95,7 +95,7 @@ def gradients(
     """Return the strongest `rank` directions of every target's mean gradient at the weights as they are.
 
     The loss is that of training. Targets that are no linear layers get signs from a generator. Raises
-    UserError BAD_OPTION for a quantised model, OUT_OF_MEMORY.
+    UserError BAD_OPTION for a quantised model or what is no finite number, OUT_OF_MEMORY.
     """
     if loaded.quantised:
         raise UserError(
@@ -110,11 +110,18 @@ def gradients(
             add: Any = lambda gradient: sketches[number].add(_rows(gradient), _rows(given))  # noqa: E731
             output.register_hook(add)  # type: ignore[no-untyped-call]
 
-    with _watched(loaded, sketches, keep), _differentiable(loaded):
-        for done, batch in enumerate(batches, 1):
-            _turn(sketches, done)
-            _mean_loss(loaded, batch).backward()  # type: ignore[no-untyped-call]
-            advance(done, len(batches))
+    try:
+        with _watched(loaded, sketches, keep), _differentiable(loaded):
+            for done, batch in enumerate(batches, 1):
+                _turn(sketches, done)
+                _mean_loss(loaded, batch).backward()  # type: ignore[no-untyped-call]
+                advance(done, len(batches))
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            Code.OUT_OF_MEMORY,
+            f"there is no room for a backward pass on {str(loaded.device)!r}",
+            "Take a device with more memory, --dtype bfloat16, or bases from activations.",
+        ) from error
     return _made(loaded, sketches, rank, seed, 3 * sum(batch.examples for batch in batches))
 
 
@@ -275,6 +282,12 @@ def _made(
     for number, site in enumerate(loaded.sites):
         u, v = (_signs(rows, rank, generator) for rows in (site.target.out_features, site.target.in_features))
         if number in sketches:
+            if not math.isfinite(sketches[number].square()):
+                raise UserError(
+                    Code.BAD_OPTION,
+                    f"no bases can be made: what {site.target.name} shows is not finite in this format",
+                    "Make them with --dtype float32; nodes may compute in another one all the same.",
+                )
             left, right, values = sketches[number].found(rank)
             held, whole = held + float(values.square().sum()), whole + sketches[number].square()
             halves += sketches[number].halves()

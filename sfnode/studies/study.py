@@ -177,6 +177,7 @@ def run(
     with pool:
         first: list[Cell] = []
         while more := [cell for cell in _known(study, folder) if cell not in first]:
+            count.expect(more)
             results.forget_failures(more, folder)
             _stage(more, folder, pool, count)
             first += more
@@ -216,8 +217,13 @@ class _Counter:
 
     def __init__(self, study: Study, advance: Callable[[Progress], None]) -> None:
         self._advance = advance
+        self._sure = {cell.name for cell in distinct(study)}
         self._total = total_work(study)
         self._before = self._fresh = 0
+
+    def expect(self, trials: Iterable[Cell]) -> None:
+        """Take note of trials, of which some may lie beyond the study's grids."""
+        self._total += total(cell for cell in trials if cell.name not in self._sure)
 
     def was_there(self, cell: Cell) -> None:
         self._before += work(cell)

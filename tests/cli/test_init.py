@@ -603,3 +603,19 @@ def test_bases_are_made_where_they_are_asked_for(sfnode: Run, basis: str, rank: 
     assert "Give one of them." in refused.err
     assert sfnode("init", "--force", "--open", "--no-measure", "--basis", "random").status == 0
     assert Manifest.from_toml(Path("run.toml")).training.basis == "random"
+
+
+def test_bases_of_an_organised_run_are_made_without_its_validation_rows(
+    sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Manifest] = []
+
+    def made(trainer: Any, kind: str, folder: Path) -> tuple[Path, str]:
+        seen.append(trainer.manifest)
+        return bases_file(folder, trainer.manifest.training.rank), kind
+
+    monkeypatch.setattr("sfnode.cli.bases.made", made)
+    assert sfnode("init", "--no-measure", "--basis", "gradients").status == 0
+    run = Manifest.from_toml(Path("run.toml"))
+    assert seen[0].data == run.data
+    assert run.data.withheld

@@ -142,3 +142,11 @@ def test_gradients_of_quantised_weights_are_refused() -> None:
         making_bases.gradients(run.loaded, batches(run), RANK)
     assert raised.value.code == Code.BAD_OPTION
     assert making_bases.activations(run.loaded, batches(run), RANK).pairs
+
+
+def test_what_is_not_finite_is_refused() -> None:
+    run = trainer(manifest("opt"))
+    getattr(run.loaded.sites[0].module, run.loaded.sites[0].parameter).data[0, 0] = torch.nan
+    with pytest.raises(UserError) as raised:
+        making_bases.gradients(run.loaded, batches(run), RANK)
+    assert raised.value.code == Code.BAD_OPTION

@@ -125,6 +125,12 @@ def test_rates_beyond_the_edge_are_tried_until_the_best_one_lies_within(
     assert runs(tmp_path) == before
 
 
+def test_rates_beyond_the_edge_count_as_work_that_is_left(tmp_path: Path) -> None:
+    seen = run(far(4, 6e-8, 6e-7), tmp_path)
+    assert len(seen) == 2 + 2 + 1
+    assert [one.done < one.total for one in seen] == [True] * 4 + [False]
+
+
 def test_no_more_rates_beyond_the_edge_are_tried_than_the_study_says(tmp_path: Path) -> None:
     run(far(1, 2e-7, 6e-7), tmp_path)
     assert sorted({one.cell.learning_rate for one in results.read_all(tmp_path).values()}) == [
