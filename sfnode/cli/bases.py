@@ -49,17 +49,13 @@ def bases(out: Path, kind: str, data_dir: Path, model: Path | None, device: str,
 def made(trainer: Trainer, kind: str, folder: Path) -> tuple[Path, str]:
     """Make bases at the model as it is, write them to a folder, and return the file and what they are.
 
-    Raises UserError as `making_bases.make`, DISK_FULL and DATA_DIR_UNUSABLE.
+    Raises UserError as `preparing.make_bases`.
     """
-    from sfnode.engine import making_bases
-    from sfnode.models import bases as files
-    from sfnode.store.disk_errors import disk_faults
+    from sfnode import preparing
 
     with waiting(f"making bases from {kind}", time_left=True) as advance:
-        found = making_bases.make(trainer, kind, advance)
-    with disk_faults(folder):
-        digest = files.write(folder, found.pairs)
-    return files.path_in(folder, digest), _words(kind, found)
+        file, found = preparing.make_bases(trainer, kind, folder, advance)
+    return file, _words(kind, found)
 
 
 def _words(kind: str, found: Made) -> str:

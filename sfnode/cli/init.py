@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,11 +17,8 @@ from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
 from sfnode.defaults import CALIBRATE, DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
-from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
+from sfnode.manifest import MAX_WORK_BITS, Training
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
-
-if TYPE_CHECKING:
-    from sfnode.engine.pilot import Pilot
 
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat")
 
@@ -30,11 +27,6 @@ CUSTOM = "custom"
 
 ORGANISED, OPEN = "organised", "open"
 """Answers to the question for the kind of run."""
-
-MOST = 0.5
-"""Share of scalars; a larger one that is 0 or clipped is worth a warning."""
-
-UNCHECKED = "Whether one update could wreck the model has not been checked either."
 
 RANKS = {"activations": 8, "gradients": 1}
 """Usual ranks by kind of published bases (docs/research-log.md): the stronger the directions, the fewer it
@@ -263,6 +255,8 @@ def init(
         given, organised = ask(organised)
     if encrypt and not organised:
         raise UserError(Code.BAD_OPTION, "--encrypt: an open run has no keys", "Leave out --open.")
+    from sfnode import preparing
+    from sfnode.cli import init_output as output
     from sfnode.models.manifest_builder import build
     from sfnode.store.run_keys import RunKeys
 
@@ -276,26 +270,24 @@ def init(
         raise UserError(
             Code.BAD_OPTION, "--bases names a file, and --basis makes another one", "Give one of them."
         )
-    made: list[str] = []
+    said: list[str] = []
     if made_of in RANKS:
         given.setdefault("rank", RANKS[made_of])
-        bases, *made = _made(made_of, given | keys.options() if keys else given, out.parent, device, dtype)
+        bases, *said = _made(made_of, given | keys.options() if keys else given, out.parent, device, dtype)
     if bases:
         given |= _published(bases)
     manifest = build(given | keys.options() if keys else given)
-    said = [*made, _kept(bases, out, manifest)] if bases else []
-    measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
-    found, chosen_numbers = None, list[str]()
-    if calibrate:
-        manifest, found, chosen_numbers = _calibrated(manifest, given, device, dtype, out.parent)
-    if measure:
-        manifest = _with_prior(manifest, device, dtype)
-        manifest, measured = _measured(manifest, "scalar_limit" in given, device, dtype, out.parent, found)
-    measured = [*chosen_numbers, *measured]
-    said += _what_to_do(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
+    if bases:
+        said.append(output.bases_words(*preparing.keep_bases(bases, out.parent, manifest), out))
+    means = preparing.Means(device, dtype, out.parent)
+    prepared = preparing.prepare(
+        manifest, given, means, calibrate=calibrate, measure=measure, waiting=waiting
+    )
+    manifest = prepared.manifest
+    said += output.keys_words(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
     _write(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
-    for note in [*said, *measured, *_notes(manifest, "epsilon" in given)]:
+    for note in [*said, *output.numbers_words(prepared, given), *output.notes(manifest, "epsilon" in given)]:
         echo(note)
     echo("What happens next:")
     start = f"sfnode join --run {out}{_organising(keys_dir) if keys else ''}"
@@ -314,7 +306,7 @@ def _made(kind: str, given: dict[str, Any], folder: Path, device: str, dtype: st
     """Make bases of this kind for the run that these options describe, in a folder; return the file, and
     what there is to say. An organised run withholds its validation rows, so that its keys are among them.
 
-    Raises UserError as `cli.bases.made` does, and as what builds and loads a run.
+    Raises UserError as `preparing.make_bases` does, and as what builds and loads a run.
     """
     from sfnode.cli.bases import made
     from sfnode.engine.trainer import Trainer
@@ -323,22 +315,6 @@ def _made(kind: str, given: dict[str, Any], folder: Path, device: str, dtype: st
     with Trainer.load(build(given), device=device, dtype=dtype, training=False) as trainer:
         file, words = made(trainer, kind, folder)
     return file, f"Made bases: {words}."
-
-
-def _kept(file: Path, out: Path, manifest: Manifest) -> str:
-    """Copy bases to the folder of the manifest, once they are found right; return what there is to say.
-
-    Raises UserError BASES_UNUSABLE, DISK_FULL, DATA_DIR_UNUSABLE.
-    """
-    from sfnode.models import bases
-    from sfnode.sizes import size_text
-    from sfnode.store.disk_errors import disk_faults
-
-    targets, rank = manifest.model.parsed_targets(), manifest.training.rank
-    with disk_faults(out.parent):
-        kept = bases.path_in(out.parent, bases.keep(file, out.parent, targets, rank))
-    size = size_text(bases.size_of(targets, rank))
-    return f"Its bases are in {kept}: leave them beside {out.name}. Other nodes get these {size} from yours."
 
 
 def _organising(keys_dir: Path) -> str:
@@ -356,169 +332,6 @@ def _keys_folder(keys_dir: Path, out: Path) -> Path:
             "Name a folder that nobody but you reads.",
         )
     return keys_dir
-
-
-def _what_to_do(kept: Path, offline: Path) -> list[str]:
-    """Return what to do with the keys of an organised run."""
-    return [
-        f"Your node signs with {kept} what counts in this run: keep a copy of it, and show it to nobody.",
-        f"Move {offline} to a medium that you keep offline: should the other key be lost or stolen, it alone "
-        "can name a new one.",
-    ]
-
-
-def _with_prior(manifest: Manifest, device: str, dtype: str) -> Manifest:
-    """Return the manifest with the base model's prior, if its loss is centred: for nodes that have no public
-    rows to measure one on."""
-    if manifest.task.loss == "plain":
-        return manifest
-    from sfnode.engine.trainer import prior_of
-
-    with waiting("measuring the base model's prior"):
-        prior = prior_of(manifest, device=device, dtype=dtype)
-    return manifest.model_copy(update={"task": manifest.task.model_copy(update={"prior": prior})})
-
-
-def _calibrated(
-    manifest: Manifest, given: Mapping[str, Any], device: str, dtype: str, bases: Path
-) -> tuple[Manifest, Pilot | None, list[str]]:
-    """Return the manifest with numbers that suit its model, but for those that were given, the slopes that
-    were measured for them, and what there is to say.
-
-    Raises UserError as `pilot.measure` does.
-    """
-    from sfnode.engine import trial
-    from sfnode.organising.line_search import LineSearch
-
-    training = manifest.training
-    with waiting("trying out numbers") as advance:
-        found = trial.run(
-            manifest,
-            LineSearch,
-            keep_epsilon="epsilon" in given,
-            device=device,
-            dtype=dtype,
-            bases=bases,
-            advance=advance,
-        )
-    if isinstance(found, str):
-        return manifest, None, [f"Numbers were not tried out ({found}): they are the defaults, or as given."]
-    rate = found.rate or training.learning_rate
-    size = found.pilot.spread / found.delta
-    way = "a line search corrects it" if manifest.organised.organiser else "a quarter of what suits the start"
-    reasons = {
-        "epsilon": (found.epsilon, f"there slopes are exact to {found.error:.1%}"),
-        "scalar_delta": (found.delta, f"scalars then have a root mean square of {size:.0f}"),
-        "learning_rate": (rate, f"by the loss of {found.rows} rows along {found.updates} updates; {way}")
-        if found.rate
-        else (rate, f"as it was: no step along {found.updates} updates was evidently of use"),
-    }
-    said = [f"Tried the model out for {found.seconds:.0f} s:"]
-    for name, (value, why) in reasons.items():
-        if name not in given:
-            said.append(f"  {name} is {value:g}: {why}.")
-            training = training.model_copy(update={name: value})
-        elif (off := max(given[name] / value, value / given[name])) > trial.FAR_OFF:
-            said.append(
-                f"  Warning: {name} {given[name]:g} is as asked, but {value:g} suits the model: it is "
-                f"{off:.0f} times too {'large' if given[name] > value else 'small'}."
-            )
-    return manifest.model_copy(update={"training": training}), found.pilot, said
-
-
-def _measured(
-    manifest: Manifest,
-    asked: bool,
-    device: str,
-    dtype: str,
-    bases: Path,
-    found: Pilot | None = None,
-) -> tuple[Manifest, list[str]]:
-    """Return the manifest with a measured limit, unless the user `asked` for one, and what there is to say.
-    `bases` is the folder with published ones.
-
-    `found`: the slopes, if they have been measured. Raises UserError as `pilot.measure` and `pilot.check` do.
-    """
-    from sfnode.engine import pilot
-
-    if found is None:
-        with waiting("measuring scalars") as advance:
-            found = pilot.measure(manifest, device=device, dtype=dtype, advance=advance, bases=bases)
-    if asked:
-        pilot.check(manifest.training, found)
-    else:
-        manifest = pilot.with_limit(manifest, found)
-    training = manifest.training
-    if not found.spread:
-        return manifest, [_unmeasured(training, found.reason)]
-    limit, size = training.scalar_limit, found.spread / training.scalar_delta
-    why = "as asked" if asked else f"{pilot.HEADROOM} times that"
-    if limit != (suitable := pilot.suitable_limit(training, found)) and not asked:
-        why = f"which is near {suitable}, {pilot.HEADROOM} times that"
-    elif not asked and limit < pilot.HEADROOM * size:
-        why = "the most that the model bears at this learning rate"
-    if limit == training.largest_scalar:
-        why = f"the most that {training.scalar_bits} bits hold"
-    said = (
-        f"Measured {len(found.slopes)} scalars: root mean square {size:.3g}. scalar_limit is {limit}, {why}."
-    )
-    return manifest, [said, *_warnings(training, found)]
-
-
-def _warnings(training: Training, found: Pilot) -> list[str]:
-    """Return what is wrong with numbers with which most scalars are 0 or clipped."""
-    from sfnode.engine import pilot
-
-    zeros, clipped = pilot.shares(training, found)
-    limit, delta = pilot.suitable_limit(training, found), pilot.suitable_delta(training, found)
-    warnings = []
-    if zeros > MOST:
-        warnings.append(
-            f"Warning: {zeros:.0%} of them are 0, as scalar_delta {training.scalar_delta:g} is too coarse: "
-            f"give --scalar-delta {delta:.2g}."
-        )
-    if clipped > MOST:
-        better = f"limit {limit}" if limit > training.scalar_limit else f"delta {delta:.2g}"
-        warnings.append(
-            f"Warning: {clipped:.0%} of them are larger than scalar_limit: give --scalar-{better}."
-        )
-    return warnings
-
-
-def _unmeasured(training: Training, reason: str) -> str:
-    """Return what it means that no scalar was measured."""
-    said = f"No scalars were measured ({reason}). scalar_limit is {training.scalar_limit}"
-    if training.scalar_limit < training.largest_scalar:
-        return f"{said}."
-    return (
-        f"{said}, the most that {training.scalar_bits} bits hold: one update may do many times what an "
-        "honest one does. A --scalar-limit of about 8 times the root mean square of the run's scalars "
-        "prevents that."
-    )
-
-
-def _notes(manifest: Manifest, epsilon_given: bool) -> list[str]:
-    """Return what to know of the slopes of a mixture of experts unless its epsilon was chosen, what part of
-    the run is on this machine alone, and how others get it."""
-    from sfnode.models.manifest_builder import routes_tokens
-
-    notes = []
-    if not epsilon_given and routes_tokens(manifest.model):
-        notes.append(
-            "The base model is a mixture of experts: its loss jumps where a token goes to another expert, so "
-            f"that slopes measured at epsilon {manifest.training.epsilon:g} may be mostly jumps. If all "
-            "nodes compute in float32 (--dtype float32), make the run with --epsilon 1e-5; in bfloat16 that "
-            "would measure noise."
-        )
-    if manifest.model.listing and Path(manifest.model.source).is_dir():
-        notes.append("The base model is on this machine: other nodes download it from nodes that have it.")
-    data = manifest.data
-    if any(Path(source).is_file() for source in (data.train, data.test, data.validation) if source):
-        notes.append(
-            "The data are on this machine: others need them at the same path, or train on data of their own "
-            "with `sfnode join --data FILE`."
-        )
-    return notes
 
 
 INTRODUCTION = """\

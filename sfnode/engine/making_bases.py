@@ -112,10 +112,8 @@ def gradients(
 
     try:
         with _watched(loaded, sketches, keep), _differentiable(loaded):
-            for done, batch in enumerate(batches, 1):
-                _turn(sketches, done)
+            for batch in _in_halves(batches, sketches, advance):
                 _mean_loss(loaded, batch).backward()  # type: ignore[no-untyped-call]
-                advance(done, len(batches))
     except torch.OutOfMemoryError as error:
         raise UserError(
             Code.OUT_OF_MEMORY,
@@ -143,10 +141,8 @@ def activations(
         sketches[number].add(_rows(given), _rows(given))
 
     with _watched(loaded, sketches, take), torch.no_grad():
-        for done, batch in enumerate(batches, 1):
-            _turn(sketches, done)
+        for batch in _in_halves(batches, sketches, advance):
             _mean_loss(loaded, batch)
-            advance(done, len(batches))
     return _made(loaded, sketches, rank, seed, sum(batch.examples for batch in batches), of_inputs=True)
 
 
@@ -203,9 +199,15 @@ def _sketches(loaded: LoadedModel, rank: int, seed: int, *, of_inputs: bool = Fa
     return found
 
 
-def _turn(sketches: Mapping[int, _Sketch], done: int) -> None:
-    for sketch in sketches.values():
-        sketch.parity = done % 2
+def _in_halves(
+    batches: Sequence[Encoded], sketches: Mapping[int, _Sketch], advance: Advance
+) -> Iterator[Encoded]:
+    """Yield the mini-batches; what sketches are given meanwhile counts for the half that each is in."""
+    for done, batch in enumerate(batches, 1):
+        for sketch in sketches.values():
+            sketch.parity = done % 2
+        yield batch
+        advance(done, len(batches))
 
 
 def _normal(shape: tuple[int, int], generator: torch.Generator, device: torch.device) -> Tensor:

@@ -1,0 +1,149 @@
+"""The words for what `sfnode init` has made, measured and chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sfnode import preparing
+from sfnode.engine import pilot, trial
+from sfnode.engine.pilot import Pilot
+from sfnode.engine.trial import Trial
+from sfnode.manifest import Manifest, Training
+from sfnode.models.manifest_builder import routes_tokens
+from sfnode.preparing import Prepared
+from sfnode.sizes import size_text
+
+MOST = 0.5
+"""Share of scalars; a larger one that is 0 or clipped is worth a warning."""
+
+UNCHECKED = "Whether one update could wreck the model has not been checked either."
+
+
+def bases_words(file: Path, size: int, out: Path) -> str:
+    """Return where the bases of a run are, which take `size` bytes."""
+    return (
+        f"Its bases are in {file}: leave them beside {out.name}. "
+        f"Other nodes get these {size_text(size)} from yours."
+    )
+
+
+def keys_words(kept: Path, offline: Path) -> list[str]:
+    """Return what to do with the keys of an organised run."""
+    return [
+        f"Your node signs with {kept} what counts in this run: keep a copy of it, and show it to nobody.",
+        f"Move {offline} to a medium that you keep offline: should the other key be lost or stolen, it alone "
+        "can name a new one.",
+    ]
+
+
+def numbers_words(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
+    """Return which numbers the manifest has, and why."""
+    manifest, tried, found = prepared
+    if found is None:
+        measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
+    else:
+        measured = _measured(manifest.training, found, "scalar_limit" in given)
+    return [*_tried(manifest, tried, given), *measured]
+
+
+def _tried(manifest: Manifest, found: Trial | str | None, given: Mapping[str, Any]) -> list[str]:
+    """Return the numbers that a trial has chosen, and those that it finds far off."""
+    if found is None:
+        return []
+    if isinstance(found, str):
+        return [f"Numbers were not tried out ({found}): they are the defaults, or as given."]
+    said = [f"Tried the model out for {found.seconds:.0f} s:"]
+    reasons = _reasons(found, organised=bool(manifest.organised.organiser))
+    for name, value in preparing.suitable(found, manifest.training).items():
+        if name not in given:
+            said.append(f"  {name} is {value:g}: {reasons[name]}.")
+        elif (off := max(given[name] / value, value / given[name])) > trial.FAR_OFF:
+            said.append(
+                f"  Warning: {name} {given[name]:g} is as asked, but {value:g} suits the model: it is "
+                f"{off:.0f} times too {'large' if given[name] > value else 'small'}."
+            )
+    return said
+
+
+def _reasons(found: Trial, *, organised: bool) -> dict[str, str]:
+    way = "a line search corrects it" if organised else "a quarter of what suits the start"
+    size = found.pilot.spread / found.delta
+    return {
+        "epsilon": f"there slopes are exact to {found.error:.1%}",
+        "scalar_delta": f"scalars then have a root mean square of {size:.0f}",
+        "learning_rate": f"by the loss of {found.rows} rows along {found.updates} updates; {way}"
+        if found.rate
+        else f"as it was: no step along {found.updates} updates was evidently of use",
+    }
+
+
+def _measured(training: Training, found: Pilot, asked: bool) -> list[str]:
+    """Return the size of the scalars, and why the limit is what it is; `asked` says that the user gave it."""
+    if not found.spread:
+        return [_unmeasured(training, found.reason)]
+    limit, size = training.scalar_limit, found.spread / training.scalar_delta
+    why = "as asked" if asked else f"{pilot.HEADROOM} times that"
+    if limit != (suitable := pilot.suitable_limit(training, found)) and not asked:
+        why = f"which is near {suitable}, {pilot.HEADROOM} times that"
+    elif not asked and limit < pilot.HEADROOM * size:
+        why = "the most that the model bears at this learning rate"
+    if limit == training.largest_scalar:
+        why = f"the most that {training.scalar_bits} bits hold"
+    said = (
+        f"Measured {len(found.slopes)} scalars: root mean square {size:.3g}. scalar_limit is {limit}, {why}."
+    )
+    return [said, *_warnings(training, found)]
+
+
+def _warnings(training: Training, found: Pilot) -> list[str]:
+    """Return what is wrong with numbers with which most scalars are 0 or clipped."""
+    zeros, clipped = pilot.shares(training, found)
+    limit, delta = pilot.suitable_limit(training, found), pilot.suitable_delta(training, found)
+    warnings = []
+    if zeros > MOST:
+        warnings.append(
+            f"Warning: {zeros:.0%} of them are 0, as scalar_delta {training.scalar_delta:g} is too coarse: "
+            f"give --scalar-delta {delta:.2g}."
+        )
+    if clipped > MOST:
+        better = f"limit {limit}" if limit > training.scalar_limit else f"delta {delta:.2g}"
+        warnings.append(
+            f"Warning: {clipped:.0%} of them are larger than scalar_limit: give --scalar-{better}."
+        )
+    return warnings
+
+
+def _unmeasured(training: Training, reason: str) -> str:
+    """Return what it means that no scalar was measured."""
+    said = f"No scalars were measured ({reason}). scalar_limit is {training.scalar_limit}"
+    if training.scalar_limit < training.largest_scalar:
+        return f"{said}."
+    return (
+        f"{said}, the most that {training.scalar_bits} bits hold: one update may do many times what an "
+        "honest one does. A --scalar-limit of about 8 times the root mean square of the run's scalars "
+        "prevents that."
+    )
+
+
+def notes(manifest: Manifest, epsilon_given: bool) -> list[str]:
+    """Return what to know of the slopes of a mixture of experts unless its epsilon was chosen, what part of
+    the run is on this machine alone, and how others get it."""
+    notes = []
+    if not epsilon_given and routes_tokens(manifest.model):
+        notes.append(
+            "The base model is a mixture of experts: its loss jumps where a token goes to another expert, so "
+            f"that slopes measured at epsilon {manifest.training.epsilon:g} may be mostly jumps. If all "
+            "nodes compute in float32 (--dtype float32), make the run with --epsilon 1e-5; in bfloat16 that "
+            "would measure noise."
+        )
+    if manifest.model.listing and Path(manifest.model.source).is_dir():
+        notes.append("The base model is on this machine: other nodes download it from nodes that have it.")
+    data = manifest.data
+    if any(Path(source).is_file() for source in (data.train, data.test, data.validation) if source):
+        notes.append(
+            "The data are on this machine: others need them at the same path, or train on data of their own "
+            "with `sfnode join --data FILE`."
+        )
+    return notes
