@@ -25,7 +25,7 @@ Waiting = Callable[[str], AbstractContextManager[Advance]]
 
 
 class Means(NamedTuple):
-    """What a run is measured with."""
+    """Device, number format and folder of bases with which a run is measured."""
 
     device: str = "cpu"
     dtype: str = "float32"
