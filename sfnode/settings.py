@@ -75,6 +75,9 @@ class Settings(Section):
     """Believe that nobody has more of the decisions than this node: an organiser then waits for no peers."""
     search: bool = SEARCH
     """Find factors and rates by line searches on validation rows, as the organiser."""
+    renew_bases: int = Field(default=0, ge=0, lt=1 << 32)
+    """Updates for which published bases serve until the organiser makes others at sealed weights; 0: for
+    ever."""
     history: Literal["all", "checkpoint"] = "all"
     """The updates of an organised run that are kept: all, or those that a checkpoint does not stand for."""
     from_checkpoint: bool = False

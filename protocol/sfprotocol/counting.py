@@ -225,6 +225,10 @@ class Counting:
         """Return the first subspace for which bases may be published, if the run goes on for so long."""
         return self.open_epoch // self._subspace_epochs + 1
 
+    def served_from(self) -> int | None:
+        """Return the first epoch in which the latest published bases serve; None if the run has none."""
+        return self.bases[-1].subspace * self._subspace_epochs if self.bases else None
+
     def rate(self, epoch: int) -> int:
         """Return the rate of updates with this label, in units of 2^-32."""
         return self._rates[bisect_right(self._rates, epoch, key=_EPOCH) - 1].rate

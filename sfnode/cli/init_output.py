@@ -71,12 +71,19 @@ def _reasons(found: Trial, *, organised: bool) -> dict[str, str]:
     way = "a line search corrects it" if organised else "a quarter of what suits the start"
     size = found.pilot.spread / found.delta
     return {
-        "epsilon": f"there slopes are exact to {found.error:.1%}",
+        "epsilon": f"the largest at which slopes are much like exact ones (cosine {found.alike:.2f})",
         "scalar_delta": f"scalars then have a root mean square of {size:.0f}",
-        "learning_rate": f"by the loss of {found.rows} rows along {found.updates} updates; {way}"
+        "learning_rate": f"{_source(found)}; {way}"
         if found.rate
         else f"as it was: no step along {found.updates} updates was evidently of use",
     }
+
+
+def _source(found: Trial) -> str:
+    """Return what the learning rate follows from."""
+    if not found.rows:
+        return f"a share of what {found.updates} slopes and bends say is best for one update"
+    return f"by the loss of {found.rows} rows along {found.updates} updates"
 
 
 def _measured(training: Training, found: Pilot, asked: bool) -> list[str]:

@@ -137,6 +137,13 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     "on; without, every epoch counts once, at the run's learning rate.",
 )
 @setting(
+    "--renew-bases",
+    metavar="COUNT",
+    help="With --organise, in a run with published bases: make new ones from gradients at the sealed "
+    "weights, by backward passes on this machine, once those of now have served for so many updates. 0: "
+    "never.",
+)
+@setting(
     "--from-checkpoint",
     help="Begin an organised run with its newest checkpoint, which the organiser has signed and everybody "
     "can work out, instead of all updates before it; also after an absence of which nobody near keeps the "

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sfnode.engine import forward
 from sfnode.errors import Code, UserError
-from sfnode.manifest import PUBLISHED_UNIT
+from sfnode.manifest import PUBLISHED_UNIT, Manifest
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
 from sfnode.tasks import dataset
@@ -44,9 +44,9 @@ as many 90 %."""
 
 LARGEST_ENTRY = 127
 
-BATCHES, BATCH_ROWS = 64, 8
-"""Mini-batches, and rows of each: few at a time, as the activations of a backward pass are kept; together
-512, with which two halves of AG News agree to 0.6."""
+BATCHES, BATCH_ROWS = 32, 8
+"""Mini-batches, and rows of each: few at a time, as the activations of a backward pass are kept. Together
+256: what twice as many cost is better spent on bases made anew (docs/research-log.md)."""
 
 Pairs = list[tuple[I8, I8]]
 """Per target U (out_features, rank) and V (in_features, rank) in units of PUBLISHED_UNIT."""
@@ -73,13 +73,24 @@ def make(trainer: Trainer, kind: str, advance: Advance = lambda done, total: Non
     On BATCHES mini-batches of the run's public training rows, as its loss draws them. Raises UserError DATA_*
     without such rows, and as `gradients`.
     """
-    manifest, loaded = trainer.manifest, trainer.loaded
-    rows = dataset.training_rows(manifest.data, manifest.task)
-    shard = Shard(manifest.task, loaded.tokenizer, rows, BATCH_ROWS)
-    seeds = stream(derive_key(b"sfnode bases", manifest.run_id, trainer.core.digest()), 0, BATCHES)
-    batches = [shard.mini_batch(seed) for seed in seeds.tolist()]
+    rows = dataset.training_rows(trainer.manifest.data, trainer.manifest.task)
     trainer.restore()
     trainer.weights.rebuild()
+    return make_on(trainer.loaded, trainer.manifest, rows, kind, trainer.core.digest(), advance)
+
+
+def make_on(
+    loaded: LoadedModel,
+    manifest: Manifest,
+    rows: Sequence[dataset.Row],
+    kind: str,
+    key: bytes,
+    advance: Advance = lambda done, total: None,
+) -> Made:
+    """Return bases at the weights as they are, on mini-batches of these rows that follow from `key`."""
+    shard = Shard(manifest.task, loaded.tokenizer, rows, BATCH_ROWS)
+    seeds = stream(derive_key(b"sfnode bases", manifest.run_id, key), 0, BATCHES)
+    batches = [shard.mini_batch(seed) for seed in seeds.tolist()]
     found = {"gradients": gradients, "activations": activations}[kind]
     return found(loaded, batches, manifest.training.rank, advance=advance)
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sfnode.engine import forward, line, target_check
+from sfnode.engine import forward, line, making_bases, step_size, target_check
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, quantise, two_point
@@ -28,6 +28,7 @@ from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
 from sfnode.manifest import PRIOR_ONE, Data, Manifest, Task
+from sfnode.models import bases as published_bases
 from sfnode.models import loader
 from sfnode.models.generation import generate
 from sfnode.schema.evaluation import Evaluation
@@ -125,6 +126,7 @@ class Trainer:
         """Priors of the base model and of the last model asked about, by the digest of their cores."""
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
         shard = Shard(manifest.task, loaded.tokenizer, rows, numbers.batch_size, self.calibration_rows)
+        self._mini_batch = shard.mini_batch
         self.mini_batches = MiniBatches(shard.mini_batch, self._ahead)
         """Mini-batches of coming steps; any thread may prepare them."""
 
@@ -323,6 +325,24 @@ class Trainer:
             search.take(step.losses(encoded, search.amounts))
             taken += len(wanted) * len(search.amounts)
         return taken
+
+    def suitable_rate(self, epoch: int) -> float | None:
+        """Return the rate that suits the subspace of an epoch at the weights as of now, by `step_size`; None
+        where that cannot be told, and without training rows. Raises as `estimate` does."""
+        if not self._rows:
+            return None
+        self.restore()
+        self.weights.rebuild()
+        subspace, epsilon = self.run.subspace_of(epoch), self.manifest.training.epsilon
+        found, _ = step_size.measure(
+            self.loaded, self.space, subspace, self._mini_batch, epsilon, self.run.run_id
+        )
+        return found.rate if found else None
+
+    def make_bases(self, folder: Path) -> str:
+        """Make bases from gradients at the weights as of now, write them to a folder, and return their
+        digest, in hex. Raises UserError as `making_bases.make`, OSError."""
+        return published_bases.write(folder, making_bases.make(self, "gradients").pairs)
 
     def evaluate_towards(
         self, after: Mapping[int, I64], amount: float, go_on: GoOn = always, rows: dataset.HeldOut = "test"

@@ -21,9 +21,18 @@ from sfnode.experiments.problem import public
 from sfnode.manifest import Manifest
 from sfnode.node.driver import LogStore
 from sfnode.organising.desk import OrganiserDesk
-from sfnode.organising.events import DeskEvent, Evaluate, EvaluationEnded, OwnerWish, Round, Sign
+from sfnode.organising.events import (
+    BasesMade,
+    DeskEvent,
+    Evaluate,
+    EvaluationEnded,
+    MakeBases,
+    OwnerWish,
+    Round,
+    Sign,
+)
 from sfnode.organising.judging import by_schedule
-from sfnode.organising.policy import BOUNDS, Admission, OrganiserPolicy
+from sfnode.organising.policy import BOUNDS, Admission, OrganiserPolicy, has_few_dimensions
 from sfnode.organising.rates import Schedule
 from sfnode.organising.searching import Memory
 from sfnode.store.data_folder import Layout
@@ -31,7 +40,7 @@ from sfnode.store.disk_errors import disk_faults
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes, frontier_of, kept_control
 from sfprotocol import decisions, wire_codec
-from sfprotocol.decisions import FACTOR_ONE, Admit, Close, Seal
+from sfprotocol.decisions import FACTOR_ONE, Admit, Bases, Close, Seal
 from sfprotocol.events import LinkDown, LinkUp, OwnDecision, Received
 from sfprotocol.host import Advanced, Host
 from sfprotocol.machine import Machine
@@ -70,6 +79,10 @@ Measure = Callable[[Evaluate, Mapping[int, I64], Mapping[int, I64]], EvaluationE
 """Measures at once what the organiser asks for, from the cores of the seals before to those of the epoch."""
 
 
+Make = Callable[[Mapping[int, I64]], bytes]
+"""Makes bases at once, at the weights with these cores, and returns their digest."""
+
+
 class Keeper:
     """A run's node in the simulator."""
 
@@ -80,11 +93,14 @@ class Keeper:
         feeds: Iterable[Feed],
         key: Ed25519PrivateKey,
         measure: Measure | None = None,
+        make: Make | None = None,
+        renew_updates: int = 0,
     ) -> None:
         """Begin anew in a folder that is empty, or has been used for this very run. `key` signs decisions, if
-        the run is organised; with `measure` factors and rates are found by line searches. Raises UserError
-        BAD_OPTION, DISK_FULL, DATA_DIR_UNUSABLE."""
-        self._measure = measure
+        the run is organised; with `measure` factors and rates are found by line searches, and with `make`
+        bases are renewed every so many updates. Raises UserError BAD_OPTION, DISK_FULL, DATA_DIR_UNUSABLE."""
+        self._measure, self._make = measure, make
+        self._renew_updates = renew_updates
         self.run = manifest.parameters()
         self._layout = Layout(folder)
         with disk_faults(folder):
@@ -129,6 +145,8 @@ class Keeper:
             longest_epoch=LONGEST_EPOCH,
             seal_wait=LONGEST_WAIT if self._measure else 0.0,
             search_rows=self._manifest.data.validation_limit if self._measure else 0,
+            size_rate=self._measure is not None and has_few_dimensions(self._manifest),
+            renew_updates=self._renew_updates if self._make else 0,
             update_forwards=2 * self._manifest.training.batch_size,
             admission=Admission.LINKS,
             quota=self._manifest.organised.quota,
@@ -181,6 +199,11 @@ class Keeper:
         """Return the rate of updates with this label, in units of 2^-32."""
         assert self.machine.organised
         return self.machine.organised.counting.rate(label)
+
+    @property
+    def bases(self) -> tuple[Bases, ...]:
+        """The published bases as of now; those of subspaces that have begun do not change."""
+        return self.machine.organised.counting.bases if self.machine.organised else ()
 
     def corrections(self, first: int) -> list[Correction]:
         """Return what decisions from number `first` on have changed of what counts once otherwise."""
@@ -265,6 +288,9 @@ class Keeper:
                 case Evaluate(epoch=epoch) if self._measure:
                     self._acted += 1
                     self._tell(self._measure(action, self._cores(epoch - 1), self._cores(epoch)))
+                case MakeBases(epoch=epoch) if self._make:
+                    self._acted += 1
+                    self._tell(BasesMade(self._make(self._cores(epoch))))
 
     def _cores(self, epoch: int) -> Mapping[int, I64]:
         """Return the cores of what closes up to that of `epoch` have named, as it counts now."""

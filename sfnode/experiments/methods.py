@@ -30,6 +30,7 @@ class Range(NamedTuple):
 RANGES = {
     "organised": Range(0, 1, whole=True),
     "search": Range(0, 1, whole=True),
+    "renew": Range(0, 1 << 32, whole=True),
     "scalar_bits": Range(8, 16, whole=True),
     "scalar_delta": Range(0, 1 << 32),
     "scalar_limit": Range(1, (1 << 15) - 1, whole=True),

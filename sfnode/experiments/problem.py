@@ -58,9 +58,14 @@ class LoadedProblem:
         return forward.score_in_passes(self.loaded, encoded, perturb)
 
     @cached_property
+    def rows(self) -> list[Row]:
+        """The training rows of all clients."""
+        return [row for shard in self.shards for row in shard]
+
+    @cached_property
     def public(self) -> Sequence[Row]:
         """Rows by which models are calibrated, and which serve a shard of one class: of all clients."""
-        return dataset.select([row for shard in self.shards for row in shard], CALIBRATION_ROWS)
+        return dataset.select(self.rows, CALIBRATION_ROWS)
 
     def evaluate(self, which: str, perturb: forward.Perturb | None = None) -> Evaluation:
         """Measure the model as it is now on these rows, of which there are some, as the task's loss asks;

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from sfnode.baselines.method import Traffic
+from sfnode.engine import making_bases
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.line import difference
@@ -31,6 +32,7 @@ from sfnode.experiments.replicas import Moves, Query, Replicas
 from sfnode.models import bases
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.line_search import Found, LineSearch
+from sfnode.organising.policy import has_few_dimensions
 from sfnode.organising.searching import Memory
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
@@ -42,6 +44,7 @@ from sfprotocol.seeds import I64, update_seeds
 OPTIONS = frozenset(
     {
         "organised",
+        "renew",
         "scalar_bits",
         "scalar_delta",
         "scalar_limit",
@@ -85,7 +88,6 @@ class SeedFlood:
         self.example_forwards = 0
         """Forwards of one example so far."""
         self.run = problem.manifest.parameters()
-        self.replicas = Replicas(problem.manifest, problem.loaded, cell.network.clients, problem.bases)
         each = int(cell.options.get("segment_updates", 0))
         keys = (client_key(cell, client) for client in range(cell.network.clients))
         self.feeds = [ClientFeed(self.run, key, each) for key in keys]
@@ -93,6 +95,8 @@ class SeedFlood:
         """Results of the line searches since the start."""
         self._has_base = False
         """Whether the organiser knows the base model's result."""
+        self._kept_bases: Path | None = None
+        """The folder with the bases of a run whose log is kept, those that were made as it went on too."""
         self._cell = cell
         self._problem = problem
         tokenizer, size = problem.loaded.tokenizer, problem.manifest.training.batch_size
@@ -101,6 +105,8 @@ class SeedFlood:
         ]
         self._conditions = Conditions(cell.network, cell.seed)
         self._keeper = self._keeper_in(log, problem)
+        folder = self._kept_bases or problem.bases
+        self.replicas = Replicas(problem.manifest, problem.loaded, cell.network.clients, folder)
         origins = len(self.feeds) + self.run_is_organised
         self.flood = Flood(self._conditions, origins, self._size, self.traffic)
         if self.run_is_organised and self._keeper:
@@ -125,10 +131,19 @@ class SeedFlood:
         keys = organiser_key(self._cell)
         search = self._cell.options.get("search") and "validation" in problem.held_out
         feeds = [feed.feed for feed in self.feeds]
-        keeper = Keeper(problem.manifest, log, feeds, keys, self._measure if search else None)
-        if problem.bases:  # for whoever opens the folder
+        keeper = Keeper(
+            problem.manifest,
+            log,
+            feeds,
+            keys,
+            self._measure if search else None,
+            self._make if problem.bases else None,
+            int(self._cell.options.get("renew", 0)),
+        )
+        if problem.bases:
+            self._kept_bases = Layout(log).bases
             targets, rank = problem.manifest.model.parsed_targets(), problem.manifest.training.rank
-            bases.keep(Path(self._cell.problem.bases), Layout(log).bases, targets, rank)
+            bases.keep(Path(self._cell.problem.bases), self._kept_bases, targets, rank)
         return keeper
 
     # -- training ----------------------------------------------------------------------------------
@@ -259,6 +274,7 @@ class SeedFlood:
             self._keeper.finish()
         if self.run_is_organised:
             self.flood.known[0, -1] = self._keeper.decided
+            self.replicas.use_bases(self._keeper.bases)
             self._pending = _joined(self._pending, self._corrections(decided))
 
     def _measure(
@@ -266,7 +282,7 @@ class SeedFlood:
     ) -> EvaluationEnded:
         """Do what the organiser wants to know of an epoch, on the validation rows."""
         rows = line_rows(self._problem.task, self._problem.held_out["validation"])
-        base = calibrated = found = result = None
+        rate = base = calibrated = found = result = None
         forwards = 0
         if asked.scored and not self._has_base:
             with self.replicas.holding({}):
@@ -277,13 +293,20 @@ class SeedFlood:
                     forwards += calibrated.count
             self._has_base = True
         with self.replicas.holding(before):
-            line, search = self.replicas.line(difference(after, before)), LineSearch(asked.rows)
+            if asked.sized:
+                rate, taken = self._suitable_rate(asked.epoch)
+                self.example_forwards += taken
+            most = 0 if rate else asked.rows
+            line, search = (
+                self.replicas.line(difference(after, before)),
+                LineSearch(most, wary=not has_few_dimensions(self._problem.manifest)),
+            )
             while wanted := search.wanted:
                 tokenizer = self._problem.loaded.tokenizer
                 batches = line_batches(self._problem.manifest, tokenizer, rows[wanted.start : wanted.stop])
                 search.take(line.losses(batches, search.amounts))
                 forwards += len(wanted) * len(search.amounts)
-            if asked.rows:
+            if most:
                 found = search.found
                 self.searched.append(found)
             if asked.scored:
@@ -291,7 +314,26 @@ class SeedFlood:
                     result = self._problem.evaluate("validation", perturb)
                 forwards += result.count
         self.example_forwards += forwards
-        return EvaluationEnded(asked.epoch, result, base, calibrated, found, forwards)
+        return EvaluationEnded(asked.epoch, result, base, calibrated, found, forwards, rate)
+
+    def _suitable_rate(self, epoch: int) -> tuple[float | None, int]:
+        """Return the rate that suits the subspace of an epoch, if that can be told, and what that took."""
+        manifest, loaded = self._problem.manifest, self._problem.loaded
+        shard = Shard(manifest.task, loaded.tokenizer, self._problem.rows, manifest.training.batch_size)
+        subspace, epsilon = self.run.subspace_of(epoch), manifest.training.epsilon
+        found, taken = self.replicas.step_size(subspace, shard.mini_batch, epsilon, manifest.run_id)
+        return found.rate if found else None, taken
+
+    def _make(self, cores: Mapping[int, I64]) -> bytes:
+        """Make bases at the weights with these cores, keep them, and return their digest."""
+        assert self._keeper
+        assert self._kept_bases
+        manifest, loaded = self._problem.manifest, self._problem.loaded
+        key = self._keeper.decided.to_bytes(4, "big")
+        with self.replicas.holding(cores):
+            made = making_bases.make_on(loaded, manifest, self._problem.rows, "gradients", key)
+        self.example_forwards += made.example_forwards
+        return bytes.fromhex(bases.write(self._kept_bases, made.pairs))
 
     def _deliver(self, before: I64, after: I64) -> None:
         """Give clients what they did not have before, and settle what all have."""
@@ -333,7 +375,16 @@ class SeedFlood:
             "known": torch.from_numpy(self.flood.known.copy()),
             "sent": [(*edge, size) for edge, size in self.traffic.sent.items()],
             "example_forwards": self.example_forwards,
+            "bases": self._made_bases(),
             "search": list((self._keeper and self._keeper.memory) or ()),
+        }
+
+    def _made_bases(self) -> dict[str, torch.Tensor]:
+        """Return the files of all bases that were made, by name."""
+        folder, made = self._kept_bases, self._keeper.bases[1:] if self._keeper else ()
+        files = [bases.path_in(folder, one.digest.hex()) for one in made] if folder else []
+        return {
+            file.name: torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8) for file in files
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -346,6 +397,10 @@ class SeedFlood:
             memory = Memory(*state["search"]) if state["search"] else None
             self._has_base = bool(memory and memory.has_base)
             self._keeper.restore(state["log"].numpy().tobytes(), memory)
+            for name, content in state["bases"].items():
+                assert self._kept_bases
+                (self._kept_bases / name).write_bytes(content.numpy().tobytes())
+            self.replicas.use_bases(self._keeper.bases)
         for sender, receiver, size in state["sent"]:
             self.traffic.add((sender, receiver), size)
         self.example_forwards = state["example_forwards"]

@@ -22,9 +22,11 @@ from sfnode.organising import admission
 from sfnode.organising.desk import OrganiserDesk
 from sfnode.organising.events import (
     Action,
+    BasesMade,
     DeskEvent,
     Evaluate,
     EvaluationEnded,
+    MakeBases,
     OwnerWish,
     PetitionHeard,
     Refuse,
@@ -38,9 +40,10 @@ from sfnode.organising.events import (
 from sfnode.organising.judging import by_schedule
 from sfnode.organising.line_search import Found, LineSearch
 from sfnode.organising.organiser import State
-from sfnode.organising.policy import Admission, OrganiserPolicy
+from sfnode.organising.policy import Admission, OrganiserPolicy, has_few_dimensions
 from sfnode.organising.rates import Schedule
 from sfnode.schema.evaluation import Evaluation
+from sfnode.store.disk_errors import disk_faults
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Decision
 from sfprotocol.events import OwnDecision, OwnPetition
@@ -69,9 +72,12 @@ USUAL_ROWS = 256
 """Validation rows of a run that takes all of a source of its own: a search asks for no more."""
 
 
-def policy_of(manifest: Manifest, admission: str | None = None, search: bool = False) -> OrganiserPolicy:
+def policy_of(
+    manifest: Manifest, admission: str | None = None, search: bool = False, renew_bases: int = 0
+) -> OrganiserPolicy:
     """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates
-    are found by line searches if `search`, and the run has validation rows."""
+    are found by line searches if `search`, and the run has validation rows; published bases are made anew
+    every `renew_bases` updates, if not 0."""
     data, numbers = manifest.data, manifest.training
     validates = bool(data.validation or data.validation_limit)
     return OrganiserPolicy(
@@ -80,6 +86,8 @@ def policy_of(manifest: Manifest, admission: str | None = None, search: bool = F
         quota=manifest.organised.quota,
         seal_wait=0.0 if not validates else SEARCH_WAIT if search else 120.0,
         search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
+        size_rate=search and validates and has_few_dimensions(manifest),
+        renew_updates=renew_bases if numbers.bases else 0,
         update_forwards=2 * numbers.batch_size,
     )
 
@@ -107,7 +115,9 @@ class Organising:
             node.machine,
             node.log,
             key=feed.key,
-            policy=policy_of(node.manifest, node.settings.admission, node.settings.search),
+            policy=policy_of(
+                node.manifest, node.settings.admission, node.settings.search, node.settings.renew_bases
+            ),
             judge=by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
             draw=secrets.token_bytes,
             alone=node.settings.alone or not (feed.stop or node.settings.peers),
@@ -166,6 +176,8 @@ class Organising:
                 self._start(self._evaluate(action))
             case Summarise(epoch=epoch):
                 self._start(self._summarise(epoch))
+            case MakeBases(epoch=epoch):
+                self._start(self._make_bases(epoch))
             case Refuse(decision=decision, reason=reason):
                 self._answer(decision, reason)
             case Signed(decision=decision):
@@ -196,6 +208,19 @@ class Organising:
             log.warning("no checkpoint of epoch %d is signed: %s", epoch, error.what)
         self._tell(Summarised(stated))
 
+    async def _make_bases(self, epoch: int) -> None:
+        """Make bases at the weights by the seals up to that of an epoch; peers get them from here."""
+        digest, folder = None, self._node.data_dir.bases
+        try:
+            with disk_faults(folder):
+                named = partial(self._organised.named, epoch)
+                _, made = await self._node.ask_engine(lambda engine: engine.make_bases(folder), named)
+            digest = bytes.fromhex(made)
+            log.info("made bases at the weights of epoch %d: %s", epoch, made[:16])
+        except UserError as error:
+            log.warning("no new bases are published: %s", error.what)
+        self._tell(BasesMade(digest))
+
     def _answer(self, wanted: Decision, reason: str | None) -> None:
         """Tell whoever has wished for this decision first what has become of it."""
         for wish, done in self._wishes:
@@ -206,7 +231,7 @@ class Organising:
     async def _evaluate(self, asked: Evaluate) -> None:
         """Do what the organiser wants to know of an epoch, on the validation rows; measure the base model
         first if that was not done yet."""
-        result = base = calibrated = found = None
+        result = base = calibrated = found = rate = None
         forwards, epoch = 0, asked.epoch
         wanted, ask = self._node.limiter.until_a_pause(), self._node.ask_engine
         try:
@@ -214,7 +239,10 @@ class Organising:
                 _, base = await ask(lambda engine: engine.evaluate_base(0, wanted, "validation"))
                 calibrated = await self._calibrated(wanted)
                 self._has_base, forwards = True, base.count + (calibrated.count if calibrated else 0)
-            if asked.rows:
+            if asked.sized:
+                before = partial(self._organised.named, epoch - 1)
+                _, rate = await ask(lambda engine: engine.suitable_rate(epoch), before)
+            if asked.rows and rate is None:
                 found, result, taken = await self._search(asked, wanted)
                 forwards += taken
             elif asked.scored:
@@ -223,7 +251,7 @@ class Organising:
             forwards += result.count if result else 0
         except UserError as error:
             log.warning("epoch %d is sealed without an evaluation: %s", epoch, error.what)
-        self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards))
+        self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards, rate))
 
     async def _calibrated(self, wanted: Callable[[], bool]) -> Evaluation | None:
         """Evaluate the base model less its prior; None where that cannot be measured."""
@@ -240,6 +268,9 @@ class Organising:
             return None
         return found
 
+    def _line_search(self, rows: int) -> LineSearch:
+        return LineSearch(rows, wary=not has_few_dimensions(self._node.manifest))
+
     async def _search(
         self, asked: Evaluate, wanted: Callable[[], bool]
     ) -> tuple[Found | None, Evaluation | None, int]:
@@ -248,7 +279,7 @@ class Organising:
 
         Nothing is found if what counts of earlier epochs has changed meanwhile.
         """
-        search, begun, ask = LineSearch(asked.rows), [], self._node.ask_engine
+        search, begun, ask = self._line_search(asked.rows), [], self._node.ask_engine
 
         def named(upto: int) -> Mapping[Feed, Counted]:
             begun.append(self._organised.named(asked.epoch - 1))

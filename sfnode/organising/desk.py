@@ -14,6 +14,7 @@ from typing import Protocol
 
 from sfnode.organising.events import (
     Action,
+    BasesMade,
     ControlChanged,
     DeskEvent,
     EvaluationEnded,
@@ -134,7 +135,7 @@ class OrganiserDesk:
             case OwnerWish(decision=decision):
                 self._wishes.append(decision)
                 return [*self._look_at_peers(now), *self._tell(event, now)]
-            case PetitionHeard() | EvaluationEnded() | Summarised() | OwnerTrusts():
+            case PetitionHeard() | EvaluationEnded() | Summarised() | BasesMade() | OwnerTrusts():
                 return list(self._tell(event, now))
 
     def _on_round(self, moved: Iterable[Feed], now: float) -> Iterator[Action]:

@@ -121,7 +121,17 @@ class EvaluationEnded:
     found: Found | None = None
     """Result of the line search, if there was one: the evaluation is of the model with that factor."""
     forwards: int = 0
-    """Example-forwards that all of it has taken."""
+    """Example-forwards that it has taken, but for those of the rate, which are spent once."""
+    rate: float | None = None
+    """The rate that suits the epoch's subspace at its beginning, if that was wanted and could be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class BasesMade:
+    """A MakeBases was carried out."""
+
+    digest: bytes | None
+    """That of the bases, which this node can give to its peers; None if it has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +170,7 @@ Event = (
     | PetitionHeard
     | EvaluationEnded
     | Summarised
+    | BasesMade
     | OwnerWish
     | OwnerTrusts
 )
@@ -173,7 +184,7 @@ class Round:
     """Feeds of which something else is held, counts or is proven than before."""
 
 
-DeskEvent = Round | PetitionHeard | EvaluationEnded | Summarised | OwnerWish | OwnerTrusts
+DeskEvent = Round | PetitionHeard | EvaluationEnded | Summarised | BasesMade | OwnerWish | OwnerTrusts
 """Events that the desk is told of; all others it makes of a Round."""
 
 
@@ -199,11 +210,22 @@ class Evaluate:
     """Rows that a line search along the epoch may take before that (`line_search`); 0: there is none."""
     scored: bool = True
     """Whether the model is evaluated at all."""
+    sized: bool = False
+    """Whether to find, first, the rate that suits the epoch's subspace at its beginning (`engine.step_size`);
+    if one is found, there is no line search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summarise:
     """Work out the digests of what counts up to an epoch, by the decisions as they are; report Summarised."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class MakeBases:
+    """Make bases at the weights with all that closes up to that of `epoch` have named, keep them, and report
+    BasesMade."""
 
     epoch: int
 
@@ -230,4 +252,4 @@ class Stop:
     reason: str
 
 
-Action = Sign | Evaluate | Summarise | Refuse | Signed | Stop
+Action = Sign | Evaluate | Summarise | MakeBases | Refuse | Signed | Stop

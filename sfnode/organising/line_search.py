@@ -38,7 +38,8 @@ LARGE_MOVE = 0.1
 """An epoch that moves the losses of rows by more nats than that (root mean square), and their mean not
 evidently down, is noise at a rate that is far too large: a model that it has destroyed does no worse than one
 that knew nothing, and so nothing would be evident. At good rates epochs of the built-in run move them by 0.02
-to 0.06, and where nothing is learnt any more by 0.2 and more (docs/research-log.md)."""
+to 0.06, and where nothing is learnt any more by 0.2 and more; with bases of gradients good ones move them as
+far, and their rate is known (docs/research-log.md)."""
 
 DOUBTFUL_MOVE = 0.05
 """The same where, besides, the least loss was found before the epoch's end."""
@@ -68,9 +69,11 @@ class Found(NamedTuple):
 class LineSearch:
     """A search along one epoch's direction: asks for losses of rows, in order, until it knows enough."""
 
-    def __init__(self, rows: int) -> None:
-        """`rows`: how many there are, or may be spent."""
+    def __init__(self, rows: int, *, wary: bool = True) -> None:
+        """`rows`: how many there are, or may be spent; `wary`: whether an epoch that moves losses far is
+        taken for noise unless it evidently helps."""
         self._most = rows
+        self._wary = wary
         self._losses: NDArray[np.float64] = np.zeros((0, len(AMOUNTS)))
 
     @property
@@ -103,7 +106,7 @@ class LineSearch:
         if self._gain(best, _AS_IT_IS) > EVIDENCE:
             return Found(SHARE * AMOUNTS[best], AMOUNTS[best], rows, useful)
         largest = LARGE_MOVE if best >= _AS_IT_IS else DOUBTFUL_MOVE
-        noise = not useful and self._move() > largest
+        noise = self._wary and not useful and self._move() > largest
         full = best == _AS_IT_IS and self._gain(best, _TWICE) > EVIDENCE
         return Found(0.0 if noise else 1.0, AMOUNTS[best], rows, useful, full)
 

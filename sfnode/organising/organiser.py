@@ -21,6 +21,7 @@ an organiser looks, every LOOK_INTERVAL, for the first of these that is due:
     a seal                         of the oldest closed epoch, once it is evaluated or has waited long enough
     a close                        once enough updates may be named, or one has waited long enough
     an amendment                   of a feed of which named steps are not to be had from anybody
+    bases                          once those of now have served for `OrganiserPolicy.renew_updates`
     a checkpoint                   of an epoch that is not expected to be counted differently any more
 
 A close names only what is here and what a peer has shown to hold, too, so that it cannot get lost with this
@@ -49,12 +50,14 @@ from sfnode.organising import health, wishes
 from sfnode.organising.admission import Petitions
 from sfnode.organising.events import (
     Action,
+    BasesMade,
     ControlChanged,
     Evaluate,
     EvaluationEnded,
     Event,
     ForkProven,
     HeldChanged,
+    MakeBases,
     OwnerTrusts,
     OwnerWish,
     PeerControl,
@@ -78,6 +81,7 @@ from sfprotocol.counting import MAX_EPOCHS, Counting, named_digest
 from sfprotocol.decisions import (
     INCARNATIONS,
     Amend,
+    Bases,
     Checkpoint,
     Close,
     Decision,
@@ -120,6 +124,9 @@ SETTLED = 4
 
 SUMMARISE_AGAIN = 60.0
 """Seconds until a checkpoint is tried again that could not be worked out."""
+
+MAKE_AGAIN = 600.0
+"""Seconds until bases are tried again that could not be made: a lack of memory does not go away at once."""
 
 YOUNG = 1 / 10
 """Share of the update budget up to which a run is young."""
@@ -212,6 +219,11 @@ class Organiser:
         self._evaluate_from = now
         self._summary: _Summary | None = None
         self._summarise_from = now
+        self._making = False
+        """Whether bases are being made."""
+        self._made: bytes | None = None
+        """The digest of those that were made and not signed yet."""
+        self._make_from = now
         self._actions: list[Action] = []
 
     # -- what others ask ---------------------------------------------------------------------------
@@ -257,8 +269,8 @@ class Organiser:
                 self._petitions.hear(petition, via, self._counting, now)
             case EvaluationEnded():
                 self._on_evaluation_ended(event, now)
-            case Summarised(checkpoint=checkpoint):
-                self._on_summarised(checkpoint, now)
+            case Summarised() | BasesMade():
+                self._on_made(event, now)
             case OwnerTrusts():
                 self._on_trust(event)
             case OwnerWish(decision=decision):
@@ -308,6 +320,8 @@ class Organiser:
             self.search.ended(
                 event.epoch, event.found, event.forwards, scored=scored, counting=self._counting
             )
+            if event.rate and event.epoch == self._counting.sealed:
+                self.search.sized(event.rate)
             share = self.search.time_share
         taken = now - self._asked.at
         self._evaluate_from = now + (taken / share - taken if share else float("inf"))
@@ -357,7 +371,13 @@ class Organiser:
 
     def _about_feeds(self, now: float) -> Decision | None:
         self._refresh(now)
-        return self._seal(now) or self._close(now) or self._amend(now) or self._checkpoint(now)
+        return (
+            self._seal(now)
+            or self._renewed(now)
+            or self._close(now)
+            or self._amend(now)
+            or self._checkpoint(now)
+        )
 
     def _refresh(self, now: float) -> None:
         """Bring the times up to date since which the epoch is open, and feeds wait or miss something."""
@@ -444,13 +464,38 @@ class Organiser:
         total = sum(one.steps for one in chosen)
         oldest = min((one.since for one in chosen), default=now)
         late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
-        target = search.target(counting) if search else self.policy.target_updates
-        cut = search is not None and search.cuts(counting)
+        target = search.target(counting) if search else self.policy.longest
+        first = counting.served_from() or 0
+        cut = first > counting.open_epoch or (search is not None and search.cuts(counting))
         if not cut and (not chosen or (total < min(target, rest) and not late)):
             return None
         salt = self._draw(SALT_BYTES)
         moves = (Move(one.number, one.steps, holding.tag(salt, one.mark.chain)) for one in sorted(chosen))
         return Close(counting.open_epoch, salt, tuple(moves))
+
+    # -- bases -------------------------------------------------------------------------------------
+
+    def _renewed(self, now: float) -> Bases | None:
+        """Sign the bases that were made; have new ones made once the latest have served for long enough."""
+        counting = self._counting
+        if self._made is not None:
+            decision, self._made = Bases(counting.next_subspace(), self._made), None
+            return decision if wishes.refusal(counting, decision) is None else None
+        if not self._making and now >= self._make_from and self._is_worn(counting):
+            self._making = True
+            self._actions.append(MakeBases(counting.sealed - 1))
+        return None
+
+    def _is_worn(self, counting: Counting) -> bool:
+        """Return whether the latest bases have served for long enough, others would yet be used, and the
+        rate at which they were used stays."""
+        first, ends = counting.served_from(), counting.promised >= counting.budget
+        if not self.policy.renew_updates or first is None or first >= counting.sealed or ends:
+            return False
+        if self.search and self.search.cuts(counting):
+            return False
+        served = sum(map(counting.closed_updates, range(first, counting.open_epoch)))
+        return served >= self.policy.renew_updates
 
     # -- amendments --------------------------------------------------------------------------------
 
@@ -473,6 +518,15 @@ class Organiser:
             self._summary = _Summary(epoch)
             self._actions.append(Summarise(epoch))
         return None
+
+    def _on_made(self, event: Summarised | BasesMade, now: float) -> None:
+        """Take what was worked out here in order to be signed."""
+        if isinstance(event, Summarised):
+            self._on_summarised(event.checkpoint, now)
+            return
+        self._making, self._made = False, event.digest
+        self._make_from = now if event.digest else now + MAKE_AGAIN
+        self._wake_at = self._wake_at if self._signing else now
 
     def _on_summarised(self, checkpoint: Checkpoint | None, now: float) -> None:
         if self._summary is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from sfnode.manifest import Manifest
+
 
 class Admission(Enum):
     """The petitions that are granted without asking the owner, whose word an invitation is."""
@@ -16,6 +18,10 @@ class Admission(Enum):
     ANYONE = "anyone"
     """Those with an invitation or with a proof of work."""
 
+
+FEW_DIMENSIONS = 2048
+"""Dimensions of a subspace up to which the rate that suits it can be told from a few dozen updates: of 24,576
+random ones 256 say nothing."""
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "target_updates": (1, (1 << 32) - 1),  # an update budget is a u32
@@ -29,6 +35,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "work_bits": (0, 40),  # 40: a month of one core; more cannot be told from "nobody"
     "quota": (1, (1 << 32) - 1),  # a u32 in Admit
     "search_rows": (0, 1 << 31),
+    "renew_updates": (0, (1 << 32) - 1),
     "update_forwards": (1, 1 << 16),  # two for each row of a mini-batch
     "young_share": (0.0, 1.0),
     "share": (0.0, 1.0),
@@ -69,6 +76,13 @@ class OrganiserPolicy:
     search_rows: int = 0
     """Validation rows, on which a line search sets factors and rates (`searching`); 0: the judge alone does,
     `target_updates` is what every epoch has, and the shares below are of the organiser's time."""
+    size_rate: bool = False
+    """Whether the first seal looks for the rate that suits the first subspace, too, and takes it where the
+    manifest's is far off: with bases of gradients a rate that is too large leaves nothing to search in. For
+    subspaces of FEW_DIMENSIONS; in those epochs may move losses far, too (`line_search.LARGE_MOVE`)."""
+    renew_updates: int = 0
+    """Updates for which published bases serve until others, made at sealed weights, take their place; 0:
+    for ever. An epoch has no more than that; the one that is open while bases are made ends with them."""
     update_forwards: int = 8
     """Example-forwards that an update takes."""
     young_share: float = 1 / 5
@@ -87,8 +101,18 @@ class OrganiserPolicy:
     checkpoint_epochs: int | None = 10
     """Seals between two checkpoints, from which late joiners may start; None: none are signed."""
 
+    @property
+    def longest(self) -> int:
+        """Most updates that an epoch has, unless they wait."""
+        return min(self.target_updates, self.renew_updates or self.target_updates)
+
     def __post_init__(self) -> None:
         for name, (least, most) in BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise ValueError(f"{name} is {value}; it has to be from {least:g} to {most:g}")
+
+
+def has_few_dimensions(manifest: Manifest) -> bool:
+    """Return whether the subspaces of a run have FEW_DIMENSIONS at most."""
+    return len(manifest.model.targets) * manifest.training.rank**2 <= FEW_DIMENSIONS

@@ -29,7 +29,7 @@ from sfnode.organising.judging import Judgement
 from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found, next_rate
 from sfnode.organising.policy import OrganiserPolicy
 from sfprotocol.counting import MAX_EPOCHS, Counting
-from sfprotocol.decisions import FACTOR_ONE, RateFrom
+from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, RateFrom
 
 FIRST_UPDATES = 128
 """Updates of the first epochs, if they can pay for a search: from a rate that is wrong by 100 four of them
@@ -52,6 +52,11 @@ BUSY = 1 / 2
 large swarm a twentieth of everybody's work is more than one node can do."""
 
 
+FAR_OFF = 8.0
+"""A first rate that is as many times too large or too small gives way to the one that was found. Nearer, the
+searches see to it; what is found is right to a factor of two or so."""
+
+
 class Plan(NamedTuple):
     """The measurements that an epoch is worth."""
 
@@ -59,6 +64,8 @@ class Plan(NamedTuple):
     """Most rows of the line search; 0 for none."""
     scored: bool
     """Whether the model is evaluated on all validation rows."""
+    sized: bool = False
+    """Whether the rate is looked for that suits the first subspace."""
 
 
 class Memory(NamedTuple):
@@ -98,6 +105,8 @@ class Search:
         """The epoch whose seal is to say it, the epoch that was searched, and the result."""
         self._cut: tuple[int, int, float] | None = None
         """The first and the last epoch that are cut short, and the factor of the one before."""
+        self._size: int | None = None
+        """The rate that suits the first subspace, in units of 2^-32, until a seal has said it."""
 
     @property
     def memory(self) -> Memory:
@@ -133,7 +142,7 @@ class Search:
         """Return how many updates the open epoch is to have."""
         left = MAX_EPOCHS - counting.open_epoch
         least = math.ceil((counting.budget - counting.counted) / left) if left else 0
-        target = min(self._target, self._policy.target_updates)
+        target = min(self._target, self._policy.longest)
         if self._is_cut(counting.open_epoch):
             target = math.ceil(target * DRAINED)
         return max(target, least)
@@ -160,8 +169,10 @@ class Search:
         if due and not scored and self.settled:
             rest = 0.0  # it saves up
         rows = min(policy.search_rows, int(rest // len(AMOUNTS)))
-        rows = rows if rows >= first else 0
-        return Plan(rows, scored) if rows or scored else None
+        rows, sized = rows if rows >= first else 0, policy.size_rate and counting.sealed == 0
+        if counting.sealed and counting.sealed == counting.served_from():
+            rows = max(rows, first)  # nobody knows what the rate does along new bases
+        return Plan(rows, scored, sized) if rows or scored or sized else None
 
     def _earn(self, counting: Counting) -> None:
         share = self._policy.share if self.settled else self._policy.young_share
@@ -184,10 +195,14 @@ class Search:
         self._found = counting.sealed, epoch, found
         stays = found.factor == 1.0 and not found.full
         if stays:
-            most = max(self._first, self._policy.target_updates)
+            most = max(self._first, self._policy.longest)
             self._target = min(2 * self._target, most)
         self._steady = self._steady + found.useful if stays else 0
         self.settled = self.settled or self._steady >= STEADY
+
+    def sized(self, rate: float) -> None:
+        """Take note of the rate that suits the first subspace; its seal is to say it."""
+        self._size = min(max(1, round(rate * RATE_ONE)), RATE_ONE - 1)
 
     def judged(self, counting: Counting, judgement: Judgement) -> Judgement:
         """Return a judgement with the factor and the rate that the search has found.
@@ -196,6 +211,11 @@ class Search:
         were cut short were made like the one before, and count like it.
         """
         coming = counting.open_epoch + 1
+        size, self._size = self._size, None
+        if size and not 1 / FAR_OFF <= size / counting.rate(0) <= FAR_OFF:
+            factor = float(size > counting.rate(0))  # what went too far is worth nothing
+            self._cut = counting.open_epoch, counting.open_epoch + (factor < 1), factor
+            return replace(judgement, factor=round(factor * FACTOR_ONE), rates=(RateFrom(coming, size),))
         if self._cut and self._is_cut(counting.sealed):
             return replace(judgement, factor=round(self._cut[2] * FACTOR_ONE), rates=())
         if self._found is None or self._found[0] != counting.sealed:

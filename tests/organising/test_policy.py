@@ -12,7 +12,8 @@ from sfnode.organising.rates import Schedule
 
 
 def test_every_number_has_bounds() -> None:
-    assert {field.name for field in fields(OrganiserPolicy)} - {"admission"} == set(BOUNDS)
+    numbers = {field.name for field in fields(OrganiserPolicy) if field.type != "bool"} - {"admission"}
+    assert numbers == set(BOUNDS)
 
 
 @pytest.mark.parametrize("name", sorted(BOUNDS))

@@ -1,0 +1,128 @@
+"""The rate that suits a subspace at the weights as they are, from slopes and bends of the loss there.
+
+Along the direction of a seed a mini-batch's loss is L0 + m alpha + m^2 h / 2, and an update goes to m = -rate
+alpha. That gains rate |g|^2 - rate^2 E[alpha^2] E[h] / 2, with g the mean gradient in the subspace's
+coordinates, so that the best rate for one update is (|g|^2 / E[alpha^2]) / E[h]: how much of an update is no
+noise, by how much the loss bends. All of it follows from the losses at three points of some updates: no
+held-out row is looked at, and nothing is written. It is found where the subspace has few dimensions, as with
+bases of gradients; in the thousands of dimensions of random ones nothing bends measurably: None.
+
+This module knows a model, mini-batches and directions; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sfnode.engine import forward
+from sfnode.engine.estimator import two_point
+from sfnode.engine.subspace import Subspace
+from sfnode.models.loader import LoadedModel
+from sfnode.tasks.encoding import Encoded
+from sfprotocol.seeds import coordinates, derive_key, stream
+
+SHARE = 1 / 6
+"""Share of the best rate for one update that is taken: what it gains is taken back by noise once there is
+less to gain, and later places are steeper (docs/research-log.md)."""
+
+LEAST_SIGNAL, MOST_SIGNAL = 0.05, 0.2
+"""Bounds on |g|^2 / E[alpha^2]: of a few dozen updates it is known to a tenth or so, and where it is large it
+does not stay so (on the built-in reviews it is 0.95 at first)."""
+
+EVIDENCE = 2.0
+"""Standard errors by which E[h] has to differ from 0."""
+
+UPDATES, MOST_UPDATES = 32, 64
+"""Updates that are measured at first, and at most; each costs as much as one and a half that count."""
+
+TOGETHER = 16
+"""Updates that are measured in one go."""
+
+
+class StepSize(NamedTuple):
+    """A rate, and what it follows from."""
+
+    rate: float
+    """Rate of one update that suits the subspace."""
+    signal: float
+    """|g|^2 / E[alpha^2] as measured: 1 were no mini-batch and no direction to differ from another."""
+
+
+def measure(
+    loaded: LoadedModel,
+    space: Subspace,
+    subspace: int,
+    draw: Callable[[int], Encoded],
+    epsilon: float,
+    key: bytes,
+) -> tuple[StepSize | None, int]:
+    """Return the step size of a subspace at the weights as they are, which nothing live moves, and the
+    example-forwards that it took; None where the loss does not evidently bend.
+
+    `draw` returns the mini-batch of a seed; seeds follow from `key`.
+    """
+    shape = len(space.targets), space.rank
+    seeds = stream(derive_key(b"sfnode step size", key), 0, MOST_UPDATES)
+    slopes, bends, taken = np.zeros(0), np.zeros(0), 0
+    found = None
+    while found is None and len(slopes) < MOST_UPDATES:
+        coming = seeds[len(slopes) : max(UPDATES, 2 * len(slopes))].tolist()
+        batches = [draw(seed) for seed in coming]
+        more = three_points(loaded, space, subspace, coming, batches, epsilon)
+        slopes, bends = (np.concatenate(parts) for parts in zip((slopes, bends), more, strict=True))
+        taken += 3 * sum(batch.examples for batch in batches)
+        found = suitable(seeds[: len(slopes)], slopes, bends, shape)
+    return found, taken
+
+
+def three_points(
+    loaded: LoadedModel,
+    space: Subspace,
+    subspace: int,
+    seeds: Sequence[int],
+    batches: Sequence[Encoded],
+    epsilon: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return slopes and bends (n,) of mini-batches' losses along the directions of these seeds."""
+    slopes, bends = [], []
+    for start in range(0, len(seeds), TOGETHER):
+        part, rows = seeds[start : start + TOGETHER], batches[start : start + TOGETHER]
+        estimates = two_point(loaded, space.directions(part, subspace), rows, epsilon)
+        for estimate, batch in zip(estimates, rows, strict=True):
+            here = forward.score_in_passes(loaded, batch).log_probs
+            slopes.append(estimate.alpha)
+            bends.append(2 * (estimate.loss - float(batch.losses(here).double().mean())) / epsilon**2)
+    return np.array(slopes), np.array(bends)
+
+
+def suitable(
+    seeds: NDArray[np.uint64],
+    slopes: NDArray[np.float64],
+    bends: NDArray[np.float64],
+    shape: tuple[int, int],
+) -> StepSize | None:
+    """Return what slopes and bends (n,) along the directions of these seeds say of a subspace of this many
+    layers and this rank."""
+    count = len(slopes)
+    if count < 2 or not (np.isfinite(slopes).all() and np.isfinite(bends).all()):
+        return None
+    bend, error = float(bends.mean()), float(bends.std(ddof=1)) / math.sqrt(count)
+    if not bend > EVIDENCE * error:
+        return None
+    signal = _gradient_square(seeds, slopes, shape) / float((slopes**2).mean())
+    return StepSize(SHARE * min(max(signal, LEAST_SIGNAL), MOST_SIGNAL) / bend, signal)
+
+
+def _gradient_square(seeds: NDArray[np.uint64], slopes: NDArray[np.float64], shape: tuple[int, int]) -> float:
+    """Return an unbiased estimate of |g|^2: products of two different updates, which share no noise."""
+    (layers, rank), count = shape, len(slopes)
+    row, column, sign = coordinates(seeds, layers, rank)
+    total = np.zeros((layers, rank, rank))
+    np.add.at(total, (np.arange(layers), row, column), sign * slopes[:, None])
+    own = layers * float((slopes**2).sum())
+    return (float((total**2).sum()) - own) * rank**2 / (count * (count - 1))
