@@ -27,7 +27,7 @@ def diff(past: Past, before: int, after: int, bases: Path) -> DiffResult:
     states = [past.result(before), past.result(after)]
     one, other = (past.cores(past.counted(epoch)) for epoch in (before, after))
     targets = past.manifest.model.parsed_targets()
-    norms = line.norms(_subspace(past, bases), scale_of(past.manifest), line.difference(other, one))
+    norms = line.norms(subspace_of(past, bases), scale_of(past.manifest), line.difference(other, one))
     layers = [
         LayerChange(name=t.name, norm=norm, per_weight=norm / math.sqrt(t.out_features * t.in_features))
         for t, norm in zip(targets, norms, strict=True)
@@ -48,7 +48,8 @@ def diff(past: Past, before: int, after: int, bases: Path) -> DiffResult:
     )
 
 
-def _subspace(past: Past, bases: Path) -> Subspace:
+def subspace_of(past: Past, bases: Path) -> Subspace:
+    """Return the bases of a run by the decisions that are here, on a CPU."""
     cpu, numbers = torch.device("cpu"), past.manifest.training
     basis = basis_of(past.manifest, bases, cpu)
     if isinstance(basis, PublishedBasis):

@@ -18,7 +18,12 @@ MOST_CULPRITS = 8
 """Origins that are looked for one after another."""
 
 SHARE = 0.5
-"""Share of an epoch's rise of the loss that may be left without the origins that are found."""
+"""Share of an epoch's rise of the loss that may be left without the origins that are found: else it was not
+they alone."""
+
+LITTLE = 0.1
+"""Share of the rise below which an origin's part of it is not looked for: much is chance, and honest work may
+do a little harm, too."""
 
 WORST = 1e30
 """A loss in place of one that is no number."""
@@ -61,16 +66,16 @@ def culprits(
     `without` measures the loss without what some origins have brought in the epoch.
     """
     found: list[tuple[T, float]] = []
-    enough = sound(before) + SHARE * (sound(after) - sound(before))
+    rise = sound(after) - sound(before)
     left = sound(after)
-    while left > enough and len(found) < min(MOST_CULPRITS, len(origins)):
+    while left - sound(before) > LITTLE * rise and len(found) < min(MOST_CULPRITS, len(origins)):
         gone = frozenset(origin for origin, _ in found)
         worst, loss = _worst([one for one in origins if one not in gone], gone, without)
-        if loss >= left:
-            return []
+        if left - loss < LITTLE * rise:
+            break
         found.append((worst, loss))
         left = loss
-    return found if left <= enough else []
+    return found if left - sound(before) <= SHARE * rise else []
 
 
 def _worst(

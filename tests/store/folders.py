@@ -11,7 +11,7 @@ from sfnode.node.driver import LogStore
 from sfnode.organising.health import published
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
-from sfnode.store.log import UpdateLog
+from sfnode.store.log import Record, UpdateLog
 from sfnode.store.replay import frontier_of, kept_control
 from sfprotocol import decisions
 from sfprotocol.counting import named_digest
@@ -20,8 +20,9 @@ from sfprotocol.events import OwnDecision
 from sfprotocol.holding import tag
 from sfprotocol.host import Host
 from sfprotocol.machine import Machine
-from sfprotocol.messages import Feed
+from sfprotocol.messages import EpochScalars, Feed, Segment
 from sfprotocol.own_feed import fresh
+from sfprotocol.signing import extend, head_message
 from tests.protocol.feeds import origin_of, signing_key
 
 ORGANISER = {"organiser": origin_of("organiser").hex(), "deputies": (origin_of("deputy").hex(),)}
@@ -48,19 +49,21 @@ class Folder:
         if not self.layout.manifest.exists():
             self.layout.manifest.write_text(manifest.to_toml())
         self.log = UpdateLog.open(self.layout.log, self.run.run_id)
-        frontier = frontier_of(self.run, self.log)
-        own = self._own(name) if name else None
-        key = signing_key(name or "nobody")
+        self._name, self._organises = name, organises
+        self._start()
+
+    def _start(self) -> None:
+        key = signing_key(self._name or "nobody")
         self.machine = Machine(
             self.run,
-            frontier,
-            own=own,
+            frontier_of(self.run, self.log),
+            own=self._own(self._name) if self._name else None,
             sign=key.sign,
             draw_incarnation=lambda: 0,
             proven=True,
             now=0.0,
             control=kept_control(self.log),
-            sign_control=signing_key("organiser").sign if organises else None,
+            sign_control=signing_key("organiser").sign if self._organises else None,
         )
         self.store = LogStore(self.log, self.run, lambda feed: None)
         self.host = Host(self.machine, self.store)
@@ -97,6 +100,16 @@ class Folder:
         assert made.count == count
         self.host.post(made)
         self.settle()
+
+    def bring(self, name: str, scalars: Sequence[int]) -> None:
+        """Have updates of somebody else's here, as if they had come over a link."""
+        feed = Feed(origin_of(name), 0)
+        state, parts = self.machine.frontier.state(feed), (EpochScalars(self.machine.epoch, tuple(scalars)),)
+        chain = extend(state.chain, parts)
+        head = head_message(self.run.run_id, feed, state.next + len(scalars), chain)
+        segment = Segment(state.key, state.next, parts, signing_key(name).sign(head))
+        self.log.append([Record(feed, segment, chain)])
+        self._start()
 
     # -- decisions ---------------------------------------------------------------------------------
 
