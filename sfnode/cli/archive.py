@@ -43,8 +43,8 @@ def import_(file: Path, data_dir: Path, as_json: bool) -> None:
     """Verify the archive FILE and take it into a folder: a new one, or one of the same run, whose node is
     not running.
 
-    Both together are then in the folder; of forks the organiser's decisions choose, as among peers. Nothing is
-    written before all of the archive is found sound.
+    Both together are then in the folder; of forks the organiser's decisions choose, as among peers. Nothing
+    is written before all of the archive is found sound.
     """
     from sfnode.node.exchange import take_in
 

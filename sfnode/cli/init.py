@@ -270,7 +270,7 @@ def init(
         given.setdefault("work_bits", OPEN_WORK_BITS)
     keys = RunKeys.generate() if organised else None
     if keys:
-        keys_dir = _keys_folder(keys_dir, out)
+        keys_dir = keys_folder(keys_dir, out)
         passphrase = chosen(passphrase_file) if encrypt else None
     if bases and made_of:
         raise UserError(
@@ -283,22 +283,22 @@ def init(
     if bases:
         given |= _published(bases)
     manifest = build(given | keys.options() if keys else given)
-    said = [*made, _kept(bases, out, manifest)] if bases else []
+    said = [*made, kept_bases(bases, out, manifest)] if bases else []
     measured = [_unmeasured(manifest.training, "--no-measure"), UNCHECKED]
     found, chosen_numbers = None, list[str]()
     if calibrate:
         manifest, found, chosen_numbers = _calibrated(manifest, given, device, dtype, out.parent)
     if measure:
-        manifest = _with_prior(manifest, device, dtype)
+        manifest = with_prior(manifest, device, dtype)
         manifest, measured = _measured(manifest, "scalar_limit" in given, device, dtype, out.parent, found)
     measured = [*chosen_numbers, *measured]
-    said += _what_to_do(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
-    _write(out, manifest.to_toml())
+    said += about_keys(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
+    write_manifest(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
     for note in [*said, *measured, *_notes(manifest, "epsilon" in given)]:
         echo(note)
     echo("What happens next:")
-    start = f"sfnode join --run {out}{_organising(keys_dir) if keys else ''}"
+    start = f"sfnode join --run {out}{organising_options(keys_dir) if keys else ''}"
     echo(f"  {start}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")
 
@@ -325,7 +325,7 @@ def _made(kind: str, given: dict[str, Any], folder: Path, device: str, dtype: st
     return file, f"Made bases: {words}."
 
 
-def _kept(file: Path, out: Path, manifest: Manifest) -> str:
+def kept_bases(file: Path, out: Path, manifest: Manifest) -> str:
     """Copy bases to the folder of the manifest, once they are found right; return what there is to say.
 
     Raises UserError BASES_UNUSABLE, DISK_FULL, DATA_DIR_UNUSABLE.
@@ -341,13 +341,13 @@ def _kept(file: Path, out: Path, manifest: Manifest) -> str:
     return f"Its bases are in {kept}: leave them beside {out.name}. Other nodes get these {size} from yours."
 
 
-def _organising(keys_dir: Path) -> str:
+def organising_options(keys_dir: Path) -> str:
     """Return the options of a node that organises with a key in this folder."""
     elsewhere = "" if keys_dir == KEYS_DIR.expanduser() else f" --keys-dir {shlex.quote(str(keys_dir))}"
     return f" --organise{elsewhere}"
 
 
-def _keys_folder(keys_dir: Path, out: Path) -> Path:
+def keys_folder(keys_dir: Path, out: Path) -> Path:
     """Return `keys_dir`, which must not be where the manifest lies: people pass that folder on."""
     if keys_dir.resolve() == out.resolve().parent:
         raise UserError(
@@ -358,7 +358,7 @@ def _keys_folder(keys_dir: Path, out: Path) -> Path:
     return keys_dir
 
 
-def _what_to_do(kept: Path, offline: Path) -> list[str]:
+def about_keys(kept: Path, offline: Path) -> list[str]:
     """Return what to do with the keys of an organised run."""
     return [
         f"Your node signs with {kept} what counts in this run: keep a copy of it, and show it to nobody.",
@@ -367,7 +367,7 @@ def _what_to_do(kept: Path, offline: Path) -> list[str]:
     ]
 
 
-def _with_prior(manifest: Manifest, device: str, dtype: str) -> Manifest:
+def with_prior(manifest: Manifest, device: str, dtype: str) -> Manifest:
     """Return the manifest with the base model's prior, if its loss is centred: for nodes that have no public
     rows to measure one on."""
     if manifest.task.loss == "plain":
@@ -618,7 +618,7 @@ def _text(question: str, default: str | None = None) -> str:
     return str(click.prompt(question, default=default, show_default=bool(default)))
 
 
-def _write(out: Path, text: str) -> None:
+def write_manifest(out: Path, text: str) -> None:
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:

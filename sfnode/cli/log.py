@@ -35,8 +35,8 @@ DIGITS = 8
 def log(updates: bool, data_dir: Path, as_of_now: bool, as_json: bool) -> None:
     """Show what was decided in the run of a node's folder, and what became of each epoch, oldest first.
 
-    Of an open run, in which nobody decides, its epochs. Nothing is verified (see `sfnode verify`). --as-of-now
-    is for --updates, which are otherwise those that count by the last seal.
+    Of an open run, in which nobody decides, its epochs. Nothing is verified (see `sfnode verify`).
+    --as-of-now is for --updates, which are otherwise those that count by the last seal.
     """
     if as_of_now and not updates:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Two logs of a run tell each other what they have, in one process and without a network; archives come in so.
+"""Two logs of a run tell each other what they have, in one process: so archives come in, without a network.
 
 Each gets a machine of its own, with one link between the two and a clock that runs as fast as they are. So
 everything is verified, bounded and decided as among peers: what is new enters, forks are resolved as the
@@ -113,13 +113,16 @@ def take_in(file: Path, data_dir: Path) -> ImportResult:
 
 def _taken_in(file: Path, unpacked: Unpacked, held: DataDir) -> ImportResult:
     manifest, run = unpacked.manifest, unpacked.manifest.parameters()
-    with UpdateLog.open(held.log, run.run_id) as ours, UpdateLog.open(unpacked.log, run.run_id) as theirs:
+    with (
+        UpdateLog.open(held.log, run.run_id) as ours,
+        UpdateLog.open(unpacked.layout.log, run.run_id) as theirs,
+    ):
         updates, decisions = ours.updates(), len(ours.control())
         try:
             machine, _ = exchange(run, ours, theirs)
         except PartedError as error:
             raise archive.unusable(file, f"its log and that of {held.path} do not agree: {error}") from error
-        for blob in sorted(unpacked.bases.glob(f"*{bases.SUFFIX}")):
+        for blob in sorted(unpacked.layout.bases.glob(f"*{bases.SUFFIX}")):
             bases.keep(blob, held.bases, manifest.model.parsed_targets(), manifest.training.rank)
         result = ImportResult(
             run_id=run.run_id.hex(),

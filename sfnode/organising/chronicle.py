@@ -118,29 +118,8 @@ def in_words(decision: Decision, counting: Counting) -> str:
     """Return what a decision says; `counting` is the state after it."""
     match decision:
         case Close(epoch=epoch, moves=moves):
-            return (
-                f"closes epoch {epoch}, of {sum(move.steps for move in moves)} updates; it is not sealed yet"
-            )
-        case Admit(origin=origin, quota=quota, invitation=invitation):
-            came = f", by invitation {invitation}" if invitation else ""
-            return f"admits {origin.hex()[:DIGITS]} with a quota of {quota} updates{came}"
-        case Invite(uses=uses):
-            return f"publishes invitation {len(counting.invitations)}, for {uses}"
-        case Revoke(member=member, epoch=epoch):
-            return f"revokes {_member(counting, member)} from epoch {epoch} on"
-        case RevokeInvitation(invitation=number, epoch=epoch):
-            return f"revokes invitation {number + 1}, and who came by it, from epoch {epoch} on"
-        case Void(first=first, last=last, members=members):
-            whose = ", ".join(_member(counting, member) for member in members)
-            of = f" of {whose}" if members else ""
-            return (
-                f"takes back epoch {first}{of}"
-                if first == last
-                else f"takes back epochs {first} to {last}{of}"
-            )
-        case Amend(feed=feed, epoch=epoch):
-            whose = _member(counting, feed // INCARNATIONS)
-            return f"ends a feed of {whose} before what epoch {epoch} has of it, which is lost"
+            updates = sum(move.steps for move in moves)
+            return f"closes epoch {epoch}, of {updates} updates; it is not sealed yet"
         case Budget(updates=updates):
             return f"changes the budget to {updates} updates"
         case Finish():
@@ -156,7 +135,28 @@ def in_words(decision: Decision, counting: Counting) -> str:
         case Unknown(kind=kind):
             return f"a decision of kind {kind}, which this version of sfnode does not know"
         case _:
-            return str(decision)
+            return _about_members(decision, counting)
+
+
+def _about_members(decision: Decision, counting: Counting) -> str:
+    match decision:
+        case Admit(origin=origin, quota=quota, invitation=invitation):
+            came = f", by invitation {invitation}" if invitation else ""
+            return f"admits {origin.hex()[:DIGITS]} with a quota of {quota} updates{came}"
+        case Invite(uses=uses):
+            return f"publishes invitation {len(counting.invitations)}, for {uses}"
+        case Revoke(member=member, epoch=epoch):
+            return f"revokes {_member(counting, member)} from epoch {epoch} on"
+        case RevokeInvitation(invitation=number, epoch=epoch):
+            return f"revokes invitation {number + 1}, and who came by it, from epoch {epoch} on"
+        case Void(first=first, last=last, members=members):
+            epochs = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+            whose = ", ".join(_member(counting, member) for member in members)
+            return f"takes back {epochs}{f' of {whose}' if members else ''}"
+        case Amend(feed=feed, epoch=epoch):
+            whose = _member(counting, feed // INCARNATIONS)
+            return f"ends a feed of {whose} before what epoch {epoch} has of it, which is lost"
+    return str(decision)
 
 
 def _member(counting: Counting, number: int) -> str:

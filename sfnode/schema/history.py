@@ -1,4 +1,4 @@
-"""What commands say of a run's past as JSON (docs/json.md): its log, its seals, and what changed between them."""
+"""Past of a run as commands print it with --json (docs/json.md): its history, its seals, what changed."""
 
 from __future__ import annotations
 

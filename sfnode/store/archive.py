@@ -16,10 +16,12 @@ statement says must be what comes out.
 from __future__ import annotations
 
 import os
+import shutil
 import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -33,6 +35,7 @@ from sfnode.models import bases
 from sfnode.schema.results import ArchiveStatement, VerifyResult
 from sfnode.store import records
 from sfnode.store.audit import audit
+from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults, sync_folder
 from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
 from sfnode.store.replay import counting_of, kept_control
@@ -83,13 +86,11 @@ _FIELDS = {Kind.CONTROL: 3, Kind.AUTHORITY: 1, Kind.UPDATES: 4, Kind.CUT: 3, Kin
 
 
 class Unpacked(NamedTuple):
-    """The content of an archive that was found right."""
+    """The content of an archive that was found right, as a data folder."""
 
     manifest: Manifest
     statement: ArchiveStatement
-    log: Path
-    bases: Path
-    """Folder with published bases, which may not exist."""
+    layout: Layout
 
 
 # -- writing -------------------------------------------------------------------------------------------
@@ -107,7 +108,8 @@ def write(
     if update_log.bases():
         raise UserError(
             Code.HISTORY_GONE,
-            f"{update_log.path.parent} keeps only what comes after a checkpoint, and an archive has all of a run",
+            f"{update_log.path.parent} keeps only what comes after a checkpoint, and an archive has all of "
+            "a run",
             "Make it from the folder of a node that keeps all history, such as the organiser's.",
         )
     if out.exists():
@@ -119,9 +121,8 @@ def write(
     with disk_faults(out):
         try:
             with partial.open("xb") as file:
-                for name, content, size in _members(manifest, update_log, published, statement):
-                    with content:
-                        _write_member(file, name, content, size)
+                for name, content in _members(manifest, update_log, published, statement):
+                    _write_member(file, name, content)
                 file.write(bytes(2 * BLOCK))
                 file.flush()
                 os.fsync(file.fileno())
@@ -150,37 +151,30 @@ def _statement(found: VerifyResult, version: str) -> ArchiveStatement:
 
 def _members(
     manifest: Manifest, update_log: UpdateLog, published: Path, statement: ArchiveStatement
-) -> Iterator[tuple[str, IO[bytes], int]]:
-    """Yield name, content and size of each member."""
-    for name, data in (
-        (STATEMENT, statement.model_dump_json(indent=2).encode()),
-        (MANIFEST, manifest.canonical()),
-    ):
-        yield name, _spooled([data]), len(data)
-    log = _spooled(_framed(_entries(manifest.parameters(), update_log)))
-    yield LOG, log, log.seek(0, os.SEEK_END)
-    for digest in _published(manifest.parameters(), update_log):
+) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield name and content of each member; a content is gone when the next is asked for."""
+    run = manifest.parameters()
+    yield STATEMENT, BytesIO(statement.model_dump_json(indent=2).encode())
+    yield MANIFEST, BytesIO(manifest.canonical())
+    with TemporaryFile() as log:  # its size is not known before
+        for part in _framed(_entries(run, update_log)):
+            log.write(part)
+        yield LOG, log
+    for digest in _published(run, update_log):
         file = bases.path_in(published, digest)
         if file.is_file():
             bases.read(file, manifest.model.parsed_targets(), manifest.training.rank, digest)
-            yield file.name, file.open("rb"), file.stat().st_size
+            with file.open("rb") as blob:
+                yield file.name, blob
 
 
-def _spooled(parts: Iterable[bytes]) -> IO[bytes]:
-    file = TemporaryFile()
-    for part in parts:
-        file.write(part)
-    return file
-
-
-def _write_member(file: IO[bytes], name: str, content: IO[bytes], size: int) -> None:
+def _write_member(file: IO[bytes], name: str, content: IO[bytes]) -> None:
     info = tarfile.TarInfo(name)
-    info.size, info.mode = size, 0o644
+    info.size, info.mode = content.seek(0, os.SEEK_END), 0o644
     file.write(info.tobuf(tarfile.USTAR_FORMAT))
     content.seek(0)
-    while part := content.read(COPIED):
-        file.write(part)
-    file.write(bytes(-size % BLOCK))
+    shutil.copyfileobj(content, file, COPIED)
+    file.write(bytes(-info.size % BLOCK))
 
 
 def _framed(entries: Iterable[list[Any]]) -> Iterator[bytes]:
@@ -217,7 +211,7 @@ def _published(run: RunParameters, update_log: UpdateLog) -> list[str]:
 
 
 def unpack(archive: Path, folder: Path) -> Unpacked:
-    """Unpack an archive into an empty folder and verify all of it.
+    """Unpack an archive into an empty folder, as a data folder, and verify all of it.
 
     Memory stays bounded, and the folder no larger than a few times the archive, whatever it holds. Raises
     UserError ARCHIVE_UNUSABLE for whatever is wrong with it, NEWER_PROTOCOL, OLDER_PROTOCOL, DISK_FULL.
@@ -229,18 +223,19 @@ def unpack(archive: Path, folder: Path) -> Unpacked:
             raise ValueError(f"it has format {said.format}, and this sfnode reads format {FORMAT}")
         manifest = Manifest.from_canonical(members.read(MANIFEST, MAX_MANIFEST_BYTES), str(archive))
         manifest = manifest.current(str(archive))
-        run, log = manifest.parameters(), folder / "updates.sqlite"
-        with UpdateLog.open(log, run.run_id) as update_log:
+        run, layout = manifest.parameters(), Layout(folder)
+        with UpdateLog.open(layout.log, run.run_id) as update_log:
             reader = _Reader(run, update_log)
             entries = _framed_in(members.content(LOG))
             while batch := list(islice(entries, BATCH)):
                 reader.append(batch)
-            _take_bases(members, manifest, _published(run, update_log), folder / "bases")
+            _take_bases(members, manifest, _published(run, update_log), layout.bases)
             members.end()
             found = _statement(audit(manifest, update_log), said.version)
         if found != said:
             raise ValueError("it does not come to what its statement says")
-        return Unpacked(manifest, said, log, folder / "bases")
+        layout.manifest.write_text(manifest.to_toml(), encoding="utf-8")
+        return Unpacked(manifest, said, layout)
 
 
 @contextmanager

@@ -128,7 +128,8 @@ def test_the_history_has_decisions_and_seals_in_order(folder: Folder) -> None:
     folder.make(1)
     found = history(RUN, folder.log)
     assert (found.sealed, found.counted, found.waiting) == (2, 8, 3)
-    assert [entry.kind for entry in found.entries] == "admit admit seal announce seal void close".split()
+    kinds = ["admit", "admit", "seal", "announce", "seal", "void", "close"]
+    assert [entry.kind for entry in found.entries] == kinds
     said = [entry.text for entry in found.entries]
     assert said[1] == f"admits {B[:16]} with a quota of 1000 updates"
     assert said[3] == "announces: half the rate"

@@ -1,4 +1,4 @@
-"""Data folders of an organised run, or of an open one, whose machines decide and compute as those of nodes."""
+"""Data folders of runs, whose machines decide and compute as those of nodes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_an_archive_has_everything_and_says_what_it_comes_to(folder: Folder, tmp
     assert said.digest == folder.digest
     found = unpack(tmp_path / "run.sfnode", tmp_path / "there")
     assert (found.manifest, found.statement) == (RUN, said)
-    with UpdateLog.open(found.log, RUN.run_id, read_only=True) as log:
+    with UpdateLog.open(found.layout.log, RUN.run_id, read_only=True) as log:
         assert audit(RUN, log) == audit(RUN, folder.log)
 
 
