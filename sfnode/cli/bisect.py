@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,8 +26,26 @@ if TYPE_CHECKING:
     from sfprotocol.seeds import I64
 
 
+BASE_MODEL = "base"
+"""Stands for the base model in place of an epoch."""
+
+DIGITS = 5
+"""Most digits of an epoch."""
+
+
+def parse_good(_context: Any, _parameter: Any, value: str | None) -> int | None:
+    """Return an epoch, or what stands for the base model."""
+    from sfnode.node.time_travel import BASE
+
+    if value is None or value == BASE_MODEL:
+        return None if value is None else BASE
+    if not (value.isdecimal() and len(value) <= DIGITS):
+        raise click.BadParameter(f"name a sealed epoch, or {BASE_MODEL} for the base model")
+    return int(value)
+
+
 @click.command
-@click.argument("good", type=click.IntRange(-1), required=False, metavar="[GOOD")
+@click.argument("good", required=False, callback=parse_good, metavar="[GOOD")
 @click.argument("bad", type=click.IntRange(0), required=False, metavar="[BAD]]")
 @data_dir_option
 @model_option
@@ -47,7 +65,7 @@ def bisect(
 
     Measures the loss on the run's validation rows: of a few seals all, of many by halves; then of that
     epoch's without what each origin has brought in it. GOOD is by default the best seal that the organiser
-    has evaluated (-1: the base model), BAD the last one. Prints the commands that take back what did harm.
+    has evaluated (it may be `base`, the base model), BAD the last one. Prints the commands that take back what did harm.
     """
     with opened_run(data_dir) as (manifest, update_log):
         from sfnode.engine.trainer import Trainer
