@@ -86,6 +86,7 @@ def bisect(
             bases=layout.bases,
         ) as trainer:
             trainer.use_bases(past.latest.bases)
+            trainer.begin(past.cores(past.counted(first)))  # what lies between is a line of few subspaces
             with waiting(f"measuring from {first} to {last}"):
                 found = time_travel.bisect(
                     past, first, last, _measure(trainer), lambda said: echo(said, err=True)
