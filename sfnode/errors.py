@@ -13,7 +13,7 @@ from sfnode.printable import paragraph
 
 class Code(IntEnum):
     """The numbers of the errors: 1x command line, 2x model, 3x data, 4x disk, 5x network, 6x others, 7x a run
-    that is organised, 8x experiments, loggers, published bases, archives and forks."""
+    that is organised, 8x experiments, loggers, published bases, archives and parents."""
 
     BAD_OPTION = 10
     BAD_MANIFEST = 11
@@ -75,7 +75,7 @@ class Code(IntEnum):
     BASES_MISSING = 81
     BASES_UNUSABLE = 82
     ARCHIVE_UNUSABLE = 83
-    FORK_DIFFERS = 84
+    PARENT_DIFFERS = 84
 
 
 class UserError(Exception):

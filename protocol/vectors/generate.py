@@ -346,8 +346,8 @@ CENTRED: dict[str, Any] = OPEN | {
     "task": OPEN["task"] | {"loss": "centred", "prior": [0, -65536, 2147483647, -2147483647]},
 }
 
-FORKED: dict[str, Any] = OPEN | {
-    "model": OPEN["model"] | {"fork": {"run_id": "12" * 32, "epoch": 65535, "digest": "34" * 32}}
+CHILD: dict[str, Any] = OPEN | {
+    "model": OPEN["model"] | {"parent": {"run_id": "12" * 32, "epoch": 65535, "digest": "34" * 32}}
 }
 
 
@@ -357,7 +357,7 @@ def manifest_vectors() -> dict[str, Any]:
         **_manifest(MANIFEST),
         "version 2": [
             {"admission": fields["admission"], **_manifest(fields)}
-            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED, FORKED)
+            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED, CHILD)
         ],
         "rates": [
             {"learning_rate": rate, "rate": str(units)}

@@ -65,7 +65,8 @@ def bisect(
 
     Measures the loss on the run's validation rows: of a few seals all, of many by halves; then of that
     epoch's without what each origin has brought in it. GOOD is by default the best seal that the organiser
-    has evaluated (it may be `base`, the base model), BAD the last one. Prints the commands that take back what did harm.
+    has evaluated (it may be `base`, the base model), BAD the last one. Prints the commands that take back
+    what did harm.
     """
     with opened_run(data_dir) as (manifest, update_log):
         from sfnode.engine.trainer import Trainer

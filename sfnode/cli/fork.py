@@ -1,7 +1,7 @@
 """`sfnode fork`: a new run whose base model is the state of another at one of its seals.
 
 Its manifest names that run, the seal and the digest of its cores, so that the new run's id commits to them;
-`sfnode verify --forked-from` recomputes that the base model is what it is said to be.
+`sfnode verify --parent` recomputes that the base model is what it is said to be.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _forked(
         "revision": "",
         "digest": files.digest(model),
         "listing": listing_hash(model),
-        "fork": {"run_id": old.run_id.hex(), "epoch": epoch, "digest": digest},
+        "parent": {"run_id": old.run_id.hex(), "epoch": epoch, "digest": digest},
     }
     fields["organised"] |= {**keys.options(), "votes": 1}
     fields["training"]["learning_rate"] = counting.rate(counting.open_epoch) / RATE_ONE
@@ -141,21 +141,21 @@ def _bases_file(data_dir: Path, manifest: Manifest) -> Path:
 # -- verifying -----------------------------------------------------------------------------------------
 
 
-def check_fork(manifest: Manifest, data_dir: Path, parent: Path) -> str:
+def check_parent(manifest: Manifest, data_dir: Path, parent: Path) -> str:
     """Recompute that the base model of a run is the state of another, as its manifest says; `parent` is a
     data folder of that run, or its archive. Return what was found, in words.
 
-    Raises UserError FORK_DIFFERS, WRONG_RUN, and as `trained_model.load` and `archive.unpack`.
+    Raises UserError PARENT_DIFFERS, WRONG_RUN, and as `trained_model.load` and `archive.unpack`.
     """
     from sfnode.cli.trained_model import load
     from sfnode.models import files
     from sfnode.modelshare.sharing import model_of
     from sfnode.store.data_folder import Layout
 
-    said = manifest.model.fork
+    said = manifest.model.parent
     if said is None:
         raise UserError(
-            Code.BAD_OPTION, f"the run {manifest.name} is no fork of another", "Leave out --forked-from."
+            Code.BAD_OPTION, f"the run {manifest.name} started from no other", "Leave out --parent."
         )
     base = files.resolve(manifest.model.source, manifest.model.revision, model_of(Layout(data_dir), None))
     with _folder_of(parent) as folder, TemporaryDirectory(prefix="sfnode-") as scratch:
@@ -163,7 +163,7 @@ def check_fork(manifest: Manifest, data_dir: Path, parent: Path) -> str:
             if old.run_id.hex() != said.run_id:
                 raise UserError(
                     Code.WRONG_RUN,
-                    f"{parent} holds run {old.run_id.hex()[:16]} ({old.name}), and the fork is of "
+                    f"{parent} holds run {old.run_id.hex()[:16]} ({old.name}), and the parent is "
                     f"{said.run_id[:16]}",
                     "Name a folder or an archive of that run.",
                 )
@@ -195,7 +195,7 @@ def _folder_of(parent: Path) -> Iterator[Path]:
 
 def _differs(what: str) -> UserError:
     return UserError(
-        Code.FORK_DIFFERS,
-        f"the fork is not what its manifest says: {what}",
+        Code.PARENT_DIFFERS,
+        f"the run does not start where its manifest says: {what}",
         "Do not trust where it says that it comes from; ask whoever made it.",
     )

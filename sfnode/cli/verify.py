@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     "that is what happens anyway.",
 )
 @option(
-    "--forked-from",
+    "--parent",
     type=click.Path(path_type=Path, exists=True),
     metavar="PATH",
     help="Recompute, too, that the base model is the state of another run that the manifest names, from a "
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 )
 @json_option
 def verify(
-    data_dir: Path, as_of_now: bool, from_checkpoint: bool, forked_from: Path | None, as_json: bool
+    data_dir: Path, as_of_now: bool, from_checkpoint: bool, parent: Path | None, as_json: bool
 ) -> None:
     """Replay the log of a node's folder from genesis, check every signature, and print the digests.
 
@@ -52,7 +52,7 @@ def verify(
             state = state_to_begin_with(manifest, update_log, Layout(data_dir).checkpoints)
         result = audit(manifest, update_log, state, as_of_now=as_of_now)
         bases = _bases(manifest, update_log, Layout(data_dir).bases)
-    forked = _forked(manifest, data_dir, forked_from)
+    origin = _parent(manifest, data_dir, parent)
     if result.seals and not as_of_now:
         _warn(result.seals)
     if as_json:
@@ -63,7 +63,7 @@ def verify(
         echo(f"what came before is as the checkpoint of epoch {result.checkpoint} says, which is signed")
     if result.seals:
         echo(_told(result.seals))
-    for said in filter(None, (bases, forked)):
+    for said in filter(None, (bases, origin)):
         echo(said)
     if result.seals and result.seals.named_digest and not as_of_now:
         echo(f"seal         of epoch {result.seals.epoch}: {result.seals.updates} updates count")
@@ -72,13 +72,13 @@ def verify(
         echo(f"digest       {result.digest}\ncore digest  {result.core_digest}")
 
 
-def _forked(manifest: Manifest, data_dir: Path, parent: Path | None) -> str:
-    """Check where the run comes from, if the run that it was forked from is at hand."""
+def _parent(manifest: Manifest, data_dir: Path, parent: Path | None) -> str:
+    """Check where the run comes from, if its parent is at hand."""
     if parent is not None:
-        from sfnode.cli.fork import check_fork
+        from sfnode.cli.fork import check_parent
 
-        return check_fork(manifest, data_dir, parent)
-    said = manifest.model.fork
+        return check_parent(manifest, data_dir, parent)
+    said = manifest.model.parent
     return (
         f"forked from run {said.run_id[:16]} at the seal of epoch {said.epoch}, not checked" if said else ""
     )

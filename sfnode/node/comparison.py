@@ -1,4 +1,4 @@
-"""What has changed in a run from one of its seals to another: whose updates, and each matrix by how much.
+"""Difference between two seals of a run: whose updates, and by how much each matrix has changed.
 
 From cores and bases alone: neither the base model nor data are needed, and no matrix is made.
 """

@@ -117,7 +117,7 @@ class Past:
             at_seal(self.run, (), lambda feed: 0, 0)
         self._machine = settled(self.run, update_log)
         self.latest = counting_of(self.run, self.entries)
-        """What counts by all decisions."""
+        """State by all decisions."""
         self._core = Core(len(manifest.model.targets), manifest.training.rank)
         folder = Layout(data_dir).checkpoints
         stated, self._applied = checkpoint.start(folder, self.latest, update_log)
@@ -259,5 +259,5 @@ def _undo(epoch: int | None, origins: list[Without]) -> Iterator[str]:
     if epoch is None:
         return
     names = [one.origin[:DIGITS] for one in origins]
-    yield " ".join([f"sfnode organise void {epoch}", *(f"--member {name}" for name in names)])
     yield from (f"sfnode organise revoke {name}" for name in names)
+    yield " ".join([f"sfnode organise void {epoch}", *(f"--member {name}" for name in names)])

@@ -43,7 +43,7 @@ class HistoryEntry(Answer):
     kind: str
     """Name of the decision in lower case; `seal` and `epoch` have an `epoch`."""
     text: str
-    """What it says, in words."""
+    """Its content in words."""
     epoch: EpochEntry | None = None
 
 
@@ -60,7 +60,7 @@ class HistoryResult(Answer):
     """Updates here that no seal has judged; 0 in an open run."""
     budget: int
     entries: list[HistoryEntry]
-    """From the first to the last."""
+    """Decisions and seals, the oldest first."""
 
 
 class CheckoutResult(Answer):
@@ -94,7 +94,7 @@ class DiffResult(Answer):
     evaluations: list[EpochEvaluation]
     """Published ones of the two models, in this order."""
     origins: list[OriginPart]
-    """By how many updates more of each origin count, the most first; negative if something was taken back."""
+    """Updates more of each origin that count, the most first; negative if something was taken back."""
     norm: float
     """Frobenius norm of the change of all matrices together."""
     layers: list[LayerChange]
@@ -124,7 +124,7 @@ class BisectResult(Answer):
 
     run_id: str
     measured: list[Measured]
-    """In the order of measurements."""
+    """States that were measured, in order."""
     epoch: int | None
     """The epoch that raised the loss most of all; None if the loss did not rise."""
     before: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ HARM = 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an organiser's node that has sealed four epochs; in one of them b's updates are as large as may be."""
+    """Of an organiser's node that has sealed four epochs; in one b's updates are as large as may be."""
     path = tmp_path_factory.mktemp("run") / "node"
     with Folder(path, RUN, "a", organises=True) as made:
         made.admit("a", "b")
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def parsed(sfnode: Run, folder: Path) -> Iterator[Callable[..., dict]]:  # type: ignore[type-arg]
+def parsed(sfnode: Run, folder: Path) -> Callable[..., dict]:  # type: ignore[type-arg]
     """What a command prints with --json about the folder."""
 
     def run(*arguments: object) -> dict:  # type: ignore[type-arg]
@@ -53,7 +53,7 @@ def parsed(sfnode: Run, folder: Path) -> Iterator[Callable[..., dict]]:  # type:
         found: dict = json.loads(ended.out)  # type: ignore[type-arg]
         return found
 
-    yield run
+    return run
 
 
 # -- log -----------------------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ def test_bisect_names_the_epoch_its_origin_and_the_commands(sfnode: Run, folder:
     assert lines[0].startswith(f"epoch {HARM} has raised the loss from ")
     assert lines[1].startswith(f"  without the 3 updates of {B}: ")
     assert lines[-2:] == [
-        f"  sfnode organise void {HARM} --member {B[:16]}",
         f"  sfnode organise revoke {B[:16]}",
+        f"  sfnode organise void {HARM} --member {B[:16]}",
     ]
     assert "measuring from 0 to 3" in ended.err
     found = sfnode("bisect", "base", 1, "--data-dir", folder, "--json")
@@ -176,8 +176,8 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
     ended = sfnode("fork", 1, tmp_path / "fork", "--data-dir", folder, "--name", "again")
     assert ended.status == 0, ended.err
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
-    assert fork.model.fork
-    assert fork.model.fork.model_dump() == {
+    assert fork.model.parent
+    assert fork.model.parent.model_dump() == {
         "run_id": RUN.run_id.hex(),
         "epoch": 1,
         "digest": state["core_digest"],
@@ -195,7 +195,7 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
     assert f"forked from run {RUN.run_id.hex()[:16]} at the seal of epoch 1, not checked" in told
     assert sfnode("archive", tmp_path / "old.sfnode", "--data-dir", folder).status == 0
     for parent in (folder, tmp_path / "old.sfnode"):
-        checked = sfnode("verify", "--forked-from", parent, "--data-dir", tmp_path / "node")
+        checked = sfnode("verify", "--parent", parent, "--data-dir", tmp_path / "node")
         assert checked.status == 0, checked.err
         assert f"its base model is run {RUN.run_id.hex()[:16]} at the seal of epoch 1" in checked.out
 
@@ -206,11 +206,11 @@ def test_a_fork_of_something_else_is_found_out(
 ) -> None:
     assert sfnode("fork", 1, tmp_path / "fork", "--data-dir", folder).status == 0
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
-    assert fork.model.fork
-    model = fork.model.model_copy(update={"fork": fork.model.fork.model_copy(update=lie)})
+    assert fork.model.parent
+    model = fork.model.model_copy(update={"parent": fork.model.parent.model_copy(update=lie)})
     with Folder(tmp_path / "node", fork.model_copy(update={"model": model})):
         pass
-    checked = sfnode("verify", "--forked-from", folder, "--data-dir", tmp_path / "node")
+    checked = sfnode("verify", "--parent", folder, "--data-dir", tmp_path / "node")
     assert checked.status == 1
     assert ("SF013" if "run_id" in lie else "SF084") in checked.err
 
@@ -223,7 +223,7 @@ def test_a_fork_with_another_model_is_found_out(sfnode: Run, folder: Path, tmp_p
     other = {"source": str(tmp_path / "other"), "digest": files.digest(tmp_path / "other")}
     with Folder(tmp_path / "node", fork.model_copy(update={"model": fork.model.model_copy(update=other)})):
         pass
-    checked = sfnode("verify", "--forked-from", folder, "--data-dir", tmp_path / "node")
+    checked = sfnode("verify", "--parent", folder, "--data-dir", tmp_path / "node")
     assert "SF084" in checked.err
     assert "has other values" in checked.err
 

@@ -247,8 +247,8 @@ def test_bisect_finds_a_planted_epoch_and_its_origin(trainer: Trainer, tmp_path:
     assert found.origins[0].loss < (found.before + found.after) / 2
     name = origin_of("c").hex()[:16]
     assert found.undo == [
-        f"sfnode organise void {PLANTED} --member {name}",
         f"sfnode organise revoke {name}",
+        f"sfnode organise void {PLANTED} --member {name}",
     ]
     assert len(told) == found.evaluations == 7 + 3
 
