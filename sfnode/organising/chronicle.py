@@ -129,7 +129,9 @@ def in_words(decision: Decision, counting: Counting) -> str:
         case Announce(text=text):
             return f"announces: {text}"
         case Evaluated():
-            return f"the base model: {health.in_words(decision)}, loss {health.measured(decision).loss:.4f}"
+            result = health.measured(decision)
+            of = "the base model less its prior" if result.calibrated else "the base model"
+            return f"tells of {of}: {health.figure(result)}, loss {result.loss:.4f}"
         case Checkpoint(epoch=epoch, cores=cores):
             return f"states the checkpoint of epoch {epoch}, core digest {cores.hex()[:DIGITS]}"
         case Unknown(kind=kind):

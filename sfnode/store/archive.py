@@ -18,11 +18,12 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from io import BytesIO
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple
@@ -354,32 +355,32 @@ class _Reader:
         self._chain = b""
 
     def append(self, entries: Iterable[list[Any]]) -> None:
-        """Write some entries in one transaction. Raises whatever shows that they are none."""
-        rows: list[Record] = []
-        cuts: list[CutRecord] = []
-        cards: list[CardRecord] = []
-        decided: list[Entry] = []
-        authority: list[bytes] = []
-        for kind, *fields in entries:
-            if type(kind) is not int or _FIELDS.get(kind) != len(fields):  # type: ignore[call-overload]
+        """Write some entries, those of a kind at once. Raises whatever shows that they are none."""
+        for kind, group in groupby(entries, key=itemgetter(0)):
+            fields = [entry[1:] for entry in group]
+            count = _FIELDS.get(kind) if type(kind) is int else None  # type: ignore[call-overload]
+            if any(len(some) != count for some in fields):
                 raise ValueError("an entry of its log is of no kind that there is")
             if kind < self._kind:
                 raise ValueError("the entries of its log are not in order")
             self._kind = kind
-            match kind:
-                case Kind.CONTROL:
-                    decided.append(_entry(*fields))
-                case Kind.AUTHORITY:
-                    authority.append(self._message(Succession | ControlFork, *fields)[1])
-                case Kind.UPDATES:
-                    rows.append(self._row(*fields))
-                case Kind.CUT:
-                    cuts.append(self._cut(*fields))
-                case Kind.CARD:
-                    cards.append(self._card(*fields))
-        control = [KeepControl(self._decisions, tuple(decided))] if decided else []
-        self._decisions += len(decided)
-        self._log.append(rows, cuts, cards, control=control, authority=authority)
+            self._write(Kind(kind), fields)
+
+    def _write(self, kind: Kind, entries: Sequence[Sequence[Any]]) -> None:
+        match kind:
+            case Kind.CONTROL:
+                decided = tuple(_entry(*fields) for fields in entries)
+                self._log.append([], control=[KeepControl(self._decisions, decided)])
+                self._decisions += len(decided)
+            case Kind.AUTHORITY:
+                said = [self._message(Succession | ControlFork, *fields)[1] for fields in entries]
+                self._log.append([], authority=said)
+            case Kind.UPDATES:
+                self._log.append([self._row(*fields) for fields in entries])
+            case Kind.CUT:
+                self._log.append([], [self._cut(*fields) for fields in entries])
+            case Kind.CARD:
+                self._log.append([], cards=[self._card(*fields) for fields in entries])
 
     def _row(self, origin: Any, incarnation: Any, first: Any, body: Any) -> Record:
         """Return a row whose chain head is as it should be."""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sfnode.cli.trained_model import load
+from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.models import files
 from sfnode.models.manifest_builder import default_manifest
@@ -189,6 +191,9 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
     assert fork.model.digest == files.digest(tmp_path / "fork/model")
     assert list((home / ".local/share/sfnode/keys").glob(f"{fork.run_id.hex()}*"))
 
+    at_seal = load(folder, None, "cpu", "float32", epoch=1).trainer.evaluate(32)
+    with Trainer.load(fork, training=False) as begun:
+        assert begun.evaluate_base(32) == at_seal
     with Folder(tmp_path / "node", fork):
         pass
     told = sfnode("verify", "--data-dir", tmp_path / "node").out

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sfnode.errors import Code, UserError
+from sfnode.models import bases
 from sfnode.node.exchange import exchange, take_in
 from sfnode.store import archive
 from sfnode.store.audit import audit
 from sfnode.store.data_folder import open_data_dir
-from sfprotocol.messages import EpochScalars, Feed
+from sfnode.store.log import CardRecord
+from sfprotocol import wire_codec
+from sfprotocol.control_feed import succession_message
+from sfprotocol.events import OwnSuccession
+from sfprotocol.messages import Card, EpochScalars, Feed, Succession, Vote
+from sfprotocol.signing import card_message
 from tests.node.helpers import manifest, record
-from tests.protocol.feeds import origin_of
+from tests.protocol.feeds import origin_of, signing_key
 from tests.store.folders import Folder, organised
 
 RUN = organised(manifest("carried", update_budget=1000, scalar_limit=1000))
+
+TARGETS = RUN.model.parsed_targets()
 
 
 def carried(folder: Folder, file: Path) -> Path:
@@ -98,6 +108,73 @@ def test_of_a_fork_the_sealed_history_is_kept(tmp_path: Path) -> None:
     with Folder(tmp_path / "other", RUN) as b:
         assert audit(RUN, b.log).core_digest == core
         assert b.log.read(Feed(origin_of("b"), 0), 0, 6).parts == (EpochScalars(0, (3,) * 6),)  # type: ignore[union-attr]
+
+
+def test_a_fork_of_an_open_run_is_cut_for_all_and_its_proof_goes_along(tmp_path: Path) -> None:
+    run = manifest("open", update_budget=1000, scalar_limit=1000)
+    with Folder(tmp_path / "here", run) as here, Folder(tmp_path / "there", run) as there:
+        here.log.append([record(run, "a", [1, 2, 3]), record(run, "b", [4] * 5)])
+        there.log.append([record(run, "a", [1, 2, 4])])
+        one, other = exchange(run.parameters(), here.log, there.log)
+        assert one.frontier.digest() == other.frontier.digest()
+        assert [(cut.feed.origin, cut.at) for cut in there.log.cuts()] == [(origin_of("a"), 2)]
+        file = carried(there, tmp_path / "file")
+    result = take_in(file, tmp_path / "new")
+    assert (result.updates, result.same) == (2 + 5, True)
+    with Folder(tmp_path / "new", run) as new:
+        assert [cut.at for cut in new.log.cuts()] == [2]
+
+
+def test_names_go_along_if_their_origin_has_signed_them(tmp_path: Path) -> None:
+    run = manifest("open", update_budget=1000, scalar_limit=1000)
+    with Folder(tmp_path / "here", run) as here:
+        for name, signer in (("a", "a"), ("b", "a")):
+            said = record(run, name, [1, 2, 3])
+            card = Card(said.feed, 3, f"node {name}", "", bytes(64))
+            signature = signing_key(signer).sign(card_message(run.run_id, card))
+            frame = wire_codec.encode(replace(card, signature=signature), 2)
+            here.log.append([said], cards=[CardRecord(said.feed, frame)])
+        file = carried(here, tmp_path / "file")
+    take_in(file, tmp_path / "new")
+    with Folder(tmp_path / "new", run) as new:
+        assert [card.feed.origin for card in new.log.cards()] == [origin_of("a")]
+
+
+def test_published_bases_go_along(tmp_path: Path) -> None:
+    blob = [
+        (np.full((t.out_features, 4), 3, np.int8), np.full((t.in_features, 4), -3, np.int8)) for t in TARGETS
+    ]
+    digest = bases.write(tmp_path, blob)
+    run = manifest("published", update_budget=1000, scalar_limit=1000, basis="published", bases=digest)
+    with Folder(tmp_path / "here", run, "a") as here:
+        here.make(5)
+        bases.keep(bases.path_in(tmp_path, digest), here.layout.bases, TARGETS, 4)
+        file = carried(here, tmp_path / "file")
+    take_in(file, tmp_path / "new")
+    assert files(tmp_path / "new") == ["bases", f"bases/{digest}.bases", "lock", "run.toml", "updates.sqlite"]
+    whole = file.read_bytes()
+    place = whole.index(bytes([3] * 32))
+    file.write_bytes(whole[:place] + b"\x04" + whole[place + 1 :])
+    with pytest.raises(UserError, match="has the digest") as refused:
+        take_in(file, tmp_path / "other")
+    assert refused.value.code is Code.ARCHIVE_UNUSABLE
+    assert not (tmp_path / "other").exists()
+
+
+def test_decisions_of_another_organiser_go_along_with_the_succession(tmp_path: Path) -> None:
+    with Folder(tmp_path / "here", RUN, "a", organises=True) as a:
+        a.admit("a")
+        entries = a.machine.organised.control.feed.entries  # type: ignore[union-attr]
+        chain = a.machine.organised.control.feed.chain  # type: ignore[union-attr]
+        unsigned = Succession(1, len(entries), chain, origin_of("next"), ())
+        vote = signing_key("deputy").sign(succession_message(RUN.run_id, unsigned))
+        a.host.post(OwnSuccession(replace(unsigned, votes=(Vote(0, vote),))))
+        a.settle()
+        assert a.machine.organised.control.feed.key == origin_of("next")  # type: ignore[union-attr]
+        file = carried(a, tmp_path / "file")
+    take_in(file, tmp_path / "new")
+    with Folder(tmp_path / "new", RUN) as new:
+        assert new.machine.organised.control.feed.key == origin_of("next")  # type: ignore[union-attr]
 
 
 # -- what is refused -----------------------------------------------------------------------------------
