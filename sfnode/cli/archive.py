@@ -36,7 +36,7 @@ def archive(file: Path, data_dir: Path, as_json: bool) -> None:
 
 
 @click.command("import")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
 @data_dir_option
 @json_option
 def import_(file: Path, data_dir: Path, as_json: bool) -> None:

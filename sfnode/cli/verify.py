@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 )
 @option(
     "--parent",
-    type=click.Path(path_type=Path, exists=True),
+    type=click.Path(path_type=Path),
     metavar="PATH",
     help="Recompute, too, that the base model is the state of another run that the manifest names, from a "
     "data folder or an archive of that run.",

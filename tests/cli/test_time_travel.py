@@ -257,7 +257,8 @@ def test_a_run_goes_from_one_folder_to_another_in_a_file(
 
 def test_what_is_no_archive_is_refused_with_advice(sfnode: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("hello")
-    ended = sfnode("import", tmp_path / "file", "--data-dir", tmp_path / "there")
-    assert (ended.status, ended.out) == (1, "")
-    assert "SF083" in ended.err
-    assert not (tmp_path / "there").exists()
+    for name in ("file", "missing"):
+        ended = sfnode("import", tmp_path / name, "--data-dir", tmp_path / "there")
+        assert (ended.status, ended.out) == (1, "")
+        assert "SF083" in ended.err
+        assert not (tmp_path / "there").exists()
