@@ -11,10 +11,12 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.models import bases
 from sfnode.node.exchange import exchange, take_in
-from sfnode.store import archive
+from sfnode.store import archive, checkpoint
 from sfnode.store.audit import audit
+from sfnode.store.checkpoint import compute, plan
 from sfnode.store.data_folder import open_data_dir
 from sfnode.store.log import CardRecord
+from sfnode.store.replay import counting_of, remember_checkpoint
 from sfprotocol import wire_codec
 from sfprotocol.control_feed import succession_message
 from sfprotocol.events import OwnSuccession
@@ -175,6 +177,29 @@ def test_decisions_of_another_organiser_go_along_with_the_succession(tmp_path: P
     take_in(file, tmp_path / "new")
     with Folder(tmp_path / "new", RUN) as new:
         assert new.machine.organised.control.feed.key == origin_of("next")  # type: ignore[union-attr]
+
+
+def test_a_folder_that_has_let_go_of_its_beginning_takes_what_comes_after(tmp_path: Path) -> None:
+    with Folder(tmp_path / "here", RUN, "a", organises=True) as a:
+        a.admit("a")
+        a.make(5)
+        a.close()
+        a.seal()
+        counting = counting_of(a.run, a.log.control())
+        state = compute(RUN, a.log, plan(counting, 0))
+        assert state
+        a.decide(state.decision(RUN.run_id))
+        take_in(carried(a, tmp_path / "first"), tmp_path / "there")
+        with Folder(tmp_path / "there", RUN) as there:
+            remember_checkpoint(there.log, state.decision(RUN.run_id))
+            there.log.rebase(state.bases.values())
+            checkpoint.keep(there.layout.checkpoints, state)
+        a.make(4)
+        second, digest = carried(a, tmp_path / "second"), a.digest
+    result = take_in(second, tmp_path / "there")
+    assert (result.new_updates, result.digest, result.same) == (4, digest, True)
+    with Folder(tmp_path / "there", RUN) as there:
+        assert [base.step for base in there.log.bases().values()] == [5]
 
 
 # -- what is refused -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from sfnode.errors import Code, UserError
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.node import comparison
 from sfnode.node.time_travel import BASE, Past, bisect, history
-from sfnode.store import checkpoint
+from sfnode.store import archive, checkpoint
 from sfnode.store.audit import audit
 from sfnode.store.checkpoint import compute, plan
 from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Announce, RateFrom, Revoke, Void
@@ -94,6 +94,26 @@ def test_a_state_is_the_one_that_a_checkpoint_states(folder: Folder) -> None:
     epoch(folder, 2, 2)
     assert past(folder).result(2).core_digest == core_digest(folder)  # from the checkpoint's state
     assert past(folder).result(0).core_digest == seen.result(0).core_digest  # and back from it
+
+
+def test_a_folder_without_its_beginning_has_the_seals_after_it(folder: Folder) -> None:
+    digests = []
+    for _ in range(4):
+        epoch(folder, 3, 4)
+        digests.append(core_digest(folder))
+    state = compute(RUN, folder.log, plan(past(folder).latest, 1))
+    assert state
+    folder.decide(state.decision(RUN.run_id))
+    checkpoint.keep(folder.layout.checkpoints, state)
+    folder.log.rebase(state.bases.values())
+    seen = past(folder)
+    assert [seen.result(number).core_digest for number in (3, 1, 2)] == [digests[3], digests[1], digests[2]]
+    with pytest.raises(UserError, match="before its checkpoint was asked for") as refused:
+        seen.result(0)
+    assert refused.value.code is Code.CHECKPOINT_UNUSABLE
+    with pytest.raises(UserError) as refused:
+        archive.write(RUN, folder.log, folder.layout.bases, folder.path / "archive", "0")
+    assert refused.value.code is Code.HISTORY_GONE
 
 
 @pytest.mark.parametrize("wanted", [2, 60_000])
