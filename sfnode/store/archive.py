@@ -122,7 +122,7 @@ def write(
     with disk_faults(out):
         try:
             with partial.open("xb") as file:
-                for name, content in _members(manifest, update_log, published, statement):
+                for name, content in _members(manifest, update_log, published, statement, partial):
                     _write_member(file, name, content)
                 file.write(bytes(2 * BLOCK))
                 file.flush()
@@ -151,13 +151,16 @@ def _statement(found: VerifyResult, version: str) -> ArchiveStatement:
 
 
 def _members(
-    manifest: Manifest, update_log: UpdateLog, published: Path, statement: ArchiveStatement
+    manifest: Manifest, update_log: UpdateLog, published: Path, statement: ArchiveStatement, beside: Path
 ) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield name and content of each member; a content is gone when the next is asked for."""
+    """Yield name and content of each member; a content is gone when the next is asked for.
+
+    What has to be written first to know its size lies on the disk of the file `beside`.
+    """
     run = manifest.parameters()
     yield STATEMENT, BytesIO(statement.model_dump_json(indent=2).encode())
     yield MANIFEST, BytesIO(manifest.canonical())
-    with TemporaryFile() as log:  # its size is not known before
+    with TemporaryFile(dir=beside.absolute().parent) as log:
         for part in _framed(_entries(run, update_log)):
             log.write(part)
         yield LOG, log
