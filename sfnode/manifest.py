@@ -55,6 +55,7 @@ ADDED_IN_2: dict[str, Any] = {
 """Keys that a manifest of version 1 does not have."""
 
 OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
+    "model": frozenset({"parent"}),
     "task": frozenset({"loss", "prior"}),
     "training": frozenset({"bases"}),
 }
@@ -109,6 +110,16 @@ class Target(Section):
         return f"{self.name}:{self.out_features}x{self.in_features}"
 
 
+class Parent(Section):
+    """The state of another run that a base model is (SPEC M7)."""
+
+    run_id: Hex32
+    epoch: int = Field(ge=0, lt=MAX_EPOCHS)
+    """Epoch of the seal."""
+    digest: Hex32
+    """Core digest of what counted when it was sealed."""
+
+
 class Model(Section):
     """The base model. `source`: `builtin:NAME`, a local folder, or a Hugging Face hub id."""
 
@@ -118,6 +129,8 @@ class Model(Section):
     listing: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     """Hash of the listing by which nodes download the model from each other (SPEC B2); empty: they do not."""
     targets: tuple[str, ...] = Field(min_length=1, max_length=4096)
+    parent: Parent | None = None
+    """State of another run that the model is; None if it is none. The run's id commits to it."""
 
     @field_validator("targets")
     @classmethod
@@ -361,7 +374,9 @@ class Manifest(Section):
         centred = self.task.loss == "centred"
         if centred and self.training.batch_size < 2:
             raise ValueError("a centred loss needs a batch_size of 2 or more: one row has no mean but itself")
-        added = self.organised.organiser or self.extensions or self.training.bases or centred
+        added = (
+            self.organised.organiser or self.extensions or self.training.bases or centred or self.model.parent
+        )
         if self.protocol == 1 and (added or validates or priced):
             raise ValueError("a run of version 1 has nothing of what version 2 has added")
         if (self.admission == "organised") != bool(self.organised.organiser):

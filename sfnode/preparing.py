@@ -88,7 +88,7 @@ def prepare(
         manifest = _changed(manifest, "training", **chosen)
     if not measure:
         return Prepared(manifest, tried, None)
-    manifest = _with_prior(manifest, means, waiting)
+    manifest = with_prior(manifest, means, waiting)
     found = tried.pilot if isinstance(tried, Trial) else _slopes(manifest, means, waiting)
     if "scalar_limit" in given:
         pilot.check(manifest.training, found)
@@ -107,7 +107,7 @@ def _trial(manifest: Manifest, keep_epsilon: bool, means: Means, waiting: Waitin
         return trial.run(manifest, LineSearch, keep_epsilon=keep_epsilon, advance=advance, **means._asdict())
 
 
-def _with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:
+def with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:
     """Return the manifest with the base model's prior, if its loss is centred: for nodes that have no public
     rows to measure one on."""
     if manifest.task.loss == "plain":

@@ -19,6 +19,7 @@ FIELDS: dict[str, Any] = {
     "task": {"kind": "text", "template": "{text}"},
     "data": {},
 }
+PARENT = {"run_id": "12" * 32, "epoch": 7, "digest": "34" * 32}
 
 
 def changed(section: str, **fields: Any) -> dict[str, Any]:
@@ -237,6 +238,7 @@ def test_a_manifest_of_version_1_is_read_and_written_without_the_keys_of_version
         {"data": {"validation": "rows.tsv"}},
         {"data": {"train": "rows.tsv", "validation_limit": 1}},
         {"training": {"basis": "published", "bases": "ab" * 32}},
+        {"model": FIELDS["model"] | {"parent": PARENT}},
     ],
 )
 def test_a_manifest_of_version_1_has_nothing_of_version_2(fields: dict[str, Any]) -> None:
@@ -275,3 +277,20 @@ def test_a_run_with_random_bases_does_not_say_so(tmp_path: Path) -> None:
 def test_bases_are_published_if_and_only_if_a_digest_names_them(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="bases"):
         Manifest.model_validate(changed("training", **fields))
+
+
+def test_a_run_that_starts_from_another_is_another_run_and_says_so(tmp_path: Path) -> None:
+    plain, child = Manifest.model_validate(FIELDS), Manifest.model_validate(changed("model", parent=PARENT))
+    assert "parent" not in plain.to_toml()
+    assert child.run_id != plain.run_id
+    assert Manifest.from_canonical(child.canonical(), "a peer") == child
+    (tmp_path / "run.toml").write_text(child.to_toml())
+    assert Manifest.from_toml(tmp_path / "run.toml").run_id == child.run_id
+    other = Manifest.model_validate(changed("model", parent=PARENT | {"epoch": 8}))
+    assert other.run_id != child.run_id
+
+
+@pytest.mark.parametrize("change", [{"epoch": 65_536}, {"epoch": -1}, {"run_id": ""}, {"digest": "AB" * 32}])
+def test_a_parent_is_named_by_a_seal(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="parent"):
+        Manifest.model_validate(changed("model", parent=PARENT | change))

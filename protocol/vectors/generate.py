@@ -346,14 +346,18 @@ CENTRED: dict[str, Any] = OPEN | {
     "task": OPEN["task"] | {"loss": "centred", "prior": [0, -65536, 2147483647, -2147483647]},
 }
 
+CHILD: dict[str, Any] = OPEN | {
+    "model": OPEN["model"] | {"parent": {"run_id": "12" * 32, "epoch": 65535, "digest": "34" * 32}}
+}
+
 
 def manifest_vectors() -> dict[str, Any]:
-    """Return a manifest of version 1, three of version 2, and fields that none of version 2 may have."""
+    """Return a manifest of version 1, five of version 2, and fields that none of version 2 may have."""
     return {
         **_manifest(MANIFEST),
         "version 2": [
             {"admission": fields["admission"], **_manifest(fields)}
-            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED)
+            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED, CHILD)
         ],
         "rates": [
             {"learning_rate": rate, "rate": str(units)}

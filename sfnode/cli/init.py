@@ -264,7 +264,7 @@ def init(
         given.setdefault("work_bits", OPEN_WORK_BITS)
     keys = RunKeys.generate() if organised else None
     if keys:
-        keys_dir = _keys_folder(keys_dir, out)
+        keys_dir = keys_folder(keys_dir, out)
         passphrase = chosen(passphrase_file) if encrypt else None
     if bases and made_of:
         raise UserError(
@@ -285,12 +285,12 @@ def init(
     )
     manifest = prepared.manifest
     said += output.keys_words(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
-    _write(out, manifest.to_toml())
+    write_manifest(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
     for note in [*said, *output.numbers_words(prepared, given), *output.notes(manifest, "epsilon" in given)]:
         echo(note)
     echo("What happens next:")
-    start = f"sfnode join --run {out}{_organising(keys_dir) if keys else ''}"
+    start = f"sfnode join --run {out}{organising_options(keys_dir) if keys else ''}"
     echo(f"  {start}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")
 
@@ -317,13 +317,13 @@ def _made(kind: str, given: dict[str, Any], folder: Path, device: str, dtype: st
     return file, f"Made bases: {words}."
 
 
-def _organising(keys_dir: Path) -> str:
+def organising_options(keys_dir: Path) -> str:
     """Return the options of a node that organises with a key in this folder."""
     elsewhere = "" if keys_dir == KEYS_DIR.expanduser() else f" --keys-dir {shlex.quote(str(keys_dir))}"
     return f" --organise{elsewhere}"
 
 
-def _keys_folder(keys_dir: Path, out: Path) -> Path:
+def keys_folder(keys_dir: Path, out: Path) -> Path:
     """Return `keys_dir`, which must not be where the manifest lies: people pass that folder on."""
     if keys_dir.resolve() == out.resolve().parent:
         raise UserError(
@@ -431,7 +431,7 @@ def _text(question: str, default: str | None = None) -> str:
     return str(click.prompt(question, default=default, show_default=bool(default)))
 
 
-def _write(out: Path, text: str) -> None:
+def write_manifest(out: Path, text: str) -> None:
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:

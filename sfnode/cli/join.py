@@ -151,7 +151,7 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
 )
 @setting(
     "--history",
-    help="What to keep of an organised run: all updates (an archive), or those after the checkpoint before "
+    help="What to keep of an organised run: all updates, or those after the checkpoint before "
     "the newest one.",
 )
 @setting("--keys-dir", metavar="FOLDER", help="Where the keys of the runs that you organise are kept.")

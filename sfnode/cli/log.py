@@ -1,37 +1,107 @@
-"""`sfnode log`: the updates of a node's log, for programs that recompute a run."""
+"""`sfnode log`: the history of a run by a node's log, or its updates, for programs that recompute it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from sfnode.cli.data_folder import opened_run
-from sfnode.cli.options import as_of_now_option, data_dir_option
+from sfnode.cli.options import as_of_now_option, data_dir_option, json_option, option
 from sfnode.cli.output import echo
+from sfnode.dashboard.formatting import count, figure
+from sfnode.errors import Code, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfnode.manifest import Manifest
+    from sfnode.schema.history import EpochEntry, HistoryEntry, HistoryResult
+    from sfnode.store.log import UpdateLog
+
+SHOWN = 4
+"""Origins of an epoch that are shown: those that have brought most."""
+
+DIGITS = 8
+"""Hex digits of their keys."""
 
 
 @click.command("log")
+@option("--updates", is_flag=True, help="Print the updates that count instead, as JSON lines (docs/json.md).")
 @data_dir_option
 @as_of_now_option
-def log(data_dir: Path, as_of_now: bool) -> None:
-    """Print the updates that count, one JSON object a line, feed by feed (docs/json.md).
+@json_option
+def log(updates: bool, data_dir: Path, as_of_now: bool, as_json: bool) -> None:
+    """Show what was decided in the run of a node's folder, and what became of each epoch, oldest first.
 
-    Nothing is verified (see `sfnode verify`). Of an organised run it is what counts by the last seal.
+    Of an open run, in which nobody decides, its epochs. Nothing is verified (see `sfnode verify`).
+    --as-of-now is for --updates, which are otherwise those that count by the last seal.
     """
+    if as_of_now and not updates:
+        raise UserError(
+            Code.BAD_OPTION, "--as-of-now: a history is always that of now", "Leave it out, or add --updates."
+        )
+    with opened_run(data_dir) as (manifest, update_log):
+        if updates:
+            _print_updates(manifest, update_log, as_of_now)
+            return
+        from sfnode.node.time_travel import history
+
+        found = history(manifest, update_log)
+    echo(found.model_dump_json(indent=2) if as_json else "\n".join(_lines(found)))
+
+
+def _print_updates(manifest: Manifest, update_log: UpdateLog, as_of_now: bool) -> None:
     from sfnode.cli.trained_model import counted
     from sfnode.schema.results import UpdateLine
     from sfnode.store.replay import weighed
 
-    with opened_run(data_dir) as (manifest, update_log):
-        for update in weighed(update_log, counted(manifest, update_log, as_of_now=as_of_now)):
-            line = UpdateLine(
-                origin=update.feed.origin.hex(),
-                incarnation=update.feed.incarnation,
-                step=update.step,
-                epoch=update.epoch,
-                seed=str(update.seed),
-                scalar=update.scalar,
-                weight=update.weight,
-            )
-            echo(line.model_dump_json())
+    for update in weighed(update_log, counted(manifest, update_log, as_of_now=as_of_now)):
+        line = UpdateLine(
+            origin=update.feed.origin.hex(),
+            incarnation=update.feed.incarnation,
+            step=update.step,
+            epoch=update.epoch,
+            seed=str(update.seed),
+            scalar=update.scalar,
+            weight=update.weight,
+        )
+        echo(line.model_dump_json())
+
+
+def _lines(found: HistoryResult) -> Iterator[str]:
+    for entry in found.entries:
+        yield from entry_lines(entry)
+    counts = f"{count(found.counted)} of {count(found.budget)} updates count"
+    if found.sealed is None:
+        yield f"run {found.run_name} ({found.run_id[:16]}), open: {counts}"
+    else:
+        seals = f"{found.sealed} seals, {counts}, {count(found.waiting)} are not judged yet"
+        yield f"run {found.run_name} ({found.run_id[:16]}): {seals}"
+
+
+def entry_lines(entry: HistoryEntry) -> Iterator[str]:
+    """Yield what to print of a part of a history."""
+    number = "" if entry.position is None else str(entry.position)
+    yield f"{number:>6}  {entry.kind:<10}  {entry.text}{_figures(entry.epoch) if entry.epoch else ''}"
+    if entry.epoch and entry.epoch.origins:
+        yield f"{'':20}{_who(entry.epoch)}"
+
+
+def _figures(epoch: EpochEntry) -> str:
+    said = [] if epoch.factor is None else [f"factor {epoch.factor:.4g}"]
+    said.append(f"rate {epoch.rate:.3g}")
+    if epoch.digest:
+        said.append(f"digest {epoch.digest[:DIGITS]}")
+    if one := epoch.evaluation:
+        said.append(f"{one.metric} {figure(one)}, loss {one.loss:.4f}")
+    return "; " + ", ".join(said)
+
+
+def _who(epoch: EpochEntry) -> str:
+    shown = [f"{one.origin[:DIGITS]} {count(one.updates)}" for one in epoch.origins[:SHOWN]]
+    others = epoch.origins[SHOWN:]
+    if others:
+        shown.append(f"{len(others)} others {count(sum(one.updates for one in others))}")
+    return ", ".join(shown)

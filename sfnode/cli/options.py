@@ -64,6 +64,13 @@ def bound(metadata: Iterable[Any], side: str) -> int | None:
     return next((getattr(item, side) for item in metadata if hasattr(item, side)), None)
 
 
+def epoch_argument(name: str, **extra: Any) -> Callable[[F], F]:
+    """Return the argument for a sealed epoch."""
+    from sfprotocol.counting import MAX_EPOCHS
+
+    return click.argument(name, type=click.IntRange(0, MAX_EPOCHS - 1), metavar=name.upper(), **extra)
+
+
 def data_dir_option(function: F) -> F:
     """Add --data-dir. Commands that start at once have it, so it does not import `Settings`."""
     return option(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.cli.data_folder import opened_run
 from sfnode.cli.exit import show
+from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 
 if TYPE_CHECKING:
@@ -37,11 +38,20 @@ class TrainedModel(NamedTuple):
         return f"{seal}{self.updates} updates"
 
 
-def load(data_dir: Path, model: Path | None, device: str, dtype: str, *, as_of_now: bool) -> TrainedModel:
-    """Load the base model and apply what counts; say on standard error what is lacking of the last seal.
+def load(
+    data_dir: Path,
+    model: Path | None,
+    device: str,
+    dtype: str,
+    *,
+    as_of_now: bool = False,
+    epoch: int | None = None,
+) -> TrainedModel:
+    """Load the base model and apply what counts by the last seal, by that of an `epoch`, or as of now; say on
+    standard error what is lacking of the last seal.
 
-    Raises UserError DATA_DIR_UNUSABLE, MODEL_*, DEVICE, BASES_*, or UPDATES_LACKING if no seal is here as a
-    whole.
+    Raises UserError DATA_DIR_UNUSABLE, MODEL_*, DEVICE, BASES_*, UPDATES_LACKING if no seal is here as a
+    whole, and for an `epoch` as `checkout.at_seal`.
     """
     from sfnode.engine.trainer import Trainer
     from sfnode.modelshare.sharing import model_of
@@ -52,7 +62,7 @@ def load(data_dir: Path, model: Path | None, device: str, dtype: str, *, as_of_n
     layout = Layout(data_dir)
     with opened_run(data_dir) as (manifest, update_log):
         machine = settled(manifest.parameters(), update_log)
-        checkout = None if as_of_now else _checked_out(machine, update_log)
+        checkout = None if as_of_now else _checked_out(machine, update_log, epoch)
         model = model_of(layout, model)
         trainer = Trainer.load(
             manifest,
@@ -73,6 +83,13 @@ def load(data_dir: Path, model: Path | None, device: str, dtype: str, *, as_of_n
         return TrainedModel(trainer, state_digest(manifest, frontier).hex(), frontier.known, None)
 
 
+def write(trained: TrainedModel, out: Path, form: str) -> None:
+    """Write the model to the new folder `out`, and say so. Raises as `Trainer.export`."""
+    with waiting("writing the model"):
+        trained.trainer.export(out, "lora" if form == "lora" else "hf")
+    echo(f"wrote {out} ({trained.moment}, digest {trained.digest})")
+
+
 def counted(manifest: Manifest, update_log: UpdateLog, *, as_of_now: bool) -> Mapping[Feed, Counted]:
     """Return what counts of each feed, as `load` applies it; raises and says the same."""
     from sfnode.node.startup import settled
@@ -84,10 +101,13 @@ def counted(manifest: Manifest, update_log: UpdateLog, *, as_of_now: bool) -> Ma
     return {state.feed: machine.counted(state.feed) for state in machine.frontier}
 
 
-def _checked_out(machine: Machine, update_log: UpdateLog) -> Checkout | None:
-    """Return the last seal of an organised run that is here as a whole; None for an open run."""
-    from sfnode.store.checkout import last_seal, warning
+def _checked_out(machine: Machine, update_log: UpdateLog, epoch: int | None = None) -> Checkout | None:
+    """Return the seal of an `epoch`, or the last one of an organised run that is here as a whole; None for
+    an open run."""
+    from sfnode.store.checkout import at_seal, last_seal, warning
 
+    if epoch is not None:
+        return at_seal(machine.run, update_log.control(), machine.frontier.next, epoch)
     if machine.organised is None:
         return None
     checkout = last_seal(machine.run, update_log.control(), machine.frontier.next)
@@ -108,6 +128,7 @@ def _replay(
 ) -> None:
     """Apply what counts, beginning with the newest checkpoint that is here."""
     from sfnode.store import checkpoint
+    from sfnode.store.checkout import whole
     from sfnode.store.replay import changes
 
     counting = machine.frontier.counting
@@ -116,7 +137,7 @@ def _replay(
         trainer.begin(checkpoint.load(checkpoints, trainer.manifest, counting, stated).cores)
     done, total = 0, sum(max((run.stop for run in one.runs), default=0) for one in counted.values())
     with waiting("replaying the log") as advance:
-        for batch in changes(update_log, applied, counted, machine.run.subspace_epochs):
+        for batch in changes(update_log, applied, whole(applied, counted), machine.run.subspace_epochs):
             trainer.apply(batch)
             done += len(batch.seeds)
             advance(done, total)

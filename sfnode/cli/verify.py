@@ -28,8 +28,17 @@ if TYPE_CHECKING:
     help="Begin with the newest signed checkpoint in the folder. Where the folder has no history before one, "
     "that is what happens anyway.",
 )
+@option(
+    "--parent",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Recompute, too, that the base model is the state of another run that the manifest names, from a "
+    "data folder or an archive of that run.",
+)
 @json_option
-def verify(data_dir: Path, as_of_now: bool, from_checkpoint: bool, as_json: bool) -> None:
+def verify(
+    data_dir: Path, as_of_now: bool, from_checkpoint: bool, parent: Path | None, as_json: bool
+) -> None:
     """Replay the log of a node's folder from genesis, check every signature, and print the digests.
 
     Of an organised run they are those of the last seal.
@@ -43,6 +52,7 @@ def verify(data_dir: Path, as_of_now: bool, from_checkpoint: bool, as_json: bool
             state = state_to_begin_with(manifest, update_log, Layout(data_dir).checkpoints)
         result = audit(manifest, update_log, state, as_of_now=as_of_now)
         bases = _bases(manifest, update_log, Layout(data_dir).bases)
+    origin = _parent(manifest, data_dir, parent)
     if result.seals and not as_of_now:
         _warn(result.seals)
     if as_json:
@@ -53,13 +63,25 @@ def verify(data_dir: Path, as_of_now: bool, from_checkpoint: bool, as_json: bool
         echo(f"what came before is as the checkpoint of epoch {result.checkpoint} says, which is signed")
     if result.seals:
         echo(_told(result.seals))
-    if bases:
-        echo(bases)
+    for said in filter(None, (bases, origin)):
+        echo(said)
     if result.seals and result.seals.named_digest and not as_of_now:
         echo(f"seal         of epoch {result.seals.epoch}: {result.seals.updates} updates count")
         echo(f"named digest {result.seals.named_digest}\ncore digest  {result.core_digest}")
     else:
         echo(f"digest       {result.digest}\ncore digest  {result.core_digest}")
+
+
+def _parent(manifest: Manifest, data_dir: Path, parent: Path | None) -> str:
+    """Check where the run comes from, if its parent is at hand."""
+    if parent is not None:
+        from sfnode.cli.fork import check_parent
+
+        return check_parent(manifest, data_dir, parent)
+    said = manifest.model.parent
+    return (
+        f"forked from run {said.run_id[:16]} at the seal of epoch {said.epoch}, not checked" if said else ""
+    )
 
 
 def _bases(manifest: Manifest, update_log: UpdateLog, folder: Path) -> str:

@@ -84,6 +84,17 @@ def difference(after: Mapping[int, I64], before: Mapping[int, I64]) -> dict[int,
     return found
 
 
+def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, I64]) -> list[float]:
+    """Return the Frobenius norm of what these cores change of each target, from their sides alone: the matrix
+    is never made. Nothing is rounded but in float64."""
+    found = []
+    for number in range(len(space.targets)):
+        u, v = _sides(space, scale, cores, number, torch.float64)  # (k, out), (in, k)
+        square = ((u @ u.t()) * (v.t() @ v)).sum()
+        found.append(float(square.clamp(min=0).sqrt()))
+    return found
+
+
 def _on_every_row(directions: Directions, this: Pass) -> Perturbation:
     like = directions.u[0]
     one = like.new_ones(1, 1)
@@ -95,15 +106,19 @@ def _on_every_row(directions: Directions, this: Pass) -> Perturbation:
 
 
 def _sides(
-    space: Subspace, scale: Callable[[int], float], cores: Mapping[int, I64], number: int
+    space: Subspace,
+    scale: Callable[[int], float],
+    cores: Mapping[int, I64],
+    number: int,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """Return -scale (U A)^T (k, out) float32 and V (in, k) of one target, all subspaces side by side."""
+    """Return -scale (U A)^T (k, out) and V (in, k) of one target, all subspaces side by side."""
     target = space.targets[number]
-    u = [torch.zeros(0, target.out_features, device=space.device)]
-    v = [torch.zeros(target.in_features, 0, device=space.device)]
+    u = [torch.zeros(0, target.out_features, device=space.device, dtype=dtype)]
+    v = [torch.zeros(target.in_features, 0, device=space.device, dtype=dtype)]
     for subspace, core in cores.items():
         left, right = space.matrices(subspace, number)
-        a = torch.from_numpy(core[number] * -scale(subspace)).float().to(left.device)  # (rank, rank)
-        u.append(a.t() @ left.float().t())
-        v.append(right.float())
+        a = torch.from_numpy(core[number] * -scale(subspace)).to(left.device, dtype)  # (rank, rank)
+        u.append(a.t() @ left.to(dtype).t())
+        v.append(right.to(dtype))
     return torch.cat(u), torch.cat(v, 1)

@@ -58,6 +58,9 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 MAX_HEADER = 100 << 20
 """The safetensors format's own bound on its header, in bytes."""
 
+ABOUT_THE_LIBRARY = ("transformers_version", "_name_or_path")
+"""Keys of config.json with which whoever saves a model says how."""
+
 HASH_CHUNK = 16 << 20
 """Bytes hashed at a time, so that a file never has to be resident as a whole."""
 
@@ -140,6 +143,48 @@ def digest(folder: Path) -> str:
             content = (folder / file).read_bytes()
             state.update(_line([file, len(content)]) + content)
     return state.hexdigest()
+
+
+def difference(one: Path, other: Path) -> str | None:
+    """Return in what two base models differ of all that their outputs depend on; None if in nothing.
+
+    What a library writes about itself into config.json says nothing of a model. Raises UserError MODEL_*.
+    """
+    tensors = [stored_tensors(folder) for folder in (one, other)]
+    names = sorted({*tensors[0], *tensors[1]})
+    for name in names:
+        if not (name in tensors[0] and name in tensors[1]):
+            return f"the tensor {name} is in one of them only"
+        first, second = (_tensor_digest(tensor[name]) for tensor in tensors)
+        if first != second:
+            return f"the tensor {name} has other values"
+    if _config(one / CONFIG) != _config(other / CONFIG):
+        return f"{CONFIG} says something else"
+    for file in TOKENIZER_FILES:
+        if _content(one / file) != _content(other / file):
+            return f"{file} is another one"
+    return None
+
+
+def _tensor_digest(stored: StoredTensor) -> tuple[str, tuple[int, ...], bytes]:
+    state = hashlib.blake2b(digest_size=32)
+    with stored.file.open("rb") as handle:
+        handle.seek(stored.offset)
+        for start in range(0, stored.size, HASH_CHUNK):
+            state.update(handle.read(min(HASH_CHUNK, stored.size - start)))
+    return stored.dtype, stored.shape, state.digest()
+
+
+def _config(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {key: value for key, value in found.items() if key not in ABOUT_THE_LIBRARY}
+    except (OSError, ValueError, AttributeError) as error:
+        raise broken(file, "configuration", str(error)) from error
+
+
+def _content(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
 
 
 def _line(fields: list[Any]) -> bytes:

@@ -143,7 +143,7 @@ async def agree_on_manifest(
             "Give --peers ADDRESS to join one, or --run FILE to start one (`sfnode init` writes the file).",
         )
     if not data_dir.manifest.exists():
-        await in_thread(lambda: _keep(manifest, data_dir.manifest))
+        await in_thread(lambda: keep_manifest(manifest, data_dir.manifest))
     return manifest
 
 
@@ -160,7 +160,7 @@ async def _peers_manifest(settings: Settings, transport: Transport, data_dir: Da
         raise
 
 
-def _keep(manifest: Manifest, path: Path) -> None:
+def keep_manifest(manifest: Manifest, path: Path) -> None:
     """Write the manifest durably, all or nothing."""
     with disk_faults(path):
         partial = path.with_suffix(".partial")
@@ -272,6 +272,7 @@ def settled(run: RunParameters, update_log: UpdateLog) -> Machine:
             draw_incarnation=draw_incarnation,
             proven=True,
             now=0.0,
+            cards=kept_cards(update_log, run),
             control=kept_control(update_log),
         )
     host = Host(machine, LogStore(update_log, run, lambda feed: None))

@@ -97,8 +97,12 @@ def measured(said: Evaluated) -> Evaluation:
 def in_words(said: Evaluated) -> str:
     """Return a published result for people, such as `accuracy 0.610 (0.581-0.642) of epoch 7`."""
     of = "the base model" if is_base(said) else f"epoch {said.epoch}"
-    result = measured(said)
-    return f"{result.metric} {result.value:.3f} ({result.low:.3f}-{result.high:.3f}) of {of}"
+    return f"{figure(measured(said))} of {of}"
+
+
+def figure(result: Evaluation) -> str:
+    """Return a result for people, such as `accuracy 0.610 (0.581-0.642)`."""
+    return f"{result.metric} {result.value:.3f} ({result.low:.3f}-{result.high:.3f})"
 
 
 def verdict(decisions: Iterable[Decision]) -> Verdict:

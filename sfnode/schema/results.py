@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import ConfigDict, Field
+
 from sfnode.schema.base import Answer
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.status import Status
@@ -89,6 +91,48 @@ class SealsResult(Answer):
     """Updates that count by that seal."""
     lacking: int
     """Updates that seals are about and the log lacks."""
+
+
+class ArchiveStatement(Answer):
+    """The statement in an archive: what its log comes to. `sfnode archive --json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int
+    """Version of the archive's format."""
+    version: str = Field(max_length=64)
+    """The sfnode that has written it."""
+    run_id: str = Field(pattern="^[0-9a-f]{64}$")
+    feeds: int
+    updates: int
+    decisions: int
+    """Decisions of the organiser; this and `sealed` are 0 in an open run."""
+    sealed: int
+    """Epochs that are sealed."""
+    digest: str
+    """State digest of all that is in it."""
+    core_digest: str
+    """Digest of the cores of what counts, by the last seal that is in it as a whole."""
+    named_digest: str | None
+    """Digest of the last seal that is in it as a whole."""
+
+
+class ImportResult(Answer):
+    """`sfnode import --json`."""
+
+    run_id: str
+    run_name: str
+    new_updates: int
+    """Updates that have come from the archive."""
+    new_decisions: int
+    updates: int
+    """Updates that are here now."""
+    sealed: int | None
+    """Epochs that are sealed now; None in an open run."""
+    digest: str
+    """State digest of what is here now."""
+    same: bool
+    """Whether this is what the archive has, too: then both have the same."""
 
 
 Reach = Literal["internet", "network", "machine"]

@@ -1,23 +1,26 @@
-"""Finds the last seal that a log has as a whole (SPEC O11), and what counts by it: what is exported,
-evaluated and verified.
+"""Finds the last seal that a log has as a whole (SPEC O11), or any seal that is asked for, and what counts by
+it: what is exported, evaluated, verified and compared.
 
 A seal's model is that of the decisions up to the next seal: what the organiser has taken back meanwhile does
-not count. Who lacks some of what a seal counts knows nothing of its model, and speaks of an earlier seal.
+not count. Who lacks some of what a seal counts knows nothing of its model, and speaks of an earlier seal. A
+seal that is asked for by its epoch is as it was when it was signed: decisions after it change nothing of it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
-from sfnode.store.replay import counting_of
+from sfnode.store.log import UpdateLog
+from sfnode.store.replay import changes, counting_of
 from sfprotocol import decisions
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Seal
 from sfprotocol.messages import Entry, Feed, RunParameters
-from sfprotocol.weighing import Counted, Rates
+from sfprotocol.weighing import NOTHING, Counted, Rates
 
 
 class Checkout(NamedTuple):
@@ -53,8 +56,49 @@ def last_seal(run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed
     """Return what counts by the last seal of which everything is held: `held(feed)` steps of a feed are."""
     latest = counting = counting_of(run, entries)
     while (epoch := _first_lacking(counting, held)) is not None:
-        entries = entries[: _seal_of(run, entries, epoch)]
+        entries = entries[: seal_of(run, entries, epoch)]
         counting = counting_of(run, entries)
+    return _checkout(counting, latest, held)
+
+
+def at_seal(
+    run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed], int], epoch: int
+) -> Checkout:
+    """Return what counted when `epoch` was sealed, by the decisions up to its seal.
+
+    Raises UserError BAD_OPTION if it is not sealed, RUN_IS_OPEN in a run without seals, UPDATES_LACKING if
+    something that it is about is not held.
+    """
+    if run.organised is None:
+        raise UserError(
+            Code.RUN_IS_OPEN,
+            "an open run has no seals: nothing says which of its states is that of an epoch",
+            "`sfnode log` shows its epochs, and `sfnode export` writes the model with all updates.",
+        )
+    latest = counting_of(run, entries)
+    if not 0 <= epoch < latest.sealed:
+        has = f"its last seal is of epoch {latest.sealed - 1}" if latest.sealed else "no epoch is sealed yet"
+        raise UserError(
+            Code.BAD_OPTION,
+            f"epoch {epoch} of this run is not sealed: {has}",
+            "`sfnode log` lists the seals.",
+        )
+    found = _checkout(counting_of(run, entries[: seal_of(run, entries, epoch) + 1]), latest, held)
+    stops = (
+        (feed, max((one.stop for one in counted.runs), default=0)) for feed, counted in found.counted.items()
+    )
+    lacking = sum(max(0, stop - held(feed)) for feed, stop in stops)
+    if lacking:
+        raise UserError(
+            Code.UPDATES_LACKING,
+            f"the log lacks {lacking} updates of the seal of epoch {epoch}",
+            "Let the node run until it has caught up.",
+        )
+    return found
+
+
+def _checkout(counting: Counting, latest: Counting, held: Callable[[Feed], int]) -> Checkout:
+    """Return what counts by the last seal of `counting`; `latest` is the same by all decisions."""
     rates, last = Rates.of(counting), counting.sealed - 1
     stops = counting.positions(last) if counting.sealed else {}
     lacking = latest.positions(latest.sealed - 1) if latest.sealed else {}
@@ -82,7 +126,7 @@ def _epoch_after(counting: Counting, number: int, held: int) -> int:
     return bisect_right(range(counting.sealed), held, key=lambda epoch: counting.named(number, epoch))
 
 
-def _seal_of(run: RunParameters, entries: Sequence[Entry], epoch: int) -> int:
+def seal_of(run: RunParameters, entries: Sequence[Entry], epoch: int) -> int:
     """Return the position of the decision that seals this epoch."""
     counting = Counting.of(run)
     for position, entry in enumerate(entries):
@@ -91,3 +135,20 @@ def _seal_of(run: RunParameters, entries: Sequence[Entry], epoch: int) -> int:
         if counting.sealed > epoch and isinstance(recorded.decision, Seal):
             return position
     raise AssertionError("an epoch is sealed by a decision")
+
+
+def advance(
+    core: Core,
+    update_log: UpdateLog,
+    applied: Mapping[Feed, Counted],
+    wanted: Mapping[Feed, Counted],
+    subspace_epochs: int,
+) -> None:
+    """Take a core from what it has of each feed to what is `wanted`. Raises as `replay.changes`."""
+    for batch in changes(update_log, applied, whole(applied, wanted), subspace_epochs):
+        core.add(batch)
+
+
+def whole(applied: Mapping[Feed, Counted], wanted: Mapping[Feed, Counted]) -> dict[Feed, Counted]:
+    """Return what is `wanted`, and that nothing is of the other feeds that were `applied`."""
+    return {feed: wanted.get(feed, NOTHING) for feed in (*wanted, *applied)}

@@ -561,8 +561,9 @@ def _covering(span: Span, segments: Iterable[Segment]) -> Iterator[Segment]:
 def _let_go(feed: Feed, step: int) -> UserError:
     return UserError(
         Code.CHECKPOINT_UNUSABLE,
-        f"step {step} of the feed of {feed.origin.hex()[:16]} is needed, which this folder has let go: the "
-        "organiser has changed what counts of what its checkpoint stands for",
+        f"step {step} of the feed of {feed.origin.hex()[:16]} is needed, which this folder has let go: a "
+        "state before its checkpoint was asked for, or the organiser has changed what counts of what that "
+        "stands for",
         "Start it again with --from-checkpoint once the organiser has signed a newer one, or join with "
         "an empty --data-dir.",
     )

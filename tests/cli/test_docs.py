@@ -12,13 +12,15 @@ from sfnode.cli.init import KINDS
 from sfnode.doctor.findings import Examination, Finding
 from sfnode.errors import Code
 from sfnode.limits import Limits
-from sfnode.schema import organising, views
+from sfnode.schema import history, organising, views
 from sfnode.schema.evaluation import Evaluation, NodeEvaluation
 from sfnode.schema.results import (
+    ArchiveStatement,
     BatchResult,
     BenchResult,
     EvalResult,
     FitResult,
+    ImportResult,
     IncomingResult,
     InviteResult,
     NodeResult,
@@ -48,7 +50,13 @@ SECTIONS = {
     ),
     "limit --json": (Limits,),
     "verify --json": (VerifyResult, SealsResult),
-    "log": (UpdateLine,),
+    "log --json": (history.HistoryResult, history.HistoryEntry, history.EpochEntry, history.OriginPart),
+    "checkout --json": (history.CheckoutResult,),
+    "diff --json": (history.DiffResult, history.LayerChange),
+    "bisect --json": (history.BisectResult, history.Measured, history.Without),
+    "archive --json": (ArchiveStatement,),
+    "import --json": (ImportResult,),
+    "log --updates": (UpdateLine,),
     "eval --json": (EvalResult, Evaluation),
     "invite --json": (InviteResult,),
     "organise status --json": (

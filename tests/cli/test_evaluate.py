@@ -95,7 +95,7 @@ def test_log_prints_every_update_that_counts_as_a_line_of_json(folder: Path, sfn
     author = Author(run_id=run_id)
     with UpdateLog.open(Layout(folder).log, run_id) as log:
         log.append([author.write([3, -4]), author.write([5], epoch=1)])
-    ended = sfnode("log", "--data-dir", folder)
+    ended = sfnode("log", "--updates", "--data-dir", folder)
     assert (ended.status, ended.err) == (0, "")
     feed = {"origin": author.feed.origin.hex(), "incarnation": 0}
     updates = enumerate(((0, 3), (0, -4), (1, 5)))

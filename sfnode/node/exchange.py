@@ -1,0 +1,174 @@
+"""Two logs of a run tell each other what they have, in one process: so archives come in, without a network.
+
+Each gets a machine of its own, with one link between the two and a clock that runs as fast as they are. So
+everything is verified, bounded and decided as among peers: what is new enters, forks are resolved as the
+organiser says, and what is here already changes nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.models import bases
+from sfnode.node.driver import LogStore
+from sfnode.node.startup import OWN_FOLDER, keep_manifest, settled
+from sfnode.schema.results import ImportResult
+from sfnode.store import archive
+from sfnode.store.archive import Unpacked
+from sfnode.store.data_folder import DataDir, open_data_dir
+from sfnode.store.disk_errors import disk_faults
+from sfnode.store.log import UpdateLog
+from sfprotocol.anti_entropy import SYNC_INTERVAL
+from sfprotocol.events import LinkUp, Received, Writable
+from sfprotocol.host import Close, Host, Send
+from sfprotocol.machine import Machine
+from sfprotocol.messages import Feed, RunParameters, Segment
+
+LINK = 1
+"""Number of the link, on both sides."""
+
+QUIET = 60 * SYNC_INTERVAL
+"""Seconds, on the clock of the two, without news after which nothing more is coming: what was put off or has
+failed was asked for again by then."""
+
+
+class PartedError(Exception):
+    """The link has ended: one side has found something wrong with the other."""
+
+
+class _Side:
+    """One log and its machine."""
+
+    def __init__(self, run: RunParameters, update_log: UpdateLog) -> None:
+        self.machine: Machine = settled(run, update_log)
+        self._store = LogStore(update_log, run, _no_own_feed)
+        self._host = Host(self.machine, self._store)
+        self._host.post(LinkUp(LINK, ""))
+        self._unwritten = False
+        """Whether a segment was sent that the other side has no room for yet."""
+
+    def due(self) -> float:
+        """Return the time at which there is something to do."""
+        return float("-inf") if self._host.waiting else self._host.next_deadline()
+
+    def round(self, now: float, other: _Side) -> bool:
+        """Do a round; return whether it has brought news. Raises PartedError."""
+        commit = self._host.decide(now)
+        if commit is not None:
+            self._store.append(commit)
+        for effect in self._host.carry_out():
+            match effect:
+                case Send(message=message, frame=frame):
+                    other._host.post(Received(LINK, frame))
+                    self._unwritten = self._unwritten or isinstance(message, Segment)
+                case Close(fault=fault):
+                    raise PartedError(fault or "it went away")
+        return commit is not None
+
+    def go_on(self, other: _Side) -> None:
+        """Let more segments be sent if there is room for them."""
+        if self._unwritten and other._host.has_room(LINK):
+            self._unwritten = False
+            self._host.post(Writable(LINK))
+
+
+def _no_own_feed(feed: Feed) -> None:
+    raise AssertionError("a relay continues no feed")
+
+
+def exchange(run: RunParameters, one: UpdateLog, other: UpdateLog) -> tuple[Machine, Machine]:
+    """Let both logs have what each of them may have of the other; return their machines.
+
+    Takes as long as verifying what is new to either. Raises PartedError, UserError DISK_FULL, LOG_CORRUPT.
+    """
+    sides = _Side(run, one), _Side(run, other)
+    now = news = 0.0
+    while now - news <= QUIET:
+        for side, far in (sides, sides[::-1]):
+            while side.due() <= now:
+                if side.round(now, far):
+                    news = now
+            side.go_on(far)
+        now = max(now, min(side.due() for side in sides))
+    return sides[0].machine, sides[1].machine
+
+
+def take_in(file: Path, data_dir: Path) -> ImportResult:
+    """Verify the archive of a run, and then take all of it into a data folder, new or of the same run.
+
+    Raises UserError ARCHIVE_UNUSABLE, WRONG_RUN, DATA_DIR_IN_USE, DATA_DIR_UNUSABLE, DISK_FULL; the folder
+    is then as before, but for what was found sound of a log that was there.
+    """
+    with disk_faults(data_dir), TemporaryDirectory(prefix=".sfnode-", dir=_existing(data_dir)) as scratch:
+        unpacked = archive.unpack(file, Path(scratch))
+        with _opened(data_dir, unpacked.manifest) as held:
+            return _taken_in(file, unpacked, held)
+
+
+def _taken_in(file: Path, unpacked: Unpacked, held: DataDir) -> ImportResult:
+    manifest, run = unpacked.manifest, unpacked.manifest.parameters()
+    with (
+        UpdateLog.open(held.log, run.run_id) as ours,
+        UpdateLog.open(unpacked.layout.log, run.run_id) as theirs,
+    ):
+        updates, decisions = ours.updates(), len(ours.control())
+        try:
+            machine, _ = exchange(run, ours, theirs)
+        except PartedError as error:
+            raise archive.unusable(file, f"its log and that of {held.path} do not agree: {error}") from error
+        for blob in sorted(unpacked.layout.bases.glob(f"*{bases.SUFFIX}")):
+            bases.keep(blob, held.bases, manifest.model.parsed_targets(), manifest.training.rank)
+        result = ImportResult(
+            run_id=run.run_id.hex(),
+            run_name=manifest.name,
+            new_updates=max(0, ours.updates() - updates),
+            new_decisions=max(0, len(ours.control()) - decisions),
+            updates=machine.frontier.known,
+            sealed=machine.organised.counting.sealed if machine.organised else None,
+            digest=machine.frontier.digest().hex(),
+            same=machine.frontier.digest().hex() == unpacked.statement.digest,
+        )
+    if not held.manifest.exists():
+        keep_manifest(manifest, held.manifest)
+    return result
+
+
+@contextmanager
+def _opened(data_dir: Path, manifest: Manifest) -> Iterator[DataDir]:
+    """Hold the folder; if it had no run and the block fails, remove what has come into it."""
+    made = not data_dir.exists()
+    with open_data_dir(data_dir) as held:
+        fresh = not (held.manifest.exists() or held.log.exists())
+        if held.manifest.exists() and (kept := Manifest.from_toml(held.manifest)).run_id != manifest.run_id:
+            raise UserError(
+                Code.WRONG_RUN,
+                f"{held.path} belongs to run {kept.run_id.hex()[:16]} ({kept.name}), and the archive is of "
+                f"{manifest.run_id.hex()[:16]} ({manifest.name})",
+                OWN_FOLDER,
+            )
+        try:
+            yield held
+        except BaseException:
+            if fresh:
+                _clear(held, made)
+            raise
+
+
+def _clear(held: DataDir, made: bool) -> None:
+    if made:
+        shutil.rmtree(held.path, ignore_errors=True)
+        return
+    for name in (held.log, Path(f"{held.log}-wal"), Path(f"{held.log}-shm")):
+        name.unlink(missing_ok=True)
+    shutil.rmtree(held.bases, ignore_errors=True)
+
+
+def _existing(path: Path) -> Path:
+    """Return the nearest folder above a path that exists: what is written there lies on the same disk."""
+    return next(folder for folder in path.absolute().parents if folder.is_dir())

@@ -1,0 +1,263 @@
+"""The past of a run by the log in a folder: its history, the states of its seals, and what has made it worse.
+
+Reads and changes nothing; its node may be running. States are cores, of which one is taken to another by what
+counts differently, so that a walk through all seals reads the log about once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from sfnode.engine.core import Core
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.node.startup import settled
+from sfnode.organising import bisection
+from sfnode.organising.chronicle import DIGITS, chronicle, parts
+from sfnode.schema.history import (
+    BisectResult,
+    CheckoutResult,
+    EpochEntry,
+    HistoryEntry,
+    HistoryResult,
+    Measured,
+    Without,
+)
+from sfnode.store import checkpoint
+from sfnode.store.checkout import Checkout, advance, at_seal, seal_of, whole
+from sfnode.store.data_folder import Layout
+from sfnode.store.log import UpdateLog
+from sfnode.store.replay import counting_of, kept_control
+from sfprotocol import decisions
+from sfprotocol.decisions import Seal
+from sfprotocol.machine import Machine
+from sfprotocol.messages import Feed, Succession
+from sfprotocol.seeds import I64
+from sfprotocol.segments import first_updates
+from sfprotocol.weighing import NOTHING, Counted, differences
+
+BASE = -1
+"""Stands for the epoch of the base model, before the first seal."""
+
+
+def history(manifest: Manifest, update_log: UpdateLog) -> HistoryResult:
+    """Return the decisions and the seals of a run, or the epochs of an open one. Raises UserError
+    LOG_CORRUPT."""
+    machine = settled(manifest.parameters(), update_log)
+    if machine.organised is None:
+        entries = _epochs(manifest, machine, update_log)
+        counted = machine.frontier.known
+        return _history(manifest, None, counted, 0, manifest.training.update_budget, entries)
+    kept, counting = kept_control(update_log), machine.organised.counting
+    successions = (message for message in kept.authority if isinstance(message, Succession))
+    entries = chronicle(machine.run, kept.entries, successions)
+    open_updates = sum(
+        counting.closed_updates(epoch) for epoch in range(counting.sealed, counting.open_epoch)
+    )
+    waiting = open_updates + machine.organised.unnamed
+    return _history(manifest, counting.sealed, counting.counted, waiting, counting.budget, entries)
+
+
+def _history(
+    manifest: Manifest,
+    sealed: int | None,
+    counted: int,
+    waiting: int,
+    budget: int,
+    entries: list[HistoryEntry],
+) -> HistoryResult:
+    return HistoryResult(
+        run_id=manifest.run_id.hex(),
+        run_name=manifest.name,
+        sealed=sealed,
+        counted=counted,
+        waiting=waiting,
+        budget=budget,
+        entries=entries,
+    )
+
+
+def _epochs(manifest: Manifest, machine: Machine, update_log: UpdateLog) -> list[HistoryEntry]:
+    """Return the epochs of an open run, by what counts of the log."""
+    counts: dict[int, Counter[bytes]] = {}
+    for record in update_log.records():
+        left = max(0, machine.frontier.next(record.feed) - record.segment.first)
+        for part in first_updates(record.segment.parts, left):
+            counts.setdefault(part.epoch, Counter())[record.feed.origin] += len(part.scalars)
+    found = []
+    for epoch, by_origin in sorted(counts.items()):
+        updates = by_origin.total()
+        entry = EpochEntry(
+            epoch=epoch,
+            named=updates,
+            counted=updates,
+            factor=None,
+            rate=manifest.training.rate(epoch),
+            digest=None,
+            evaluation=None,
+            origins=parts(by_origin),
+        )
+        text = f"epoch {epoch} has {updates} updates"
+        found.append(HistoryEntry(position=None, term=None, kind="epoch", text=text, epoch=entry))
+    return found
+
+
+class Past:
+    """The states of an organised run at its seals."""
+
+    def __init__(self, manifest: Manifest, update_log: UpdateLog, data_dir: Path) -> None:
+        """Raises UserError RUN_IS_OPEN, LOG_CORRUPT, CHECKPOINT_UNUSABLE."""
+        self.manifest = manifest
+        self._log = update_log
+        self.run = manifest.parameters()
+        self.entries = update_log.control()
+        if self.run.organised is None:
+            at_seal(self.run, (), lambda feed: 0, 0)
+        self._machine = settled(self.run, update_log)
+        self.latest = counting_of(self.run, self.entries)
+        """State by all decisions."""
+        self._core = Core(len(manifest.model.targets), manifest.training.rank)
+        folder = Layout(data_dir).checkpoints
+        stated, self._applied = checkpoint.start(folder, self.latest, update_log)
+        if stated:
+            self._core.put(checkpoint.load(folder, manifest, self.latest, stated).cores)
+        self._known: dict[int, Checkout] = {}
+
+    def checkout(self, epoch: int) -> Checkout:
+        """Return what counted when an epoch was sealed. Raises UserError as `at_seal`."""
+        if epoch not in self._known:
+            self._known[epoch] = at_seal(self.run, self.entries, self._machine.frontier.next, epoch)
+        return self._known[epoch]
+
+    def counted(self, epoch: int) -> Mapping[Feed, Counted]:
+        """Return what counted of each feed then; nothing in the base model."""
+        return {} if epoch == BASE else self.checkout(epoch).counted
+
+    def cores(self, wanted: Mapping[Feed, Counted]) -> dict[int, I64]:
+        """Return the cores of what is wanted, (layers, rank, rank) each, by subspace. Raises as
+        `replay.changes`."""
+        advance(self._core, self._log, self._applied, wanted, self.run.subspace_epochs)
+        self._applied = whole(self._applied, wanted)
+        return {subspace: core.copy() for subspace, core in self._core.cores().items()}
+
+    def result(self, epoch: int) -> CheckoutResult:
+        """Return the digests of a state. Raises UserError as `at_seal`."""
+        found = self.checkout(epoch)
+        self.cores(found.counted)
+        seal = decisions.read(self.entries[self.seal(epoch)].record).decision
+        assert isinstance(seal, Seal)
+        return CheckoutResult(
+            run_id=self.run.run_id.hex(),
+            epoch=epoch,
+            updates=found.updates,
+            named_digest=seal.digest.hex(),
+            core_digest=self._core.digest().hex(),
+        )
+
+    def seal(self, epoch: int) -> int:
+        """Return the number of the decision that has sealed an epoch."""
+        return seal_of(self.run, self.entries, epoch)
+
+    def by_origin(self, epoch: int) -> Counter[bytes]:
+        """Return how many updates of each origin counted then."""
+        counts: Counter[bytes] = Counter()
+        for feed, counted in self.counted(epoch).items():
+            first = 0
+            for stop, factor in counted.runs:
+                counts[feed.origin] += (stop - first) * (factor > 0)
+                first = stop
+        return counts
+
+    def moved(self, epoch: int) -> dict[bytes, int]:
+        """Return by how many updates more of each origin count after an epoch was sealed than before; of
+        those of whom something counts otherwise."""
+        before, now = self.counted(epoch - 1), self.counted(epoch)
+        origins = {
+            feed.origin
+            for feed, counted in whole(before, now).items()
+            if any(differences(before.get(feed, NOTHING), counted))
+        }
+        more = self.by_origin(epoch)
+        more.subtract(self.by_origin(epoch - 1))
+        return {origin: more[origin] for origin in sorted(origins)}
+
+    def without(self, epoch: int, origins: frozenset[bytes]) -> dict[Feed, Counted]:
+        """Return what would have counted after an epoch without what it has brought of these origins."""
+        before, now = self.counted(epoch - 1), self.counted(epoch)
+        return {
+            feed: before.get(feed, NOTHING) if feed.origin in origins else counted
+            for feed, counted in whole(before, now).items()
+        }
+
+
+Loss = Callable[[Mapping[int, I64]], float]
+"""Measures the loss of the model with these cores on the validation rows."""
+
+Tell = Callable[[str], None]
+"""Is told what is measured, in words."""
+
+
+def bisect(past: Past, good: int, bad: int, measure: Loss, tell: Tell) -> BisectResult:
+    """Find the epoch after `good` (BASE: the base model) and up to `bad` that has raised the loss, and the
+    origins of whom its harm is. Raises UserError as `Past.checkout`, and BAD_OPTION if there is nothing
+    between them."""
+    if good >= bad:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"the good seal, of epoch {good}, is not before the bad one, of epoch {bad}",
+            "Name the good one first.",
+        )
+    losses: dict[int, float] = {}
+    evaluations = 0
+
+    def loss(epoch: int) -> float:
+        nonlocal evaluations
+        if epoch not in losses:
+            losses[epoch] = measure(past.cores(past.counted(epoch)))
+            evaluations += 1
+            tell(f"{_state(epoch)}: loss {losses[epoch]:.4f}")
+        return losses[epoch]
+
+    epoch = bisection.raised(good, bad, loss)
+    origins: list[Without] = []
+    if epoch is not None:
+        brought = past.moved(epoch)
+
+        def without(some: frozenset[bytes]) -> float:
+            nonlocal evaluations
+            found = measure(past.cores(past.without(epoch, some)))
+            evaluations += 1
+            who = ", ".join(sorted(origin.hex()[:DIGITS] for origin in some))
+            tell(
+                f"epoch {epoch} without {who if len(some) < 4 else f'{len(some)} origins'}: loss {found:.4f}"
+            )
+            return found
+
+        found = bisection.culprits(list(brought), loss(epoch - 1), loss(epoch), without)
+        origins = [Without(origin=o.hex(), updates=brought[o], loss=left) for o, left in found]
+    before, after = (good, bad) if epoch is None else (epoch - 1, epoch)
+    return BisectResult(
+        run_id=past.run.run_id.hex(),
+        measured=[Measured(epoch=one, loss=value) for one, value in losses.items()],
+        epoch=epoch,
+        before=losses[before],
+        after=losses[after],
+        origins=origins,
+        evaluations=evaluations,
+        undo=list(_undo(epoch, origins)),
+    )
+
+
+def _state(epoch: int) -> str:
+    return "the base model" if epoch == BASE else f"seal of epoch {epoch}"
+
+
+def _undo(epoch: int | None, origins: list[Without]) -> Iterator[str]:
+    """Yield the commands that take back what an epoch has brought, or these origins have brought in it."""
+    if epoch is None:
+        return
+    names = [one.origin[:DIGITS] for one in origins]
+    yield from (f"sfnode organise revoke {name}" for name in names)
+    yield " ".join([f"sfnode organise void {epoch}", *(f"--member {name}" for name in names)])

@@ -1,0 +1,166 @@
+"""The history of an organised run in words: its decisions in order, and what became of each epoch.
+
+A function of the control feed alone. Who is called how, and what the log has, is for others to know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from sfnode.organising import health
+from sfnode.schema.history import EpochEntry, HistoryEntry, OriginPart
+from sfnode.schema.organising import EpochEvaluation
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import (
+    FACTOR_ONE,
+    INCARNATIONS,
+    RATE_ONE,
+    Admit,
+    Amend,
+    Announce,
+    Bases,
+    Budget,
+    Checkpoint,
+    Close,
+    Decision,
+    Evaluated,
+    Finish,
+    Invite,
+    Revoke,
+    RevokeInvitation,
+    Seal,
+    Unknown,
+    Void,
+    read,
+)
+from sfprotocol.messages import Entry, RunParameters, Succession
+
+DIGITS = 16
+"""Hex digits of keys and digests in words: enough for `sfnode organise` to know them by."""
+
+
+def chronicle(
+    run: RunParameters, entries: Sequence[Entry], successions: Iterable[Succession] = ()
+) -> list[HistoryEntry]:
+    """Return what was decided, in order: an epoch's close and evaluations stand with its seal."""
+    latest = Counting.of(run)
+    said = [read(entry.record) for entry in entries]
+    for recorded in said:
+        latest.apply(recorded)
+    decided = [recorded.decision for recorded in said]
+    evaluations = _evaluations(decided)
+    keys = {succession.term: succession.key for succession in successions}
+    counting, found, term = Counting.of(run), list[HistoryEntry](), 0
+    for position, (entry, recorded) in enumerate(zip(entries, said, strict=True)):
+        if entry.term != term:
+            term = entry.term
+            found.append(_entry(position, term, "succession", _succeeded(keys.get(term))))
+        sealed, closed, decision = counting.sealed, counting.open_epoch, recorded.decision
+        counting.apply(recorded)
+        match decision:
+            case Close(epoch=epoch) if counting.open_epoch == closed or epoch < latest.sealed:
+                continue
+            case Seal() if counting.sealed == sealed:
+                continue
+            case Evaluated() if not health.is_base(decision):
+                continue
+            case Seal(epoch=epoch):
+                one = _epoch(latest, decision, evaluations.get(epoch))
+                text = f"{one.counted} of {one.named} updates of epoch {epoch} count"
+                found.append(_entry(position, term, "seal", text, one))
+            case _:
+                kind = type(decision).__name__.lower()
+                found.append(_entry(position, term, kind, in_words(decision, counting)))
+    return found
+
+
+def parts(counts: Mapping[bytes, int]) -> list[OriginPart]:
+    """Return the origins with numbers other than 0, the largest first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [OriginPart(origin=origin.hex(), updates=updates) for origin, updates in ordered if updates]
+
+
+def _entry(position: int, term: int, kind: str, text: str, epoch: EpochEntry | None = None) -> HistoryEntry:
+    return HistoryEntry(position=position, term=term, kind=kind, text=text, epoch=epoch)
+
+
+def _succeeded(key: bytes | None) -> str:
+    return "another key organises from here on" + (f": {key.hex()[:DIGITS]}" if key else "")
+
+
+def _evaluations(decided: Iterable[Decision]) -> dict[int, EpochEvaluation]:
+    """Return the last published evaluation of each epoch's model."""
+    return {
+        said.epoch: EpochEvaluation(**dict(health.measured(said)), epoch=said.epoch, base=False)
+        for said in decided
+        if isinstance(said, Evaluated) and not health.is_base(said)
+    }
+
+
+def _epoch(latest: Counting, seal: Seal, evaluation: EpochEvaluation | None) -> EpochEntry:
+    counts: Counter[bytes] = Counter()
+    for number in latest.moved(seal.epoch):
+        counts[latest.feed(number).origin] += latest.counts(number, seal.epoch)
+    return EpochEntry(
+        epoch=seal.epoch,
+        named=latest.closed_updates(seal.epoch),
+        counted=counts.total(),
+        factor=seal.factor / FACTOR_ONE,
+        rate=latest.rate(seal.epoch) / RATE_ONE,
+        digest=seal.digest.hex(),
+        evaluation=evaluation,
+        origins=parts(counts),
+    )
+
+
+def in_words(decision: Decision, counting: Counting) -> str:
+    """Return what a decision says; `counting` is the state after it."""
+    match decision:
+        case Close(epoch=epoch, moves=moves):
+            updates = sum(move.steps for move in moves)
+            return f"closes epoch {epoch}, of {updates} updates; it is not sealed yet"
+        case Budget(updates=updates):
+            return f"changes the budget to {updates} updates"
+        case Finish():
+            return "ends the run"
+        case Bases(subspace=subspace, digest=digest):
+            return f"takes the bases {digest.hex()[:DIGITS]} from subspace {subspace} on"
+        case Announce(text=text):
+            return f"announces: {text}"
+        case Evaluated():
+            result = health.measured(decision)
+            of = "the base model less its prior" if result.calibrated else "the base model"
+            return f"tells of {of}: {health.figure(result)}, loss {result.loss:.4f}"
+        case Checkpoint(epoch=epoch, cores=cores):
+            return f"states the checkpoint of epoch {epoch}, core digest {cores.hex()[:DIGITS]}"
+        case Unknown(kind=kind):
+            return f"a decision of kind {kind}, which this version of sfnode does not know"
+        case _:
+            return _about_members(decision, counting)
+
+
+def _about_members(decision: Decision, counting: Counting) -> str:
+    match decision:
+        case Admit(origin=origin, quota=quota, invitation=invitation):
+            came = f", by invitation {invitation}" if invitation else ""
+            return f"admits {origin.hex()[:DIGITS]} with a quota of {quota} updates{came}"
+        case Invite(uses=uses):
+            return f"publishes invitation {len(counting.invitations)}, for {uses}"
+        case Revoke(member=member, epoch=epoch):
+            return f"revokes {_member(counting, member)} from epoch {epoch} on"
+        case RevokeInvitation(invitation=number, epoch=epoch):
+            return f"revokes invitation {number + 1}, and who came by it, from epoch {epoch} on"
+        case Void(first=first, last=last, members=members):
+            epochs = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+            whose = ", ".join(_member(counting, member) for member in members)
+            return f"takes back {epochs}{f' of {whose}' if members else ''}"
+        case Amend(feed=feed, epoch=epoch):
+            whose = _member(counting, feed // INCARNATIONS)
+            return f"ends a feed of {whose} before what epoch {epoch} has of it, which is lost"
+    return str(decision)
+
+
+def _member(counting: Counting, number: int) -> str:
+    known = counting.members[number].origin.hex()[:DIGITS] if number < len(counting.members) else "nobody"
+    return f"member {number} ({known})"

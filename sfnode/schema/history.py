@@ -1,0 +1,139 @@
+"""Past of a run as commands print it with --json (docs/json.md): its history, its seals, what changed."""
+
+from __future__ import annotations
+
+from sfnode.schema.base import Answer
+from sfnode.schema.organising import EpochEvaluation
+
+
+class OriginPart(Answer):
+    """Updates of one origin."""
+
+    origin: str
+    updates: int
+
+
+class EpochEntry(Answer):
+    """One epoch: of an organised run one that is sealed."""
+
+    epoch: int
+    named: int
+    """Updates that its close has named; in an open run those with its label."""
+    counted: int
+    """Those that count now, by all decisions."""
+    factor: float | None
+    """Factor of what its seal counts; this and all below is None in an open run."""
+    rate: float
+    """Learning rate of updates with its label."""
+    digest: str | None
+    """Named digest (SPEC O10)."""
+    evaluation: EpochEvaluation | None
+    """The last one of its model that the organiser has published."""
+    origins: list[OriginPart]
+    """Those of whom something counts, the most updates first."""
+
+
+class HistoryEntry(Answer):
+    """A decision, or an epoch of an open run."""
+
+    position: int | None
+    """Number of the decision in the control feed, from 0; None in an open run."""
+    term: int | None
+    """Number of successions before it; None in an open run."""
+    kind: str
+    """Name of the decision in lower case; `seal` and `epoch` have an `epoch`."""
+    text: str
+    """Its content in words."""
+    epoch: EpochEntry | None = None
+
+
+class HistoryResult(Answer):
+    """`sfnode log --json`."""
+
+    run_id: str
+    run_name: str
+    sealed: int | None
+    """Epochs that are sealed; None in an open run."""
+    counted: int
+    """Updates that count."""
+    waiting: int
+    """Updates here that no seal has judged; 0 in an open run."""
+    budget: int
+    entries: list[HistoryEntry]
+    """Decisions and seals, the oldest first."""
+
+
+class CheckoutResult(Answer):
+    """`sfnode checkout --json`."""
+
+    run_id: str
+    epoch: int
+    updates: int
+    """Updates that count by its seal."""
+    named_digest: str
+    """Digest in the seal of what was named (SPEC O10)."""
+    core_digest: str
+    """Digest of the cores, computed from the log (SPEC D5)."""
+
+
+class LayerChange(Answer):
+    """Change of one matrix."""
+
+    name: str
+    norm: float
+    """Frobenius norm of the change."""
+    per_weight: float
+    """Root mean square of the change of its weights."""
+
+
+class DiffResult(Answer):
+    """`sfnode diff --json`."""
+
+    before: CheckoutResult
+    after: CheckoutResult
+    evaluations: list[EpochEvaluation]
+    """Published ones of the two models, in this order."""
+    origins: list[OriginPart]
+    """Updates more of each origin that count, the most first; negative if something was taken back."""
+    norm: float
+    """Frobenius norm of the change of all matrices together."""
+    layers: list[LayerChange]
+    entries: list[HistoryEntry]
+    """Decisions after the first seal, up to the second."""
+
+
+class Measured(Answer):
+    """Loss of a model on the validation rows."""
+
+    epoch: int
+    """Epoch of the seal; -1: the base model."""
+    loss: float
+
+
+class Without(Answer):
+    """Loss without what an origin brought in one epoch, and those before it in the list."""
+
+    origin: str
+    updates: int
+    """Updates of its that the seal has counted."""
+    loss: float
+
+
+class BisectResult(Answer):
+    """`sfnode bisect --json`."""
+
+    run_id: str
+    measured: list[Measured]
+    """States that were measured, in order."""
+    epoch: int | None
+    """The epoch that raised the loss most of all; None if the loss did not rise."""
+    before: float
+    """Loss before that epoch; of the good seal if there is none."""
+    after: float
+    """Loss after it; of the bad seal if there is none."""
+    origins: list[Without]
+    """Origins without whose part of the epoch less than half of its rise is left; empty if it takes more."""
+    evaluations: int
+    """Measurements that it took."""
+    undo: list[str]
+    """Commands that take it back."""

@@ -1,0 +1,456 @@
+"""A run in one file that verifies itself: its manifest, its log, its published bases, and what they come to.
+
+The file is a plain tar of files with these names, in this order, and nothing else; `tar` can list and extract
+it. Nothing is compressed, so that no archive becomes larger than it is.
+
+    statement.json   what the rest comes to: counts and digests
+    manifest         canonical MessagePack (SPEC M2): the run id is its hash
+    log              entries in MessagePack, each after its length (4 bytes, big-endian)
+    DIGEST.bases     published bases, each by its digest
+
+Nothing of a node's own is in it: no key, no address, no place. Reading trusts nothing: a header is looked at
+before what it announces is read, everything is verified from genesis as `sfnode verify` does it, and what the
+statement says must be what comes out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from io import BytesIO
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple
+
+import msgpack
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import MAX_MANIFEST_BYTES, Manifest
+from sfnode.models import bases
+from sfnode.schema.results import ArchiveStatement, VerifyResult
+from sfnode.store import records
+from sfnode.store.audit import audit
+from sfnode.store.data_folder import Layout
+from sfnode.store.disk_errors import disk_faults, sync_folder
+from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
+from sfnode.store.replay import counting_of, kept_control
+from sfprotocol import seeds, wire_codec
+from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
+from sfprotocol.events import KeepControl
+from sfprotocol.host import cut_chain
+from sfprotocol.messages import Card, ControlFork, Entry, Feed, Proof, RunParameters, Succession
+from sfprotocol.signing import extend, genesis
+
+FORMAT = 1
+"""Version of the format."""
+
+STATEMENT, MANIFEST, LOG = "statement.json", "manifest", "log"
+
+BLOCK = tarfile.BLOCKSIZE
+"""Bytes of a header, and of what the size of a member is rounded up to."""
+
+MAX_STATEMENT = 16_384
+"""Bytes of a statement: all its fields have a bounded length."""
+
+MAX_ENTRY = 1 << 20
+"""Bytes of an entry: several times those of the longest row or decision."""
+
+BATCH = 64
+"""Entries that are written to the log in one transaction: at most as many megabytes of memory."""
+
+COPIED = 1 << 20
+"""Bytes of a file that are copied at once."""
+
+_LENGTH = 4
+
+_BOUNDS = {"max_array_len": 8, "max_map_len": 0, "max_ext_len": 0}
+
+
+class Kind(IntEnum):
+    """Kinds of entries; all of a kind come before those of the next."""
+
+    CONTROL = 0
+    AUTHORITY = 1
+    UPDATES = 2
+    CUT = 3
+    CARD = 4
+
+
+_FIELDS = {Kind.CONTROL: 3, Kind.AUTHORITY: 1, Kind.UPDATES: 4, Kind.CUT: 3, Kind.CARD: 3}
+"""Fields of an entry besides its kind."""
+
+
+class Unpacked(NamedTuple):
+    """The content of an archive that was found right, as a data folder."""
+
+    manifest: Manifest
+    statement: ArchiveStatement
+    layout: Layout
+
+
+# -- writing -------------------------------------------------------------------------------------------
+
+
+def write(
+    manifest: Manifest, update_log: UpdateLog, published: Path, out: Path, version: str
+) -> ArchiveStatement:
+    """Verify a log, and write the archive of its run to the new file `out`; return what it states.
+
+    `published` is the folder with the run's bases: those that are here go into it. Raises UserError as
+    `audit`, HISTORY_GONE for a log that has let go of its beginning, BAD_OPTION if there is such a file,
+    DISK_FULL.
+    """
+    if update_log.bases():
+        raise UserError(
+            Code.HISTORY_GONE,
+            f"{update_log.path.parent} keeps only what comes after a checkpoint, and an archive has all of "
+            "a run",
+            "Make it from the folder of a node that keeps all history, such as the organiser's.",
+        )
+    if out.exists():
+        raise UserError(
+            Code.BAD_OPTION, f"{out} exists already", "Name a new file, or remove that one first."
+        )
+    statement = _statement(audit(manifest, update_log), version)
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    with disk_faults(out):
+        try:
+            with partial.open("xb") as file:
+                for name, content in _members(manifest, update_log, published, statement, partial):
+                    _write_member(file, name, content)
+                file.write(bytes(2 * BLOCK))
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(out)
+            sync_folder(out.absolute().parent)
+        finally:
+            partial.unlink(missing_ok=True)
+    return statement
+
+
+def _statement(found: VerifyResult, version: str) -> ArchiveStatement:
+    seals = found.seals
+    return ArchiveStatement(
+        format=FORMAT,
+        version=version,
+        run_id=found.run_id,
+        feeds=found.feeds,
+        updates=found.updates,
+        decisions=seals.decisions if seals else 0,
+        sealed=seals.sealed if seals else 0,
+        digest=found.digest,
+        core_digest=found.core_digest,
+        named_digest=seals.named_digest if seals else None,
+    )
+
+
+def _members(
+    manifest: Manifest, update_log: UpdateLog, published: Path, statement: ArchiveStatement, beside: Path
+) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield name and content of each member; a content is gone when the next is asked for.
+
+    What has to be written first to know its size lies on the disk of the file `beside`.
+    """
+    run = manifest.parameters()
+    yield STATEMENT, BytesIO(statement.model_dump_json(indent=2).encode())
+    yield MANIFEST, BytesIO(manifest.canonical())
+    with TemporaryFile(dir=beside.absolute().parent) as log:
+        for part in _framed(_entries(run, update_log)):
+            log.write(part)
+        yield LOG, log
+    for digest in _published(run, update_log):
+        file = bases.path_in(published, digest)
+        if file.is_file():
+            bases.read(file, manifest.model.parsed_targets(), manifest.training.rank, digest)
+            with file.open("rb") as blob:
+                yield file.name, blob
+
+
+def _write_member(file: IO[bytes], name: str, content: IO[bytes]) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = content.seek(0, os.SEEK_END), 0o644
+    file.write(info.tobuf(tarfile.USTAR_FORMAT))
+    content.seek(0)
+    shutil.copyfileobj(content, file, COPIED)
+    file.write(bytes(-info.size % BLOCK))
+
+
+def _framed(entries: Iterable[list[Any]]) -> Iterator[bytes]:
+    for entry in entries:
+        data: bytes = msgpack.packb(entry, use_bin_type=True)
+        yield len(data).to_bytes(_LENGTH, "big") + data
+
+
+def _entries(run: RunParameters, update_log: UpdateLog) -> Iterator[list[Any]]:
+    """Yield everything in a log that is for others."""
+    kept = kept_control(update_log)
+    for entry in kept.entries:
+        yield [Kind.CONTROL, *entry]
+    for message in kept.authority:
+        yield [Kind.AUTHORITY, wire_codec.encode(message, run.scalar_bytes)]
+    for feed, segment, head in update_log.records():
+        yield [Kind.UPDATES, *feed, segment.first, records.encode(segment, head)]
+    for cut in update_log.cuts():
+        yield [Kind.CUT, *cut.feed, cut.proof]
+    for feed in update_log.evicted():
+        yield [Kind.CUT, *feed, b""]
+    for card in update_log.cards():
+        yield [Kind.CARD, *card.feed, card.frame]
+
+
+def _published(run: RunParameters, update_log: UpdateLog) -> list[str]:
+    """Return the digests of the bases that a run names, in hex."""
+    named = counting_of(run, update_log.control()).bases if run.organised else ()
+    found = [run.bases.hex()] if run.bases else []
+    return sorted({*found, *(one.digest.hex() for one in named)})
+
+
+# -- reading -------------------------------------------------------------------------------------------
+
+
+def unpack(archive: Path, folder: Path) -> Unpacked:
+    """Unpack an archive into an empty folder, as a data folder, and verify all of it.
+
+    Memory stays bounded, and the folder no larger than a few times the archive, whatever it holds. Raises
+    UserError ARCHIVE_UNUSABLE for whatever is wrong with it, NEWER_PROTOCOL, OLDER_PROTOCOL, DISK_FULL.
+    """
+    with _faults(archive), archive.open("rb") as file:
+        members = _Members(file, os.fstat(file.fileno()).st_size)
+        said = ArchiveStatement.model_validate_json(members.read(STATEMENT, MAX_STATEMENT), strict=True)
+        if said.format != FORMAT:
+            raise ValueError(f"it has format {said.format}, and this sfnode reads format {FORMAT}")
+        manifest = Manifest.from_canonical(members.read(MANIFEST, MAX_MANIFEST_BYTES), str(archive))
+        manifest = manifest.current(str(archive))
+        run, layout = manifest.parameters(), Layout(folder)
+        with UpdateLog.open(layout.log, run.run_id) as update_log:
+            reader = _Reader(run, update_log)
+            entries = _framed_in(members.content(LOG))
+            while batch := list(islice(entries, BATCH)):
+                reader.append(batch)
+            _take_bases(members, manifest, _published(run, update_log), layout.bases)
+            members.end()
+            found = _statement(audit(manifest, update_log), said.version)
+        if found != said:
+            raise ValueError("it does not come to what its statement says")
+        layout.manifest.write_text(manifest.to_toml(), encoding="utf-8")
+        return Unpacked(manifest, said, layout)
+
+
+@contextmanager
+def _faults(archive: Path) -> Iterator[None]:
+    """Raise UserError for everything that an archive can be."""
+    try:
+        with disk_faults(archive):
+            yield
+    except UserError as error:
+        if error.code in (Code.NEWER_PROTOCOL, Code.OLDER_PROTOCOL, Code.DISK_FULL):
+            raise
+        raise unusable(archive, error.what) from error
+    except (ValueError, LocalProtocolError, RemoteProtocolError) as error:
+        raise unusable(archive, str(error).partition("\n")[0]) from error
+
+
+def unusable(archive: Path, reason: str) -> UserError:
+    """Return the error for a file that is no sound archive."""
+    return UserError(
+        Code.ARCHIVE_UNUSABLE,
+        f"{archive} is no sound archive of a run: {reason}",
+        "Nothing was taken from it. Copy it again, or have it made again with `sfnode archive`.",
+    )
+
+
+class _Members:
+    """The members of a tar, in order, read from front to back; each header is checked before its content."""
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file = file
+        self._left = size
+        self._next: tarfile.TarInfo | None = None
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the content of the next member, which must have this name and at most so many bytes."""
+        return b"".join(self.content(name, most))
+
+    def content(self, name: str, most: int | None = None) -> Iterator[bytes]:
+        """Yield the content of the next member, which must have this name, in parts; all of it is to be
+        read."""
+        info = self.following()
+        if info is None or info.name != name:
+            raise ValueError(f"{name!r} is not where it should be")
+        if info.size > (self._left if most is None else min(most, self._left)):
+            raise ValueError(f"{name!r} is too long")
+        self._next = None
+        left = info.size
+        while left:
+            part = self._take(min(left, COPIED))
+            left -= len(part)
+            yield part
+        self._take(-info.size % BLOCK)
+
+    def following(self) -> tarfile.TarInfo | None:
+        """Return the header of the next member, a plain file; None at the end."""
+        if self._next is None:
+            block = self._take(BLOCK)
+            if not any(block):
+                return None
+            try:
+                info = tarfile.TarInfo.frombuf(block, "ascii", "strict")
+            except (tarfile.HeaderError, UnicodeDecodeError) as error:
+                raise ValueError("it is not a tar of sfnode") from error
+            if info.type != tarfile.REGTYPE or info.size < 0:
+                raise ValueError(f"{info.name!r} is not a plain file")
+            self._next = info
+        return self._next
+
+    def end(self) -> None:
+        """Check that there is nothing more: `tar` fills up its last record with zeros."""
+        if self._next is not None or self._left > tarfile.RECORDSIZE or any(self._take(self._left)):
+            raise ValueError("something comes after its end")
+
+    def _take(self, count: int) -> bytes:
+        data = self._file.read(count)
+        self._left -= len(data)
+        if len(data) < count:
+            raise ValueError("it ends too early")
+        return data
+
+
+def _framed_in(content: Iterator[bytes]) -> Iterator[list[Any]]:
+    """Yield the entries in the parts of a log."""
+    buffer = bytearray()
+    for part in content:
+        buffer += part
+        place = 0
+        while len(buffer) - place >= _LENGTH:
+            length = int.from_bytes(buffer[place : place + _LENGTH], "big")
+            if length > MAX_ENTRY:
+                raise ValueError("an entry of its log is too long")
+            if len(buffer) - place - _LENGTH < length:
+                break
+            place += _LENGTH + length
+            entry = msgpack.unpackb(
+                bytes(buffer[place - length : place]), raw=False, use_list=True, **_BOUNDS
+            )
+            if not (isinstance(entry, list) and len(entry) > 1):
+                raise ValueError("an entry of its log is none")
+            yield entry
+        del buffer[:place]
+    if buffer:
+        raise ValueError("its log ends within an entry")
+
+
+class _Reader:
+    """Writes entries to a log, in order; what can be recomputed of them is."""
+
+    def __init__(self, run: RunParameters, update_log: UpdateLog) -> None:
+        self._run = run
+        self._log = update_log
+        self._kind = 0
+        self._decisions = 0
+        self._feed: Feed | None = None
+        """Feed of the last row, and the chain head after it."""
+        self._chain = b""
+
+    def append(self, entries: Iterable[list[Any]]) -> None:
+        """Write some entries, those of a kind at once. Raises whatever shows that they are none."""
+        for kind, group in groupby(entries, key=itemgetter(0)):
+            fields = [entry[1:] for entry in group]
+            count = _FIELDS.get(kind) if type(kind) is int else None  # type: ignore[call-overload]
+            if any(len(some) != count for some in fields):
+                raise ValueError("an entry of its log is of no kind that there is")
+            if kind < self._kind:
+                raise ValueError("the entries of its log are not in order")
+            self._kind = kind
+            self._write(Kind(kind), fields)
+
+    def _write(self, kind: Kind, entries: Sequence[Sequence[Any]]) -> None:
+        match kind:
+            case Kind.CONTROL:
+                decided = tuple(_entry(*fields) for fields in entries)
+                self._log.append([], control=[KeepControl(self._decisions, decided)])
+                self._decisions += len(decided)
+            case Kind.AUTHORITY:
+                said = [self._message(Succession | ControlFork, *fields)[1] for fields in entries]
+                self._log.append([], authority=said)
+            case Kind.UPDATES:
+                self._log.append([self._row(*fields) for fields in entries])
+            case Kind.CUT:
+                self._log.append([], [self._cut(*fields) for fields in entries])
+            case Kind.CARD:
+                self._log.append([], cards=[self._card(*fields) for fields in entries])
+
+    def _row(self, origin: Any, incarnation: Any, first: Any, body: Any) -> Record:
+        """Return a row whose chain head is as it should be."""
+        feed, first = _feed(origin, incarnation), _number(first)
+        if feed != self._feed:
+            self._feed, self._chain = feed, genesis(self._run.run_id, feed)
+        key = seeds.feed_key(self._run.run_id, *feed)
+        row = records.decode(feed, key, first, _bytes(body))
+        self._chain = extend(self._chain, row.segment.parts)
+        if not row.segment.count or row.chain != self._chain:
+            raise ValueError(f"the chain of a feed breaks at step {first}")
+        return row
+
+    def _cut(self, origin: Any, incarnation: Any, frame: Any) -> CutRecord:
+        feed = _feed(origin, incarnation)
+        if frame == b"":
+            return CutRecord(feed, 0, genesis(self._run.run_id, feed), b"")
+        proof, frame = self._message(Proof, frame)
+        if proof.feed != feed:
+            raise ValueError("a proof of a fork is of another feed")
+        return CutRecord(feed, proof.cut, cut_chain(self._run, proof), frame)
+
+    def _card(self, origin: Any, incarnation: Any, frame: Any) -> CardRecord:
+        feed = _feed(origin, incarnation)
+        card, frame = self._message(Card, frame)
+        if card.feed != feed or not self._log.stop(feed):
+            raise ValueError("a card is of a feed without updates")
+        return CardRecord(feed, frame)
+
+    def _message(self, kind: Any, frame: Any) -> tuple[Any, bytes]:
+        message = wire_codec.decode(_bytes(frame), self._run.scalar_bytes)
+        if not isinstance(message, kind):
+            raise ValueError("a message of its log is of another kind")
+        return message, frame
+
+
+def _entry(term: Any, record: Any, signature: Any) -> Entry:
+    return Entry(_number(term), _bytes(record), _bytes(signature))
+
+
+def _feed(origin: Any, incarnation: Any) -> Feed:
+    return Feed(_bytes(origin, 32), _number(incarnation))
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 32:
+        raise ValueError("a number of its log is out of range")
+    return value
+
+
+def _bytes(value: Any, length: int | None = None) -> bytes:
+    if not isinstance(value, bytes) or length not in (None, len(value)):
+        raise ValueError("an entry of its log has not the bytes that it should have")
+    return value
+
+
+def _take_bases(members: _Members, manifest: Manifest, named: list[str], folder: Path) -> None:
+    """Write the published bases to a folder, and check them."""
+    targets, rank = manifest.model.parsed_targets(), manifest.training.rank
+    allowed = {bases.path_in(folder, digest): digest for digest in named}
+    while info := members.following():
+        digest = allowed.pop(folder / info.name, None) if info.name == Path(info.name).name else None
+        if digest is None:
+            raise ValueError(f"{info.name!r} does not belong to the run")
+        folder.mkdir(exist_ok=True)
+        file = bases.path_in(folder, digest)
+        with file.open("xb") as out:
+            for part in members.content(info.name, bases.size_of(targets, rank)):
+                out.write(part)
+        bases.read(file, targets, rank, digest)

@@ -1,0 +1,264 @@
+"""The past of a run on the command line: log, checkout, diff, bisect, fork, archive and import."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sfnode.cli.trained_model import load
+from sfnode.engine.trainer import Trainer
+from sfnode.manifest import Manifest
+from sfnode.models import files
+from sfnode.models.manifest_builder import default_manifest
+from sfnode.schema.history import BisectResult, CheckoutResult, DiffResult, HistoryResult
+from sfnode.schema.results import ArchiveStatement, ImportResult, VerifyResult
+from sfprotocol.decisions import RATE_ONE, RateFrom
+from tests.cli.helpers import Ended
+from tests.protocol.feeds import origin_of
+from tests.store.folders import Folder, organised
+
+Run = Callable[..., Ended]
+
+DEFAULT = organised(default_manifest(), rank=4, epoch_updates=8, update_budget=1000)
+RUN = DEFAULT.model_copy(update={"data": DEFAULT.data.model_copy(update={"validation_limit": 16})})
+A, B = (origin_of(name).hex() for name in "ab")
+RATE = RUN.parameters().rate
+HARM = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an organiser's node that has sealed four epochs; in one b's updates are as large as may be."""
+    path = tmp_path_factory.mktemp("run") / "node"
+    with Folder(path, RUN, "a", organises=True) as made:
+        made.admit("a", "b")
+        for epoch in range(4):
+            made.make(6, lambda: 1)
+            made.bring("b", [RUN.training.scalar_limit * (1 if epoch == HARM else 0)] * 3)
+            made.close()
+            made.seal(rates=[RateFrom(3, RATE // 2)] if epoch == 1 else [])
+            made.evaluate(epoch, 0.6, 0.9 + (epoch >= HARM))
+        made.make(2)
+    return path
+
+
+@pytest.fixture
+def parsed(sfnode: Run, folder: Path) -> Callable[..., dict]:  # type: ignore[type-arg]
+    """What a command prints with --json about the folder."""
+
+    def run(*arguments: object) -> dict:  # type: ignore[type-arg]
+        ended = sfnode(*arguments, "--data-dir", folder, "--json")
+        assert ended.status == 0, ended.err
+        found: dict = json.loads(ended.out)  # type: ignore[type-arg]
+        return found
+
+    return run
+
+
+# -- log -----------------------------------------------------------------------------------------------
+
+
+def test_log_shows_decisions_seals_and_who_brought_what(sfnode: Run, folder: Path) -> None:
+    ended = sfnode("log", "--data-dir", folder)
+    assert (ended.status, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert lines[0] == f"     0  admit       admits {A[:16]} with a quota of 1000 updates"
+    seal = next(line for line in lines if "seal" in line)
+    assert "9 of 9 updates of epoch 0 count; factor 1, rate " in seal
+    assert seal.endswith("accuracy 0.600 (0.550-0.650), loss 0.9000")
+    assert lines[lines.index(seal) + 1].split() == [A[:8], "6,", B[:8], "3"]
+    assert lines[-1].startswith(f"run {RUN.name} (")
+    assert lines[-1].endswith("4 seals, 36 of 1,000 updates count, 2 are not judged yet")
+
+
+def test_log_as_data(parsed: Callable[..., dict]) -> None:  # type: ignore[type-arg]
+    found = HistoryResult.model_validate(parsed("log"))
+    assert (found.run_id, found.sealed, found.counted, found.waiting) == (RUN.run_id.hex(), 4, 36, 2)
+    assert [entry.kind for entry in found.entries] == ["admit", "admit", *["seal"] * 4]
+
+
+def test_log_of_an_open_run_shows_its_epochs(sfnode: Run, tmp_path: Path) -> None:
+    with Folder(tmp_path / "open", default_manifest(), "a") as made:
+        made.make(5)
+    ended = sfnode("log", "--data-dir", tmp_path / "open")
+    assert ended.out.splitlines()[0].split()[:5] == ["epoch", "epoch", "0", "has", "5"]
+    assert ended.out.splitlines()[-1].endswith("open: 5 of 3,000 updates count")
+
+
+def test_as_of_now_is_for_updates(sfnode: Run, folder: Path) -> None:
+    ended = sfnode("log", "--as-of-now", "--data-dir", folder)
+    assert (ended.status, "SF010" in ended.err) == (1, True)
+    every = sfnode("log", "--updates", "--as-of-now", "--data-dir", folder).out.splitlines()
+    assert (len(every), len(sfnode("log", "--updates", "--data-dir", folder).out.splitlines())) == (38, 36)
+
+
+# -- checkout ------------------------------------------------------------------------------------------
+
+
+def test_checkout_has_the_state_of_any_seal(
+    parsed: Callable[..., dict],  # type: ignore[type-arg]
+    folder: Path,
+    sfnode: Run,
+) -> None:
+    states = [CheckoutResult.model_validate(parsed("checkout", epoch)) for epoch in range(4)]
+    assert [state.updates for state in states] == [9, 18, 27, 36]
+    last = VerifyResult.model_validate(parsed("verify"))
+    assert states[-1].core_digest == last.core_digest
+    assert last.seals
+    assert states[-1].named_digest == last.seals.named_digest
+    said = sfnode("checkout", 1, "--data-dir", folder).out
+    assert said.startswith("seal         of epoch 1: 18 updates count\nnamed digest ")
+
+
+def test_checkout_writes_the_model_of_the_seal_and_export_that_of_the_last(
+    sfnode: Run, folder: Path, tmp_path: Path
+) -> None:
+    for epoch in (0, 3):
+        ended = sfnode("checkout", epoch, "--out", tmp_path / f"{epoch}", "--data-dir", folder)
+        assert ended.status == 0, ended.err
+        assert f"seal of epoch {epoch}, " in ended.out
+    assert sfnode("export", tmp_path / "last", "--data-dir", folder).status == 0
+    assert files.difference(tmp_path / "3", tmp_path / "last") is None
+    told = files.difference(tmp_path / "0", tmp_path / "last")
+    assert told
+    assert "has other values" in told
+
+
+def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_path: Path) -> None:
+    ended = sfnode("checkout", 4, "--data-dir", folder)
+    assert (ended.status, ended.out) == (1, "")
+    assert "SF010: epoch 4 of this run is not sealed: its last seal is of epoch 3" in ended.err
+    with Folder(tmp_path / "open", default_manifest()):
+        pass
+    for command in (("checkout", 0), ("diff", 0, 1), ("bisect",), ("fork", 0, tmp_path / "new")):
+        ended = sfnode(*command, "--data-dir", tmp_path / "open")
+        assert (ended.status, ended.out) == (1, ""), command
+        assert "SF018: an open run has no seals" in ended.err
+    assert not (tmp_path / "new").exists()
+
+
+# -- diff, bisect --------------------------------------------------------------------------------------
+
+
+def test_diff_shows_what_changed(sfnode: Run, folder: Path, parsed: Callable[..., dict]) -> None:  # type: ignore[type-arg]
+    found = DiffResult.model_validate(parsed("diff", 1, 3))
+    assert [(one.origin, one.updates) for one in found.origins] == [(A, 12), (B, 6)]
+    assert [layer.name for layer in found.layers] == [t.name for t in RUN.model.parsed_targets()]
+    assert [entry.kind for entry in found.entries] == ["seal", "seal"]
+    said = sfnode("diff", 1, 3, "--data-dir", folder).out
+    assert f"  {B[:16]}  +6\n" in said
+    assert f"weights: changed by {found.norm:.4g} in all\n" in said
+    assert "epoch 3: accuracy 0.600 (0.550-0.650), loss 1.9000" in said
+
+
+def test_bisect_names_the_epoch_its_origin_and_the_commands(sfnode: Run, folder: Path) -> None:
+    """The best seal that was evaluated is the good one unless another is named."""
+    ended = sfnode("bisect", "--data-dir", folder)
+    assert ended.status == 0, ended.err
+    lines = ended.out.splitlines()
+    assert lines[0].startswith(f"epoch {HARM} has raised the loss from ")
+    assert lines[1].startswith(f"  without the 3 updates of {B}: ")
+    assert lines[-2:] == [
+        f"  sfnode organise revoke {B[:16]}",
+        f"  sfnode organise void {HARM} --member {B[:16]}",
+    ]
+    assert "measuring from 0 to 3" in ended.err
+    found = sfnode("bisect", "base", 1, "--data-dir", folder, "--json")
+    assert BisectResult.model_validate(json.loads(found.out)).epoch != HARM
+
+
+# -- fork ----------------------------------------------------------------------------------------------
+
+
+def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_path: Path, home: Path) -> None:
+    state = json.loads(sfnode("checkout", 1, "--data-dir", folder, "--json").out)
+    ended = sfnode("fork", 1, tmp_path / "fork", "--data-dir", folder, "--name", "again")
+    assert ended.status == 0, ended.err
+    fork = Manifest.from_toml(tmp_path / "fork/run.toml")
+    assert fork.model.parent
+    assert fork.model.parent.model_dump() == {
+        "run_id": RUN.run_id.hex(),
+        "epoch": 1,
+        "digest": state["core_digest"],
+    }
+    assert (fork.name, fork.task, fork.data) == ("again", RUN.task, RUN.data)
+    assert fork.run_id.hex() in ended.out
+    assert fork.organised.organiser != RUN.organised.organiser
+    assert fork.training.learning_rate == RATE / RATE_ONE  # half of it only from epoch 3 on
+    assert fork.model.digest == files.digest(tmp_path / "fork/model")
+    assert list((home / ".local/share/sfnode/keys").glob(f"{fork.run_id.hex()}*"))
+
+    at_seal = load(folder, None, "cpu", "float32", epoch=1).trainer.evaluate(32)
+    with Trainer.load(fork, training=False) as begun:
+        assert begun.evaluate_base(32) == at_seal
+    with Folder(tmp_path / "node", fork):
+        pass
+    told = sfnode("verify", "--data-dir", tmp_path / "node").out
+    assert f"forked from run {RUN.run_id.hex()[:16]} at the seal of epoch 1, not checked" in told
+    assert sfnode("archive", tmp_path / "old.sfnode", "--data-dir", folder).status == 0
+    for parent in (folder, tmp_path / "old.sfnode"):
+        checked = sfnode("verify", "--parent", parent, "--data-dir", tmp_path / "node")
+        assert checked.status == 0, checked.err
+        assert f"its base model is run {RUN.run_id.hex()[:16]} at the seal of epoch 1" in checked.out
+
+
+@pytest.mark.parametrize("lie", [{"epoch": 0}, {"digest": "0" * 64}, {"run_id": "0" * 64}])
+def test_a_fork_of_something_else_is_found_out(
+    lie: dict[str, object], sfnode: Run, folder: Path, tmp_path: Path
+) -> None:
+    assert sfnode("fork", 1, tmp_path / "fork", "--data-dir", folder).status == 0
+    fork = Manifest.from_toml(tmp_path / "fork/run.toml")
+    assert fork.model.parent
+    model = fork.model.model_copy(update={"parent": fork.model.parent.model_copy(update=lie)})
+    with Folder(tmp_path / "node", fork.model_copy(update={"model": model})):
+        pass
+    checked = sfnode("verify", "--parent", folder, "--data-dir", tmp_path / "node")
+    assert checked.status == 1
+    assert ("SF013" if "run_id" in lie else "SF084") in checked.err
+
+
+def test_a_fork_with_another_model_is_found_out(sfnode: Run, folder: Path, tmp_path: Path) -> None:
+    """Its manifest names the right seal, and a model that is not of it."""
+    assert sfnode("fork", 1, tmp_path / "fork", "--data-dir", folder).status == 0
+    assert sfnode("checkout", 3, "--out", tmp_path / "other", "--data-dir", folder).status == 0
+    fork = Manifest.from_toml(tmp_path / "fork/run.toml")
+    other = {"source": str(tmp_path / "other"), "digest": files.digest(tmp_path / "other")}
+    with Folder(tmp_path / "node", fork.model_copy(update={"model": fork.model.model_copy(update=other)})):
+        pass
+    checked = sfnode("verify", "--parent", folder, "--data-dir", tmp_path / "node")
+    assert "SF084" in checked.err
+    assert "has other values" in checked.err
+
+
+# -- archive, import -----------------------------------------------------------------------------------
+
+
+def test_a_run_goes_from_one_folder_to_another_in_a_file(
+    sfnode: Run,
+    folder: Path,
+    tmp_path: Path,
+    parsed: Callable[..., dict],  # type: ignore[type-arg]
+) -> None:
+    said = ArchiveStatement.model_validate(parsed("archive", tmp_path / "run.sfnode"))
+    assert (said.updates, said.sealed) == (38, 4)
+    ended = sfnode("import", tmp_path / "run.sfnode", "--data-dir", tmp_path / "there")
+    assert ended.status == 0, ended.err
+    assert "38 updates and 14 decisions are new to " in ended.out
+    assert f"digest {said.digest}\n" in ended.out
+    there = json.loads(sfnode("verify", "--data-dir", tmp_path / "there", "--json").out)
+    assert there | {"signatures": 9} == parsed("verify")  # one vouches for all before it
+    again = sfnode("import", tmp_path / "run.sfnode", "--data-dir", tmp_path / "there", "--json").out
+    result = ImportResult.model_validate(json.loads(again))
+    assert (result.new_updates, result.new_decisions, result.same) == (0, 0, True)
+
+
+def test_what_is_no_archive_is_refused_with_advice(sfnode: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("hello")
+    for name in ("file", "missing"):
+        ended = sfnode("import", tmp_path / name, "--data-dir", tmp_path / "there")
+        assert (ended.status, ended.out) == (1, "")
+        assert "SF083" in ended.err
+        assert not (tmp_path / "there").exists()

@@ -1,0 +1,306 @@
+"""The past of a run: its history, the states of its seals, and which of them made it worse by whose work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+from sfnode.models.manifest_builder import default_manifest
+from sfnode.node import comparison
+from sfnode.node.time_travel import BASE, Past, bisect, history
+from sfnode.store import archive, checkpoint
+from sfnode.store.audit import audit
+from sfnode.store.checkpoint import compute, plan
+from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Announce, RateFrom, Revoke, Void
+from sfprotocol.seeds import feed_key, update_seeds
+from tests.node.helpers import manifest, record
+from tests.protocol.feeds import origin_of
+from tests.store.folders import Folder, organised
+
+RUN = organised(manifest("past", update_budget=1000, scalar_limit=1000))
+A, B = origin_of("a").hex(), origin_of("b").hex()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    with Folder(tmp_path / "a", RUN, "a", organises=True) as made:
+        made.admit("a", "b")
+        yield made
+
+
+def epoch(
+    made: Folder, a: int, b: int, *, factor: int = FACTOR_ONE, rates: tuple[RateFrom, ...] = ()
+) -> None:
+    """Train for an epoch, in which both make so many updates, and seal it."""
+    made.make(a, lambda: 100)
+    if b:
+        made.bring("b", [-50] * b)
+    made.close()
+    made.seal(factor=factor, rates=rates)
+
+
+def past(made: Folder) -> Past:
+    return Past(made.manifest, made.log, made.path)
+
+
+def core_digest(made: Folder) -> str:
+    """The digest of the last seal, as `sfnode verify` computes it."""
+    return audit(made.manifest, made.log).core_digest
+
+
+# -- states of seals -----------------------------------------------------------------------------------
+
+
+def test_every_seal_can_be_computed_again_in_any_order(folder: Folder) -> None:
+    digests = []
+    for a, b, factor in ((3, 4, FACTOR_ONE), (5, 0, FACTOR_ONE // 2), (2, 6, FACTOR_ONE)):
+        epoch(folder, a, b, factor=factor)
+        digests.append(core_digest(folder))
+    seen = past(folder)
+    for number in (2, 0, 1, 2):
+        assert seen.result(number).core_digest == digests[number]
+    assert [seen.result(number).updates for number in range(3)] == [7, 12, 20]
+    assert seen.cores(seen.counted(BASE)) == {}
+
+
+def test_what_comes_after_a_seal_changes_nothing_of_it(folder: Folder) -> None:
+    epoch(folder, 3, 4)
+    first = core_digest(folder)
+    epoch(folder, 3, 4)
+    second = core_digest(folder)
+    folder.decide(Void(0, 0, (1,)))
+    folder.decide(Revoke(1, 1))
+    epoch(folder, 1, 0)
+    seen = past(folder)
+    assert [seen.result(number).core_digest for number in (0, 1)] == [first, second]
+    assert seen.result(2).core_digest == core_digest(folder)
+    assert seen.result(2).updates == 3 + 3 + 4 + 1
+
+
+def test_a_state_is_the_one_that_a_checkpoint_states(folder: Folder) -> None:
+    for _ in range(2):
+        epoch(folder, 3, 4)
+    seen = past(folder)
+    state = compute(RUN, folder.log, plan(seen.latest, 1))
+    assert state
+    folder.decide(state.decision(RUN.run_id))
+    assert seen.result(1).core_digest == state.decision(RUN.run_id).cores.hex()
+    checkpoint.keep(folder.layout.checkpoints, state)
+    epoch(folder, 2, 2)
+    assert past(folder).result(2).core_digest == core_digest(folder)  # from the checkpoint's state
+    assert past(folder).result(0).core_digest == seen.result(0).core_digest  # and back from it
+
+
+def test_a_folder_without_its_beginning_has_the_seals_after_it(folder: Folder) -> None:
+    digests = []
+    for _ in range(4):
+        epoch(folder, 3, 4)
+        digests.append(core_digest(folder))
+    state = compute(RUN, folder.log, plan(past(folder).latest, 1))
+    assert state
+    folder.decide(state.decision(RUN.run_id))
+    checkpoint.keep(folder.layout.checkpoints, state)
+    folder.log.rebase(state.bases.values())
+    seen = past(folder)
+    assert [seen.result(number).core_digest for number in (3, 1, 2)] == [digests[3], digests[1], digests[2]]
+    with pytest.raises(UserError, match="before its checkpoint was asked for") as refused:
+        seen.result(0)
+    assert refused.value.code is Code.CHECKPOINT_UNUSABLE
+    with pytest.raises(UserError) as refused:
+        archive.write(RUN, folder.log, folder.layout.bases, folder.path / "archive", "0")
+    assert refused.value.code is Code.HISTORY_GONE
+
+
+@pytest.mark.parametrize("wanted", [2, 60_000])
+def test_an_epoch_without_a_seal_has_no_state(folder: Folder, wanted: int) -> None:
+    epoch(folder, 3, 4)
+    epoch(folder, 3, 4)
+    folder.make(2)
+    folder.close()
+    with pytest.raises(UserError, match="its last seal is of epoch 1") as refused:
+        past(folder).result(wanted)
+    assert refused.value.code is Code.BAD_OPTION
+
+
+def test_an_open_run_has_no_seals(tmp_path: Path) -> None:
+    run = manifest("open")
+    with Folder(tmp_path / "b", run) as made, pytest.raises(UserError) as refused:
+        past(made)
+    assert refused.value.code is Code.RUN_IS_OPEN
+
+
+# -- history -------------------------------------------------------------------------------------------
+
+
+def test_the_history_has_decisions_and_seals_in_order(folder: Folder) -> None:
+    epoch(folder, 3, 4, rates=(RateFrom(2, 1 << 21),))
+    folder.evaluate(0, 0.7, 0.6)
+    folder.decide(Announce("half the rate"))
+    epoch(folder, 5, 0, factor=FACTOR_ONE // 2)
+    folder.decide(Void(0, 0, (1,)))
+    folder.make(2)
+    folder.close()
+    folder.make(1)
+    found = history(RUN, folder.log)
+    assert (found.sealed, found.counted, found.waiting) == (2, 8, 3)
+    kinds = ["admit", "admit", "seal", "announce", "seal", "void", "close"]
+    assert [entry.kind for entry in found.entries] == kinds
+    said = [entry.text for entry in found.entries]
+    assert said[1] == f"admits {B[:16]} with a quota of 1000 updates"
+    assert said[3] == "announces: half the rate"
+    assert said[5] == f"takes back epoch 0 of member 1 ({B[:16]})"
+    assert said[6] == "closes epoch 2, of 2 updates; it is not sealed yet"
+    first, second = (entry.epoch for entry in found.entries if entry.epoch)
+    assert (first.named, first.counted, first.factor) == (7, 3, 1.0)  # b's part is void
+    assert [(one.origin, one.updates) for one in first.origins] == [(A, 3)]
+    assert first.evaluation
+    assert (first.evaluation.value, first.evaluation.loss) == (0.7, 0.6)
+    assert (second.counted, second.factor, second.evaluation) == (5, 0.5, None)
+    assert second.rate == RUN.parameters().rate / RATE_ONE
+
+
+def test_the_history_of_an_open_run_has_its_epochs(tmp_path: Path) -> None:
+    run = manifest("open", learning_rate=1e-3)
+    with Folder(tmp_path / "b", run) as made:
+        made.log.append([record(run, "a", [1, 2, 3]), record(run, "b", [4] * 50)])
+        found = history(run, made.log)
+    assert (found.sealed, found.counted, found.waiting) == (None, 53, 0)
+    (only,) = found.entries
+    assert (only.kind, only.text, only.position) == ("epoch", "epoch 0 has 53 updates", None)
+    assert only.epoch
+    assert [(one.origin, one.updates) for one in only.epoch.origins] == [(B, 50), (A, 3)]
+    assert (only.epoch.rate, only.epoch.digest) == (1e-3, None)
+
+
+# -- differences ---------------------------------------------------------------------------------------
+
+
+def test_a_difference_has_updates_decisions_and_the_change_of_every_matrix(folder: Folder) -> None:
+    epoch(folder, 3, 4)
+    folder.evaluate(0, 0.7, 0.6)
+    for _ in range(2):
+        epoch(folder, 5, 1)
+    folder.decide(Announce("after"))
+    seen = past(folder)
+    found = comparison.diff(seen, 0, 2, folder.layout.bases)
+    assert [(one.origin, one.updates) for one in found.origins] == [(A, 10), (B, 2)]
+    assert [one.epoch for one in found.evaluations] == [0]
+    assert [(entry.kind, entry.epoch and entry.epoch.epoch) for entry in found.entries] == [
+        ("seal", 1),
+        ("seal", 2),
+    ]
+    assert [layer.name for layer in found.layers] == ["a", "b"]
+    assert all(layer.per_weight == pytest.approx(layer.norm / np.sqrt(32)) for layer in found.layers)
+    back = comparison.diff(seen, 2, 0, folder.layout.bases)
+    assert [layer.norm for layer in back.layers] == [layer.norm for layer in found.layers]
+    assert [(one.origin, one.updates) for one in back.origins] == [(B, -2), (A, -10)]
+
+
+def test_the_norm_is_that_of_the_matrix_itself(folder: Folder) -> None:
+    """U A V^T is written out here; the product counts in two subspaces."""
+    for _ in range(3):
+        epoch(folder, 5, 3)
+    seen = past(folder)
+    found = comparison.diff(seen, 0, 2, folder.layout.bases)
+    before, after = (seen.cores(seen.counted(number)) for number in (0, 2))
+    assert sorted(after) == [0, 1]
+    space = comparison.subspace_of(seen, folder.layout.bases)
+    scale = RUN.training.scalar_delta / RATE_ONE
+    for number, layer in enumerate(found.layers):
+        whole = np.zeros(
+            (RUN.model.parsed_targets()[number].out_features, RUN.model.parsed_targets()[number].in_features)
+        )
+        for subspace, core in after.items():
+            u, v = (side.double().numpy() for side in space.matrices(subspace, number))
+            whole += scale * u @ (core[number] - before.get(subspace, np.zeros_like(core))[number]) @ v.T
+        assert layer.norm == pytest.approx(np.linalg.norm(whole), rel=1e-12)
+
+
+# -- who has made it worse -----------------------------------------------------------------------------
+
+BUILT_IN = organised(default_manifest(), rank=4, epoch_updates=8, update_budget=1000)
+BUILT_IN = BUILT_IN.model_copy(update={"data": BUILT_IN.data.model_copy(update={"validation_limit": 48})})
+PLANTED = 3
+"""The epoch in which c turns hostile."""
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Iterator[Trainer]:
+    with Trainer.load(BUILT_IN) as loaded:
+        yield loaded
+
+
+def slopes(trainer: Trainer, name: str, first: int, count: int, label: int) -> list[int]:
+    """The scalars that this origin measures, on the base model."""
+    seeds = update_seeds(feed_key(BUILT_IN.run_id, origin_of(name), 0), first, count).tolist()
+    return list(trainer.step(seeds, label).scalars)
+
+
+def test_bisect_finds_a_planted_epoch_and_its_origin(trainer: Trainer, tmp_path: Path) -> None:
+    names, each = "abc", 4
+    with Folder(tmp_path / "a", BUILT_IN, organises=True) as made:
+        made.admit(*names)
+        for label in range(6):
+            for name in names:
+                scalars = slopes(trainer, name, each * label, each, label)
+                if (label, name) == (PLANTED, "c"):
+                    largest = BUILT_IN.training.scalar_limit
+                    scalars = [-largest if scalar > 0 else largest for scalar in scalars]
+                made.bring(name, scalars)
+            made.close()
+            made.seal()
+        told: list[str] = []
+        seen = past(made)
+
+        def loss(cores):  # type: ignore[no-untyped-def]
+            return trainer.evaluate_towards(cores, 1.0, rows="validation").loss
+
+        found = bisect(seen, BASE, 5, loss, told.append)
+    assert found.epoch == PLANTED
+    assert found.after > found.before
+    assert [(one.origin, one.updates) for one in found.origins] == [(origin_of("c").hex(), each)]
+    assert found.origins[0].loss < (found.before + found.after) / 2
+    name = origin_of("c").hex()[:16]
+    assert found.undo == [
+        f"sfnode organise revoke {name}",
+        f"sfnode organise void {PLANTED} --member {name}",
+    ]
+    assert len(told) == found.evaluations == 7 + 3
+
+
+def test_bisect_needs_a_good_seal_before_a_bad_one(folder: Folder) -> None:
+    epoch(folder, 3, 4)
+    with pytest.raises(UserError, match="not before the bad one"):
+        bisect(past(folder), 0, 0, lambda cores: 1.0, lambda said: None)
+
+
+def test_without_a_rise_there_is_nothing_to_take_back(folder: Folder) -> None:
+    for _ in range(3):
+        epoch(folder, 3, 4)
+    found = bisect(past(folder), BASE, 2, lambda cores: 1.0, lambda said: None)
+    assert (found.epoch, found.origins, found.undo, found.evaluations) == (None, [], [], 2)
+
+
+def test_what_is_left_without_an_origin_is_exact(folder: Folder) -> None:
+    """In its epoch alone: what it brought before, and after, stays."""
+    for _ in range(3):
+        epoch(folder, 3, 4)
+    seen = past(folder)
+    whole = seen.cores(seen.without(1, frozenset()))
+    assert [core.tolist() for core in whole.values()] == [
+        c.tolist() for c in seen.cores(seen.counted(1)).values()
+    ]
+    neither = seen.cores(seen.without(1, frozenset(map(origin_of, "ab"))))
+    assert [c.tolist() for c in neither.values()] == [
+        c.tolist() for c in seen.cores(seen.counted(0)).values()
+    ]
+    folder.decide(Void(1, 1, (1,)))
+    voided = past(folder)
+    now = voided.cores(folder.machine.organised.named(1))  # type: ignore[union-attr]
+    one = voided.cores(voided.without(1, frozenset([origin_of("b")])))
+    assert [c.tolist() for c in one.values()] == [c.tolist() for c in now.values()]

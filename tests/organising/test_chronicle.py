@@ -1,0 +1,125 @@
+"""The history of a run in words: every decision has some."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfnode.organising import health
+from sfnode.organising.chronicle import chronicle
+from sfnode.schema.evaluation import Evaluation
+from sfprotocol import decisions
+from sfprotocol.decisions import (
+    FACTOR_ONE,
+    Admit,
+    Amend,
+    Announce,
+    Bases,
+    Budget,
+    Checkpoint,
+    Close,
+    Decision,
+    Finish,
+    Invite,
+    Move,
+    Revoke,
+    RevokeInvitation,
+    Seal,
+    Unknown,
+    Void,
+)
+from sfprotocol.messages import Entry, Succession
+from tests.protocol.feeds import origin_of
+from tests.store.organised import ORGANISED
+
+A = origin_of("a").hex()[:16]
+ADMIT = Admit(origin_of("a"), 100, 0)
+
+
+def entries(*said: Decision, term: int = 0) -> list[Entry]:
+    return [Entry(term, decisions.encode(decision), bytes(64)) for decision in said]
+
+
+def words(*said: Decision) -> list[tuple[str, str]]:
+    return [(entry.kind, entry.text) for entry in chronicle(ORGANISED, entries(*said))]
+
+
+def close(epoch: int, steps: int) -> Close:
+    return Close(epoch, bytes(8), (Move(0, steps, bytes(8)),))
+
+
+def seal(epoch: int) -> Seal:
+    return Seal(epoch, (), (), bytes(32), FACTOR_ONE, ())
+
+
+@pytest.mark.parametrize(
+    ("decision", "text"),
+    [
+        (Invite(bytes(32), 5), "publishes invitation 1, for 5"),
+        (Revoke(0, 7), f"revokes member 0 ({A}) from epoch 7 on"),
+        (Revoke(1, 7), "revokes member 1 (nobody) from epoch 7 on"),
+        (RevokeInvitation(0, 7), "revokes invitation 1, and who came by it, from epoch 7 on"),
+        (Void(1, 1, ()), "takes back epoch 1"),
+        (Void(1, 3, (0,)), f"takes back epochs 1 to 3 of member 0 ({A})"),
+        (Amend(0, 3), f"ends a feed of member 0 ({A}) before what epoch 3 has of it, which is lost"),
+        (Budget(10), "changes the budget to 10 updates"),
+        (Finish(), "ends the run"),
+        (Bases(2, bytes(32)), f"takes the bases {'0' * 16} from subspace 2 on"),
+        (Announce("hello"), "announces: hello"),
+        (Checkpoint(0, bytes(32), bytes(32)), f"states the checkpoint of epoch 0, core digest {'0' * 16}"),
+        (Unknown(98), "a decision of kind 98, which this version of sfnode does not know"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_decision_has_words(decision: Decision, text: str) -> None:
+    record = b"\x92\x62\x90" if isinstance(decision, Unknown) else decisions.encode(decision)
+    found = chronicle(ORGANISED, [*entries(ADMIT), Entry(0, record, bytes(64))])
+    assert (found[1].kind, found[1].text, found[1].position) == (type(decision).__name__.lower(), text, 1)
+
+
+def test_no_kind_of_decision_is_forgotten() -> None:
+    """What is not among these stands as it is written, which is for programmers."""
+    said = {
+        Close,
+        Seal,
+        Admit,
+        Invite,
+        Revoke,
+        RevokeInvitation,
+        Void,
+        Amend,
+        Budget,
+        Finish,
+        Bases,
+        Announce,
+    }
+    assert said | {Checkpoint, decisions.Evaluated} == {kind for kind, _ in decisions._KINDS.values()}
+
+
+def test_an_epoch_stands_where_it_was_sealed_with_its_close_and_evaluation() -> None:
+    result = Evaluation(metric="accuracy", value=0.5, low=0.4, high=0.6, loss=0.7, count=9)
+    base = result.model_copy(update={"calibrated": True})
+    told = words(
+        ADMIT,
+        close(0, 5),
+        close(1, 3),
+        seal(0),
+        health.published(0, result),
+        health.published(0, base, base=True),
+    )
+    assert told[1:] == [
+        ("close", "closes epoch 1, of 3 updates; it is not sealed yet"),
+        ("seal", "5 of 5 updates of epoch 0 count"),
+        ("evaluated", "tells of the base model less its prior: accuracy 0.500 (0.400-0.600), loss 0.7000"),
+    ]
+
+
+def test_closes_and_seals_without_effect_are_left_out() -> None:
+    told = words(ADMIT, close(1, 5), seal(0), close(0, 5), seal(0), seal(0), close(0, 9))
+    assert [kind for kind, _ in told] == ["admit", "seal"]
+
+
+def test_a_succession_stands_before_the_first_decision_of_its_term() -> None:
+    handed = Succession(1, 1, bytes(32), origin_of("b"), ())
+    found = chronicle(ORGANISED, [*entries(ADMIT), *entries(Finish(), term=1)], [handed])
+    assert [entry.kind for entry in found] == ["admit", "succession", "finish"]
+    assert found[1].text == f"another key organises from here on: {origin_of('b').hex()[:16]}"

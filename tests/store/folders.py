@@ -1,0 +1,150 @@
+"""Data folders of runs, whose machines decide and compute as those of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sfnode.manifest import Manifest
+from sfnode.node.driver import LogStore
+from sfnode.organising.health import published
+from sfnode.schema.evaluation import Evaluation
+from sfnode.store.data_folder import Layout
+from sfnode.store.log import Record, UpdateLog
+from sfnode.store.replay import frontier_of, kept_control
+from sfprotocol import decisions
+from sfprotocol.counting import named_digest
+from sfprotocol.decisions import FACTOR_ONE, Admit, Close, Decision, Move, RateFrom, Seal
+from sfprotocol.events import OwnDecision
+from sfprotocol.holding import tag
+from sfprotocol.host import Host
+from sfprotocol.machine import Machine
+from sfprotocol.messages import EpochScalars, Feed, Segment
+from sfprotocol.own_feed import fresh
+from sfprotocol.signing import extend, head_message
+from tests.protocol.feeds import origin_of, signing_key
+
+ORGANISER = {"organiser": origin_of("organiser").hex(), "deputies": (origin_of("deputy").hex(),)}
+"""What a manifest says of the keys with which these folders decide."""
+
+
+def organised(run: Manifest, **numbers: Any) -> Manifest:
+    """The same run with an organiser, to be changed so."""
+    said = {"quota": 1000, "subspace_epochs": 2, **ORGANISER}
+    fields = run.model_dump() | {"admission": "organised", "organised": said}
+    fields["open"] = {"quota": 0, "work_bits": 0}
+    fields["training"] |= {"schedule": "constant", **numbers}
+    return Manifest.model_validate(fields)
+
+
+class Folder:
+    """The folder of a node, held open; `with` closes its log."""
+
+    def __init__(self, path: Path, manifest: Manifest, name: str = "", *, organises: bool = False) -> None:
+        """`name`: whose updates are made here; of nobody if it is empty."""
+        self.manifest, self.run, self.path = manifest, manifest.parameters(), path
+        self.layout = Layout(path)
+        path.mkdir(exist_ok=True)
+        if not self.layout.manifest.exists():
+            self.layout.manifest.write_text(manifest.to_toml())
+        self.log = UpdateLog.open(self.layout.log, self.run.run_id)
+        self._name, self._organises = name, organises
+        self._start()
+
+    def _start(self) -> None:
+        key = signing_key(self._name or "nobody")
+        self.machine = Machine(
+            self.run,
+            frontier_of(self.run, self.log),
+            own=self._own(self._name) if self._name else None,
+            sign=key.sign,
+            draw_incarnation=lambda: 0,
+            proven=True,
+            now=0.0,
+            control=kept_control(self.log),
+            sign_control=signing_key("organiser").sign if self._organises else None,
+        )
+        self.store = LogStore(self.log, self.run, lambda feed: None)
+        self.host = Host(self.machine, self.store)
+        self.settle()
+
+    def _own(self, name: str) -> Feed:
+        origin = origin_of(name)
+        known = [tail.feed for tail in self.log.tails() if tail.feed.origin == origin]
+        return known[0] if known else fresh(frontier_of(self.run, self.log), origin, 0)
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.log.close()
+
+    def settle(self) -> None:
+        while self.host.waiting or self.machine.next_deadline() <= 0.0:
+            commit = self.host.decide(0.0)
+            if commit:
+                self.store.append(commit)
+            self.host.carry_out()
+
+    @property
+    def digest(self) -> str:
+        return self.machine.frontier.digest().hex()
+
+    # -- updates -----------------------------------------------------------------------------------
+
+    def make(self, count: int, scalar: Callable[[], int] = lambda: 7) -> None:
+        """Make updates of this node's own, as one segment."""
+        made = self.host.own_updates(count, scalar)
+        assert made, "no updates may be made"
+        assert made.count == count
+        self.host.post(made)
+        self.settle()
+
+    def bring(self, name: str, scalars: Sequence[int]) -> None:
+        """Have updates of somebody else's here, as if they had come over a link."""
+        feed = Feed(origin_of(name), 0)
+        state, parts = self.machine.frontier.state(feed), (EpochScalars(self.machine.epoch, tuple(scalars)),)
+        chain = extend(state.chain, parts)
+        head = head_message(self.run.run_id, feed, state.next + len(scalars), chain)
+        segment = Segment(state.key, state.next, parts, signing_key(name).sign(head))
+        self.log.append([Record(feed, segment, chain)])
+        self._start()
+
+    # -- decisions ---------------------------------------------------------------------------------
+
+    def decide(self, decision: Decision) -> None:
+        self.host.post(OwnDecision(decisions.encode(decision)))
+        self.settle()
+
+    def admit(self, *names: str) -> None:
+        for name in names:
+            self.decide(Admit(origin_of(name), self.manifest.organised.quota, 0))
+
+    def close(self) -> None:
+        """Close the open epoch, naming everything that is here."""
+        counting, moves = self.machine.frontier.counting, []
+        assert counting
+        for state in self.machine.frontier:
+            number = counting.number(state.feed)
+            if number is not None and state.next > (named := counting.named(number)):
+                moves.append(Move(number, state.next - named, tag(b"saltsalt", state.chain)))
+        self.decide(Close(counting.open_epoch, b"saltsalt", tuple(sorted(moves))))
+
+    def seal(
+        self, *, factor: int = FACTOR_ONE, skipped: Sequence[int] = (), rates: Iterable[RateFrom] = ()
+    ) -> None:
+        """Seal the first epoch that is closed."""
+        counting, heads = self.machine.frontier.counting, []
+        assert counting
+        epoch = counting.sealed
+        for number, stop in counting.positions(epoch).items():
+            heads.append((number, stop, self.log.past(counting.feed(number), stop)[0]))
+        digest = named_digest(self.run.run_id, heads)
+        self.decide(Seal(epoch, tuple(skipped), (), digest, factor, tuple(rates)))
+
+    def evaluate(self, epoch: int, accuracy: float, loss: float) -> None:
+        """Publish an evaluation of a seal's model."""
+        ends = accuracy - 0.05, accuracy + 0.05
+        found = Evaluation(metric="accuracy", value=accuracy, low=ends[0], high=ends[1], loss=loss, count=9)
+        self.decide(published(epoch, found))
