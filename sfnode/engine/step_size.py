@@ -1,9 +1,9 @@
 """The rate that suits a subspace at the weights as they are, from slopes and bends of the loss there.
 
-Along the direction of a seed a mini-batch's loss is L0 + m alpha + m^2 h / 2, and an update goes to m = -rate
-alpha. That gains rate |g|^2 - rate^2 E[alpha^2] E[h] / 2, with g the mean gradient in the subspace's
-coordinates, so that the best rate for one update is (|g|^2 / E[alpha^2]) / E[h]: how much of an update is no
-noise, by how much the loss bends. All of it follows from the losses at three points of some updates: no
+Along the direction d of a seed a mini-batch's loss is L0 + m alpha + m^2 h / 2, and an update goes to
+m = -rate alpha. With g the gradient of all data that gains rate E[(g d)^2] - rate^2 E[alpha^2] E[h] / 2, so
+that the best rate for one update is the signal, E[(g d)^2] / E[alpha^2], by the bend, E[h]: how much of an
+update is no noise, by how much the loss bends. All of it follows from the losses at three points of some updates: no
 held-out row is looked at, and nothing is written. It is found where the subspace has few dimensions, as with
 bases of gradients; in the thousands of dimensions of random ones nothing bends measurably: None.
 
@@ -26,15 +26,15 @@ from sfnode.models.loader import LoadedModel
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import coordinates, derive_key, stream
 
-SHARE = 1 / 6
+SHARE = 1 / 4
 """Share of the best rate for one update that is taken: what it gains is taken back by noise once there is
 less to gain, and later places are steeper (docs/research-log.md)."""
 
 LEAST_SIGNAL, MOST_SIGNAL = 0.05, 0.2
-"""Bounds on |g|^2 / E[alpha^2]: of a few dozen updates it is known to a tenth or so, and where it is large it
+"""Bounds on the signal: of a few dozen updates it is known to a tenth or so, and where it is large it
 does not stay so (on the built-in reviews it is 0.95 at first)."""
 
-EVIDENCE = 2.0
+EVIDENCE = 1.0
 """Standard errors by which E[h] has to differ from 0."""
 
 UPDATES, MOST_UPDATES = 32, 64
@@ -50,7 +50,7 @@ class StepSize(NamedTuple):
     rate: float
     """Rate of one update that suits the subspace."""
     signal: float
-    """|g|^2 / E[alpha^2] as measured: 1 were no mini-batch and no direction to differ from another."""
+    """E[(g d)^2] / E[alpha^2] as measured: 1 were no mini-batch and no direction to differ from another."""
 
 
 def measure(
@@ -114,12 +114,14 @@ def suitable(
     bend, error = float(bends.mean()), float(bends.std(ddof=1)) / math.sqrt(count)
     if not bend > EVIDENCE * error:
         return None
-    signal = _gradient_square(seeds, slopes, shape) / float((slopes**2).mean())
+    signal = _noiseless_square(seeds, slopes, shape) / float((slopes**2).mean())
     return StepSize(SHARE * min(max(signal, LEAST_SIGNAL), MOST_SIGNAL) / bend, signal)
 
 
-def _gradient_square(seeds: NDArray[np.uint64], slopes: NDArray[np.float64], shape: tuple[int, int]) -> float:
-    """Return an unbiased estimate of |g|^2: products of two different updates, which share no noise."""
+def _noiseless_square(
+    seeds: NDArray[np.uint64], slopes: NDArray[np.float64], shape: tuple[int, int]
+) -> float:
+    """Return an unbiased estimate of E[(g d)^2], by products of different updates, which share no noise."""
     (layers, rank), count = shape, len(slopes)
     row, column, sign = coordinates(seeds, layers, rank)
     total = np.zeros((layers, rank, rank))

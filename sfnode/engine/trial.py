@@ -46,7 +46,7 @@ LARGEST, DISTANCES, FINER = 1 / 16, 6, 4.0
 begins to be another one, down to 1/16,384, where half precision is far beyond its rounding and float32 begins
 to be."""
 
-ALIKE = 0.4
+ALIKE = 0.6
 """Cosine between slopes and those at the most exact distance from which on they are as good: what else a
 mini-batch and a direction say varies by far more. Larger distances average over what is rough, and learn
 more: with gradient bases on AG News exact slopes are four times as large as at 1e-3, where runs end 0.1 nats
