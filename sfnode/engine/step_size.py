@@ -3,9 +3,9 @@
 Along the direction d of a seed a mini-batch's loss is L0 + m alpha + m^2 h / 2, and an update goes to
 m = -rate alpha. With g the gradient of all data that gains rate E[(g d)^2] - rate^2 E[alpha^2] E[h] / 2, so
 that the best rate for one update is the signal, E[(g d)^2] / E[alpha^2], by the bend, E[h]: how much of an
-update is no noise, by how much the loss bends. All of it follows from the losses at three points of some updates: no
-held-out row is looked at, and nothing is written. It is found where the subspace has few dimensions, as with
-bases of gradients; in the thousands of dimensions of random ones nothing bends measurably: None.
+update is no noise, by how much the loss bends. All of it follows from the losses at three points of some
+updates: no held-out row is looked at, and nothing is written. It is found where the subspace has few
+dimensions, as with bases of gradients; in the thousands of random ones nothing bends measurably: None.
 
 This module knows a model, mini-batches and directions; it decides nothing.
 """

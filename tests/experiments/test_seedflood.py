@@ -155,6 +155,27 @@ def test_with_published_bases_clients_and_nodes_measure_the_same(tmp_path: Path)
     assert abs(scalar - run.feeds[0].scalars[made]) <= 1
 
 
+def test_bases_made_anew_are_in_the_log_and_a_run_that_goes_on_has_them(tmp_path: Path) -> None:
+    plain = problem.manifest_of(small())
+    pairs = [
+        tuple(np.ones((n, plain.training.rank), np.int8) for n in (t.out_features, t.in_features))
+        for t in plain.model.parsed_targets()
+    ]
+    file = bases.path_in(tmp_path, bases.write(tmp_path, pairs))
+    cell = small(options={"organised": 1, "renew": 8}, problem={"bases": str(file)}, steps=10)
+    whole = SeedFlood(cell, problem.load(cell, Place()), tmp_path / "whole")
+    advance(whole, cell, 0, 6)
+    state = whole.state()
+    advance(whole, cell, 6, 10)
+    kept = {file.name for file in (tmp_path / "whole" / "bases").iterdir()}
+    assert len(kept) > len(state["bases"]) + 1 > 2
+    rest = SeedFlood(cell, problem.load(cell, Place()), tmp_path / "rest")
+    rest.restore(state)
+    advance(rest, cell, 6, 10)
+    assert [feed.scalars for feed in rest.feeds] == [feed.scalars for feed in whole.feeds]
+    assert {file.name for file in (tmp_path / "rest" / "bases").iterdir()} == kept
+
+
 def test_a_file_of_bases_has_the_name_of_its_digest(tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(b"1")
     with pytest.raises(UserError) as caught:

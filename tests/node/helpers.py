@@ -9,17 +9,20 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
 
 from sfnode.control.client import Client
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, Model, Task, Training
+from sfnode.models import bases as published_bases
 from sfnode.node.driver import Driver
 from sfnode.node.engine_thread import HeldOut, Searches
 from sfnode.node.node import Node as PublicNode
@@ -50,6 +53,13 @@ def manifest(name: str = "test", **training: Any) -> Manifest:
         data=Data(train="none"),
         training=Training(**numbers),
     )
+
+
+def pairs_of(run: Manifest, entry: int) -> list[tuple[NDArray[np.int8], NDArray[np.int8]]]:
+    """Bases of a run, of which all entries are the same."""
+    full, rank = partial(np.full, fill_value=entry, dtype=np.int8), run.training.rank
+    targets = run.model.parsed_targets()
+    return [(full((t.out_features, rank)), full((t.in_features, rank))) for t in targets]
 
 
 PERFECT = Faults()
@@ -86,6 +96,7 @@ class SmallEngine:
     """Counts instead of computing, and refuses to count an update twice; it may be taken out again."""
 
     def __init__(self, run: Manifest) -> None:
+        self.run = run
         self.core = Core(len(run.model.targets), run.training.rank)
         self.began_with: list[int] = []
         """Subspaces of a checkpoint with which it has begun."""
@@ -106,6 +117,8 @@ class SmallEngine:
         """The place of the least loss on every line."""
         self.towards: list[tuple[int, float]] = []
         """Updates in the core, and amounts, of evaluations towards later ones."""
+        self.made_at: int | None = None
+        """Updates in the core when bases were made last."""
         self.parked = 0
         """How often its model was put aside."""
         self.aside = False
@@ -182,6 +195,14 @@ class SmallEngine:
             search.take(np.tile(distances**2, (len(wanted), 1)))
             taken += len(wanted) * len(search.amounts)
         return taken
+
+    def suitable_rate(self, epoch: int) -> float | None:
+        return None
+
+    def make_bases(self, folder: Path) -> str:
+        """Write others for every number of updates."""
+        self.made_at = len(self.applied)
+        return published_bases.write(folder, pairs_of(self.run, 1 + self.made_at % 100))
 
     def evaluate_towards(
         self, after: Mapping[int, I64], amount: float, go_on: Callable[[], bool], rows: HeldOut = "test"

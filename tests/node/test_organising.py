@@ -12,6 +12,7 @@ import pytest
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Organised
+from sfnode.models import bases
 from sfnode.node import organising
 from sfnode.organising import organiser
 from sfnode.organising.events import Sign
@@ -22,7 +23,7 @@ from sfnode.store.identity import Identity
 from sfnode.store.replay import changes
 from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol.decisions import FACTOR_ONE, Amend, Evaluated, Finish, Revoke, Seal, Void, encode, read
-from tests.node.helpers import Node, SmallEngine, Swarm, manifest
+from tests.node.helpers import Node, SmallEngine, Swarm, manifest, pairs_of
 
 SwarmOf = Callable[..., Swarm]
 BITS = 4
@@ -169,6 +170,29 @@ async def test_every_seal_has_the_factor_that_a_line_search_finds(
     searched = factors.index(4 * FACTOR_ONE)
     assert seals[searched].rates[0].rate == 4 * first
     assert engine.towards[0][0] in [sum(counting.positions(e).values()) for e in range(-1, counting.sealed)]
+
+
+async def test_bases_are_made_anew_at_a_seal_and_everybody_gets_them(
+    swarm_of: SwarmOf, tmp_path: Path
+) -> None:
+    key, rank_1 = Identity.generate(), {"rank": 1, "basis": "published", "update_budget": 400}
+    first = bases.write(tmp_path / "first", pairs_of(manifest(**rank_1, bases="0" * 64), 8))
+    said = Organised(organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120)
+    fields = {"admission": "organised", "organised": said, "data": Data(train="none")}
+    run = manifest(**rank_1, bases=first).model_copy(update=fields)
+    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
+    swarm = swarm_of(run)
+    (tmp_path / "a").mkdir(exist_ok=True)
+    (tmp_path / "first").rename(tmp_path / "a" / "bases")
+    a = await swarm.first(**options(tmp_path), renew_bases=80)
+    b = await swarm.join("b")
+    await a.until(lambda: a.machine.complete)
+    await b.until(lambda: b.machine.complete and b.digest == a.digest)
+    published = a.machine.organised.counting.bases
+    assert len({one.digest for one in published}) == len(published) > 1
+    assert a.engine.made_at % 40 == 0, "at a seal: epochs have 40 updates"
+    named = {bases.path_in(b.layout.bases, one.digest.hex()) for one in published}
+    await b.until(lambda: set(b.layout.bases.iterdir()) == named)
 
 
 @pytest.mark.parametrize("organised", ["rows"], indirect=True)

@@ -13,6 +13,7 @@ from sfnode.organising.events import (
     EvaluationEnded,
     Event,
     HeldChanged,
+    MakeBases,
     Mark,
     OwnerWish,
     PeerControl,
@@ -73,12 +74,14 @@ class Bench:
     alone: bool = False
     judge: Judge = CONSTANT
     budget: int = BUDGET
+    bases: bytes = b""
     held_back: bool = False
     now: float = 1000.0
     signed: list[Decision] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     plans: list[Evaluate] = field(default_factory=list)
     summarising: list[int] = field(default_factory=list)
+    making: list[int] = field(default_factory=list)
     refused: list[Refuse] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     marks: dict[Feed, list[Mark]] = field(default_factory=dict)
@@ -86,7 +89,7 @@ class Bench:
     outbox: list[Sign] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.counting = Counting(budget=self.budget, rate=RATE)
+        self.counting = Counting(budget=self.budget, rate=RATE, bases=self.bases)
         self.positions: dict[int, Decision] = {}
         self.drawn = 0
         self.start()
@@ -114,6 +117,8 @@ class Bench:
                     self.plans.append(action)
                 case Summarise(epoch=epoch):
                     self.summarising.append(epoch)
+                case MakeBases(epoch=epoch):
+                    self.making.append(epoch)
                 case Refuse():
                     self.refused.append(action)
                 case Stop(reason=reason):

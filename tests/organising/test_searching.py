@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from sfnode.organising.events import EvaluationEnded
+from sfnode.organising.events import BasesMade, EvaluationEnded
 from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found
-from sfnode.organising.searching import EVALUATE_EVERY, FIRST_UPDATES, STEADY, Search
+from sfnode.organising.searching import EVALUATE_EVERY, FAR_OFF, FIRST_UPDATES, STEADY, Search
 from sfprotocol.counting import MAX_EPOCHS, Counting
-from sfprotocol.decisions import FACTOR_ONE, Evaluated, RateFrom, Seal
+from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Bases, Evaluated, RateFrom, Seal
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of, scores
 
 ANNE = feed_of("anne")
@@ -189,3 +189,58 @@ def test_with_small_mini_batches_the_first_epochs_pay_for_a_search_all_the_same(
     counting = Counting(budget=BUDGET, rate=RATE)
     search = Search(replace(SEARCHED, update_forwards=2), counting)
     assert search.target(counting) * 2 / 4 >= FIRST_ROWS * len(AMOUNTS)
+
+
+SIZED = replace(SEARCHED, size_rate=True)
+
+
+def sized(rate: float | None) -> Bench:
+    """A run whose first epoch was closed, and whose first subspace suits this rate."""
+    run = Bench(policy=SIZED, budget=1_000_000).begin("anne", quota=1 << 20)
+    for _ in range(FIRST_UPDATES // 64):
+        run.update(ANNE, 64)
+        run.advance(2)
+    assert run.plans[0].sized
+    run.do(EvaluationEnded(0, None, rate=rate))
+    run.advance(4)
+    return run
+
+
+@pytest.mark.parametrize(("times", "factor"), [(100.0, FACTOR_ONE), (0.01, 0)])
+def test_a_first_rate_that_is_far_off_gives_way_to_the_one_that_was_found(times: float, factor: int) -> None:
+    """What went too far counts for nothing, and neither does what was under way at that rate."""
+    run = sized(times * RATE / RATE_ONE)
+    assert run.of(Seal)[0].factor == factor
+    assert run.of(Seal)[0].rates == (RateFrom(2, round(times * RATE)),)
+    assert [seal.factor for seal in run.of(Seal)] == [factor] * 2
+
+
+@pytest.mark.parametrize("rate", [None, RATE / RATE_ONE / FAR_OFF, RATE / RATE_ONE * FAR_OFF])
+def test_one_that_is_near_or_cannot_be_told_stays(rate: float | None) -> None:
+    run = sized(rate)
+    assert run.of(Seal) == [replace(run.of(Seal)[0], factor=FACTOR_ONE, rates=())]
+
+
+def test_only_the_first_epoch_is_asked_for_its_rate() -> None:
+    run = sized(None)
+    for _ in range(16):
+        run.update(ANNE, 64)
+        run.advance(2)
+        if run.plans[-1].epoch == run.counting.sealed:
+            run.do(EvaluationEnded(run.plans[-1].epoch, None))
+    assert [plan.epoch for plan in run.plans if plan.sized] == [0]
+
+
+def test_the_first_epoch_along_new_bases_is_searched_whatever_searches_have_cost() -> None:
+    run = Bench(policy=replace(SEARCHED, renew_updates=128), bases=bytes(32)).begin("anne", quota=1 << 20)
+    for _ in range(8):
+        run.update(ANNE, 64)
+        run.advance(2)
+        if run.plans and run.plans[-1].epoch == run.counting.sealed:
+            run.do(EvaluationEnded(run.plans[-1].epoch, None, forwards=1_000_000))
+            run.advance(2)
+        if run.making and not run.of(Bases):
+            run.do(BasesMade(bytes([1]) * 32))
+            run.advance(2)
+    (published,) = run.of(Bases)
+    assert [plan.epoch for plan in run.plans if plan.rows] == [0, published.subspace]
