@@ -26,7 +26,7 @@ from sfnode.models.loader import LoadedModel
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import coordinates, derive_key, stream
 
-SHARE = 1 / 4
+SHARE = 1 / 6
 """Share of the best rate for one update that is taken: what it gains is taken back by noise once there is
 less to gain, and later places are steeper (docs/research-log.md)."""
 

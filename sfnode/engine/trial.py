@@ -5,8 +5,8 @@ Everything is measured on the base model, on whatever public rows the run has, a
     epsilon        slopes of the same directions on the same mini-batches, at distances each a quarter of the
                    one before. Two neighbours differ by the truncation at the larger one (it falls with the
                    square) and the rounding at the smaller one (it grows as the distance falls), so that where
-                   they differ least slopes are exact. Taken is the largest distance at which they are much
-                   like those: it averages over what is rough, and suits half precision, too.
+                   they differ least slopes are exact. Taken is the largest distance at which they have
+                   anything to do with those: it averages over what is rough, and suits half precision.
     scalar_delta   a power of two of which the slopes' root mean square is UNITS.
     rate           in few dimensions, as with bases of gradients, from slopes and bends (`step_size`). Else
                    the sum of some updates is a direction; along it the loss of other rows is measured over a
@@ -41,16 +41,15 @@ from sfnode.tasks.dataset import Row
 from sfprotocol.decisions import RATE_ONE
 from sfprotocol.seeds import feed_key, update_seeds
 
-LARGEST, DISTANCES, FINER = 1 / 16, 6, 4.0
-"""Distances that are tried, in units of a typical weight: from a sixteenth of it, at which a layer's output
-begins to be another one, down to 1/16,384, where half precision is far beyond its rounding and float32 begins
-to be."""
+LARGEST, DISTANCES, FINER = 1 / 32, 5, 4.0
+"""Distances that are tried, in units of a typical weight: from a thirty-second of it, about 1e-3, down to
+1/8,192, where half precision is far beyond its rounding and float32 begins to be."""
 
-ALIKE = 0.6
-"""Cosine between slopes and those at the most exact distance from which on they are as good: what else a
-mini-batch and a direction say varies by far more. Larger distances average over what is rough, and learn
-more: with gradient bases on AG News exact slopes are four times as large as at 1e-3, where runs end 0.1 nats
-lower than at 1e-4 (docs/research-log.md)."""
+ALIKE = 0.05
+"""Cosine between slopes and exact ones below which they measure something else. It is small on purpose: a slope
+over a larger distance averages over what is rough, and teaches more than an exact one. With gradient bases
+slopes at 1e-3 are a quarter as large as exact ones, and like them to 0.38 (AG News) and 0.14 (SST-2); runs
+there end 0.1 nats lower than at 1e-4 (docs/research-log.md)."""
 
 DIRECTIONS = 12
 """Directions of each distance."""
@@ -204,8 +203,8 @@ def _epsilon(trainer: Trainer, weight: float, advance: Callable[[int], None]) ->
 
 
 def best_distance(distances: Sequence[float], slopes: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
-    """Return the largest distance at which slopes are much like exact ones, and how much, from those of the
-    same directions at descending distances."""
+    """Return the largest distance at which slopes are ALIKE to exact ones, and how much, from those of the same
+    directions at descending distances."""
     errors = [float(np.mean((a - b) ** 2) / (np.mean(a**2) or math.inf)) for a, b in pairwise(slopes)]
     exact = slopes[int(np.argmin(errors))]
     likeness = [_cosine(one, exact) for one in slopes]
