@@ -71,7 +71,7 @@ def _reasons(found: Trial, *, organised: bool) -> dict[str, str]:
     way = "a line search corrects it" if organised else "a quarter of what suits the start"
     size = found.pilot.spread / found.delta
     return {
-        "epsilon": f"the largest tried at which slopes are of the same loss (cosine to exact ones {found.alike:.2f})",
+        "epsilon": f"the largest tried whose slopes have to do with exact ones ({found.alike:.2f})",
         "scalar_delta": f"scalars then have a root mean square of {size:.0f}",
         "learning_rate": f"{_source(found)}; {way}"
         if found.rate

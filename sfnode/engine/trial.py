@@ -47,8 +47,8 @@ LARGEST, DISTANCES, FINER = 1 / 32, 5, 4.0
 
 ALIKE = 0.05
 """Cosine between slopes and exact ones below which they measure something else. It is small on purpose: a slope
-over a larger distance averages over what is rough, and teaches more than an exact one. With gradient bases
-slopes at 1e-3 are a quarter as large as exact ones, and like them to 0.38 (AG News) and 0.14 (SST-2); runs
+over a larger distance averages over what is rough, and teaches more than an exact one. With gradient
+bases slopes at 1e-3 are a quarter as large as exact ones, and like them to 0.38 (AG News) and 0.14 (SST-2); runs
 there end 0.1 nats lower than at 1e-4 (docs/research-log.md)."""
 
 DIRECTIONS = 12
@@ -203,8 +203,8 @@ def _epsilon(trainer: Trainer, weight: float, advance: Callable[[int], None]) ->
 
 
 def best_distance(distances: Sequence[float], slopes: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
-    """Return the largest distance at which slopes are ALIKE to exact ones, and how much, from those of the same
-    directions at descending distances."""
+    """Return the largest distance at which slopes are ALIKE to exact ones, and how much, from those of the
+    same directions at descending distances."""
     errors = [float(np.mean((a - b) ** 2) / (np.mean(a**2) or math.inf)) for a, b in pairwise(slopes)]
     exact = slopes[int(np.argmin(errors))]
     likeness = [_cosine(one, exact) for one in slopes]
