@@ -7,15 +7,20 @@ waits, which are shorter.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 
+from sfnode.swarm.node_process import NodeProcess, _environment
 from tests.network.namespaces import move_to
 
 LIBRARIES = (
@@ -31,9 +36,10 @@ SHORTER = {
     ("sfnode.organising.organiser", "SETTLE_TIME"): 3.0,
     ("sfnode.organising.organiser", "FIRST_TIME"): 1.0,
 }
-"""Seconds of waits for what distant peers may still say; here all are on one machine. The real ones are tested
-with clocks (`tests/node/test_shutdown.py`, `tests/organising/test_organiser.py`)."""
+"""Seconds of waits for what distant peers may still say; here all are on one machine. The real ones are
+tested with clocks (`tests/node/test_shutdown.py`, `tests/organising/test_organiser.py`)."""
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
 _forking = get_context("forkserver")
 _forking.set_forkserver_preload(list(LIBRARIES))
 
@@ -74,6 +80,33 @@ class Forked:
     def send_signal(self, number: int) -> None:
         if self._process.exitcode is None:
             os.kill(self.pid, number)
+
+
+class ForkedNode(NodeProcess):
+    """A node of a local swarm; `local_swarm.NodeProcess` is replaced by it."""
+
+    async def start(self, arguments: list[str]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        words = ("join", "--data-dir", self.folder, *arguments)
+        self._process = _Awaited(Forked(words, _environment(), Path.cwd(), self._log, self._log))  # type: ignore[assignment]
+        self._started = time.monotonic()
+
+
+class _Awaited:
+    """What a local swarm needs of `asyncio.subprocess.Process`."""
+
+    def __init__(self, process: Forked) -> None:
+        self._process = process
+        self.terminate = partial(process.send_signal, signal.SIGTERM)
+        self.kill = partial(process.send_signal, signal.SIGKILL)
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    async def wait(self) -> None:
+        while self.returncode is None:  # noqa: ASYNC110 (nothing tells of it)
+            await asyncio.sleep(0.02)
 
 
 def _run(
