@@ -58,16 +58,16 @@ def environment(home: Path) -> dict[str, str]:
 class Command:
     """A command that runs until it ends by itself, in a process that has its libraries already."""
 
-    def __init__(self, home: Path, *arguments: object) -> None:
+    def __init__(self, home: Path, *arguments: object, **variables: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._out, self._err = (Path(self._folder.name, name) for name in ("out", "err"))
         self._arguments = arguments
-        self._process = Forked(arguments, environment(home), home, self._out, self._err)
+        self.process = Forked(arguments, environment(home) | variables, home, self._out, self._err)
 
     def ended(self) -> subprocess.CompletedProcess[str]:
         """Wait for its end."""
         with self._folder:
-            status = self._process.wait(PATIENCE)
+            status = self.process.wait(PATIENCE)
             return subprocess.CompletedProcess(
                 self._arguments, status, self._out.read_text(), self._err.read_text()
             )
