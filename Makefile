@@ -25,11 +25,15 @@ help:
 	@echo "make reference   write docs/cli.md anew from the commands"
 	@echo "make clean       remove the virtual environment and all caches"
 
-# torch comes first and pinned, so that no other package chooses another build of it (constraints/README.md)
+# folders with tests that are marked so: collecting all others takes each worker 10 s more
+PROCESSES := tests/library tests/network tests/processes
+
+# torch comes first and pinned, so that no other package chooses another build of it (constraints/README.md).
+# Python compiles what is imported, which is little of what is installed.
 $(READY): pyproject.toml constraints/torch.txt constraints/ci.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r constraints/torch.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/ci.txt -e '.[$(EXTRAS)]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -r constraints/torch.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints/ci.txt -e '.[$(EXTRAS)]'
 	touch $(READY)
 
 demo: $(READY)
@@ -42,10 +46,11 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 # Tests run two at a time with one thread each, because more threads wait for each other. Those of containers mostly
-# wait and run beside those that only compute; those that start processes come by themselves, as they have deadlines.
-test: check
-	$(MAKE) --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) units containers
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m processes -n 2 --dist loadfile
+# wait and run beside those that only compute, and so does mypy, which has one thread; those that start processes come
+# by themselves, as they have deadlines.
+test: $(READY)
+	$(MAKE) --jobs=3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) check units containers
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m processes -n 2 --dist loadfile $(PROCESSES)
 
 units: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not processes" -n 2 --dist loadfile

@@ -25,11 +25,22 @@ def name_of(requirement: str) -> str:
 PINNED = {name_of(line) for line in (ROOT / "constraints" / "ci.txt").read_text().splitlines()}
 
 
+def of_makefile(name: str) -> str:
+    """The value of a variable of the Makefile."""
+    found = re.search(rf"^{name} := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert found
+    return found[1]
+
+
 def installed_for_tests() -> list[str]:
     """The extras that `make test` installs."""
-    found = re.search(r"^EXTRAS := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert found
-    return found[1].split(",")
+    return of_makefile("EXTRAS").split(",")
+
+
+def test_every_test_that_starts_processes_is_in_a_folder_where_make_looks_for_it() -> None:
+    marked = [file for file in (ROOT / "tests").rglob("test_*.py") if "mark.processes" in file.read_text()]
+    folders = {f"{file.parent.relative_to(ROOT)}" for file in marked if file != Path(__file__)}
+    assert folders == set(of_makefile("PROCESSES").split())
 
 
 def test_all_extras_of_loggers_and_experiments_are_tested() -> None:

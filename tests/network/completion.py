@@ -11,15 +11,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 import uvloop
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
+from sfnode.node import shutdown
 from sfnode.node.node import Node
 from sfnode.schema.evaluation import Evaluation
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir
 from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport
+
+SETTLED = 0.5
+"""Seconds without an update after which it leaves: all neighbours are on this machine."""
 
 
 class Outcome(NamedTuple):
@@ -82,4 +87,6 @@ def complete_run(folder: Path, address: str) -> None:
         async with Node(settings, make_transport=transport, load_engine=Ones) as node:
             await node.wait()
 
-    uvloop.run(live())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutdown, "SETTLE_TIME", SETTLED)
+        uvloop.run(live())

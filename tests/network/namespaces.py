@@ -66,6 +66,13 @@ def enter(namespace: int) -> None:
         raise OSError(ctypes.get_errno(), "cannot enter a network namespace")
 
 
+def move_to(name: str) -> None:
+    """Move this thread into the network namespace of this name, with all that it opens and starts then."""
+    there = os.open(f"/run/netns/{name}", os.O_RDONLY)
+    enter(there)
+    os.close(there)
+
+
 class Place:
     """A namespace in which nodes run."""
 
@@ -83,15 +90,13 @@ class Place:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Move this thread into the namespace for the block, with all that it opens and starts there."""
-        paths = ("/proc/thread-self/ns/net", f"/run/netns/{self.name}")
-        home, there = (os.open(path, os.O_RDONLY) for path in paths)
-        enter(there)
+        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        move_to(self.name)
         try:
             yield
         finally:
             enter(home)
             os.close(home)
-            os.close(there)
 
     def cable(self, other: Place, here: str, there: str) -> None:
         """Join a device `here` with a device `there` in another place."""

@@ -44,13 +44,13 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     with world() as internet, nodes(home) as make:
         square = internet.place("square", PUBLIC)
         public = make(
-            "public", "--run", "run.toml", "--role", "relay", *ANYWHERE, inside=square.inside
+            "public", "--run", "run.toml", "--role", "relay", *ANYWHERE, namespace=square.name
         ).start()
         private = {}
         for number, name in enumerate(("left", "right"), 2):
             flat = internet.behind_nat(name, f"5.{number}.0.1")
             joining = ("--peers", public.address(), "--auto-relay", *ANYWHERE)
-            private[name] = make(name, *joining, inside=flat.inside).start()
+            private[name] = make(name, *joining, namespace=flat.name).start()
         for node in private.values():
             trains(node)
         left, right = private.values()

@@ -86,14 +86,14 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
             name: internet.place(name, f"5.{n}.0.1") for n, name in enumerate(("hub", "east", "west"), 1)
         }
         relay = ("--role", "relay", *ANYWHERE)
-        hub = make("hub", "--run", "run.toml", *relay, inside=places["hub"].inside).start()
+        hub = make("hub", "--run", "run.toml", *relay, namespace=places["hub"].name).start()
         trainers = {}
         for name in ("east", "west"):
             joining = ("--peers", hub.address(), *ANYWHERE)
-            trainers[name] = make(name, *joining, inside=places[name].inside).start()
+            trainers[name] = make(name, *joining, namespace=places[name].name).start()
         distant = internet.far_away("distant", places["hub"], PORT, DELAY)
         through_proxy = hub.address().replace(places["hub"].address, "9.9.0.1")
-        far = make("far", "--peers", through_proxy, *relay, inside=distant.inside).start()
+        far = make("far", "--peers", through_proxy, *relay, namespace=distant.name).start()
         for node in trainers.values():
             trains(node)
         linked(hub, far, *trainers.values())

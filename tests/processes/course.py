@@ -25,7 +25,7 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.run_keys import RunKeys
 from sfprotocol.messages import Feed
 from sfprotocol.names import Names
-from tests.processes.helpers import LOOPBACK, Node, here, p2pd_of, sfnode, until
+from tests.processes.helpers import LOOPBACK, Node, fresh, here, p2pd_of, sfnode, until
 
 BUDGET = 1_000_000
 """Update budget, which the course does not reach: a decision ends the run."""
@@ -39,11 +39,18 @@ QUOTA = 2000
 BATCH = 64
 """Rows per update: one takes 0.03 s, a hundredth of the start of a node."""
 
+SHARE = 10
+"""Limit in percent of all cores of each but the organiser: who trains leaves room for those that start."""
+
 STEPS = 40
 """Updates after which one trainer leaves."""
 
 NAMES = Names("Ann", "The Owls")
 """Name of that trainer."""
+
+UNFORKED = ("relay", "steady")
+"""Nodes that are started as a user does it, in an interpreter of their own: strings have other hashes there,
+and whatever depended on an order that follows from them would show in the digests."""
 
 SURVIVORS = ("revenant", "copy", "late")
 """Trainers that are running at the end."""
@@ -139,7 +146,7 @@ class Course:
         clients = {name: Client(Layout(self.nodes[name].folder).control_socket) for name in SURVIVORS}
         self.cores = {name: asyncio.run(client.digest()) for name, client in clients.items()}
         relay = self.nodes["relay"].folder
-        self.relay_says = sfnode(self.home, "status", "--data-dir", relay, python=("-X", "importtime"))
+        self.relay_says = fresh(self.home, "status", "--data-dir", relay, python=("-X", "importtime"))
 
     def leave(self) -> None:
         """Stop all trainers, in the three ways that there are."""
@@ -159,7 +166,8 @@ class Course:
         return here("organise", command, *arguments, "--data-dir", self.nodes[name].folder)
 
     def _start(self, name: str, *arguments: object) -> Node:
-        self.nodes[name] = self._make(name, *arguments)
+        calm = () if name == "revenant" else ("--limit-cpu", SHARE)
+        self.nodes[name] = self._make(name, *arguments, *calm, inside=() if name in UNFORKED else None)
         return self.nodes[name].start()
 
     def _end(self, name: str, number: Signals) -> None:

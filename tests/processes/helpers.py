@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -26,6 +27,7 @@ from sfnode.schema.status import Status
 from sfnode.schema.views import FeedStatus
 from sfnode.store.data_folder import Layout
 from sfprotocol import invitation
+from tests.processes.forked import Forked
 
 T = TypeVar("T")
 
@@ -53,8 +55,31 @@ def environment(home: Path) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **kept, "HOME": str(home), "HF_HUB_OFFLINE": "1"}
 
 
-def sfnode(home: Path, *arguments: object, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; `python` are options for the interpreter."""
+class Command:
+    """A command that runs until it ends by itself, in a process that has its libraries already."""
+
+    def __init__(self, home: Path, *arguments: object, **variables: str) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._out, self._err = (Path(self._folder.name, name) for name in ("out", "err"))
+        self._arguments = arguments
+        self.process = Forked(arguments, environment(home) | variables, home, self._out, self._err)
+
+    def ended(self) -> subprocess.CompletedProcess[str]:
+        """Wait for its end."""
+        with self._folder:
+            status = self.process.wait(PATIENCE)
+            return subprocess.CompletedProcess(
+                self._arguments, status, self._out.read_text(), self._err.read_text()
+            )
+
+
+def sfnode(home: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return Command(home, *arguments).ended()
+
+
+def fresh(home: Path, *arguments: object, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end in an interpreter of its own, with these options."""
     command = [SFNODE[0], *python, *SFNODE[1:], *(str(argument) for argument in arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, env=environment(home), timeout=PATIENCE, cwd=home
@@ -93,18 +118,32 @@ class Node:
     """One `sfnode join` in a folder of its own, started with the same command each time."""
 
     def __init__(
-        self, home: Path, name: str, *arguments: object, inside: tuple[str, ...] = (), **variables: str
+        self,
+        home: Path,
+        name: str,
+        *arguments: object,
+        inside: tuple[str, ...] | None = None,
+        namespace: str = "",
+        **variables: str,
     ) -> None:
-        """`inside` is a command that runs the node elsewhere, such as in a namespace."""
+        """The node is in a process that has its libraries already, and in this network namespace; with
+        `inside`, which may be empty, it is in an interpreter of its own that this command runs."""
         self.folder = home / name
         self._inside = inside
+        self._namespace = namespace
         self._environment = environment(home) | variables
         self.arguments = ("join", "--data-dir", self.folder, *arguments)
         self._home = home
         self._output = home / f"{name}.out"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     def start(self) -> Node:
+        if self._inside is None:
+            files = self._output, self._output
+            self._process = Forked(
+                self.arguments, self._environment, self._home, *files, namespace=self._namespace
+            )
+            return self
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
                 [*self._inside, *SFNODE, *(str(argument) for argument in self.arguments)],
@@ -183,8 +222,8 @@ class Node:
         if self._process and self._process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(grace)
-            self._process.kill()
-            self._process.wait()
+            self.send(signal.SIGKILL)
+            self.wait()
 
     @property
     def running(self) -> bool:
@@ -201,8 +240,8 @@ def nodes(home: Path) -> Iterator[Callable[..., Node]]:
     """Yield a function that makes nodes from a name and arguments; none of them outlives the block."""
     made: list[Node] = []
 
-    def make(name: str, *arguments: object, inside: tuple[str, ...] = ()) -> Node:
-        made.append(Node(home, name, *arguments, inside=inside))
+    def make(name: str, *arguments: object, **where: Any) -> Node:
+        made.append(Node(home, name, *arguments, **where))
         return made[-1]
 
     try:

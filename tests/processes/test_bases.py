@@ -13,7 +13,9 @@ from sfnode.models import bases
 from sfnode.models.manifest_builder import build
 from sfnode.store.data_folder import Layout
 from sfnode.store.run_keys import RunKeys
+from sfnode.swarm import local_swarm
 from sfnode.swarm.local_swarm import LocalSwarm
+from tests.processes.forked import ForkedNode
 from tests.processes.helpers import here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -30,7 +32,10 @@ def made(run: Manifest, folder: Path, seed: int) -> str:
     return bases.write(folder, [(side(one.out_features), side(one.in_features)) for one in targets])
 
 
-async def test_two_nodes_train_with_bases_that_change_and_export_the_same_bytes(tmp_path: Path) -> None:
+async def test_two_nodes_train_with_bases_that_change_and_export_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_swarm, "NodeProcess", ForkedNode)
     options = RunKeys.generate().options() | {"rank": 4, "update_budget": 120, "epoch_updates": 20}
     options |= {"subspace_epochs": 2, "batch_size": 2, "loss": "centred"}
     first = made(build(options), tmp_path, 1)

@@ -211,8 +211,18 @@ def simulated(run: Manifest, count: int) -> Iterator[tuple[Record, CardRecord]]:
 
 
 @pytest.fixture
-def crowded(home: Path) -> Iterator[Node]:
-    """A relay whose log has a thousand origins."""
+def program() -> str:
+    """A Chromium of the system; without one, or without playwright, the test is skipped."""
+    pytest.importorskip("playwright.async_api", reason="playwright is not installed")
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
+    return found
+
+
+@pytest.fixture
+def crowded(program: str, home: Path) -> Iterator[Node]:
+    """A relay whose log has a thousand origins, for a browser."""
     run = build({"update_budget": 1_000_000})
     layout = Layout(home / "crowded")
     (home / "crowded").mkdir(mode=0o700)
@@ -226,14 +236,12 @@ def crowded(home: Path) -> Iterator[Node]:
 
 
 @asynccontextmanager
-async def browser() -> AsyncIterator[Any]:
-    """A headless Chromium of the system; without one, or without playwright, the test is skipped."""
-    playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
-    async with playwright.async_playwright() as driver:
-        chromium = await driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+async def browser(program: str) -> AsyncIterator[Any]:
+    """A headless Chromium."""
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as driver:
+        chromium = await driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
         try:
             yield chromium
         finally:
@@ -258,9 +266,9 @@ async def quickest(page: Any, act: Callable[[], Any], script: str, tries: int = 
     return min(times)
 
 
-async def test_the_dashboard_with_a_thousand_origins_in_a_real_browser(crowded: Node) -> None:
+async def test_the_dashboard_with_a_thousand_origins_in_a_real_browser(crowded: Node, program: str) -> None:
     client = Client(Layout(crowded.folder).control_socket)
-    async with serving(client, "127.0.0.1", 0) as url, browser() as chromium:
+    async with serving(client, "127.0.0.1", 0) as url, browser(program) as chromium:
         page = await chromium.new_page(viewport={"width": 1280, "height": 900}, color_scheme="dark")
         faults: list[str] = []
         page.on("pageerror", lambda error: faults.append(str(error)))

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from signal import SIGTERM
@@ -19,7 +18,7 @@ from sfnode.manifest import Manifest
 from sfnode.models.files import EMBEDDED, SINGLE
 from sfnode.models.manifest_builder import build
 from sfprotocol import PROTOCOL_VERSION
-from tests.processes.helpers import LOOPBACK, Node, nodes, p2pd_of, printed_json, sfnode, until
+from tests.processes.helpers import LOOPBACK, Command, Node, nodes, p2pd_of, printed_json, sfnode, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -111,16 +110,16 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def ended(world: World) -> dict[str, subprocess.CompletedProcess[str]]:
-    """The ended processes of all mistakes, made two at a time."""
+    """The ended processes of all mistakes, made at once."""
 
-    def make(name: str) -> subprocess.CompletedProcess[str]:
+    def made(name: str) -> Command:
         usual = ("--data-dir", world.home / name.replace(" ", "-"))
         given = MISTAKES[name].arguments(world)
         listen = () if "--host-maddrs" in given else LOOPBACK
-        return sfnode(world.home, "join", *usual, *listen, *given)
+        return Command(world.home, "join", *usual, *listen, *given)
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(MISTAKES, pool.map(make, MISTAKES), strict=True))
+    running = {name: made(name) for name in MISTAKES}
+    return {name: command.ended() for name, command in running.items()}
 
 
 @pytest.mark.parametrize("name", MISTAKES)

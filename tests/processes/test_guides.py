@@ -76,7 +76,9 @@ def test_the_guides_can_be_followed_word_for_word(tmp_path: Path) -> None:
                   "--update-budget", 1_000_000)  # fmt: skip
     assert made.returncode == 0, made.stderr
     with nodes(tmp_path) as make:
-        node = make(".sfnode", "--run", "run.toml", "--organise", "--threads", 1, *LOOPBACK).start()
+        node = make(
+            ".sfnode", "--run", "run.toml", "--organise", "--threads", 1, *LOOPBACK, "--limit-cpu", 10
+        ).start()
         node.until("it trains", lambda status: status.known > 0)
         for name in FOLLOWED:
             for kind, text in blocks(ROOT / "docs" / name):

@@ -68,6 +68,7 @@ def test_an_invitation_is_enough_although_a_peer_lies_and_the_node_is_killed(
     assert (checked["run_protocol"], checked["can_join"]) == (PROTOCOL_VERSION, True)
     assert [peer["protocol"] for peer in checked["peers"]] == [PROTOCOL_VERSION]
 
+    assert second.link()
     link = printed_json(sfnode(tmp_path, "invite", "--data-dir", second.folder, "--json"))["link"]
     assert invitation.read(link).run_id == invitation.read(first.link()).run_id
     peers = ("--peers", first.address(), "--peers", liar.address())

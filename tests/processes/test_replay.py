@@ -14,12 +14,17 @@ from sfnode.store.audit import audit
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfnode.store.run_keys import RunKeys
+from sfnode.swarm import local_swarm
 from sfnode.swarm.local_swarm import LocalSwarm
+from tests.processes.forked import ForkedNode
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
-async def test_virtual_clients_come_to_the_digests_of_four_real_processes(tmp_path: Path) -> None:
+async def test_virtual_clients_come_to_the_digests_of_four_real_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_swarm, "NodeProcess", ForkedNode)
     run = build({**RunKeys.generate().options(), "update_budget": 60, "epoch_updates": 20})
     async with LocalSwarm(run, nodes=4, folder=tmp_path, evaluate=False) as swarm:
         async for _ in swarm:

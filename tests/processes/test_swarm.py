@@ -14,7 +14,7 @@ from sfnode.models.manifest_builder import build
 from sfnode.schema.results import SwarmResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.run_keys import RunKeys
-from tests.processes.helpers import PATIENCE, SFNODE, environment, printed_json, sfnode, until
+from tests.processes.helpers import Command, printed_json, sfnode, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -26,25 +26,13 @@ SHORT = 40
 TWINS = "left", "right"
 
 
-def started(home: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """Start a command in an environment with these variables."""
-    return subprocess.Popen(
-        [*SFNODE, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=home,
-        env=environment(home) | variables,
-    )
-
-
 class RunningSwarm:
     """A swarm that runs until it is ended."""
 
     def __init__(self, home: Path, name: str, nodes: int) -> None:
         self.folder = home / name
-        command = ["swarm", "--nodes", str(nodes), "--run", "long.toml", "--folder", name]
-        self.process = started(home, *command)
+        self._command = Command(home, "swarm", "--nodes", nodes, "--run", "long.toml", "--folder", name)
+        self.process = self._command.process
         until(f"{name} is up", lambda: self._lock(nodes).exists() and self._socket(nodes).exists())
         self.family = psutil.Process(self.process.pid).children(recursive=True)
 
@@ -59,9 +47,9 @@ class RunningSwarm:
 
     def ended(self) -> tuple[int, str]:
         """Wait for it and all its processes to end; return its exit status and its standard error."""
-        _, said = self.process.communicate(timeout=PATIENCE)
+        ended = self._command.ended()
         until("no process is left", lambda: not any(alive(process) for process in self.family))
-        return self.process.returncode, said
+        return ended.returncode, ended.stderr
 
 
 def alive(process: psutil.Process) -> bool:
@@ -92,12 +80,8 @@ def twins(home: Path) -> list[subprocess.CompletedProcess[str]]:
     """Two swarms of the same organised run at once, in an environment with options for other commands."""
     misleading = {"SFNODE_ROLE": "relay", "SFNODE_STEPS": "1", "SFNODE_PEERS": "/ip4/192.0.2.1/tcp/1/p2p/QmA"}
     command = ["swarm", "--nodes", "2", "--run", "left/run.toml", "--json", "--folder"]
-    running = [started(home, *command, name, **misleading) for name in TWINS]
-    said = [process.communicate(timeout=2 * PATIENCE) for process in running]
-    return [
-        subprocess.CompletedProcess(process.args, process.returncode, *texts)
-        for process, texts in zip(running, said, strict=True)
-    ]
+    running = [Command(home, *command, name, **misleading) for name in TWINS]
+    return [one.ended() for one in running]
 
 
 def test_two_swarms_at_once_each_end_with_equal_digests(

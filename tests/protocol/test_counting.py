@@ -584,7 +584,7 @@ OTHERS: st.SearchStrategy[Decision] = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(said=decisions())
 def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Decision]) -> None:
     run = Counting(budget=9, rate=5, bases=DIGEST, subspace_epochs=2)
@@ -696,7 +696,7 @@ def test_a_void_that_reaches_further_back_than_a_feed_leaves_earlier_checkpoints
     assert [one.epoch for one in run.checkpoints] == [0, 1]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(said=decisions(), data=st.data())
 def test_what_a_usable_checkpoint_is_about_has_not_changed_since(
     said: list[Decision], data: st.DataObject
@@ -823,7 +823,7 @@ ANYTHING: st.SearchStrategy[Decision] = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(said=st.lists(ANYTHING, max_size=25), feed=N31, held=N32)
 def test_no_sequence_of_decisions_is_too_much(said: list[Decision], feed: int, held: int) -> None:
     run = Counting(budget=9, rate=5)

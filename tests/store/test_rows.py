@@ -51,7 +51,7 @@ def grown(log: UpdateLog, number: int, rows: int, dice: random.Random) -> Author
 # -- bases ---------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 2 * LOOSE_ROWS), share=st.floats(0, 1))
 def test_from_its_base_on_a_feed_reads_as_before(seed: int, rows: int, share: float) -> None:
     dice = random.Random(seed)

@@ -368,7 +368,13 @@ async def test_a_pause_of_this_process_itself_is_not_taken_for_one_of_the_daemon
 
 async def test_calls_under_way_fail_at_once_when_a_restart_begins(nodes, topic):
     host, guest = await nodes(2)
-    os.kill(host._session.p2pd.pid, signal.SIGSTOP)
+    daemon = psutil.Process(host._session.p2pd.pid)
+    daemon.suspend()
+
+    async def stands_still():
+        return daemon.status() == psutil.STATUS_STOPPED
+
+    await eventually(stands_still)
     calls = [
         asyncio.create_task(call)
         for call in (host.find(topic), host.connect(guest.peer, guest.addresses()), host.healthy())

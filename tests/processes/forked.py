@@ -1,0 +1,130 @@
+"""Commands in processes that are forked from one which has loaded the libraries: a start then costs a tenth.
+
+A process that is started in the usual way takes 2 s of a core until it has imported torch and the like. What
+it does afterwards is the same here, but for the hashes of strings, which all forked processes share, and some
+waits, which are shorter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+
+from sfnode.swarm.node_process import NodeProcess, _environment
+from tests.network.namespaces import move_to
+
+LIBRARIES = (
+    "sfnode.cli.join",
+    "sfnode.engine.trainer",
+    "sfnode.node.node",
+    "sfnode.transport.libp2p.transport",
+    "transformers.models.opt.modeling_opt",
+)
+
+SHORTER = {
+    ("sfnode.node.shutdown", "SETTLE_TIME"): 0.5,
+    ("sfnode.organising.organiser", "SETTLE_TIME"): 3.0,
+    ("sfnode.organising.organiser", "FIRST_TIME"): 1.0,
+}
+"""Seconds of waits for what distant peers may still say; here all are on one machine. The real ones are
+tested with clocks (`tests/node/test_shutdown.py`, `tests/organising/test_organiser.py`)."""
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
+_forking = get_context("forkserver")
+_forking.set_forkserver_preload(list(LIBRARIES))
+
+
+class Forked:
+    """A command in a process of its own; what these tests need of `subprocess.Popen`."""
+
+    def __init__(
+        self,
+        arguments: Sequence[object],
+        environment: Mapping[str, str],
+        folder: Path,
+        out: Path,
+        err: Path,
+        namespace: str = "",
+    ) -> None:
+        """What it prints is appended to two files, which may be the same; its network may be a namespace."""
+        words = [str(argument) for argument in arguments]
+        given = words, dict(environment), folder, out, err, namespace
+        self._process = _forking.Process(target=_run, args=given)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, patience: float) -> int:
+        """Wait for its end and return its exit status. Raises subprocess.TimeoutExpired."""
+        self._process.join(patience)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("sfnode", patience)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self._process.exitcode is None:
+            os.kill(self.pid, number)
+
+
+class ForkedNode(NodeProcess):
+    """A node of a local swarm; `local_swarm.NodeProcess` is replaced by it."""
+
+    async def start(self, arguments: list[str]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        words = ("join", "--data-dir", self.folder, *arguments)
+        self._process = _Awaited(Forked(words, _environment(), Path.cwd(), self._log, self._log))  # type: ignore[assignment]
+        self._started = time.monotonic()
+
+
+class _Awaited:
+    """What a local swarm needs of `asyncio.subprocess.Process`."""
+
+    def __init__(self, process: Forked) -> None:
+        self._process = process
+        self.terminate = partial(process.send_signal, signal.SIGTERM)
+        self.kill = partial(process.send_signal, signal.SIGKILL)
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    async def wait(self) -> None:
+        while self.returncode is None:  # noqa: ASYNC110 (nothing tells of it)
+            await asyncio.sleep(0.02)
+
+
+def _run(
+    words: list[str], environment: dict[str, str], folder: Path, out: Path, err: Path, namespace: str
+) -> None:
+    from sfnode.cli.main import main
+
+    if namespace:
+        move_to(namespace)
+
+    for stream, file in ((1, out), (2, err)):
+        with file.open("ab") as written:
+            os.dup2(written.fileno(), stream)
+    sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    tempfile.tempdir = None  # as TMPDIR says now
+    for (module, name), seconds in SHORTER.items():
+        setattr(import_module(module), name, seconds)
+    main(words)
