@@ -1,4 +1,4 @@
-"""Numbered errors (SF010 to SF082) that a user sees: what happened and why, and what to do about it.
+"""Numbered errors (SF010 to SF084) that a user sees: what happened and why, and what to do about it.
 
 Everything that a user, a peer or a full disk can cause ends as one of these, never as a traceback. The
 numbers are stable; docs/errors.md describes each.
@@ -13,7 +13,8 @@ from sfnode.printable import paragraph
 
 class Code(IntEnum):
     """The numbers of the errors: 1x command line, 2x model, 3x data, 4x disk, 5x network, 6x others, 7x a run
-    that is organised, 8x experiments, loggers and published bases."""
+    that is organised, 8x experiments, loggers, published bases and
+    audits."""
 
     BAD_OPTION = 10
     BAD_MANIFEST = 11
@@ -74,6 +75,7 @@ class Code(IntEnum):
     HARNESS_FAILED = 80
     BASES_MISSING = 81
     BASES_UNUSABLE = 82
+    SCALARS_REFUTED = 83
 
 
 class UserError(Exception):

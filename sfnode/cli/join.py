@@ -154,6 +154,18 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     "those whom you approve, nobody.  [default: anyone; in a private run approve]",
 )
 @setting(
+    "--audit",
+    type=click.FloatRange(0, 0.5),
+    metavar="SHARE",
+    help="Spend this share of the time on recomputing updates of others, on the run's public rows; 0.05 is "
+    "plenty (docs/security.md).  [default: 0]",
+)
+@setting(
+    "--audit-revokes",
+    help="With --organise and --audit: revoke members whose scalars are not what the public rows give. Only "
+    "where all have agreed to train on these rows, in a number format that docs/security.md names.",
+)
+@setting(
     "--passphrase-file",
     metavar="FILE",
     help="With --organise: open the key with the first line of FILE.  [default: ask, at a terminal]",

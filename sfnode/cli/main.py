@@ -49,6 +49,7 @@ COMMANDS = {
     "leave": Entry("sfnode.cli.leave:leave", "End a running node; nothing that is finished is lost."),
     "export": Entry("sfnode.cli.export:export", "Write the trained model to a folder."),
     "verify": Entry("sfnode.cli.verify:verify", "Replay the log and check every signature."),
+    "audit": Entry("sfnode.cli.audit:audit", "Recompute updates of others on the run's rows."),
     "log": Entry("sfnode.cli.log:log", "Print the updates of a node's log."),
     "eval": Entry("sfnode.cli.evaluate:evaluate", "Measure the base and the trained model."),
     "bases": Entry("sfnode.cli.bases:bases", "Make bases to publish for a run."),

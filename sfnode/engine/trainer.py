@@ -163,6 +163,11 @@ class Trainer:
         """End the threads; no step may follow."""
         self._ahead.shutdown(cancel_futures=True)
 
+    @property
+    def dtype(self) -> str:
+        """Number format of the computation, such as `float32`."""
+        return str(self.loaded.dtype).removeprefix("torch.")
+
     def begin(self, cores: Mapping[int, I64]) -> None:
         """Begin with the cores of a checkpoint, in place of the updates that it stands for; before anything
         else."""
@@ -202,6 +207,15 @@ class Trainer:
         losses = [estimate.loss for estimate in estimates if not estimate.failed]
         loss = sum(losses) / len(losses) if losses else math.nan
         return StepResult(scalars, loss, len(estimates) - len(losses))
+
+    def recompute(self, seeds: Sequence[int], epoch: int) -> StepResult:
+        """Measure updates as `step` does, with exactly the updates applied that there are: to audit them.
+
+        Raises as `estimate` does, and BASES_MISSING.
+        """
+        self.restore()
+        self.weights.rebuild()
+        return self.step(seeds, epoch)
 
     def estimate(self, seeds: Sequence[int], epoch: int, distance: float) -> list[Estimate]:
         """Return what the losses at `distance` to both sides along the direction of each seed say.

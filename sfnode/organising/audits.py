@@ -27,18 +27,18 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from statistics import median
 from typing import NamedTuple
 
+from sfnode.schema.audits import Finding
 from sfprotocol.messages import Feed
 
-TOLERANCE = 0.2
+TOLERANCE = 0.15
 """The largest mean disagreement of an honest origin. Measured (docs/benchmarks.md): 0.03 at a state that is
 an eighth of an epoch old, 0.01 in the other of float32 and int8, 0.05 to 0.21 at one that is a whole epoch
 old, 0.05 and 0.15 in bfloat16 where both compute in it; but 0.25 and 0.65 where one of them does."""
 
-INVENTED = 0.4
+INVENTED = 0.3
 """Below the mean disagreement of whatever is not measured: 0.45 to 0.5 for random, constant and copied
 scalars and for zeros, 0.6 for scalars of the wrong sign."""
 
@@ -66,16 +66,6 @@ SCALE_MEMORY = 256
 """Recomputed scalars whose median magnitude is the scale of disagreements."""
 
 
-class Finding(StrEnum):
-    """What audits have found of an origin."""
-
-    UNDECIDED = "undecided"
-    CONFIRMED = "confirmed"
-    """Its scalars are what the public rows give."""
-    REFUTED = "refuted"
-    """They are not."""
-
-
 class News(NamedTuple):
     """Consecutive updates of a feed that may be audited."""
 
@@ -89,7 +79,13 @@ class Audited(NamedTuple):
 
     origin: bytes
     claimed: int
-    recomputed: int
+    recomputed: tuple[int, ...]
+    """At states between which that of its author was, or at the nearest one alone."""
+
+    @property
+    def nearest(self) -> int:
+        """The scalar nearest to what is claimed of those between what was recomputed."""
+        return min(max(self.claimed, min(self.recomputed)), max(self.recomputed))
 
 
 def disagreement(claimed: float, recomputed: float, scale: float) -> float:
@@ -196,13 +192,13 @@ class Audits:
 
     def take(self, audited: Sequence[Audited]) -> list[bytes]:
         """Take in results; return the origins that are refuted by them."""
-        self._sizes.extend(abs(one.recomputed) for one in audited)
+        self._sizes.extend(abs(one.recomputed[0]) for one in audited)
         scale = float(median(self._sizes)) if self._sizes else 0.0
         refuted = []
         for one in audited:
             evidence = self.origins.setdefault(one.origin, Evidence(self._tolerance))
             before = evidence.refuted
-            evidence.take(disagreement(one.claimed, one.recomputed, scale))
+            evidence.take(disagreement(one.claimed, one.nearest, scale))
             if evidence.refuted and not before:
                 refuted.append(one.origin)
         return refuted

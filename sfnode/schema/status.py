@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sfnode.limits import Limits
+from sfnode.schema.audits import AuditStatus
 from sfnode.schema.base import Answer
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.organising import HealthStatus
@@ -130,6 +131,8 @@ class Status(Answer):
     """The gravest first; in an open run only about published bases."""
     organised: RunStatus | None
     """None in an open run."""
+    audits: AuditStatus | None = None
+    """None for a node that audits nobody."""
 
 
 class CoreStatus(Answer):

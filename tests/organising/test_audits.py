@@ -12,10 +12,10 @@ from sfnode.organising.audits import (
     Audited,
     Audits,
     Evidence,
-    Finding,
     News,
     disagreement,
 )
+from sfnode.schema.audits import Finding
 from sfprotocol.messages import Feed
 
 A, B = bytes([1]) * 32, bytes([2]) * 32
@@ -35,7 +35,7 @@ def finding(claimed: list[int], recomputed: list[int]) -> tuple[Finding, int]:
     """What is found in the end, and after how many audits it was refuted, if it was."""
     of = audits()
     for number, (said, found) in enumerate(zip(claimed, recomputed, strict=True), 1):
-        if of.take([Audited(A, said, found)]):
+        if of.take([Audited(A, said, (found,))]):
             return of.of(A).finding, number
     return of.of(A).finding, 0
 
@@ -47,6 +47,11 @@ def finding(claimed: list[int], recomputed: list[int]) -> tuple[Finding, int]:
 def test_the_disagreement_is_relative_and_bounded(claimed: int, recomputed: int, found: float) -> None:
     scale = 0 if not claimed and not recomputed else 100
     assert disagreement(claimed, recomputed, scale) == pytest.approx(found, abs=1e-3)
+
+
+@pytest.mark.parametrize(("claimed", "nearest"), [(50, 100), (150, 150), (250, 200)])
+def test_what_lies_between_two_states_agrees(claimed: int, nearest: int) -> None:
+    assert Audited(A, claimed, (200, 100)).nearest == nearest
 
 
 def test_who_says_what_was_measured_is_confirmed_within_some_audits() -> None:
@@ -113,7 +118,7 @@ def test_the_proven_are_audited_less_and_less_and_never_not_at_all() -> None:
     of = audits()
     rates = []
     for _ in range(2000):
-        of.take([Audited(A, 100, 100)])
+        of.take([Audited(A, 100, (100,))])
         rates.append(of.of(A).rate)
     assert rates[0] == 1.0
     assert rates == sorted(rates, reverse=True)
@@ -122,17 +127,17 @@ def test_the_proven_are_audited_less_and_less_and_never_not_at_all() -> None:
 
 def test_doubt_brings_the_audits_back() -> None:
     of = audits()
-    of.take([Audited(A, 100, 100)] * 500)
+    of.take([Audited(A, 100, (100,))] * 500)
     before = of.of(A).rate
     while of.of(A).doubt < 1:
-        of.take([Audited(A, -100, 100)])
+        of.take([Audited(A, -100, (100,))])
     assert of.of(A).rate == 1.0 > before
     assert of.of(A).finding is Finding.UNDECIDED
 
 
 def test_newcomers_are_picked_before_the_proven() -> None:
     of = audits()
-    of.take([Audited(A, 100, 100)] * 1000)
+    of.take([Audited(A, 100, (100,))] * 1000)
     news = [News(Feed(A, 0), 0, 1000), News(Feed(B, 0), 500, 600)]
     picked = of.pick(news, room=32)
     assert len(picked) >= 24  # the same one may be drawn twice
@@ -143,13 +148,13 @@ def test_newcomers_are_picked_before_the_proven() -> None:
 
 def test_no_more_are_picked_than_the_rates_say() -> None:
     of = audits()
-    of.take([Audited(A, 100, 100)] * 1000)
+    of.take([Audited(A, 100, (100,))] * 1000)
     assert len(of.pick([News(Feed(A, 0), 0, 300)], room=32)) <= 4
     assert of.pick([], room=32) == []
 
 
 def test_the_refuted_are_not_audited_any_more() -> None:
     of = audits()
-    of.take([Audited(A, -100, 100)] * 60)
+    of.take([Audited(A, -100, (100,))] * 60)
     assert of.of(A).finding is Finding.REFUTED
     assert of.pick([News(Feed(A, 0), 0, 300)], room=32) == []
