@@ -62,6 +62,9 @@ LEAST_RATE = 0.01
 PROVEN_AFTER = 10
 """Audits in a row without a doubt after which fewer are made, as in BOINC."""
 
+TRIES = 8
+"""Draws for each update that is picked, as one may be drawn twice: of as many as are picked nearly all are."""
+
 SCALE_MEMORY = 256
 """Recomputed scalars whose median magnitude is the scale of disagreements."""
 
@@ -180,7 +183,9 @@ class Audits:
         wanted = sum(weights)
         count = min(room, math.floor(wanted + self._draw()))
         picked: dict[tuple[Feed, int], None] = {}
-        for _ in range(count):
+        for _ in range(TRIES * count):
+            if len(picked) == count:
+                break
             place = self._draw() * wanted
             for one, weight in zip(news, weights, strict=True):
                 place -= weight

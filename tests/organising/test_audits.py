@@ -140,10 +140,16 @@ def test_newcomers_are_picked_before_the_proven() -> None:
     of.take([Audited(A, 100, (100,))] * 1000)
     news = [News(Feed(A, 0), 0, 1000), News(Feed(B, 0), 500, 600)]
     picked = of.pick(news, room=32)
-    assert len(picked) >= 24  # the same one may be drawn twice
+    assert len(picked) == 32
     of_b = [step for feed, step in picked if feed.origin == B]
     assert len(of_b) > 0.8 * len(picked)
     assert all(500 <= step < 600 for step in of_b)
+
+
+def test_of_few_nearly_all_are_picked() -> None:
+    picked = audits().pick([News(Feed(A, 0), 10, 30)], room=32)
+    assert len(picked) >= 18
+    assert len(set(picked)) == len(picked)
 
 
 def test_no_more_are_picked_than_the_rates_say() -> None:
