@@ -50,8 +50,12 @@ if TYPE_CHECKING:
     metavar="SHARE",
     help="Largest mean disagreement that is taken for honest (docs/benchmarks.md has what nodes differ by).",
 )
-@setting("--data", metavar="FILE", help="Rows on which these origins say that they train.")
-@setting("--shard", callback=parse_shard, metavar="K/N", help="Part of the rows on which they say so.")
+@setting(
+    "--shard",
+    callback=parse_shard,
+    metavar="K/N",
+    help="Part of the rows on which these origins say that they train.",
+)
 @model_option
 @device_option
 @dtype_option
@@ -61,7 +65,6 @@ def audit(
     origin: str,
     sample: int,
     tolerance: float,
-    data: Path | None,
     shard: tuple[int, int] | None,
     model: Path | None,
     as_json: bool,
@@ -69,16 +72,16 @@ def audit(
 ) -> int:
     """Recompute updates of a node's folder, and say whose scalars are what the run's rows give.
 
-    Anybody can do that for a run with public training data. Origins that train on rows of their own cannot be
-    told from those that invent their scalars, unless you have these rows. The exit status is 1 if an origin
-    is refuted. Signatures are not checked: see `sfnode verify`.
+    Anybody can do that for a run with public training data. Origins that train on rows of their own cannot
+    be told from those that invent their scalars. The exit status is 1 if an origin is refuted. Signatures are
+    not checked: see `sfnode verify`.
     """
     from sfnode.modelshare.sharing import model_of
     from sfnode.node.audits import Chosen, audit_folder, problem
     from sfnode.store.data_folder import Layout
 
     layout = Layout(data_dir)
-    source = {"model_override": model_of(layout, model), "data_override": data, "shard": shard}
+    source = {"model_override": model_of(layout, model), "shard": shard}
     with opened_run(data_dir) as (manifest, update_log), waiting("recomputing updates") as advance:
         load = partial(_trainer, manifest, layout, source | engine)
         chosen = Chosen(origin, sample, tolerance)

@@ -89,6 +89,20 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     help="Train on this private data (.tsv .csv .jsonl .parquet); only scalars leave this machine.",
 )
 @setting(
+    "--noise",
+    type=click.FloatRange(0, 1000),
+    metavar="MULTIPLIER",
+    help="With --data: add normal noise to this node's scalars, so many times what one row can change; the "
+    "status says what that is worth as (epsilon, delta) (docs/security.md).  [default: 0]",
+)
+@setting(
+    "--noise-clip",
+    type=click.FloatRange(0, 1e9),
+    metavar="SLOPE",
+    help="With --noise: the largest slope that is told; the noise is in proportion to it.  [default: the "
+    "run's scalar_limit times scalar_delta]",
+)
+@setting(
     "--shard",
     callback=parse_shard,
     metavar="K/N",

@@ -93,8 +93,9 @@ def problem(origin: bytes, mean: float, audited: int) -> UserError:
         Code.SCALARS_REFUTED,
         f"the scalars of origin {origin.hex()[:KEY_DIGITS]} are not those that the run's public rows give: "
         f"in {audited} audits they were off by {mean:.2f} on average, where 0 is equal and 0.5 is invented",
-        "It may train on rows of its own (--data, --shard) or in a coarser number format (--dtype): ask its "
-        "owner. If neither is so, `sfnode organise revoke` it, and `void` what it has spoilt.",
+        "It may train on rows of its own (--data), on a part (--shard), or in a coarser number format "
+        "(--dtype): ask its owner. If neither is so, `sfnode organise revoke` it, and `void` what it has "
+        "spoilt.",
     )
 
 

@@ -63,6 +63,7 @@ def describe(node: RunningNode) -> Status:
         ],
         organised=reports.run(machine.own, node.organising, now) if reports else None,
         audits=node.auditing.status() if node.auditing else None,
+        privacy=node.privacy.status() if node.privacy else None,
     )
 
 

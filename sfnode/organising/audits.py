@@ -63,7 +63,7 @@ PROVEN_AFTER = 10
 """Audits in a row without a doubt after which fewer are made, as in BOINC."""
 
 TRIES = 8
-"""Draws for each update that is picked, as one may be drawn twice: of as many as are picked nearly all are."""
+"""Draws for each update that is to be picked, as one may be drawn again: so even of few nearly all are."""
 
 SCALE_MEMORY = 256
 """Recomputed scalars whose median magnitude is the scale of disagreements."""

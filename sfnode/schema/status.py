@@ -52,6 +52,20 @@ class AlarmStatus(Answer):
     fix: str
 
 
+class PrivacyStatus(Answer):
+    """The noise on a node's scalars, and what it is worth for one of its rows."""
+
+    noise: float
+    """Standard deviation, in units of the most that one row can change a scalar."""
+    clip: float
+    """The largest slope that is told."""
+    updates: int
+    """Updates for which epsilon is worked out: as many as there are, or somewhat more."""
+    epsilon: float | None
+    """None until it is worked out for the first time."""
+    delta: float
+
+
 class RunStatus(Answer):
     """An organised run as this node knows it, and what it may do there."""
 
@@ -133,6 +147,8 @@ class Status(Answer):
     """None in an open run."""
     audits: AuditStatus | None = None
     """None for a node that audits nobody."""
+    privacy: PrivacyStatus | None = None
+    """None for a node without noise."""
 
 
 class CoreStatus(Answer):
