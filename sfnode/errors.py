@@ -1,4 +1,4 @@
-"""Numbered errors (SF010 to SF084) that a user sees: what happened and why, and what to do about it.
+"""Numbered errors (SF010 to SF083) that a user sees: what happened and why, and what to do about it.
 
 Everything that a user, a peer or a full disk can cause ends as one of these, never as a traceback. The
 numbers are stable; docs/errors.md describes each.
