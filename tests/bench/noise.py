@@ -1,6 +1,6 @@
 """Measures what local noise costs in accuracy, and what it is worth as (epsilon, delta).
 
-    python -m tests.bench.noise --noise 0.5 [--clip 1] [--updates 2000] [--seeds 3] [--nodes 4] [--rows 512]
+    python -m tests.bench.noise --noise 0.5 [--clip 1] [--updates 2000] [--seeds 0 1 2] [--nodes 4] [--rows 512]
 
 The built-in task in one process, every update with noise. Epsilon is that of one of so many nodes, which
 make the updates together, each on as many rows of its own. Results: docs/benchmarks.md.
@@ -29,12 +29,12 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--updates", type=int, default=2000)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--loss", choices=["plain", "centred"], default="plain")
     given = parser.parse_args()
-    for seed in range(given.seeds):
+    for seed in given.seeds:
         noise = LocalNoise(given.noise, given.clip, np.random.default_rng(seed).normal)
         run = build({"loss": given.loss, "update_budget": given.updates})
         size, subspace_of = run.training.epoch_updates, run.parameters().subspace_of
