@@ -6,7 +6,7 @@
 The first trains alone for some epochs and then looks at several moments: what an honest node says there, by
 number format, and what an auditor recomputes there, an eighth of an epoch before and after, and an epoch
 before. The second puts several such files together: correlation, relative error and disagreement of each
-pair, and what the policy (`sfnode.organising.audits`) finds of 400 origins with 1,000 audits each, drawn
+pair, and what the policy (`sfnode.organising.audits`) finds of 200 origins with 500 audits each, drawn
 from these pairs with replacement; of attackers how many audits it takes. Results: docs/benchmarks.md.
 """
 
@@ -32,7 +32,7 @@ QUERIES = 8
 UPDATES = {"built-in": (256, 4, 64), "mini": (256, 2, 32)}
 """Updates of an epoch, epochs, and updates that are audited at each moment."""
 FORMATS = ("float32", "bfloat16", "int8")
-AUDITS, ORIGINS = 1000, 400
+AUDITS, ORIGINS = 500, 200
 ORIGIN = bytes(32)
 
 Scalars = NDArray[np.float64]

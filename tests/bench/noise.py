@@ -1,6 +1,7 @@
 """Measures what local noise costs in accuracy, and what it is worth as (epsilon, delta).
 
-    python -m tests.bench.noise --noise 0.5 [--clip 1] [--updates 2000] [--seeds 0 1 2] [--nodes 4] [--rows 512]
+    python -m tests.bench.noise --noise 0.5 [--clip 1] [--updates 2000] [--seeds 0 1 2]
+        [--nodes 4] [--rows 512]
 
 The built-in task in one process, every update with noise. Epsilon is that of one of so many nodes, which
 make the updates together, each on as many rows of its own. Results: docs/benchmarks.md.
