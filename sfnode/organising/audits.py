@@ -36,8 +36,8 @@ from sfprotocol.messages import Feed
 TOLERANCE = 0.15
 """The largest mean disagreement of an honest origin. Measured (docs/benchmarks.md): 0.01 at states an eighth
 of an epoch before and after, also between float32 and int8, and 0.09 in a swarm of nodes of different speed;
-0.02 to 0.05 at one state that is an eighth of an epoch old, 0.04 to 0.17 at one that is a whole epoch old. But
-0.2 to 0.6 if a scalar was measured in bfloat16 and recomputed in float32."""
+0.02 to 0.05 at one state that is an eighth of an epoch old, 0.04 to 0.17 at one that is a whole epoch old.
+But 0.2 to 0.6 if a scalar was measured in bfloat16 and recomputed in float32."""
 
 INVENTED = 0.3
 """Below the mean disagreement of whatever is not measured: 0.4 to 0.5 for random, constant and copied scalars
