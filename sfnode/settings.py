@@ -87,6 +87,14 @@ class Settings(Section):
     admission: Literal["anyone", "approve", "links"] | None = None
     """Whoever is admitted without an invitation; None: anyone with a proof of work, or
     in a private run those whom the owner approves."""
+    audit: float = Field(default=0.0, ge=0, le=0.5)
+    """Share of the time for recomputing updates of others; 0: none."""
+    audit_revokes: bool = False
+    """Revoke origins whose scalars audits have refuted, as the organiser."""
+    noise: float = Field(default=0.0, ge=0, le=1000)
+    """Standard deviation of the noise on this node's scalars, in units of what one row can change."""
+    noise_clip: float = Field(default=0.0, ge=0, le=1e9)
+    """The largest slope that is told where there is noise; 0: the largest that the run can tell."""
     passphrase_file: Path | None = None
     """The file whose first line opens the organiser's key, if that is encrypted."""
     invitation: Annotated[str, Field(pattern=INVITATION, max_length=MAX_INVITATION)] = ""

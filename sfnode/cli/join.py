@@ -89,6 +89,20 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     help="Train on this private data (.tsv .csv .jsonl .parquet); only scalars leave this machine.",
 )
 @setting(
+    "--noise",
+    type=click.FloatRange(0, 1000),
+    metavar="MULTIPLIER",
+    help="With --data: add normal noise to this node's scalars, so many times what one row can change; the "
+    "status says what that is worth as (epsilon, delta) (docs/security.md).  [default: 0]",
+)
+@setting(
+    "--noise-clip",
+    type=click.FloatRange(0, 1e9),
+    metavar="SLOPE",
+    help="With --noise: the largest slope that is told; the noise is in proportion to it.  [default: the "
+    "run's scalar_limit times scalar_delta]",
+)
+@setting(
     "--shard",
     callback=parse_shard,
     metavar="K/N",
@@ -159,6 +173,18 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     "--admission",
     help="With --organise: whom to admit besides those whom you invite: anyone who shows a proof of work, "
     "those whom you approve, nobody.  [default: anyone; in a private run approve]",
+)
+@setting(
+    "--audit",
+    type=click.FloatRange(0, 0.5),
+    metavar="SHARE",
+    help="Spend this share of the time on recomputing updates of others, on the run's public rows; 0.05 is "
+    "plenty (docs/security.md).  [default: 0]",
+)
+@setting(
+    "--audit-revokes",
+    help="With --organise and --audit: revoke members whose scalars are not what the public rows give. Only "
+    "where all have agreed to train on these rows, in a number format that docs/security.md names.",
 )
 @setting(
     "--passphrase-file",

@@ -49,6 +49,7 @@ COMMANDS = {
     "leave": Entry("sfnode.cli.leave:leave", "End a running node; nothing that is finished is lost."),
     "export": Entry("sfnode.cli.export:export", "Write the trained model to a folder."),
     "verify": Entry("sfnode.cli.verify:verify", "Replay the log and check every signature."),
+    "audit": Entry("sfnode.cli.audit:audit", "Recompute updates of others on the run's rows."),
     "log": Entry("sfnode.cli.log:log", "Show what was decided in a run, and who brought what."),
     "checkout": Entry("sfnode.cli.checkout:checkout", "Recompute the state, or the model, of any seal."),
     "diff": Entry("sfnode.cli.diff:diff", "Show what has changed between two seals."),

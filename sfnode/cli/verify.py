@@ -43,14 +43,14 @@ def verify(
 
     Of an organised run they are those of the last seal.
     """
-    from sfnode.store.audit import audit, state_to_begin_with
     from sfnode.store.data_folder import Layout
+    from sfnode.store.verification import state_to_begin_with, verify_log
 
     with opened_run(data_dir) as (manifest, update_log), waiting("verifying the log"):
         state = None
         if from_checkpoint or update_log.bases():
             state = state_to_begin_with(manifest, update_log, Layout(data_dir).checkpoints)
-        result = audit(manifest, update_log, state, as_of_now=as_of_now)
+        result = verify_log(manifest, update_log, state, as_of_now=as_of_now)
         bases = _bases(manifest, update_log, Layout(data_dir).bases)
     origin = _parent(manifest, data_dir, parent)
     if result.seals and not as_of_now:

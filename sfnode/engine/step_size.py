@@ -30,9 +30,9 @@ SHARE = 1 / 6
 """Share of the best rate for one update that is taken: what it gains is taken back by noise once there is
 less to gain, and later places are steeper (docs/research-log.md)."""
 
-LEAST_SIGNAL, MOST_SIGNAL = 0.05, 0.2
-"""Bounds on the signal: of a few dozen updates it is known to a tenth or so, and where it is large it
-does not stay so (on the built-in reviews it is 0.95 at first)."""
+LEAST_SIGNAL, MOST_SIGNAL = 0.02, 0.1
+"""Bounds on the signal, less its standard error: of 64 updates it is known to 0.1, and where it is large it does
+not stay so (on the built-in reviews it is 0.95 at first)."""
 
 EVIDENCE = 1.0
 """Standard errors by which E[h] has to differ from 0."""
@@ -115,7 +115,8 @@ def suitable(
     if not bend > EVIDENCE * error:
         return None
     signal = _noiseless_square(seeds, slopes, shape) / float((slopes**2).mean())
-    return StepSize(SHARE * min(max(signal, LEAST_SIGNAL), MOST_SIGNAL) / bend, signal)
+    certain = signal - math.sqrt(2 * shape[0]) * shape[1] / count
+    return StepSize(SHARE * min(max(certain, LEAST_SIGNAL), MOST_SIGNAL) / bend, signal)
 
 
 def _noiseless_square(

@@ -25,6 +25,7 @@ from sfnode.engine.estimator import Estimate, quantise, two_point
 from sfnode.engine.export import export_lora, export_model
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
+from sfnode.engine.noise import LocalNoise
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
 from sfnode.manifest import PRIOR_ONE, Data, Manifest, Task
@@ -98,9 +99,12 @@ class Trainer:
         rows: Sequence[dataset.Row],
         public: Sequence[dataset.Row] | None = None,
         bases: Path | None = None,
+        secret: bytes = b"",
+        noise: LocalNoise | None = None,
     ) -> None:
         """`public`: the run's public training rows, if they were read already; `bases`: the folder with
-        published bases, for a run that has them."""
+        published bases, for a run that has them. `secret` hides which rows are drawn (`tasks.shard`), and
+        `noise` what is measured on them."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device
@@ -125,7 +129,12 @@ class Trainer:
         self._priors: dict[bytes, Prior] = {}
         """Priors of the base model and of the last model asked about, by the digest of their cores."""
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
-        shard = Shard(manifest.task, loaded.tokenizer, rows, numbers.batch_size, self.calibration_rows)
+        shard = Shard(
+            manifest.task, loaded.tokenizer, rows, numbers.batch_size, self.calibration_rows, secret
+        )
+        self.odds = shard.odds if rows else (0, 0)
+        """How many rows a mini-batch draws, of how many."""
+        self._noise = noise
         self._mini_batch = shard.mini_batch
         self.mini_batches = MiniBatches(shard.mini_batch, self._ahead)
         """Mini-batches of coming steps; any thread may prepare them."""
@@ -142,18 +151,21 @@ class Trainer:
         dtype: str = "float32",
         training: bool = True,
         bases: Path | None = None,
+        secret: bytes = b"",
+        noise: LocalNoise | None = None,
     ) -> Trainer:
         """Load the base model and the training rows of a run.
 
         `model_override` and `data_override` replace the manifest's sources (the manifest's limit on rows does
         not apply to a node's own data); `shard` (k, n) keeps every n-th training row from row k on; without
         `training` no training rows are read and `step` must not be called. `dtype` as for
-        `models.loader.load`; `bases` is the folder with published bases. Raises UserError MODEL_*, DATA_* or
-        DEVICE.
+        `models.loader.load`; `bases` is the folder with published bases; `secret` and `noise` as in the
+        constructor. Raises UserError MODEL_*, DATA_* or DEVICE.
         """
         where = usable_device(device)
         rows, public = _training_rows(manifest, data_override, shard) if training else ([], None)
-        return cls(manifest, load_model(manifest, model_override, where, dtype), rows, public, bases)
+        loaded = load_model(manifest, model_override, where, dtype)
+        return cls(manifest, loaded, rows, public, bases, secret, noise)
 
     def __enter__(self) -> Trainer:
         return self
@@ -164,6 +176,11 @@ class Trainer:
     def close(self) -> None:
         """End the threads; no step may follow."""
         self._ahead.shutdown(cancel_futures=True)
+
+    @property
+    def dtype(self) -> str:
+        """Number format of the computation, such as `float32`."""
+        return str(self.loaded.dtype).removeprefix("torch.")
 
     def begin(self, cores: Mapping[int, I64]) -> None:
         """Begin with the cores of a checkpoint, in place of the updates that it stands for; before anything
@@ -198,12 +215,23 @@ class Trainer:
         """
         numbers = self.manifest.training
         estimates = self.estimate(seeds, epoch, numbers.epsilon)
+        told = self._noise or float
         scalars = tuple(
-            quantise(estimate.alpha, numbers.scalar_delta, numbers.scalar_limit) for estimate in estimates
+            quantise(told(estimate.alpha), numbers.scalar_delta, numbers.scalar_limit)
+            for estimate in estimates
         )
         losses = [estimate.loss for estimate in estimates if not estimate.failed]
         loss = sum(losses) / len(losses) if losses else math.nan
         return StepResult(scalars, loss, len(estimates) - len(losses))
+
+    def recompute(self, seeds: Sequence[int], epoch: int) -> StepResult:
+        """Measure updates as `step` does, with exactly the updates applied that there are: to audit them.
+
+        Raises as `estimate` does, and BASES_MISSING.
+        """
+        self.restore()
+        self.weights.rebuild()
+        return self.step(seeds, epoch)
 
     def estimate(self, seeds: Sequence[int], epoch: int, distance: float) -> list[Estimate]:
         """Return what the losses at `distance` to both sides along the direction of each seed say.

@@ -46,10 +46,10 @@ LARGEST, DISTANCES, FINER = 1 / 32, 5, 4.0
 1/8,192, where half precision is far beyond its rounding and float32 begins to be."""
 
 ALIKE = 0.05
-"""Cosine between slopes and exact ones below which they measure something else. It is small on purpose: a slope
-over a larger distance averages over what is rough, and teaches more than an exact one. With gradient
-bases slopes at 1e-3 are a quarter as large as exact ones, and like them to 0.38 (AG News) and 0.14 (SST-2); runs
-there end 0.1 nats lower than at 1e-4 (docs/research-log.md)."""
+"""Cosine between slopes and exact ones below which they measure something else. It is small on purpose: a
+slope over a larger distance averages over what is rough, and teaches more than an exact one. With gradient
+bases slopes at 1e-3 are a quarter as large as exact ones, and like them to 0.38 (AG News) and 0.14 (SST-2);
+runs there end 0.1 nats lower than at 1e-4 (docs/research-log.md)."""
 
 DIRECTIONS = 12
 """Directions of each distance."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from secrets import token_bytes
 from threading import Lock
 
 from sfnode.manifest import Manifest
 from sfnode.node.engine_thread import Engine
+from sfnode.node.privacy import clip_of
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
+
+SECRET_BYTES = 16
+"""What hides which of its own rows a node draws: new at every start, as nobody has to draw them again."""
 
 _loading = Lock()
 """transformers cannot load two models at the same time in one process, which may run several nodes."""
@@ -20,8 +25,10 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
     """
     import torch
 
+    from sfnode.engine.noise import LocalNoise
     from sfnode.engine.trainer import Trainer
 
+    noise = LocalNoise(settings.noise, clip_of(settings, manifest)) if settings.noise else None
     if settings.limits.threads:
         torch.set_num_threads(settings.limits.threads)
     with _loading:
@@ -33,4 +40,6 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
             device=settings.device,
             dtype=settings.dtype,
             bases=Layout(settings.data_dir).bases,
+            secret=token_bytes(SECRET_BYTES) if settings.data else b"",
+            noise=noise,
         )

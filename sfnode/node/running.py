@@ -19,11 +19,13 @@ from sfnode.manifest import Manifest
 from sfnode.modelshare.bases import BasesShare
 from sfnode.modelshare.sharing import Sharing
 from sfnode.node import startup
+from sfnode.node.audits import Auditing
 from sfnode.node.checkpoints import Checkpoints
 from sfnode.node.driver import Driver
 from sfnode.node.engine_thread import Engine, EngineThread, Order, StepResult
 from sfnode.node.organising import Organising, be_admitted, organises
 from sfnode.node.peering import Peering
+from sfnode.node.privacy import Privacy
 from sfnode.node.readiness import Readiness
 from sfnode.node.recorder import Recorder
 from sfnode.node.shutdown import Departure
@@ -155,6 +157,8 @@ class RunningNode:
         """Checkpoints of an organised run."""
         self.organising = Organising(self) if organises(self) else None
         """The organiser, where its key is."""
+        self.auditing = Auditing(self) if settings.audit else None
+        self.privacy = Privacy(self) if settings.noise else None
         self._departure = Departure(
             self.machine, done=self._done, alone=lambda: self.peering.alone, clock=self.clock
         )
@@ -303,6 +307,8 @@ class RunningNode:
             *((self.recorder.run,) if self.settings.log_to else ()),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
             *((self.bases.run,) if self.bases else ()),
+            *((self.auditing.run,) if self.auditing else ()),
+            *((self.privacy.run,) if self.privacy else ()),
         )
         looking = [asyncio.create_task(self._guard(job)) for job in jobs]
         try:

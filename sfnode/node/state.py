@@ -56,8 +56,14 @@ def describe(node: RunningNode) -> Status:
         pauses=node.limiter.reason_texts(),
         limits=node.limiter.limits,
         wait=_wait(node),
-        alarms=[*_of_what_is_lacking(node), *(reports.alarms(node.organising, now) if reports else [])],
+        alarms=[
+            *_of_what_is_lacking(node),
+            *(reports.alarms(node.organising, now) if reports else []),
+            *(node.auditing.alarms if node.auditing else []),
+        ],
         organised=reports.run(machine.own, node.organising, now) if reports else None,
+        audits=node.auditing.status() if node.auditing else None,
+        privacy=node.privacy.status() if node.privacy else None,
     )
 
 

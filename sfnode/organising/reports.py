@@ -176,7 +176,7 @@ class Reports:
                 return self._not_admitted(own, asked, desk)
             case Standing.REVOKED:
                 text = "the organiser has revoked its admission, so that nothing it makes would count"
-                return WaitStatus(reason=Wait.REVOKED, text=text)
+                return WaitStatus(reason=Wait.REVOKED, text=text + self._said_of(own))
             case Standing.AHEAD:
                 text = "decisions are lacking here that its own updates follow from; peers are asked for them"
                 return WaitStatus(reason=Wait.DECISIONS, text=text)
@@ -332,6 +332,12 @@ class Reports:
             digits = own.origin.hex()[:KEY_DIGITS]
             text += f"; the run's owner admits it with `sfnode organise admit {digits}`"
         return WaitStatus(reason=Wait.PETITION, text=text)
+
+    def _said_of(self, own: Feed) -> str:
+        """Return what the organiser has announced of an origin last; empty if nothing."""
+        said = [one.text for one in self._look() if isinstance(one, Announce)]
+        named = [text for text in said if own.origin.hex()[:KEY_DIGITS] in text]
+        return f". It says: {named[-1]}" if named else ""
 
     def _no_room(self, own: Feed) -> WaitStatus:
         member = self.counting.member(own.origin)

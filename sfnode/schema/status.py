@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sfnode.limits import Limits
+from sfnode.schema.audits import AuditStatus
 from sfnode.schema.base import Answer
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.organising import HealthStatus
@@ -49,6 +50,20 @@ class AlarmStatus(Answer):
     """Number of the error, such as SF070."""
     what: str
     fix: str
+
+
+class PrivacyStatus(Answer):
+    """The noise on a node's scalars, and what it is worth for one of its rows."""
+
+    noise: float
+    """Standard deviation, in units of the most that one row can change a scalar."""
+    clip: float
+    """The largest slope that is told."""
+    updates: int
+    """Updates for which epsilon is worked out: as many as there are, or somewhat more."""
+    epsilon: float | None
+    """None until it is worked out for the first time."""
+    delta: float
 
 
 class RunStatus(Answer):
@@ -130,6 +145,10 @@ class Status(Answer):
     """The gravest first; in an open run only about published bases."""
     organised: RunStatus | None
     """None in an open run."""
+    audits: AuditStatus | None = None
+    """None for a node that audits nobody."""
+    privacy: PrivacyStatus | None = None
+    """None for a node without noise."""
 
 
 class CoreStatus(Answer):

@@ -35,11 +35,11 @@ from sfnode.manifest import MAX_MANIFEST_BYTES, Manifest
 from sfnode.models import bases
 from sfnode.schema.results import ArchiveStatement, VerifyResult
 from sfnode.store import records
-from sfnode.store.audit import audit
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults, sync_folder
 from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
 from sfnode.store.replay import counting_of, kept_control
+from sfnode.store.verification import verify_log
 from sfprotocol import seeds, wire_codec
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import KeepControl
@@ -117,7 +117,7 @@ def write(
         raise UserError(
             Code.BAD_OPTION, f"{out} exists already", "Name a new file, or remove that one first."
         )
-    statement = _statement(audit(manifest, update_log), version)
+    statement = _statement(verify_log(manifest, update_log), version)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     with disk_faults(out):
         try:
@@ -235,7 +235,7 @@ def unpack(archive: Path, folder: Path) -> Unpacked:
                 reader.append(batch)
             _take_bases(members, manifest, _published(run, update_log), layout.bases)
             members.end()
-            found = _statement(audit(manifest, update_log), said.version)
+            found = _statement(verify_log(manifest, update_log), said.version)
         if found != said:
             raise ValueError("it does not come to what its statement says")
         layout.manifest.write_text(manifest.to_toml(), encoding="utf-8")

@@ -16,7 +16,7 @@ from sfnode.manifest import Task
 from sfnode.tasks import prompts
 from sfnode.tasks.encoding import Encoded, encode, unlabelled
 from sfnode.tasks.prompts import Row
-from sfprotocol.seeds import balanced_rows, batch_rows
+from sfprotocol.seeds import balanced_rows, batch_rows, derive_key
 
 CENTRED = "centred"
 """The loss whose mini-batches are balanced (SPEC T5)."""
@@ -36,12 +36,14 @@ class Shard:
         rows: Sequence[Row],
         batch_size: int,
         public: Callable[[], Sequence[Row]] = list,
+        secret: bytes = b"",
     ) -> None:
         """`public` returns rows of all classes, as the run's training data have them, whose labels are not
-        looked at; asked for a shard of one class, and only where the loss is centred. Raises UserError
-        DATA_NEEDED if there are none then."""
+        looked at; asked for a shard of one class, and only where the loss is centred. With a `secret` nobody
+        else can tell which rows a seed draws. Raises UserError DATA_NEEDED if there are no public rows then.
+        """
         self._task, self._tokenizer = task, tokenizer
-        self._rows, self._batch_size = rows, batch_size
+        self._rows, self._batch_size, self._secret = rows, batch_size, secret
         self._classes = _by_class(task, rows) if task.loss == CENTRED else []
         alone = sum(len(one) > 0 for one in self._classes) == 1
         self._public = unlabelled(task, public()) if alone else []
@@ -55,9 +57,16 @@ class Shard:
 
     def mini_batch(self, seed: int) -> Encoded:
         """Return the mini-batch of the update with this seed. Raises UserError as `encode` does."""
+        seed = derive_key(self._secret, seed.to_bytes(8, "big")) if self._secret else seed
         rows = [self._rows[row] for row in self._drawn(seed).tolist()]
         references = batch_rows(seed, REFERENCES, len(self._public)).tolist() if self._public else []
         return encode(self._task, self._tokenizer, rows, [self._public[row] for row in references])
+
+    @property
+    def odds(self) -> tuple[int, int]:
+        """How many rows a mini-batch draws of how many, of the class whose rows are drawn most often."""
+        sizes = [len(one) for one in self._classes if len(one)] or [len(self._rows)]
+        return -(-self._batch_size // len(sizes)), min(sizes)
 
     def _drawn(self, seed: int) -> NDArray[np.int64]:
         if not self._classes:

@@ -32,7 +32,7 @@ from sfnode.bench import subject
 from sfnode.manifest import Manifest, Organised
 from sfnode.models.manifest_builder import SUBSPACES
 from sfnode.node.startup import settled
-from sfnode.store import audit, checkpoint
+from sfnode.store import checkpoint, verification
 from sfnode.store.log import Record, UpdateLog
 from sfnode.store.replay import changes
 from sfprotocol import decisions, seeds, signing
@@ -158,7 +158,7 @@ def join(folder: Path, found: subject.Subject, how: str) -> dict[str, float]:
         times["late join"] = sum(times.values())
         if how == "genesis":
             begun = time.process_time()
-            audit.audit(manifest, log)
+            verification.verify_log(manifest, log)
             lap("verify")
     times["MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return times

@@ -13,6 +13,7 @@ from sfnode.doctor.findings import Examination, Finding
 from sfnode.errors import Code
 from sfnode.limits import Limits
 from sfnode.schema import history, organising, views
+from sfnode.schema.audits import AuditedOrigin, AuditResult, AuditStatus
 from sfnode.schema.evaluation import Evaluation, NodeEvaluation
 from sfnode.schema.results import (
     ArchiveStatement,
@@ -32,7 +33,7 @@ from sfnode.schema.results import (
     UpgradeResult,
     VerifyResult,
 )
-from sfnode.schema.status import AlarmStatus, FetchStatus, LinkStatus, RunStatus, WaitStatus
+from sfnode.schema.status import AlarmStatus, FetchStatus, LinkStatus, PrivacyStatus, RunStatus, WaitStatus
 from sfnode.tasks.presets import PRESETS
 from sfnode.tasks.templates import FILTERS
 
@@ -46,10 +47,13 @@ SECTIONS = {
         WaitStatus,
         AlarmStatus,
         RunStatus,
+        AuditStatus,
+        PrivacyStatus,
         views.FeedStatus,
     ),
     "limit --json": (Limits,),
     "verify --json": (VerifyResult, SealsResult),
+    "audit --json": (AuditResult, AuditedOrigin),
     "log --json": (history.HistoryResult, history.HistoryEntry, history.EpochEntry, history.OriginPart),
     "checkout --json": (history.CheckoutResult,),
     "diff --json": (history.DiffResult, history.LayerChange),

@@ -182,6 +182,8 @@ def _example(option: click.Option) -> tuple[str, object]:
         "dashboard_token": ('"a word that nobody guesses"', "a word that nobody guesses"),
         "verbalizer": ('"0=no,1=yes"', {"0": "no", "1": "yes"}),
         "target_modules": ('"q_proj, fc1"', ("q_proj", "fc1")),
+        "audit": ("0.05", 0.05),
+        "tolerance": ("0.1", 0.1),
     }
     if option.name in special:
         return special[option.name]

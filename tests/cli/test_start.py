@@ -36,6 +36,7 @@ COMMANDS = (
     "leave",
     "export",
     "verify",
+    "audit",
     "log",
     "checkout",
     "diff",

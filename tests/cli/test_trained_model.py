@@ -15,7 +15,7 @@ from sfnode.store.checkpoint import compute, plan
 from sfnode.store.replay import weighed
 from sfprotocol.seeds import I64
 from tests.store.organised import ORGANISED, Logged
-from tests.store.test_audit import MEANT, train
+from tests.store.test_verification import MEANT, train
 
 
 class Sum:

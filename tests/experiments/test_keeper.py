@@ -17,9 +17,9 @@ from sfnode.experiments.seedflood import SeedFlood
 from sfnode.manifest import Manifest
 from sfnode.organising import line_search, searching
 from sfnode.schema.results import VerifyResult
-from sfnode.store.audit import audit
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
+from sfnode.store.verification import verify_log
 from tests.experiments.helpers import advance, small
 from tests.experiments.test_runner import KilledError, untimed
 
@@ -41,7 +41,7 @@ def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 def verified(folder: Path) -> VerifyResult:
     manifest = Manifest.from_toml(Layout(folder).manifest)
     with UpdateLog.open(Layout(folder).log, manifest.run_id, read_only=True) as update_log:
-        return audit(manifest, update_log)
+        return verify_log(manifest, update_log)
 
 
 @pytest.mark.parametrize("cell", [OPEN, ORGANISED], ids=["open", "organised"])

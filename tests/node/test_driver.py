@@ -15,9 +15,9 @@ import pytest
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.node.driver import handed_over
-from sfnode.store.audit import audit
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of
+from sfnode.store.verification import verify_log
 from sfnode.transport import memory
 from sfnode.transport.base import LinkClosed
 from sfnode.transport.memory import Network
@@ -342,8 +342,8 @@ async def test_an_origin_with_two_histories_is_cut_everywhere_and_its_updates_ar
 
     for one in (a, b):  # to the bit as if the rest had never been said
         await eventually(lambda one=one: core_of(one) == expected.digest())  # type: ignore[misc]
-        assert audit(RUN, one.log).digest == one.machine.frontier.digest().hex()
-        assert audit(RUN, one.log).core_digest == expected.digest().hex()
+        assert verify_log(RUN, one.log).digest == one.machine.frontier.digest().hex()
+        assert verify_log(RUN, one.log).core_digest == expected.digest().hex()
 
 
 async def test_a_feed_that_makes_room_is_subtracted_and_stays_away_after_a_restart(
@@ -374,11 +374,11 @@ async def test_a_feed_that_makes_room_is_subtracted_and_stays_away_after_a_resta
     assert a.log.updates() == a.machine.frontier.known == 4
     again = frontier_of(RUN.parameters(), a.log)
     assert again.digest() == a.machine.frontier.digest()
-    assert audit(RUN, a.log).digest == again.digest().hex()
-    assert audit(RUN, a.log).core_digest == expected.digest().hex()
+    assert verify_log(RUN, a.log).digest == again.digest().hex()
+    assert verify_log(RUN, a.log).core_digest == expected.digest().hex()
     monkeypatch.undo()
     with pytest.raises(UserError, match="there is room"):
-        audit(RUN, a.log)
+        verify_log(RUN, a.log)
     await transport.stop()
 
 

@@ -16,7 +16,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node import readiness
 from sfnode.node.step_scheduler import FAILURES
-from sfnode.store.audit import audit
+from sfnode.store.verification import verify_log
 from sfnode.transport import memory
 from sfnode.transport.memory import Faults
 from sfprotocol.messages import Feed
@@ -61,7 +61,7 @@ async def test_five_nodes_on_a_lossy_network_end_with_the_same_bits(swarm_of: Sw
     assert answers[0].known < 3000 + 5 * 400
     assert bytes.fromhex(answers[0].core_digest) == swarm.core_of_log("e")
     with swarm.log("d") as log:
-        proof = audit(swarm.run, log)
+        proof = verify_log(swarm.run, log)
     assert (proof.digest, proof.core_digest) == (answers[0].digest, answers[0].core_digest)
 
 
@@ -150,7 +150,7 @@ async def test_stopping_at_any_moment_of_a_start_is_clean(swarm: Swarm) -> None:
             await asyncio.sleep(0)
         await b.stop()
     with swarm.log("b") as log:
-        audit(swarm.run, log)
+        verify_log(swarm.run, log)
 
 
 # -- faults of our own -----------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ async def test_a_disk_that_fills_up_ends_the_node_and_leaves_the_log_whole(swarm
         await b.ended()
     assert fault.value.code == Code.DISK_FULL
     with swarm.log("b") as log:
-        proof = audit(swarm.run, log)
+        proof = verify_log(swarm.run, log)
     assert proof.updates > 10
     await a.until(lambda: not a.machine.links)
     own = own_feed(b)

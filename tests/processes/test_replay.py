@@ -10,10 +10,10 @@ from sfnode.experiments.cell import Network
 from sfnode.experiments.replay import replay
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import build
-from sfnode.store.audit import audit
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfnode.store.run_keys import RunKeys
+from sfnode.store.verification import verify_log
 from sfnode.swarm import local_swarm
 from sfnode.swarm.local_swarm import LocalSwarm
 from tests.processes.forked import ForkedNode
@@ -34,7 +34,7 @@ async def test_virtual_clients_come_to_the_digests_of_four_real_processes(
         layout = Layout(tmp_path / f"node-{node}")
         manifest = Manifest.from_toml(layout.manifest)
         with UpdateLog.open(layout.log, manifest.run_id, read_only=True) as update_log:
-            wanted = audit(manifest, update_log)
+            wanted = verify_log(manifest, update_log)
         found = replay(layout.path, Network(clients=4, hops=1), 0)
         assert wanted.seals
         assert found.updates == wanted.updates

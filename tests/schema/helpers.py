@@ -16,7 +16,7 @@ def status(**fields: Any) -> Status:
     values |= dict.fromkeys(("version", "run_id", "run_name", "role", "peer", "digest"), "")
     values |= {"addresses": [], "links": [], "pauses": [], "limits": Limits()}
     values |= {"origin": None, "incarnation": None, "loss": None, "fetch": None}
-    values |= {"wait": None, "alarms": [], "organised": None}
+    values |= {"wait": None, "alarms": [], "organised": None, "audits": None, "privacy": None}
     return Status(**values | {"role": "relay", "state": NodeState.IDLE} | fields)
 
 

@@ -12,8 +12,8 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.schema.results import ArchiveStatement
 from sfnode.store import archive
-from sfnode.store.audit import audit
 from sfnode.store.log import UpdateLog
+from sfnode.store.verification import verify_log
 from tests.node.helpers import manifest, record
 from tests.store.folders import Folder, organised
 
@@ -47,7 +47,7 @@ def test_an_archive_has_everything_and_says_what_it_comes_to(folder: Folder, tmp
     found = unpack(tmp_path / "run.sfnode", tmp_path / "there")
     assert (found.manifest, found.statement) == (RUN, said)
     with UpdateLog.open(found.layout.log, RUN.run_id, read_only=True) as log:
-        assert audit(RUN, log) == audit(RUN, folder.log)
+        assert verify_log(RUN, log) == audit(RUN, folder.log)
 
 
 def test_any_tar_can_list_it_and_no_key_is_in_it(folder: Folder, tmp_path: Path) -> None:

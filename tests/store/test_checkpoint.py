@@ -17,7 +17,7 @@ from sfprotocol.counting import Counting
 from sfprotocol.decisions import Void
 from sfprotocol.weighing import named
 from tests.store.organised import ORGANISED, Logged
-from tests.store.test_audit import MEANT, train
+from tests.store.test_verification import MEANT, train
 
 
 @pytest.fixture

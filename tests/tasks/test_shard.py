@@ -85,3 +85,17 @@ def test_a_seed_draws_the_same_mini_batch_everywhere() -> None:
 @pytest.mark.parametrize("task", [TASK, CENTRED])
 def test_a_node_without_rows_draws_none(task: object) -> None:
     Shard(task, tokenizer(), [], 4, unread)  # type: ignore[arg-type]
+
+
+def test_with_a_secret_nobody_can_tell_from_the_seed_which_rows_are_drawn() -> None:
+    told = [Shard(TASK, tokenizer(), ROWS, 3, secret=secret) for secret in (b"", b"one", b"one", b"two")]
+    public, one, again, two = ([read(shard.mini_batch(seed)) for seed in SEEDS] for shard in told)
+    assert one == again
+    assert len({str(drawn) for drawn in (public, one, two)}) == 3
+
+
+def test_the_odds_of_a_row_are_those_of_the_smallest_class() -> None:
+    """Three rows are drawn of five; where classes take turns, two of the two good ones."""
+    assert Shard(TASK, tokenizer(), ROWS, 3).odds == (3, 5)
+    assert (len(GOOD), len(BAD)) == (2, 3)
+    assert Shard(CENTRED, tokenizer(), ROWS, 3).odds == (2, 2)

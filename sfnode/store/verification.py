@@ -38,7 +38,7 @@ from sfprotocol.validation import Verified, fault, verify
 from sfprotocol.weighing import NOTHING, Counted, Rates, named, once
 
 
-def audit(
+def verify_log(
     manifest: Manifest, update_log: UpdateLog, state: State | None = None, *, as_of_now: bool = False
 ) -> VerifyResult:
     """Replay everything from genesis, or from the state of a usable checkpoint; of an organised run the core
@@ -48,7 +48,7 @@ def audit(
     sealed or stated.
     """
     core = Core(len(manifest.model.targets), manifest.training.rank)
-    return _Audit(manifest, update_log, core, state).result(as_of_now)
+    return _Verification(manifest, update_log, core, state).result(as_of_now)
 
 
 def state_to_begin_with(manifest: Manifest, update_log: UpdateLog, folder: Path) -> State | None:
@@ -62,8 +62,8 @@ def state_to_begin_with(manifest: Manifest, update_log: UpdateLog, folder: Path)
     return checkpoint.load(folder, manifest, counting, begins.checkpoint)
 
 
-class _Audit:
-    """The audit of one log; the core is empty at first."""
+class _Verification:
+    """The verification of one log; the core is empty at first."""
 
     def __init__(
         self, manifest: Manifest, update_log: UpdateLog, core: Core, state: State | None = None
@@ -157,7 +157,7 @@ class _Audit:
         )
 
     def _place_of_checkpoint(self, said: list[Decision]) -> int | None:
-        """Return the place of the decision that has stated what this audit begins with."""
+        """Return the place of the decision that has stated what this begins with."""
         if self._begins is None:
             return None
         stated = self._begins.decision(self._run.run_id)

@@ -1,4 +1,4 @@
-"""The audit of a log: it recomputes everything and trusts nothing else."""
+"""The verification of a log: it recomputes everything and trusts nothing else."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
 from sfnode.store import rows
-from sfnode.store.audit import audit
 from sfnode.store.checkpoint import State, compute, plan
 from sfnode.store.log import Record, UpdateLog
 from sfnode.store.replay import changes
+from sfnode.store.verification import verify_log
 from sfprotocol.decisions import Admit, RateFrom, Void, encode
 from sfprotocol.events import KeepControl
 from sfprotocol.messages import EpochScalars, RunParameters
@@ -38,7 +38,7 @@ def log(tmp_path: Path) -> Iterator[UpdateLog]:
 
 def test_an_honest_log_has_the_digests_that_a_node_had(log: UpdateLog) -> None:
     log.append(HONEST)
-    proof = audit(RUN, log)
+    proof = verify_log(RUN, log)
     assert (proof.feeds, proof.updates, proof.signatures) == (2, 54, 3)
     assert proof.digest == machine(RUN, log.tails()).frontier.digest().hex()
     core = Core(2, 4)
@@ -48,7 +48,7 @@ def test_an_honest_log_has_the_digests_that_a_node_had(log: UpdateLog) -> None:
 
 
 def test_an_empty_log_passes(log: UpdateLog) -> None:
-    assert audit(RUN, log).updates == 0
+    assert verify_log(RUN, log).updates == 0
 
 
 def forged(honest: Record, *scalars: int) -> Record:
@@ -78,7 +78,7 @@ def test_a_log_that_was_tampered_with_is_refused(log: UpdateLog, tampered: list[
     """The file itself was written by somebody else, with sound checksums."""
     log.append([HONEST[1], *tampered])
     with pytest.raises(UserError) as finding:
-        audit(RUN, log)
+        verify_log(RUN, log)
     assert finding.value.code == Code.LOG_CORRUPT
     assert feed_of("a").origin.hex()[:16] in finding.value.what
 
@@ -88,7 +88,7 @@ def test_missing_updates_in_the_middle_are_noticed(log: UpdateLog) -> None:
     with sqlite3.connect(log.path) as db:
         db.execute("DELETE FROM segment WHERE first = 0 AND feed = 1")
     with pytest.raises(UserError) as finding:
-        audit(RUN, log)
+        verify_log(RUN, log)
     assert finding.value.code == Code.LOG_CORRUPT
 
 
@@ -96,7 +96,7 @@ def test_missing_updates_in_the_middle_are_noticed(log: UpdateLog) -> None:
 
 
 class Organised(Manifest):
-    """The manifest of the test swarm's run, as far as an audit looks at it."""
+    """The manifest of the test swarm's run, as far as a verification looks at it."""
 
     def parameters(self) -> RunParameters:
         return ORGANISED
@@ -140,10 +140,10 @@ def test_an_organised_log_has_the_digests_of_its_node_and_of_its_seals(made: Log
     made["c"].compute(5)
     made.swarm.run(2)
     for log in made.logs.values():
-        found = audit(MEANT, log, as_of_now=True)
+        found = verify_log(MEANT, log, as_of_now=True)
         assert found.digest == made["a"].machine.frontier.digest().hex()
         assert found.core_digest == cores(made, log).hex()
-        assert audit(MEANT, log).core_digest == sealed_cores(made, 2) != found.core_digest
+        assert verify_log(MEANT, log).core_digest == sealed_cores(made, 2) != found.core_digest
         assert found.updates == made["a"].machine.frontier.known
         assert found.seals
         assert (found.seals.sealed, found.seals.checked, found.seals.behind) == (3, 3, 0)
@@ -159,7 +159,7 @@ def test_a_seal_of_other_updates_is_refused(made: Logged) -> None:
     made.seal(digest=bytes(32))
     made.swarm.run(2)
     with pytest.raises(UserError, match="seal of epoch 1") as finding:
-        audit(MEANT, made.logs["b"])
+        verify_log(MEANT, made.logs["b"])
     assert finding.value.code == Code.SEAL_DIFFERS
 
 
@@ -191,7 +191,7 @@ def test_checkpoints_are_computed_anew(made: Logged) -> None:
         checkpoint(made, epoch)
     made.decide(Void(0, 0, ()))  # changes what counts, and not what counted then
     made.swarm.run(2)
-    found = audit(MEANT, made.logs["b"], as_of_now=True)
+    found = verify_log(MEANT, made.logs["b"], as_of_now=True)
     assert (found.core_digest, found.checkpoint) == (cores(made, made.logs["b"]).hex(), None)
 
 
@@ -203,7 +203,7 @@ def test_a_checkpoint_of_something_else_is_refused(made: Logged, wrong: dict[str
     made.decide(replace(state_of(made, 1).decision(ORGANISED.run_id), **wrong))
     made.swarm.run(2)
     with pytest.raises(UserError, match="checkpoint of epoch 1") as finding:
-        audit(MEANT, made.logs["b"])
+        verify_log(MEANT, made.logs["b"])
     assert finding.value.code == Code.SEAL_DIFFERS
 
 
@@ -215,10 +215,10 @@ def test_a_log_is_verified_from_a_checkpoint(made: Logged, let_go: bool) -> None
     checkpoint(made, 3)
     made["c"].compute(5)
     made.swarm.run(2)
-    whole, log = audit(MEANT, made.logs["b"]), made.logs["b"]
+    whole, log = verify_log(MEANT, made.logs["b"]), made.logs["b"]
     if let_go:
         log.rebase(state.bases.values())
-    found = audit(MEANT, log, state)
+    found = verify_log(MEANT, log, state)
     assert found.checkpoint == 1
     assert found.signatures < whole.signatures
     assert (found.digest, found.core_digest) == (whole.digest, whole.core_digest)
@@ -239,14 +239,14 @@ def test_a_later_checkpoint_is_computed_from_the_one_before(made: Logged) -> Non
     made.decide(replace(second.decision(ORGANISED.run_id), cores=bytes(32)))
     made.swarm.run(2)
     with pytest.raises(UserError, match="checkpoint of epoch 3"):
-        audit(MEANT, made.logs["c"], first)
+        verify_log(MEANT, made.logs["c"], first)
 
 
 def test_a_log_is_not_verified_from_what_nobody_has_signed(made: Logged) -> None:
     train(made, 2)
     state = state_of(made, 1)
     with pytest.raises(UserError, match="checkpoint of epoch 1") as finding:
-        audit(MEANT, made.logs["b"], state)
+        verify_log(MEANT, made.logs["b"], state)
     assert finding.value.code == Code.SEAL_DIFFERS
 
 
@@ -256,7 +256,7 @@ def test_steps_without_a_signature_of_their_own_are_verified_with_those_that_fol
     train(made, 1)
     log, feed = made.logs["c"], made["b"].own
     assert feed
-    whole = audit(MEANT, log)
+    whole = verify_log(MEANT, log)
     segment = log.read(feed, 0, 100)
     assert segment
     monkeypatch.setattr(rows, "MAX_SEGMENT_UPDATES", segment.count - 1)
@@ -269,12 +269,12 @@ def test_steps_without_a_signature_of_their_own_are_verified_with_those_that_fol
         replacing=True,
     )
     assert [r.segment.count for r in log.records() if r.feed == feed] == [2, segment.count - 2]
-    found = audit(MEANT, log)
+    found = verify_log(MEANT, log)
     assert (found.digest, found.core_digest) == (whole.digest, whole.core_digest)
     with sqlite3.connect(log.path) as db:
         db.execute("DELETE FROM segment WHERE first = 2")
     with pytest.raises(UserError, match="nobody has signed it"):
-        audit(MEANT, log)
+        verify_log(MEANT, log)
 
 
 def test_what_the_log_lacks_is_said_and_no_fault(made: Logged) -> None:
@@ -289,7 +289,7 @@ def test_what_the_log_lacks_is_said_and_no_fault(made: Logged) -> None:
     kept = [KeepControl(0, tuple(made.logs["a"].control()))]
     made.logs["b"].append([], control=kept)
     before = sealed_cores(made, 1)
-    proof = audit(MEANT, made.logs["b"])
+    proof = verify_log(MEANT, made.logs["b"])
     found = proof.seals
     assert found
     assert (found.sealed, found.checked, found.behind) == (3, 2, 6)
@@ -312,7 +312,7 @@ def test_a_history_that_was_not_named_is_not_counted(made: Logged) -> None:
     made.seal()
     made.swarm.run(2)
     made.logs["late"].append([], control=[KeepControl(0, tuple(made.logs["a"].control()))])
-    found = audit(MEANT, made.logs["late"])
+    found = verify_log(MEANT, made.logs["late"])
     assert found.updates == 0
     assert found.seals
     assert (found.seals.sealed, found.seals.checked, found.seals.behind) == (1, 0, 5)
@@ -324,7 +324,7 @@ def test_a_decision_that_was_tampered_with_is_refused(made: Logged) -> None:
     entries = log.control()
     forged = entries[1]._replace(record=encode(Admit(bytes(32), 10**6, 0)))
     log.append([], control=[KeepControl(1, (forged, *entries[2:]))])
-    for check in (lambda: audit(MEANT, log), lambda: settled(ORGANISED, log)):
+    for check in (lambda: verify_log(MEANT, log), lambda: settled(ORGANISED, log)):
         with pytest.raises(UserError) as finding:
             check()
         assert finding.value.code == Code.LOG_CORRUPT
@@ -340,5 +340,5 @@ def test_updates_that_were_tampered_with_are_refused_in_an_organised_log(made: L
     wrong = replace(segment, parts=(EpochScalars(0, scalars), *segment.parts[1:]))
     log.append([Record(feed, wrong, bytes(32))], replacing=True)
     with pytest.raises(UserError) as finding:
-        audit(MEANT, log)
+        verify_log(MEANT, log)
     assert finding.value.code == Code.LOG_CORRUPT

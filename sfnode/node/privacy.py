@@ -1,0 +1,73 @@
+"""The privacy of a running node's rows: its local noise, and what that is worth by now."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.schema.status import PrivacyStatus
+from sfnode.settings import Settings
+from sfnode.stats import privacy
+
+if TYPE_CHECKING:
+    from sfnode.node.running import RunningNode
+
+LOOK_INTERVAL = 10.0
+"""Seconds between two looks at how many updates there are."""
+
+AHEAD = 1.1
+"""Epsilon is worked out for so many times the updates that there are, and again once there are as many: it is
+never too small."""
+
+
+class Privacy:
+    """The account of one node."""
+
+    def __init__(self, node: RunningNode) -> None:
+        """Raises UserError BAD_OPTION where there are no private rows, EXTRA_MISSING without the library."""
+        if node.settings.data is None or node.settings.role == "relay":
+            raise UserError(
+                Code.BAD_OPTION,
+                "noise protects rows of one's own, and this node trains on the run's public ones",
+                "Give your rows with --data, or leave out --noise.",
+            )
+        privacy.library()
+        self._node = node
+        self._settled = 0
+        self._epsilon: float | None = None
+
+    @property
+    def updates(self) -> int:
+        """The updates that this node's key has signed: all of them are taken for noisy."""
+        own = self._node.machine.own
+        feeds = self._node.machine.frontier
+        return sum(state.next for state in feeds if own and state.feed.origin == own.origin)
+
+    def status(self) -> PrivacyStatus:
+        """Return what is known."""
+        return PrivacyStatus(
+            noise=self._node.settings.noise,
+            clip=clip_of(self._node.settings, self._node.manifest),
+            updates=self._settled,
+            epsilon=self._epsilon,
+            delta=privacy.DELTA,
+        )
+
+    async def run(self) -> None:
+        """Keep the account until cancelled."""
+        while True:
+            if self._node.engine_loaded and self._node.engine_thread and self.updates > self._settled:
+                drawn, rows = await self._node.engine_thread.call(lambda engine: engine.odds)
+                settled = int(self.updates * AHEAD) + 1
+                noise = self._node.settings.noise
+                self._epsilon = await asyncio.to_thread(privacy.epsilon, noise, drawn, rows, settled)
+                self._settled = settled
+            await asyncio.sleep(LOOK_INTERVAL)
+
+
+def clip_of(settings: Settings, manifest: Manifest) -> float:
+    """Return the largest slope that a node with noise tells of: unless it says so the run's largest."""
+    numbers = manifest.training
+    return settings.noise_clip or numbers.scalar_limit * numbers.scalar_delta

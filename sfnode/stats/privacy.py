@@ -1,0 +1,48 @@
+"""The privacy that local noise gives, as (epsilon, delta), by Google's dp-accounting.
+
+Assumed is what `sfnode.engine.noise` and `sfnode.tasks.shard` do: neighbours are shards in which one row is
+another one (of the same class, where mini-batches are balanced); each update draws `drawn` of `rows` rows
+with replacement, in a way that nobody else knows, and one row changes its clipped scalar by 2 clip at most,
+however often it was drawn. The library knows no sampling with replacement. Its bound for sampling without it
+(Wang, Balle and Kasiviswanathan 2019) holds here as well: its proof asks for the chance that a row is drawn,
+at most drawn / rows, and for the sensitivity, which does not grow with the number of copies. Updates
+compose.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sfnode.errors import Code, UserError
+
+DELTA = 1e-5
+"""The chance with which epsilon may not hold; for shards of up to some ten thousand rows."""
+
+
+def library() -> Any:
+    """Return dp_accounting. Raises UserError EXTRA_MISSING."""
+    try:
+        import dp_accounting.rdp
+    except ImportError as error:
+        raise UserError(
+            Code.EXTRA_MISSING,
+            "local noise is accounted for by dp-accounting, which is not installed",
+            'Install it: pip install "sfnode[privacy]".',
+        ) from error
+    return dp_accounting
+
+
+def epsilon(multiplier: float, drawn: int, rows: int, updates: int, delta: float = DELTA) -> float:
+    """Return epsilon after so many updates; infinite without noise. Takes a quarter of a second.
+
+    Raises UserError EXTRA_MISSING.
+    """
+    dp = library()
+    if updates <= 0:
+        return 0.0
+    if multiplier <= 0:
+        return float("inf")
+    one = dp.SampledWithoutReplacementDpEvent(rows, min(drawn, rows), dp.GaussianDpEvent(multiplier))
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    accountant.compose(one, updates)
+    return float(accountant.get_epsilon(delta))
