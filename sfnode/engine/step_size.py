@@ -31,8 +31,8 @@ SHARE = 1 / 6
 less to gain, and later places are steeper (docs/research-log.md)."""
 
 LEAST_SIGNAL, MOST_SIGNAL = 0.02, 0.1
-"""Bounds on the signal, less its standard error: of 64 updates it is known to 0.1, and where it is large it does
-not stay so (on the built-in reviews it is 0.95 at first)."""
+"""Bounds on the signal, less its standard error: of 64 updates it is known to 0.1, and where it is large it
+does not stay so (on the built-in reviews it is 0.95 at first)."""
 
 EVIDENCE = 1.0
 """Standard errors by which E[h] has to differ from 0."""

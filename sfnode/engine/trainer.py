@@ -133,7 +133,7 @@ class Trainer:
             manifest.task, loaded.tokenizer, rows, numbers.batch_size, self.calibration_rows, secret
         )
         self.odds = shard.odds if rows else (0, 0)
-        """How many rows a mini-batch draws, of how many."""
+        """Rows that a mini-batch draws, and of how many."""
         self._noise = noise
         self._mini_batch = shard.mini_batch
         self.mini_batches = MiniBatches(shard.mini_batch, self._ahead)

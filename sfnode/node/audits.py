@@ -115,7 +115,7 @@ class FolderEngine(Protocol):
 
 
 class Chosen(NamedTuple):
-    """What of a folder is audited, and how strictly."""
+    """Part of a folder that is audited, and how strictly."""
 
     origin: str
     """Hex with which the keys of origins begin."""
@@ -238,7 +238,7 @@ class Auditing:
 
     @property
     def alarms(self) -> list[AlarmStatus]:
-        """What is to be told of the origins that were refuted."""
+        """Words about the origins that were refuted."""
         return [shown(problem(origin, one.mean, one.audited)) for origin, one in self._refuted()[:SHOWN]]
 
     def status(self) -> AuditStatus:

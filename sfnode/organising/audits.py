@@ -84,7 +84,7 @@ class Audited(NamedTuple):
     origin: bytes
     claimed: int
     recomputed: tuple[int, ...]
-    """At states between which that of its author was, or at the nearest one alone."""
+    """Scalars at states between which that of its author was, or at the nearest one alone."""
 
     @property
     def nearest(self) -> int:
@@ -104,14 +104,14 @@ def disagreement(claimed: float, recomputed: float, scale: float) -> float:
 
 @dataclass(slots=True)
 class Evidence:
-    """What is known of one origin."""
+    """Evidence about one origin."""
 
     tolerance: float
     audited: int = 0
     total: float = 0.0
     """Sum of the disagreements."""
     refuted: bool = False
-    """Once it is, it stays so."""
+    """Whether it is refuted, which it stays."""
     since_doubt: int = 0
     """Audits since there was doubt last."""
     _doubts: list[float] = field(default_factory=lambda: [0.0] * len(BETS))
@@ -145,7 +145,7 @@ class Evidence:
 
     @property
     def finding(self) -> Finding:
-        """What has been found so far."""
+        """Result so far."""
         if self.refuted:
             return Finding.REFUTED
         trust = sum(self._trusts) / len(BETS)

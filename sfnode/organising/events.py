@@ -131,7 +131,7 @@ class BasesMade:
     """A MakeBases was carried out."""
 
     digest: bytes | None
-    """That of the bases, which this node can give to its peers; None if it has failed."""
+    """Digest of the bases, which this node can give to its peers; None if it has failed."""
 
 
 @dataclass(frozen=True, slots=True)

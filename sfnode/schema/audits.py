@@ -1,4 +1,4 @@
-"""What audits say: of a folder (`sfnode audit --json`), and of a running node (`status --json`)."""
+"""Results of audits: of a folder (`sfnode audit --json`), and of a running node (`status --json`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sfnode.schema.base import Answer
 
 
 class Finding(StrEnum):
-    """What audits have found of an origin."""
+    """Finding of audits about an origin."""
 
     UNDECIDED = "undecided"
     CONFIRMED = "confirmed"

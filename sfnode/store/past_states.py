@@ -42,7 +42,7 @@ class Moment(NamedTuple):
 
     label: int
     part: int
-    """From 0 to PARTS - 1."""
+    """Number of the part, from 0 to PARTS - 1."""
 
 
 class PastStates:
@@ -56,7 +56,7 @@ class PastStates:
         self._entries = update_log.control()
         self._labelled = {feed: _labelled(update_log, feed, stop) for feed, stop in held.items()}
         self._first = {feed: update_log.base(feed).step for feed in self._labelled}
-        """Where feeds begin: a checkpoint may stand for what comes before."""
+        """First steps of feeds: a checkpoint may stand for what comes before."""
         self._before = lru_cache(maxsize=2)(self._decided_before)
 
     def moments(self, feed: Feed, step: int) -> tuple[Moment, Moment]:

@@ -64,7 +64,7 @@ class Shard:
 
     @property
     def odds(self) -> tuple[int, int]:
-        """How many rows a mini-batch draws of how many, of the class whose rows are drawn most often."""
+        """Rows that a mini-batch draws, and of how many, of the class whose rows are drawn most often."""
         sizes = [len(one) for one in self._classes if len(one)] or [len(self._rows)]
         return -(-self._batch_size // len(sizes)), min(sizes)
 
