@@ -230,7 +230,10 @@ def _json(file: Path) -> dict[str, Any]:
 def _organised(training: Training, given: dict[str, Any]) -> Organised:
     fields = {key: given[key] for key in Organised.model_fields if key in given}
     if "organiser" in given:
-        fields.setdefault("subspace_epochs", -(-training.epochs // SUBSPACES))
+        lasting = -(-training.epochs // SUBSPACES)
+        fields.setdefault(
+            "subspace_epochs", 1 if training.bases else lasting
+        )  # cores are small, bases change
         fields.setdefault("quota", min(QUOTA_EPOCHS * training.epoch_updates, MAX_QUOTA))
     return Organised(**fields)
 

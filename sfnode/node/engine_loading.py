@@ -12,7 +12,8 @@ from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 
 SECRET_BYTES = 16
-"""Secret that hides which of its own rows a node draws: new at every start, as nobody has to draw them again."""
+"""Bytes of the secret that hides which of its own rows a node draws: new at every start, as nobody has to
+draw them again."""
 
 _loading = Lock()
 """transformers cannot load two models at the same time in one process, which may run several nodes."""

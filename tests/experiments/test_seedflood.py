@@ -155,6 +155,16 @@ def test_with_published_bases_clients_and_nodes_measure_the_same(tmp_path: Path)
     assert abs(scalar - run.feeds[0].scalars[made]) <= 1
 
 
+def test_at_the_end_of_an_organised_run_all_have_what_the_last_seals_say(tmp_path: Path) -> None:
+    """Also round a ring, in which decisions take several rounds."""
+    cell = small(options={"organised": 1}, network={"clients": 6, "hops": 1}, steps=6)
+    run = SeedFlood(cell, problem.load(cell, Place()), tmp_path)
+    advance(run, cell, 0, 6)
+    assert run._keeper
+    assert (run.flood.known[:, -1] == run._keeper.decided).all()
+    assert run.replicas.equal
+
+
 def test_bases_made_anew_are_in_the_log_and_a_run_that_goes_on_has_them(tmp_path: Path) -> None:
     plain = problem.manifest_of(small())
     pairs = [
