@@ -257,9 +257,10 @@ class SeedFlood:
             self.flood.known[client, client] = feed.published
         received = self.flood.known[0].copy()
         received[0] = self._kept_own
-        self.flood.round(round_number)
+        ends = last and self.run_is_organised  # with what its last seals say, which all are told
+        self.flood.round(round_number, everywhere=ends)
         self._keep(received, last=last)
-        if last and self.run_is_organised:  # what the last seals say counts, wherever the model is measured
+        if ends:
             self.flood.round(round_number, everywhere=True)
         self._deliver(before, self._known())
 
