@@ -152,10 +152,10 @@ def test_files_and_folders_are_named_so_that_other_nodes_here_find_them(model: P
 
 def test_every_number_can_be_given(model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SFNODE_UPDATE_BUDGET", "77")
-    flags = ("--open", "--rank", 4, "--epsilon", 0.01, "--learning-rate", 0.005, "--schedule", "cosine")
+    flags = ("--open", "--rank", 4, "--epsilon", 0.01, "--learning-rate", 0.002, "--schedule", "cosine")
     more = ("--batch-size", 3, "--epoch-updates", 11, "--train-limit", 99, "--train-min-words", 2)
     training = written(sfnode("init", "--model", model, "--task", "reviews", *flags, *more)).training
-    assert (training.rank, training.epsilon, training.learning_rate) == (4, 0.01, 0.005)
+    assert (training.rank, training.epsilon, training.learning_rate) == (4, 0.01, 0.002)
     assert (training.schedule, training.batch_size) == ("cosine", 3)
     assert (training.epoch_updates, training.update_budget) == (11, 77)
 
@@ -216,7 +216,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def run(_manifest: Any, _search: Any, *, keep_epsilon: bool, **_: Any) -> trial.Trial:
         kept.append(keep_epsilon)
-        return trial.Trial(2e-3, 0.01, pilot.Pilot(np.array([1.0, -1.0]), 0.05), 1 / 32, 3e-4, 128, 256, 9.0)
+        return trial.Trial(2e-3, 0.5, pilot.Pilot(np.array([1.0, -1.0]), 0.05), 1 / 32, 3e-4, 128, 256, 9.0)
 
     monkeypatch.setattr(trial, "run", run)
     return kept
@@ -227,7 +227,7 @@ def test_numbers_that_suit_the_model_are_chosen_if_asked_and_said_why(sfnode: Ru
     assert ended.status == 0, ended.err
     training = Manifest.from_toml(Path("run.toml")).training
     assert (training.epsilon, training.scalar_delta, training.learning_rate) == (2e-3, 1 / 32, 3e-4)
-    assert "epsilon is 0.002: there slopes are exact to 1.0%." in ended.out
+    assert "epsilon is 0.002: the largest tried whose slopes have to do with exact ones (0.50)." in ended.out
     assert "learning_rate is 0.0003: by the loss of 256 rows along 128 updates; a line search" in ended.out
     assert "scalar_limit is 260, 8 times that." in ended.out
     assert tried == [False]

@@ -12,11 +12,11 @@ from sfnode.errors import Code, UserError
 from sfnode.models import bases
 from sfnode.node.exchange import exchange, take_in
 from sfnode.store import archive, checkpoint
-from sfnode.store.audit import audit
 from sfnode.store.checkpoint import compute, plan
 from sfnode.store.data_folder import open_data_dir
 from sfnode.store.log import CardRecord
 from sfnode.store.replay import counting_of, remember_checkpoint
+from sfnode.store.verification import verify_log
 from sfprotocol import wire_codec
 from sfprotocol.control_feed import succession_message
 from sfprotocol.events import OwnSuccession
@@ -66,7 +66,7 @@ def test_two_folders_train_apart_and_end_with_one_model(tmp_path: Path) -> None:
     assert (result.same, result.digest) == (True, digest)
     with Folder(here, RUN) as a, Folder(there, RUN) as b:
         assert a.digest == b.digest == digest
-        assert audit(RUN, a.log) == audit(RUN, b.log)
+        assert verify_log(RUN, a.log) == verify_log(RUN, b.log)
     assert take_in(third, there).new_updates == 0  # once more changes nothing
 
 
@@ -105,10 +105,10 @@ def test_of_a_fork_the_sealed_history_is_kept(tmp_path: Path) -> None:
         a.close()
         a.seal()
         sealed = carried(a, tmp_path / "sealed")
-        core = audit(RUN, a.log).core_digest
+        core = verify_log(RUN, a.log).core_digest
     take_in(sealed, tmp_path / "other")
     with Folder(tmp_path / "other", RUN) as b:
-        assert audit(RUN, b.log).core_digest == core
+        assert verify_log(RUN, b.log).core_digest == core
         assert b.log.read(Feed(origin_of("b"), 0), 0, 6).parts == (EpochScalars(0, (3,) * 6),)  # type: ignore[union-attr]
 
 

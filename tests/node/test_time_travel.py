@@ -14,8 +14,8 @@ from sfnode.models.manifest_builder import default_manifest
 from sfnode.node import comparison
 from sfnode.node.time_travel import BASE, Past, bisect, history
 from sfnode.store import archive, checkpoint
-from sfnode.store.audit import audit
 from sfnode.store.checkpoint import compute, plan
+from sfnode.store.verification import verify_log
 from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Announce, RateFrom, Revoke, Void
 from sfprotocol.seeds import feed_key, update_seeds
 from tests.node.helpers import manifest, record
@@ -50,7 +50,7 @@ def past(made: Folder) -> Past:
 
 def core_digest(made: Folder) -> str:
     """The digest of the last seal, as `sfnode verify` computes it."""
-    return audit(made.manifest, made.log).core_digest
+    return verify_log(made.manifest, made.log).core_digest
 
 
 # -- states of seals -----------------------------------------------------------------------------------
