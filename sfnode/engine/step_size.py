@@ -109,7 +109,7 @@ def suitable(
     """Return what slopes and bends (n,) along the directions of these seeds say of a subspace of this many
     layers and this rank."""
     count = len(slopes)
-    if count < 2 or not (np.isfinite(slopes).all() and np.isfinite(bends).all()):
+    if count < 2 or not (np.isfinite(slopes).all() and np.isfinite(bends).all() and slopes.any()):
         return None
     bend, error = float(bends.mean()), float(bends.std(ddof=1)) / math.sqrt(count)
     if not bend > EVIDENCE * error:

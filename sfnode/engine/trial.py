@@ -10,8 +10,8 @@ Everything is measured on the base model, on whatever public rows the run has, a
     scalar_delta   a power of two of which the slopes' root mean square is UNITS.
     rate           in few dimensions, as with bases of gradients, from slopes and bends (`step_size`). Else
                    the sum of some updates is a direction; along it the loss of other rows is measured over a
-                   wide range, and around its least value by a line search. Half of the best step is the
-                   rate's, or OPEN_SHARE of that in an open run, where nobody corrects it later.
+                   wide range, and around its least value by a line search; half of the best step is the
+                   rate's. In an open run, where nobody corrects it later, OPEN_SHARE of either.
 
 This module prints nothing; a line search is given to it.
 """
@@ -141,7 +141,7 @@ def run(
         seeds = np.array(_seeds(trainer, SLOPES), np.uint64)
         size = step_size.suitable(seeds, slopes, bends, (len(manifest.model.targets), numbers.rank))
         if size:
-            rate, updates, rows = _within_bounds(size.rate), SLOPES, 0
+            rate, updates, rows = _first_rate(manifest, size.rate), SLOPES, 0
         else:
             rate, updates, rows = _rate(trainer, used, delta, search)
         return Trial(epsilon, alike, pilot, delta, rate, updates, rows, time.monotonic() - begun)
@@ -239,12 +239,13 @@ def _rate(
     found = looks.found
     if not found.useful:
         return 0.0, UPDATES, len(rows)
-    rate = middle * found.best / 2 * (1.0 if manifest.organised.organiser else OPEN_SHARE)
-    return _within_bounds(rate), UPDATES, len(rows)
+    return _first_rate(manifest, middle * found.best / 2), UPDATES, len(rows)
 
 
-def _within_bounds(rate: float) -> float:
-    """Return a rate in two digits, as a manifest can have it."""
+def _first_rate(manifest: Manifest, rate: float) -> float:
+    """Return the rate to start with in two digits, as a manifest can have it: in an open run OPEN_SHARE of
+    the one that suits."""
+    rate *= 1.0 if manifest.organised.organiser else OPEN_SHARE
     return min(max(float(f"{rate:.1e}"), 1 / RATE_ONE), 0.5)
 
 

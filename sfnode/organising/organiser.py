@@ -465,8 +465,8 @@ class Organiser:
         oldest = min((one.since for one in chosen), default=now)
         late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
         target = search.target(counting) if search else self.policy.longest
-        first = counting.served_from() or 0
-        cut = first > counting.open_epoch or (search is not None and search.cuts(counting))
+        renewed = self.policy.renew_updates and counting.served_from() == counting.open_epoch + 1
+        cut = renewed or (search is not None and search.cuts(counting))
         if not cut and (not chosen or (total < min(target, rest) and not late)):
             return None
         salt = self._draw(SALT_BYTES)

@@ -164,12 +164,13 @@ class Search:
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
         cost = policy.search_rows * (1 if self._has_base else 2)
         least = 0 if self.settled else first * len(AMOUNTS)
-        scored = due and self._credit >= cost + least
+        sized = policy.size_rate and counting.sealed == 0  # the seal may then say another factor than 1
+        scored = due and not sized and self._credit >= cost + least
         rest = self._credit - cost * scored
         if due and not scored and self.settled:
             rest = 0.0  # it saves up
         rows = min(policy.search_rows, int(rest // len(AMOUNTS)))
-        rows, sized = rows if rows >= first else 0, policy.size_rate and counting.sealed == 0
+        rows = rows if rows >= first else 0
         if counting.sealed and counting.sealed == counting.served_from():
             rows = max(rows, first)  # nobody knows what the rate does along new bases
         return Plan(rows, scored, sized) if rows or scored or sized else None

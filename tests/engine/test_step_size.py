@@ -49,6 +49,7 @@ def test_a_loss_that_does_not_evidently_bend_has_no_rate() -> None:
     seeds, slopes, bends, _ = quadratic(64, 1.0)
     assert suitable(seeds, slopes, np.random.default_rng(1).normal(size=64), (LAYERS, RANK)) is None
     assert suitable(seeds, slopes, -bends, (LAYERS, RANK)) is None
+    assert suitable(seeds, np.zeros(64), bends, (LAYERS, RANK)) is None, "nothing to divide by"
     bends[5] = math.nan
     assert suitable(seeds, slopes, bends, (LAYERS, RANK)) is None
 

@@ -201,6 +201,7 @@ def sized(rate: float | None) -> Bench:
         run.update(ANNE, 64)
         run.advance(2)
     assert run.plans[0].sized
+    assert not run.plans[0].scored, "what is sealed may be another model"
     run.do(EvaluationEnded(0, None, rate=rate))
     run.advance(4)
     return run
