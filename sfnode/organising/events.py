@@ -7,6 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from sfnode.organising.line_search import Found
+from sfnode.organising.origins import Brought
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Checkpoint, Decision
@@ -124,6 +125,8 @@ class EvaluationEnded:
     """Example-forwards that it has taken, but for those of the rate, which are spent once."""
     rate: float | None = None
     """The rate that suits the epoch's subspace at its beginning, if that was wanted and could be told."""
+    brought: tuple[Brought, ...] = ()
+    """What each feed has brought, if that was wanted and could be measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,8 @@ class Evaluate:
     sized: bool = False
     """Whether to find, first, the rate that suits the epoch's subspace at its beginning (`engine.step_size`);
     if one is found, there is no line search."""
+    origins: int = 0
+    """Validation rows on which to measure what each feed has brought; 0: it is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
