@@ -15,9 +15,9 @@ from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
-from sfnode.defaults import CALIBRATE, DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
+from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
-from sfnode.manifest import MAX_WORK_BITS, Training
+from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
 
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat")
@@ -170,10 +170,10 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
 )
 @option(
     "--calibrate/--no-calibrate",
-    default=CALIBRATE,
-    show_default=True,
+    default=None,
     help="Try the model out before the run starts: epsilon, scalar_delta, scalar_limit and a first learning "
-    "rate are chosen for it, but for those that you give; half a minute for a small model.",
+    "rate are chosen for it, but for those that you give; half a minute for a small model.  "
+    "[default: as --measure, unless you give all of them or take the built-in run]",
 )
 @device_option
 @dtype_option
@@ -232,7 +232,7 @@ def init(
     out: Path,
     force: bool,
     measure: bool,
-    calibrate: bool,
+    calibrate: bool | None,
     device: str,
     dtype: str,
     organised: bool,
@@ -279,6 +279,8 @@ def init(
     manifest = build(given | keys.options() if keys else given)
     if bases:
         said.append(output.bases_words(*preparing.keep_bases(bases, out.parent, manifest), out))
+    if calibrate is None:
+        calibrate = measure and not _has_numbers(manifest, given)
     means = preparing.Means(device, dtype, out.parent)
     prepared = preparing.prepare(
         manifest, given, means, calibrate=calibrate, measure=measure, waiting=waiting
@@ -293,6 +295,15 @@ def init(
     start = f"sfnode join --run {out}{organising_options(keys_dir) if keys else ''}"
     echo(f"  {start}    starts the run on this machine")
     echo("  sfnode invite    prints the link with which others join, once it runs")
+
+
+def _has_numbers(manifest: Manifest, given: dict[str, Any]) -> bool:
+    """Return whether it is known what numbers suit a run: its owner says it, or it is the built-in one, whose
+    numbers were measured for random bases."""
+    if {"epsilon", "scalar_delta", "learning_rate"} <= given.keys():
+        return True
+    model, data = manifest.model.source, manifest.data.train
+    return manifest.training.basis == "random" and (model, data) == (DEFAULT_MODEL, default_run().data.train)
 
 
 def _published(file: Path) -> dict[str, Any]:

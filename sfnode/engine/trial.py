@@ -11,7 +11,8 @@ Everything is measured on the base model, on whatever public rows the run has, a
     rate           in few dimensions, as with bases of gradients, from slopes and bends (`step_size`). Else
                    the sum of some updates is a direction; along it the loss of other rows is measured over a
                    wide range, and around its least value by a line search; half of the best step is the
-                   rate's. In an open run, where nobody corrects it later, OPEN_SHARE of either.
+                   rate's; where none is evidently of use, it is what bends allow that may be there unseen.
+                   In an open run, where nobody corrects it later, OPEN_SHARE of either.
 
 This module prints nothing; a line search is given to it.
 """
@@ -101,7 +102,6 @@ class Trial(NamedTuple):
     """Slopes at that epsilon, or at the run's own if it was given."""
     delta: float
     rate: float
-    """0 if no step along the trial's direction was evidently of use."""
     updates: int
     """Updates by which the rate was found."""
     rows: int
@@ -139,11 +139,13 @@ def run(
         pilot = Pilot(slopes, weight)
         delta = suitable_delta(numbers, pilot.spread)
         seeds = np.array(_seeds(trainer, SLOPES), np.uint64)
-        size = step_size.suitable(seeds, slopes, bends, (len(manifest.model.targets), numbers.rank))
-        if size:
-            rate, updates, rows = _first_rate(manifest, size.rate), SLOPES, 0
-        else:
+        measured = seeds, slopes, bends, (len(manifest.model.targets), numbers.rank)
+        size, rate, updates, rows = step_size.suitable(*measured), 0.0, SLOPES, 0
+        if size is None:
             rate, updates, rows = _rate(trainer, used, delta, search)
+        if not rate:
+            size, updates, rows = size or step_size.cautious(*measured), SLOPES, 0
+            rate = _first_rate(manifest, size.rate)
         return Trial(epsilon, alike, pilot, delta, rate, updates, rows, time.monotonic() - begun)
 
 

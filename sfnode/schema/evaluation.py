@@ -33,4 +33,5 @@ class NodeEvaluation(Evaluation):
     base: bool
     """Whether the base model was evaluated."""
     digest: str | None
-    """State digest (SPEC D3) of the model; None for the base model."""
+    """State digest (SPEC D3) of the model; of a seal, the core digest of what it counts; None for the base
+    model."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.engine.trainer import Trainer
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.schema.audits import AuditResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
@@ -19,7 +19,7 @@ from tests.store.helpers import Author
 
 Run = Callable[..., Ended]
 UPDATES = 32
-RUN = default_manifest()
+RUN = build({"loss": "plain"})
 HONEST, SHARDED, INVENTED = (Author(number, run_id=RUN.run_id) for number in (1, 2, 3))
 
 

@@ -54,6 +54,14 @@ def test_a_loss_that_does_not_evidently_bend_has_no_rate() -> None:
     assert suitable(seeds, slopes, bends, (LAYERS, RANK)) is None
 
 
+def test_then_it_is_the_one_that_the_largest_bend_would_bear_which_may_be_there_unseen() -> None:
+    seeds, slopes, _, _ = quadratic(64, 100.0)
+    bends = np.random.default_rng(1).normal(size=64)
+    found = step_size.cautious(seeds, slopes, bends, (LAYERS, RANK))
+    error = bends.std(ddof=1) / math.sqrt(64)
+    assert found.rate == pytest.approx(SHARE * LEAST_SIGNAL / (abs(bends.mean()) + 2 * error))
+
+
 def test_bends_are_second_derivatives_along_the_directions_of_seeds(tmp_path: Path) -> None:
     """Compared with the losses at three places to which updates move the weights themselves."""
     with trainer(manifest("opt", rank=2), data_file(tmp_path)) as single, in_float64(single) as run:

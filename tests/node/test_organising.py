@@ -184,7 +184,7 @@ async def test_bases_are_made_anew_at_a_seal_and_everybody_gets_them(
     swarm = swarm_of(run)
     (tmp_path / "a").mkdir(exist_ok=True)
     (tmp_path / "first").rename(tmp_path / "a" / "bases")
-    a = await swarm.first(**options(tmp_path), renew_bases=80)
+    a = await swarm.first(**options(tmp_path), renew_bases=80, search=False)
     b = await swarm.join("b")
     await a.until(lambda: a.machine.complete)
     await b.until(lambda: b.machine.complete and b.digest == a.digest)
@@ -208,7 +208,7 @@ async def test_the_model_is_evaluated_as_of_the_close(
         return before(engine, *arguments)
 
     monkeypatch.setattr(SmallEngine, "evaluate", evaluate)
-    a = await organised.first(**options(tmp_path))
+    a = await organised.first(**options(tmp_path), search=False)
     counting = a.machine.organised.counting
     await a.until(lambda: counting.sealed > 1 and named)
     published = [
