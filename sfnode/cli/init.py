@@ -32,6 +32,10 @@ RANKS = {"activations": 8, "gradients": 1}
 """Usual ranks by kind of published bases (docs/research-log.md): the stronger the directions, the fewer it
 takes, and the fewer there are the more an update learns."""
 
+DEFAULT_BASIS = "activations"
+"""Usual kind of bases where numbers are tried out: with the centred loss and rates that are found it learns
+most of what forward passes alone can do, or as much, on three tasks (docs/research-log.md)."""
+
 NO_MODULES = "none"
 """Value in place of patterns: train no linear layer, only other parameters."""
 
@@ -147,7 +151,8 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     type=click.Choice(["random", "activations", "gradients"]),
     help="Directions in which updates move a layer: random ones; or published bases that this command makes, "
     "from the layers' inputs (forward passes) or from the mean gradient of some mini-batches (backward "
-    "passes, with memory for inference and half as much again).  [default: random]",
+    "passes, with memory for inference and half as much again).  [default: activations where numbers are "
+    "tried out and there are training rows, else random]",
 )
 @number_option("--epsilon", "Distance of the two points from the middle.")
 @number_option("--learning-rate", "Learning rate per update, not per round.")
@@ -270,17 +275,17 @@ def init(
         raise UserError(
             Code.BAD_OPTION, "--bases names a file, and --basis makes another one", "Give one of them."
         )
+    chosen_by = keys.options() if keys else {}
+    manifest = build(given | chosen_by)
     said: list[str] = []
-    if made_of in RANKS:
-        given.setdefault("rank", RANKS[made_of])
-        bases, *said = _made(made_of, given | keys.options() if keys else given, out.parent, device, dtype)
+    unknown = measure and not _has_numbers(manifest, made_of or ("published" if bases else "random"), given)
+    if made_of or (unknown and not bases and calibrate is None):
+        bases, given, said = _made(made_of, given, chosen_by, out.parent, device, dtype)
     if bases:
         given |= _published(bases)
-    manifest = build(given | keys.options() if keys else given)
-    if bases:
+        manifest = build(given | chosen_by)
         said.append(output.bases_words(*preparing.keep_bases(bases, out.parent, manifest), out))
-    if calibrate is None:
-        calibrate = measure and not _has_numbers(manifest, given)
+    calibrate = unknown if calibrate is None else calibrate
     means = preparing.Means(device, dtype, out.parent)
     prepared = preparing.prepare(
         manifest, given, means, calibrate=calibrate, measure=measure, waiting=waiting
@@ -297,13 +302,13 @@ def init(
     echo("  sfnode invite    prints the link with which others join, once it runs")
 
 
-def _has_numbers(manifest: Manifest, given: dict[str, Any]) -> bool:
-    """Return whether it is known what numbers suit a run: its owner says it, or it is the built-in one, whose
-    numbers were measured for random bases."""
+def _has_numbers(manifest: Manifest, basis: str, given: dict[str, Any]) -> bool:
+    """Return whether it is known what numbers suit a run with this basis: its owner says it, or it is the
+    built-in one, whose numbers were measured for random bases."""
     if {"epsilon", "scalar_delta", "learning_rate"} <= given.keys():
         return True
     model, data = manifest.model.source, manifest.data.train
-    return manifest.training.basis == "random" and (model, data) == (DEFAULT_MODEL, default_run().data.train)
+    return basis == "random" and (model, data) == (DEFAULT_MODEL, default_run().data.train)
 
 
 def _published(file: Path) -> dict[str, Any]:
@@ -313,19 +318,32 @@ def _published(file: Path) -> dict[str, Any]:
     return {"basis": "published", "bases": digest_of(file)}
 
 
-def _made(kind: str, given: dict[str, Any], folder: Path, device: str, dtype: str) -> tuple[Path, str]:
-    """Make bases of this kind for the run that these options describe, in a folder; return the file, and
-    what there is to say. An organised run withholds its validation rows, so that its keys are among them.
+def _made(
+    kind: str | None, given: dict[str, Any], keys: dict[str, Any], folder: Path, device: str, dtype: str
+) -> tuple[Path | None, dict[str, Any], list[str]]:
+    """Make bases of this kind for the run that these options and keys describe, in a folder: an organised run
+    withholds its validation rows. Return the file, the options with a rank for it, and what there is to say.
 
-    Raises UserError as `preparing.make_bases` does, and as what builds and loads a run.
+    Of a kind that nobody has asked for (None) are DEFAULT_BASIS; where these cannot be made, which is said,
+    and of kind `random` there is no file. Raises UserError as `preparing.make_bases` does, and as what builds
+    and loads a run.
     """
     from sfnode.cli.bases import made
     from sfnode.engine.trainer import Trainer
     from sfnode.models.manifest_builder import build
 
-    with Trainer.load(build(given), device=device, dtype=dtype, training=False) as trainer:
-        file, words = made(trainer, kind, folder)
-    return file, f"Made bases: {words}."
+    if kind == "random":
+        return None, given, []
+    taken = kind or DEFAULT_BASIS
+    ranked = {"rank": RANKS[taken]} | given
+    try:
+        with Trainer.load(build(ranked | keys), device=device, dtype=dtype, training=False) as trainer:
+            file, words = made(trainer, taken, folder)
+    except UserError as error:
+        if kind:
+            raise
+        return None, given, [f"Bases are random ones, as none were made from {taken}: {error.what}."]
+    return file, ranked, [f"Made bases: {words}."]
 
 
 def organising_options(keys_dir: Path) -> str:

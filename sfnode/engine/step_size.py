@@ -38,8 +38,8 @@ EVIDENCE = 1.0
 """Standard errors by which E[h] has to differ from 0."""
 
 CAUTION = 2.0
-"""Standard errors that are added to a bend that is not evident. On the reviews with random bases the rate is
-then 1.8e-3, where a line search finds 2e-3; on AG News with activations 7e-7, where a sweep finds 1e-6."""
+"""Standard errors that are added to a bend that is not evident. The rate is then 0.3 to 1.8 times that of a
+sweep or a line search, with random bases and activations on three tasks (docs/research-log.md)."""
 
 UPDATES, MOST_UPDATES = 32, 64
 """Updates that are measured at first, and at most; each costs as much as one and a half that count."""
@@ -116,32 +116,23 @@ def suitable(
     if count < 2 or not (np.isfinite(slopes).all() and np.isfinite(bends).all() and slopes.any()):
         return None
     bend, error = _bend(bends)
-    return _of(seeds, slopes, bend, shape) if bend > EVIDENCE * error else None
+    if not bend > EVIDENCE * error:
+        return None
+    signal = _noiseless_square(seeds, slopes, shape) / float((slopes**2).mean())
+    certain = signal - math.sqrt(2 * shape[0]) * shape[1] / count
+    return StepSize(SHARE * min(max(certain, LEAST_SIGNAL), MOST_SIGNAL) / bend, signal)
 
 
-def cautious(
-    seeds: NDArray[np.uint64],
-    slopes: NDArray[np.float64],
-    bends: NDArray[np.float64],
-    shape: tuple[int, int],
-) -> StepSize:
-    """Return the same where the loss does not evidently bend, by the most that it may bend all the same: by
-    CAUTION standard errors more. `slopes` and `bends` are finite, and not all 0."""
+def cautious(bends: NDArray[np.float64]) -> float:
+    """Return a rate where neither bend nor signal is evident: with the most that these bends (n,), which are
+    finite, leave possible, CAUTION standard errors more, and a signal amid its bounds."""
     bend, error = _bend(bends)
-    return _of(seeds, slopes, abs(bend) + CAUTION * error, shape)
+    return SHARE * math.sqrt(LEAST_SIGNAL * MOST_SIGNAL) / (abs(bend) + CAUTION * error or math.ulp(1.0))
 
 
 def _bend(bends: NDArray[np.float64]) -> tuple[float, float]:
     """Return E[h] and its standard error."""
     return float(bends.mean()), float(bends.std(ddof=1)) / math.sqrt(len(bends))
-
-
-def _of(
-    seeds: NDArray[np.uint64], slopes: NDArray[np.float64], bend: float, shape: tuple[int, int]
-) -> StepSize:
-    signal = _noiseless_square(seeds, slopes, shape) / float((slopes**2).mean())
-    certain = signal - math.sqrt(2 * shape[0]) * shape[1] / len(slopes)
-    return StepSize(SHARE * min(max(certain, LEAST_SIGNAL), MOST_SIGNAL) / bend, signal)
 
 
 def _noiseless_square(

@@ -139,13 +139,11 @@ def run(
         pilot = Pilot(slopes, weight)
         delta = suitable_delta(numbers, pilot.spread)
         seeds = np.array(_seeds(trainer, SLOPES), np.uint64)
-        measured = seeds, slopes, bends, (len(manifest.model.targets), numbers.rank)
-        size, rate, updates, rows = step_size.suitable(*measured), 0.0, SLOPES, 0
-        if size is None:
-            rate, updates, rows = _rate(trainer, used, delta, search)
+        size = step_size.suitable(seeds, slopes, bends, (len(manifest.model.targets), numbers.rank))
+        rate, updates, rows = (size.rate, SLOPES, 0) if size else _rate(trainer, used, delta, search)
         if not rate:
-            size, updates, rows = size or step_size.cautious(*measured), SLOPES, 0
-            rate = _first_rate(manifest, size.rate)
+            rate, updates, rows = step_size.cautious(bends), SLOPES, 0
+        rate = _first_rate(manifest, rate)
         return Trial(epsilon, alike, pilot, delta, rate, updates, rows, time.monotonic() - begun)
 
 
@@ -222,7 +220,8 @@ def _cosine(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
 def _rate(
     trainer: Trainer, distance: float, delta: float, search: Callable[[int], Searching]
 ) -> tuple[float, int, int]:
-    """Return the rate that suits the first updates, and the numbers of updates and rows it was found on."""
+    """Return the rate that suits the first updates, 0 if none evidently does, and the numbers of updates and
+    rows it was found on."""
     manifest, numbers = trainer.manifest, trainer.manifest.training
     slopes = _slopes(trainer, distance, UPDATES, lambda done: None)
     scalars = np.array([quantise(slope, delta, numbers.largest_scalar) for slope in slopes], np.int64)
@@ -241,7 +240,7 @@ def _rate(
     found = looks.found
     if not found.useful:
         return 0.0, UPDATES, len(rows)
-    return _first_rate(manifest, middle * found.best / 2), UPDATES, len(rows)
+    return middle * found.best / 2, UPDATES, len(rows)
 
 
 def _first_rate(manifest: Manifest, rate: float) -> float:

@@ -634,6 +634,33 @@ def test_bases_are_made_where_they_are_asked_for(sfnode: Run, basis: str, rank: 
     assert Manifest.from_toml(Path("run.toml")).training.basis == "random"
 
 
+def test_whoever_leaves_the_numbers_to_a_trial_gets_bases_of_activations(
+    sfnode: Run, model: Path, tried: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SFNODE_CALIBRATE")
+    ended = sfnode("init", "--model", model, "--task", "reviews", "--train", "builtin:reviews:train")
+    assert ended.status == 0, ended.err
+    training = Manifest.from_toml(Path("run.toml")).training
+    assert (training.basis, training.rank, tried) == ("published", 8, [False])
+    assert "Made bases: 8 directions" in ended.out
+    numbers = ("--epsilon", 1e-3, "--learning-rate", 1e-5, "--scalar-delta", 1 / 64)
+    for options in (("--no-calibrate",), ("--basis", "random"), numbers):
+        ended = sfnode("init", "--force", "--model", model, "--task", "reviews", *options)
+        assert ended.status == 0, ended.err
+        assert Manifest.from_toml(Path("run.toml")).training.basis == "random"
+
+
+def test_where_no_bases_can_be_made_unasked_they_are_random_ones_and_it_says_why(
+    sfnode: Run, model: Path, tried: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SFNODE_CALIBRATE")
+    ended = sfnode("init", "--model", model, "--kind", "text", "--template", "{text}")
+    assert ended.status == 0, ended.err
+    assert "Bases are random ones, as none were made from activations: " in ended.out
+    assert sfnode("init", "--model", model, "--kind", "text", "--template", "{text}", "--force", "--basis",
+                  "activations").status == 1  # fmt: skip
+
+
 def test_bases_of_an_organised_run_are_made_without_its_validation_rows(
     sfnode: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,12 +54,10 @@ def test_a_loss_that_does_not_evidently_bend_has_no_rate() -> None:
     assert suitable(seeds, slopes, bends, (LAYERS, RANK)) is None
 
 
-def test_then_it_is_the_one_that_the_largest_bend_would_bear_which_may_be_there_unseen() -> None:
-    seeds, slopes, _, _ = quadratic(64, 100.0)
+def test_a_cautious_rate_suits_the_largest_bend_that_may_be_there_unseen() -> None:
     bends = np.random.default_rng(1).normal(size=64)
-    found = step_size.cautious(seeds, slopes, bends, (LAYERS, RANK))
-    error = bends.std(ddof=1) / math.sqrt(64)
-    assert found.rate == pytest.approx(SHARE * LEAST_SIGNAL / (abs(bends.mean()) + 2 * error))
+    largest = abs(bends.mean()) + 2 * bends.std(ddof=1) / math.sqrt(64)
+    assert step_size.cautious(bends) == pytest.approx(SHARE * math.sqrt(LEAST_SIGNAL * MOST_SIGNAL) / largest)
 
 
 def test_bends_are_second_derivatives_along_the_directions_of_seeds(tmp_path: Path) -> None:
