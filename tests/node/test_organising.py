@@ -15,7 +15,7 @@ from sfnode.manifest import Data, Organised
 from sfnode.models import bases
 from sfnode.node import organising
 from sfnode.organising import organiser
-from sfnode.organising.events import Evaluate, EvaluationEnded, Sign
+from sfnode.organising.events import Action, DeskEvent, Evaluate, EvaluationEnded, Sign
 from sfnode.organising.organiser import State
 from sfnode.organising.policy import Admission
 from sfnode.schema.node_state import NodeState, RunHealth, Wait
@@ -62,13 +62,19 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 async def evaluated(node: Node, asked: Evaluate) -> EvaluationEnded:
     """What the organiser in a node is told when it has asked for this, though it has not."""
-    told: list[Any] = []
-    desk = node.node.organising._desk
+    told, desk = list[EvaluationEnded](), node.node.organising._desk
+    handle = desk.handle
+
+    def hear(event: DeskEvent, now: float) -> list[Action]:
+        if not isinstance(event, EvaluationEnded) or event.epoch != asked.epoch:
+            return handle(event, now)
+        told.append(event)
+        return []
+
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(desk, "handle", lambda event, now: told.append(event) or [])
+        patched.setattr(desk, "handle", hear)
         await node.node.organising._evaluate(asked)
-    (ended,) = (event for event in told if isinstance(event, EvaluationEnded) and event.epoch == asked.epoch)
-    return ended
+    return told[0]
 
 
 def counted(node: Node) -> int:
