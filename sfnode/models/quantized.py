@@ -69,7 +69,7 @@ class QuantisedLinear(nn.Module):
         return found
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
+        if x.requires_grad:
             return self.product(x) if self.bias is None else self.product(x) + self.bias
         return linear(x, self.dense(), self.bias)
 
