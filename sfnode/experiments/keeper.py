@@ -46,6 +46,7 @@ from sfprotocol.host import Advanced, Host
 from sfprotocol.machine import Machine
 from sfprotocol.messages import PROTOCOL_VERSION, Claim, Control, Feed, Hello, Message, Segment, Summary
 from sfprotocol.seeds import I64, derive_key, stream
+from sfprotocol.weighing import NOTHING, differences
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 LINK = 1
@@ -225,6 +226,16 @@ class Keeper:
                         for feed, start, steps in closed[epoch]
                     ]
         return found
+
+    def counted(self) -> dict[Feed, int]:
+        """Return how many updates of each feed count by the seals so far."""
+        assert self.machine.organised
+        counting = self.machine.organised.counting
+        named = self.machine.organised.named(counting.sealed - 1)
+        return {
+            feed: sum(one.stop - one.first for one in differences(NOTHING, counted) if one.now)
+            for feed, counted in named.items()
+        }
 
     def control_size(self, first: int, stop: int) -> int:
         """Return the bytes in which decisions `first .. stop - 1` travel."""
