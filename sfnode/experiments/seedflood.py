@@ -182,14 +182,10 @@ class SeedFlood:
         estimates = self.replicas.measure(queries, numbers.epsilon)
         self.example_forwards += 2 * sum(query.batch.examples for query in queries)
         for client, estimate in zip(clients, estimates, strict=True):
-            scalar, feed = (
-                quantise(estimate.alpha, numbers.scalar_delta, numbers.scalar_limit),
-                self.feeds[client],
-            )
+            feed, limit = self.feeds[client], numbers.scalar_limit
+            scalar = quantise(estimate.alpha, numbers.scalar_delta, limit)
             if client in self._hostile:
-                scalar = attacks.scalar_of(
-                    self._cell, numbers.scalar_limit, feed.scalars, feed.seed(), scalar
-                )
+                scalar = attacks.scalar_of(self._cell, limit, feed.scalars, feed.seed(), scalar)
             feed.scalars.append(scalar)
         made = self._updates([(client, self.feeds[client].made - 1) for client in clients])
         self._pending, self._ungiven = _joined(self._pending, made), _joined(self._ungiven, made)

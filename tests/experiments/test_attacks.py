@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -11,7 +12,8 @@ from sfnode.errors import Code, UserError
 from sfnode.experiments import attacks, problem
 from sfnode.experiments.cell import Attack, Cell, Place
 from sfnode.experiments.runner import run_cell
-from tests.experiments.helpers import advance, method, small
+from sfnode.tasks.dataset import Row
+from tests.experiments.helpers import method, small
 
 LIMIT = 100
 
@@ -50,33 +52,33 @@ def test_signs_of_a_coin_follow_from_the_seed_and_sizes_are_the_honest_ones_or_t
     assert [one > 0 for one in random] == [one > 0 for one in noise]
 
 
-def test_the_last_clients_are_hostile_and_the_others_measure_as_if_they_were_not_there() -> None:
-    honest, flipped = (
-        method(small(network={"hostile": share, "attack": "flip"}, local_steps=8)) for share in (0, 0.6)
-    )
-    for run in (honest, flipped):
-        run.step(0)
-    wanted = [feed.scalars[0] for feed in honest.feeds]
-    assert attacks.hostile_clients(small(network={"hostile": 0.6})) == range(2, 4)
-    assert [feed.scalars[0] for feed in flipped.feeds] == [*wanted[:2], -wanted[2], -wanted[3]]
-    assert {**flipped.updates()} == {
+def test_the_last_clients_are_hostile_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = small(network={"hostile": 0.6, "attack": "flip"})
+    assert attacks.hostile_clients(cell) == range(2, 4)
+    monkeypatch.setattr(attacks, "scalar_of", lambda *said: 1_000)
+    run = method(cell)
+    run.step(0)
+    assert [feed.scalars[0] == 1_000 for feed in run.feeds] == [False, False, True, True]
+    assert run.updates() == {
         "honest_updates": 2, "honest_counted": 2, "hostile_updates": 2, "hostile_counted": 2,
     }  # fmt: skip
 
 
-def test_a_target_is_taught_from_true_scalars_of_rows_with_one_label() -> None:
+def test_a_target_is_taught_by_rows_that_all_have_one_label(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = small(network={"hostile": 0.5, "attack": "target"})
     loaded = problem.load(cell, Place())
     field = loaded.task.label_field
-    rows = attacks.shard_of("target", loaded.task, loaded.shards[3])
-    assert {row[field] for row in rows} == {next(iter(loaded.task.verbalizer))}
+    assert {row[field] for row in attacks.shard_of("target", loaded.task, loaded.shards[3])} == {
+        next(iter(loaded.task.verbalizer))
+    }
     assert len({row[field] for row in loaded.shards[3]}) == 2
+    dealt: list[Sequence[Row]] = []
+    monkeypatch.setattr(
+        attacks, "shard_of", lambda attack, task, rows: dealt.append(rows) or rows[: cell.batch_size]
+    )
     run = method(cell)
-    run.step(0)
-    other = method(small(network={}))
-    other.step(0)
-    changed = [a.scalars != b.scalars for a, b in zip(run.feeds, other.feeds, strict=True)]
-    assert changed == [False, False, True, True]
+    assert dealt == list(loaded.shards[2:])
+    assert [shard.odds[1] for shard in run._shards] == [len(loaded.shards[0])] * 2 + [cell.batch_size] * 2
 
 
 def test_a_run_without_them_has_as_many_honest_updates_and_none_of_theirs(tmp_path: Path) -> None:
@@ -95,16 +97,6 @@ def test_a_run_without_them_has_as_many_honest_updates_and_none_of_theirs(tmp_pa
 def test_names_of_cells_without_hostile_clients_are_what_they_were() -> None:
     assert "hostile" not in small().model_dump_json()
     assert "attack" not in small().model_dump_json()
-
-
-def test_a_run_goes_on_with_the_same_scalars_after_a_restart() -> None:
-    cell = small(network={"hostile": 0.5, "attack": "lazy"})
-    straight, first, second = method(cell), method(cell), method(cell)
-    advance(straight, cell, 0, 8)
-    advance(first, cell, 0, 5)
-    second.restore(first.state())
-    advance(second, cell, 5, 8)
-    assert [feed.scalars for feed in second.feeds] == [feed.scalars for feed in straight.feeds]
 
 
 def test_clients_of_a_baseline_cannot_be_hostile(tmp_path: Path) -> None:
