@@ -17,25 +17,28 @@ import torch
 from numpy.typing import NDArray
 
 from sfnode.baselines.method import Traffic
-from sfnode.engine import making_bases
+from sfnode.engine import making_bases, slopes
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.line import difference
 from sfnode.engine.trainer import line_batches, line_rows
+from sfnode.experiments import attacks
 from sfnode.experiments.cell import Cell
 from sfnode.experiments.feeds import ClientFeed
 from sfnode.experiments.flooding import Flood
-from sfnode.experiments.keeper import Keeper
+from sfnode.experiments.keeper import Keeper, Named
 from sfnode.experiments.network import Conditions
 from sfnode.experiments.problem import LoadedProblem, client_key, organiser_key
 from sfnode.experiments.replicas import Moves, Query, Replicas
 from sfnode.models import bases
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.line_search import Found, LineSearch
+from sfnode.organising.origins import Brought
 from sfnode.organising.policy import has_few_dimensions
 from sfnode.organising.searching import Memory
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
+from sfnode.tasks.dataset import Row
 from sfnode.tasks.shard import Shard
 from sfprotocol.counting import multiplier
 from sfprotocol.decisions import FACTOR_ONE
@@ -93,6 +96,8 @@ class SeedFlood:
         self.feeds = [ClientFeed(self.run, key, each) for key in keys]
         self.searched: list[Found] = []
         """Results of the line searches since the start."""
+        self.brought: list[tuple[int, tuple[Brought, ...]]] = []
+        """Epochs since the start, and what feeds have brought in them, where that was measured."""
         self._has_base = False
         """Whether the organiser knows the base model's result."""
         self._kept_bases: Path | None = None
@@ -100,9 +105,11 @@ class SeedFlood:
         self._cell = cell
         self._problem = problem
         tokenizer, size = problem.loaded.tokenizer, problem.manifest.training.batch_size
-        self._shards = [
-            Shard(problem.task, tokenizer, rows, size, lambda: problem.public) for rows in problem.shards
-        ]
+        self._hostile = attacks.hostile_clients(cell)
+        dealt = list(problem.shards)
+        for client in self._hostile:
+            dealt[client] = attacks.shard_of(cell.network.attack, problem.task, dealt[client])
+        self._shards = [Shard(problem.task, tokenizer, rows, size, lambda: problem.public) for rows in dealt]
         self._conditions = Conditions(cell.network, cell.seed)
         self._keeper = self._keeper_in(log, problem)
         folder = self._kept_bases or problem.bases
@@ -152,6 +159,8 @@ class SeedFlood:
         """Take local step `number` of every client that is there: one update, or more of a fast one's."""
         present = self._conditions.present(number // self._cell.local_steps)
         steps = self._conditions.steps_by(number) * present
+        if self._cell.network.attack == "absent":
+            steps[self._hostile.start :] = 0
         losses = [
             loss for turn in range(steps.max()) for loss in self._step(np.flatnonzero(steps > turn).tolist())
         ]
@@ -173,8 +182,11 @@ class SeedFlood:
         estimates = self.replicas.measure(queries, numbers.epsilon)
         self.example_forwards += 2 * sum(query.batch.examples for query in queries)
         for client, estimate in zip(clients, estimates, strict=True):
-            scalar = quantise(estimate.alpha, numbers.scalar_delta, numbers.scalar_limit)
-            self.feeds[client].scalars.append(scalar)
+            feed, limit = self.feeds[client], numbers.scalar_limit
+            scalar = quantise(estimate.alpha, numbers.scalar_delta, limit)
+            if client in self._hostile:
+                scalar = attacks.scalar_of(self._cell, limit, feed.scalars, feed.seed(), scalar)
+            feed.scalars.append(scalar)
         made = self._updates([(client, self.feeds[client].made - 1) for client in clients])
         self._pending, self._ungiven = _joined(self._pending, made), _joined(self._ungiven, made)
         return [estimate.loss for estimate in estimates]
@@ -281,7 +293,7 @@ class SeedFlood:
             self._pending = _joined(self._pending, self._corrections(decided))
 
     def _measure(
-        self, asked: Evaluate, before: Mapping[int, I64], after: Mapping[int, I64]
+        self, asked: Evaluate, before: Mapping[int, I64], after: Mapping[int, I64], named: Named
     ) -> EvaluationEnded:
         """Do what the organiser wants to know of an epoch, on the validation rows."""
         rows = line_rows(self._problem.task, self._problem.held_out["validation"])
@@ -316,8 +328,25 @@ class SeedFlood:
                 with line.at(search.found.factor) as perturb:
                     result = self._problem.evaluate("validation", perturb)
                 forwards += result.count
+            brought, taken = self._brought(asked, difference(after, before), named, rows)
+            forwards += taken
         self.example_forwards += forwards
-        return EvaluationEnded(asked.epoch, result, base, calibrated, found, forwards, rate)
+        return EvaluationEnded(asked.epoch, result, base, calibrated, found, forwards, rate, brought)
+
+    def _brought(
+        self, asked: Evaluate, step: Mapping[int, I64], named: Named, rows: Sequence[Row]
+    ) -> tuple[tuple[Brought, ...], int]:
+        """Return what each feed has brought in an epoch that makes this step, and the example-forwards of
+        measuring it."""
+        if not asked.origins:
+            return (), 0
+        manifest, tokenizer = self._problem.manifest, self._problem.loaded.tokenizer
+        batches = slopes.batches_of(manifest.task, tokenizer, rows, asked.origins, asked.epoch)
+        delta = manifest.training.scalar_delta
+        found, taken = self.replicas.shares(step, list(named.values()), batches, delta)
+        brought = tuple(Brought(feed, *share) for feed, share in zip(named, found, strict=True))
+        self.brought.append((asked.epoch, brought))
+        return brought, taken
 
     def _suitable_rate(self, epoch: int) -> tuple[float | None, int]:
         """Return the rate that suits the subspace of an epoch, if that can be told, and what that took."""
@@ -359,6 +388,19 @@ class SeedFlood:
         """Return the mean of ||x_i - mean x||^2 over clients."""
         self._give()
         return self.replicas.consensus()
+
+    def updates(self) -> Mapping[str, int]:
+        """Return how many updates honest and hostile clients have made, and how many of them count."""
+        made = [feed.made for feed in self.feeds]
+        counted = self._keeper.counted() if self.run_is_organised and self._keeper else {}
+        count = [counted.get(feed.feed, 0) if counted else feed.made for feed in self.feeds]
+        bound = self._hostile.start
+        return {
+            "honest_updates": sum(made[:bound]),
+            "honest_counted": sum(count[:bound]),
+            "hostile_updates": sum(made[bound:]),
+            "hostile_counted": sum(count[bound:]),
+        }
 
     def evaluate(self, which: str) -> Evaluation:
         """Measure the average of all clients' models on the `validation` or the `test` rows."""
