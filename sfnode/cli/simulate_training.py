@@ -48,6 +48,8 @@ CELL = {
     "steps": "Local steps of a client.",
     "local_steps": "Local steps between two rounds of communication.",
     "batch_size": "Rows of a mini-batch.",
+    "group": "SeedFlood's updates that share a mini-batch (docs/how-it-works.md): a local step then makes so "
+    "many. 0: one.",
     "learning_rate": "Learning rate per update; of methods that average, per local step.",
     "epsilon": "Distance of the two points of a zeroth-order estimate.",
     "rank": "Rank of SeedFlood's subspaces, or of the adapters of a method with LoRA.",

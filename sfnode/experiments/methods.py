@@ -58,6 +58,10 @@ def check(cell: Cell) -> None:
     if cell.method not in names():
         known = ", ".join(names())
         raise UserError(Code.BAD_OPTION, f"there is no method {cell.method!r}", f"There are {known}.")
+    if cell.group and cell.method != SEEDFLOOD:
+        raise UserError(
+            Code.BAD_OPTION, f"{cell.method} has no groups", "Leave out --group, or take seedflood."
+        )
     has = OPTIONS if cell.method == SEEDFLOOD else registry.METHODS[cell.method].options
     for option in sorted(cell.options.keys() - has):
         known = ", ".join(sorted(has)) or "none"
