@@ -318,6 +318,13 @@ class Training(Section):
             raise ValueError("rank must be a power of two")
         return value
 
+    @field_validator("group")
+    @classmethod
+    def _not_alone(cls, value: int) -> int:
+        if value == 1:
+            raise ValueError("a group has two updates or more, which are compared with each other; 0 is none")
+        return value
+
     @model_validator(mode="after")
     def _bounds(self) -> Training:
         if self.scalar_limit > self.largest_scalar:
@@ -326,8 +333,6 @@ class Training(Section):
             )
         if (self.basis == "published") != bool(self.bases):
             raise ValueError("bases is the digest of published bases; a run with random ones has none")
-        if self.group == 1:
-            raise ValueError("a group has two updates or more, which are compared with each other; 0 is none")
         if self.epochs > MAX_EPOCHS:
             raise ValueError(f"update_budget / epoch_updates is at most {MAX_EPOCHS}")
         return self

@@ -168,10 +168,12 @@ def _training(numbers: Training, wanted: SubjectSpec) -> Training:
     try:
         return Training(**fields)
     except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        given = f"--rank {fields['rank']}, --group {fields['group']}"
+        first = error.errors(include_url=False)[0]
+        flag, reason = first["loc"][0], first["msg"].removeprefix("Value error, ")
         raise UserError(
-            Code.BAD_OPTION, f"{given}: {reason}", "The usual rank is 32, and no groups are usual."
+            Code.BAD_OPTION,
+            f"--{flag} {fields[str(flag)]}: {reason}",
+            "The usual rank is 32, and groups have 0 or 2 to 64 updates.",
         ) from error
 
 

@@ -149,7 +149,7 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     "from the layers' inputs (forward passes) or from the mean gradient of some mini-batches (backward "
     "passes, with memory for inference and half as much again).  [default: random]",
 )
-@number_option("--epsilon", "Distance of the two points from the middle.")
+@number_option("--epsilon", "Distance of the points of an update from the weights.")
 @number_option("--learning-rate", "Learning rate per update, not per round.")
 @option(
     "--schedule",

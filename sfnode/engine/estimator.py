@@ -174,7 +174,7 @@ def _log_probs(
 
 
 def _passes(loaded: LoadedModel, measured: Points, *, in_turns: bool) -> Iterator[NDArray[np.int64]]:
-    """Yield the sequences of each pass. With `in_turns` none holds two points, nor two queries."""
+    """Yield the sequences of each pass. With `in_turns` each is at one point."""
     points = measured.queries * 2 + (measured.signs < 0) if in_turns else np.zeros_like(measured.queries)
     for point in np.unique(points):
         members = np.flatnonzero(points == point)

@@ -42,7 +42,7 @@ class Privacy:
     @property
     def updates(self) -> int:
         """The updates that this node's key has signed: all of them are taken for noisy, and groups for
-        whole."""
+        whole. (One that a restart divided was drawn twice: AHEAD has room for one in ten.)"""
         own, together = self._node.machine.own, self._node.manifest.training.batch_updates
         feeds = self._node.machine.frontier
         whole = (-(-state.next // together) for state in feeds if own and state.feed.origin == own.origin)
