@@ -1,4 +1,4 @@
-"""What updates measure: slopes of mini-batches' losses along directions, from losses at a few points.
+"""Slopes of mini-batches' losses along directions, from losses at a few points: what updates measure.
 
 Losses become slopes in one of two ways (SPEC U2):
 
