@@ -53,7 +53,7 @@ class Settings(Section):
     device: str = "cpu"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4"] = "auto"
     queries: int = Field(default=1, ge=1, le=64)
-    """Updates evaluated in one batched forward pass."""
+    """Mini-batches evaluated in one batched forward pass."""
     steps: int = Field(default=0, ge=0)
     """Updates to make before the node leaves; 0: no limit."""
     until_complete: bool = False

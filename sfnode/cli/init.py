@@ -154,7 +154,7 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     "passes, with memory for inference and half as much again).  [default: activations where numbers are "
     "tried out and there are training rows, else random]",
 )
-@number_option("--epsilon", "Distance of the two points from the middle.")
+@number_option("--epsilon", "Distance of the points of an update from the weights.")
 @number_option("--learning-rate", "Learning rate per update, not per round.")
 @option(
     "--schedule",
@@ -162,6 +162,11 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     help="How the learning rate changes over the epochs of an open run.  [default: constant]",
 )
 @number_option("--batch-size", "Rows of one update's mini-batch.")
+@number_option(
+    "--group",
+    "Updates that share a mini-batch and are compared with each other, which costs half as many forward "
+    "passes an update; 0: each is measured at two points (docs/how-it-works.md).",
+)
 @number_option("--epoch-updates", "Updates for which one subspace serves.")
 @number_option("--update-budget", "Updates after which the run is complete.")
 @number_option("--scalar-delta", "Unit of the scalars.")

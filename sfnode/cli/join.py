@@ -113,7 +113,10 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
 @threads_option(
     "CPU threads of the engine.  [default: as many as there are cores that no other program keeps busy]"
 )
-@queries_option("Updates evaluated in one batched forward pass; more fill a GPU better.")
+@queries_option(
+    "Mini-batches evaluated in one batched forward pass, each for one update or for a group; more fill a GPU "
+    "better."
+)
 @setting(
     "--steps",
     metavar="COUNT",

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.engine import forward
-from sfnode.engine.estimator import two_point
+from sfnode.engine.estimator import estimates
 from sfnode.engine.subspace import Subspace
 from sfnode.models.loader import LoadedModel
 from sfnode.tasks.encoding import Encoded
@@ -96,8 +96,8 @@ def three_points(
     slopes, bends = [], []
     for start in range(0, len(seeds), TOGETHER):
         part, rows = seeds[start : start + TOGETHER], batches[start : start + TOGETHER]
-        estimates = two_point(loaded, space.directions(part, subspace), rows, epsilon)
-        for estimate, batch in zip(estimates, rows, strict=True):
+        found = estimates(loaded, space.directions(part, subspace), rows, epsilon)
+        for estimate, batch in zip(found, rows, strict=True):
             here = forward.score_in_passes(loaded, batch).log_probs
             slopes.append(estimate.alpha)
             bends.append(2 * (estimate.loss - float(batch.losses(here).double().mean())) / epsilon**2)

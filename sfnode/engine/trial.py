@@ -33,14 +33,22 @@ from sfnode.engine import step_size
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.line import Line
-from sfnode.engine.pilot import HEADROOM, SLOPES, Advance, Pilot, any_trainer, typical_weight
+from sfnode.engine.pilot import (
+    HEADROOM,
+    SLOPES,
+    Advance,
+    Pilot,
+    any_trainer,
+    seeds_of,
+    slopes_of,
+    typical_weight,
+)
 from sfnode.engine.trainer import LineSearch, Trainer, line_batches, line_rows
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest, Training
 from sfnode.tasks import dataset
 from sfnode.tasks.dataset import Row
 from sfprotocol.decisions import RATE_ONE
-from sfprotocol.seeds import feed_key, update_seeds
 
 LARGEST, DISTANCES, FINER = 1 / 32, 5, 4.0
 """Distances that are tried, in units of a typical weight: from a thirty-second of it, about 1e-3, down to
@@ -136,9 +144,9 @@ def run(
         )
         if not slopes.any():
             return "the loss does not change along any direction"
-        pilot = Pilot(slopes, weight)
+        pilot = Pilot(_told(trainer, used, slopes), weight)
         delta = suitable_delta(numbers, pilot.spread)
-        seeds = np.array(_seeds(trainer, SLOPES), np.uint64)
+        seeds = np.array(_seeds(trainer), np.uint64)
         size = step_size.suitable(seeds, slopes, bends, (len(manifest.model.targets), numbers.rank))
         rate, updates, rows = (size.rate, SLOPES, 0) if size else _rate(trainer, used, delta, search)
         if not rate:
@@ -156,34 +164,30 @@ def suitable_delta(training: Training, spread: float) -> float:
     return float(2.0 ** round(math.log2(spread / units)))
 
 
-def _seeds(trainer: Trainer, count: int) -> list[int]:
-    found: list[int] = update_seeds(feed_key(trainer.manifest.run_id, bytes(32), 0), 0, count).tolist()
-    return found
-
-
-def _slopes(
-    trainer: Trainer, distance: float, count: int, advance: Callable[[int], None]
-) -> NDArray[np.float64]:
-    """Return the slopes of the first `count` directions; 0 for one that gave no number."""
-    found: list[float] = []
-    for seed in _seeds(trainer, count):
-        found += [estimate.alpha for estimate in trainer.estimate([seed], 0, distance)]
-        advance(len(found))
-    return np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
-
-
 def _three_points(
     trainer: Trainer, distance: float, advance: Callable[[int], None]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return slopes and bends of the first SLOPES directions; 0 for one that gave no number."""
+    """Return slopes and bends of the first SLOPES directions, each at both sides and on a mini-batch of its
+    own, whatever a scalar of the run is; 0 for one that gave no number."""
     slopes, bends = [], []
-    for seed in _seeds(trainer, SLOPES):
-        batches = trainer.mini_batches.take([seed])
+    for seed in _seeds(trainer):
+        batches = [trainer.mini_batch(seed)]
         slope, bend = step_size.three_points(trainer.loaded, trainer.space, 0, [seed], batches, distance)
         slopes.append(slope)
         bends.append(bend)
         advance(len(slopes))
     return _numbers(slopes), _numbers(bends)
+
+
+def _told(trainer: Trainer, distance: float, slopes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return slopes as scalars tell them, of those by three points: in groups they are others."""
+    if not trainer.manifest.training.group:
+        return slopes
+    return slopes_of(trainer, distance, SLOPES, lambda done: None)
+
+
+def _seeds(trainer: Trainer) -> list[int]:
+    return seeds_of(trainer, SLOPES)[:SLOPES]
 
 
 def _numbers(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -197,7 +201,7 @@ def _epsilon(trainer: Trainer, weight: float, advance: Callable[[int], None]) ->
     slopes = []
     for distance in distances:
         first = done
-        slopes.append(_slopes(trainer, distance, DIRECTIONS, lambda n, first=first: advance(first + n)))  # type: ignore[misc]
+        slopes.append(slopes_of(trainer, distance, DIRECTIONS, lambda n, first=first: advance(first + n)))  # type: ignore[misc]
         done += DIRECTIONS
     return best_distance(distances, slopes)
 
@@ -223,9 +227,9 @@ def _rate(
     """Return the rate that suits the first updates, 0 if none evidently does, and the numbers of updates and
     rows it was found on."""
     manifest, numbers = trainer.manifest, trainer.manifest.training
-    slopes = _slopes(trainer, distance, UPDATES, lambda done: None)
+    slopes = slopes_of(trainer, distance, UPDATES, lambda done: None)
     scalars = np.array([quantise(slope, delta, numbers.largest_scalar) for slope in slopes], np.int64)
-    seeds = np.array(_seeds(trainer, len(slopes)), np.uint64)
+    seeds = np.array(seeds_of(trainer, UPDATES), np.uint64)
     updates = UpdateBatch(np.zeros(len(seeds), np.int64), seeds, scalars)
     rows = line_rows(manifest.task, _rows(manifest))[:FINE_ROWS]
     encoded = line_batches(manifest, trainer.loaded.tokenizer, rows[:WIDE_ROWS])
@@ -239,8 +243,8 @@ def _rate(
         looks.take(fine.losses(encoded, looks.amounts))
     found = looks.found
     if not found.useful:
-        return 0.0, UPDATES, len(rows)
-    return middle * found.best / 2, UPDATES, len(rows)
+        return 0.0, len(seeds), len(rows)
+    return middle * found.best / 2, len(seeds), len(rows)
 
 
 def _first_rate(manifest: Manifest, rate: float) -> float:

@@ -152,7 +152,7 @@ class Keeper:
             search_rows=self._manifest.data.validation_limit if self._measure else 0,
             size_rate=self._measure is not None and has_few_dimensions(self._manifest),
             renew_updates=self._renew_updates if self._make else 0,
-            update_forwards=2 * self._manifest.training.batch_size,
+            update_forwards=self._manifest.training.update_forwards,
             admission=Admission.LINKS,
             quota=self._manifest.organised.quota,
             amend_after=None,

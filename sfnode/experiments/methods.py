@@ -64,6 +64,10 @@ def check(cell: Cell) -> None:
             f"clients of {cell.method} cannot be hostile",
             f"Only those of {SEEDFLOOD} can: leave out --hostile.",
         )
+    if cell.group and cell.method != SEEDFLOOD:
+        raise UserError(
+            Code.BAD_OPTION, f"{cell.method} has no groups", "Leave out --group, or take seedflood."
+        )
     has = OPTIONS if cell.method == SEEDFLOOD else registry.METHODS[cell.method].options
     for option in sorted(cell.options.keys() - has):
         known = ", ".join(sorted(has)) or "none"

@@ -156,7 +156,8 @@ class SeedFlood:
     # -- training ----------------------------------------------------------------------------------
 
     def step(self, number: int) -> float:
-        """Take local step `number` of every client that is there: one update, or more of a fast one's."""
+        """Take local step `number` of every client that is there: one mini-batch, or more of a fast
+        one's."""
         present = self._conditions.present(number // self._cell.local_steps)
         steps = self._conditions.steps_by(number) * present
         if self._cell.network.attack == "absent":
@@ -168,26 +169,27 @@ class SeedFlood:
         return sum(measured) / len(measured) if measured else math.nan
 
     def _step(self, clients: Sequence[int]) -> list[float]:
-        """Make an update of each of these clients, and give it to its client; return their losses."""
+        """Make an update, or a group, of each of these clients, and give it to its client; return their
+        losses."""
         self._give()
         numbers, has = self._problem.manifest.training, self.has()
-        queries = []
+        queries, which = [], []
         for client in clients:
             feed, label = self.feeds[client], self._label(client, int(has[client].sum()))
-            seed = feed.seed()
-            queries.append(
-                Query(client, seed, self.run.subspace_of(label), self._shards[client].mini_batch(seed))
-            )
-            feed.labels.append(label)
+            seeds, subspace = feed.seeds(numbers.batch_updates), self.run.subspace_of(label)
+            batch = self._shards[client].mini_batch(seeds[0])
+            queries += [Query(client, seed, subspace, batch) for seed in seeds]
+            which += [(client, feed.made + number) for number in range(len(seeds))]
+            feed.labels += [label] * len(seeds)
         estimates = self.replicas.measure(queries, numbers.epsilon)
-        self.example_forwards += 2 * sum(query.batch.examples for query in queries)
-        for client, estimate in zip(clients, estimates, strict=True):
+        self.example_forwards += numbers.points * sum(query.batch.examples for query in queries)
+        for query, (client, step), estimate in zip(queries, which, estimates, strict=True):
             feed, limit = self.feeds[client], numbers.scalar_limit
             scalar = quantise(estimate.alpha, numbers.scalar_delta, limit)
             if client in self._hostile:
-                scalar = attacks.scalar_of(self._cell, limit, feed.scalars, feed.seed(), scalar)
+                scalar = attacks.scalar_of(self._cell, limit, feed.scalars, query.seed, scalar)
             feed.scalars.append(scalar)
-        made = self._updates([(client, self.feeds[client].made - 1) for client in clients])
+        made = self._updates(which)
         self._pending, self._ungiven = _joined(self._pending, made), _joined(self._ungiven, made)
         return [estimate.loss for estimate in estimates]
 

@@ -90,7 +90,7 @@ def policy_of(
         search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
         size_rate=search and validates and has_few_dimensions(manifest),
         renew_updates=renew_bases if numbers.bases else 0,
-        update_forwards=2 * numbers.batch_size,
+        update_forwards=numbers.update_forwards,
     )
 
 

@@ -350,6 +350,7 @@ class RunningNode:
             clock=self.clock,
             queries=self.settings.queries,
             steps=self.settings.steps,
+            together=self.manifest.training.batch_updates,
         )
         if self.bases:
             self.scheduler.hindered = self._lacks_bases

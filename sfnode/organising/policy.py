@@ -36,7 +36,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "quota": (1, (1 << 32) - 1),  # a u32 in Admit
     "search_rows": (0, 1 << 31),
     "renew_updates": (0, (1 << 32) - 1),
-    "update_forwards": (1, 1 << 16),  # two for each row of a mini-batch
+    "update_forwards": (1, 1 << 16),  # at most two for each row of a mini-batch
     "young_share": (0.0, 1.0),
     "share": (0.0, 1.0),
     "witnesses": (1, 64),  # a node has about six links, and a hub some dozens

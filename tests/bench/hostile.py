@@ -69,7 +69,7 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
             await super().start([*arguments, *(asked.option if self.number == 1 else [])])
 
     os.environ |= {ATTACK: asked.attack, "HOSTILE_AFTER": str(run.training.update_budget // asked.nodes // 2)}
-    local_swarm.NodeProcess = Node  # type: ignore[misc]
+    local_swarm.NodeProcess = Node  # type: ignore[attr-defined]
     bases = asked.run.parent if asked.run else None
     async with local_swarm.LocalSwarm(run, nodes=count, bases=bases, folder=asked.folder) as swarm:
         async for progress in swarm:

@@ -168,10 +168,21 @@ def test_files_and_folders_are_named_so_that_other_nodes_here_find_them(model: P
 def test_every_number_can_be_given(model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SFNODE_UPDATE_BUDGET", "77")
     flags = ("--open", "--rank", 4, "--epsilon", 0.01, "--learning-rate", 0.002, "--schedule", "cosine")
-    more = ("--batch-size", 3, "--epoch-updates", 11, "--train-limit", 99, "--train-min-words", 2)
+    more = (
+        "--batch-size",
+        3,
+        "--group",
+        5,
+        "--epoch-updates",
+        11,
+        "--train-limit",
+        99,
+        "--train-min-words",
+        2,
+    )
     training = written(sfnode("init", "--model", model, "--task", "reviews", *flags, *more)).training
     assert (training.rank, training.epsilon, training.learning_rate) == (4, 0.01, 0.002)
-    assert (training.schedule, training.batch_size) == ("cosine", 3)
+    assert (training.schedule, training.batch_size, training.group) == ("cosine", 3, 5)
     assert (training.epoch_updates, training.update_budget) == (11, 77)
 
 
@@ -391,6 +402,7 @@ def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
     ("flags", "number", "says"),
     [
         (("--rank", "12"), 10, "--rank: rank must be a power of two"),
+        (("--group", "1"), 10, "--group: a group has two updates or more"),
         (("--learning-rate", "-1"), 10, "--learning-rate: "),
         (("--update-budget", "0"), 10, "--update-budget: "),
         (("--name", "two words"), 10, "--name: "),

@@ -79,6 +79,18 @@ def test_the_rate_that_is_found_does_not_depend_on_the_one_it_begins_with(
     assert found[0].alike > trial.ALIKE
 
 
+def test_a_run_with_groups_is_tried_out_with_the_scalars_that_it_will_have(
+    tried: Callable[..., Trial | str],
+) -> None:
+    pairs, groups = (tried(1e-3, group=m) for m in (0, 5))
+    assert isinstance(pairs, Trial)
+    assert isinstance(groups, Trial)
+    assert groups.rate > 0
+    assert len(groups.pilot.slopes) == 10  # 8 and what completes a group
+    assert (groups.updates, pairs.updates) == (100, 96)
+    assert 1 / 4 <= groups.pilot.spread / pairs.pilot.spread <= 4
+
+
 def test_with_published_bases_the_line_leads_where_the_updates_take_the_model(tmp_path: Path) -> None:
     described = published("opt", tmp_path, learning_rate=1e-3)
     with trainer(described, bases=tmp_path) as run, trainer(described, bases=tmp_path) as moved:
