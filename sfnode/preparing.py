@@ -17,7 +17,6 @@ from sfnode.engine.trainer import Trainer, prior_of
 from sfnode.engine.trial import Trial
 from sfnode.manifest import Manifest
 from sfnode.models import bases
-from sfnode.organising.line_search import LineSearch
 from sfnode.store.disk_errors import disk_faults
 
 Waiting = Callable[[str], AbstractContextManager[Advance]]
@@ -103,7 +102,7 @@ def suitable(found: Trial) -> dict[str, float]:
 
 def _trial(manifest: Manifest, keep_epsilon: bool, means: Means, waiting: Waiting) -> Trial | str:
     with waiting("trying out numbers") as advance:
-        return trial.run(manifest, LineSearch, keep_epsilon=keep_epsilon, advance=advance, **means._asdict())
+        return trial.run(manifest, keep_epsilon=keep_epsilon, advance=advance, **means._asdict())
 
 
 def with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:

@@ -73,15 +73,8 @@ def _reasons(found: Trial, *, organised: bool) -> dict[str, str]:
     return {
         "epsilon": f"the largest tried whose slopes have to do with exact ones ({found.alike:.2f})",
         "scalar_delta": f"scalars then have a root mean square of {size:.0f}",
-        "learning_rate": f"{_source(found)}; {way}",
+        "learning_rate": f"a share of what one update can bear, by {found.updates} slopes and bends; {way}",
     }
-
-
-def _source(found: Trial) -> str:
-    """Return what the learning rate follows from."""
-    if not found.rows:
-        return f"a share of what one update can bear, by {found.updates} slopes and bends"
-    return f"by the loss of {found.rows} rows along {found.updates} updates"
 
 
 def _measured(training: Training, found: Pilot, asked: bool) -> list[str]:

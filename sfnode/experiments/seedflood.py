@@ -183,10 +183,10 @@ class SeedFlood:
             feed.labels += [label] * len(seeds)
         estimates = self.replicas.measure(queries, numbers.epsilon)
         self.example_forwards += numbers.points * sum(query.batch.examples for query in queries)
-        for query, (client, step), estimate in zip(queries, which, estimates, strict=True):
-            feed, limit = self.feeds[client], numbers.scalar_limit
+        for query, estimate in zip(queries, estimates, strict=True):
+            feed, limit = self.feeds[query.client], numbers.scalar_limit
             scalar = quantise(estimate.alpha, numbers.scalar_delta, limit)
-            if client in self._hostile:
+            if query.client in self._hostile:
                 scalar = attacks.scalar_of(self._cell, limit, feed.scalars, query.seed, scalar)
             feed.scalars.append(scalar)
         made = self._updates(which)

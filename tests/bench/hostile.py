@@ -2,10 +2,10 @@
 
     python tests/bench/hostile.py [--nodes 10] [--hostile 3] [--attack flip] [--run run.toml]
 
-Hostile nodes are nodes of sfnode that were admitted like all others, and whose scalars are changed before they are
-signed: `flip` negates them, `random` draws others of the same size, `scale` negates them and makes them as large
-as they may be, `turncoat` negates them from the first half of its share of the budget on; `absent` leaves these
-nodes out, for comparison. Prints one line of JSON.
+Hostile nodes are nodes of sfnode that were admitted like all others, and whose scalars are changed before
+they are signed: `flip` negates them, `random` draws others of the same size, `scale` negates them and makes
+them as large as they may be, `turncoat` negates them from the first half of its share of the budget on;
+`absent` leaves these nodes out, for comparison. Prints one line of JSON.
 """
 
 from __future__ import annotations

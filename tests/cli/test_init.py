@@ -240,9 +240,9 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """A trial that takes no time; whether it kept the epsilon that was given."""
     kept: list[bool] = []
 
-    def run(_manifest: Any, _search: Any, *, keep_epsilon: bool, **_: Any) -> trial.Trial:
+    def run(_manifest: Any, *, keep_epsilon: bool, **_: Any) -> trial.Trial:
         kept.append(keep_epsilon)
-        return trial.Trial(2e-3, 0.5, pilot.Pilot(np.array([1.0, -1.0]), 0.05), 1 / 32, 3e-4, 128, 256, 9.0)
+        return trial.Trial(2e-3, 0.5, pilot.Pilot(np.array([1.0, -1.0]), 0.05), 1 / 32, 3e-4, 64, 9.0)
 
     monkeypatch.setattr(trial, "run", run)
     return kept
@@ -254,7 +254,7 @@ def test_numbers_that_suit_the_model_are_chosen_if_asked_and_said_why(sfnode: Ru
     training = Manifest.from_toml(Path("run.toml")).training
     assert (training.epsilon, training.scalar_delta, training.learning_rate) == (2e-3, 1 / 32, 3e-4)
     assert "epsilon is 0.002: the largest tried whose slopes have to do with exact ones (0.50)." in ended.out
-    assert "learning_rate is 0.0003: by the loss of 256 rows along 128 updates; a line search" in ended.out
+    assert "learning_rate is 0.0003: a share of what one update can bear, by 64 slopes and bends" in ended.out
     assert "scalar_limit is 250, which is near 260, 8 times that." in ended.out
     assert tried == [False]
 
