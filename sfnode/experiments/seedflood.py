@@ -43,6 +43,8 @@ from sfprotocol.seeds import I64, update_seeds
 
 OPTIONS = frozenset(
     {
+        "budget",
+        "guard",
         "organised",
         "renew",
         "scalar_bits",
@@ -129,16 +131,19 @@ class SeedFlood:
             self._temporary = tempfile.TemporaryDirectory(prefix="sfnode-", ignore_cleanup_errors=True)
             log = Path(self._temporary.name)
         keys = organiser_key(self._cell)
-        search = self._cell.options.get("search") and "validation" in problem.held_out
+        validates, options = "validation" in problem.held_out, self._cell.options
+        search, guard = (bool(options.get(name)) and validates for name in ("search", "guard"))
         feeds = [feed.feed for feed in self.feeds]
         keeper = Keeper(
             problem.manifest,
             log,
             feeds,
             keys,
-            self._measure if search else None,
+            self._measure if search or guard else None,
             self._make if problem.bases else None,
             int(self._cell.options.get("renew", 0)),
+            search=search,
+            guard=guard,
         )
         if problem.bases:
             self._kept_bases = Layout(log).bases
@@ -150,6 +155,8 @@ class SeedFlood:
 
     def step(self, number: int) -> float:
         """Take local step `number` of every client that is there: one update, or more of a fast one's."""
+        if self._keeper and self._keeper.complete:
+            return math.nan
         present = self._conditions.present(number // self._cell.local_steps)
         steps = self._conditions.steps_by(number) * present
         losses = [
@@ -211,12 +218,12 @@ class SeedFlood:
         found = self._keeper.corrections(first) if self._keeper and self.run_is_organised else []
         client_of = {feed.feed: client for client, feed in enumerate(self.feeds)}
         which, numbers, scalars = [], [], []
-        for decision, feed, begin, stop, factor in found:
+        for decision, feed, begin, stop, before, factor in found:
             client = client_of[feed]
             for step, label in enumerate(self.feeds[client].labels[begin:stop], begin):
                 which.append((client, step))
                 numbers.append(decision)
-                change = self._weight(label, factor) - self._weight(label)
+                change = self._weight(label, factor) - self._weight(label, before)
                 scalars.append(self.feeds[client].scalars[step] * change)
         updates = self._updates(which)
         batch = updates.batch._replace(scalars=np.array(scalars, np.int64))
@@ -361,8 +368,12 @@ class SeedFlood:
         return self.replicas.consensus()
 
     def evaluate(self, which: str) -> Evaluation:
-        """Measure the average of all clients' models on the `validation` or the `test` rows."""
+        """Measure the average of all clients' models on the `validation` or the `test` rows; of a run that is
+        complete the model by its last seal."""
         self._give()
+        if self._keeper and self._keeper.complete:
+            with self.replicas.holding(self._keeper.sealed_cores()):
+                return self._problem.evaluate(which)
         with self.replicas.averaged():
             return self._problem.evaluate(which)
 
