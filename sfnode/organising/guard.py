@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -99,14 +100,14 @@ class Rise(NamedTuple):
 
 def rise(before: Result, after: Result) -> Rise:
     """Return by how much the loss has risen: row by row, if the rows of both are known; else with the error
-    of two independent samples, which is larger; without an error if those of neither are."""
+    of two independent samples, which is larger; with an infinite one if those of neither are."""
     if not (math.isfinite(before.loss) and math.isfinite(after.loss)):
         numbers = math.isfinite(before.loss) - math.isfinite(after.loss)
         return Rise(math.copysign(math.inf, numbers) if numbers else 0.0, 0.0)
     mean = after.loss - before.loss
     known = [one.losses for one in (before, after) if one.losses is not None]
     if not known:
-        return Rise(mean, 0.0)
+        return Rise(mean, math.inf)
     paired = len(known) == 2 and len(known[0]) == len(known[1])
     differences = known[1] - known[0] if paired else math.sqrt(2) * known[-1]
     return Rise(mean, float(differences.std(ddof=1)) / math.sqrt(len(differences)))
@@ -130,7 +131,7 @@ class Guard:
         self._opened = self._sealed = 0
         self._base: dict[str, Result] = {}
         """The base model's, as it is and less its prior, by metric."""
-        self._results: list[Result] = []
+        self.results: list[Result] = []
         """Those of seals that were not taken back."""
         self._mark: Result | None = None
         """The last improvement: the last result that was evidently better than the improvement before it, and
@@ -173,8 +174,8 @@ class Guard:
         if health.is_base(result.said):
             self._base[result.said.metric] = result
         elif not self.drains(result.epoch):
-            self._results = [one for one in self._results if one.said.metric == result.said.metric]
-            self._results.append(result)
+            self.results = [one for one in self.results if one.said.metric == result.said.metric]
+            self.results.append(result)
             self._mark = self._marked(self._mark, result)
             self._unjudged = True
 
@@ -184,15 +185,15 @@ class Guard:
             self._in_vain = self._in_vain + 1 if improved == self._improved else 1
             self._improved = improved
             self.returns.append(Return(void.first))
-        self._results, self._mark = [one for one in self._results if one.epoch < void.first], None
-        for one in self._results:
+        self.results, self._mark = [one for one in self.results if one.epoch < void.first], None
+        for one in self.results:
             self._mark = self._marked(self._mark, one)
 
     # -- what is decided ---------------------------------------------------------------------------
 
     def due(self, counting: Counting) -> Decision | None:
         """Return the next decision that is due."""
-        if self._unjudged and not counting.finished and self._results:
+        if self._unjudged and not counting.finished and self.results:
             self._due.extend(self._judge(counting))
         self._unjudged = False
         decision = self._due.popleft() if self._due else None
@@ -247,7 +248,9 @@ class Guard:
 
     def _judge(self, counting: Counting) -> list[Decision]:
         """Return what the last result calls for."""
-        latest, best = self._results[-1], self._best()
+        latest, best = self.results[-1], self._best()
+        if latest.losses is None:
+            return []
         gain = max(0.0, self._start().loss - best.loss)
         gained = self._has_gained(best)
         if self._harmed(latest, best, gain, once=counting.complete):
@@ -284,7 +287,7 @@ class Guard:
 
     def _start(self) -> Result:
         """Return the base model's result, the better one of two; the first seal's if there is none."""
-        return min(self._base.values(), key=lambda one: one.loss, default=self._results[0])
+        return min(self._base.values(), key=lambda one: one.loss, default=self.results[0])
 
     def _base_of(self, result: Result) -> Result | None:
         """Return the base model's result that this one compares with."""
@@ -292,13 +295,13 @@ class Guard:
 
     def _best(self) -> Result:
         """Return the seal with the least loss."""
-        return min(self._results, key=lambda one: one.loss)
+        return min(self.results, key=lambda one: one.loss)
 
     def _chance(self) -> float:
         """Return the standard errors that make a difference from the best of all results no chance: the best
         of n looks better than it is by up to sqrt(2 ln n) of its own, and those of a difference are larger
         by sqrt(2)."""
-        return ERRORS + math.sqrt(math.log(len(self._results) + 1))
+        return ERRORS + math.sqrt(math.log(len(self.results) + 1))
 
     def _has_gained(self, best: Result) -> bool:
         """Return whether a seal is better than the base model, evidently."""
@@ -317,7 +320,7 @@ class Guard:
         chance, little = self._chance(), max(LITTLE, PART * gain)
         if worse(latest, max(LARGE_MOVE, LARGE * gain), 2 * chance):
             return True
-        before = [one for one in self._results[:-1] if one.epoch > best.epoch][-1:]
+        before = [one for one in self.results[:-1] if one.epoch > best.epoch][-1:]
         return worse(latest, little, chance) and (once or (before != [] and worse(before[0], little, chance)))
 
     def _marked(self, mark: Result | None, one: Result) -> Result:
@@ -328,7 +331,7 @@ class Guard:
 
     def _since_mark(self) -> list[Result]:
         """Return the results since the last improvement, and the last return."""
-        return [one for one in self._results if one.epoch >= self._first_since()]
+        return [one for one in self.results if one.epoch >= self._first_since()]
 
     def _first_since(self) -> int:
         return max(self._mark.epoch + 1 if self._mark else 0, self.returns[-1].until if self.returns else 0)
@@ -351,6 +354,14 @@ class Guard:
         if base is None or base.losses is None or latest.losses is None or not math.isfinite(latest.loss):
             return base is None or not math.isfinite(latest.loss)
         return float(np.sqrt(((latest.losses - base.losses) ** 2).mean())) > LARGE_MOVE
+
+
+def best_seal(decisions: Iterable[Decision]) -> Evaluated | None:
+    """Return the evaluation with the least loss of a seal that was not taken back."""
+    guard = Guard()
+    for decision in decisions:
+        guard.take(decision)
+    return min(guard.results, key=lambda one: one.loss).said if guard.results else None
 
 
 def _updates(counting: Counting, first: int, last: int) -> int:
