@@ -31,6 +31,7 @@ from sfnode.organising.events import (
     Round,
     Sign,
 )
+from sfnode.organising.guard import Rows
 from sfnode.organising.judging import by_schedule
 from sfnode.organising.policy import BOUNDS, Admission, OrganiserPolicy, has_few_dimensions
 from sfnode.organising.rates import Schedule
@@ -356,8 +357,14 @@ class Keeper:
             file.backup(copy)
             return copy.serialize()
 
-    def restore(self, state: bytes, memory: Memory | None = None) -> None:
-        """Go on from the log as it was, and from what the search knew."""
+    @property
+    def rows(self) -> Rows:
+        """What the guard knows of rows, if there is one."""
+        guard = self._desk.guard if self._desk else None
+        return guard.rows if guard else {}
+
+    def restore(self, state: bytes, memory: Memory | None = None, rows: Rows | None = None) -> None:
+        """Go on from the log as it was, and from what the search and the guard knew."""
         self.close()
         path = self._layout.log
         with disk_faults(path):
@@ -366,6 +373,8 @@ class Keeper:
         self._open()
         if memory and self._desk and self._desk.search:
             self._desk.search.remember(memory)
+        if rows and self._desk and self._desk.guard:
+            self._desk.guard.rows.update(rows)
         self._meet()
 
 

@@ -391,6 +391,11 @@ class SeedFlood:
             "example_forwards": self.example_forwards,
             "bases": self._made_bases(),
             "search": list((self._keeper and self._keeper.memory) or ()),
+            "guard": [
+                (*key, torch.from_numpy(rows))
+                for key, rows in (self._keeper.rows if self._keeper else {}).items()
+            ],
+            "has_base": self._has_base,
         }
 
     def _made_bases(self) -> dict[str, torch.Tensor]:
@@ -409,8 +414,9 @@ class SeedFlood:
         self._kept_own = state["kept_own"]
         if self._keeper:
             memory = Memory(*state["search"]) if state["search"] else None
-            self._has_base = bool(memory and memory.has_base)
-            self._keeper.restore(state["log"].numpy().tobytes(), memory)
+            self._has_base = state["has_base"]
+            rows = {(epoch, metric): losses.numpy() for epoch, metric, losses in state["guard"]}
+            self._keeper.restore(state["log"].numpy().tobytes(), memory, rows)
             for name, content in state["bases"].items():
                 assert self._kept_bases
                 (self._kept_bases / name).write_bytes(content.numpy().tobytes())

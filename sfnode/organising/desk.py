@@ -37,6 +37,7 @@ from sfnode.organising.events import (
     Tenure,
     Wake,
 )
+from sfnode.organising.guard import Guard
 from sfnode.organising.judging import Judge
 from sfnode.organising.organiser import Organiser, State
 from sfnode.organising.policy import OrganiserPolicy
@@ -116,6 +117,11 @@ class OrganiserDesk:
     def search(self) -> Search | None:
         """The searches; None if there are none."""
         return self._organiser.search
+
+    @property
+    def guard(self) -> Guard | None:
+        """The guard; None if there is none."""
+        return self._organiser.guard
 
     def petitions(self, now: float) -> list[Petition]:
         """Return those that wait for the owner."""

@@ -73,6 +73,9 @@ MOST_RETURNS = 8
 """Returns of one run: rates wrong by 65,000 are beyond what anybody means."""
 
 
+Rows = dict[tuple[int, str], NDArray[np.float64]]
+
+
 class Result(NamedTuple):
     """An evaluation of a seal, or of the base model."""
 
@@ -140,8 +143,8 @@ class Guard:
         """Returns since the last improvement."""
         self._improved = -1
         """The epoch of the last improvement when the last return was made."""
-        self._rows: dict[tuple[int, str], NDArray[np.float64]] = {}
-        """Losses of rows, of what is to be published."""
+        self.rows: Rows = {}
+        """Losses of rows by epoch and metric: all that a restart forgets. They take 2 kB for 256 rows."""
         self._unjudged = False
         self._due: deque[Decision] = deque()
         self._stale: set[tuple[int, int]] = set()
@@ -153,7 +156,7 @@ class Guard:
         """Remember the rows of a result that is to be published."""
         if isinstance(result, EvaluationOfRows):
             metric = health.published(epoch, result, base=base).metric
-            self._rows[epoch, metric] = np.array(result.losses, np.float64)
+            self.rows[epoch, metric] = np.array(result.losses, np.float64)
 
     def take(self, decision: Decision) -> None:
         """Take in the next decision of the control feed."""
@@ -165,8 +168,7 @@ class Guard:
                 if decision.rates and self.returns and self.returns[-1].until == NEVER:
                     self.returns[-1].until = decision.rates[0].epoch
             case Evaluated():
-                self._on_result(Result(decision, self._rows.pop((decision.epoch, decision.metric), None)))
-                self._rows = {key: rows for key, rows in self._rows.items() if key[0] >= decision.epoch}
+                self._on_result(Result(decision, self.rows.get((decision.epoch, decision.metric))))
             case Void():
                 self._on_void(decision)
 
@@ -185,6 +187,7 @@ class Guard:
             self._in_vain = self._in_vain + 1 if improved == self._improved else 1
             self._improved = improved
             self.returns.append(Return(void.first))
+        self._unjudged = False
         self.results, self._mark = [one for one in self.results if one.epoch < void.first], None
         for one in self.results:
             self._mark = self._marked(self._mark, one)

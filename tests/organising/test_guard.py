@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from sfnode.organising import guard as policy
 from sfnode.organising import health
+from sfnode.organising.events import EvaluationEnded, OwnerTrusts
 from sfnode.organising.guard import IN_VAIN, LOWER, MOST_RETURNS, PATIENCE, Guard
 from sfnode.organising.judging import Judgement, by_schedule
 from sfnode.organising.rates import Schedule
@@ -30,6 +32,8 @@ from sfprotocol.decisions import (
     Seal,
     Void,
 )
+from tests.organising.bench import EVALUATED, Bench, feed_of
+from tests.organising.bench import RATE as BENCH_RATE
 
 ROWS, RATE, UPDATES = 256, 1 << 20, 250
 F64 = NDArray[np.float64]
@@ -305,3 +309,88 @@ def test_noise_alone_never_takes_anything_back(noise: float, monkeypatch: pytest
     monkeypatch.setattr(policy, "PATIENCE", 1000)
     runs = (Run(seed=seed, noise=noise, budget=1 << 31) for seed in range(20))
     assert sum(voids(run, [0.6, 0.5, *[0.4] * 40]) for run in runs) == 0
+
+
+# -- in the organiser ------------------------------------------------------------------------------------
+
+ANNE, BOB = feed_of("anne"), feed_of("bob")
+GUARDED = replace(EVALUATED, guard=True, share=1.0, young_share=1.0)
+
+
+def measured(loss: float) -> EvaluationOfRows:
+    rows = tuple(loss + row / 100 for row in range(-10, 11))
+    share = {"metric": "accuracy", "value": 0.5, "low": 0.4, "high": 0.6}
+    return EvaluationOfRows(**share, loss=loss, count=len(rows), losses=rows)
+
+
+def epoch(bench: Bench, loss: float) -> None:
+    """Let an epoch be made, evaluated, sealed and judged."""
+    asked = len(bench.asked)
+    while len(bench.asked) == asked:
+        bench.update(ANNE, 100)
+        bench.advance(10)
+    base = measured(0.7) if len(bench.asked) == 1 else None
+    bench.do(EvaluationEnded(bench.asked[-1], measured(loss), base))
+    bench.advance(3)
+
+
+def spoilt() -> Bench:
+    """Return a run whose epoch 2 was taken back, with 30 updates of Bob's that nobody has heard of."""
+    bench = Bench(policy=GUARDED).begin("anne", "bob")
+    for loss in (0.5, 0.4):
+        epoch(bench, loss)
+    bench.update(BOB, 30, shown=False)
+    epoch(bench, 0.8)
+    bench.advance(10)
+    return bench
+
+
+def test_an_organiser_takes_back_what_did_harm_and_says_so() -> None:
+    bench = spoilt()
+    (void,) = bench.of(Void)
+    seals = bench.of(Seal)
+    assert void == Void(2, 2, ())
+    assert [seal.factor for seal in seals] == [FACTOR_ONE] * 3 + [0] * (len(seals) - 3)
+    assert len(seals) == 5
+    assert bench.counting.counted == 200
+    assert bench.counting.rate(bench.counting.open_epoch) == BENCH_RATE // LOWER
+    assert "goes on at the seal of epoch 1" in bench.of(Announce)[0].text
+    assert bench.asked == [0, 1, 2], "what is worth nothing is not evaluated"
+
+
+def test_work_from_before_that_comes_late_does_not_bring_it_back() -> None:
+    bench = spoilt()
+    bench.show(BOB)
+    epoch(bench, 0.35)
+    late = bench.of(Close)[-1].epoch
+    assert late >= 5
+    assert bench.of(Seal)[-1].skipped == (64,)
+    assert bench.counting.counted == 300
+    bench.do(OwnerTrusts(1, trusted=False))
+    bench.do(OwnerTrusts(1, trusted=True))
+    bench.update(BOB, 20)
+    epoch(bench, 0.3)
+    assert bench.of(Seal)[-1].recounted == ()
+    assert bench.counting.counted == 420
+
+
+def test_the_last_epoch_is_evaluated_whatever_that_costs() -> None:
+    bench = Bench(policy=replace(GUARDED, share=0.0, young_share=0.0), budget=400).begin("anne")
+    epoch(bench, 0.5)
+    for _ in range(40):
+        if len(bench.asked) == 2:
+            break
+        bench.update(ANNE, 50)
+        bench.advance(10)
+    assert bench.asked == [0, 3]
+    bench.do(EvaluationEnded(3, measured(0.9)))
+    bench.advance(10)
+    assert bench.counting.finished
+    assert bench.of(Void) == [Void(1, 3, ())]
+
+
+def test_without_the_guard_nothing_of_this_is_done() -> None:
+    bench = Bench(policy=EVALUATED).begin("anne", "bob")
+    for loss in (0.5, 0.4, 0.8, 0.8):
+        epoch(bench, loss)
+    assert not bench.of(Void)
