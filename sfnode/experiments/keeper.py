@@ -359,7 +359,7 @@ class Keeper:
 
     @property
     def rows(self) -> Rows:
-        """What the guard knows of rows, if there is one."""
+        """Losses of rows that the guard knows, if there is one."""
         guard = self._desk.guard if self._desk else None
         return guard.rows if guard else {}
 
