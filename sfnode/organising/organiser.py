@@ -18,6 +18,7 @@ an organiser looks, every LOOK_INTERVAL, for the first of these that is due:
     a wish of the owner's          that would change something
     an admission                   that needs no owner, at the rate that the policy allows
     the result of an evaluation    of an epoch that is sealed, or of the base model
+    a return, or the end           that the guard (`guard`) has made out from these results
     a seal                         of the oldest closed epoch, once it is evaluated or has waited long enough
     a close                        once enough updates may be named, or one has waited long enough
     an amendment                   of a feed of which named steps are not to be had from anybody
