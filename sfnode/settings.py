@@ -75,6 +75,9 @@ class Settings(Section):
     """Believe that nobody has more of the decisions than this node: an organiser then waits for no peers."""
     search: bool = SEARCH
     """Find factors and rates by line searches on validation rows, as the organiser."""
+    guard: bool = True
+    """Go back to the best seal when the run gets worse, and end it when it no longer improves, as the
+    organiser, where the run has validation rows."""
     renew_bases: int = Field(default=0, ge=0, lt=1 << 32)
     """Updates for which published bases serve until the organiser makes others at sealed weights; 0: for
     ever."""

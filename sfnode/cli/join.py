@@ -154,6 +154,11 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     "on; without, every epoch counts once, at the run's learning rate.",
 )
 @setting(
+    "--guard/--no-guard",
+    help="With --organise, in a run with validation rows: go back to the best seal at a lower rate when the "
+    "model gets worse, and end the run when it no longer improves.",
+)
+@setting(
     "--renew-bases",
     metavar="COUNT",
     help="With --organise, in a run with published bases: make new ones from gradients at the sealed "

@@ -83,6 +83,8 @@ def _run_lines(run: RunStatus) -> list[str]:
     if run.member is not None:
         left = f"{run.room} of {run.quota} updates left in this epoch"
         lines.append(f"member   number {run.member} of {run.members}, {left}")
+    if run.announced:
+        lines.append(f"said     {run.announced}")
     if run.behind:
         lines.append(f"behind   {run.behind} updates that the organiser has named are not here yet")
     return lines

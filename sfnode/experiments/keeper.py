@@ -31,6 +31,7 @@ from sfnode.organising.events import (
     Round,
     Sign,
 )
+from sfnode.organising.guard import Rows
 from sfnode.organising.judging import by_schedule
 from sfnode.organising.policy import BOUNDS, Admission, OrganiserPolicy, has_few_dimensions
 from sfnode.organising.rates import Schedule
@@ -40,7 +41,7 @@ from sfnode.store.disk_errors import disk_faults
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes, counted_anew, frontier_of, kept_control
 from sfprotocol import decisions, wire_codec
-from sfprotocol.decisions import FACTOR_ONE, Admit, Bases, Close, Seal
+from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, Admit, Bases, Close, Seal, Void
 from sfprotocol.events import LinkDown, LinkUp, OwnDecision, Received
 from sfprotocol.host import Advanced, Host
 from sfprotocol.machine import Machine
@@ -67,12 +68,13 @@ TAG = bytes(4)
 
 
 class Correction(NamedTuple):
-    """Steps `first` to `stop` of a feed that count with a factor from a decision on."""
+    """Steps `first` to `stop` of a feed that count with another factor from a decision on."""
 
     decision: int
     feed: Feed
     first: int
     stop: int
+    before: int
     factor: int
 
 
@@ -100,12 +102,17 @@ class Keeper:
         measure: Measure | None = None,
         make: Make | None = None,
         renew_updates: int = 0,
+        *,
+        search: bool = True,
+        guard: bool = False,
     ) -> None:
         """Begin anew in a folder that is empty, or has been used for this very run. `key` signs decisions, if
-        the run is organised; with `measure` factors and rates are found by line searches, and with `make`
-        bases are renewed every so many updates. Raises UserError BAD_OPTION, DISK_FULL, DATA_DIR_UNUSABLE."""
+        the run is organised; with `measure` it is evaluated, factors and rates are found by line searches
+        unless `search` is false, and a `guard` watches over it; with `make` bases are renewed every so many
+        updates. Raises UserError BAD_OPTION, DISK_FULL, DATA_DIR_UNUSABLE."""
         self._measure, self._make = measure, make
         self._renew_updates = renew_updates
+        self._search, self._guard = search and measure is not None, guard
         self.run = manifest.parameters()
         self._layout = Layout(folder)
         with disk_faults(folder):
@@ -143,14 +150,21 @@ class Keeper:
         self._acted = 0
         self._epochs = [0]
         """The open epoch by the number of decisions."""
+        self._named: list[dict[int, tuple[int, int, int]]] = []
+        """First step, stop and factor of what each close has named, by feed."""
+        self._stops: dict[int, int] = {}
+        self._corrections: list[Correction] = []
+        self._folded = 0
+        """Decisions from which these follow."""
 
     def _organiser(self) -> OrganiserDesk:
         policy = OrganiserPolicy(
             target_updates=self.run.epoch_updates,
             longest_epoch=LONGEST_EPOCH,
             seal_wait=LONGEST_WAIT if self._measure else 0.0,
-            search_rows=self._manifest.data.validation_limit if self._measure else 0,
-            size_rate=self._measure is not None and has_few_dimensions(self._manifest),
+            search_rows=self._manifest.data.validation_limit if self._search else 0,
+            size_rate=self._search and has_few_dimensions(self._manifest),
+            guard=self._guard,
             renew_updates=self._renew_updates if self._make else 0,
             update_forwards=self._manifest.training.update_forwards,
             admission=Admission.LINKS,
@@ -200,6 +214,16 @@ class Keeper:
             self._epochs.append(self._epochs[-1] + closes)
         return self._epochs[known]
 
+    @property
+    def complete(self) -> bool:
+        """Whether nobody makes updates any more."""
+        return self.machine.organised is not None and self.machine.organised.counting.complete
+
+    def sealed_cores(self) -> Mapping[int, I64]:
+        """Return the cores by the seals so far."""
+        assert self.machine.organised
+        return self._cores(self.machine.organised.counting.sealed - 1)
+
     def rate(self, label: int) -> int:
         """Return the rate of updates with this label, in units of 2^-32."""
         assert self.machine.organised
@@ -213,19 +237,38 @@ class Keeper:
     def corrections(self, first: int) -> list[Correction]:
         """Return what decisions from number `first` on have changed of what counts once otherwise."""
         assert self.machine.organised
-        counting, named, closed = self.machine.organised.counting, dict[int, int](), []
-        found = []
-        for number, entry in enumerate(self.machine.organised.control.feed.entries):
-            match decisions.read(entry.record).decision:
-                case Close(moves=moves):
-                    closed.append([(move.feed, named.get(move.feed, 0), move.steps) for move in moves])
-                    named |= {feed: start + steps for feed, start, steps in closed[-1]}
-                case Seal(epoch=epoch, factor=factor) if factor != FACTOR_ONE and number >= first:
-                    found += [
-                        Correction(number, counting.feed(feed), start, start + steps, factor)
-                        for feed, start, steps in closed[epoch]
-                    ]
-        return found
+        entries = self.machine.organised.control.feed.entries
+        for number in range(self._folded, len(entries)):
+            self._fold(number, decisions.read(entries[number].record).decision)
+        self._folded = len(entries)
+        return [one for one in self._corrections if one.decision >= first]
+
+    def _fold(self, number: int, decision: decisions.Decision) -> None:
+        match decision:
+            case Close(moves=moves):
+                first = self._stops
+                stops = {move.feed: first.get(move.feed, 0) + move.steps for move in moves}
+                named = {feed: (first.get(feed, 0), stop, FACTOR_ONE) for feed, stop in stops.items()}
+                self._named.append(named)
+                self._stops = self._stops | stops
+            case Seal(epoch=epoch, factor=factor, skipped=skipped):
+                for feed in self._named[epoch]:
+                    self._correct(number, epoch, feed, 0 if feed in skipped else factor)
+                for recount in decision.recounted:
+                    self._correct(number, recount.epoch, recount.feed, factor)
+            case Void(first=first, last=last, members=members):
+                for epoch in range(first, last + 1):
+                    for feed in self._named[epoch]:
+                        if not members or feed // INCARNATIONS in members:
+                            self._correct(number, epoch, feed, 0)
+
+    def _correct(self, number: int, epoch: int, feed: int, factor: int) -> None:
+        assert self.machine.organised
+        first, stop, before = self._named[epoch][feed]
+        self._named[epoch][feed] = first, stop, factor
+        if factor != before:
+            name = self.machine.organised.counting.feed(feed)
+            self._corrections.append(Correction(number, name, first, stop, before, factor))
 
     def counted(self) -> dict[Feed, int]:
         """Return how many updates of each feed count by the seals so far."""
@@ -336,8 +379,14 @@ class Keeper:
             file.backup(copy)
             return copy.serialize()
 
-    def restore(self, state: bytes, memory: Memory | None = None) -> None:
-        """Go on from the log as it was, and from what the search knew."""
+    @property
+    def rows(self) -> Rows:
+        """Losses of rows that the guard knows, if there is one."""
+        guard = self._desk.guard if self._desk else None
+        return guard.rows if guard else {}
+
+    def restore(self, state: bytes, memory: Memory | None = None, rows: Rows | None = None) -> None:
+        """Go on from the log as it was, and from what the search and the guard knew."""
         self.close()
         path = self._layout.log
         with disk_faults(path):
@@ -346,6 +395,8 @@ class Keeper:
         self._open()
         if memory and self._desk and self._desk.search:
             self._desk.search.remember(memory)
+        if rows and self._desk and self._desk.guard:
+            self._desk.guard.rows.update(rows)
         self._meet()
 
 

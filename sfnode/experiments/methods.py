@@ -29,6 +29,8 @@ class Range(NamedTuple):
 
 RANGES = {
     "organised": Range(0, 1, whole=True),
+    "budget": Range(1, (1 << 32) - 1, whole=True),
+    "guard": Range(0, 1, whole=True),
     "search": Range(0, 1, whole=True),
     "renew": Range(0, 1 << 32, whole=True),
     "scalar_bits": Range(8, 16, whole=True),

@@ -139,7 +139,7 @@ def manifest_of(cell: Cell) -> Manifest:
         "group": cell.group,
         "loss": problem.objective,
         "epoch_updates": a_step * cell.refresh,
-        "update_budget": a_step * (cell.steps + cell.local_steps),
+        "update_budget": int(cell.options.get("budget", a_step * (cell.steps + cell.local_steps))),
         "scalar_bits": int(cell.options.get("scalar_bits", 16)),
         "scalar_delta": cell.options.get("scalar_delta", 1 / 64),
     }

@@ -46,6 +46,8 @@ from sfprotocol.seeds import I64, update_seeds
 
 OPTIONS = frozenset(
     {
+        "budget",
+        "guard",
         "organised",
         "renew",
         "scalar_bits",
@@ -136,16 +138,19 @@ class SeedFlood:
             self._temporary = tempfile.TemporaryDirectory(prefix="sfnode-", ignore_cleanup_errors=True)
             log = Path(self._temporary.name)
         keys = organiser_key(self._cell)
-        search = self._cell.options.get("search") and "validation" in problem.held_out
+        validates, options = "validation" in problem.held_out, self._cell.options
+        search, guard = (bool(options.get(name)) and validates for name in ("search", "guard"))
         feeds = [feed.feed for feed in self.feeds]
         keeper = Keeper(
             problem.manifest,
             log,
             feeds,
             keys,
-            self._measure if search else None,
+            self._measure if search or guard else None,
             self._make if problem.bases else None,
             int(self._cell.options.get("renew", 0)),
+            search=search,
+            guard=guard,
         )
         if problem.bases:
             self._kept_bases = Layout(log).bases
@@ -158,6 +163,8 @@ class SeedFlood:
     def step(self, number: int) -> float:
         """Take local step `number` of every client that is there: one mini-batch, or more of a fast
         one's."""
+        if self._keeper and self._keeper.complete:
+            return math.nan
         present = self._conditions.present(number // self._cell.local_steps)
         steps = self._conditions.steps_by(number) * present
         if self._cell.network.attack == "absent":
@@ -225,12 +232,12 @@ class SeedFlood:
         found = self._keeper.corrections(first) if self._keeper and self.run_is_organised else []
         client_of = {feed.feed: client for client, feed in enumerate(self.feeds)}
         which, numbers, scalars = [], [], []
-        for decision, feed, begin, stop, factor in found:
+        for decision, feed, begin, stop, before, factor in found:
             client = client_of[feed]
             for step, label in enumerate(self.feeds[client].labels[begin:stop], begin):
                 which.append((client, step))
                 numbers.append(decision)
-                change = self._weight(label, factor) - self._weight(label)
+                change = self._weight(label, factor) - self._weight(label, before)
                 scalars.append(self.feeds[client].scalars[step] * change)
         updates = self._updates(which)
         batch = updates.batch._replace(scalars=np.array(scalars, np.int64))
@@ -405,8 +412,12 @@ class SeedFlood:
         }
 
     def evaluate(self, which: str) -> Evaluation:
-        """Measure the average of all clients' models on the `validation` or the `test` rows."""
+        """Measure the average of all clients' models on the `validation` or the `test` rows; of a run that is
+        complete the model by its last seal."""
         self._give()
+        if self._keeper and self._keeper.complete:
+            with self.replicas.holding(self._keeper.sealed_cores()):
+                return self._problem.evaluate(which)
         with self.replicas.averaged():
             return self._problem.evaluate(which)
 
@@ -424,6 +435,11 @@ class SeedFlood:
             "example_forwards": self.example_forwards,
             "bases": self._made_bases(),
             "search": list((self._keeper and self._keeper.memory) or ()),
+            "guard": [
+                (*key, torch.from_numpy(rows))
+                for key, rows in (self._keeper.rows if self._keeper else {}).items()
+            ],
+            "has_base": self._has_base,
         }
 
     def _made_bases(self) -> dict[str, torch.Tensor]:
@@ -442,8 +458,9 @@ class SeedFlood:
         self._kept_own = state["kept_own"]
         if self._keeper:
             memory = Memory(*state["search"]) if state["search"] else None
-            self._has_base = bool(memory and memory.has_base)
-            self._keeper.restore(state["log"].numpy().tobytes(), memory)
+            self._has_base = state["has_base"]
+            rows = {(epoch, metric): losses.numpy() for epoch, metric, losses in state["guard"]}
+            self._keeper.restore(state["log"].numpy().tobytes(), memory, rows)
             for name, content in state["bases"].items():
                 assert self._kept_bases
                 (self._kept_bases / name).write_bytes(content.numpy().tobytes())

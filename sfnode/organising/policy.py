@@ -80,6 +80,9 @@ class OrganiserPolicy:
     """Whether the first seal looks for the rate that suits the first subspace, too, and takes it where the
     manifest's is far off: with bases of gradients a rate that is too large leaves nothing to search in. For
     subspaces of FEW_DIMENSIONS; in those epochs may move losses far, too (`line_search.LARGE_MOVE`)."""
+    guard: bool = False
+    """Whether the run goes back to its best seal when it gets worse, and ends when it no longer improves
+    (`guard`), where it is evaluated."""
     renew_updates: int = 0
     """Updates for which published bases serve until others, made at sealed weights, take their place; 0:
     for ever. An epoch has no more than that; the one that is open while bases are made ends with them."""

@@ -154,6 +154,7 @@ class Reports:
             quota=member.quota if member else None,
             room=self._organised.room(own) if member else None,
             health=self._health(),
+            announced=self._announced(),
         )
 
     def alarms(self, desk: Desk | None, now: float) -> list[AlarmStatus]:
@@ -315,6 +316,10 @@ class Reports:
             worse_than=_evaluations(verdict.worse_than),
         )
 
+    def _announced(self) -> str | None:
+        said = [one.text for one in self._look() if isinstance(one, Announce)]
+        return said[-1] if said else None
+
     def _since_seal(self, now: float) -> float | None:
         return now - self._sealed_at if math.isfinite(self._sealed_at) else None
 
@@ -357,6 +362,7 @@ class Reports:
         if seals := [said.epoch for said in decisions if isinstance(said, Seal)]:
             count = f"{counting.counted} of {counting.budget} updates count"
             lines.append(f"epoch {seals[-1]} is sealed: {count}")
+        lines += [f"announced: {said.text}" for said in decisions if isinstance(said, Announce)]
         self._look()
         verdict = self._verdict
         if verdict.latest in decisions:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from sfnode.schema.base import Answer
 
 
@@ -21,6 +23,13 @@ class Evaluation(Answer):
     """Number of rows."""
     calibrated: bool = False
     """Whether the model's prior over the answers was subtracted from their scores (docs/tasks.md)."""
+
+
+class EvaluationOfRows(Evaluation):
+    """An evaluation with what it is the mean of, for comparisons in pairs: nobody else is told."""
+
+    losses: tuple[float, ...] = Field(exclude=True, repr=False)
+    """Loss of each row, in the same order whenever the same rows are measured."""
 
 
 class NodeEvaluation(Evaluation):

@@ -87,6 +87,8 @@ class RunStatus(Answer):
     room: int | None
     """The part of it that is left in the open epoch."""
     health: HealthStatus
+    announced: str | None = None
+    """The organiser's last announcement."""
 
 
 class Status(Answer):

@@ -122,6 +122,10 @@ def test_checkout_writes_the_model_of_the_seal_and_export_that_of_the_last(
         assert f"seal of epoch {epoch}, " in ended.out
     assert sfnode("export", tmp_path / "last", "--data-dir", folder).status == 0
     assert files.difference(tmp_path / "3", tmp_path / "last") is None
+    assert sfnode("export", tmp_path / "first", "--seal", 0, "--data-dir", folder).status == 0
+    assert files.difference(tmp_path / "0", tmp_path / "first") is None
+    best = sfnode("export", tmp_path / "best", "--seal", "best", "--data-dir", folder)
+    assert "seal of epoch 0, " in best.out, "the one that was evaluated"
     told = files.difference(tmp_path / "0", tmp_path / "last")
     assert told
     assert "has other values" in told

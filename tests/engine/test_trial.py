@@ -15,7 +15,6 @@ from sfnode.engine import step_size, trial
 from sfnode.engine.trainer import Trainer
 from sfnode.engine.trial import Trial, best_distance, suitable_delta
 from sfnode.manifest import Data, Manifest, Training
-from sfnode.organising.line_search import LineSearch
 from tests.engine.helpers import data_file, manifest, model_folder
 
 
@@ -59,7 +58,7 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tria
 
     def run(learning_rate: float, **training: Any) -> Trial | str:
         described = manifest("opt", learning_rate=learning_rate, **training)
-        return trial.run(described.model_copy(update={"data": Data(train=file.name)}), LineSearch)
+        return trial.run(described.model_copy(update={"data": Data(train=file.name)}))
 
     return run
 

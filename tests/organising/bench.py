@@ -142,7 +142,7 @@ class Bench:
             if type(sign.decision).__name__ not in ("Evaluated", "Announce"):
                 assert state_of(self.counting) != before, f"void where it stands: {sign.decision}"
             self.signed.append(sign.decision)
-            self.do(ControlChanged(self.counting, Tenure.HELD))
+            self.do(ControlChanged(self.counting, Tenure.HELD, (sign.decision,)))
             if isinstance(sign.decision, Amend):
                 self.end(self.counting.feed(sign.decision.feed), self.counting.named(sign.decision.feed))
 
