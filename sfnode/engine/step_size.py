@@ -35,8 +35,8 @@ LEAST_SIGNAL, MOST_SIGNAL = 0.02, 0.1
 does not stay so (on the built-in reviews it is 0.95 at first)."""
 
 USUAL_SIGNAL, UNTOLD = 0.045, 0.5
-"""Signal that is taken, amid its bounds, where its standard error is as large as UNTOLD: with 64 updates, rank
-1 and 24 layers it is 0.1, with rank 8 it is 0.9."""
+"""Signal that is taken, amid its bounds, where its standard error is as large as UNTOLD: with 64 updates,
+rank 1 and 24 layers it is 0.1, with rank 8 it is 0.9."""
 
 EVIDENCE = 1.0
 """Standard errors by which E[h] has to differ from 0."""
