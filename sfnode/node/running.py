@@ -384,8 +384,9 @@ class RunningNode:
         """Start the engine of a node that begins with a checkpoint, once that is here."""
         if self.settings.role == "trainer" and self.engine_thread is None and self.checkpoints:
             await self.checkpoints.begun.wait()
-            if not self.stopping.is_set():
-                self._start_engine()
+            async with self.driver.between_rounds:  # within a round more is admitted than is on disk
+                if not self.stopping.is_set():
+                    self._start_engine()
 
     def givers(self) -> list[str]:
         """Return addresses of peers that may have the base model, bases, or the state of a checkpoint."""

@@ -14,6 +14,7 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Organised
 from sfnode.node import checkpoints, organising
+from sfnode.node.running import RunningNode
 from sfnode.organising import organiser
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import organiser_key, write_key
@@ -101,6 +102,24 @@ async def test_nodes_begin_with_checkpoints_let_go_of_what_comes_before_and_are_
     assert floor(b) == told
     await b.until(lambda: b.node.engine_loaded)
     assert len(await equal_cores(a, b, late)) == 1
+
+
+async def test_an_engine_that_begins_with_a_checkpoint_is_not_told_of_what_is_not_on_disk(
+    organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts between two rounds: within one the log lacks what has just been admitted."""
+    start, between = RunningNode._start_engine, []
+
+    def started(node: RunningNode) -> None:
+        between.append(node.driver.between_rounds.locked())
+        start(node)
+
+    a = await organised.first(**options(tmp_path))
+    await a.until(lambda: usable(a) and a.node.sharing.files)
+    monkeypatch.setattr(RunningNode, "_start_engine", started)
+    late = await organised.join("late", from_checkpoint=True)
+    await late.until(lambda: late.node.engine_loaded)
+    assert between == [True]
 
 
 async def test_a_state_that_is_not_the_checkpoints_is_not_begun_with(

@@ -392,7 +392,7 @@ async def test_what_has_spoilt_a_run_is_taken_back_and_everybody_who_comes_has_t
     swarm = swarm_of(run)
     for name in "abc":
         swarm.node(name, make_engine=lambda run: SpoiltEngine(run).go())
-    a = await swarm.first(**options(tmp_path))
+    a = await swarm.first(**options(tmp_path), search=False)
     b = await swarm.join("b")
     await a.until(lambda: a.machine.complete)
     await b.until(lambda: b.machine.complete)
