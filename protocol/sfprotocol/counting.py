@@ -309,9 +309,16 @@ class Counting:
     def counts(self, feed: int, epoch: int) -> int:
         """Return how many steps of a feed that the close of `epoch` has named count by some seal."""
         known, place = self._feeds.get(feed), self._place(feed, epoch)
-        if known is None or place is None or known.verdicts[place] != _COUNTED or not known.factors[place]:
+        if known is None or place is None or not self.factor(feed, epoch):
             return 0
         return known.stops[place] - known.first(place)
+
+    def factor(self, feed: int, epoch: int) -> int:
+        """Return the factor with which what the close of `epoch` has named of a feed counts, in units of
+        2^-12; 0 if it does not, or no seal has judged it."""
+        known, place = self._feeds.get(feed), self._place(feed, epoch)
+        counted = known is not None and place is not None and known.verdicts[place] == _COUNTED
+        return known.factors[place] if counted else 0
 
     def counts_of(self, member: int) -> int:
         """Return how many updates of a member count by the seals so far."""

@@ -30,6 +30,7 @@ from sfprotocol.decisions import (
     Finish,
     Invite,
     Move,
+    Part,
     RateFrom,
     Recorded,
     Recount,
@@ -38,6 +39,7 @@ from sfprotocol.decisions import (
     Seal,
     Unknown,
     Void,
+    Worth,
 )
 from sfprotocol.messages import Feed
 from tests.protocol.organised import DIGEST, SALT, Reference, admit, close, fold, origin, seal, tag
@@ -461,8 +463,9 @@ def test_a_run_that_is_finished_stays_so_and_closes_no_epoch() -> None:
         Announce("hello"),
         Evaluated(0, "accuracy", 1, 0, 2, 3, 4),
         Checkpoint(0, DIGEST, DIGEST),
+        Worth(0, 64, (Part(A, 3, 1, 1),)),
         Unknown(1),
-        Unknown(7),
+        Unknown(9),
     ],
 )
 def test_odd_kinds_change_nothing(silent: Decision) -> None:
