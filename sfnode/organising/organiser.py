@@ -18,6 +18,7 @@ an organiser looks, every LOOK_INTERVAL, for the first of these that is due:
     a wish of the owner's          that would change something
     an admission                   that needs no owner, at the rate that the policy allows
     the result of an evaluation    of an epoch that is sealed, or of the base model
+    a worth                        that was measured, and what follows from it for a member
     a seal                         of the oldest closed epoch, once it is evaluated or has waited long enough
     a close                        once enough updates may be named, or one has waited long enough
     an amendment                   of a feed of which named steps are not to be had from anybody
@@ -31,9 +32,10 @@ with what is late. What is left comes next time, the feed first that has waited 
 
 A seal counts all that its close has named, with the factor that the judge (`judging`) or a line search
 (`searching`, which also says how long epochs are) has found, but for what it skips: work for labels of which
-its member was revoked since, of members that the owner does not trust, and what the judge says. What was
-skipped is recounted by a later seal if the judge says so, or once the owner trusts again; the owner's trust
-is remembered as long as this organiser runs.
+its member was revoked since, of members that are not trusted, and what the judge says. What was skipped is
+recounted by a later seal if the judge says so, or once the member is trusted. Whom to trust the owner says,
+which is remembered as long as this organiser runs, or else the evidence (`origins`): what each feed has brought
+is measured first and signed, and the search goes along what is left. Whose work evidently does harm is revoked.
 
 What is named and lost here is fetched from peers like everything else. It is given up (`amend`) when it has
 been missing for long (`OrganiserPolicy.amend_after`) while there were peers, and nothing of it has come.
@@ -46,7 +48,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from sfnode.organising import health, wishes
+from sfnode.organising import health, origins, wishes
 from sfnode.organising.admission import Petitions
 from sfnode.organising.events import (
     Action,
@@ -74,6 +76,7 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.feeds import HeldFeeds
 from sfnode.organising.judging import RECOUNTS_PER_SEAL, Judge, Judgement
+from sfnode.organising.origins import Origins
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.searching import Plan, Search
 from sfprotocol import holding
@@ -88,8 +91,10 @@ from sfprotocol.decisions import (
     Evaluated,
     Move,
     Recount,
+    Revoke,
     Seal,
     Void,
+    Worth,
 )
 from sfprotocol.messages import Feed, Petition
 
@@ -128,6 +133,10 @@ SUMMARISE_AGAIN = 60.0
 MAKE_AGAIN = 600.0
 """Seconds until bases are tried again that could not be made: a lack of memory does not go away at once."""
 
+MEASURE_AGAIN = 2
+"""Epochs after which it is measured again what members bring who are all known: who turns is found out a little
+later, and the search gets the rows of every other time."""
+
 YOUNG = 1 / 10
 """Share of the update budget up to which a run is young."""
 
@@ -155,7 +164,13 @@ class _Asked:
     result: Evaluated | None = None
     """The result, until it is signed once the epoch is sealed."""
     altered: bool = False
-    """Whether the seal has skipped something that was evaluated."""
+    """Whether the seal has skipped something that was evaluated, or the other way round."""
+    rest: Plan | None = None
+    """What is to be measured once this is."""
+    skipped: frozenset[int] = frozenset()
+    """Feeds that were left out."""
+    rows: int = 0
+    """Rows on which it is measured what each feed has brought."""
 
 
 @dataclass(slots=True)
@@ -181,8 +196,10 @@ class Organiser:
         draw: Callable[[int], bytes],
         alone: bool = False,
         now: float,
+        known: Origins | None = None,
     ) -> None:
-        """`draw` returns random bytes. `alone`: the owner says that nobody knows more of the control feed
+        """`draw` returns random bytes. `known`: the evidence by the decisions so
+        far, which whoever reads them keeps up to date. `alone`: the owner says that nobody knows more of the control feed
         than this node; while it has no peers it names what it alone holds."""
         self.state = State.RESTARTED
         self.stopped: str | None = None
@@ -205,8 +222,15 @@ class Organiser:
         self._feeds = HeldFeeds()
         self._claimed: frozenset[Feed] = frozenset()
         """Feeds of which linked peers say that they have more than is here."""
-        self._distrusted: set[int] = set()
-        """Members whose work seals skip."""
+        self._origins = known or Origins()
+        self._trust: dict[int, bool] = {}
+        """The owner's word on members: whether seals count their work."""
+        self._worths: list[Worth] = []
+        """What was measured and is to be signed."""
+        self._sanctions: list[Decision] = []
+        """What follows from evident harm, until it is signed."""
+        self._sanctioned: set[int] = set()
+        """Members about whom that was decided."""
         self._restored: set[int] = set()
         """Members whose skipped work is to be recounted."""
         self._peers: dict[str, int] = {}
@@ -303,16 +327,15 @@ class Organiser:
             self._wake_at = now
 
     def _on_trust(self, event: OwnerTrusts) -> None:
-        takes, gives = self._restored, self._distrusted
-        if not event.trusted:
-            takes, gives = gives, takes
-        takes.add(event.member)
-        gives.discard(event.member)
+        self._trust[event.member] = event.trusted
+        if event.trusted:
+            self._restored.add(event.member)
 
     def _on_evaluation_ended(self, event: EvaluationEnded, now: float) -> None:
         if event.epoch != self._asked.epoch or not self._asked.running:
             return
         self._asked.running = False
+        self._worths += origins.said(event.epoch, self._asked.rows, event.brought, self._counting)
         young = self._counting.counted < YOUNG * self._counting.budget
         share = self.policy.young_share if young else self.policy.share
         if self.search:
@@ -367,7 +390,13 @@ class Organiser:
 
     def _due(self, now: float) -> Decision | None:
         admit = self._petitions.next
-        return self._wish() or admit(self._counting, now) or self._result() or self._about_feeds(now)
+        return (
+            self._wish()
+            or admit(self._counting, now)
+            or self._result()
+            or self._about_members()
+            or self._about_feeds(now)
+        )
 
     def _about_feeds(self, now: float) -> Decision | None:
         self._refresh(now)
@@ -403,6 +432,29 @@ class Organiser:
         result, asked.result = asked.result, None
         return None if asked.altered else result
 
+    # -- members -----------------------------------------------------------------------------------
+
+    def _is_trusted(self, member: int) -> bool:
+        """Return whether the work of a member counts: the owner's word is the last one."""
+        by_evidence = not self.policy.origins or self._origins.trusts(member)
+        return self._trust.get(member, by_evidence)
+
+    def _about_members(self) -> Decision | None:
+        """Sign what was measured, and then what follows for whom it shows to do harm."""
+        if self._worths:
+            return self._worths.pop(0)
+        if self.policy.origins and self.policy.revokes:
+            found = (member for member in self._origins.harmful if not self._trust.get(member, False))
+            for member in sorted(set(found) - self._sanctioned):
+                self._sanctioned.add(member)
+                since, last = self._origins.members[member].harm_since or 0, self._counting.sealed - 1
+                self._sanctions += [Revoke(member, since), Void(since, last, (member,))][: 1 + (since <= last)]
+        while self._sanctions:
+            sanction = self._sanctions.pop(0)
+            if wishes.refusal(self._counting, sanction) is None:
+                return sanction
+        return None
+
     # -- seals -------------------------------------------------------------------------------------
 
     def _seal(self, now: float) -> Seal | None:
@@ -414,25 +466,30 @@ class Organiser:
         if self.search:
             judgement = self.search.judged(counting, judgement)
         skipped = tuple(n for n in counting.moved(epoch) if self._is_skipped(n, epoch, judgement))
-        self._asked.altered = self._asked.altered or (bool(skipped) and self._asked.epoch == epoch)
+        if self._asked.epoch == epoch:
+            self._asked.altered = self._asked.altered or self._asked.skipped != set(skipped)
         self._feeds.forget(chains, counting)
         digest, recounted = named_digest(self._run_id, chains), self._recounted(judgement)
         return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
 
     def _is_skipped(self, number: int, epoch: int, judgement: Judgement) -> bool:
-        if number in judgement.skipped or number // INCARNATIONS in self._distrusted:
+        if number in judgement.skipped or not self._is_trusted(number // INCARNATIONS):
             return True
-        return self._feeds.revoked(number, epoch, self._counting)
+        outlier = self.policy.origins and Recount(number, epoch) in self._origins.outliers
+        return outlier or self._feeds.revoked(number, epoch, self._counting)
 
     def _recounted(self, judgement: Judgement) -> tuple[Recount, ...]:
         """Return what seals have skipped and is to count: what the judge says, and work of members who are
-        trusted again. It stays skipped where they may have been revoked when they made it."""
+        trusted again. It stays skipped where they may have been revoked when they made it, and where it would
+        evidently do harm."""
         counting = self._counting
         found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
-        for number in sorted(self._restored):
+        lapsed = self._origins.lapsed if self.policy.origins else frozenset()
+        never = self._origins.outliers | judgement.recounted
+        for number in sorted(self._restored | {one for one in lapsed if self._is_trusted(one)}):
             revoked = counting.members[number].revoked if number < len(counting.members) else 0
             again = [recount for recount in counting.skipped(number) if recount.epoch < revoked]
-            found += [recount for recount in again if recount not in judgement.recounted]
+            found += [recount for recount in again if recount not in never]
             if len(found) <= RECOUNTS_PER_SEAL:
                 self._restored.discard(number)
         return tuple(sorted(found[:RECOUNTS_PER_SEAL]))
@@ -442,11 +499,29 @@ class Organiser:
         asked = self._asked
         affordable = not asked.running and now >= self._evaluate_from and self.policy.seal_wait > 0
         if asked.epoch < epoch and affordable:
-            plan = self.search.plan(self._counting) if self.search else Plan(0, True)
-            asked = self._asked = _Asked(epoch, now, running=plan is not None)
-            if plan:
-                self._actions.append(Evaluate(epoch, *plan))
+            asked = self._asked = _Asked(epoch, now, running=False, rest=self._plan(epoch))
+        if asked.epoch == epoch and asked.rest and not asked.running:
+            self._measure(asked, asked.rest)
         return asked.epoch == epoch and asked.running and now - asked.at < self.policy.seal_wait
+
+    def _plan(self, epoch: int) -> Plan | None:
+        """Return what is to be measured of an epoch."""
+        if not self.search:
+            return Plan(0, True)
+        members = {feed // INCARNATIONS for feed in self._counting.moved(epoch)}
+        proven = self._origins.proven(members) and epoch - self._origins.measured < MEASURE_AGAIN
+        return self.search.plan(self._counting, proven=proven)
+
+    def _measure(self, asked: _Asked, plan: Plan) -> None:
+        """Have measured what each feed brings, first, and then the rest along what the seal is going to count."""
+        skipped = (
+            n for n in self._counting.moved(asked.epoch) if self._is_skipped(n, asked.epoch, Judgement())
+        )
+        asked.skipped, asked.running, asked.rows = frozenset(skipped), True, plan.origins
+        rest = plan._replace(origins=0)
+        asked.rest = rest if plan.origins and any(rest) else None
+        part = Plan(0, False, origins=plan.origins) if plan.origins else plan
+        self._actions.append(Evaluate(asked.epoch, *part, asked.skipped))
 
     # -- closes ------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ FALSE_REVOCATIONS = 1e-4
 LEAST_MEMBERS = 3
 """Measured members without which nothing is concluded: of two nobody can say which one is usual."""
 
-MEMORY = 0.9
+MEMORY = 0.95
 """Weight of what was measured before, for each measured epoch of a member, in its drift: the drift of all falls
 as a run goes on."""
 
@@ -207,6 +207,10 @@ class Origins:
     def _forget(self) -> None:
         self.members: dict[int, Evidence] = {}
         """Evidence by the number of the member."""
+        self.lapsed: set[int] = set()
+        """Members who were not trusted at some time."""
+        self.harmful: set[int] = set()
+        """Members whose work evidently does harm."""
         self.outliers: set[Recount] = set()
         """Feeds and epochs that are skipped for good."""
         self.said: list[Worth] = []
@@ -215,25 +219,20 @@ class Origins:
         """The last epoch that was measured."""
         self._read, self._chain = 0, b""
 
-    def follow(self, feed: ControlFeed) -> list[int]:
-        """Take in the decisions that are new; return the members who are trusted again, or not any more.
-
-        Begins anew if those from before are not here any more: then the members are those of whom all is said.
-        """
+    def follow(self, feed: ControlFeed) -> None:
+        """Take in the decisions that are new; begin anew if those from before are not here any more."""
         if (feed.stop, feed.chain) == (self._read, self._chain):
-            return []
+            return
         if feed.stop < self._read or (self._read and feed.chains[self._read] != self._chain):
             self._forget()
-        changed = set[int]()
         for entry in feed.entries[self._read :]:
             decision = read(entry.record).decision
             if isinstance(decision, Worth):
-                changed.update(self.take(decision))
+                self.take(decision)
         self._read, self._chain = feed.stop, feed.chain
-        return sorted(changed)
 
-    def take(self, said: Worth) -> list[int]:
-        """Take in the figures of an epoch; return the members who are trusted again, or not any more."""
+    def take(self, said: Worth) -> None:
+        """Take in the figures of an epoch."""
         self.said.append(said)
         self.measured = max(self.measured, said.epoch)
         parts = [part for part in said.parts if part.updates]
@@ -242,18 +241,17 @@ class Origins:
                 part.score / SCORE_ONE, part.updates
             )
         drift, most = SHARE * self._usual_drift(parts), OUTLIER * _usual_worth(parts)
-        changed = []
         for part in parts:
             member = part.feed // INCARNATIONS
             evidence = self.members[member]
-            trusted = evidence.trusted
             outlier = 0 < most < -part.worth / math.sqrt(part.updates)
             if outlier:
                 self.outliers.add(Recount(part.feed, said.epoch))
             evidence.take(said.epoch, part, drift, outlier=outlier)
-            if evidence.trusted != trusted:
-                changed.append(member)
-        return changed
+            if not evidence.trusted:
+                self.lapsed.add(member)
+            if evidence.harmful:
+                self.harmful.add(member)
 
     def trusts(self, member: int) -> bool:
         """Return whether the work of a member is to count, as far as is known."""

@@ -47,7 +47,12 @@ that, runs that began a hundred times too fast learnt in one of three cases, and
 EVALUATE_EVERY = 4
 """Epochs between two evaluations with all rows, for people and alarms; the searches see to the rest."""
 
-BUSY = 1 / 2
+ORIGIN_ROWS, ORIGIN_FORWARDS = 32, 3
+"""Least rows on which it is measured what each feed has brought, and forwards for each, as a backward pass takes
+two. The slopes of 32 rows of the built-in reviews agree with those of all by 0.96; those of AG News, of which
+72 say as much as the noise, by 0.55."""
+
+BUSY = 1 / 4
 """Share of the organiser's own time that searches and evaluations may take once the rate has settled: in a
 large swarm a twentieth of everybody's work is more than one node can do."""
 
@@ -66,6 +71,8 @@ class Plan(NamedTuple):
     """Whether the model is evaluated on all validation rows."""
     sized: bool = False
     """Whether the rate is looked for that suits the first subspace."""
+    origins: int = 0
+    """Rows on which it is measured what each feed has brought; 0 if it is not."""
 
 
 class Memory(NamedTuple):
@@ -87,8 +94,9 @@ class Search:
     def __init__(self, policy: OrganiserPolicy, counting: Counting) -> None:
         """`policy.search_rows` is not 0. `counting` tells how far an organiser had come before."""
         self._policy = policy
-        cheapest = FIRST_ROWS * len(AMOUNTS) / _per_forward(policy.young_share)
-        self._first = max(FIRST_UPDATES, math.ceil(cheapest / policy.update_forwards))
+        cheapest = FIRST_ROWS * len(AMOUNTS) + policy.origins * ORIGIN_ROWS * ORIGIN_FORWARDS
+        earning = policy.update_forwards * _per_forward(policy.young_share)
+        self._first = max(FIRST_UPDATES, math.ceil(cheapest / earning))
         self.settled = False
         """Whether the rate has settled."""
         self._steady = 0
@@ -155,8 +163,9 @@ class Search:
     def _is_cut(self, epoch: int) -> bool:
         return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
 
-    def plan(self, counting: Counting) -> Plan | None:
-        """Return what the oldest epoch without a seal is worth; None if nothing."""
+    def plan(self, counting: Counting, *, proven: bool = True) -> Plan | None:
+        """Return what the oldest epoch without a seal is worth; None if nothing. `proven`: what each feed has
+        brought need not be measured."""
         self._earn(counting)
         if self._is_cut(counting.sealed):
             return None
@@ -169,11 +178,18 @@ class Search:
         rest = self._credit - cost * scored
         if due and not scored and self.settled:
             rest = 0.0  # it saves up
+        searched, origins = first * len(AMOUNTS), 0
+        if policy.origins and not proven:
+            spare = rest - searched  # a search comes with it, or neither: the cheaper one would always be first
+            least = min(ORIGIN_ROWS, policy.search_rows)
+            most = min(policy.search_rows, max(least, int(spare / 2) // ORIGIN_FORWARDS))
+            origins = most if spare >= least * ORIGIN_FORWARDS else 0
+            rest = rest - origins * ORIGIN_FORWARDS if origins else 0.0
         rows = min(policy.search_rows, int(rest // len(AMOUNTS)))
         rows = rows if rows >= first else 0
         if counting.sealed and counting.sealed == counting.served_from():
             rows = max(rows, first)  # nobody knows what the rate does along new bases
-        return Plan(rows, scored, sized) if rows or scored or sized else None
+        return Plan(rows, scored, sized, origins) if rows or scored or sized else None
 
     def _earn(self, counting: Counting) -> None:
         share = self._policy.share if self.settled else self._policy.young_share
