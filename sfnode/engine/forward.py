@@ -115,6 +115,13 @@ def log_probs(loaded: LoadedModel, this: Pass, perturbation: Perturbation | None
         return _log_probs(_logits(loaded, this), this.targets)
 
 
+def mean_loss(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None) -> Tensor:
+    """Return the mean loss of a mini-batch that is small enough for one pass, for a backward pass, too."""
+    batch = batch_of(encoded)
+    this = take(batch, np.arange(len(batch.input_ids)), np.arange(len(batch.targets)), loaded.device)
+    return encoded.losses(log_probs(loaded, this, perturb(this) if perturb else None)).mean()
+
+
 def batch_of(encoded: Encoded) -> Batch:
     """Return the parts of an encoded batch that a model sees, as numpy arrays."""
     return Batch(*(getattr(encoded, part).numpy() for part in Batch._fields))

@@ -124,7 +124,7 @@ def gradients(
     try:
         with _watched(loaded, sketches, keep), _differentiable(loaded):
             for batch in _in_halves(batches, sketches, advance):
-                _mean_loss(loaded, batch).backward()  # type: ignore[no-untyped-call]
+                forward.mean_loss(loaded, batch).backward()  # type: ignore[no-untyped-call]
     except torch.OutOfMemoryError as error:
         raise UserError(
             Code.OUT_OF_MEMORY,
@@ -153,7 +153,7 @@ def activations(
 
     with _watched(loaded, sketches, take), torch.no_grad():
         for batch in _in_halves(batches, sketches, advance):
-            _mean_loss(loaded, batch)
+            forward.mean_loss(loaded, batch)
     return _made(loaded, sketches, rank, seed, sum(batch.examples for batch in batches), of_inputs=True)
 
 
@@ -260,14 +260,6 @@ def _differentiable(loaded: LoadedModel) -> Iterator[None]:
             yield
     finally:
         handle.remove()
-
-
-def _mean_loss(loaded: LoadedModel, batch: Encoded) -> Tensor:
-    """Return the mean loss of a mini-batch, which is one pass."""
-    whole = forward.batch_of(batch)
-    sequences, targets = np.arange(len(whole.input_ids)), np.arange(len(whole.targets))
-    this = forward.take(whole, sequences, targets, loaded.device)
-    return batch.losses(forward.log_probs(loaded, this, None)).mean()
 
 
 def _rows(values: Tensor) -> Tensor:

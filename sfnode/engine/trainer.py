@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sfnode.engine import forward, line, making_bases, step_size, target_check
+from sfnode.engine import forward, line, making_bases, slopes, step_size, target_check
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, quantise, two_point
@@ -353,6 +353,29 @@ class Trainer:
             search.take(step.losses(encoded, search.amounts))
             taken += len(wanted) * len(search.amounts)
         return taken
+
+    def shares(
+        self,
+        after: Mapping[int, I64],
+        updates: Sequence[slopes.Updates],
+        rows: int,
+        turn: int,
+        go_on: GoOn = always,
+    ) -> tuple[list[slopes.Share], int]:
+        """Return the share of each of these `updates` in what leads from the weights as of now to those with
+        the cores `after`, on so many validation rows, and the example-forwards that it took.
+
+        Others of the rows with every `turn`. Raises UserError DATA_*, PAUSED, and as `slopes.measure`.
+        """
+        self.restore()
+        self.weights.rebuild()
+        task, held_out = self.manifest.task, self._held_out_rows("validation", 0)
+        batches = slopes.batches_of(task, self.loaded.tokenizer, line_rows(task, held_out), rows, turn)
+        step, delta = line.difference(after, self.core.cores()), self.manifest.training.scalar_delta
+        found = slopes.shares(self.loaded, self.space, self.scale, step, updates, batches, delta, go_on)
+        if found is None:
+            raise _paused()
+        return found
 
     def suitable_rate(self, epoch: int) -> float | None:
         """Return the rate that suits the subspace of an epoch at the weights as of now, by `step_size`; None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sfnode.engine.core import Core
+from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.experiments.problem import public
 from sfnode.manifest import Manifest
@@ -38,7 +38,7 @@ from sfnode.organising.searching import Memory
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 from sfnode.store.log import UpdateLog
-from sfnode.store.replay import changes, frontier_of, kept_control
+from sfnode.store.replay import changes, counted_anew, frontier_of, kept_control
 from sfprotocol import decisions, wire_codec
 from sfprotocol.decisions import FACTOR_ONE, Admit, Bases, Close, Seal
 from sfprotocol.events import LinkDown, LinkUp, OwnDecision, Received
@@ -75,8 +75,12 @@ class Correction(NamedTuple):
     factor: int
 
 
-Measure = Callable[[Evaluate, Mapping[int, I64], Mapping[int, I64]], EvaluationEnded]
-"""Measures at once what the organiser asks for, from the cores of the seals before to those of the epoch."""
+Named = Mapping[Feed, tuple[UpdateBatch, I64]]
+"""Updates of each feed, with their scalars as they were sent, and the factors of these in cores."""
+
+Measure = Callable[[Evaluate, Mapping[int, I64], Mapping[int, I64], Named], EvaluationEnded]
+"""Measures at once what the organiser asks for, from the cores of the seals before to those of the epoch, and
+of the updates that this one has named."""
 
 
 Make = Callable[[Mapping[int, I64]], bytes]
@@ -287,10 +291,17 @@ class Keeper:
                     self._host.post(OwnDecision(decisions.encode(decision)))
                 case Evaluate(epoch=epoch) if self._measure:
                     self._acted += 1
-                    self._tell(self._measure(action, self._cores(epoch - 1), self._cores(epoch)))
+                    cores = self._cores(epoch - 1), self._cores(epoch)
+                    self._tell(self._measure(action, *cores, self._named_by(epoch)))
                 case MakeBases(epoch=epoch) if self._make:
                     self._acted += 1
                     self._tell(BasesMade(self._make(self._cores(epoch))))
+
+    def _named_by(self, epoch: int) -> Named:
+        """Return the updates that the close of an epoch has named and that count, with their weights."""
+        assert self.machine.organised
+        named = self.machine.organised.named
+        return counted_anew(self._log, named(epoch - 1), named(epoch), self.run.subspace_epochs)
 
     def _cores(self, epoch: int) -> Mapping[int, I64]:
         """Return the cores of what closes up to that of `epoch` have named, as it counts now."""

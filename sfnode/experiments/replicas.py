@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sfnode.engine import forward, step_size
+from sfnode.engine import forward, slopes, step_size
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, two_point
@@ -249,6 +249,21 @@ class Replicas:
     ) -> tuple[StepSize | None, int]:
         """Return what `engine.step_size.measure` finds at the weights as they are."""
         return step_size.measure(self.loaded, self._space, subspace, draw, epsilon, key)
+
+    def shares(
+        self,
+        cores: Mapping[int, I64],
+        updates: Sequence[slopes.Updates],
+        batches: Sequence[Encoded],
+        delta: float,
+    ) -> tuple[list[slopes.Share], int]:
+        """Return what `engine.slopes.shares` finds of updates in the step that these cores make from the
+        weights as they are."""
+        found = slopes.shares(
+            self.loaded, self._space, self._scale, cores, updates, batches, delta, lambda: True
+        )
+        assert found is not None
+        return found
 
     def line(self, cores: Mapping[int, I64]) -> Line:
         """Return the line from the weights as they are along these cores."""

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from sfnode.baselines.method import Traffic
-from sfnode.engine import making_bases
+from sfnode.engine import making_bases, slopes
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.line import difference
@@ -25,17 +25,19 @@ from sfnode.engine.trainer import line_batches, line_rows
 from sfnode.experiments.cell import Cell
 from sfnode.experiments.feeds import ClientFeed
 from sfnode.experiments.flooding import Flood
-from sfnode.experiments.keeper import Keeper
+from sfnode.experiments.keeper import Keeper, Named
 from sfnode.experiments.network import Conditions
 from sfnode.experiments.problem import LoadedProblem, client_key, organiser_key
 from sfnode.experiments.replicas import Moves, Query, Replicas
 from sfnode.models import bases
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.line_search import Found, LineSearch
+from sfnode.organising.origins import Brought
 from sfnode.organising.policy import has_few_dimensions
 from sfnode.organising.searching import Memory
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
+from sfnode.tasks.dataset import Row
 from sfnode.tasks.shard import Shard
 from sfprotocol.counting import multiplier
 from sfprotocol.decisions import FACTOR_ONE
@@ -281,7 +283,7 @@ class SeedFlood:
             self._pending = _joined(self._pending, self._corrections(decided))
 
     def _measure(
-        self, asked: Evaluate, before: Mapping[int, I64], after: Mapping[int, I64]
+        self, asked: Evaluate, before: Mapping[int, I64], after: Mapping[int, I64], named: Named
     ) -> EvaluationEnded:
         """Do what the organiser wants to know of an epoch, on the validation rows."""
         rows = line_rows(self._problem.task, self._problem.held_out["validation"])
@@ -316,8 +318,23 @@ class SeedFlood:
                 with line.at(search.found.factor) as perturb:
                     result = self._problem.evaluate("validation", perturb)
                 forwards += result.count
+            brought, taken = self._brought(asked, difference(after, before), named, rows)
+            forwards += taken
         self.example_forwards += forwards
-        return EvaluationEnded(asked.epoch, result, base, calibrated, found, forwards, rate)
+        return EvaluationEnded(asked.epoch, result, base, calibrated, found, forwards, rate, brought)
+
+    def _brought(
+        self, asked: Evaluate, step: Mapping[int, I64], named: Named, rows: Sequence[Row]
+    ) -> tuple[tuple[Brought, ...], int]:
+        """Return what each feed has brought in an epoch that makes this step, and the example-forwards of
+        measuring it."""
+        if not asked.origins:
+            return (), 0
+        manifest, tokenizer = self._problem.manifest, self._problem.loaded.tokenizer
+        batches = slopes.batches_of(manifest.task, tokenizer, rows, asked.origins, asked.epoch)
+        delta = manifest.training.scalar_delta
+        found, taken = self.replicas.shares(step, list(named.values()), batches, delta)
+        return tuple(Brought(feed, *share) for feed, share in zip(named, found, strict=True)), taken
 
     def _suitable_rate(self, epoch: int) -> tuple[float | None, int]:
         """Return the rate that suits the subspace of an epoch, if that can be told, and what that took."""

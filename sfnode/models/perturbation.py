@@ -120,9 +120,13 @@ def _linear(perturber: Perturber, number: int, site: Site, is_head: bool) -> Lay
         u, v = perturbation.directions.u[number], perturbation.directions.v[number]
         rows = x.reshape(-1, v.shape[0])  # (N, in)
         weighted = _weighing(perturbation, number, site.target.name, is_head)
-        quantised = isinstance(module, QuantisedLinear)
-        weight = module.dense() if quantised else view(module.weight, site.form)  # (out, in)
-        return _perturbed(rows, weight.t(), module.bias, u, v, weighted).view(*x.shape[:-1], u.shape[1])
+        if isinstance(module, QuantisedLinear) and torch.is_grad_enabled():
+            y = _along(rows, module.bias, u, v, weighted) + module.product(rows)
+        else:
+            quantised = isinstance(module, QuantisedLinear)
+            weight = module.dense() if quantised else view(module.weight, site.form)  # (out, in)
+            y = _perturbed(rows, weight.t(), module.bias, u, v, weighted)
+        return y.view(*x.shape[:-1], u.shape[1])
 
     return forward
 
@@ -176,12 +180,15 @@ def _perturbed(
     x (N, in), weight (in, out), bias (out,) or None, u (k, out), v (in, k). The rank-k term takes the place
     of the bias as what the product is added to: no further pass over y.
     """
+    return _along(x, bias, u, v, weighted).addmm_(x, weight)
+
+
+def _along(x: Tensor, bias: Tensor | None, u: Tensor, v: Tensor, weighted: Layer) -> Tensor:
+    """Return b + weighted(x v) u, (N, out)."""
     along = weighted(torch.mm(x, v))  # (N, k)
     if u.shape[0] == 1:  # an outer product is no work for a matrix product's machinery
-        y = along * u if bias is None else torch.addcmul(bias, along, u)
-    else:
-        y = torch.mm(along, u) if bias is None else torch.addmm(bias, along, u)
-    return y.addmm_(x, weight)
+        return along * u if bias is None else torch.addcmul(bias, along, u)
+    return torch.mm(along, u) if bias is None else torch.addmm(bias, along, u)
 
 
 def _weighing(

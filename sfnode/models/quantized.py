@@ -63,8 +63,28 @@ class QuantisedLinear(nn.Module):
         order."""
         raise NotImplementedError
 
+    def product(self, x: Tensor) -> Tensor:
+        """Return x W^T; a backward pass expands W anew, as no graph is to hold all layers expanded."""
+        found: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
+        return found
+
     def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            return self.product(x) if self.bias is None else self.product(x) + self.bias
         return linear(x, self.dense(), self.bias)
+
+
+class _Product(torch.autograd.Function):
+    """x W^T of a quantised layer, differentiable by x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: QuantisedLinear) -> Tensor:
+        ctx.layer = layer
+        return linear(x, layer.dense())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient @ ctx.layer.dense(), None
 
 
 class Int8Linear(QuantisedLinear):

@@ -40,10 +40,12 @@ from sfnode.organising.events import (
 from sfnode.organising.judging import by_schedule
 from sfnode.organising.line_search import Found, LineSearch
 from sfnode.organising.organiser import State
+from sfnode.organising.origins import Brought
 from sfnode.organising.policy import Admission, OrganiserPolicy, has_few_dimensions
 from sfnode.organising.rates import Schedule
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.disk_errors import disk_faults
+from sfnode.store.replay import counted_anew
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Decision
 from sfprotocol.events import OwnDecision, OwnPetition
@@ -232,7 +234,7 @@ class Organising:
         """Do what the organiser wants to know of an epoch, on the validation rows; measure the base model
         first if that was not done yet."""
         result = base = calibrated = found = rate = None
-        forwards, epoch = 0, asked.epoch
+        forwards, epoch, brought = 0, asked.epoch, tuple[Brought, ...]()
         wanted, ask = self._node.limiter.until_a_pause(), self._node.ask_engine
         try:
             if asked.scored and not self._has_base:
@@ -251,7 +253,42 @@ class Organising:
             forwards += result.count if result else 0
         except UserError as error:
             log.warning("epoch %d is sealed without an evaluation: %s", epoch, error.what)
-        self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards, rate))
+        if asked.origins:
+            brought, taken = await self._brought(asked, wanted)
+            forwards += taken
+        self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards, rate, brought))
+
+    async def _brought(self, asked: Evaluate, wanted: Callable[[], bool]) -> tuple[tuple[Brought, ...], int]:
+        """Return what each feed has brought in an epoch, and the example-forwards of measuring it; nothing
+        where that cannot be measured."""
+        node, epoch = self._node, asked.epoch
+        before, after = dict[Feed, Counted](), dict[Feed, Counted]()
+
+        def closed() -> Mapping[Feed, Counted]:
+            after.update(self._organised.named(epoch))
+            return after
+
+        def sealed() -> Mapping[Feed, Counted]:
+            if after == self._organised.named(epoch):  # or else what they have brought is something else now
+                before.update(self._organised.named(epoch - 1))
+            else:
+                after.clear()
+            return self._organised.named(epoch - 1)
+
+        def look(engine: Engine) -> tuple[tuple[Brought, ...], int]:
+            found = counted_anew(node.log, before, after, node.machine.run.subspace_epochs)
+            shares, taken = engine.shares(cores, list(found.values()), asked.origins, epoch, wanted)
+            told = zip(found, shares, strict=True)
+            brought = (Brought(feed, s.updates, s.sum, s.squares, s.worth, s.error) for feed, s in told)
+            return tuple(brought), taken
+
+        try:
+            _, cores = await node.ask_engine(lambda engine: engine.cores(), closed)
+            _, found = await node.ask_engine(look, sealed)
+        except UserError as error:
+            log.warning("what nodes brought in epoch %d is not known: %s", epoch, error.what)
+            return (), 0
+        return found
 
     async def _calibrated(self, wanted: Callable[[], bool]) -> Evaluation | None:
         """Evaluate the base model less its prior; None where that cannot be measured."""

@@ -25,7 +25,7 @@ from sfprotocol.decisions import Checkpoint
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import ControlFork, Entry, EpochScalars, Feed, RunParameters, Segment, Succession
-from sfprotocol.seeds import GOLDEN, U64, mix64, update_seeds
+from sfprotocol.seeds import GOLDEN, I64, U64, mix64, update_seeds
 from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.weighing import NOTHING, Counted, Difference, differences
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
@@ -189,6 +189,26 @@ def changes(
             pieces, size = [], 0
     if pieces:
         yield batch_of(pieces)
+
+
+def counted_anew(
+    update_log: UpdateLog,
+    before: Mapping[Feed, Counted],
+    wanted: Mapping[Feed, Counted],
+    subspace_epochs: int = 1,
+) -> dict[Feed, tuple[UpdateBatch, I64]]:
+    """Return the updates of every feed that count otherwise by `wanted` than by `before`, with their scalars
+    as they were sent, and by how much the weight of each changes, (n,). Raises as `changes` does."""
+    pieces: dict[Feed, list[Piece]] = {}
+    weights: dict[Feed, list[int]] = {}
+    for change, segment in update_log.segments(_changed(before, wanted)):
+        first, told = _within(change, segment)
+        parts = tuple(Part(label // subspace_epochs, 1, scalars) for label, scalars in told)
+        pieces.setdefault(change.feed, []).append(Piece(segment.feed_key, first, parts))
+        weights.setdefault(change.feed, []).extend(
+            change.weight(label) for label, scalars in told for _ in scalars
+        )
+    return {feed: (batch_of(pieces[feed]), np.array(weights[feed], np.int64)) for feed in pieces}
 
 
 class Weighed(NamedTuple):

@@ -92,6 +92,16 @@ class NothingToPrepare:
         pass
 
 
+class Share(NamedTuple):
+    """`engine.slopes.Share`, without torch."""
+
+    updates: int
+    sum: float
+    squares: float
+    worth: float
+    error: float
+
+
 class SmallEngine:
     """Counts instead of computing, and refuses to count an update twice; it may be taken out again."""
 
@@ -120,6 +130,8 @@ class SmallEngine:
         """Updates in the core, and amounts, of evaluations towards later ones."""
         self.made_at: int | None = None
         """Updates in the core when bases were made last."""
+        self.shared_at: int | None = None
+        """Updates in the core when the shares of others were measured last."""
         self.parked = 0
         """How often its model was put aside."""
         self.aside = False
@@ -196,6 +208,24 @@ class SmallEngine:
             search.take(np.tile(distances**2, (len(wanted), 1)))
             taken += len(wanted) * len(search.amounts)
         return taken
+
+    def shares(
+        self,
+        after: Mapping[int, I64],
+        updates: Sequence[tuple[UpdateBatch, I64]],
+        rows: int,
+        turn: int,
+        go_on: Callable[[], bool],
+    ) -> tuple[list[Share], int]:
+        """Say how many updates there are, that every slope is 1, and worth is what weights are."""
+        self.shared_at = len(self.applied)
+        found = []
+        for batch, weights in updates:
+            assert not self.applied.keys() & set(batch.seeds.tolist())
+            scalars = batch.scalars.astype(float)
+            worth = float((weights * scalars).sum())
+            found.append(Share(len(scalars), scalars.sum(), (scalars**2).sum(), worth, 1.0))
+        return found, 3 * rows
 
     def suitable_rate(self, epoch: int) -> float | None:
         return None

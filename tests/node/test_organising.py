@@ -15,14 +15,15 @@ from sfnode.manifest import Data, Organised
 from sfnode.models import bases
 from sfnode.node import organising
 from sfnode.organising import organiser
-from sfnode.organising.events import Sign
+from sfnode.organising.events import Action, DeskEvent, Evaluate, EvaluationEnded, Sign
 from sfnode.organising.organiser import State
 from sfnode.organising.policy import Admission
 from sfnode.schema.node_state import NodeState, RunHealth, Wait
 from sfnode.store.identity import Identity
-from sfnode.store.replay import changes
+from sfnode.store.replay import changes, weighed
 from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol.decisions import FACTOR_ONE, Amend, Evaluated, Finish, Revoke, Seal, Void, encode, read
+from sfprotocol.weighing import named as named_by
 from tests.node.helpers import Node, SmallEngine, Swarm, manifest, pairs_of
 
 SwarmOf = Callable[..., Swarm]
@@ -57,6 +58,23 @@ def organised(request: pytest.FixtureRequest, swarm_of: SwarmOf, tmp_path: Path)
 
 def options(tmp_path: Path) -> dict[str, Any]:
     return {"organise": True, "keys_dir": tmp_path / "keys"}
+
+
+async def evaluated(node: Node, asked: Evaluate) -> EvaluationEnded:
+    """What the organiser in a node is told when it has asked for this, though it has not."""
+    told, desk = list[EvaluationEnded](), node.node.organising._desk
+    handle = desk.handle
+
+    def hear(event: DeskEvent, now: float) -> list[Action]:
+        if not isinstance(event, EvaluationEnded) or event.epoch != asked.epoch:
+            return handle(event, now)
+        told.append(event)
+        return []
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(desk, "handle", hear)
+        await node.node.organising._evaluate(asked)
+    return told[0]
 
 
 def counted(node: Node) -> int:
@@ -170,6 +188,48 @@ async def test_every_seal_has_the_factor_that_a_line_search_finds(
     searched = factors.index(4 * FACTOR_ONE)
     assert seals[searched].rates[0].rate == 4 * first
     assert engine.towards[0][0] in [sum(counting.positions(e).values()) for e in range(-1, counting.sealed)]
+
+
+@pytest.mark.parametrize("organised", ["rows"], indirect=True)
+async def test_what_each_feed_has_brought_is_measured_of_the_updates_that_the_close_has_named(
+    organised: Swarm, tmp_path: Path
+) -> None:
+    """From the state of the seal before, without what came later; training goes on from what was there."""
+    a = await organised.first(**options(tmp_path))
+    b = await organised.join("b")
+    counting = a.machine.organised.counting
+    await a.until(lambda: counting.sealed > 2 and len(counting.positions(2)) == 2)
+    ended = await evaluated(a, Evaluate(2, scored=False, origins=24))
+    assert a.engine.shared_at == sum(counting.positions(1).values())
+    before, after = counting.positions(1), counting.positions(2)
+    wanted = {counting.feed(feed): after[feed] - before.get(feed, 0) for feed in after}
+    assert {one.feed: one.updates for one in ended.brought} == {f: n for f, n in wanted.items() if n}
+    assert ended.forwards == 3 * 24
+    with organised.log("a") as log:
+        for one in ended.brought:
+            named = [u for u in weighed(log, named_by(counting, 2)) if u.feed == one.feed][-one.updates :]
+            assert one.sum == sum(update.scalar for update in named)
+            assert one.worth == sum(update.scalar * update.weight for update in named)
+    await a.until(lambda: a.machine.complete)
+    await b.until(lambda: b.machine.complete and b.digest == a.digest)
+
+
+@pytest.mark.parametrize("organised", ["rows"], indirect=True)
+async def test_a_seal_is_made_though_nobody_can_tell_what_feeds_have_brought(
+    organised: Swarm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = await organised.first(**options(tmp_path))
+    counting = a.machine.organised.counting
+    await a.until(lambda: counting.sealed > 0)
+
+    def fail(*asked: Any) -> Any:
+        raise UserError(Code.OUT_OF_MEMORY, "there is no room", "Take less.")
+
+    a.engine.shares = fail
+    ended = await evaluated(a, Evaluate(0, origins=24))
+    assert ended.result is not None
+    assert ended.brought == ()
+    assert "there is no room" in caplog.text
 
 
 async def test_bases_are_made_anew_at_a_seal_and_everybody_gets_them(

@@ -1,0 +1,270 @@
+"""What updates would do to the loss on validation rows, from one gradient whatever their number (DESIGN 9).
+
+An update moves one entry of every layer's core. With G the derivatives of a loss by the entries of all cores,
+s, i and j an update's signs and coordinates (SPEC R6), p = sum over layers of s * G[i, j] is the slope along
+the update's direction: what its scalar would be, had these rows been its mini-batch. So that one backward
+pass over some rows says it of all updates at once. G is taken in the middle of the step that they make
+together, where a slope times the step is what the step does, to third order. The cores ride along in
+activation space as small leaves of the graph (`models.perturbation`): no matrix is written, and no gradient
+of a weight is ever there, but of vectors.
+
+This module knows a model, cores and encoded rows; it knows neither feeds nor where rows come from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sfnode.engine import forward
+from sfnode.engine.core import CHUNK_ENTRIES, UpdateBatch
+from sfnode.engine.line import Line
+from sfnode.engine.subspace import Subspace
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Task
+from sfnode.models.loader import LoadedModel
+from sfnode.models.perturbation import Directions, Perturbation
+from sfnode.models.targets import Form
+from sfnode.tasks.encoding import Encoded, encode
+from sfnode.tasks.prompts import Row
+from sfprotocol.seeds import I64, coordinates
+
+F64 = NDArray[np.float64]
+
+BATCH_ROWS = 8
+"""Least rows of a batch: few at a time, as the activations of a backward pass are kept."""
+
+LEAST_BATCHES = 2
+"""Batches without which there is no spread."""
+
+FORWARDS = 3
+"""Forwards that a row costs: a backward pass counts as two."""
+
+MIDDLE = 0.5
+"""Share of the step after which the slopes are taken."""
+
+
+Updates = tuple[UpdateBatch, I64]
+"""Updates whose share is asked for, with their scalars as they were sent; and the factors of these in the
+cores, (n,)."""
+
+
+class Share(NamedTuple):
+    """The share that updates have in a step."""
+
+    updates: int
+    sum: float
+    """Sum of q * p, with q their scalars and p the slopes along their directions, in units of a scalar:
+    positive if they lower the loss."""
+    squares: float
+    """Sum of (q * p)^2."""
+    worth: float
+    """Nats by which they lower the loss."""
+    error: float
+    """Standard error of `worth` over the batches of rows."""
+
+
+class Slopes(NamedTuple):
+    """Derivatives of some batches' mean losses by the entries of all cores."""
+
+    cores: Mapping[int, F64]
+    """By subspace (batches, layers, rank, rank), [.., i, j] for a move along u_i v_j by 1."""
+
+    def along(self, batch: UpdateBatch) -> F64:
+        """Return the slopes along the directions of n updates: (batches, n)."""
+        count, layers, rank, _ = next(iter(self.cores.values())).shape
+        found = np.zeros((count, len(batch.seeds)))
+        each = max(1, CHUNK_ENTRIES // layers)
+        every = np.arange(layers)
+        for start in range(0, len(batch.seeds), each):
+            chunk = slice(start, start + each)
+            row, column, sign = coordinates(batch.seeds[chunk], layers, rank)  # (n, layers)
+            part = found[:, chunk]
+            for subspace, core in self.cores.items():
+                chosen = batch.epochs[chunk] == subspace
+                entries = core[:, every, row[chosen], column[chosen]]  # (batches, n, layers)
+                part[:, chosen] = (entries * sign[chosen]).sum(2)
+        return found
+
+    def share(self, updates: Updates, delta: float, unit: Mapping[int, float]) -> Share:
+        """Return the share of these updates; `delta` is a scalar's unit, and `unit` by how much a one in a
+        subspace's core moves along u_i v_j."""
+        batch, weights = updates
+        slopes = self.along(batch)  # (batches, n)
+        scalars = batch.scalars.astype(np.float64)
+        products = scalars * slopes.mean(0) / delta
+        steps = scalars * weights * np.array([unit[subspace] for subspace in batch.epochs.tolist()])
+        worths = slopes @ steps  # (batches,)
+        return Share(
+            len(scalars),
+            float(products.sum()),
+            float((products**2).sum()),
+            float(worths.mean()),
+            float(worths.std(ddof=1)) / math.sqrt(len(worths)),
+        )
+
+
+def shares(
+    loaded: LoadedModel,
+    space: Subspace,
+    scale: Callable[[int], float],
+    step: Mapping[int, I64],
+    updates: Sequence[Updates],
+    batches: Sequence[Encoded],
+    delta: float,
+    go_on: Callable[[], bool],
+) -> tuple[list[Share], int] | None:
+    """Return the share that each of these `updates` has in the step that the cores `step` make from the
+    model's weights as they are, on these batches, of which there are two at least; and the example-forwards
+    that it took. Takes, returns and raises as `measure`; `delta` is the unit of a scalar."""
+    touched = {subspace for batch, _ in updates for subspace in np.unique(batch.epochs).tolist()}
+    if not touched:
+        return [Share(0, 0.0, 0.0, 0.0, 0.0) for _ in updates], 0
+    zero = np.zeros((len(space.targets), space.rank, space.rank), np.int64)
+    found = measure(loaded, space, scale, dict.fromkeys(touched, zero) | dict(step), batches, go_on)
+    if found is None:
+        return None
+    unit = {subspace: scale(subspace) / space.basis.unit**2 for subspace in touched}
+    taken = FORWARDS * sum(batch.examples for batch in batches)
+    return [found.share(one, delta, unit) for one in updates], taken
+
+
+def measure(
+    loaded: LoadedModel,
+    space: Subspace,
+    scale: Callable[[int], float],
+    step: Mapping[int, I64],
+    batches: Sequence[Encoded],
+    go_on: Callable[[], bool],
+    at: float = MIDDLE,
+) -> Slopes | None:
+    """Return the slopes of these batches at W + `at` D, with W the model's weights as they are, which nothing
+    live moves, and D what the cores `step` would add to them; `scale` as for `merging.MergedWeights`.
+
+    In the subspaces of `step`, of which there is one at least. None once `go_on`, asked before each batch,
+    says no. Raises UserError OUT_OF_MEMORY, and LOSS_NOT_FINITE if that is what the loss is there.
+    """
+    subspaces = sorted(step)
+    directions, leaves = _sides(loaded, space, subspaces), _leaves(space, scale, step, at)
+    found = []
+    with ExitStack() as stack:
+        stack.enter_context(Line(loaded, space, scale, step).at(at))  # vectors; all others by `leaves`
+        vectors = stack.enter_context(_differentiable_vectors(loaded))
+        stack.enter_context(torch.enable_grad())
+        for batch in batches:
+            if not go_on():
+                return None
+            found.append(_gradient(loaded, directions, leaves, vectors, batch))
+    every = np.stack(found).transpose(0, 1, 3, 2)  # (batches, layers, k, k), u by v
+    if not np.isfinite(every).all():
+        raise UserError(
+            Code.LOSS_NOT_FINITE,
+            "the loss has no finite gradient on the validation rows where the epoch leads",
+            "Nothing is said of what single nodes brought in this epoch. Should it happen again, have the "
+            "organiser compute with --dtype float32 or bfloat16.",
+        )
+    blocks = (slice(n * space.rank, (n + 1) * space.rank) for n in range(len(subspaces)))
+    return Slopes({s: every[:, :, block, block] for s, block in zip(subspaces, blocks, strict=True)})
+
+
+def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
+    """Return `wanted` of these rows as batches: others with every turn, as long as there are others.
+
+    `rows` have their classes by turns as long as each has rows (`trainer.line_rows`); from there on they are
+    left out, unless there are too few.
+    """
+    classes = len(task.verbalizer) if task.labelled else 1
+    labels = Counter(str(row.get(task.label_field)) if task.labelled else "" for row in rows)
+    kept = rows[: max(min(labels.values()) * len(labels), wanted)]
+    first = turn * wanted % len(kept)
+    chosen = [kept[(first + n) % len(kept)] for n in range(min(wanted, len(kept)))]
+    least = classes * -(-BATCH_ROWS // classes)
+    each = max(1, min(least, len(chosen) // LEAST_BATCHES))
+    return [encode(task, tokenizer, chosen[n : n + each]) for n in range(0, len(chosen) - each + 1, each)]
+
+
+def _sides(loaded: LoadedModel, space: Subspace, subspaces: Sequence[int]) -> Directions:
+    """Return the bases of these subspaces side by side, as directions in their unit."""
+    u, v = [], []
+    for number in range(len(space.targets)):
+        pairs = [space.matrices(subspace, number) for subspace in subspaces]
+        u.append(torch.cat([left.t() for left, _ in pairs]).to(loaded.dtype) * space.basis.unit)
+        v.append(torch.cat([right for _, right in pairs], 1).to(loaded.dtype) * space.basis.unit)
+    return Directions(tuple(u), tuple(v), 0)
+
+
+def _leaves(
+    space: Subspace, scale: Callable[[int], float], step: Mapping[int, I64], at: float
+) -> list[Tensor]:
+    """Return per target by how much the step moves along its directions, (k, k) v by u: leaves of a graph."""
+    found = []
+    for number in range(len(space.targets)):
+        blocks = [
+            torch.from_numpy(step[subspace][number] * (-scale(subspace) * at / space.basis.unit**2)).t()
+            for subspace in sorted(step)
+        ]
+        core: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
+        found.append(core.float().to(space.device).requires_grad_())
+    return found
+
+
+@contextmanager
+def _differentiable_vectors(loaded: LoadedModel) -> Iterator[dict[int, Tensor]]:
+    """Yield the vectors among the targets by number, which ask for gradients within the block."""
+    found: dict[int, Tensor] = {
+        number: getattr(site.module, site.parameter)
+        for number, site in enumerate(loaded.sites)
+        if site.form is Form.VECTOR
+    }
+    for parameter in found.values():
+        parameter.requires_grad_(True)
+    try:
+        yield found
+    finally:
+        for parameter in found.values():
+            parameter.requires_grad_(False)
+
+
+def _gradient(
+    loaded: LoadedModel,
+    directions: Directions,
+    leaves: Sequence[Tensor],
+    vectors: Mapping[int, Tensor],
+    batch: Encoded,
+) -> F64:
+    """Return the gradient of a batch's mean loss by every leaf, (layers, k, k) v by u."""
+
+    def riding(this: forward.Pass) -> Perturbation:
+        rows, width = this.input_ids.shape
+        none = leaves[0].new_empty(rows * width, 0)
+        cores = tuple(leaf.to(loaded.dtype).expand(rows, -1, -1) for leaf in leaves)
+        return Perturbation(directions, none, none[:rows], none[: len(this.rows)], cores, this.rows)
+
+    try:
+        loss = forward.mean_loss(loaded, batch, riding)
+        asked = [vectors.get(number, leaf) for number, leaf in enumerate(leaves)]
+        found = torch.autograd.grad(loss, asked, materialize_grads=True)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            Code.OUT_OF_MEMORY,
+            f"there is no room for a backward pass on {str(loaded.device)!r}",
+            "Nothing is said of what single nodes brought. Take a device with more memory, or --dtype "
+            "bfloat16, for the organiser.",
+        ) from error
+    parts = [_of_vector(directions, n, part) if n in vectors else part for n, part in enumerate(found)]
+    stacked: F64 = torch.stack([part.double().cpu() for part in parts]).numpy()
+    return stacked
+
+
+def _of_vector(directions: Directions, number: int, gradient: Tensor) -> Tensor:
+    """Return the gradient by a vector's core from that by its entries, (n,)."""
+    u, v = directions.u[number].to(gradient.dtype), directions.v[number].to(gradient.dtype)  # (k, n), (1, k)
+    return v.t() @ (u @ gradient)[None]
