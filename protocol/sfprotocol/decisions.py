@@ -223,7 +223,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Tell what each feed has brought in an epoch, as measured before its seal; changes nothing (SPEC O16)."""
+    """Tell what each feed has brought in an epoch, as measured before its seal; changes nothing (SPEC
+    O16)."""
 
     epoch: int
     rows: int

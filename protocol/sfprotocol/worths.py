@@ -25,8 +25,8 @@ class Sum(NamedTuple):
 
 
 def worths(counting: Counting, said: Iterable[Worth]) -> dict[int, Sum]:
-    """Return the worth of each member of whom something that counts was measured; `counting` is the state after
-    all decisions, `said` those of them that tell of worths, in order."""
+    """Return the worth of each member of whom something that counts was measured; `counting` is the state
+    after all decisions, `said` those of them that tell of worths, in order."""
     seen: set[tuple[int, int]] = set()
     sums: dict[int, Sum] = {}
     for worth in said:

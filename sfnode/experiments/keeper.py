@@ -40,12 +40,14 @@ from sfnode.store.disk_errors import disk_faults
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes, counted_anew, frontier_of, kept_control
 from sfprotocol import decisions, wire_codec
-from sfprotocol.decisions import FACTOR_ONE, Admit, Bases, Close, Seal
+from sfprotocol.counting import NEVER, Counting, Run
+from sfprotocol.decisions import FACTOR_ONE, Admit, Bases, Close
 from sfprotocol.events import LinkDown, LinkUp, OwnDecision, Received
 from sfprotocol.host import Advanced, Host
 from sfprotocol.machine import Machine
 from sfprotocol.messages import PROTOCOL_VERSION, Claim, Control, Feed, Hello, Message, Segment, Summary
 from sfprotocol.seeds import I64, derive_key, stream
+from sfprotocol.weighing import Counted, differences, once
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 LINK = 1
@@ -66,12 +68,14 @@ TAG = bytes(4)
 
 
 class Correction(NamedTuple):
-    """Steps `first` to `stop` of a feed that count with a factor from a decision on."""
+    """Steps `first` to `stop` of a feed that count otherwise from a decision on."""
 
     decision: int
     feed: Feed
     first: int
     stop: int
+    before: int
+    """Their factor until then."""
     factor: int
 
 
@@ -99,12 +103,15 @@ class Keeper:
         measure: Measure | None = None,
         make: Make | None = None,
         renew_updates: int = 0,
+        *,
+        origins: bool = False,
     ) -> None:
         """Begin anew in a folder that is empty, or has been used for this very run. `key` signs decisions, if
         the run is organised; with `measure` factors and rates are found by line searches, and with `make`
-        bases are renewed every so many updates. Raises UserError BAD_OPTION, DISK_FULL, DATA_DIR_UNUSABLE."""
+        bases are renewed every so many updates; with `origins` seals skip the work of members whom the
+        evidence does not speak for. Raises UserError BAD_OPTION, DISK_FULL, DATA_DIR_UNUSABLE."""
         self._measure, self._make = measure, make
-        self._renew_updates = renew_updates
+        self._renew_updates, self._origins = renew_updates, origins
         self.run = manifest.parameters()
         self._layout = Layout(folder)
         with disk_faults(folder):
@@ -140,6 +147,10 @@ class Keeper:
         self._host = Host(self.machine, self._store)
         self._desk = self._organiser() if self.run.organised else None
         self._acted = 0
+        self._counting = Counting.of(self.run)
+        """What counts by the decisions of which `corrections` has told."""
+        self._live: dict[Feed, tuple[Run, ...]] = {}
+        """Factors by these decisions, to the end of all steps, where not all are 1."""
         self._epochs = [0]
         """The open epoch by the number of decisions."""
 
@@ -150,6 +161,7 @@ class Keeper:
             seal_wait=LONGEST_WAIT if self._measure else 0.0,
             search_rows=self._manifest.data.validation_limit if self._measure else 0,
             size_rate=self._measure is not None and has_few_dimensions(self._manifest),
+            origins=self._origins,
             renew_updates=self._renew_updates if self._make else 0,
             update_forwards=2 * self._manifest.training.batch_size,
             admission=Admission.LINKS,
@@ -209,22 +221,27 @@ class Keeper:
         """The published bases as of now; those of subspaces that have begun do not change."""
         return self.machine.organised.counting.bases if self.machine.organised else ()
 
-    def corrections(self, first: int) -> list[Correction]:
-        """Return what decisions from number `first` on have changed of what counts once otherwise."""
+    def corrections(self, made: Mapping[Feed, int]) -> list[Correction]:
+        """Return what decisions since the last call have changed of the factors of steps, of which so many
+        are made, in the weights of those who make updates."""
         assert self.machine.organised
-        counting, named, closed = self.machine.organised.counting, dict[int, int](), []
-        found = []
-        for number, entry in enumerate(self.machine.organised.control.feed.entries):
-            match decisions.read(entry.record).decision:
-                case Close(moves=moves):
-                    closed.append([(move.feed, named.get(move.feed, 0), move.steps) for move in moves])
-                    named |= {feed: start + steps for feed, start, steps in closed[-1]}
-                case Seal(epoch=epoch, factor=factor) if factor != FACTOR_ONE and number >= first:
-                    found += [
-                        Correction(number, counting.feed(feed), start, start + steps, factor)
-                        for feed, start, steps in closed[epoch]
-                    ]
+        counting, found = self._counting, []
+        for entry in self.machine.organised.control.feed.entries[counting.decisions :]:
+            decision = counting.decisions
+            for number in sorted(counting.apply(decisions.read(entry.record))):
+                feed, now = counting.feed(number), counting.live(number, NEVER)
+                before = Counted(self._live.get(feed, once(NEVER).runs))
+                self._live[feed] = now
+                found += [
+                    Correction(decision, feed, one.first, min(one.stop, made[feed]), one.before, one.now)
+                    for one in differences(before, Counted(now))
+                    if one.first < made[feed]
+                ]
         return found
+
+    def factor(self, feed: Feed) -> int:
+        """Return the factor with which the next update of a feed counts as long as no seal has judged it."""
+        return self._live[feed][-1].factor if feed in self._live else FACTOR_ONE
 
     def control_size(self, first: int, stop: int) -> int:
         """Return the bytes in which decisions `first .. stop - 1` travel."""
@@ -291,7 +308,7 @@ class Keeper:
                     self._host.post(OwnDecision(decisions.encode(decision)))
                 case Evaluate(epoch=epoch) if self._measure:
                     self._acted += 1
-                    cores = self._cores(epoch - 1), self._cores(epoch)
+                    cores = self._cores(epoch - 1), self._cores(epoch, action.skipped)
                     self._tell(self._measure(action, *cores, self._named_by(epoch)))
                 case MakeBases(epoch=epoch) if self._make:
                     self._acted += 1
@@ -303,11 +320,12 @@ class Keeper:
         named = self.machine.organised.named
         return counted_anew(self._log, named(epoch - 1), named(epoch), self.run.subspace_epochs)
 
-    def _cores(self, epoch: int) -> Mapping[int, I64]:
-        """Return the cores of what closes up to that of `epoch` have named, as it counts now."""
+    def _cores(self, epoch: int, skipped: Iterable[int] = ()) -> Mapping[int, I64]:
+        """Return the cores of what closes up to that of `epoch` have named, as it counts now, without what
+        that one has named of the feeds `skipped`."""
         assert self.machine.organised
         core = Core(len(self._manifest.model.targets), self._manifest.training.rank)
-        for batch in changes(self._log, {}, self.machine.organised.named(epoch)):
+        for batch in changes(self._log, {}, self.machine.organised.named(epoch, skipped)):
             core.add(batch)
         return core.cores()
 

@@ -46,6 +46,7 @@ from sfprotocol.seeds import I64, update_seeds
 OPTIONS = frozenset(
     {
         "organised",
+        "origins",
         "renew",
         "scalar_bits",
         "scalar_delta",
@@ -141,6 +142,7 @@ class SeedFlood:
             self._measure if search else None,
             self._make if problem.bases else None,
             int(self._cell.options.get("renew", 0)),
+            origins=bool(self._cell.options.get("origins", 1)),
         )
         if problem.bases:
             self._kept_bases = Layout(log).bases
@@ -177,7 +179,7 @@ class SeedFlood:
         for client, estimate in zip(clients, estimates, strict=True):
             scalar = quantise(estimate.alpha, numbers.scalar_delta, numbers.scalar_limit)
             self.feeds[client].scalars.append(scalar)
-        made = self._updates([(client, self.feeds[client].made - 1) for client in clients])
+        made = self._updates([(client, self.feeds[client].made - 1) for client in clients], live=True)
         self._pending, self._ungiven = _joined(self._pending, made), _joined(self._ungiven, made)
         return [estimate.loss for estimate in estimates]
 
@@ -190,16 +192,19 @@ class SeedFlood:
     def _weight(self, label: int, factor: int = FACTOR_ONE) -> int:
         return multiplier(self._keeper.rate(label), factor) if self.run_is_organised and self._keeper else 1
 
-    def _updates(self, which: Sequence[tuple[int, int]]) -> Pending:
-        """Return these updates, by client and step, as columns."""
+    def _updates(self, which: Sequence[tuple[int, int]], *, live: bool = False) -> Pending:
+        """Return these updates, by client and step, as columns: with factor 1, or that of new ones if
+        `live`."""
         feeds = self.feeds
+        keeper = self._keeper if live and self.run_is_organised else None
+        factors = {client: keeper.factor(feeds[client].feed) if keeper else FACTOR_ONE for client, _ in which}
         seeds = [int(update_seeds(feeds[client].key, step, 1)[0]) for client, step in which]
         batch = UpdateBatch(
             np.array([self.run.subspace_of(feeds[client].labels[step]) for client, step in which], np.int64),
             np.array(seeds, np.uint64),
             np.array(
                 [
-                    feeds[client].scalars[step] * self._weight(feeds[client].labels[step])
+                    feeds[client].scalars[step] * self._weight(feeds[client].labels[step], factors[client])
                     for client, step in which
                 ],
                 np.int64,
@@ -208,17 +213,18 @@ class SeedFlood:
         clients, steps = np.array(which, np.int64).reshape(-1, 2).T
         return Pending(clients, steps, batch, self.replicas.moves(batch))
 
-    def _corrections(self, first: int) -> Pending:
-        """Return what decisions from number `first` on have changed of updates, as columns."""
-        found = self._keeper.corrections(first) if self._keeper and self.run_is_organised else []
+    def _corrections(self) -> Pending:
+        """Return what decisions have changed of updates since the last call, as columns."""
+        made = {feed.feed: feed.made for feed in self.feeds}
+        found = self._keeper.corrections(made) if self._keeper and self.run_is_organised else []
         client_of = {feed.feed: client for client, feed in enumerate(self.feeds)}
         which, numbers, scalars = [], [], []
-        for decision, feed, begin, stop, factor in found:
+        for decision, feed, begin, stop, before, factor in found:
             client = client_of[feed]
             for step, label in enumerate(self.feeds[client].labels[begin:stop], begin):
                 which.append((client, step))
                 numbers.append(decision)
-                change = self._weight(label, factor) - self._weight(label)
+                change = self._weight(label, factor) - self._weight(label, before)
                 scalars.append(self.feeds[client].scalars[step] * change)
         updates = self._updates(which)
         batch = updates.batch._replace(scalars=np.array(scalars, np.int64))
@@ -272,7 +278,6 @@ class SeedFlood:
             return
         after = self.flood.known[0]
         told = zip(self.feeds, before.tolist(), after.tolist(), strict=False)
-        decided = self._keeper.decided if self.run_is_organised else 0
         self._keeper.take(one for feed, first, stop in told for one in feed.between(first, stop))
         self._kept_own = int(after[0])
         if last:
@@ -280,7 +285,7 @@ class SeedFlood:
         if self.run_is_organised:
             self.flood.known[0, -1] = self._keeper.decided
             self.replicas.use_bases(self._keeper.bases)
-            self._pending = _joined(self._pending, self._corrections(decided))
+            self._pending = _joined(self._pending, self._corrections())
 
     def _measure(
         self, asked: Evaluate, before: Mapping[int, I64], after: Mapping[int, I64], named: Named
@@ -425,7 +430,7 @@ class SeedFlood:
             self.traffic.add((sender, receiver), size)
         self.example_forwards = state["example_forwards"]
         made = self._updates([(n, step) for n, feed in enumerate(self.feeds) for step in range(feed.made)])
-        made = _joined(made, self._corrections(0))
+        made = _joined(made, self._corrections())
         has = self._known()
         settled = made.within(np.zeros_like(has[0]), has.min(0))
         self.replicas.settle(made.take(settled).batch, None)

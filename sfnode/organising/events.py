@@ -219,8 +219,9 @@ class Evaluate:
     origins: int = 0
     """Validation rows on which to measure what each feed has brought; 0: it is not measured."""
     skipped: frozenset[int] = frozenset()
-    """Numbers of feeds whose work in this epoch the seal is going to skip: it makes no part of the step that is
-    searched, and of the model that is evaluated. What they have brought is measured beside that of the others."""
+    """Numbers of feeds whose work in this epoch the seal is going to skip: it makes no part of the step that
+    is searched, and of the model that is evaluated. What they have brought is measured beside that of the
+    others."""
 
 
 @dataclass(frozen=True, slots=True)

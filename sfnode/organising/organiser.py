@@ -34,8 +34,9 @@ A seal counts all that its close has named, with the factor that the judge (`jud
 (`searching`, which also says how long epochs are) has found, but for what it skips: work for labels of which
 its member was revoked since, of members that are not trusted, and what the judge says. What was skipped is
 recounted by a later seal if the judge says so, or once the member is trusted. Whom to trust the owner says,
-which is remembered as long as this organiser runs, or else the evidence (`origins`): what each feed has brought
-is measured first and signed, and the search goes along what is left. Whose work evidently does harm is revoked.
+which is remembered as long as this organiser runs, or else the evidence (`origins`): what each feed has
+brought is measured first and signed, and the search goes along what is left. Whose work evidently does harm
+is revoked.
 
 What is named and lost here is fetched from peers like everything else. It is given up (`amend`) when it has
 been missing for long (`OrganiserPolicy.amend_after`) while there were peers, and nothing of it has come.
@@ -134,8 +135,8 @@ MAKE_AGAIN = 600.0
 """Seconds until bases are tried again that could not be made: a lack of memory does not go away at once."""
 
 MEASURE_AGAIN = 2
-"""Epochs after which it is measured again what members bring who are all known: who turns is found out a little
-later, and the search gets the rows of every other time."""
+"""Epochs after which it is measured again what members bring who are all known: who turns is found out a
+little later, and the search gets the rows of every other time."""
 
 YOUNG = 1 / 10
 """Share of the update budget up to which a run is young."""
@@ -198,9 +199,9 @@ class Organiser:
         now: float,
         known: Origins | None = None,
     ) -> None:
-        """`draw` returns random bytes. `known`: the evidence by the decisions so
-        far, which whoever reads them keeps up to date. `alone`: the owner says that nobody knows more of the control feed
-        than this node; while it has no peers it names what it alone holds."""
+        """`draw` returns random bytes. `known`: the evidence by the decisions so far, which whoever reads
+        them keeps up to date. `alone`: the owner says that nobody knows more of the control feed than this
+        node; while it has no peers it names what it alone holds."""
         self.state = State.RESTARTED
         self.stopped: str | None = None
         """The reason for which nothing is signed any more."""
@@ -448,7 +449,9 @@ class Organiser:
             for member in sorted(set(found) - self._sanctioned):
                 self._sanctioned.add(member)
                 since, last = self._origins.members[member].harm_since or 0, self._counting.sealed - 1
-                self._sanctions += [Revoke(member, since), Void(since, last, (member,))][: 1 + (since <= last)]
+                self._sanctions.append(Revoke(member, since))
+                if since <= last:
+                    self._sanctions.append(Void(since, last, (member,)))
         while self._sanctions:
             sanction = self._sanctions.pop(0)
             if wishes.refusal(self._counting, sanction) is None:
@@ -513,7 +516,8 @@ class Organiser:
         return self.search.plan(self._counting, proven=proven)
 
     def _measure(self, asked: _Asked, plan: Plan) -> None:
-        """Have measured what each feed brings, first, and then the rest along what the seal is going to count."""
+        """Have measured what each feed brings, first, and then the rest along what the seal is going to
+        count."""
         skipped = (
             n for n in self._counting.moved(asked.epoch) if self._is_skipped(n, asked.epoch, Judgement())
         )

@@ -1,27 +1,30 @@
-"""What each origin has brought in an epoch, as it was measured before the seal, and what follows for its work.
+"""What each origin has brought in an epoch, as it was measured before the seal, and what follows for its
+work.
 
 The measurement is the engine's (`sfnode.engine.slopes`), from one gradient on validation rows whatever the
-number of origins. Its figures stand in the control feed as Worth decisions (SPEC O16), and the evidence here is
-a function of these alone: whoever has the feed knows for whom it speaks. Knows no time and nobody who measures.
+number of origins. Its figures stand in the control feed as Worth decisions (SPEC O16), and the evidence here
+is a function of these alone: whoever has the feed knows for whom it speaks. Knows no time and nobody who
+measures.
 
 Theory of operation. The score z of n updates adds up to a random walk with steps of variance 1 / n if their
-scalars are useless (random signs), however large they are, and drifts by m sqrt(n) if they were measured. m is
-estimated from the swarm, as the median over its members; of that the test takes SHARE for a useful member, so
-that somebody with rows of another kind, whose scalars agree with the validation rows less, is not taken for
-useless. Two sums over epochs follow, with d = SHARE * m:
+scalars are useless (random signs), however large they are, and drifts by m sqrt(n) if they were measured. m
+is estimated from the swarm, as the median over its members; of that the test takes SHARE for a useful member,
+so that somebody with rows of another kind, whose scalars agree with the validation rows less, is not taken
+for useless. Two sums over epochs follow, with d = SHARE * m:
 
-    for     the log-likelihood ratio of `drifts by d` against `does not`: the sum of d sqrt(n) z - d^2 n / 2.
-            No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Below SKIPPED_BELOW
-            a member's work is skipped, and counts after all (recounts) once the sum has come back above it:
-            what was skipped then has on balance spoken for it.
-    against the wealth that bets against `does no harm` (its drift is not below 0): e^(-d sqrt(n) z - d^2 n / 2)
-            for each epoch, multiplied, and spread over all beginnings (as in `audits`). By Ville's inequality
-            it exceeds 1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On average it
-            only grows if the drift is below -d / 2: useless work is skipped for good, and never revoked.
+    for       the log-likelihood ratio of `drifts by d` against `does not`: sum of d sqrt(n) z - d^2 n / 2.
+              No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Below
+              SKIPPED_BELOW work is skipped, and counts after all (is recounted) once the sum is above it
+              again: what was skipped meanwhile has on balance spoken for its member.
+    against   the wealth that bets against `does no harm`, a drift that is not below 0: the product of
+              e^(-d sqrt(n) z - d^2 n / 2), spread over all beginnings (as in `audits`). By Ville's inequality
+              it exceeds 1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On
+              average it only grows where the drift is below -d / 2: useless work is skipped, never revoked.
 
-What evidently does far more harm in one epoch than others move at all (OUTLIER) is skipped by the seal of that
-epoch, never recounted, and counts as evidence that takes as much again to make good. Scalars that are blown up
-to the limit have a score like any others, but their step bends the loss, which shows in the middle of the step.
+What evidently does far more harm in one epoch than others move at all (OUTLIER) is skipped by the seal of
+that epoch, never recounted, and counts as evidence that takes as much again to make good. Scalars that are
+blown up to the limit have a score like any others, but their step bends the loss, which shows in the middle
+of the step.
 """
 
 from __future__ import annotations
@@ -42,20 +45,22 @@ SCORE_ONE = 1000
 """A standard deviation: scores are counted in units of 10^-3."""
 
 HOSTILE = 0.3
-"""Share of members that may be hostile. The median is one of honest members' as long as it is below a half."""
+"""Share of members that may be hostile. The median is one of honest members' as long as it is below a
+half."""
 
 SKIPPED_BELOW = math.log(HOSTILE / (1 - HOSTILE))
-"""Evidence below which work is skipped: where, of as many members as may be hostile, one with that evidence is
-more likely useless than useful. Near half of the best step, which line searches take, an honest update gains
-three quarters of its slope, a useless one costs a quarter and a flipped one five quarters: on balance as much."""
+"""Evidence below which work is skipped: where, of as many members as may be hostile, one with that evidence
+is more likely useless than useful. Near half of the best step, which line searches take, an honest update
+gains three quarters of its slope, a useless one costs a quarter and a flipped one five quarters: on balance
+as much."""
 
 MOST_EVIDENCE = 2.0
-"""Most evidence that is kept for a member. A useless one comes to it in one of e^2 = 7 cases; an honest one with
-the usual drift falls from there below SKIPPED_BELOW in one of 5,000."""
+"""Most evidence that is kept for a member. A useless one comes to it in one of e^2 = 7 cases; an honest one
+with the usual drift falls from there below SKIPPED_BELOW in one of 5,000."""
 
 SHARE = 1 / 2
-"""Share of the usual drift that is asked for. On average evidence is for whoever has half of that, a quarter of
-the usual drift; with all of it asked for, every second honest member would be skipped at some time."""
+"""Share of the usual drift that is asked for. On average evidence is for whoever has half of that, a quarter
+of the usual drift; with all of it asked for, every second honest member would be skipped at some time."""
 
 FALSE_REVOCATIONS = 1e-4
 """Share of members who do no harm that are revoked by accident, in the whole of a run."""
@@ -64,8 +69,8 @@ LEAST_MEMBERS = 3
 """Measured members without which nothing is concluded: of two nobody can say which one is usual."""
 
 MEMORY = 0.95
-"""Weight of what was measured before, for each measured epoch of a member, in its drift: the drift of all falls
-as a run goes on."""
+"""Weight of what was measured before, for each measured epoch of a member, in its drift: the drift of all
+falls as a run goes on."""
 
 OUTLIER = 8.0
 """Times as much as the median member's worth is off 0, for as many updates, that one has to do harm to be an
@@ -151,7 +156,8 @@ class Evidence:
 
     @property
     def proven(self) -> bool:
-        """Whether there is no more to learn soon: it is useful, or as far below the bound as it can be above."""
+        """Whether there is no more to learn soon: it is useful, or as far below the bound as it can be
+        above."""
         return self.useful >= MOST_EVIDENCE or self.useful < SKIPPED_BELOW - MOST_EVIDENCE or self.harmful
 
     @property
@@ -284,8 +290,8 @@ def _noise(updates: float) -> float:
 
 
 def _usual_worth(parts: Sequence[Part]) -> float:
-    """Return how far the worth of one update is off 0, as that of n is by sqrt(n) times as much; 0 if of too few
-    members it is known."""
+    """Return how far the worth of one update is off 0, as that of n is by sqrt(n) times as much; 0 if of too
+    few members it is known."""
     if len({part.feed // INCARNATIONS for part in parts}) < LEAST_MEMBERS:
         return 0.0
     return median(abs(part.worth) / math.sqrt(part.updates) for part in parts)

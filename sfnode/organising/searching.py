@@ -48,9 +48,8 @@ EVALUATE_EVERY = 4
 """Epochs between two evaluations with all rows, for people and alarms; the searches see to the rest."""
 
 ORIGIN_ROWS, ORIGIN_FORWARDS = 32, 3
-"""Least rows on which it is measured what each feed has brought, and forwards for each, as a backward pass takes
-two. The slopes of 32 rows of the built-in reviews agree with those of all by 0.96; those of AG News, of which
-72 say as much as the noise, by 0.55."""
+"""Least rows on which it is measured what each feed has brought, and forwards for each, as a backward pass
+takes two."""
 
 BUSY = 1 / 4
 """Share of the organiser's own time that searches and evaluations may take once the rate has settled: in a
@@ -180,7 +179,7 @@ class Search:
             rest = 0.0  # it saves up
         searched, origins = first * len(AMOUNTS), 0
         if policy.origins and not proven:
-            spare = rest - searched  # a search comes with it, or neither: the cheaper one would always be first
+            spare = rest - searched  # both or neither: the cheaper one would always come first
             least = min(ORIGIN_ROWS, policy.search_rows)
             most = min(policy.search_rows, max(least, int(spare / 2) // ORIGIN_FORWARDS))
             origins = most if spare >= least * ORIGIN_FORWARDS else 0
