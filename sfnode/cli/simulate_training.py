@@ -41,6 +41,8 @@ NETWORK = {
     "loss": "Share of transmissions that are lost; they are repeated in the next round.",
     "churn": "Share of clients that are away in a round.",
     "speeds": "How many times as many steps as the slowest client the fastest one makes.",
+    "hostile": "Share of SeedFlood's clients, the last ones, that are admitted and harm.",
+    "attack": "What they do (docs/experiments.md); `absent`: nothing at all, to compare with.",
 }
 CELL = {
     "method": "How they train: seedflood, or a baseline (docs/experiments.md).",
@@ -239,6 +241,16 @@ def _lines(values: Mapping[str, float]) -> list[str]:
         *lines,
         f"consensus error    {values['consensus']:.4g}",
         f"bytes per edge     {values['bytes_per_edge']:,.0f} of {values['bytes_total']:,} in all",
+        *_updates(values),
         f"example-forwards   {values['example_forwards']:,}",
         f"seconds            {values['seconds']:.1f}",
+    ]
+
+
+def _updates(values: Mapping[str, float]) -> list[str]:
+    if not values.get("hostile_updates"):
+        return []
+    return [
+        f"honest updates     {values['honest_updates']:,}, of which {values['honest_counted']:,} count",
+        f"hostile updates    {values['hostile_updates']:,}, of which {values['hostile_counted']:,} count",
     ]

@@ -18,6 +18,9 @@ from sfnode.manifest import Section
 Topology = Literal["ring", "grid", "random", "complete", "changing"]
 
 
+Attack = Literal["random", "flip", "scale", "noise", "target", "turncoat", "constant", "lazy", "absent"]
+
+
 class Problem(Section):
     """The model and the data that clients share."""
 
@@ -59,6 +62,14 @@ class Network(Section):
     """Share of clients that are away in a round: they neither train nor communicate."""
     speeds: float = Field(default=1.0, ge=1)
     """Steps of the fastest client for each step of the slowest one."""
+    hostile: float = Field(default=0.0, ge=0, le=1, exclude_if=(0.0).__eq__)
+    """Share of the clients, the last ones, that harm. Left out where there are none, so that the names of
+    older results hold; as is `attack`."""
+    attack: Attack = Field(default="random", exclude_if="random".__eq__)
+    """What they do: send what they have measured with the sign of a coin (`random`), with the other sign
+    (`flip`; `turncoat`: from half of their updates on), the largest scalar with either sign (`noise`,
+    `scale`), their first scalar (`constant`) or every fourth (`lazy`) again and again, what they measure on
+    rows that all have the label of one class (`target`); or nothing at all (`absent`), to compare with."""
 
 
 class Cell(Section):

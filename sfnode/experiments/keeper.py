@@ -47,7 +47,7 @@ from sfprotocol.host import Advanced, Host
 from sfprotocol.machine import Machine
 from sfprotocol.messages import PROTOCOL_VERSION, Claim, Control, Feed, Hello, Message, Segment, Summary
 from sfprotocol.seeds import I64, derive_key, stream
-from sfprotocol.weighing import Counted, differences, once
+from sfprotocol.weighing import NOTHING, Counted, differences, once
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 LINK = 1
@@ -242,6 +242,16 @@ class Keeper:
     def factor(self, feed: Feed) -> int:
         """Return the factor with which the next update of a feed counts as long as no seal has judged it."""
         return self._live[feed][-1].factor if feed in self._live else FACTOR_ONE
+
+    def counted(self) -> dict[Feed, int]:
+        """Return how many updates of each feed count by the seals so far."""
+        assert self.machine.organised
+        counting = self.machine.organised.counting
+        named = self.machine.organised.named(counting.sealed - 1)
+        return {
+            feed: sum(one.stop - one.first for one in differences(NOTHING, counted) if one.now)
+            for feed, counted in named.items()
+        }
 
     def control_size(self, first: int, stop: int) -> int:
         """Return the bytes in which decisions `first .. stop - 1` travel."""

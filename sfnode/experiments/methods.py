@@ -59,6 +59,12 @@ def check(cell: Cell) -> None:
     if cell.method not in names():
         known = ", ".join(names())
         raise UserError(Code.BAD_OPTION, f"there is no method {cell.method!r}", f"There are {known}.")
+    if cell.network.hostile and cell.method != SEEDFLOOD:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"clients of {cell.method} cannot be hostile",
+            f"Only those of {SEEDFLOOD} can: leave out --hostile.",
+        )
     has = OPTIONS if cell.method == SEEDFLOOD else registry.METHODS[cell.method].options
     for option in sorted(cell.options.keys() - has):
         known = ", ".join(sorted(has)) or "none"

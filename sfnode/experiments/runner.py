@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol, runtime_checkable
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -95,6 +95,15 @@ def run_cell(
         run.close()
 
 
+@runtime_checkable
+class CountsUpdates(Protocol):
+    """A method of updates, some of which may not count."""
+
+    def updates(self) -> Mapping[str, int]:
+        """Return numbers of updates by name."""
+        ...
+
+
 class _Run:
     """A cell that is running in this process."""
 
@@ -145,6 +154,8 @@ class _Run:
             last = self._evaluation("validation")
             self._record("evaluation", last)
             values |= {"validation_score": last["score"], "validation_loss": last["loss"]}
+        if isinstance(self._method, CountsUpdates):
+            values |= self._method.updates()
         values |= self._costs() | {"bytes_total": self._method.traffic.total, "seconds": self._seconds()}
         self._write({"kind": "end", "step": self.done, "values": values})
         with disk_faults(self._results):

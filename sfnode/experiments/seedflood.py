@@ -22,6 +22,7 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.line import difference
 from sfnode.engine.trainer import line_batches, line_rows
+from sfnode.experiments import attacks
 from sfnode.experiments.cell import Cell
 from sfnode.experiments.feeds import ClientFeed
 from sfnode.experiments.flooding import Flood
@@ -96,6 +97,8 @@ class SeedFlood:
         self.feeds = [ClientFeed(self.run, key, each) for key in keys]
         self.searched: list[Found] = []
         """Results of the line searches since the start."""
+        self.brought: list[tuple[int, tuple[Brought, ...]]] = []
+        """Epochs since the start, and what feeds have brought in them, where that was measured."""
         self._has_base = False
         """Whether the organiser knows the base model's result."""
         self._kept_bases: Path | None = None
@@ -103,9 +106,11 @@ class SeedFlood:
         self._cell = cell
         self._problem = problem
         tokenizer, size = problem.loaded.tokenizer, problem.manifest.training.batch_size
-        self._shards = [
-            Shard(problem.task, tokenizer, rows, size, lambda: problem.public) for rows in problem.shards
-        ]
+        self._hostile = attacks.hostile_clients(cell)
+        dealt = list(problem.shards)
+        for client in self._hostile:
+            dealt[client] = attacks.shard_of(cell.network.attack, problem.task, dealt[client])
+        self._shards = [Shard(problem.task, tokenizer, rows, size, lambda: problem.public) for rows in dealt]
         self._conditions = Conditions(cell.network, cell.seed)
         self._keeper = self._keeper_in(log, problem)
         folder = self._kept_bases or problem.bases
@@ -156,6 +161,8 @@ class SeedFlood:
         """Take local step `number` of every client that is there: one update, or more of a fast one's."""
         present = self._conditions.present(number // self._cell.local_steps)
         steps = self._conditions.steps_by(number) * present
+        if self._cell.network.attack == "absent":
+            steps[self._hostile.start :] = 0
         losses = [
             loss for turn in range(steps.max()) for loss in self._step(np.flatnonzero(steps > turn).tolist())
         ]
@@ -177,8 +184,11 @@ class SeedFlood:
         estimates = self.replicas.measure(queries, numbers.epsilon)
         self.example_forwards += 2 * sum(query.batch.examples for query in queries)
         for client, estimate in zip(clients, estimates, strict=True):
-            scalar = quantise(estimate.alpha, numbers.scalar_delta, numbers.scalar_limit)
-            self.feeds[client].scalars.append(scalar)
+            feed, limit = self.feeds[client], numbers.scalar_limit
+            scalar = quantise(estimate.alpha, numbers.scalar_delta, limit)
+            if client in self._hostile:
+                scalar = attacks.scalar_of(self._cell, limit, feed.scalars, feed.seed(), scalar)
+            feed.scalars.append(scalar)
         made = self._updates([(client, self.feeds[client].made - 1) for client in clients], live=True)
         self._pending, self._ungiven = _joined(self._pending, made), _joined(self._ungiven, made)
         return [estimate.loss for estimate in estimates]
@@ -339,7 +349,9 @@ class SeedFlood:
         batches = slopes.batches_of(manifest.task, tokenizer, rows, asked.origins, asked.epoch)
         delta = manifest.training.scalar_delta
         found, taken = self.replicas.shares(step, list(named.values()), batches, delta)
-        return tuple(Brought(feed, *share) for feed, share in zip(named, found, strict=True)), taken
+        brought = tuple(Brought(feed, *share) for feed, share in zip(named, found, strict=True))
+        self.brought.append((asked.epoch, brought))
+        return brought, taken
 
     def _suitable_rate(self, epoch: int) -> tuple[float | None, int]:
         """Return the rate that suits the subspace of an epoch, if that can be told, and what that took."""
@@ -381,6 +393,19 @@ class SeedFlood:
         """Return the mean of ||x_i - mean x||^2 over clients."""
         self._give()
         return self.replicas.consensus()
+
+    def updates(self) -> Mapping[str, int]:
+        """Return how many updates honest and hostile clients have made, and how many of them count."""
+        made = [feed.made for feed in self.feeds]
+        counted = self._keeper.counted() if self.run_is_organised and self._keeper else {}
+        count = [counted.get(feed.feed, 0) if counted else feed.made for feed in self.feeds]
+        bound = self._hostile.start
+        return {
+            "honest_updates": sum(made[:bound]),
+            "honest_counted": sum(count[:bound]),
+            "hostile_updates": sum(made[bound:]),
+            "hostile_counted": sum(count[bound:]),
+        }
 
     def evaluate(self, which: str) -> Evaluation:
         """Measure the average of all clients' models on the `validation` or the `test` rows."""

@@ -21,10 +21,9 @@ for useless. Two sums over epochs follow, with d = SHARE * m:
               it exceeds 1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On
               average it only grows where the drift is below -d / 2: useless work is skipped, never revoked.
 
-What evidently does far more harm in one epoch than others move at all (OUTLIER) is skipped by the seal of
-that epoch, never recounted, and counts as evidence that takes as much again to make good. Scalars that are
-blown up to the limit have a score like any others, but their step bends the loss, which shows in the middle
-of the step.
+Scores do not depend on the size of scalars. What weighs far more in one epoch than the updates of others
+(OUTLIER) is skipped by the seal of that epoch, never recounted, and counts as evidence that takes as much
+again to make good. Less far, a step that is too large bends the loss, which scores in its middle show.
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ MEMORY = 0.95
 falls as a run goes on."""
 
 OUTLIER = 8.0
-"""Times as much as the median member's worth is off 0, for as many updates, that one has to do harm to be an
-outlier: five standard deviations of what honest members bring."""
+"""Times as much as the median feed's updates that those of an outlier weigh: honest nodes whose rows are of
+another kind differ by two or three, and a scalar may be a hundred times as large as they usually are."""
 
 MEDIAN_ERROR = 1.25
 """Standard error of a median beside that of a mean of normal numbers: the root of pi / 2."""
@@ -246,11 +245,12 @@ class Origins:
             self.members.setdefault(part.feed // INCARNATIONS, Evidence()).drifts(
                 part.score / SCORE_ONE, part.updates
             )
-        drift, most = SHARE * self._usual_drift(parts), OUTLIER * _usual_worth(parts)
+        drift = SHARE * self._usual_drift(parts)
+        most = OUTLIER * median(map(_weight, parts)) if len(parts) >= LEAST_MEMBERS else math.inf
         for part in parts:
             member = part.feed // INCARNATIONS
             evidence = self.members[member]
-            outlier = 0 < most < -part.worth / math.sqrt(part.updates)
+            outlier = 0 < most < _weight(part)
             if outlier:
                 self.outliers.add(Recount(part.feed, said.epoch))
             evidence.take(said.epoch, part, drift, outlier=outlier)
@@ -289,9 +289,6 @@ def _noise(updates: float) -> float:
     return MEDIAN_ERROR / math.sqrt(updates)
 
 
-def _usual_worth(parts: Sequence[Part]) -> float:
-    """Return how far the worth of one update is off 0, as that of n is by sqrt(n) times as much; 0 if of too
-    few members it is known."""
-    if len({part.feed // INCARNATIONS for part in parts}) < LEAST_MEMBERS:
-        return 0.0
-    return median(abs(part.worth) / math.sqrt(part.updates) for part in parts)
+def _weight(part: Part) -> float:
+    """Return the worth of an update of a feed, root mean square, in units of 10^-9 nats."""
+    return abs(part.worth / part.score) * SCORE_ONE / math.sqrt(part.updates) if part.score else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sfnode.experiments.runner import run_cell
 from sfnode.experiments.seedflood import SeedFlood
 from sfnode.manifest import Manifest
 from sfnode.organising import line_search, searching
+from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.schema.results import VerifyResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
@@ -27,7 +29,9 @@ OPEN = small(network={"hops": 1})
 ORGANISED = small(network={"hops": 1}, options={"organised": 1.0, "subspace_epochs": 2.0})
 
 
-SEARCHED = small(network={"hops": 1}, refresh=8, options={"organised": 1.0, "search": 1.0})
+SEARCHED = small(
+    network={"hops": 1}, refresh=8, options={"organised": 1.0, "search": 1.0, "origins": 0.0}
+)
 
 
 @pytest.fixture
@@ -72,6 +76,32 @@ def test_factors_and_rates_are_found_and_every_client_follows_them(tmp_path: Pat
         run._deliver(before, run._known())
     assert run.replicas.equal
     assert run.example_forwards > 2 * SEARCHED.batch_size * run.has()[0].sum()
+
+
+@pytest.mark.usefixtures("short_epochs")
+def test_what_every_client_has_brought_is_measured_of_what_the_close_has_named(tmp_path: Path) -> None:
+    run = SeedFlood(SEARCHED, problem.load(SEARCHED, Place()), tmp_path)
+    measure = run._keeper._measure  # type: ignore[union-attr]
+    told: list[EvaluationEnded] = []
+
+    def measured(asked: Evaluate, *said: Any) -> EvaluationEnded:
+        told.append(measure(replace(asked, origins=16), *said))  # type: ignore[misc]
+        return told[-1]
+
+    run._keeper._measure = measured  # type: ignore[union-attr]
+    advance(run, SEARCHED, 0, SEARCHED.steps)
+    assert [one.epoch for one in told] == [epoch for epoch, _ in run.brought]
+    counting = run._keeper.machine.organised.counting  # type: ignore[union-attr]
+    for one in told:
+        before, after = counting.positions(one.epoch - 1), counting.positions(one.epoch)
+        wanted = {counting.feed(feed): stop - before.get(feed, 0) for feed, stop in after.items()}
+        assert {brought.feed: brought.updates for brought in one.brought} == {
+            f: n for f, n in wanted.items() if n
+        }
+        assert one.forwards >= 3 * 16
+        for brought in one.brought:
+            scalars = next(feed.scalars for feed in run.feeds if feed.feed == brought.feed)
+            assert brought.squares > 0 or not any(scalars)
 
 
 @pytest.mark.parametrize("cell", [OPEN, ORGANISED], ids=["open", "organised"])
