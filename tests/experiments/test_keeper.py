@@ -29,9 +29,7 @@ OPEN = small(network={"hops": 1})
 ORGANISED = small(network={"hops": 1}, options={"organised": 1.0, "subspace_epochs": 2.0})
 
 
-SEARCHED = small(
-    network={"hops": 1}, refresh=8, options={"organised": 1.0, "search": 1.0, "origins": 0.0}
-)
+SEARCHED = small(network={"hops": 1}, refresh=8, options={"organised": 1.0, "search": 1.0, "origins": 0.0})
 
 
 @pytest.fixture
