@@ -165,8 +165,8 @@ class Reports:
             evidence=None if number is None else self._evidence(number // INCARNATIONS),
         )
 
-    def alarms(self, own: Feed | None, desk: Desk | None, now: float) -> list[AlarmStatus]:
-        """Return what somebody has to see to, the gravest first."""
+    def alarms(self, desk: Desk | None, now: float, own: Feed | None = None) -> list[AlarmStatus]:
+        """Return what somebody has to see to, the gravest first; `own` is the feed of this node."""
         self._look()
         waits = now - self._waiting_since
         silence = Silence(waits, self._since_seal(now)) if waits >= SILENT_TIME else None
@@ -383,8 +383,9 @@ class Reports:
         worth = f"{found.worth / WORTH_ONE:+.6f} nats by {found.updates} updates that were measured"
         return (
             ": its work has evidently raised the loss on the validation rows since epoch "
-            f"{found.harmful_since} ({worth}), which befalls one honest node in {1 / FALSE_REVOCATIONS:,.0f} by accident. If its "
-            "rows, labels and --dtype are right, tell the run's owner, who may admit another key"
+            f"{found.harmful_since} ({worth}), which befalls one honest node in "
+            f"{1 / FALSE_REVOCATIONS:,.0f} by accident. If its rows, labels and --dtype are right, tell the "
+            "run's owner, who may admit another key"
         )
 
     def _no_room(self, own: Feed) -> WaitStatus:
