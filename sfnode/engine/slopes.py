@@ -45,11 +45,11 @@ BATCH_ROWS = 8
 LEAST_BATCHES = 2
 """Batches without which there is no spread."""
 
-FORWARDS = 3
-"""Forwards that a row costs: a backward pass counts as two."""
+GRADIENT = 3
+"""Forwards that the gradient of a row costs: a backward pass counts as two."""
 
-MIDDLE = 0.5
-"""Share of the step after which the slopes are taken."""
+START, MIDDLE = 0.0, 0.5
+"""Shares of the step after which slopes are taken."""
 
 
 Updates = tuple[UpdateBatch, I64]
@@ -75,8 +75,15 @@ class Share(NamedTuple):
 class Slopes(NamedTuple):
     """Derivatives of some batches' mean losses by the entries of all cores."""
 
+    loss: float
+    """The mean of those losses."""
     cores: Mapping[int, F64]
     """By subspace (batches, layers, rank, rank), [.., i, j] for a move along u_i v_j by 1."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether all of them are numbers."""
+        return math.isfinite(self.loss) and all(bool(np.isfinite(core).all()) for core in self.cores.values())
 
     def along(self, batch: UpdateBatch) -> F64:
         """Return the slopes along the directions of n updates: (batches, n)."""
@@ -124,16 +131,34 @@ def shares(
 ) -> tuple[list[Share], int] | None:
     """Return the share that each of these `updates` has in the step that the cores `step` make from the
     model's weights as they are, on these batches, of which there are two at least; and the example-forwards
-    that it took. Takes, returns and raises as `measure`; `delta` is the unit of a scalar."""
+    that it took. `delta` is the unit of a scalar, and `scale` as for `merging.MergedWeights`.
+
+    Slopes are those in the middle of the step, unless the loss is higher there than at its start: then those
+    at its start, as who ruins the model has not to choose where all are judged. None once `go_on`, asked
+    before each batch, says no. Raises UserError OUT_OF_MEMORY, LOSS_NOT_FINITE.
+    """
     touched = {subspace for batch, _ in updates for subspace in np.unique(batch.epochs).tolist()}
     if not touched:
         return [Share(0, 0.0, 0.0, 0.0, 0.0) for _ in updates], 0
     zero = np.zeros((len(space.targets), space.rank, space.rank), np.int64)
-    found = measure(loaded, space, scale, dict.fromkeys(touched, zero) | dict(step), batches, go_on)
-    if found is None:
+    whole = dict.fromkeys(touched, zero) | dict(step)
+    before = float(Line(loaded, space, scale, {}).losses(batches, [0.0]).mean())
+    found = measure(loaded, space, scale, whole, batches, go_on, MIDDLE)
+    passes = 1 + GRADIENT
+    if found and not (found.finite and found.loss <= before):
+        found = measure(loaded, space, scale, whole, batches, go_on, START)
+        passes += GRADIENT
+    if not found:
         return None
+    if not found.finite:
+        raise UserError(
+            Code.LOSS_NOT_FINITE,
+            "the loss has no finite gradient on the validation rows",
+            "Nothing is said of what single nodes brought in this epoch. Should it happen again, have the "
+            "organiser compute with --dtype float32 or bfloat16.",
+        )
     unit = {subspace: scale(subspace) / space.basis.unit**2 for subspace in touched}
-    taken = FORWARDS * sum(batch.examples for batch in batches)
+    taken = passes * sum(batch.examples for batch in batches)
     return [found.share(one, delta, unit) for one in updates], taken
 
 
@@ -144,17 +169,17 @@ def measure(
     step: Mapping[int, I64],
     batches: Sequence[Encoded],
     go_on: Callable[[], bool],
-    at: float = MIDDLE,
+    at: float,
 ) -> Slopes | None:
     """Return the slopes of these batches at W + `at` D, with W the model's weights as they are, which nothing
-    live moves, and D what the cores `step` would add to them; `scale` as for `merging.MergedWeights`.
+    live moves, and D what the cores `step` would add to them.
 
     In the subspaces of `step`, of which there is one at least. None once `go_on`, asked before each batch,
-    says no. Raises UserError OUT_OF_MEMORY, and LOSS_NOT_FINITE if that is what the loss is there.
+    says no. Raises UserError OUT_OF_MEMORY.
     """
     subspaces = sorted(step)
     directions, leaves = _sides(loaded, space, subspaces), _leaves(space, scale, step, at)
-    found = []
+    losses, found = [], []
     with ExitStack() as stack:
         stack.enter_context(Line(loaded, space, scale, step).at(at))  # vectors; all others by `leaves`
         vectors = stack.enter_context(_differentiable_vectors(loaded))
@@ -162,17 +187,13 @@ def measure(
         for batch in batches:
             if not go_on():
                 return None
-            found.append(_gradient(loaded, directions, leaves, vectors, batch))
+            loss, gradient = _gradient(loaded, directions, leaves, vectors, batch)
+            losses.append(loss)
+            found.append(gradient)
     every = np.stack(found).transpose(0, 1, 3, 2)  # (batches, layers, k, k), u by v
-    if not np.isfinite(every).all():
-        raise UserError(
-            Code.LOSS_NOT_FINITE,
-            "the loss has no finite gradient on the validation rows where the epoch leads",
-            "Nothing is said of what single nodes brought in this epoch. Should it happen again, have the "
-            "organiser compute with --dtype float32 or bfloat16.",
-        )
     blocks = (slice(n * space.rank, (n + 1) * space.rank) for n in range(len(subspaces)))
-    return Slopes({s: every[:, :, block, block] for s, block in zip(subspaces, blocks, strict=True)})
+    cores = {s: every[:, :, block, block] for s, block in zip(subspaces, blocks, strict=True)}
+    return Slopes(sum(losses) / len(losses), cores)
 
 
 def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
@@ -239,8 +260,8 @@ def _gradient(
     leaves: Sequence[Tensor],
     vectors: Mapping[int, Tensor],
     batch: Encoded,
-) -> F64:
-    """Return the gradient of a batch's mean loss by every leaf, (layers, k, k) v by u."""
+) -> tuple[float, F64]:
+    """Return a batch's mean loss and its gradient by every leaf, (layers, k, k) v by u."""
 
     def riding(this: forward.Pass) -> Perturbation:
         rows, width = this.input_ids.shape
@@ -261,7 +282,7 @@ def _gradient(
         ) from error
     parts = [_of_vector(directions, n, part) if n in vectors else part for n, part in enumerate(found)]
     stacked: F64 = torch.stack([part.double().cpu() for part in parts]).numpy()
-    return stacked
+    return float(loss.detach()), stacked
 
 
 def _of_vector(directions: Directions, number: int, gradient: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ def test_what_every_client_has_brought_is_measured_of_what_the_close_has_named(t
         assert {brought.feed: brought.updates for brought in one.brought} == {
             f: n for f, n in wanted.items() if n
         }
-        assert one.forwards >= 3 * 16
+        assert one.forwards >= 4 * 16
         for brought in one.brought:
             scalars = next(feed.scalars for feed in run.feeds if feed.feed == brought.feed)
             assert brought.squares > 0 or not any(scalars)
