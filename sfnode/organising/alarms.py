@@ -128,10 +128,10 @@ def _skipped(own: EvidenceStatus) -> UserError:
     return UserError(
         Code.WORK_SKIPPED,
         f"seals skip this node's work at present: its {own.updates} updates that were measured change "
-        f"the loss on the validation rows by {-own.worth / WORTH_ONE:+.6f} nats, and the evidence that they help is "
-        f"{own.evidence:.2f}, where {own.bound:.2f} is asked for",
+        f"the loss on the validation rows by {-own.worth / WORTH_ONE:+.6f} nats, and the evidence that they "
+        f"help is {own.evidence:.2f}, where {own.bound:.2f} is asked for",
         "That is no accusation. Let it go on: what was skipped counts after all once later work "
-        "speaks for it. If it stays so, see that its rows and labels (--data) are those of the task, and --dtype as usual.",
+        "speaks for it. If it stays so, see that its rows and labels (--data) are right, and its --dtype.",
     )
 
 

@@ -47,9 +47,9 @@ that, runs that began a hundred times too fast learnt in one of three cases, and
 EVALUATE_EVERY = 4
 """Epochs between two evaluations with all rows, for people and alarms; the searches see to the rest."""
 
-ORIGIN_ROWS, ORIGIN_FORWARDS = 32, 3
-"""Least rows on which it is measured what each feed has brought, and forwards for each, as a backward pass
-takes two."""
+ORIGIN_ROWS, ORIGIN_FORWARDS = 32, 4
+"""Least rows on which it is measured what each feed has brought, and forwards for each: a backward pass takes
+two, and one goes to see whether the middle of the step is better than its start."""
 
 BUSY = 1 / 4
 """Share of the organiser's own time that searches and evaluations may take once the rate has settled: in a
