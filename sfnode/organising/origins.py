@@ -15,7 +15,7 @@ for useless. Two sums over epochs follow, with d = SHARE * m:
     for       the log-likelihood ratio of `drifts by d` against `does not`: sum of d sqrt(n) z - d^2 n / 2.
               No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Below
               SKIPPED_BELOW work is skipped, and counts after all (is recounted) once the sum is above it
-              again: what was skipped meanwhile has on balance spoken for its member.
+              again: it rises by what was skipped, too, so that nobody has hidden bad work behind good.
     against   the wealth that bets against `does no harm`, a drift that is not below 0: the product of
               e^(-d sqrt(n) z - d^2 n / 2), spread over all beginnings (as in `audits`). By Ville's inequality
               it exceeds 1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On
