@@ -134,10 +134,6 @@ SUMMARISE_AGAIN = 60.0
 MAKE_AGAIN = 600.0
 """Seconds until bases are tried again that could not be made: a lack of memory does not go away at once."""
 
-MEASURE_AGAIN = 2
-"""Epochs after which it is measured again what members bring who are all known: who turns is found out a
-little later, and the search gets the rows of every other time."""
-
 YOUNG = 1 / 10
 """Share of the update budget up to which a run is young."""
 
@@ -502,18 +498,11 @@ class Organiser:
         asked = self._asked
         affordable = not asked.running and now >= self._evaluate_from and self.policy.seal_wait > 0
         if asked.epoch < epoch and affordable:
-            asked = self._asked = _Asked(epoch, now, running=False, rest=self._plan(epoch))
+            plan = self.search.plan(self._counting) if self.search else Plan(0, True)
+            asked = self._asked = _Asked(epoch, now, running=False, rest=plan)
         if asked.epoch == epoch and asked.rest and not asked.running:
             self._measure(asked, asked.rest)
         return asked.epoch == epoch and asked.running and now - asked.at < self.policy.seal_wait
-
-    def _plan(self, epoch: int) -> Plan | None:
-        """Return what is to be measured of an epoch."""
-        if not self.search:
-            return Plan(0, True)
-        members = {feed // INCARNATIONS for feed in self._counting.moved(epoch)}
-        proven = self._origins.proven(members) and epoch - self._origins.measured < MEASURE_AGAIN
-        return self.search.plan(self._counting, proven=proven)
 
     def _measure(self, asked: _Asked, plan: Plan) -> None:
         """Have measured what each feed brings, first, and then the rest along what the seal is going to

@@ -29,7 +29,7 @@ again to make good. Less far, a step that is too large bends the loss, which sco
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -154,12 +154,6 @@ class Evidence:
         return self.useful >= SKIPPED_BELOW and not self.harmful
 
     @property
-    def proven(self) -> bool:
-        """Whether there is no more to learn soon: it is useful, or as far below the bound as it can be
-        above."""
-        return self.useful >= MOST_EVIDENCE or self.useful < SKIPPED_BELOW - MOST_EVIDENCE or self.harmful
-
-    @property
     def weight(self) -> float:
         """Updates of which the drift is known."""
         return self._drifted
@@ -220,8 +214,6 @@ class Origins:
         """Feeds and epochs that are skipped for good."""
         self.said: list[Worth] = []
         """All figures, in order."""
-        self.measured = -1
-        """The last epoch that was measured."""
         self._read, self._chain = 0, b""
 
     def follow(self, feed: ControlFeed) -> None:
@@ -239,7 +231,6 @@ class Origins:
     def take(self, said: Worth) -> None:
         """Take in the figures of an epoch."""
         self.said.append(said)
-        self.measured = max(self.measured, said.epoch)
         parts = [part for part in said.parts if part.updates]
         for part in parts:
             self.members.setdefault(part.feed // INCARNATIONS, Evidence()).drifts(
@@ -263,10 +254,6 @@ class Origins:
         """Return whether the work of a member is to count, as far as is known."""
         known = self.members.get(member)
         return known is None or known.trusted
-
-    def proven(self, members: Iterable[int]) -> bool:
-        """Return whether of all these members it is known whether they are useful."""
-        return all(member in self.members and self.members[member].proven for member in members)
 
     def _usual_drift(self, parts: Sequence[Part]) -> float:
         """Return the drift of an honest member, as far as the median tells; 0 if there is none.

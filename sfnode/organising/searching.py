@@ -162,9 +162,8 @@ class Search:
     def _is_cut(self, epoch: int) -> bool:
         return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
 
-    def plan(self, counting: Counting, *, proven: bool = True) -> Plan | None:
-        """Return what the oldest epoch without a seal is worth; None if nothing. `proven`: what each feed has
-        brought need not be measured."""
+    def plan(self, counting: Counting) -> Plan | None:
+        """Return what the oldest epoch without a seal is worth; None if nothing."""
         self._earn(counting)
         if self._is_cut(counting.sealed):
             return None
@@ -178,7 +177,7 @@ class Search:
         if due and not scored and self.settled:
             rest = 0.0  # it saves up
         searched, origins = first * len(AMOUNTS), 0
-        if policy.origins and not proven:
+        if policy.origins:
             spare = rest - searched  # both or neither: the cheaper one would always come first
             least = min(ORIGIN_ROWS, policy.search_rows)
             most = min(policy.search_rows, max(least, int(spare / 2) // ORIGIN_FORWARDS))

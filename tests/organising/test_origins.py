@@ -386,14 +386,13 @@ def test_a_policy_may_only_tell_of_harm_and_the_owner_has_the_last_word() -> Non
     assert not trusted.bench.of(Revoke)
 
 
-def test_measuring_is_among_what_a_twentieth_of_the_work_pays_for_and_rarer_once_all_are_known() -> None:
+def test_measuring_is_among_what_a_twentieth_of_the_work_pays_for() -> None:
     run = Organised()
     for _ in range(12):
         run.epoch()
     run.spent = run.trained = 0
     run.measured.clear()
-    first = run.bench.counting.sealed
     for _ in range(16):
         run.epoch()
     assert run.spent <= 0.055 * (run.spent + run.trained)
-    assert 4 <= len(run.measured) <= (run.bench.counting.sealed - first) / 2 + 1
+    assert len(run.measured) > 8, "of most epochs it is measured all the same"

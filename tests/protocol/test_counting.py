@@ -216,6 +216,16 @@ def test_a_factor_of_0_counts_nothing_and_is_final() -> None:
     assert not changes(run, seal(1, recount=((A, 0),)))
 
 
+def test_live_weights_leave_out_open_work_of_a_feed_that_the_last_seal_has_skipped() -> None:
+    run = fold(*MEMBERS, close(0, {A: 10, B: 10}), close(1, {A: 5, B: 5}), seal(0, skip=(A,)))
+    assert run.runs(A, 20) == (Run(10, 0), Run(20, ONE))
+    assert run.live(A, 20) == (Run(20, 0),)
+    assert run.live(A, 8) == run.runs(A, 8)
+    assert run.live(B, 20) == run.runs(B, 20)
+    run.apply(Recorded(seal(1, recount=((A, 0),))))
+    assert run.live(A, 20) == run.runs(A, 20) == (Run(20, ONE),)
+
+
 def test_neighbours_of_equal_factor_are_one_run() -> None:
     run = fold(*MEMBERS, close(0, {A: 3}), close(1, {A: 2}), close(2, {A: 2}))
     assert run.runs(A, 9) == (Run(9, ONE),)
