@@ -69,7 +69,7 @@ class RateFrom(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What the updates that a close has named of one feed would do to the loss on validation rows."""
+    """Effect that the updates that a close has named of one feed have on the loss on validation rows."""
 
     feed: int
     updates: int

@@ -1,4 +1,4 @@
-"""What the work of members is worth by the figures in the control feed (SPEC O16): a sum of integers.
+"""Worth of the work of members by the figures in the control feed (SPEC O16): a sum of integers.
 
 Whoever has the same decisions comes to the same sums. How figures are measured is the organiser's business.
 """

@@ -81,20 +81,21 @@ def peers(now: Now, width: int, room: int) -> list[Text]:
 
 def origins(page: Origins, width: int, room: int) -> list[Text]:
     """Draw the origins with the greatest worth, or most updates, counted in the log."""
+    worth = [Column("worth", 11, True)] if any(one.worth is not None for one in page.origins) else []
     columns = _columns(
         width,
         Column("rank", 6, True),
         Column("origin", FLEXIBLE),
         Column("updates", 10, True),
         Column("share", 7, True),
-        Column("worth", 11, True),
+        *worth,
         Column("team", 20),
     )
 
     def line(origin: Origin) -> Text:
         words = named(origin.name, origin.origin, columns[1].width)
-        worth = "" if origin.worth is None else nats(origin.worth)[:WORTH_DIGITS]
-        cells = [count(origin.rank), words, count(origin.updates), percent(origin.share), worth]
+        cells = [count(origin.rank), words, count(origin.updates), percent(origin.share)]
+        cells += ["" if origin.worth is None else nats(origin.worth)[:WORTH_DIGITS]] * len(worth)
         cells.append(origin.team or "")
         return Text(_row(columns, cells), "bold" if origin.own else "")
 

@@ -148,7 +148,7 @@ class Keeper:
         self._desk = self._organiser() if self.run.organised else None
         self._acted = 0
         self._counting = Counting.of(self.run)
-        """What counts by the decisions of which `corrections` has told."""
+        """State of the run by the decisions of which `corrections` has told."""
         self._live: dict[Feed, tuple[Run, ...]] = {}
         """Factors by these decisions, to the end of all steps, where not all are 1."""
         self._epochs = [0]

@@ -1,4 +1,4 @@
-"""What members have brought by figures that are measured anew, beside those of the organiser (SPEC O16).
+"""Worths of members by figures that are measured anew, beside those of the organiser (SPEC O16).
 
 For runs whose validation rows everybody has. Reads a log and changes nothing; carries out no policy.
 """
@@ -39,15 +39,15 @@ class Measures(Protocol):
 
 
 class _Asked(NamedTuple):
-    """What was measured of an epoch, and of which states."""
+    """An epoch whose figures are measured anew, and its states."""
 
     worth: Worth
     counting: Counting
     before: dict[Feed, Counted]
     step: dict[Feed, Counted]
-    """With what made the step of the epoch."""
+    """The state with what made the step of the epoch."""
     named: dict[Feed, Counted]
-    """With everything that the close has named."""
+    """The state with everything that the close has named."""
 
 
 def remeasure(

@@ -126,7 +126,7 @@ class EvaluationEnded:
     rate: float | None = None
     """The rate that suits the epoch's subspace at its beginning, if that was wanted and could be told."""
     brought: tuple[Brought, ...] = ()
-    """What each feed has brought, if that was wanted and could be measured."""
+    """Figures of what each feed has brought, if that was wanted and could be measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ class _Asked:
     altered: bool = False
     """Whether the seal has skipped something that was evaluated, or the other way round."""
     rest: Plan | None = None
-    """What is to be measured once this is."""
+    """The rest, which is to be measured once this is."""
     skipped: frozenset[int] = frozenset()
     """Feeds that were left out."""
     rows: int = 0
@@ -223,9 +223,9 @@ class Organiser:
         self._trust: dict[int, bool] = {}
         """The owner's word on members: whether seals count their work."""
         self._worths: list[Worth] = []
-        """What was measured and is to be signed."""
+        """Figures that are to be signed."""
         self._sanctions: list[Decision] = []
-        """What follows from evident harm, until it is signed."""
+        """Decisions that follow from evident harm, until they are signed."""
         self._sanctioned: set[int] = set()
         """Members about whom that was decided."""
         self._restored: set[int] = set()

@@ -1,5 +1,4 @@
-"""What each origin has brought in an epoch, as it was measured before the seal, and what follows for its
-work.
+"""Evidence about members, by what their work has brought in each epoch as it was measured before the seal.
 
 The measurement is the engine's (`sfnode.engine.slopes`), from one gradient on validation rows whatever the
 number of origins. Its figures stand in the control feed as Worth decisions (SPEC O16), and the evidence here
@@ -83,7 +82,7 @@ PARTS_PER_WORTH = 7_000
 
 
 class Brought(NamedTuple):
-    """What the updates of one feed that a close has named would do to the loss on validation rows.
+    """Effect that the updates of one feed that a close has named would have on the loss on validation rows.
 
     With q the scalar of an update, s, i and j its signs and coordinates (SPEC R6), and G the derivatives of
     the validation loss by the entries of every layer's core at the middle of the step that the epoch makes,

@@ -64,7 +64,7 @@ class HistoryResult(Answer):
 
 
 class Ranked(Answer):
-    """What a member of an organised run has brought."""
+    """A member of an organised run by what it has brought."""
 
     rank: int
     """Rank by worth, then by updates that count, from 1."""

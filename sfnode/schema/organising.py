@@ -46,7 +46,7 @@ class HealthStatus(Answer):
 
 
 class EvidenceStatus(Answer):
-    """What the organiser's figures say of a member's work, counted or not (SPEC O16)."""
+    """Evidence by the organiser's figures about a member's work, counted or not (SPEC O16)."""
 
     member: int
     origin: str

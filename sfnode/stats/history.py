@@ -44,7 +44,7 @@ class LogIndex:
         self._log, self._run = update_log, run
         self._contributions = Contributions(update_log)
         self._standings: dict[bytes, Standing] = {}
-        """What members have brought, by origin; empty in an open run."""
+        """Standings of members, by origin; empty in an open run."""
         self._ranked: list[Contribution] = []
         """All origins, the greatest worth first, then most updates."""
         self._find_names = names

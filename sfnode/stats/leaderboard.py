@@ -17,7 +17,7 @@ from sfprotocol.worths import Sum, worths
 
 
 class Standing(NamedTuple):
-    """What a member has brought."""
+    """A member by what it has brought."""
 
     origin: bytes
     counted: int

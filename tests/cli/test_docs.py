@@ -66,6 +66,7 @@ SECTIONS = {
     "invite --json": (InviteResult,),
     "organise status --json": (
         organising.OrganiserStatus,
+        organising.EvidenceStatus,
         organising.HealthStatus,
         organising.EpochEvaluation,
     ),

@@ -188,7 +188,7 @@ def test_the_leaderboard_follows_from_the_log_alone_to_the_digit(
     assert ended.out.splitlines()[-1].endswith("4 seals, 36 updates count, worth +6.000000000 nats")
     files_of_it = tmp_path / "copy"
     files_of_it.mkdir()
-    for name in ("run.toml", "log"):
+    for name in ("run.toml", "updates.sqlite"):
         for file in folder.glob(f"{name}*"):
             shutil.copy(file, files_of_it / file.name)
     again = sfnode("leaderboard", "--recompute", "--data-dir", files_of_it)
