@@ -22,14 +22,11 @@ which may be copied, shared or thrown away."""
 OPEN_WORK_BITS = 21
 """Bits of work that `sfnode init` asks of a feed of an open run: two million hashes, 0.6 to 2 s of a core."""
 
-DEFAULT_LOSS: Literal["plain", "centred"] = "plain"
+DEFAULT_LOSS: Literal["plain", "centred"] = "centred"
 """Loss of a task with classes, unless options of `sfnode init` name one (SPEC T5)."""
 
-SEARCH = False
+SEARCH = True
 """Whether an organiser finds factors and rates by line searches, where the run has validation rows."""
-
-CALIBRATE = False
-"""Whether `sfnode init` tries the model out for numbers that it was not given."""
 
 LOCALHOST = "127.0.0.1"
 """Address at which a node serves its dashboard and metrics unless its owner names another."""

@@ -43,6 +43,11 @@ of 16-bit scalars for an epoch."""
 MAX_WORK_BITS = 26
 """Most bits of work of a feed: of the 2^32 incarnations of an origin, 64 have that much on average."""
 
+MAX_GROUP = 64
+"""Most updates of a group: the mean of the 63 others adds a 63rd to a scalar's variance, and more would take
+that down by no more than that; an auditor measures a whole group for one scalar, and 64 groups in a step fill
+a segment (SPEC S4)."""
+
 KNOWN_EXTENSIONS: frozenset[int] = frozenset()
 """Kinds of extensions of a manifest that this version understands."""
 
@@ -57,7 +62,7 @@ ADDED_IN_2: dict[str, Any] = {
 OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
     "model": frozenset({"parent"}),
     "task": frozenset({"loss", "prior"}),
-    "training": frozenset({"bases"}),
+    "training": frozenset({"bases", "group"}),
 }
 """Keys, by table, that a manifest does not have where they have their default value (SPEC M2)."""
 
@@ -297,6 +302,9 @@ class Training(Section):
     learning_rate: float = Field(default=6e-6, gt=0, le=1)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     batch_size: int = Field(default=4, ge=1, le=4096)
+    group: int = Field(default=0, ge=0, le=MAX_GROUP)
+    """Updates that share a mini-batch, each measured at one point and compared with the others (SPEC U2); 0:
+    each has a mini-batch of its own, and two points."""
     epoch_updates: int = Field(default=1024, ge=1, le=1 << 32)
     update_budget: int = Field(default=4096, ge=1, le=(1 << 32) - 1)
     scalar_bits: Literal[8, 16] = 16
@@ -308,6 +316,13 @@ class Training(Section):
     def _power_of_two(cls, value: int) -> int:
         if value & (value - 1):
             raise ValueError("rank must be a power of two")
+        return value
+
+    @field_validator("group")
+    @classmethod
+    def _not_alone(cls, value: int) -> int:
+        if value == 1:
+            raise ValueError("a group has two updates or more, which are compared with each other; 0 is none")
         return value
 
     @model_validator(mode="after")
@@ -326,6 +341,21 @@ class Training(Section):
     def largest_scalar(self) -> int:
         """The largest scalar that `scalar_bits` hold."""
         return (1 << (self.scalar_bits - 1)) - 1
+
+    @property
+    def batch_updates(self) -> int:
+        """Number of updates that are measured together, on one mini-batch: a group's, or one."""
+        return self.group or 1
+
+    @property
+    def points(self) -> int:
+        """Number of points at which an update measures its mini-batch."""
+        return 1 if self.group else 2
+
+    @property
+    def update_forwards(self) -> int:
+        """Number of example-forwards that an update takes."""
+        return self.points * self.batch_size
 
     @property
     def epochs(self) -> int:
@@ -375,7 +405,12 @@ class Manifest(Section):
         if centred and self.training.batch_size < 2:
             raise ValueError("a centred loss needs a batch_size of 2 or more: one row has no mean but itself")
         added = (
-            self.organised.organiser or self.extensions or self.training.bases or centred or self.model.parent
+            self.organised.organiser
+            or self.extensions
+            or self.training.bases
+            or self.training.group
+            or centred
+            or self.model.parent
         )
         if self.protocol == 1 and (added or validates or priced):
             raise ValueError("a run of version 1 has nothing of what version 2 has added")

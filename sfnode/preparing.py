@@ -15,9 +15,8 @@ from sfnode.engine.making_bases import Made
 from sfnode.engine.pilot import Advance, Pilot
 from sfnode.engine.trainer import Trainer, prior_of
 from sfnode.engine.trial import Trial
-from sfnode.manifest import Manifest, Training
+from sfnode.manifest import Manifest
 from sfnode.models import bases
-from sfnode.organising.line_search import LineSearch
 from sfnode.store.disk_errors import disk_faults
 
 Waiting = Callable[[str], AbstractContextManager[Advance]]
@@ -83,7 +82,7 @@ def prepare(
     """
     tried = _trial(manifest, "epsilon" in given, means, waiting) if calibrate else None
     if isinstance(tried, Trial):
-        numbers = suitable(tried, manifest.training)
+        numbers = suitable(tried)
         chosen = {name: value for name, value in numbers.items() if name not in given}
         manifest = _changed(manifest, "training", **chosen)
     if not measure:
@@ -96,15 +95,14 @@ def prepare(
     return Prepared(pilot.with_limit(manifest, found), tried, found)
 
 
-def suitable(found: Trial, training: Training) -> dict[str, float]:
-    """Return the numbers that suit the model, by name; the rate is the run's own if none was found."""
-    rate = found.rate or training.learning_rate
-    return {"epsilon": found.epsilon, "scalar_delta": found.delta, "learning_rate": rate}
+def suitable(found: Trial) -> dict[str, float]:
+    """Return the numbers that suit the model, by name."""
+    return {"epsilon": found.epsilon, "scalar_delta": found.delta, "learning_rate": found.rate}
 
 
 def _trial(manifest: Manifest, keep_epsilon: bool, means: Means, waiting: Waiting) -> Trial | str:
     with waiting("trying out numbers") as advance:
-        return trial.run(manifest, LineSearch, keep_epsilon=keep_epsilon, advance=advance, **means._asdict())
+        return trial.run(manifest, keep_epsilon=keep_epsilon, advance=advance, **means._asdict())
 
 
 def with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:

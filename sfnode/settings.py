@@ -53,7 +53,7 @@ class Settings(Section):
     device: str = "cpu"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4"] = "auto"
     queries: int = Field(default=1, ge=1, le=64)
-    """Updates evaluated in one batched forward pass."""
+    """Mini-batches evaluated in one batched forward pass."""
     steps: int = Field(default=0, ge=0)
     """Updates to make before the node leaves; 0: no limit."""
     until_complete: bool = False
@@ -75,6 +75,9 @@ class Settings(Section):
     """Believe that nobody has more of the decisions than this node: an organiser then waits for no peers."""
     search: bool = SEARCH
     """Find factors and rates by line searches on validation rows, as the organiser."""
+    guard: bool = True
+    """Go back to the best seal when the run gets worse, and end it when it no longer improves, as the
+    organiser, where the run has validation rows."""
     renew_bases: int = Field(default=0, ge=0, lt=1 << 32)
     """Updates for which published bases serve until the organiser makes others at sealed weights; 0: for
     ever."""

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import MAX_QUOTA, Manifest, Task
+from sfnode.manifest import MAX_GROUP, MAX_QUOTA, Manifest, Task, Training
 from sfprotocol import PROTOCOL_VERSION
 from sfprotocol.messages import Authority
 
@@ -238,6 +238,7 @@ def test_a_manifest_of_version_1_is_read_and_written_without_the_keys_of_version
         {"data": {"validation": "rows.tsv"}},
         {"data": {"train": "rows.tsv", "validation_limit": 1}},
         {"training": {"basis": "published", "bases": "ab" * 32}},
+        {"training": {"group": 2}},
         {"model": FIELDS["model"] | {"parent": PARENT}},
     ],
 )
@@ -256,6 +257,22 @@ def test_nobody_takes_part_in_a_run_of_version_1_and_is_told_what_still_works() 
     assert caught.value.code is Code.OLDER_PROTOCOL
     assert "sfnode init" in caught.value.fix
     assert "sfnode export" in caught.value.fix
+
+
+def test_a_run_with_groups_says_so_and_others_keep_their_bytes() -> None:
+    plain, said = Training(), Manifest.model_validate(changed("training", group=8))
+    assert said.fields()["training"]["group"] == 8
+    again = said.model_copy(update={"training": said.training.model_copy(update={"group": 0})})
+    assert "group" not in again.fields()["training"]
+    assert (plain.batch_updates, plain.points, plain.update_forwards) == (1, 2, 8)
+    assert (said.training.batch_updates, said.training.points) == (8, 1)
+    assert said.training.update_forwards == said.training.batch_size
+
+
+@pytest.mark.parametrize("group", [-1, 1, MAX_GROUP + 1])
+def test_a_group_has_two_updates_or_more_and_not_too_many(group: int) -> None:
+    with pytest.raises(ValueError, match="group"):
+        Manifest.model_validate(changed("training", group=group))
 
 
 def test_a_run_with_random_bases_does_not_say_so(tmp_path: Path) -> None:

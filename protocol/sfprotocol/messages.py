@@ -78,7 +78,7 @@ class Feed(NamedTuple):
 
 
 class Update(NamedTuple):
-    """One two-point evaluation, as all code above the wire sees it."""
+    """One scalar, measured at two points or in a group, as all code above the wire sees it."""
 
     feed: Feed
     step: int

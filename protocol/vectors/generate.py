@@ -15,6 +15,7 @@ import math
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def seed_vectors() -> dict[str, Any]:
                 (6457827717110365317, 3, (30000, 30001, 29999, 1)),
             )
         ],
+        "groups": [_group(m, rows) for m, rows in ((2, 1), (3, 2), (8, 4))],
         "selections": [
             {"purpose": purpose, "rows": rows, "count": count, "chosen": _selected(purpose, rows, count)}
             for purpose in ("sfnode row selection", "sfnode validation rows")
@@ -96,6 +98,30 @@ def _balanced(seed: int, batch_size: int, sizes: tuple[int, ...]) -> dict[str, A
     """Return a balanced mini-batch: the class of each row, and its place in its class (R8)."""
     classes, rows = seeds.balanced_rows(seed, batch_size, sizes)
     return {"seed": str(seed), "sizes": list(sizes), "classes": classes.tolist(), "rows": rows.tolist()}
+
+
+def _group(size: int, rows: int) -> dict[str, Any]:
+    """Return the losses of a group's points, row by row, and the scalars that they are (U2); and of a step
+    in it, whose seed draws the mini-batch (R8)."""
+    epsilon, delta, limit = Fraction(1, 1024), Fraction(1, 64), 20_000
+    drawn = seeds.stream(size, 0, size * rows).reshape(size, rows).tolist()
+    losses = [[Fraction(value >> 40, 1 << 24) for value in point] for point in drawn]
+    total = [sum(row) for row in zip(*losses, strict=True)]
+    alphas = [
+        sum(one - (all_ - one) / (size - 1) for one, all_ in zip(point, total, strict=True)) / rows / epsilon
+        for point in losses
+    ]
+    step = 3 * size + size // 2
+    return {
+        "group": size,
+        "step": step,
+        "step_that_draws": step - step % size,
+        "losses": [[float(loss) for loss in point] for point in losses],
+        "epsilon": float(epsilon),
+        "scalar_delta": float(delta),
+        "scalar_limit": limit,
+        "scalars": [round(min(max(alpha / delta, -limit), limit)) for alpha in alphas],
+    }
 
 
 def _feed_seeds(feed: Feed) -> dict[str, Any]:
@@ -346,18 +372,20 @@ CENTRED: dict[str, Any] = OPEN | {
     "task": OPEN["task"] | {"loss": "centred", "prior": [0, -65536, 2147483647, -2147483647]},
 }
 
+GROUPS: dict[str, Any] = OPEN | {"training": OPEN["training"] | {"group": 8}}
+
 CHILD: dict[str, Any] = OPEN | {
     "model": OPEN["model"] | {"parent": {"run_id": "12" * 32, "epoch": 65535, "digest": "34" * 32}}
 }
 
 
 def manifest_vectors() -> dict[str, Any]:
-    """Return a manifest of version 1, five of version 2, and fields that none of version 2 may have."""
+    """Return a manifest of version 1, six of version 2, and fields that none of version 2 may have."""
     return {
         **_manifest(MANIFEST),
         "version 2": [
             {"admission": fields["admission"], **_manifest(fields)}
-            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED, CHILD)
+            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED, CHILD, GROUPS)
         ],
         "rates": [
             {"learning_rate": rate, "rate": str(units)}
@@ -410,6 +438,9 @@ def _invalid_manifests() -> list[dict[str, Any]]:
             "rule": "M1",
             "training": training | {"bases": "00" * 32},
         },
+        {"name": "a group of one", "rule": "M1", "training": training | {"group": 1}},
+        {"name": "too large a group", "rule": "M1", "training": training | {"group": 65}},
+        {"name": "no groups, said", "rule": "M2", "training": training | {"group": 0}},
         {"name": "work in an organised run", "rule": "M1", "open": {"quota": 0, "work_bits": 1}},
         {
             "name": "a quota of an open run in an organised one",

@@ -1,4 +1,4 @@
-"""Times the candidates: two plain forward passes, our two-point step, and MeZO's step in place.
+"""Times the candidates: plain forward passes with as many rows, our step, and MeZO's step in place.
 
 All use the same model, the same mini-batch and the same output positions, and take turns in one process, so
 that whatever disturbs the machine disturbs them alike; the order changes from turn to turn, so that none
@@ -24,7 +24,7 @@ from sfnode.baselines.mezo import mezo_step
 from sfnode.bench import memory
 from sfnode.bench.subject import Subject
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.estimator import two_point
+from sfnode.engine.estimator import estimates
 from sfnode.engine.forward import score
 from sfnode.engine.merging import MERGE_REST
 from sfnode.engine.trainer import Trainer
@@ -33,8 +33,8 @@ from sfnode.models.quantized import QuantisedLinear
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import update_seeds
 
-FORWARDS = "two forward passes"
-STEP = "two-point step"
+FORWARDS = "forward passes"
+STEP = "step"
 MEZO_MATRICES = "MeZO, same matrices"
 MEZO_ALL = "MeZO, all parameters"
 
@@ -56,16 +56,23 @@ class Case(NamedTuple):
 
     trainer: Trainer
     seeds: Sequence[int]
-    """One for each query."""
+    """One for each update."""
     batches: Sequence[Encoded]
-    """One for each query."""
+    """One for each update, the same for those of a group."""
     together: Encoded
-    """All of them in one, for a plain forward pass."""
+    """All mini-batches in one, for a plain forward pass."""
+
+    @property
+    def forwards(self) -> int:
+        """Number of plain forward passes of all mini-batches that the step is made of: one for each point."""
+        numbers = self.trainer.manifest.training
+        return numbers.points * numbers.batch_updates
 
     @property
     def tokens(self) -> int:
         """Real tokens in the mini-batches, padding not counted."""
-        return sum(int(batch.attention_mask.sum()) for batch in self.batches)
+        together = self.trainer.manifest.training.batch_updates
+        return sum(int(batch.attention_mask.sum()) for batch in self.batches[::together])
 
 
 class Incoming(NamedTuple):
@@ -88,17 +95,19 @@ class Incoming(NamedTuple):
 
 
 def case(subject: Subject, trainer: Trainer, size: int, queries: int) -> Case:
-    """Make a step of `queries` queries, each on a mini-batch of `size` rows."""
-    seeds = update_seeds(1, 0, queries).tolist()
-    batches = [subject.mini_batch([seed], size) for seed in seeds]
-    return Case(trainer, seeds, batches, subject.mini_batch(seeds, size))
+    """Make a step of `queries` mini-batches of `size` rows, with the updates that share one."""
+    together = subject.manifest.training.batch_updates
+    seeds = update_seeds(1, 0, queries * together).tolist()
+    batches = [subject.mini_batch([seed], size) for seed in seeds[::together]]
+    each = [batch for batch in batches for _ in range(together)]
+    return Case(trainer, seeds, each, subject.mini_batch(seeds[::together], size))
 
 
 def candidates(found: Case, *, mezo: bool) -> dict[str, Callable[[int], object]]:
     """Return what is timed, by name, as functions of the turn's number."""
     loaded = found.trainer.loaded
     actions: dict[str, Callable[[int], object]] = {
-        FORWARDS: lambda _: (loss(loaded, found.together), loss(loaded, found.together)),
+        FORWARDS: lambda _: [loss(loaded, found.together) for _ in range(found.forwards)],
         STEP: lambda turn: step(found, turn),
     }
     if mezo and not loaded.quantised:  # quantised weights cannot be perturbed in place
@@ -146,10 +155,10 @@ def incoming(subject: Subject, found: Case, counts: Sequence[int], repetitions: 
 
 
 def inference_peak(subject: Subject, size: int, queries: int) -> int | None:
-    """Return the peak of memory in bytes of a plain forward pass with the batch of a step doubled."""
-    seeds = update_seeds(1, 0, queries).tolist()
-    doubled = subject.mini_batch(seeds, size, times=2)
-    return memory.peak(lambda: loss(subject.loaded, doubled), subject.device)
+    """Return the peak of memory in bytes of a plain forward pass with as many rows as a step."""
+    seeds, numbers = update_seeds(1, 0, queries).tolist(), subject.manifest.training
+    rows = subject.mini_batch(seeds, size, times=numbers.points * numbers.batch_updates)
+    return memory.peak(lambda: loss(subject.loaded, rows), subject.device)
 
 
 def keeping_peak(trainer: Trainer) -> int | None:
@@ -168,10 +177,10 @@ def step_peak(found: Case) -> int | None:
 
 
 def step(found: Case, turn: int) -> object:
-    """Take our step: directions from seeds, and the two-point estimates along them."""
-    trainer, epsilon = found.trainer, found.trainer.manifest.training.epsilon
-    seeds = [seed ^ turn for seed in found.seeds]
-    return two_point(trainer.loaded, trainer.space.directions(seeds, 0), found.batches, epsilon)
+    """Take our step: directions from seeds, and the estimates along them."""
+    trainer, numbers = found.trainer, found.trainer.manifest.training
+    directions = trainer.space.directions([seed ^ turn for seed in found.seeds], 0)
+    return estimates(trainer.loaded, directions, found.batches, numbers.epsilon, numbers.group)
 
 
 def loss(loaded: LoadedModel, encoded: Encoded) -> float:

@@ -56,6 +56,8 @@ class SubjectSpec(NamedTuple):
     dtype: str = loader.AUTO
     rank: int = 0
     """0: the run's, or the usual one."""
+    group: int | None = None
+    """Updates that share a mini-batch; None: as many as in the run, or pairs."""
 
 
 class Subject(NamedTuple):
@@ -145,7 +147,7 @@ def _manifest(wanted: SubjectSpec, source: str) -> Manifest:
     if run is not None:
         labels = len(run.task.verbalizer) if run.task.kind == HEADED else 0
         described = loader.describe(source, "", classifier_labels=labels) if wanted.source else run.model
-        return run.model_copy(update={"model": described, "training": _training(run.training, wanted.rank)})
+        return run.model_copy(update={"model": described, "training": _training(run.training, wanted)})
     classes = _classes(source)
     described = loader.describe(source, "", classifier_labels=classes)
     return Manifest(
@@ -153,20 +155,26 @@ def _manifest(wanted: SubjectSpec, source: str) -> Manifest:
         model=described,
         task=_synthetic(wanted.tokens, classes),
         data=Data(),
-        training=_training(Training(), wanted.rank),
+        training=_training(Training(), wanted),
     )
 
 
-def _training(numbers: Training, rank: int) -> Training:
+def _training(numbers: Training, wanted: SubjectSpec) -> Training:
     fields = numbers.with_random_bases().model_dump() | {
         "learning_rate": STANDSTILL,
-        "rank": rank or numbers.rank,
+        "rank": wanted.rank or numbers.rank,
+        "group": numbers.group if wanted.group is None else wanted.group,
     }
     try:
         return Training(**fields)
     except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise UserError(Code.BAD_OPTION, f"--rank {rank}: {reason}", "The usual rank is 32.") from error
+        first = error.errors(include_url=False)[0]
+        flag, reason = first["loc"][0], first["msg"].removeprefix("Value error, ")
+        raise UserError(
+            Code.BAD_OPTION,
+            f"--{flag} {fields[str(flag)]}: {reason}",
+            "The usual rank is 32, and groups have 0 or 2 to 64 updates.",
+        ) from error
 
 
 def _synthetic(tokens: int, classes: int) -> Task:

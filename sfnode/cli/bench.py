@@ -55,12 +55,18 @@ MOST_TOKENS = 65_535
     metavar="COUNT",
     help="Length of a random sentence.",
 )
-@queries_option("Updates that one step makes.")
+@queries_option("Mini-batches of a step, each for one update or for a group.")
 @device_option
 @dtype_option
 @threads_option("CPU threads.  [default: as many as there are cores]")
 @option(
     "--rank", type=click.IntRange(0), default=0, metavar="COUNT", help="Rank.  [default: the run's, or 32]"
+)
+@option(
+    "--group",
+    type=click.IntRange(0),
+    metavar="COUNT",
+    help="Updates that share a mini-batch; 0: each is measured at two points.  [default: the run's, or 0]",
 )
 @option("--compare", type=click.Choice(["mezo"]), help="Time this method's step too.")
 @option(
@@ -82,11 +88,13 @@ def bench(
     dtype: str,
     threads: int,
     rank: int,
+    group: int | None,
     compare: str | None,
     repetitions: int,
     as_json: bool,
 ) -> None:
-    """Measure a training step beside two plain forward passes, its memory, and which models would fit.
+    """Measure a training step beside the plain forward passes that it is made of, its memory, and which
+    models would fit.
 
     Shapes are those of published models; one that is unknown lists those that are known. Nothing is sent, and
     a model that was made from a shape is removed at the end.
@@ -99,7 +107,7 @@ def bench(
 
     if threads:
         torch.set_num_threads(threads)
-    spec = SubjectSpec(source=model or "", run=manifest, tokens=tokens, device=device, dtype=dtype, rank=rank)
+    spec = SubjectSpec(model or "", manifest, tokens, device, dtype, rank, group)
     plan = Plan(batches, queries, compare == "mezo", repetitions)
     result = run_benchmark(spec, plan, _say)
     if as_json:

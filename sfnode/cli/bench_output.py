@@ -23,7 +23,9 @@ def show(result: BenchResult, console: Console) -> None:
 
 def heading(result: BenchResult) -> str:
     """Format what was measured, and where."""
-    queries = f"{result.queries} queries" if result.queries > 1 else "one query"
+    queries = f"{result.queries} mini-batches" if result.queries > 1 else "one mini-batch"
+    if result.group:
+        queries += f" for {result.group} updates"
     return (
         f"{result.model}: {_count(result.parameters)} parameters, {_count(result.trained_parameters)} "
         f"trained in {result.matrices} matrices\n"
@@ -34,7 +36,7 @@ def heading(result: BenchResult) -> str:
 
 
 def _times(result: BenchResult) -> Table:
-    table = _table("Time of a step", "batch", "two forwards", "step", "ratio", "tokens/s", "updates/h")
+    table = _table("Time of a step", "batch", "forwards", "step", "ratio", "tokens/s", "updates/h")
     for batch in result.batches:
         table.add_row(
             str(batch.batch),
@@ -48,7 +50,7 @@ def _times(result: BenchResult) -> Table:
 
 
 def _memory(result: BenchResult) -> Table:
-    table = _table("Memory at its peak", "batch", "inference, batch doubled", "training", "ratio")
+    table = _table("Memory at its peak", "batch", "inference, as many rows", "training", "ratio")
     for batch in result.batches:
         ratio = "" if batch.memory_ratio is None else f"{batch.memory_ratio:.2f}"
         table.add_row(

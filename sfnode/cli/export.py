@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -29,6 +30,15 @@ def format_options(function: F) -> F:
     return form(dtype(function))
 
 
+def parse_seal(_context: Any, _parameter: Any, value: str) -> str | int:
+    """Return `best`, `last` or an epoch."""
+    if value in ("best", "last"):
+        return value
+    if not value.isdecimal() or len(value) > 5:
+        raise click.BadParameter("say best, last or the number of an epoch")
+    return int(value)
+
+
 @click.command
 @click.argument("out", type=click.Path(path_type=Path))
 @format_options
@@ -36,14 +46,33 @@ def format_options(function: F) -> F:
 @model_option
 @device_option
 @as_of_now_option
+@option(
+    "--seal",
+    default="last",
+    show_default=True,
+    metavar="best|last|EPOCH",
+    callback=parse_seal,
+    help="Organised run: the last seal; the one with the least loss of those that were evaluated and not "
+    "taken back; or that of an epoch.",
+)
 def export(
-    out: Path, form: str, data_dir: Path, model: Path | None, device: str, dtype: str, as_of_now: bool
+    out: Path,
+    form: str,
+    data_dir: Path,
+    model: Path | None,
+    device: str,
+    dtype: str,
+    as_of_now: bool,
+    seal: str | int,
 ) -> None:
     """Write the model of the log in a node's folder to the new folder OUT.
 
-    Of an organised run it is that of the last seal (of an earlier one: `sfnode checkout`), of an open one
-    that with all updates.
+    Of an organised run it is that of the last seal, unless --seal names another, of an open one that with all
+    updates.
     """
-    from sfnode.cli.trained_model import load, write
+    from sfnode.cli.trained_model import best_epoch, load, write
 
-    write(load(data_dir, model, device, dtype, as_of_now=as_of_now), out, form)
+    if as_of_now and seal != "last":
+        raise click.UsageError("--as-of-now is not of a seal")
+    epoch = best_epoch(data_dir) if seal == "best" else None if seal == "last" else int(seal)
+    write(load(data_dir, model, device, dtype, as_of_now=as_of_now, epoch=epoch), out, form)

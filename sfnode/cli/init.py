@@ -15,9 +15,9 @@ from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
-from sfnode.defaults import CALIBRATE, DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
+from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
-from sfnode.manifest import MAX_WORK_BITS, Training
+from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
 
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat")
@@ -31,6 +31,10 @@ ORGANISED, OPEN = "organised", "open"
 RANKS = {"activations": 8, "gradients": 1}
 """Usual ranks by kind of published bases (docs/research-log.md): the stronger the directions, the fewer it
 takes, and the fewer there are the more an update learns."""
+
+DEFAULT_BASIS = "activations"
+"""Usual kind of bases where numbers are tried out: with the centred loss and rates that are found it learns
+most of what forward passes alone can do, or as much, on three tasks (docs/research-log.md)."""
 
 NO_MODULES = "none"
 """Value in place of patterns: train no linear layer, only other parameters."""
@@ -147,9 +151,10 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     type=click.Choice(["random", "activations", "gradients"]),
     help="Directions in which updates move a layer: random ones; or published bases that this command makes, "
     "from the layers' inputs (forward passes) or from the mean gradient of some mini-batches (backward "
-    "passes, with memory for inference and half as much again).  [default: random]",
+    "passes, with memory for inference and half as much again).  [default: activations where numbers are "
+    "tried out and there are training rows, else random]",
 )
-@number_option("--epsilon", "Distance of the two points from the middle.")
+@number_option("--epsilon", "Distance of the points of an update from the weights.")
 @number_option("--learning-rate", "Learning rate per update, not per round.")
 @option(
     "--schedule",
@@ -157,6 +162,11 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     help="How the learning rate changes over the epochs of an open run.  [default: constant]",
 )
 @number_option("--batch-size", "Rows of one update's mini-batch.")
+@number_option(
+    "--group",
+    "Updates that share a mini-batch and are compared with each other, which costs half as many forward "
+    "passes an update; 0: each is measured at two points (docs/how-it-works.md).",
+)
 @number_option("--epoch-updates", "Updates for which one subspace serves.")
 @number_option("--update-budget", "Updates after which the run is complete.")
 @number_option("--scalar-delta", "Unit of the scalars.")
@@ -170,10 +180,10 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
 )
 @option(
     "--calibrate/--no-calibrate",
-    default=CALIBRATE,
-    show_default=True,
+    default=None,
     help="Try the model out before the run starts: epsilon, scalar_delta, scalar_limit and a first learning "
-    "rate are chosen for it, but for those that you give; half a minute for a small model.",
+    "rate are chosen for it, but for those that you give; half a minute for a small model.  "
+    "[default: as --measure, unless you give all of them or take the built-in run]",
 )
 @device_option
 @dtype_option
@@ -232,7 +242,7 @@ def init(
     out: Path,
     force: bool,
     measure: bool,
-    calibrate: bool,
+    calibrate: bool | None,
     device: str,
     dtype: str,
     organised: bool,
@@ -270,15 +280,17 @@ def init(
         raise UserError(
             Code.BAD_OPTION, "--bases names a file, and --basis makes another one", "Give one of them."
         )
+    chosen_by = keys.options() if keys else {}
+    manifest = build(given | chosen_by)
     said: list[str] = []
-    if made_of in RANKS:
-        given.setdefault("rank", RANKS[made_of])
-        bases, *said = _made(made_of, given | keys.options() if keys else given, out.parent, device, dtype)
+    unknown = measure and not _has_numbers(manifest, made_of or ("published" if bases else "random"), given)
+    if made_of or (unknown and not bases and calibrate is None):
+        bases, given, said = _made(made_of, given, chosen_by, out.parent, device, dtype)
     if bases:
         given |= _published(bases)
-    manifest = build(given | keys.options() if keys else given)
-    if bases:
+        manifest = build(given | chosen_by)
         said.append(output.bases_words(*preparing.keep_bases(bases, out.parent, manifest), out))
+    calibrate = unknown if calibrate is None else calibrate
     means = preparing.Means(device, dtype, out.parent)
     prepared = preparing.prepare(
         manifest, given, means, calibrate=calibrate, measure=measure, waiting=waiting
@@ -295,6 +307,15 @@ def init(
     echo("  sfnode invite    prints the link with which others join, once it runs")
 
 
+def _has_numbers(manifest: Manifest, basis: str, given: dict[str, Any]) -> bool:
+    """Return whether it is known what numbers suit a run with this basis: its owner says it, or it is the
+    built-in one, whose numbers were measured for random bases."""
+    if {"epsilon", "scalar_delta", "learning_rate"} <= given.keys():
+        return True
+    model, data = manifest.model.source, manifest.data.train
+    return basis == "random" and (model, data) == (DEFAULT_MODEL, default_run().data.train)
+
+
 def _published(file: Path) -> dict[str, Any]:
     """Return the options of a run with the bases in a file. Raises UserError BASES_MISSING."""
     from sfnode.models.bases import digest_of
@@ -302,19 +323,32 @@ def _published(file: Path) -> dict[str, Any]:
     return {"basis": "published", "bases": digest_of(file)}
 
 
-def _made(kind: str, given: dict[str, Any], folder: Path, device: str, dtype: str) -> tuple[Path, str]:
-    """Make bases of this kind for the run that these options describe, in a folder; return the file, and
-    what there is to say. An organised run withholds its validation rows, so that its keys are among them.
+def _made(
+    kind: str | None, given: dict[str, Any], keys: dict[str, Any], folder: Path, device: str, dtype: str
+) -> tuple[Path | None, dict[str, Any], list[str]]:
+    """Make bases of this kind for the run that these options and keys describe, in a folder: an organised run
+    withholds its validation rows. Return the file, the options with a rank for it, and what there is to say.
 
-    Raises UserError as `preparing.make_bases` does, and as what builds and loads a run.
+    Of a kind that nobody has asked for (None) are DEFAULT_BASIS; where these cannot be made, which is said,
+    and of kind `random` there is no file. Raises UserError as `preparing.make_bases` does, and as what builds
+    and loads a run.
     """
     from sfnode.cli.bases import made
     from sfnode.engine.trainer import Trainer
     from sfnode.models.manifest_builder import build
 
-    with Trainer.load(build(given), device=device, dtype=dtype, training=False) as trainer:
-        file, words = made(trainer, kind, folder)
-    return file, f"Made bases: {words}."
+    if kind == "random":
+        return None, given, []
+    taken = kind or DEFAULT_BASIS
+    ranked = {"rank": RANKS[taken]} | given
+    try:
+        with Trainer.load(build(ranked | keys), device=device, dtype=dtype, training=False) as trainer:
+            file, words = made(trainer, taken, folder)
+    except UserError as error:
+        if kind:
+            raise
+        return None, given, [f"Bases are random ones, as none were made from {taken}: {error.what}."]
+    return file, ranked, [f"Made bases: {words}."]
 
 
 def organising_options(keys_dir: Path) -> str:

@@ -56,7 +56,7 @@ def _tried(manifest: Manifest, found: Trial | str | None, given: Mapping[str, An
         return [f"Numbers were not tried out ({found}): they are the defaults, or as given."]
     said = [f"Tried the model out for {found.seconds:.0f} s:"]
     reasons = _reasons(found, organised=bool(manifest.organised.organiser))
-    for name, value in preparing.suitable(found, manifest.training).items():
+    for name, value in preparing.suitable(found).items():
         if name not in given:
             said.append(f"  {name} is {value:g}: {reasons[name]}.")
         elif (off := max(given[name] / value, value / given[name])) > trial.FAR_OFF:
@@ -73,17 +73,8 @@ def _reasons(found: Trial, *, organised: bool) -> dict[str, str]:
     return {
         "epsilon": f"the largest tried whose slopes have to do with exact ones ({found.alike:.2f})",
         "scalar_delta": f"scalars then have a root mean square of {size:.0f}",
-        "learning_rate": f"{_source(found)}; {way}"
-        if found.rate
-        else f"as it was: no step along {found.updates} updates was evidently of use",
+        "learning_rate": f"a share of what one update can bear, by {found.updates} slopes and bends; {way}",
     }
-
-
-def _source(found: Trial) -> str:
-    """Return what the learning rate follows from."""
-    if not found.rows:
-        return f"a share of what {found.updates} slopes and bends say is best for one update"
-    return f"by the loss of {found.rows} rows along {found.updates} updates"
 
 
 def _measured(training: Training, found: Pilot, asked: bool) -> list[str]:

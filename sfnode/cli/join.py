@@ -113,7 +113,10 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
 @threads_option(
     "CPU threads of the engine.  [default: as many as there are cores that no other program keeps busy]"
 )
-@queries_option("Updates evaluated in one batched forward pass; more fill a GPU better.")
+@queries_option(
+    "Mini-batches evaluated in one batched forward pass, each for one update or for a group; more fill a GPU "
+    "better."
+)
 @setting(
     "--steps",
     metavar="COUNT",
@@ -149,6 +152,11 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     "--search/--no-search",
     help="With --organise: look along every epoch, on validation rows, how far to go and at which rate to go "
     "on; without, every epoch counts once, at the run's learning rate.",
+)
+@setting(
+    "--guard/--no-guard",
+    help="With --organise, in a run with validation rows: go back to the best seal at a lower rate when the "
+    "model gets worse, and end the run when it no longer improves.",
 )
 @setting(
     "--renew-bases",

@@ -50,8 +50,10 @@ CELL = {
     "steps": "Local steps of a client.",
     "local_steps": "Local steps between two rounds of communication.",
     "batch_size": "Rows of a mini-batch.",
+    "group": "SeedFlood's updates that share a mini-batch (docs/how-it-works.md): a local step then makes so "
+    "many. 0: one.",
     "learning_rate": "Learning rate per update; of methods that average, per local step.",
-    "epsilon": "Distance of the two points of a zeroth-order estimate.",
+    "epsilon": "Distance of the points of a zeroth-order estimate from the weights.",
     "rank": "Rank of SeedFlood's subspaces, or of the adapters of a method with LoRA.",
     "refresh": "Local steps after which the subspace is a new one.",
     "evaluate_every": "Local steps between two evaluations on validation rows; 0: only at the end.",

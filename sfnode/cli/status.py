@@ -87,6 +87,8 @@ def _run_lines(run: RunStatus) -> list[str]:
         counts = "left out of seals" if run.evidence.skipped else "no doubt of it"
         about = f"{nats(run.evidence.worth)} nats by {run.evidence.updates} measured updates"
         lines.append(f"worth    {about}, {counts} (evidence {run.evidence.evidence:.2f})")
+    if run.announced:
+        lines.append(f"said     {run.announced}")
     if run.behind:
         lines.append(f"behind   {run.behind} updates that the organiser has named are not here yet")
     return lines

@@ -10,6 +10,7 @@ from sfnode.cli.data_folder import opened_run
 from sfnode.cli.exit import show
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
+from sfnode.errors import Code, UserError
 
 if TYPE_CHECKING:
     from sfnode.engine.trainer import Trainer
@@ -88,6 +89,25 @@ def write(trained: TrainedModel, out: Path, form: str) -> None:
     with waiting("writing the model"):
         trained.trainer.export(out, "lora" if form == "lora" else "hf")
     echo(f"wrote {out} ({trained.moment}, digest {trained.digest})")
+
+
+def best_epoch(data_dir: Path) -> int:
+    """Return the epoch of the best seal: the one to which a guard would go back.
+
+    Raises UserError BAD_OPTION if no seal was evaluated.
+    """
+    from sfnode.organising.guard import best_seal
+    from sfprotocol.decisions import read
+
+    with opened_run(data_dir) as (_, update_log):
+        best = best_seal(read(entry.record).decision for entry in update_log.control())
+    if best is None:
+        raise UserError(
+            Code.BAD_OPTION,
+            "no seal of this run was evaluated, or all that were are taken back: nothing says which is best",
+            "Export the last one; `sfnode log` lists the seals.",
+        )
+    return best.epoch
 
 
 def counted(manifest: Manifest, update_log: UpdateLog, *, as_of_now: bool) -> Mapping[Feed, Counted]:

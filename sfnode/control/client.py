@@ -60,7 +60,8 @@ class Client:
     async def evaluate(
         self, *, base: bool = False, calibrated: bool = False, limit: int = 0
     ) -> schema.NodeEvaluation:
-        """Evaluate the model as of now, or the base model, on `limit` test rows, or on all if that is 0."""
+        """Evaluate the model of the last seal (open run: as of now), or the base model, on `limit` test rows,
+        or on all if that is 0."""
         body = {"base": base, "calibrated": calibrated, "limit": limit}
         return await self._tell(lambda: schema.NodeEvaluation, "/evaluate", body, EVALUATE_DEADLINE)
 
@@ -96,7 +97,8 @@ class Client:
         return await self._ask(lambda: schema.History, f"/views/history?points={points}")
 
     async def generate(self, prompt: str, *, tokens: int = 32) -> schema.Generated:
-        """Have the base model and the model as of now continue `prompt`, by `tokens` tokens at most."""
+        """Have the base model and the model of the last seal (open run: as of now) continue `prompt`, by
+        `tokens` tokens at most."""
         body = {"prompt": prompt, "tokens": tokens}
         return await self._tell(lambda: schema.Generated, "/generate", body, EVALUATE_DEADLINE)
 

@@ -54,9 +54,9 @@ class Node(Protocol):
 
 
 class EvaluateRequest(BaseModel):
-    """Evaluate the model as of now, or the base model; `limit` 0 means all test rows.
+    """Evaluate the model of the last seal (open run: as of now), or the base model; `limit` 0: all test rows.
 
-    `calibrated`: the base model less its prior. From the model as of now it is subtracted where the run's
+    `calibrated`: the base model less its prior. From the trained model it is subtracted where the run's
     loss is centred.
     """
 

@@ -78,8 +78,8 @@ async def look_at_all(client: Client) -> tuple[Now, Curves]:
 
 
 async def measure(client: Client) -> None:
-    """Have the model as of now evaluated, and first the base model if it has not been, for comparison: as it
-    is, and calibrated where its prior can be measured.
+    """Have the model of the last seal (open run: as of now) evaluated, and first the base model if it has not
+    been, for comparison: as it is, and calibrated where its prior can be measured.
 
     Raises UserError.
     """

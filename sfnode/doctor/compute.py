@@ -238,9 +238,10 @@ def _updates_per_hour(case: Case, manifest: Manifest) -> float:
         device=case.device,
         dtype=case.dtype,
     )
-    trainer.step([0], 0)  # the first step allocates
+    together = manifest.training.batch_updates
+    trainer.step(range(together), 0)  # the first step allocates
     begin, steps = time.perf_counter(), 0
     while steps < MEASURED_STEPS and time.perf_counter() < begin + MEASURED_SECONDS:
         steps += 1
-        trainer.step([steps], 0)
-    return 3600 * steps / (time.perf_counter() - begin)
+        trainer.step(range(steps * together, (steps + 1) * together), 0)
+    return 3600 * steps * together / (time.perf_counter() - begin)

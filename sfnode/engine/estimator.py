@@ -1,8 +1,14 @@
-"""The two-point estimate: what one update measures (DESIGN 3; Malladi et al. 2023, definition 1).
+"""Slopes of mini-batches' losses along directions, from losses at a few points: what updates measure.
 
-For q seeds and q mini-batches, passes over both points of each give q directional derivatives, which are
-quantised to the integers that peers exchange. This module writes no matrix, and knows neither cores nor where
-the batches come from.
+Losses become slopes in one of two ways (SPEC U2):
+
+    pairs    each mini-batch at both sides of the weights along a direction of its own, two points an update
+             (DESIGN 3; Malladi et al. 2023, definition 1)
+    groups   m directions share a mini-batch, at one side of each; a loss counts by how much it is above the
+             mean of the others (a leave-one-out baseline, as AIM-ZO has it), one point an update
+
+All points of a step are rows of one batch. Slopes are quantised to the integers that peers exchange. This
+module writes no matrix, and knows neither cores nor where the batches come from.
 """
 
 from __future__ import annotations
@@ -29,9 +35,10 @@ class Estimate(NamedTuple):
     """Result of one query, in units of the task's loss."""
 
     alpha: float
-    """(L+ - L-) / (2 eps)."""
+    """(L+ - L-) / (2 eps); in a group (L - mean of the other L) / eps."""
     loss: float
-    """The mean of L+ and L-, which is the unperturbed loss up to a term of order eps squared."""
+    """The mean of L+ and L-, which is the unperturbed loss up to a term of order eps squared; in a group that
+    of all its losses."""
 
     @property
     def failed(self) -> bool:
@@ -40,13 +47,18 @@ class Estimate(NamedTuple):
 
 
 class Points(NamedTuple):
-    """The mini-batches of q queries as one batch of 2S sequences: all at +eps, then all at -eps."""
+    """The mini-batches of q queries, S sequences in all, as one batch: all at one side, then all at the
+    next."""
 
     batch: Batch
     queries: NDArray[np.int64]
-    """(2S,), the query of each sequence."""
+    """(sides * S,), the query of each sequence."""
     signs: NDArray[np.int64]
-    """(2S,), +1 or -1."""
+    """(sides * S,), +1 or -1."""
+
+
+BOTH_SIDES, ONE_SIDE = (1, -1), (1,)
+"""Sides of the weights at which pairs and groups are measured."""
 
 
 Perturb = Callable[[NDArray[np.int64], NDArray[np.floating], forward.Pass], Perturbation]
@@ -54,30 +66,59 @@ Perturb = Callable[[NDArray[np.int64], NDArray[np.floating], forward.Pass], Pert
 direction (R,), and the pass."""
 
 
-def two_point(
+def estimates(
     loaded: LoadedModel,
     directions: Directions,
     batches: Sequence[Encoded],
     epsilon: float,
+    group: int = 0,
     perturb: Perturb | None = None,
 ) -> list[Estimate]:
     """Estimate the derivative of each mini-batch's mean loss along the direction of the same number.
 
-    `perturb` takes the place of moving all matrices along `directions`; it says how each query's own replica
-    of the model differs from `loaded`, besides. Vectors are moved along `directions` in any case.
+    By pairs, or with `group` in groups of so many, whose mini-batches are the same. `perturb` takes the place
+    of moving all matrices along `directions`; it says how each query's own replica of the model differs from
+    `loaded`, besides. Vectors are moved along `directions` in any case.
     """
     if perturb is None:
         perturb = Columns(directions)
     # What is added in half precision is not epsilon but the nearest number to it.
     epsilon = float(torch.tensor(epsilon, dtype=directions.u[0].dtype))
+    sides = ONE_SIDE if group else BOTH_SIDES
     with torch.inference_mode():
-        log_probs = _log_probs(loaded, directions, points(batches), epsilon, perturb).cpu()  # the one sync
-    plus, minus = log_probs.chunk(2)
-    sizes = [len(batch.targets) for batch in batches]
+        measured = points(batches, sides)
+        log_probs = _log_probs(loaded, directions, measured, epsilon, perturb).cpu()  # the one sync
+    everywhere = [*batches] * len(sides)
+    parts = torch.split(log_probs, [len(batch.targets) for batch in everywhere])
+    losses = [batch.losses(part).double() for batch, part in zip(everywhere, parts, strict=True)]
+    return of_groups(losses, group, epsilon) if group else of_pairs(losses, epsilon)
+
+
+def of_pairs(losses: Sequence[Tensor], epsilon: float) -> list[Estimate]:
+    """Return the estimates from the losses of all rows, (B,) float64 each, of all queries at +epsilon and
+    then of all at -epsilon.
+
+    The difference is taken row by row: it is a small part of either loss.
+    """
+    half = len(losses) // 2
     return [
-        _estimate(batch.losses(high).double(), batch.losses(low).double(), epsilon)
-        for batch, high, low in zip(batches, torch.split(plus, sizes), torch.split(minus, sizes), strict=True)
+        Estimate(float((plus - minus).mean()) / (2 * epsilon), float((plus + minus).mean()) / 2)
+        for plus, minus in zip(losses[:half], losses[half:], strict=True)
     ]
+
+
+def of_groups(losses: Sequence[Tensor], group: int, epsilon: float) -> list[Estimate]:
+    """Return the estimates from the losses of all rows, (B,) float64 each, of queries in groups of `group`.
+
+    Differences are taken row by row, as in pairs. Where one of a group is not finite none of it is.
+    """
+    found = []
+    for start in range(0, len(losses), group):
+        rows = torch.stack(list(losses[start : start + group]))  # (group, B)
+        others = (rows.sum(0) - rows) / (group - 1)
+        slopes = ((rows - others).mean(1) / epsilon).tolist()
+        found += [Estimate(slope, float(rows.mean())) for slope in slopes]
+    return found
 
 
 def quantise(alpha: float, delta: float, limit: int) -> int:
@@ -91,38 +132,40 @@ def quantise(alpha: float, delta: float, limit: int) -> int:
     return round(min(max(alpha / delta, -limit), limit))
 
 
-def points(batches: Sequence[Encoded]) -> Points:
-    """Return the sequences of all mini-batches in order, padded on the right to the longest, twice over."""
+def points(batches: Sequence[Encoded], sides: Sequence[int] = BOTH_SIDES) -> Points:
+    """Return the sequences of all mini-batches in order, padded on the right to the longest, once for each
+    side."""
+    count = len(sides)
     sizes = [len(batch.input_ids) for batch in batches]
     firsts = np.cumsum([0, *sizes])
     parts = [forward.batch_of(batch) for batch in batches]
     width = max(batch.input_ids.shape[1] for batch in batches)
     sequences = np.concatenate([part.sequences + first for part, first in zip(parts, firsts, strict=False)])
-    doubled = Batch(
-        np.tile(np.concatenate([_widened(part.input_ids, width) for part in parts]), (2, 1)),
-        np.tile(np.concatenate([_widened(part.attention_mask, width) for part in parts]), (2, 1)),
-        np.tile(np.concatenate([_widened(part.token_type_ids, width) for part in parts]), (2, 1)),
-        np.concatenate([sequences, sequences + firsts[-1]]),
-        np.tile(np.concatenate([part.columns for part in parts]), 2),
-        np.tile(np.concatenate([part.targets for part in parts]), 2),
+    repeated = Batch(
+        np.tile(np.concatenate([_widened(part.input_ids, width) for part in parts]), (count, 1)),
+        np.tile(np.concatenate([_widened(part.attention_mask, width) for part in parts]), (count, 1)),
+        np.tile(np.concatenate([_widened(part.token_type_ids, width) for part in parts]), (count, 1)),
+        np.concatenate([sequences + side * firsts[-1] for side in range(count)]),
+        np.tile(np.concatenate([part.columns for part in parts]), count),
+        np.tile(np.concatenate([part.targets for part in parts]), count),
     )
-    signs = np.repeat(np.array([1, -1]), firsts[-1])
-    return Points(doubled, np.tile(np.repeat(np.arange(len(sizes)), sizes), 2), signs)
+    signs = np.repeat(np.array(sides), firsts[-1])
+    return Points(repeated, np.tile(np.repeat(np.arange(len(sizes)), sizes), count), signs)
 
 
 def _log_probs(
-    loaded: LoadedModel, directions: Directions, both: Points, epsilon: float, perturb: Perturb
+    loaded: LoadedModel, directions: Directions, measured: Points, epsilon: float, perturb: Perturb
 ) -> Tensor:
-    """Return the log-probability of every target at both points, (2P,) float32, on the device."""
+    """Return the log-probability of every target at all points, (sides * P,) float32, on the device."""
     found, numbers = [], []
     with _vectors(loaded, directions) as perturb_vectors:
-        for sequences in _passes(loaded, both, in_turns=perturb_vectors is not None):
-            targets = np.flatnonzero(np.isin(both.batch.sequences, sequences))
-            this = forward.take(both.batch, sequences, targets, loaded.device)
-            signs = both.signs[sequences] * epsilon
+        for sequences in _passes(loaded, measured, in_turns=perturb_vectors is not None):
+            targets = np.flatnonzero(np.isin(measured.batch.sequences, sequences))
+            this = forward.take(measured.batch, sequences, targets, loaded.device)
+            signs = measured.signs[sequences] * epsilon
             if perturb_vectors is not None:
-                perturb_vectors(int(both.queries[sequences[0]]), float(signs[0]))
-            perturbation = perturb(both.queries[sequences], signs, this)
+                perturb_vectors(int(measured.queries[sequences[0]]), float(signs[0]))
+            perturbation = perturb(measured.queries[sequences], signs, this)
             found.append(forward.log_probs(loaded, this, perturbation))
             numbers.append(targets)
     together = torch.cat(found)
@@ -130,12 +173,12 @@ def _log_probs(
     return together[order.to(together.device, non_blocking=True)]
 
 
-def _passes(loaded: LoadedModel, both: Points, *, in_turns: bool) -> Iterator[NDArray[np.int64]]:
-    """Yield the sequences of each pass. With `in_turns` none holds two points, nor two queries."""
-    points = both.queries * 2 + (both.signs < 0) if in_turns else np.zeros_like(both.queries)
+def _passes(loaded: LoadedModel, measured: Points, *, in_turns: bool) -> Iterator[NDArray[np.int64]]:
+    """Yield the sequences of each pass. With `in_turns` each is at one point."""
+    points = measured.queries * 2 + (measured.signs < 0) if in_turns else np.zeros_like(measured.queries)
     for point in np.unique(points):
         members = np.flatnonzero(points == point)
-        yield from forward.passes(loaded, both.batch, members)
+        yield from forward.passes(loaded, measured.batch, members)
 
 
 class Columns:
@@ -210,14 +253,6 @@ def _vectors(loaded: LoadedModel, directions: Directions) -> Iterator[_PerturbVe
         yield perturb
     finally:
         perturb.restore()
-
-
-def _estimate(plus: Tensor, minus: Tensor, epsilon: float) -> Estimate:
-    """Return the estimate from the losses of all examples at both points, (B,) float64 each.
-
-    The difference is taken example by example: it is a small part of either loss.
-    """
-    return Estimate(alpha=float((plus - minus).mean()) / (2 * epsilon), loss=float((plus + minus).mean()) / 2)
 
 
 def _widened(tokens: NDArray[np.int64], width: int) -> NDArray[np.int64]:

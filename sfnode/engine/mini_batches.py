@@ -23,8 +23,10 @@ Draw = Callable[[int], Encoded]
 class MiniBatches:
     """Draws and encodes mini-batches, ahead of time where a step was announced; any thread may call it."""
 
-    def __init__(self, draw: Draw, executor: Executor) -> None:
+    def __init__(self, draw: Draw, executor: Executor, together: int = 1) -> None:
+        """`together` consecutive seeds of a step share the mini-batch that the first of them draws."""
         self._draw = draw
+        self._together = together
         self._executor = executor
         self._lock = Lock()
         self._prepared: OrderedDict[tuple[int, ...], Future[list[Encoded]]] = OrderedDict()
@@ -38,11 +40,12 @@ class MiniBatches:
                 self._prepared.popitem(last=False)
 
     def take(self, seeds: Sequence[int]) -> list[Encoded]:
-        """Return one mini-batch for each seed, waiting for those that are being prepared."""
+        """Return the mini-batch of each seed, waiting for those that are being prepared."""
         key = tuple(seeds)
         with self._lock:
             prepared = self._prepared.pop(key, None)
         return self._encoded(key) if prepared is None else prepared.result()
 
     def _encoded(self, seeds: Sequence[int]) -> list[Encoded]:
-        return [self._draw(seed) for seed in seeds]
+        drawn = [self._draw(seed) for seed in seeds[:: self._together]]
+        return [batch for batch in drawn for _ in range(self._together)]

@@ -83,14 +83,31 @@ def measure(
         weight = typical_weight(trainer.loaded)
         if reason:
             return Pilot(np.zeros(0), weight, reason)
-        found = []
-        for seed in update_seeds(feed_key(trainer.manifest.run_id, bytes(32), 0), 0, SLOPES).tolist():
-            found += trainer.estimate([seed], 0, manifest.training.epsilon)
-            advance(len(found), SLOPES)
-    slopes = np.nan_to_num([estimate.alpha for estimate in found], nan=0.0, posinf=0.0, neginf=0.0)
+        slopes = slopes_of(trainer, manifest.training.epsilon, SLOPES, lambda done: advance(done, SLOPES))
     if not slopes.any():
         return Pilot(np.zeros(0), weight, "the loss does not change along any direction")
     return Pilot(slopes, weight)
+
+
+def seeds_of(trainer: Trainer, count: int) -> list[int]:
+    """Return the seeds of `count` directions, or of a few more that complete a group."""
+    together = trainer.manifest.training.batch_updates
+    key = feed_key(trainer.manifest.run_id, bytes(32), 0)
+    found: list[int] = update_seeds(key, 0, -(-count // together) * together).tolist()
+    return found
+
+
+def slopes_of(
+    trainer: Trainer, distance: float, count: int, advance: Callable[[int], None]
+) -> NDArray[np.float64]:
+    """Return the slopes along the directions of `seeds_of`; 0 for one that gave no number."""
+    seeds, together = seeds_of(trainer, count), trainer.manifest.training.batch_updates
+    found: list[float] = []
+    for start in range(0, len(seeds), together):
+        part = seeds[start : start + together]
+        found += [estimate.alpha for estimate in trainer.estimate(part, 0, distance)]
+        advance(min(len(found), count))
+    return np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def with_limit(manifest: Manifest, found: Pilot) -> Manifest:

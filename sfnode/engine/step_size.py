@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.engine import forward
-from sfnode.engine.estimator import two_point
+from sfnode.engine.estimator import estimates
 from sfnode.engine.subspace import Subspace
 from sfnode.models.loader import LoadedModel
 from sfnode.tasks.encoding import Encoded
@@ -34,8 +34,16 @@ LEAST_SIGNAL, MOST_SIGNAL = 0.02, 0.1
 """Bounds on the signal, less its standard error: of 64 updates it is known to 0.1, and where it is large it
 does not stay so (on the built-in reviews it is 0.95 at first)."""
 
+USUAL_SIGNAL, UNTOLD = 0.045, 0.5
+"""Signal that is taken, amid its bounds, where its standard error is as large as UNTOLD: with 64 updates,
+rank 1 and 24 layers it is 0.1, with rank 8 it is 0.9."""
+
 EVIDENCE = 1.0
 """Standard errors by which E[h] has to differ from 0."""
+
+CAUTION = 2.0
+"""Standard errors that are added to a bend that is not evident. The rate is then 0.3 to 1.8 times that of a
+sweep or a line search, with random bases and activations on three tasks (docs/research-log.md)."""
 
 UPDATES, MOST_UPDATES = 32, 64
 """Updates that are measured at first, and at most; each costs as much as one and a half that count."""
@@ -92,8 +100,8 @@ def three_points(
     slopes, bends = [], []
     for start in range(0, len(seeds), TOGETHER):
         part, rows = seeds[start : start + TOGETHER], batches[start : start + TOGETHER]
-        estimates = two_point(loaded, space.directions(part, subspace), rows, epsilon)
-        for estimate, batch in zip(estimates, rows, strict=True):
+        found = estimates(loaded, space.directions(part, subspace), rows, epsilon)
+        for estimate, batch in zip(found, rows, strict=True):
             here = forward.score_in_passes(loaded, batch).log_probs
             slopes.append(estimate.alpha)
             bends.append(2 * (estimate.loss - float(batch.losses(here).double().mean())) / epsilon**2)
@@ -111,12 +119,25 @@ def suitable(
     count = len(slopes)
     if count < 2 or not (np.isfinite(slopes).all() and np.isfinite(bends).all() and slopes.any()):
         return None
-    bend, error = float(bends.mean()), float(bends.std(ddof=1)) / math.sqrt(count)
+    bend, error = _bend(bends)
     if not bend > EVIDENCE * error:
         return None
     signal = _noiseless_square(seeds, slopes, shape) / float((slopes**2).mean())
-    certain = signal - math.sqrt(2 * shape[0]) * shape[1] / count
-    return StepSize(SHARE * min(max(certain, LEAST_SIGNAL), MOST_SIGNAL) / bend, signal)
+    error = math.sqrt(2 * shape[0]) * shape[1] / count
+    taken = min(max(signal - error, LEAST_SIGNAL), MOST_SIGNAL) if error < UNTOLD else USUAL_SIGNAL
+    return StepSize(SHARE * taken / bend, signal)
+
+
+def cautious(bends: NDArray[np.float64]) -> float:
+    """Return a rate where neither bend nor signal is evident: with the most that these bends (n,), which are
+    finite, leave possible, CAUTION standard errors more, and a signal amid its bounds."""
+    bend, error = _bend(bends)
+    return SHARE * USUAL_SIGNAL / (abs(bend) + CAUTION * error or math.ulp(1.0))
+
+
+def _bend(bends: NDArray[np.float64]) -> tuple[float, float]:
+    """Return E[h] and its standard error."""
+    return float(bends.mean()), float(bends.std(ddof=1)) / math.sqrt(len(bends))
 
 
 def _noiseless_square(

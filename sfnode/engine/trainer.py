@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sfnode.engine import forward, line, making_bases, slopes, step_size, target_check
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.estimator import Estimate, quantise, two_point
+from sfnode.engine.estimator import Estimate, estimates, quantise
 from sfnode.engine.export import export_lora, export_model
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
@@ -135,8 +135,9 @@ class Trainer:
         self.odds = shard.odds if rows else (0, 0)
         """Rows that a mini-batch draws, and of how many."""
         self._noise = noise
-        self._mini_batch = shard.mini_batch
-        self.mini_batches = MiniBatches(shard.mini_batch, self._ahead)
+        self.mini_batch = shard.mini_batch
+        """Encodes the mini-batch that a seed draws."""
+        self.mini_batches = MiniBatches(shard.mini_batch, self._ahead, numbers.batch_updates)
         """Mini-batches of coming steps; any thread may prepare them."""
 
     @classmethod
@@ -209,20 +210,20 @@ class Trainer:
         self.weights.add(batch)
 
     def step(self, seeds: Sequence[int], epoch: int) -> StepResult:
-        """Measure one update per seed, labelled `epoch`, each on the mini-batch that its seed draws.
+        """Measure one update per seed, labelled `epoch`, each on the mini-batch that its seed draws, or the
+        first one of its group: in a run with groups seeds are those of whole groups.
 
         Raises as `estimate` does.
         """
         numbers = self.manifest.training
-        estimates = self.estimate(seeds, epoch, numbers.epsilon)
+        found = self.estimate(seeds, epoch, numbers.epsilon)
         told = self._noise or float
         scalars = tuple(
-            quantise(told(estimate.alpha), numbers.scalar_delta, numbers.scalar_limit)
-            for estimate in estimates
+            quantise(told(estimate.alpha), numbers.scalar_delta, numbers.scalar_limit) for estimate in found
         )
-        losses = [estimate.loss for estimate in estimates if not estimate.failed]
+        losses = [estimate.loss for estimate in found if not estimate.failed]
         loss = sum(losses) / len(losses) if losses else math.nan
-        return StepResult(scalars, loss, len(estimates) - len(losses))
+        return StepResult(scalars, loss, len(found) - len(losses))
 
     def recompute(self, seeds: Sequence[int], epoch: int) -> StepResult:
         """Measure updates as `step` does, with exactly the updates applied that there are: to audit them.
@@ -234,18 +235,22 @@ class Trainer:
         return self.step(seeds, epoch)
 
     def estimate(self, seeds: Sequence[int], epoch: int, distance: float) -> list[Estimate]:
-        """Return what the losses at `distance` to both sides along the direction of each seed say.
+        """Return what the losses at `distance` along the directions of these seeds say, of whole groups in a
+        run that has them (`engine.estimator`).
 
-        The two-point estimate of Malladi et al. 2023 in all targets at once (DESIGN 3). Raises UserError
-        OUT_OF_MEMORY when an offloaded model finds no room, DATA_MALFORMED for a row that does not fit.
+        All targets move at once (DESIGN 3). Raises UserError OUT_OF_MEMORY when an offloaded model finds no
+        room, DATA_MALFORMED for a row that does not fit.
         """
+        if len(seeds) % self.manifest.training.batch_updates:
+            raise ValueError(f"{len(seeds)} seeds are not those of whole groups")
         self.restore()
         subspace = self.run.subspace_of(epoch)
         self.weights.follow(subspace)
         directions = self.space.directions(seeds, subspace)
         coming = epoch + 1 if self.run.organised else min(epoch + 1, self.run.last_epoch)
         self.space.expect(self.run.subspace_of(coming), self._ahead)
-        return two_point(self.loaded, directions, self.mini_batches.take(seeds), distance)
+        group, batches = self.manifest.training.group, self.mini_batches.take(seeds)
+        return estimates(self.loaded, directions, batches, distance, group)
 
     def offload(self) -> None:
         """Move the model to main memory until it is needed again, which restores it by itself."""
@@ -386,7 +391,7 @@ class Trainer:
         self.weights.rebuild()
         subspace, epsilon = self.run.subspace_of(epoch), self.manifest.training.epsilon
         found, _ = step_size.measure(
-            self.loaded, self.space, subspace, self._mini_batch, epsilon, self.run.run_id
+            self.loaded, self.space, subspace, self.mini_batch, epsilon, self.run.run_id
         )
         return found.rate if found else None
 

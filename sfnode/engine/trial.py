@@ -8,12 +8,11 @@ Everything is measured on the base model, on whatever public rows the run has, a
                    they differ least slopes are exact. Taken is the largest distance at which they have
                    anything to do with those: it averages over what is rough, and suits half precision.
     scalar_delta   a power of two of which the slopes' root mean square is UNITS.
-    rate           in few dimensions, as with bases of gradients, from slopes and bends (`step_size`). Else
-                   the sum of some updates is a direction; along it the loss of other rows is measured over a
-                   wide range, and around its least value by a line search; half of the best step is the
-                   rate's. In an open run, where nobody corrects it later, OPEN_SHARE of either.
+    rate           what slopes and bends of the updates say that one update can bear (`step_size`); in an open
+                   run, where nobody corrects it later, OPEN_SHARE of it. A line search along the sum of 128
+                   updates sizes what is learnt first instead: it found rates up to ten times too large.
 
-This module prints nothing; a line search is given to it.
+This module prints nothing.
 """
 
 from __future__ import annotations
@@ -23,23 +22,25 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.engine import step_size
-from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.estimator import quantise
-from sfnode.engine.line import Line
-from sfnode.engine.pilot import HEADROOM, SLOPES, Advance, Pilot, any_trainer, typical_weight
-from sfnode.engine.trainer import LineSearch, Trainer, line_batches, line_rows
-from sfnode.errors import Code, UserError
+from sfnode.engine.pilot import (
+    HEADROOM,
+    SLOPES,
+    Advance,
+    Pilot,
+    any_trainer,
+    seeds_of,
+    slopes_of,
+    typical_weight,
+)
+from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest, Training
-from sfnode.tasks import dataset
-from sfnode.tasks.dataset import Row
 from sfprotocol.decisions import RATE_ONE
-from sfprotocol.seeds import feed_key, update_seeds
 
 LARGEST, DISTANCES, FINER = 1 / 32, 5, 4.0
 """Distances that are tried, in units of a typical weight: from a thirty-second of it, about 1e-3, down to
@@ -58,37 +59,12 @@ UNITS = 32
 """Root mean square of the scalars in units of scalar_delta: rounding then adds less than a thousandth of
 their variance. In 8 bits half as many. Between a quarter and four times that a unit stays as it is."""
 
-UPDATES = 128
-"""Updates that make the direction of the trial: it costs a minute where a node makes two of them a second."""
-
-WIDE = tuple(4.0**n for n in range(-6, 7))
-"""Multiples of the manifest's rate that are looked at first: wrong by 4,096 either way."""
-
-WIDE_ROWS, FINE_ROWS = 32, 256
-"""Rows of the wide look, and of the line search."""
-
 OPEN_SHARE = 1 / 4
 """Share of the rate that is right at first with which an open run starts. What is learnt first is often easy:
 on the built-in reviews the first search asks for 2e-3, and the best constant rate is 5e-4."""
 
 FAR_OFF = 10.0
 """A number that was given by hand and is as many times too large or too small draws a warning."""
-
-
-class Searching(LineSearch, Protocol):
-    """A line search that says what it has found."""
-
-    @property
-    def found(self) -> Found: ...
-
-
-class Found(Protocol):
-    """The result of a line search."""
-
-    @property
-    def best(self) -> float: ...
-    @property
-    def useful(self) -> bool: ...
 
 
 class Trial(NamedTuple):
@@ -101,17 +77,13 @@ class Trial(NamedTuple):
     """Slopes at that epsilon, or at the run's own if it was given."""
     delta: float
     rate: float
-    """0 if no step along the trial's direction was evidently of use."""
     updates: int
     """Updates by which the rate was found."""
-    rows: int
-    """Rows on which it was looked for along their sum; 0 where their slopes and bends said it."""
     seconds: float
 
 
 def run(
     manifest: Manifest,
-    search: Callable[[int], Searching],
     *,
     keep_epsilon: bool = False,
     device: str = "cpu",
@@ -136,15 +108,12 @@ def run(
         )
         if not slopes.any():
             return "the loss does not change along any direction"
-        pilot = Pilot(slopes, weight)
+        pilot = Pilot(_told(trainer, used, slopes), weight)
         delta = suitable_delta(numbers, pilot.spread)
-        seeds = np.array(_seeds(trainer, SLOPES), np.uint64)
+        seeds = np.array(_seeds(trainer), np.uint64)
         size = step_size.suitable(seeds, slopes, bends, (len(manifest.model.targets), numbers.rank))
-        if size:
-            rate, updates, rows = _first_rate(manifest, size.rate), SLOPES, 0
-        else:
-            rate, updates, rows = _rate(trainer, used, delta, search)
-        return Trial(epsilon, alike, pilot, delta, rate, updates, rows, time.monotonic() - begun)
+        rate = _first_rate(manifest, size.rate if size else step_size.cautious(bends))
+        return Trial(epsilon, alike, pilot, delta, rate, SLOPES, time.monotonic() - begun)
 
 
 def suitable_delta(training: Training, spread: float) -> float:
@@ -156,34 +125,30 @@ def suitable_delta(training: Training, spread: float) -> float:
     return float(2.0 ** round(math.log2(spread / units)))
 
 
-def _seeds(trainer: Trainer, count: int) -> list[int]:
-    found: list[int] = update_seeds(feed_key(trainer.manifest.run_id, bytes(32), 0), 0, count).tolist()
-    return found
-
-
-def _slopes(
-    trainer: Trainer, distance: float, count: int, advance: Callable[[int], None]
-) -> NDArray[np.float64]:
-    """Return the slopes of the first `count` directions; 0 for one that gave no number."""
-    found: list[float] = []
-    for seed in _seeds(trainer, count):
-        found += [estimate.alpha for estimate in trainer.estimate([seed], 0, distance)]
-        advance(len(found))
-    return np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
-
-
 def _three_points(
     trainer: Trainer, distance: float, advance: Callable[[int], None]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return slopes and bends of the first SLOPES directions; 0 for one that gave no number."""
+    """Return slopes and bends of the first SLOPES directions, each at both sides and on a mini-batch of its
+    own, whatever a scalar of the run is; 0 for one that gave no number."""
     slopes, bends = [], []
-    for seed in _seeds(trainer, SLOPES):
-        batches = trainer.mini_batches.take([seed])
+    for seed in _seeds(trainer):
+        batches = [trainer.mini_batch(seed)]
         slope, bend = step_size.three_points(trainer.loaded, trainer.space, 0, [seed], batches, distance)
         slopes.append(slope)
         bends.append(bend)
         advance(len(slopes))
     return _numbers(slopes), _numbers(bends)
+
+
+def _told(trainer: Trainer, distance: float, slopes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return slopes as scalars tell them, of those by three points: in groups they are others."""
+    if not trainer.manifest.training.group:
+        return slopes
+    return slopes_of(trainer, distance, SLOPES, lambda done: None)
+
+
+def _seeds(trainer: Trainer) -> list[int]:
+    return seeds_of(trainer, SLOPES)[:SLOPES]
 
 
 def _numbers(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -197,7 +162,7 @@ def _epsilon(trainer: Trainer, weight: float, advance: Callable[[int], None]) ->
     slopes = []
     for distance in distances:
         first = done
-        slopes.append(_slopes(trainer, distance, DIRECTIONS, lambda n, first=first: advance(first + n)))  # type: ignore[misc]
+        slopes.append(slopes_of(trainer, distance, DIRECTIONS, lambda n, first=first: advance(first + n)))  # type: ignore[misc]
         done += DIRECTIONS
     return best_distance(distances, slopes)
 
@@ -217,52 +182,8 @@ def _cosine(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
     return float(one @ other) / sizes if sizes else float(one is other)
 
 
-def _rate(
-    trainer: Trainer, distance: float, delta: float, search: Callable[[int], Searching]
-) -> tuple[float, int, int]:
-    """Return the rate that suits the first updates, and the numbers of updates and rows it was found on."""
-    manifest, numbers = trainer.manifest, trainer.manifest.training
-    slopes = _slopes(trainer, distance, UPDATES, lambda done: None)
-    scalars = np.array([quantise(slope, delta, numbers.largest_scalar) for slope in slopes], np.int64)
-    seeds = np.array(_seeds(trainer, len(slopes)), np.uint64)
-    updates = UpdateBatch(np.zeros(len(seeds), np.int64), seeds, scalars)
-    rows = line_rows(manifest.task, _rows(manifest))[:FINE_ROWS]
-    encoded = line_batches(manifest, trainer.loaded.tokenizer, rows[:WIDE_ROWS])
-
-    means = line(trainer, updates, numbers.learning_rate * delta).losses(encoded, WIDE).mean(0)
-    place = WIDE[int(np.where(np.isfinite(means), means, math.inf).argmin())]
-    middle = numbers.learning_rate * place / 2  # so that the best is near c = 2
-    looks, fine = search(len(rows)), line(trainer, updates, middle * delta)
-    while wanted := looks.wanted:
-        encoded = line_batches(manifest, trainer.loaded.tokenizer, rows[wanted.start : wanted.stop])
-        looks.take(fine.losses(encoded, looks.amounts))
-    found = looks.found
-    if not found.useful:
-        return 0.0, UPDATES, len(rows)
-    return _first_rate(manifest, middle * found.best / 2), UPDATES, len(rows)
-
-
 def _first_rate(manifest: Manifest, rate: float) -> float:
     """Return the rate to start with in two digits, as a manifest can have it: in an open run OPEN_SHARE of
     the one that suits."""
     rate *= 1.0 if manifest.organised.organiser else OPEN_SHARE
     return min(max(float(f"{rate:.1e}"), 1 / RATE_ONE), 0.5)
-
-
-def line(trainer: Trainer, updates: UpdateBatch, step: float) -> Line:
-    """Return the line from the base model to where these updates of subspace 0 take it; `step` is rate x
-    delta."""
-    numbers = trainer.manifest.training
-    core = Core(len(trainer.manifest.model.targets), numbers.rank)
-    core.add(updates)
-    return Line(trainer.loaded, trainer.space, lambda _: step * numbers.unit**2, {0: core.of(0)})
-
-
-def _rows(manifest: Manifest) -> list[Row]:
-    """Return validation rows, or training rows where the run has no others."""
-    try:
-        return dataset.held_out_rows(manifest.data, manifest.task, "validation")
-    except UserError as error:
-        if error.code is not Code.DATA_NEEDED:
-            raise
-        return dataset.training_rows(manifest.data, manifest.task)

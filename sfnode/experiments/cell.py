@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from sfnode.manifest import Section
+from sfnode.manifest import MAX_GROUP, Section
 
 Topology = Literal["ring", "grid", "random", "complete", "changing"]
 
@@ -87,6 +87,9 @@ class Cell(Section):
     local_steps: int = Field(default=5, ge=1)
     """Local steps between two rounds of communication."""
     batch_size: int = Field(default=4, ge=1)
+    group: int = Field(default=0, ge=0, le=MAX_GROUP, exclude_if=(0).__eq__)
+    """SeedFlood's updates that share a mini-batch (SPEC U2): a local step then makes so many; 0: pairs. Left
+    out then, so that the names of older results hold."""
     learning_rate: float = Field(default=6e-6, gt=0)
     epsilon: float = Field(default=1e-3, gt=0)
     rank: int = Field(default=32, ge=1)

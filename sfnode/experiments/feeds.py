@@ -53,9 +53,10 @@ class ClientFeed:
         """Number of updates in segments: those that others can have."""
         return self.segments[-1].stop if self.segments else 0
 
-    def seed(self) -> int:
-        """Return the seed of the next update."""
-        return int(update_seeds(self.key, self.made, 1)[0])
+    def seeds(self, count: int) -> list[int]:
+        """Return the seeds of the next updates."""
+        found: list[int] = update_seeds(self.key, self.made, count).tolist()
+        return found
 
     def add(self, label: int, scalar: int) -> None:
         """Add an update that was made."""

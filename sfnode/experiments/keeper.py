@@ -31,6 +31,7 @@ from sfnode.organising.events import (
     Round,
     Sign,
 )
+from sfnode.organising.guard import Rows
 from sfnode.organising.judging import by_schedule
 from sfnode.organising.policy import BOUNDS, Admission, OrganiserPolicy, has_few_dimensions
 from sfnode.organising.rates import Schedule
@@ -104,14 +105,18 @@ class Keeper:
         make: Make | None = None,
         renew_updates: int = 0,
         *,
+        search: bool = True,
+        guard: bool = False,
         origins: bool = False,
     ) -> None:
         """Begin anew in a folder that is empty, or has been used for this very run. `key` signs decisions, if
-        the run is organised; with `measure` factors and rates are found by line searches, and with `make`
-        bases are renewed every so many updates; with `origins` seals skip the work of members whom the
-        evidence does not speak for. Raises UserError BAD_OPTION, DISK_FULL, DATA_DIR_UNUSABLE."""
+        the run is organised; with `measure` it is evaluated, factors and rates are found by line searches
+        unless `search` is false, and a `guard` watches over it; with `origins` seals skip the work of members
+        whom the evidence does not speak for; with `make` bases are renewed every so many updates. Raises
+        UserError BAD_OPTION, DISK_FULL, DATA_DIR_UNUSABLE."""
         self._measure, self._make = measure, make
         self._renew_updates, self._origins = renew_updates, origins
+        self._search, self._guard = search and measure is not None, guard
         self.run = manifest.parameters()
         self._layout = Layout(folder)
         with disk_faults(folder):
@@ -159,11 +164,12 @@ class Keeper:
             target_updates=self.run.epoch_updates,
             longest_epoch=LONGEST_EPOCH,
             seal_wait=LONGEST_WAIT if self._measure else 0.0,
-            search_rows=self._manifest.data.validation_limit if self._measure else 0,
-            size_rate=self._measure is not None and has_few_dimensions(self._manifest),
+            search_rows=self._manifest.data.validation_limit if self._search else 0,
+            size_rate=self._search and has_few_dimensions(self._manifest),
             origins=self._origins,
+            guard=self._guard,
             renew_updates=self._renew_updates if self._make else 0,
-            update_forwards=2 * self._manifest.training.batch_size,
+            update_forwards=self._manifest.training.update_forwards,
             admission=Admission.LINKS,
             quota=self._manifest.organised.quota,
             amend_after=None,
@@ -210,6 +216,16 @@ class Keeper:
             closes = isinstance(decisions.read(entry.record).decision, Close)
             self._epochs.append(self._epochs[-1] + closes)
         return self._epochs[known]
+
+    @property
+    def complete(self) -> bool:
+        """Whether nobody makes updates any more."""
+        return self.machine.organised is not None and self.machine.organised.counting.complete
+
+    def sealed_cores(self) -> Mapping[int, I64]:
+        """Return the cores by the seals so far."""
+        assert self.machine.organised
+        return self._cores(self.machine.organised.counting.sealed - 1)
 
     def rate(self, label: int) -> int:
         """Return the rate of updates with this label, in units of 2^-32."""
@@ -353,8 +369,14 @@ class Keeper:
             file.backup(copy)
             return copy.serialize()
 
-    def restore(self, state: bytes, memory: Memory | None = None) -> None:
-        """Go on from the log as it was, and from what the search knew."""
+    @property
+    def rows(self) -> Rows:
+        """Losses of rows that the guard knows, if there is one."""
+        guard = self._desk.guard if self._desk else None
+        return guard.rows if guard else {}
+
+    def restore(self, state: bytes, memory: Memory | None = None, rows: Rows | None = None) -> None:
+        """Go on from the log as it was, and from what the search and the guard knew."""
         self.close()
         path = self._layout.log
         with disk_faults(path):
@@ -363,6 +385,8 @@ class Keeper:
         self._open()
         if memory and self._desk and self._desk.search:
             self._desk.search.remember(memory)
+        if rows and self._desk and self._desk.guard:
+            self._desk.guard.rows.update(rows)
         self._meet()
 
 

@@ -29,6 +29,8 @@ class Range(NamedTuple):
 
 RANGES = {
     "organised": Range(0, 1, whole=True),
+    "budget": Range(1, (1 << 32) - 1, whole=True),
+    "guard": Range(0, 1, whole=True),
     "search": Range(0, 1, whole=True),
     "renew": Range(0, 1 << 32, whole=True),
     "scalar_bits": Range(8, 16, whole=True),
@@ -64,6 +66,10 @@ def check(cell: Cell) -> None:
             Code.BAD_OPTION,
             f"clients of {cell.method} cannot be hostile",
             f"Only those of {SEEDFLOOD} can: leave out --hostile.",
+        )
+    if cell.group and cell.method != SEEDFLOOD:
+        raise UserError(
+            Code.BAD_OPTION, f"{cell.method} has no groups", "Leave out --group, or take seedflood."
         )
     has = OPTIONS if cell.method == SEEDFLOOD else registry.METHODS[cell.method].options
     for option in sorted(cell.options.keys() - has):

@@ -122,7 +122,7 @@ def manifest_of(cell: Cell) -> Manifest:
     `manifest_builder.build`.
     """
     problem, network = cell.problem, cell.network
-    a_step = math.ceil(network.clients * (1 + network.speeds) / 2)
+    a_step = math.ceil(network.clients * (1 + network.speeds) / 2) * max(1, cell.group)
     given: dict[str, Any] = {
         "name": f"simulated-{cell.name}",
         "model": problem.model,
@@ -136,9 +136,10 @@ def manifest_of(cell: Cell) -> Manifest:
         "learning_rate": cell.learning_rate,
         "schedule": "constant",
         "batch_size": cell.batch_size,
+        "group": cell.group,
         "loss": problem.objective,
         "epoch_updates": a_step * cell.refresh,
-        "update_budget": a_step * (cell.steps + cell.local_steps),
+        "update_budget": int(cell.options.get("budget", a_step * (cell.steps + cell.local_steps))),
         "scalar_bits": int(cell.options.get("scalar_bits", 16)),
         "scalar_delta": cell.options.get("scalar_delta", 1 / 64),
     }

@@ -22,7 +22,7 @@ from torch import Tensor
 from sfnode.engine import forward, slopes, step_size
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.estimator import Estimate, two_point
+from sfnode.engine.estimator import Estimate, estimates
 from sfnode.engine.line import Line, difference
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.step_size import StepSize
@@ -78,6 +78,7 @@ class Replicas:
         self.loaded = loaded
         self.core = Core(len(targets), rank)
         """The updates that all clients have."""
+        self._group, self._together = manifest.training.group, manifest.training.batch_updates
         self._scale = scale_of(manifest)
         self._clients = clients
         self._shape = (len(targets), rank, rank)
@@ -146,19 +147,22 @@ class Replicas:
     # -- measurements ------------------------------------------------------------------------------
 
     def measure(self, queries: Sequence[Query], epsilon: float) -> list[Estimate]:
-        """Measure one update for each of some clients, each on its own model."""
+        """Measure some clients' updates, each on its client's own model; those of a group one after
+        another."""
         found: dict[int, Estimate] = {}
+        together = MOST_QUERIES // self._together * self._together
         for subspace in sorted({query.subspace for query in queries}):
             numbers = [n for n, query in enumerate(queries) if query.subspace == subspace]
-            for start in range(0, len(numbers), MOST_QUERIES):
-                part = numbers[start : start + MOST_QUERIES]
+            for start in range(0, len(numbers), together):
+                part = numbers[start : start + together]
                 found |= zip(part, self._measure([queries[n] for n in part], subspace, epsilon), strict=True)
         return [found[n] for n in range(len(queries))]
 
     def _measure(self, queries: Sequence[Query], subspace: int, epsilon: float) -> list[Estimate]:
         directions = self._space.directions([query.seed for query in queries], subspace)
         apart = None if self.equal else self._apart(queries, subspace)
-        return two_point(self.loaded, directions, [query.batch for query in queries], epsilon, apart)
+        batches = [query.batch for query in queries]
+        return estimates(self.loaded, directions, batches, epsilon, self._group, apart)
 
     def _apart(self, queries: Sequence[Query], subspace: int) -> _Apart:
         blocks = tuple(sorted({subspace, *self._own}))

@@ -46,6 +46,8 @@ from sfprotocol.seeds import I64, update_seeds
 
 OPTIONS = frozenset(
     {
+        "budget",
+        "guard",
         "organised",
         "origins",
         "renew",
@@ -137,17 +139,20 @@ class SeedFlood:
             self._temporary = tempfile.TemporaryDirectory(prefix="sfnode-", ignore_cleanup_errors=True)
             log = Path(self._temporary.name)
         keys = organiser_key(self._cell)
-        search = self._cell.options.get("search") and "validation" in problem.held_out
+        validates, options = "validation" in problem.held_out, self._cell.options
+        search, guard = (bool(options.get(name)) and validates for name in ("search", "guard"))
         feeds = [feed.feed for feed in self.feeds]
         keeper = Keeper(
             problem.manifest,
             log,
             feeds,
             keys,
-            self._measure if search else None,
+            self._measure if search or guard else None,
             self._make if problem.bases else None,
             int(self._cell.options.get("renew", 0)),
             origins=bool(self._cell.options.get("origins", 1)),
+            search=search,
+            guard=guard,
         )
         if problem.bases:
             self._kept_bases = Layout(log).bases
@@ -158,7 +163,10 @@ class SeedFlood:
     # -- training ----------------------------------------------------------------------------------
 
     def step(self, number: int) -> float:
-        """Take local step `number` of every client that is there: one update, or more of a fast one's."""
+        """Take local step `number` of every client that is there: one mini-batch, or more of a fast
+        one's."""
+        if self._keeper and self._keeper.complete:
+            return math.nan
         present = self._conditions.present(number // self._cell.local_steps)
         steps = self._conditions.steps_by(number) * present
         if self._cell.network.attack == "absent":
@@ -170,26 +178,27 @@ class SeedFlood:
         return sum(measured) / len(measured) if measured else math.nan
 
     def _step(self, clients: Sequence[int]) -> list[float]:
-        """Make an update of each of these clients, and give it to its client; return their losses."""
+        """Make an update, or a group, of each of these clients, and give it to its client; return their
+        losses."""
         self._give()
         numbers, has = self._problem.manifest.training, self.has()
-        queries = []
+        queries, which = [], []
         for client in clients:
             feed, label = self.feeds[client], self._label(client, int(has[client].sum()))
-            seed = feed.seed()
-            queries.append(
-                Query(client, seed, self.run.subspace_of(label), self._shards[client].mini_batch(seed))
-            )
-            feed.labels.append(label)
+            seeds, subspace = feed.seeds(numbers.batch_updates), self.run.subspace_of(label)
+            batch = self._shards[client].mini_batch(seeds[0])
+            queries += [Query(client, seed, subspace, batch) for seed in seeds]
+            which += [(client, feed.made + number) for number in range(len(seeds))]
+            feed.labels += [label] * len(seeds)
         estimates = self.replicas.measure(queries, numbers.epsilon)
-        self.example_forwards += 2 * sum(query.batch.examples for query in queries)
-        for client, estimate in zip(clients, estimates, strict=True):
-            feed, limit = self.feeds[client], numbers.scalar_limit
+        self.example_forwards += numbers.points * sum(query.batch.examples for query in queries)
+        for query, estimate in zip(queries, estimates, strict=True):
+            feed, limit = self.feeds[query.client], numbers.scalar_limit
             scalar = quantise(estimate.alpha, numbers.scalar_delta, limit)
-            if client in self._hostile:
-                scalar = attacks.scalar_of(self._cell, limit, feed.scalars, feed.seed(), scalar)
+            if query.client in self._hostile:
+                scalar = attacks.scalar_of(self._cell, limit, feed.scalars, query.seed, scalar)
             feed.scalars.append(scalar)
-        made = self._updates([(client, self.feeds[client].made - 1) for client in clients], live=True)
+        made = self._updates(which, live=True)
         self._pending, self._ungiven = _joined(self._pending, made), _joined(self._ungiven, made)
         return [estimate.loss for estimate in estimates]
 
@@ -408,8 +417,12 @@ class SeedFlood:
         }
 
     def evaluate(self, which: str) -> Evaluation:
-        """Measure the average of all clients' models on the `validation` or the `test` rows."""
+        """Measure the average of all clients' models on the `validation` or the `test` rows; of a run that is
+        complete the model by its last seal."""
         self._give()
+        if self._keeper and self._keeper.complete:
+            with self.replicas.holding(self._keeper.sealed_cores()):
+                return self._problem.evaluate(which)
         with self.replicas.averaged():
             return self._problem.evaluate(which)
 
@@ -427,6 +440,11 @@ class SeedFlood:
             "example_forwards": self.example_forwards,
             "bases": self._made_bases(),
             "search": list((self._keeper and self._keeper.memory) or ()),
+            "guard": [
+                (*key, torch.from_numpy(rows))
+                for key, rows in (self._keeper.rows if self._keeper else {}).items()
+            ],
+            "has_base": self._has_base,
         }
 
     def _made_bases(self) -> dict[str, torch.Tensor]:
@@ -445,8 +463,9 @@ class SeedFlood:
         self._kept_own = state["kept_own"]
         if self._keeper:
             memory = Memory(*state["search"]) if state["search"] else None
-            self._has_base = bool(memory and memory.has_base)
-            self._keeper.restore(state["log"].numpy().tobytes(), memory)
+            self._has_base = state["has_base"]
+            rows = {(epoch, metric): losses.numpy() for epoch, metric, losses in state["guard"]}
+            self._keeper.restore(state["log"].numpy().tobytes(), memory, rows)
             for name, content in state["bases"].items():
                 assert self._kept_bases
                 (self._kept_bases / name).write_bytes(content.numpy().tobytes())

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from statistics import StatisticsError, correlation, mean
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from sfnode.store.log import UpdateLog
 
 BATCH = 8
-"""Updates that are recomputed in one batched forward pass."""
+"""Updates that are recomputed in one batched forward pass, each with its group."""
 
 LOOK_INTERVAL, LOOK_INTERVAL_PER_FEED = 1.0, 0.0005
 """Seconds between two looks at what has come, which take some microseconds for each feed."""
@@ -59,17 +60,20 @@ class Claim(NamedTuple):
     feed: Feed
     step: int
     epoch: int
-    seed: int
+    seeds: tuple[int, ...]
+    """Those of all updates that are measured with it: of its group, or its own."""
     scalar: int
 
 
-def claim_of(update_log: UpdateLog, feed: Feed, step: int) -> Claim | None:
-    """Return an update of the log; None if it is not there any more."""
+def claim_of(update_log: UpdateLog, feed: Feed, step: int, together: int = 1) -> Claim | None:
+    """Return an update of the log, of a run that measures so many together; None if it is not there any
+    more."""
     segment = update_log.read(feed, step, 1)
     if segment is None:
         return None
     epoch, scalars = segment.parts[0]
-    return Claim(feed, step, epoch, int(update_seeds(segment.feed_key, step, 1)[0]), scalars[0])
+    seeds = update_seeds(segment.feed_key, step - step % together, together)
+    return Claim(feed, step, epoch, tuple(seeds.tolist()), scalars[0])
 
 
 def recomputed(
@@ -79,12 +83,14 @@ def recomputed(
     by_epoch = defaultdict(list)
     for claim in claims:
         by_epoch[claim.epoch].append(claim)
-    for epoch, group in by_epoch.items():
-        for first in range(0, len(group), BATCH):
-            batch = group[first : first + BATCH]
-            result = step([claim.seed for claim in batch], epoch)
+    for epoch, alike in by_epoch.items():
+        for first in range(0, len(alike), BATCH):
+            batch = alike[first : first + BATCH]
+            result = step([seed for claim in batch for seed in claim.seeds], epoch)
             if not result.failed:
-                yield from zip(batch, result.scalars, strict=True)
+                for number, claim in enumerate(batch):
+                    together = len(claim.seeds)
+                    yield claim, result.scalars[number * together + claim.step % together]
 
 
 def problem(origin: bytes, mean: float, audited: int) -> UserError:
@@ -142,8 +148,9 @@ def audit_folder(
     counting = machine.frontier.counting
     begins = states.start(checkpoints, counting, update_log) if update_log.bases() else states.Start()
     past = PastStates(run, update_log, {state.feed: state.next for state in machine.frontier})
+    read = partial(claim_of, update_log, together=manifest.training.batch_updates)
     audits = Audits(SystemRandom().random, chosen.tolerance)
-    claims = _sample(update_log, past, audits, chosen, begins.checkpoint.epoch if begins.checkpoint else -1)
+    claims = _sample(read, past, audits, chosen, begins.checkpoint.epoch if begins.checkpoint else -1)
     with closing(load()) as engine:
         if counting:
             engine.use_bases(counting.bases)
@@ -171,10 +178,10 @@ def audit_folder(
 
 
 def _sample(
-    update_log: UpdateLog, past: PastStates, audits: Audits, chosen: Chosen, after: int
+    read: Callable[[Feed, int], Claim | None], past: PastStates, audits: Audits, chosen: Chosen, after: int
 ) -> dict[Moment, list[Claim]]:
-    """Draw the updates to audit, of epochs later than `after`; return them by the moments before and after
-    they were made."""
+    """Draw the updates to audit, of epochs later than `after`, and `read` them; return them by the moments
+    before and after they were made."""
     found: dict[Moment, list[Claim]] = defaultdict(list)
     by_origin = defaultdict(list)
     for feed, stop in past.held.items():
@@ -182,7 +189,7 @@ def _sample(
             by_origin[feed.origin].append(News(feed, past.after(feed, after), stop))
     for news in by_origin.values():
         for feed, step in audits.pick(news, chosen.sample):
-            if claim := claim_of(update_log, feed, step):
+            if claim := read(feed, step):
                 for moment in past.moments(feed, step):
                     found[moment].append(claim)
     return found
@@ -278,7 +285,8 @@ class Auditing:
                 news.append(News(state.feed, first, state.next))
         self._begun = self._begun or able
         picked = self._audits.pick(news, BATCH)
-        found = (claim_of(node.log, feed, step) for feed, step in picked)
+        together = node.manifest.training.batch_updates
+        found = (claim_of(node.log, feed, step, together) for feed, step in picked)
         return [claim for claim in found if claim]
 
     async def _audit(self, claims: Sequence[Claim]) -> float:

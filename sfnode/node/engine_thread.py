@@ -130,12 +130,22 @@ negated where something does not count any more (`store.replay.changes`). Called
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Evaluate these consecutive steps of our own feed, in one batched forward."""
+    """Evaluate these consecutive steps of our own feed, in one batched forward, with the whole of the groups
+    that they belong to (SPEC U2)."""
 
     feed: Feed
     first: int
     epoch: int
     seeds: tuple[int, ...]
+    """Those of whole groups."""
+    before: int = 0
+    """Seeds of steps before `first`."""
+    after: int = 0
+    """Seeds of steps after the last one that is asked for."""
+
+    def asked(self, scalars: tuple[int, ...]) -> tuple[int, ...]:
+        """Return, of one scalar for each seed, those of the steps that are asked for."""
+        return scalars[self.before : len(scalars) - self.after]
 
 
 class EngineThread:

@@ -202,7 +202,7 @@ class Node:
     async def evaluate(
         self, *, base: bool = False, calibrated: bool = False, limit: int = 0
     ) -> NodeEvaluation:
-        """Measure the model as of now, or the base model, on the run's test rows.
+        """Measure the model of the last seal (open run: as of now), or the base model, on its test rows.
 
         `limit` is the number of rows; 0 means as many as the manifest says. Waits for the model to be loaded.
         Raises UserError BAD_OPTION for a relay, PAUSED, and DATA_NEEDED for a run without test data.
@@ -210,7 +210,8 @@ class Node:
         return await self.running.evaluate(base, limit, calibrated)
 
     async def generate(self, prompt: str, *, tokens: int = 32) -> Generated:
-        """Continue `prompt` by at most `tokens` tokens, by the base model and by the model as of now."""
+        """Continue `prompt` by at most `tokens` tokens, by the base model and by that of the last seal
+        (open run: as of now)."""
         return await self.running.generate(prompt, tokens)
 
     async def digest(self) -> CoreStatus:

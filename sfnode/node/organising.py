@@ -75,11 +75,15 @@ USUAL_ROWS = 256
 
 
 def policy_of(
-    manifest: Manifest, admission: str | None = None, search: bool = False, renew_bases: int = 0
+    manifest: Manifest,
+    admission: str | None = None,
+    search: bool = False,
+    renew_bases: int = 0,
+    guard: bool = True,
 ) -> OrganiserPolicy:
     """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates
     are found by line searches if `search`, and the run has validation rows; published bases are made anew
-    every `renew_bases` updates, if not 0."""
+    every `renew_bases` updates, if not 0; with validation rows a `guard` may watch over it."""
     data, numbers = manifest.data, manifest.training
     validates = bool(data.validation or data.validation_limit)
     return OrganiserPolicy(
@@ -91,7 +95,8 @@ def policy_of(
         origins=search and validates,
         size_rate=search and validates and has_few_dimensions(manifest),
         renew_updates=renew_bases if numbers.bases else 0,
-        update_forwards=2 * numbers.batch_size,
+        guard=guard and validates,
+        update_forwards=numbers.update_forwards,
     )
 
 
@@ -119,7 +124,11 @@ class Organising:
             node.log,
             key=feed.key,
             policy=policy_of(
-                node.manifest, node.settings.admission, node.settings.search, node.settings.renew_bases
+                node.manifest,
+                node.settings.admission,
+                node.settings.search,
+                node.settings.renew_bases,
+                node.settings.guard,
             ),
             judge=by_schedule(Schedule(node.manifest.training.schedule, run.rate)),
             draw=secrets.token_bytes,

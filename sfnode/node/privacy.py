@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sfnode.errors import Code, UserError
@@ -40,10 +41,12 @@ class Privacy:
 
     @property
     def updates(self) -> int:
-        """The updates that this node's key has signed: all of them are taken for noisy."""
-        own = self._node.machine.own
+        """The updates that this node's key has signed: all of them are taken for noisy, and groups for
+        whole. (One that a restart divided was drawn twice: AHEAD has room for one in ten.)"""
+        own, together = self._node.machine.own, self._node.manifest.training.batch_updates
         feeds = self._node.machine.frontier
-        return sum(state.next for state in feeds if own and state.feed.origin == own.origin)
+        whole = (-(-state.next // together) for state in feeds if own and state.feed.origin == own.origin)
+        return together * sum(whole)
 
     def status(self) -> PrivacyStatus:
         """Return what is known."""
@@ -61,8 +64,9 @@ class Privacy:
             if self._node.engine_loaded and self._node.engine_thread and self.updates > self._settled:
                 drawn, rows = await self._node.engine_thread.call(lambda engine: engine.odds)
                 settled = int(self.updates * AHEAD) + 1
-                noise = self._node.settings.noise
-                self._epsilon = await asyncio.to_thread(privacy.epsilon, noise, drawn, rows, settled)
+                noise, together = self._node.settings.noise, self._node.manifest.training.batch_updates
+                worth = partial(privacy.epsilon, noise, drawn, rows, settled, together=together)
+                self._epsilon = await asyncio.to_thread(worth)
                 self._settled = settled
             await asyncio.sleep(LOOK_INTERVAL)
 

@@ -43,6 +43,7 @@ from sfnode.schema.status import AlarmStatus, CoreStatus, Status
 from sfnode.schema.views import Generated
 from sfnode.settings import Settings
 from sfnode.store import checkpoint as states
+from sfnode.store.checkout import Checkout, last_seal
 from sfnode.store.data_folder import DataDir
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes
@@ -349,6 +350,7 @@ class RunningNode:
             clock=self.clock,
             queries=self.settings.queries,
             steps=self.settings.steps,
+            together=self.manifest.training.batch_updates,
         )
         if self.bases:
             self.scheduler.hindered = self._lacks_bases
@@ -448,16 +450,15 @@ class RunningNode:
         return describe(self)
 
     async def evaluate(self, base: bool, limit: int, calibrated: bool = False) -> NodeEvaluation:
-        """Accuracy or loss on the test rows, of the model as of now or of the base model, which may be
-        `calibrated`."""
+        """Accuracy or loss on the test rows, of the model that counts (`_ask_of_model`) or of the base model,
+        which may be `calibrated`."""
         wanted = self.limiter.until_a_pause()
-        moment, result = await self.ask_engine(
-            lambda engine: (
-                engine.evaluate_base(limit, wanted, calibrated=calibrated)
-                if base
-                else engine.evaluate(limit, wanted)
+        if base:
+            moment, result = await self.ask_engine(
+                lambda engine: engine.evaluate_base(limit, wanted, calibrated=calibrated)
             )
-        )
+        else:
+            moment, result = await self._ask_of_model(lambda engine: engine.evaluate(limit, wanted))
         answer = NodeEvaluation(
             **dict(result),
             seconds=self.clock() - self.started_at,
@@ -470,9 +471,29 @@ class RunningNode:
         return answer
 
     async def generate(self, prompt: str, tokens: int) -> Generated:
-        """Continue `prompt` with the base model and the model as of now, by at most `tokens` tokens each."""
-        moment, (base, now) = await self.ask_engine(lambda engine: engine.generate(prompt, tokens))
+        """Continue `prompt` with the base model and the model that counts (`_ask_of_model`), by at most
+        `tokens` tokens each."""
+        moment, (base, now) = await self._ask_of_model(lambda engine: engine.generate(prompt, tokens))
         return Generated(base=base, now=now, digest=moment.digest, known=moment.known)
+
+    async def _ask_of_model(self, question: Callable[[Engine], T]) -> tuple[Moment, T]:
+        """Return the engine's answer about the model that `sfnode export` would write: that of the last seal
+        which is here as a whole, with its core digest; in an open run, that of now.
+
+        Until the first seal it is the base model. Raises as `ask_engine`.
+        """
+        if self.machine.organised is None:
+            return await self.ask_engine(question)
+        found: list[Checkout] = []
+
+        def counted() -> Mapping[Feed, Counted]:
+            found.append(last_seal(self.machine.run, self.log.control(), self.machine.frontier.next))
+            return found[-1].counted
+
+        _, (digest, answer) = await self.ask_engine(
+            lambda engine: (engine.core.digest().hex(), question(engine)), counted
+        )
+        return Moment(digest, found[-1].updates), answer
 
     async def core_status(self) -> CoreStatus:
         """State digest and core digest of one and the same moment; a relay has no cores."""

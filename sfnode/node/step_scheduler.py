@@ -52,8 +52,10 @@ class StepScheduler:
         clock: Callable[[], float],
         queries: int,
         steps: int,
+        together: int = 1,
     ) -> None:
-        """`queries` updates are evaluated at one point; at most `steps` updates are made (0: no limit)."""
+        """A step has `queries` mini-batches, with `together` updates each; at most `steps` updates are made
+        (0: no limit)."""
         self.ready = False
         """The engine is loaded and the node has caught up."""
         self.loss: float | None = None
@@ -70,6 +72,7 @@ class StepScheduler:
         self._post = post
         self._clock = clock
         self._queries = queries
+        self._together = together
         self._steps = steps
         self._joining: Joining | None = None
         """Finished updates of our feed that are not yet posted; None before the machine has a feed."""
@@ -124,10 +127,10 @@ class StepScheduler:
             return
         held = self.held or self.hindered()
         while self.ready and not held and self._machine.may_compute and self._at_work < self.ahead:
-            count = min(self._queries, self._allowed(joining.feed))
-            if count <= 0:
+            allowed = self._allowed(joining.feed)
+            if allowed <= 0:
                 break
-            self._order(self._next(joining.feed, count))
+            self._order(self._next(joining.feed, allowed))
         self._post_when_due(joining)
 
     def on_result(self, order: Order, result: StepResult) -> None:
@@ -142,8 +145,10 @@ class StepScheduler:
         assert joining is not None  # there was an order
         self._count_failures(result)
         if not self._machine.complete and (order.feed, order.first) == (joining.feed, joining.stop):
-            joining.add((EpochScalars(order.epoch, result.scalars),))
-            self._measure(result)
+            scalars = order.asked(result.scalars)
+            joining.add((EpochScalars(order.epoch, scalars),))
+            self._recent.append((self._clock(), len(scalars)))
+            self._smooth(result.loss)
         if self._at_work == 0:
             self._ordered = joining.stop  # what was dropped is ordered again if it is still needed
         self.advance()
@@ -176,11 +181,12 @@ class StepScheduler:
             self._timer = asyncio.get_running_loop().call_later(wait, self.advance)
 
     def _count_failures(self, result: StepResult) -> None:
-        if not result.failed:
+        failed = result.failed // self._together
+        if not failed:
             self._failed_in_a_row = 0
             return
         all_failed = result.failed == len(result.scalars)
-        self._failed_in_a_row = self._failed_in_a_row + result.failed if all_failed else 0
+        self._failed_in_a_row = self._failed_in_a_row + failed if all_failed else 0
         if self._failed_in_a_row >= FAILURES:
             raise UserError(
                 Code.LOSS_NOT_FINITE,
@@ -188,20 +194,19 @@ class StepScheduler:
                 "Use --dtype bfloat16 or float32 if it was float16. If that does not help, ask whether other "
                 "trainers of the run end like this: then its model has diverged.",
             )
-        before, self._failed = self._failed, self._failed + result.failed
+        before, self._failed = self._failed, self._failed + failed
         if before.bit_length() < self._failed.bit_length():  # the first one, and when they have doubled
             log.warning(
                 "the loss was infinite or not a number in %d measurements so far; their updates are 0",
                 self._failed,
             )
 
-    def _measure(self, result: StepResult) -> None:
-        self._recent.append((self._clock(), len(result.scalars)))
+    def _smooth(self, loss: float) -> None:
         past = self.loss
         if past is None or not math.isfinite(past):
-            self.loss = result.loss
+            self.loss = loss
         else:
-            self.loss = LOSS_MEMORY * past + (1 - LOSS_MEMORY) * result.loss
+            self.loss = LOSS_MEMORY * past + (1 - LOSS_MEMORY) * loss
 
     def _follow_feed(self) -> Joining | None:
         """Start at the machine's position when our feed is new: at the start, and in a new incarnation."""
@@ -225,12 +230,22 @@ class StepScheduler:
             return allowed
         return min(allowed, self._steps - self._made_before - (self._ordered - self._started))
 
-    def _next(self, feed: Feed, count: int) -> Order:
-        """Return an order for the next `count` steps."""
+    def _next(self, feed: Feed, allowed: int) -> Order:
+        """Return an order for the next steps, up to the end of their last group, but for no more than
+        `allowed`.
+
+        Groups are measured whole (SPEC U2). What is left of one that was cut short, by a quota or at the end
+        of an earlier process, is ordered later, and the group then measured anew.
+        """
         self._epoch = max(self._epoch, self._machine.epoch)
         key = self._machine.frontier.state(feed).key
-        step_seeds = seeds.update_seeds(key, self._ordered, count)
-        order = Order(feed, self._ordered, self._epoch, tuple(step_seeds.tolist()))
+        before = self._ordered % self._together
+        whole = self._queries * self._together
+        count = min(whole - before, allowed)
+        whole -= (whole - before - count) // self._together * self._together  # groups that none is asked of
+        step_seeds = seeds.update_seeds(key, self._ordered - before, whole)
+        after = whole - before - count
+        order = Order(feed, self._ordered, self._epoch, tuple(step_seeds.tolist()), before, after)
         self._ordered += count
         self._at_work += 1
         return order

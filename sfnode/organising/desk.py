@@ -37,6 +37,7 @@ from sfnode.organising.events import (
     Tenure,
     Wake,
 )
+from sfnode.organising.guard import Guard
 from sfnode.organising.judging import Judge
 from sfnode.organising.organiser import Organiser, State
 from sfnode.organising.origins import Origins
@@ -83,8 +84,8 @@ class OrganiserDesk:
         self._log = log
         self._key = key
         self._told: tuple[ControlHead, Tenure] | None = None
-        self._read = self._control_stop
-        """Decisions among which wishes were looked for."""
+        self._read, self._chain = 0, b""
+        """Decisions that the organiser was told of, and the chain hash after them."""
         self._held: dict[Feed, tuple[int, bytes]] = {}
         """First step that is not held of each feed, and the chain hash there."""
         self._forked: dict[Feed, int] = {}
@@ -120,6 +121,11 @@ class OrganiserDesk:
     def search(self) -> Search | None:
         """The searches; None if there are none."""
         return self._organiser.search
+
+    @property
+    def guard(self) -> Guard | None:
+        """The guard; None if there is none."""
+        return self._organiser.guard
 
     def petitions(self, now: float) -> list[Petition]:
         """Return those that wait for the owner."""
@@ -181,14 +187,16 @@ class OrganiserDesk:
         current = control.head(), self._tenure()
         if current == self._told:
             return
-        self._told, first, self._read = current, self._read, control.feed.stop
-        for entry in control.feed.entries[first:]:
-            decision = decisions.read(entry.record).decision
+        feed, first = control.feed, self._read
+        anew = bool(first) and (feed.stop < first or feed.chains[first] != self._chain)
+        self._told, self._read, self._chain = current, feed.stop, feed.chain
+        news = tuple(decisions.read(entry.record).decision for entry in feed.entries[0 if anew else first :])
+        for decision in news:
             if decision in self._wishes:
                 self._wishes.remove(decision)
                 yield Signed(decision)
         self._origins.follow(control.feed)
-        yield from self._tell(ControlChanged(control.counting, current[1]), now)
+        yield from self._tell(ControlChanged(control.counting, current[1], news, anew), now)
 
     # -- feeds -------------------------------------------------------------------------------------
 

@@ -45,6 +45,10 @@ class ControlChanged:
 
     counting: Counting
     tenure: Tenure
+    decisions: tuple[Decision, ...] = ()
+    """Those that have come since the last such event."""
+    anew: bool = False
+    """Whether others have gone: `decisions` are all that there are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,13 @@ class HeldFeeds:
         marks = held.marks if held else []  # none of a feed that was ended before its first step
         return any(first < mark.stop <= stop and mark.label >= member.revoked for mark in marks)
 
+    def brings(self, number: int, epoch: int, counting: Counting, labels: range) -> bool:
+        """Return whether the close of `epoch` has named updates with one of these labels."""
+        held = self._feeds.get(counting.feed(number))
+        first, stop = counting.named(number, epoch - 1), counting.named(number, epoch)
+        marks = held.marks if held else []
+        return any(first < mark.stop <= stop and mark.label in labels for mark in marks)
+
     def lost(self, counting: Counting, after: float, claimed: frozenset[Feed], now: float) -> Amend | None:
         """Return the end of a feed of which named steps have been missing for `after` seconds, at the last
         close that is all here; longer if a peer says that it has them (`claimed`)."""

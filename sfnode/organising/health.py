@@ -43,13 +43,15 @@ class Verdict(NamedTuple):
         """Whether even the best seal is no better than the base model, beyond noise."""
         if self.health is not RunHealth.NO_BETTER or self.best is None or self.base is None:
             return False
-        return not _worse(self.base, self.best)
+        return not is_worse(self.base, self.best)
 
     @property
     def first_suspect(self) -> int:
         """The first epoch whose seal may have made the model worse: that after the best, or any if even the
         best is worse than the base model."""
-        return 0 if self.best is None or (self.base and _worse(self.best, self.base)) else self.best.epoch + 1
+        return (
+            0 if self.best is None or (self.base and is_worse(self.best, self.base)) else self.best.epoch + 1
+        )
 
 
 def published(epoch: int, result: Evaluation, *, base: bool = False) -> Evaluated:
@@ -65,6 +67,11 @@ def published(epoch: int, result: Evaluation, *, base: bool = False) -> Evaluate
 def is_base(said: Evaluated) -> bool:
     """Return whether a published result is of the base model."""
     return said.metric.removeprefix(CALIBRATED).startswith(BASE)
+
+
+def metric_of_base(metric: str) -> str:
+    """Return the metric under which the base model's result stands that such a result compares with."""
+    return CALIBRATED * metric.startswith(CALIBRATED) + BASE + _bare(metric)
 
 
 def _bare(metric: str) -> str:
@@ -130,15 +137,15 @@ def verdict(decisions: Iterable[Decision]) -> Verdict:
     latest = max(results, key=lambda result: result.epoch)
     results = [result for result in results if result.metric == latest.metric]
     calibrated = bases.get(CALIBRATED + BASE + _bare(latest.metric))
-    base = calibrated if latest.metric.startswith(CALIBRATED) else bases.get(BASE + latest.metric)
+    base = bases.get(metric_of_base(latest.metric))
     best = max(results, key=lambda result: (_goodness(latest.metric, result.value), result.epoch))
-    worse_than = tuple(other for other in (base, best) if other and _worse(latest, other))
+    worse_than = tuple(other for other in (base, best) if other and is_worse(latest, other))
     if worse_than:
         health = RunHealth.WORSE
     elif base is None:
         health = RunHealth.UNKNOWN
     else:
-        health = RunHealth.BETTER if _worse(base, latest) else RunHealth.NO_BETTER
+        health = RunHealth.BETTER if is_worse(base, latest) else RunHealth.NO_BETTER
     return Verdict(health, latest, base, best, worse_than, calibrated)
 
 
@@ -146,7 +153,8 @@ def _goodness(metric: str, value: int) -> int:
     return -value if _bare(metric) in LOWER_IS_BETTER else value
 
 
-def _worse(one: Evaluated, other: Evaluated) -> bool:
+def is_worse(one: Evaluated, other: Evaluated) -> bool:
+    """Return whether one result is worse than another of the same rows: their intervals do not touch."""
     if _bare(one.metric) in LOWER_IS_BETTER:
         return one.low > other.high
     return one.high < other.low

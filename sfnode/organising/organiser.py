@@ -18,6 +18,7 @@ an organiser looks, every LOOK_INTERVAL, for the first of these that is due:
     a wish of the owner's          that would change something
     an admission                   that needs no owner, at the rate that the policy allows
     the result of an evaluation    of an epoch that is sealed, or of the base model
+    a return, or the end           that the guard (`guard`) has made out from these results
     a worth                        that was measured, and what follows from it for a member
     a seal                         of the oldest closed epoch, once it is evaluated or has waited long enough
     a close                        once enough updates may be named, or one has waited long enough
@@ -76,6 +77,7 @@ from sfnode.organising.events import (
     Tenure,
 )
 from sfnode.organising.feeds import HeldFeeds
+from sfnode.organising.guard import Guard
 from sfnode.organising.judging import RECOUNTS_PER_SEAL, Judge, Judgement
 from sfnode.organising.origins import Origins
 from sfnode.organising.policy import OrganiserPolicy
@@ -207,6 +209,8 @@ class Organiser:
         self._judge = judge
         self.search = Search(policy, counting) if policy.search_rows and policy.seal_wait else None
         """The searches; None if there are none."""
+        self.guard = Guard() if policy.guard and policy.seal_wait else None
+        """The guard; None if there is none."""
         self._draw = draw
         self._alone = alone
         self._decisions = counting.decisions
@@ -304,6 +308,10 @@ class Organiser:
     def _on_control_changed(self, event: ControlChanged, now: float) -> None:
         counting = self._counting = event.counting
         before, self._decisions = self._decisions, counting.decisions
+        if self.guard:
+            self.guard = Guard() if event.anew else self.guard
+            for decision in event.decisions:
+                self.guard.take(decision)
         unsupported = UNSUPPORTED if counting.unsupported else None
         reason = unsupported if event.tenure is Tenure.HELD else event.tenure.value
         if self.stopped:
@@ -348,6 +356,10 @@ class Organiser:
         for base in (event.base, event.calibrated):
             if base:
                 self._bases.append(health.published(event.epoch, base, base=True))
+            if self.guard:
+                self.guard.note(event.epoch, base, base=True)
+        if self.guard:
+            self.guard.note(event.epoch, event.result)
         too_late = event.found and event.found.factor != 1.0 and event.epoch < self._counting.sealed
         if event.result and not too_late:  # what is sealed is another model
             self._asked.result = health.published(event.epoch, event.result)
@@ -391,6 +403,7 @@ class Organiser:
             self._wish()
             or admit(self._counting, now)
             or self._result()
+            or (self.guard and self.guard.due(self._counting))
             or self._about_members()
             or self._about_feeds(now)
         )
@@ -464,9 +477,13 @@ class Organiser:
         judgement = self._judge(counting)
         if self.search:
             judgement = self.search.judged(counting, judgement)
+        drained = bool(self.guard and self.guard.drains(epoch))
+        if self.guard:
+            judgement = self.guard.judged(counting, judgement, searched=self.search is not None)
         skipped = tuple(n for n in counting.moved(epoch) if self._is_skipped(n, epoch, judgement))
         if self._asked.epoch == epoch:
-            self._asked.altered = self._asked.altered or self._asked.skipped != set(skipped)
+            differs = drained or self._asked.skipped != set(skipped)
+            self._asked.altered = self._asked.altered or differs
         self._feeds.forget(chains, counting)
         digest, recounted = named_digest(self._run_id, chains), self._recounted(judgement)
         return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
@@ -475,7 +492,17 @@ class Organiser:
         if number in judgement.skipped or not self._is_trusted(number // INCARNATIONS):
             return True
         outlier = self.policy.origins and Recount(number, epoch) in self._origins.outliers
-        return outlier or self._feeds.revoked(number, epoch, self._counting)
+        revoked = outlier or self._feeds.revoked(number, epoch, self._counting)
+        return revoked or self._is_stale(number, epoch)
+
+    def _is_stale(self, number: int, epoch: int) -> bool:
+        """Return whether what a close has named of a feed brings what the guard has taken back."""
+        guard, counting = self.guard, self._counting
+        if guard is None or guard.drains(epoch):
+            return False
+        if any(self._feeds.brings(number, epoch, counting, labels) for labels in guard.labels()):
+            guard.skip(number, epoch)
+        return guard.is_stale(number, epoch)
 
     def _recounted(self, judgement: Judgement) -> tuple[Recount, ...]:
         """Return what seals have skipped and is to count: what the judge says, and work of members who are
@@ -491,14 +518,19 @@ class Organiser:
             found += [recount for recount in again if recount not in never]
             if len(found) <= RECOUNTS_PER_SEAL:
                 self._restored.discard(number)
+        if self.guard:
+            found = [recount for recount in found if not self.guard.is_stale(*recount)]
         return tuple(sorted(found[:RECOUNTS_PER_SEAL]))
 
     def _is_evaluated_first(self, epoch: int, now: float) -> bool:
         """Return whether a seal waits for the evaluation of its epoch; ask for it if the time is there."""
         asked = self._asked
-        affordable = not asked.running and now >= self._evaluate_from and self.policy.seal_wait > 0
-        if asked.epoch < epoch and affordable:
-            plan = self.search.plan(self._counting) if self.search else Plan(0, True)
+        if self.guard and self.guard.drains(epoch):
+            return False
+        last = self.guard is not None and self._counting.promised >= self._counting.budget
+        affordable = not asked.running and self.policy.seal_wait > 0
+        if asked.epoch < epoch and affordable and (last or now >= self._evaluate_from):
+            plan = self.search.plan(self._counting, last=last) if self.search else Plan(0, True)
             asked = self._asked = _Asked(epoch, now, running=False, rest=plan)
         if asked.epoch == epoch and asked.rest and not asked.running:
             self._measure(asked, asked.rest)
@@ -534,7 +566,7 @@ class Organiser:
         late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
         target = search.target(counting) if search else self.policy.longest
         renewed = self.policy.renew_updates and counting.served_from() == counting.open_epoch + 1
-        cut = renewed or (search is not None and search.cuts(counting))
+        cut = renewed or any(one.cuts(counting) for one in (search, self.guard) if one)
         if not cut and (not chosen or (total < min(target, rest) and not late)):
             return None
         salt = self._draw(SALT_BYTES)

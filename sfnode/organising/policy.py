@@ -36,7 +36,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "quota": (1, (1 << 32) - 1),  # a u32 in Admit
     "search_rows": (0, 1 << 31),
     "renew_updates": (0, (1 << 32) - 1),
-    "update_forwards": (1, 1 << 16),  # two for each row of a mini-batch
+    "update_forwards": (1, 1 << 16),  # at most two for each row of a mini-batch
     "young_share": (0.0, 1.0),
     "share": (0.0, 1.0),
     "witnesses": (1, 64),  # a node has about six links, and a hub some dozens
@@ -87,6 +87,9 @@ class OrganiserPolicy:
     """Whether the first seal looks for the rate that suits the first subspace, too, and takes it where the
     manifest's is far off: with bases of gradients a rate that is too large leaves nothing to search in. For
     subspaces of FEW_DIMENSIONS; in those epochs may move losses far, too (`line_search.LARGE_MOVE`)."""
+    guard: bool = False
+    """Whether the run goes back to its best seal when it gets worse, and ends when it no longer improves
+    (`guard`), where it is evaluated."""
     renew_updates: int = 0
     """Updates for which published bases serve until others, made at sealed weights, take their place; 0:
     for ever. An epoch has no more than that; the one that is open while bases are made ends with them."""

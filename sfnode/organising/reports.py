@@ -163,6 +163,7 @@ class Reports:
             room=self._organised.room(own) if member else None,
             health=self._health(),
             evidence=None if number is None else self._evidence(number // INCARNATIONS),
+            announced=self._announced(),
         )
 
     def alarms(self, desk: Desk | None, now: float, own: Feed | None = None) -> list[AlarmStatus]:
@@ -350,6 +351,10 @@ class Reports:
             worse_than=_evaluations(verdict.worse_than),
         )
 
+    def _announced(self) -> str | None:
+        said = [one.text for one in self._look() if isinstance(one, Announce)]
+        return said[-1] if said else None
+
     def _since_seal(self, now: float) -> float | None:
         return now - self._sealed_at if math.isfinite(self._sealed_at) else None
 
@@ -406,6 +411,7 @@ class Reports:
         if seals := [said.epoch for said in decisions if isinstance(said, Seal)]:
             count = f"{counting.counted} of {counting.budget} updates count"
             lines.append(f"epoch {seals[-1]} is sealed: {count}")
+        lines += [f"announced: {said.text}" for said in decisions if isinstance(said, Announce)]
         self._look()
         verdict = self._verdict
         if verdict.latest in decisions:

@@ -162,18 +162,19 @@ class Search:
     def _is_cut(self, epoch: int) -> bool:
         return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
 
-    def plan(self, counting: Counting) -> Plan | None:
-        """Return what the oldest epoch without a seal is worth; None if nothing."""
+    def plan(self, counting: Counting, *, last: bool = False) -> Plan | None:
+        """Return what the oldest epoch without a seal is worth; None if nothing. The model of the `last` one
+        is evaluated whatever that costs."""
         self._earn(counting)
-        if self._is_cut(counting.sealed):
+        if self._is_cut(counting.sealed) and not last:
             return None
         policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
         cost = policy.search_rows * (1 if self._has_base else 2)
         least = 0 if self.settled else first * len(AMOUNTS)
         sized = policy.size_rate and counting.sealed == 0  # the seal may then say another factor than 1
-        scored = due and not sized and self._credit >= cost + least
-        rest = self._credit - cost * scored
+        scored = last or (due and not sized and self._credit >= cost + least)
+        rest = max(0.0, self._credit - cost * scored)
         if due and not scored and self.settled:
             rest = 0.0  # it saves up
         searched, origins = first * len(AMOUNTS), 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from sfnode.schema.base import Answer
 
 
@@ -23,6 +25,13 @@ class Evaluation(Answer):
     """Whether the model's prior over the answers was subtracted from their scores (docs/tasks.md)."""
 
 
+class EvaluationOfRows(Evaluation):
+    """An evaluation with what it is the mean of, for comparisons in pairs: nobody else is told."""
+
+    losses: tuple[float, ...] = Field(exclude=True, repr=False)
+    """Loss of each row, in the same order whenever the same rows are measured."""
+
+
 class NodeEvaluation(Evaluation):
     """An evaluation that a running node was asked for: also which model it is about, and when."""
 
@@ -33,4 +42,5 @@ class NodeEvaluation(Evaluation):
     base: bool
     """Whether the base model was evaluated."""
     digest: str | None
-    """State digest (SPEC D3) of the model; None for the base model."""
+    """State digest (SPEC D3) of the model; of a seal, the core digest of what it counts; None for the base
+    model."""

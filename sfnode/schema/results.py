@@ -215,19 +215,19 @@ class BatchResult(Answer):
     """One size of a mini-batch in `sfnode bench`."""
 
     batch: int
-    """Rows of each query's mini-batch."""
+    """Rows of each mini-batch."""
     tokens: int
     """Tokens in a step's mini-batches, without padding."""
     forwards_seconds: float
-    """Time of two plain forward passes."""
+    """Time of as many plain forward passes as a step has points: two, or a group's updates."""
     step_seconds: float
     step_ratio: float
-    """Time of a step divided by that of two forward passes."""
+    """Time of a step divided by that of these forward passes."""
     tokens_per_second: float
-    """Tokens through the step, at both points."""
+    """Tokens through the step, at all points."""
     updates_per_hour: float
     inference_peak_bytes: int | None
-    """Peak memory of a plain forward pass with the batch doubled; None if unknown."""
+    """Peak memory of a plain forward pass with as many rows as the step; None if unknown."""
     training_peak_bytes: int | None
     memory_ratio: float | None
     mezo_matrices_seconds: float | None
@@ -274,6 +274,9 @@ class BenchResult(Answer):
     threads: int
     rank: int
     queries: int
+    """Mini-batches of a step."""
+    group: int
+    """Updates that share a mini-batch; 0: each is measured at two points."""
     repetitions: int
     batches: list[BatchResult]
     incoming: list[IncomingResult]

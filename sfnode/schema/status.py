@@ -89,6 +89,8 @@ class RunStatus(Answer):
     health: HealthStatus
     evidence: EvidenceStatus | None = None
     """Evidence about this node's own work; None as long as nothing of it was measured."""
+    announced: str | None = None
+    """The organiser's last announcement."""
 
 
 class Status(Answer):

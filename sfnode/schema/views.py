@@ -235,7 +235,7 @@ class Generated(Answer):
     base: str
     """Continuation by the base model."""
     now: str
-    """Continuation by the model as of now."""
+    """Continuation by the model of the last seal; in an open run, as of now."""
     digest: str
     known: int
     """Updates in that model."""

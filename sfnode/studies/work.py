@@ -1,7 +1,8 @@
 """The work that a cell takes, in example-forwards, from its description alone.
 
 A forward pass of one example counts 1 and a backward pass 2; so a two-point estimate costs 2 for each row of
-its mini-batch, a gradient 3. This estimates before a run; what was spent is among the end values.
+its mini-batch, a group of updates as many as it has, a gradient 3. This estimates before a run; what was
+spent is among the end values.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def first_order(method: str) -> bool:
 
 def training_work(cell: Cell) -> int:
     """Return the example-forwards of a cell's training steps."""
-    each = GRADIENT if first_order(cell.method) else TWO_POINT
+    each = GRADIENT if first_order(cell.method) else cell.group or TWO_POINT
     return each * cell.network.clients * cell.steps * cell.batch_size
 
 

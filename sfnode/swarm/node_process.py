@@ -47,14 +47,15 @@ class NodeProcess:
         self.status: Status | None = None
         """Its last answer."""
         self.folder = folder
+        self.program = (sys.executable, "-m", "sfnode")
         self._log = folder / "node.log"
         self._process: asyncio.subprocess.Process | None = None
         self._started = time.monotonic()
 
     async def start(self, arguments: list[str]) -> None:
-        """Start `sfnode join` with these arguments; its output goes to node.log in its folder."""
+        """Start its program's `join` with these arguments; its output goes to node.log in its folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        node = [sys.executable, "-m", "sfnode", "join", "--data-dir", str(self.folder), *arguments]
+        node = [*self.program, "join", "--data-dir", str(self.folder), *arguments]
         with self._log.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *die_with_parent.tied(node),

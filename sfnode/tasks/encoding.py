@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.manifest import Task
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import EvaluationOfRows
 from sfnode.tasks import metrics
 from sfnode.tasks.prompts import Prompt, Row, RowText, length, render_row
 from sfnode.tasks.tokenization import Example, example
@@ -157,7 +157,7 @@ def evaluate(
     forward: Forward,
     batch_size: int,
     prior: Prior | None = None,
-) -> Evaluation:
+) -> EvaluationOfRows:
     """Measure a model on some rows; `forward` runs it on `batch_size` rows at a time.
 
     `prior` is subtracted from the scores of every row's answers, of which there must be as many.
@@ -168,9 +168,14 @@ def evaluate(
     ]
     answers = _Answers(*map(torch.cat, zip(*found, strict=True)))
     metric, measured = _measured(task, answers)
-    loss = float(answers.losses.mean())
-    calibrated = prior is not None
-    return Evaluation(metric=metric, **measured._asdict(), loss=loss, count=len(rows), calibrated=calibrated)
+    return EvaluationOfRows(
+        metric=metric,
+        **measured._asdict(),
+        loss=float(answers.losses.mean()),
+        count=len(rows),
+        calibrated=prior is not None,
+        losses=tuple(answers.losses.tolist()),
+    )
 
 
 def batches(task: Task, tokenizer: Any, rows: Sequence[Row], batch_size: int) -> Iterator[Encoded]:

@@ -95,7 +95,7 @@ def default_run() -> DefaultRun:
         batch_size=8,
         epoch_updates=250,
         update_budget=3000,
-        scalar_limit=400,
+        scalar_limit=250,
     )
     reviews = PRESETS["reviews"]
     return DefaultRun(reviews.task, reviews.data, training)

@@ -14,13 +14,13 @@ from sfnode.errors import UserError
 from sfnode.manifest import Task
 from sfnode.models import loader
 from sfnode.models.loader import LoadedModel
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.tasks import dataset
 from sfnode.tasks.calibration import prior
 from sfnode.tasks.encoding import evaluate
 from tests.baselines.quadratic import made, ring, run
 
-RUN = default_manifest()
+RUN = build({"loss": "plain"})
 ROWS = dataset.load_rows("builtin:reviews:train", RUN.task, limit=40)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sfnode.engine.trainer import Trainer
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.manifest import Manifest
+from sfnode.models.manifest_builder import build
 from sfnode.schema.audits import AuditResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
@@ -19,14 +20,15 @@ from tests.store.helpers import Author
 
 Run = Callable[..., Ended]
 UPDATES = 32
-RUN = default_manifest()
+RUN = build({"loss": "plain"})
+GROUPS = RUN.model_copy(update={"training": RUN.training.model_copy(update={"group": 8})})
 HONEST, SHARDED, INVENTED = (Author(number, run_id=RUN.run_id) for number in (1, 2, 3))
 
 
-def measured(author: Author, shard: tuple[int, int] | None = None) -> list[int]:
+def measured(author: Author, shard: tuple[int, int] | None = None, run: Manifest = RUN) -> list[int]:
     """The scalars of an author's first updates at the base model."""
     seeds = update_seeds(author.key, 0, UPDATES).tolist()
-    with Trainer.load(RUN, shard=shard) as trainer:
+    with Trainer.load(run, shard=shard) as trainer:
         return [scalar for n in range(0, UPDATES, 8) for scalar in trainer.step(seeds[n : n + 8], 0).scalars]
 
 
@@ -65,3 +67,14 @@ def test_who_trains_on_a_shard_is_confirmed_only_by_who_knows_that(folder: Path,
     assert "confirmed" not in without.out
     assert "confirmed" in with_it.out
     assert (with_it.status, "SF085" in with_it.err) == (0, False)
+
+
+def test_updates_of_groups_are_measured_with_their_groups(tmp_path: Path, sfnode: Run) -> None:
+    layout, author = Layout(tmp_path), Author(4, run_id=GROUPS.run_id)
+    layout.manifest.write_text(GROUPS.to_toml())
+    with UpdateLog.open(layout.log, GROUPS.run_id) as log:
+        log.append([author.write(measured(author, run=GROUPS)[:-3])])  # the last group is not complete
+    ended = sfnode("audit", "--data-dir", tmp_path, "--sample", 64, "--json")
+    (found,) = AuditResult.model_validate(json.loads(ended.out)).origins
+    assert (found.finding, found.audited > 24) == ("confirmed", True)
+    assert found.disagreement < 0.1

@@ -34,10 +34,10 @@ def measured(ended: Ended) -> BenchResult:
     return BenchResult.model_validate_json(ended.out)
 
 
-def adds_up(batch: BatchResult, queries: int = 1) -> None:
+def adds_up(batch: BatchResult, queries: int = 1, group: int = 0) -> None:
     """The figures of a batch follow from its times."""
-    assert batch.tokens_per_second == pytest.approx(2 * batch.tokens / batch.step_seconds)
-    assert batch.updates_per_hour == pytest.approx(3600 * queries / batch.step_seconds)
+    assert batch.tokens_per_second == pytest.approx((group or 2) * batch.tokens / batch.step_seconds)
+    assert batch.updates_per_hour == pytest.approx(3600 * queries * max(1, group) / batch.step_seconds)
     assert batch.step_ratio == pytest.approx(batch.step_seconds / batch.forwards_seconds)  # of a single turn
 
 
@@ -92,12 +92,12 @@ def test_a_config_is_enough_of_a_model_and_nothing_is_left_behind(
 
 
 def test_it_measures_a_run_with_its_own_data_and_numbers(sfnode: Run) -> None:
-    sfnode("init", "run.toml", "--task", "reviews", "--rank", 16)
+    sfnode("init", "run.toml", "--task", "reviews", "--rank", 16, "--group", 3, "--no-measure")
     result = measured(sfnode("bench", "--json", "--run", "run.toml", "--batch", 4, "--queries", 2, *QUICK))
     (batch,) = result.batches
-    assert (result.rank, result.queries) == (16, 2)
+    assert (result.rank, result.queries, result.group) == (16, 2, 3)
     assert 2 * 4 * 5 < batch.tokens < 2 * 4 * 48  # reviews of a few words, none as long as the task allows
-    adds_up(batch, queries=2)
+    adds_up(batch, queries=2, group=3)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("bfloat16", 2), ("int8", 1)])
@@ -154,6 +154,7 @@ def test_a_model_that_sees_images_is_refused_by_the_layer_that_no_text_reaches(
     [
         (("--model", "shape:opt-9000"), "SF010: there is no shape called opt-9000", "There are: opt-125m, "),
         (("--rank", "33"), "SF010: --rank 33: rank must be a power of two", "32"),
+        (("--group", "1"), "SF010: --group 1: a group has two updates or more", "2 to 64"),
         (("--tokens", "65"), "SF010: --tokens 65: the model takes 64 at most", "fewer"),
         (("--device", "abacus"), "SF024: the device 'abacus' cannot be used", "--device cpu"),
         (("--run", "nowhere.toml"), "SF011: cannot read the run manifest nowhere.toml", "sfnode init"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build, default_manifest
 from sfnode.schema.results import EvalResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
@@ -30,8 +30,8 @@ Run = Callable[..., Ended]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a node of the built-in run that has joined it and knows no update yet."""
-    layout, run = Layout(tmp_path / "node"), default_manifest()
+    """Of a node of the built-in run with the plain loss that has joined it and knows no update yet."""
+    layout, run = Layout(tmp_path / "node"), build({"loss": "plain"})
     layout.path.mkdir()
     layout.manifest.write_text(run.to_toml())
     with UpdateLog.open(layout.log, run.run_id):
@@ -53,8 +53,7 @@ def test_as_data_it_has_the_ends_of_the_interval(folder: Path, sfnode: Run) -> N
 
 
 def test_of_a_centred_run_it_has_the_trained_model_less_its_prior(sfnode: Run, tmp_path: Path) -> None:
-    layout, run = Layout(tmp_path / "centred"), default_manifest()
-    centred = run.model_copy(update={"task": run.task.model_copy(update={"loss": "centred"})})
+    layout, centred = Layout(tmp_path / "centred"), default_manifest()
     layout.path.mkdir()
     layout.manifest.write_text(centred.to_toml())
     with UpdateLog.open(layout.log, centred.run_id):
@@ -79,7 +78,7 @@ def test_for_people_it_has_the_interval_in_brackets(folder: Path, sfnode: Run) -
 def test_where_no_training_rows_can_be_read_there_is_no_calibrated_figure(
     folder: Path, sfnode: Run, tmp_path: Path
 ) -> None:
-    layout, run = Layout(tmp_path / "elsewhere"), default_manifest()
+    layout, run = Layout(tmp_path / "elsewhere"), build({"loss": "plain"})
     elsewhere = run.model_copy(update={"data": run.data.model_copy(update={"train": "/nowhere/train.tsv"})})
     layout.path.mkdir()
     layout.manifest.write_text(elsewhere.to_toml())
@@ -91,7 +90,7 @@ def test_where_no_training_rows_can_be_read_there_is_no_calibrated_figure(
 
 
 def test_log_prints_every_update_that_counts_as_a_line_of_json(folder: Path, sfnode: Run) -> None:
-    run_id = default_manifest().run_id
+    run_id = build({"loss": "plain"}).run_id
     author = Author(run_id=run_id)
     with UpdateLog.open(Layout(folder).log, run_id) as log:
         log.append([author.write([3, -4]), author.write([5], epoch=1)])

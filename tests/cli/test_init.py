@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sfnode.cli.init import INTRODUCTION, QUESTIONS
-from sfnode.defaults import OPEN_WORK_BITS
+from sfnode.defaults import DEFAULT_LOSS, OPEN_WORK_BITS
 from sfnode.engine import pilot, trial
 from sfnode.engine.pilot import SLOPES
 from sfnode.manifest import Manifest, Open
@@ -22,6 +22,7 @@ from sfnode.models import bases, loader, manifest_builder, pieces
 from sfnode.models.files import EMBEDDED
 from sfnode.store.identity import Identity, WrongPassphraseError
 from sfnode.store.run_keys import load_organiser_key, recovery_key
+from sfnode.tasks import calibration
 from sfnode.tasks.presets import PRESETS
 from tests.cli.helpers import Ended
 
@@ -59,8 +60,11 @@ def default_manifest() -> Manifest:
 
 
 @pytest.fixture(autouse=True)
-def few_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure little, and try numbers out only where a test asks for it."""
     monkeypatch.setattr(pilot, "SLOPES", FEW)
+    monkeypatch.setattr(calibration, "CALIBRATION_ROWS", FEW)
+    monkeypatch.setenv("SFNODE_CALIBRATE", "false")
 
 
 @pytest.fixture
@@ -90,9 +94,13 @@ def data_file(kind: str) -> Path:
     return path
 
 
+PRIOR = "measuring the base model's prior\n"
+"""What is said where the loss is centred."""
+
+
 def written(ended: Ended, file: str = "run.toml") -> Manifest:
     """The manifest that was written; what was printed of it is right."""
-    assert (ended.status, ended.err) == (0, "measuring scalars\n")
+    assert (ended.status, ended.err.removeprefix(PRIOR)) == (0, "measuring scalars\n")
     manifest = Manifest.from_toml(Path(file))
     printed = re.search(rf"wrote {re.escape(file)}: run (\S+), id ([0-9a-f]{{64}})\n", ended.out)
     assert printed is not None
@@ -103,12 +111,17 @@ def written(ended: Ended, file: str = "run.toml") -> Manifest:
     return manifest
 
 
+def but_for_prior(manifest: Manifest) -> Manifest:
+    """The manifest as it was before its base model's prior was measured."""
+    return manifest.model_copy(update={"task": manifest.task.model_copy(update={"prior": ()})})
+
+
 def test_without_options_and_without_a_terminal_it_describes_the_built_in_run(
     sfnode: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pilot, "SLOPES", SLOPES)  # all of them: a limit that is near that of the run stays
     manifest = written(sfnode("init", "--open"))
-    assert manifest == default_manifest()
+    assert but_for_prior(manifest) == default_manifest()
     assert manifest.model.source == "builtin:tiny"
     assert manifest.data.train == "builtin:reviews:train"
 
@@ -119,7 +132,9 @@ def test_a_preset_brings_its_prompt_its_answers_and_its_data(preset: str, model:
     expected = PRESETS[preset]
     assert manifest.name == preset
     assert manifest.data == expected.data
-    assert manifest.task == expected.task.model_copy(update={"max_tokens": manifest.task.max_tokens})
+    loss = DEFAULT_LOSS if expected.task.labelled else "plain"
+    numbers = {"max_tokens": manifest.task.max_tokens, "loss": loss}
+    assert but_for_prior(manifest).task == expected.task.model_copy(update=numbers)
 
 
 def test_prompts_are_never_longer_than_the_model_can_take(model: Path, sfnode: Run) -> None:
@@ -153,10 +168,21 @@ def test_files_and_folders_are_named_so_that_other_nodes_here_find_them(model: P
 def test_every_number_can_be_given(model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SFNODE_UPDATE_BUDGET", "77")
     flags = ("--open", "--rank", 4, "--epsilon", 0.01, "--learning-rate", 0.002, "--schedule", "cosine")
-    more = ("--batch-size", 3, "--epoch-updates", 11, "--train-limit", 99, "--train-min-words", 2)
+    more = (
+        "--batch-size",
+        3,
+        "--group",
+        5,
+        "--epoch-updates",
+        11,
+        "--train-limit",
+        99,
+        "--train-min-words",
+        2,
+    )
     training = written(sfnode("init", "--model", model, "--task", "reviews", *flags, *more)).training
     assert (training.rank, training.epsilon, training.learning_rate) == (4, 0.01, 0.002)
-    assert (training.schedule, training.batch_size) == ("cosine", 3)
+    assert (training.schedule, training.batch_size, training.group) == ("cosine", 3, 5)
     assert (training.epoch_updates, training.update_budget) == (11, 77)
 
 
@@ -214,9 +240,9 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """A trial that takes no time; whether it kept the epsilon that was given."""
     kept: list[bool] = []
 
-    def run(_manifest: Any, _search: Any, *, keep_epsilon: bool, **_: Any) -> trial.Trial:
+    def run(_manifest: Any, *, keep_epsilon: bool, **_: Any) -> trial.Trial:
         kept.append(keep_epsilon)
-        return trial.Trial(2e-3, 0.5, pilot.Pilot(np.array([1.0, -1.0]), 0.05), 1 / 32, 3e-4, 128, 256, 9.0)
+        return trial.Trial(2e-3, 0.5, pilot.Pilot(np.array([1.0, -1.0]), 0.05), 1 / 32, 3e-4, 64, 9.0)
 
     monkeypatch.setattr(trial, "run", run)
     return kept
@@ -228,8 +254,8 @@ def test_numbers_that_suit_the_model_are_chosen_if_asked_and_said_why(sfnode: Ru
     training = Manifest.from_toml(Path("run.toml")).training
     assert (training.epsilon, training.scalar_delta, training.learning_rate) == (2e-3, 1 / 32, 3e-4)
     assert "epsilon is 0.002: the largest tried whose slopes have to do with exact ones (0.50)." in ended.out
-    assert "learning_rate is 0.0003: by the loss of 256 rows along 128 updates; a line search" in ended.out
-    assert "scalar_limit is 260, 8 times that." in ended.out
+    assert "learning_rate is 0.0003: a share of what one update can bear, by 64 slopes and bends" in ended.out
+    assert "scalar_limit is 250, which is near 260, 8 times that." in ended.out
     assert tried == [False]
 
 
@@ -308,7 +334,7 @@ def test_at_a_terminal_enter_alone_gives_the_built_in_run_with_an_organiser(
     ended = sfnode("init")
     assert "Base model" in ended.out
     manifest = organised(ended, home / ".local/share/sfnode/keys")
-    assert manifest.task == default_manifest().task
+    assert but_for_prior(manifest).task == default_manifest().task
     assert all(QUESTIONS[name] in ended.out for name in QUESTIONS if name != "kind")
 
 
@@ -369,13 +395,14 @@ def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
     assert ended.status == 1
     assert ended.err.startswith("sfnode: SF010: run.toml exists already")
     assert Path("run.toml").read_text() == "precious"
-    assert written(sfnode("init", "--force", "--open")) == default_manifest()
+    assert but_for_prior(written(sfnode("init", "--force", "--open"))) == default_manifest()
 
 
 @pytest.mark.parametrize(
     ("flags", "number", "says"),
     [
         (("--rank", "12"), 10, "--rank: rank must be a power of two"),
+        (("--group", "1"), 10, "--group: a group has two updates or more"),
         (("--learning-rate", "-1"), 10, "--learning-rate: "),
         (("--update-budget", "0"), 10, "--update-budget: "),
         (("--name", "two words"), 10, "--name: "),
@@ -432,12 +459,12 @@ def organised(ended: Ended, keys: Path = KEYS) -> Manifest:
 def test_at_a_terminal_one_may_answer_that_the_run_is_open(sfnode: Run, answers: Callable[..., None]) -> None:
     answers("", "", "", "", "", "open")
     assert sfnode("init").status == 0
-    assert Manifest.from_toml(Path("run.toml")) == default_manifest()
+    assert but_for_prior(Manifest.from_toml(Path("run.toml"))) == default_manifest()
 
 
 def test_runs_are_organised_unless_asked_otherwise(sfnode: Run, home: Path) -> None:
     assert organised(sfnode("init"), home / ".local/share/sfnode/keys").training.schedule == "constant"
-    assert written(sfnode("init", "--force", "--open")) == default_manifest()
+    assert but_for_prior(written(sfnode("init", "--force", "--open"))) == default_manifest()
 
 
 def test_an_organised_run_comes_with_the_keys_of_its_organiser_and_of_its_only_deputy(sfnode: Run) -> None:
@@ -582,7 +609,7 @@ def test_a_run_with_published_bases_names_them_and_has_them_beside_its_manifest(
     file = bases_file(tmp_path / "made").rename(tmp_path / "mine")
     (tmp_path / "runs").mkdir()
     ended = sfnode("init", tmp_path / "runs" / "run.toml", "--open", "--bases", file)
-    assert (ended.status, ended.err) == (0, "measuring scalars\n")
+    assert (ended.status, ended.err.removeprefix(PRIOR)) == (0, "measuring scalars\n")
     training = Manifest.from_toml(tmp_path / "runs" / "run.toml").training
     assert (training.basis, training.bases) == ("published", bases.digest_of(file))
     kept = bases.path_in(tmp_path / "runs", training.bases)
@@ -617,6 +644,33 @@ def test_bases_are_made_where_they_are_asked_for(sfnode: Run, basis: str, rank: 
     assert "Give one of them." in refused.err
     assert sfnode("init", "--force", "--open", "--no-measure", "--basis", "random").status == 0
     assert Manifest.from_toml(Path("run.toml")).training.basis == "random"
+
+
+def test_whoever_leaves_the_numbers_to_a_trial_gets_bases_of_activations(
+    sfnode: Run, model: Path, tried: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SFNODE_CALIBRATE")
+    ended = sfnode("init", "--model", model, "--task", "reviews", "--train", "builtin:reviews:train")
+    assert ended.status == 0, ended.err
+    training = Manifest.from_toml(Path("run.toml")).training
+    assert (training.basis, training.rank, tried) == ("published", 8, [False])
+    assert "Made bases: 8 directions" in ended.out
+    numbers = ("--epsilon", 1e-3, "--learning-rate", 1e-5, "--scalar-delta", 1 / 64)
+    for options in (("--no-calibrate",), ("--basis", "random"), numbers):
+        ended = sfnode("init", "--force", "--model", model, "--task", "reviews", *options)
+        assert ended.status == 0, ended.err
+        assert Manifest.from_toml(Path("run.toml")).training.basis == "random"
+
+
+def test_where_no_bases_can_be_made_unasked_they_are_random_ones_and_it_says_why(
+    sfnode: Run, model: Path, tried: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SFNODE_CALIBRATE")
+    ended = sfnode("init", "--model", model, "--kind", "text", "--template", "{text}")
+    assert ended.status == 0, ended.err
+    assert "Bases are random ones, as none were made from activations: " in ended.out
+    assert sfnode("init", "--model", model, "--kind", "text", "--template", "{text}", "--force", "--basis",
+                  "activations").status == 1  # fmt: skip
 
 
 def test_bases_of_an_organised_run_are_made_without_its_validation_rows(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sfnode.cli import lm_eval
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.tasks.dataset import held_out_rows
 from tests.cli.helpers import Ended
 from tests.cli.test_evaluate import folder
@@ -99,7 +99,7 @@ def test_the_harness_agrees_with_eval_on_the_same_rows(
     """A process with torch, transformers and the harness: 10 s. CI does not install the harness."""
     pytest.importorskip("lm_eval", reason="the extra lm-eval is not installed")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    run = default_manifest()
+    run = build({"loss": "plain"})  # the harness knows no prior
     rows = held_out_rows(run.data, run.task, "test", 8)
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     answers = run.task.verbalizer

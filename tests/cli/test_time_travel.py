@@ -125,6 +125,10 @@ def test_checkout_writes_the_model_of_the_seal_and_export_that_of_the_last(
         assert f"seal of epoch {epoch}, " in ended.out
     assert sfnode("export", tmp_path / "last", "--data-dir", folder).status == 0
     assert files.difference(tmp_path / "3", tmp_path / "last") is None
+    assert sfnode("export", tmp_path / "first", "--seal", 0, "--data-dir", folder).status == 0
+    assert files.difference(tmp_path / "0", tmp_path / "first") is None
+    best = sfnode("export", tmp_path / "best", "--seal", "best", "--data-dir", folder)
+    assert "seal of epoch 0, " in best.out, "the one that was evaluated"
     told = files.difference(tmp_path / "0", tmp_path / "last")
     assert told
     assert "has other values" in told
@@ -219,7 +223,7 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
         "epoch": 1,
         "digest": state["core_digest"],
     }
-    assert (fork.name, fork.task, fork.data) == ("again", RUN.task, RUN.data)
+    assert (fork.name, fork.task.template, fork.data) == ("again", RUN.task.template, RUN.data)
     assert fork.run_id.hex() in ended.out
     assert fork.organised.organiser != RUN.organised.organiser
     assert fork.training.learning_rate == RATE / RATE_ONE  # half of it only from epoch 3 on
@@ -228,7 +232,7 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
 
     at_seal = load(folder, None, "cpu", "float32", epoch=1).trainer.evaluate(32)
     with Trainer.load(fork, training=False) as begun:
-        assert begun.evaluate_base(32) == at_seal
+        assert begun.evaluate_base(32, calibrated=True) == at_seal
     with Folder(tmp_path / "node", fork):
         pass
     told = sfnode("verify", "--data-dir", tmp_path / "node").out

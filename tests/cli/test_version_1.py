@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import Training
-from sfnode.models.manifest_builder import default_manifest
+from sfnode.models.manifest_builder import build
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from tests.cli.helpers import Ended
@@ -17,7 +17,7 @@ from tests.store.helpers import Author
 
 Run = Callable[..., Ended]
 
-OLD = default_manifest().model_copy(
+OLD = build({"loss": "plain"}).model_copy(
     update={
         "protocol": 1,
         "training": Training(

@@ -1,7 +1,9 @@
-"""The two-point estimate: hooks do what moved weights would do, and what is measured is the derivative."""
+"""Estimates of slopes: hooks do what moved weights would do, and what is measured is the derivative."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sfnode.engine.estimator import quantise, two_point
+from sfnode.engine.estimator import estimates, of_groups, quantise
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import Trainer
 from sfnode.models.loader import matrix
@@ -25,6 +27,8 @@ from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, data_file, manifest, 
 
 SEEDS = [int(seed) for seed in update_seeds(3, 0, 3)]
 
+
+VECTORS = json.loads((Path(__file__).parents[2] / "protocol/vectors/seeds.json").read_text())["groups"]
 
 EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
 
@@ -72,7 +76,7 @@ def test_three_queries_at_once_give_the_losses_of_hand_moved_weights(
     family: str, selection: Selection
 ) -> None:
     run, epsilon, spread = trainer(manifest(family, selection=selection)), 0.02, []
-    found = two_point(run.loaded, run.space.directions(SEEDS, 2), batches(run), epsilon)
+    found = estimates(run.loaded, run.space.directions(SEEDS, 2), batches(run), epsilon)
     for seed, batch, estimate in zip(SEEDS, batches(run), found, strict=True):
         moves = written_directions(run, seed, epoch=2)
         with hand_moved(run, moves, epsilon):
@@ -85,10 +89,63 @@ def test_three_queries_at_once_give_the_losses_of_hand_moved_weights(
     assert max(spread) > 1e-3
 
 
+@pytest.mark.parametrize("selection", [Selection(), EVERYTHING], ids=["matrices", "everything"])
+@pytest.mark.parametrize("family", ["llama", ENCODERS[0]])
+def test_groups_give_the_losses_of_hand_moved_weights_less_the_mean_of_the_others(
+    family: str, selection: Selection
+) -> None:
+    run, epsilon, spread = trainer(manifest(family, selection=selection)), 0.02, []
+    shared = [batches(run)[0], batches(run)[2]]
+    seeds = [*SEEDS, *(seed + 1 for seed in SEEDS)]
+    each = [batch for batch in shared for _ in SEEDS]
+    found = estimates(run.loaded, run.space.directions(seeds, 2), each, epsilon, group=len(SEEDS))
+    for number, batch in enumerate(shared):
+        group, losses = slice(3 * number, 3 * number + 3), []
+        for seed in seeds[group]:
+            with hand_moved(run, written_directions(run, seed, epoch=2), epsilon):
+                losses.append(float(loss(run, batch)))
+        mean = sum(losses) / 3
+        for one, estimate in zip(losses, found[group], strict=True):
+            others = (sum(losses) - one) / 2
+            assert estimate.alpha * epsilon == pytest.approx(one - others, abs=1e-5 * mean)
+            assert estimate.loss == pytest.approx(mean, rel=1e-5)
+            spread.append(abs(one - others) / mean)
+    assert max(spread) > 1e-3
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: str(vector["group"]))
+def test_losses_of_a_group_become_the_scalars_of_the_vectors(vector: dict[str, Any]) -> None:
+    losses = [torch.tensor(point, dtype=torch.float64) for point in vector["losses"]]
+    found = of_groups(losses, vector["group"], vector["epsilon"])
+    rule = vector["scalar_delta"], vector["scalar_limit"]
+    assert [quantise(one.alpha, *rule) for one in found] == vector["scalars"]
+
+
+def test_where_one_point_of_a_group_gives_no_number_none_of_the_group_does() -> None:
+    rows = [torch.tensor([value, 1.0]).double() for value in (1.0, math.inf, 2.0, 1.0, 2.0, 3.0)]
+    assert [one.failed for one in of_groups(rows, 3, 1e-3)] == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize("secret", [b"", b"mine"], ids=["public", "private"])
+def test_the_updates_of_a_group_are_measured_on_what_its_first_seed_draws(
+    tmp_path: Path, secret: bytes
+) -> None:
+    described = manifest("opt", group=3, scalar_delta=1e-3)
+    run = trainer(described, data_file(tmp_path), secret=secret)
+    seeds = [*SEEDS, 77, 78, 79]
+    found = run.step(seeds, 0)
+    drawn = [run.mini_batch(seed) for seed in (SEEDS[0], 77) for _ in range(3)]
+    expected = estimates(run.loaded, run.space.directions(seeds, 0), drawn, described.training.epsilon, 3)
+    assert found.scalars == tuple(quantise(one.alpha, 1e-3, 32_767) for one in expected)
+    assert run.step(seeds[3:], 0).scalars == pytest.approx(found.scalars[3:], abs=2)
+    with pytest.raises(ValueError, match="whole groups"):
+        run.step(seeds[:4], 0)
+
+
 @pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
 def test_an_estimate_is_the_directional_derivative_with_its_sign(family: str) -> None:
     run, epsilon = trainer(manifest(family)), 2e-4  # its square is how far off the estimate is
-    found = two_point(run.loaded, run.space.directions(SEEDS, 0), batches(run), epsilon)
+    found = estimates(run.loaded, run.space.directions(SEEDS, 0), batches(run), epsilon)
     for seed, batch, estimate in zip(SEEDS, batches(run), found, strict=True):
         slope = sum(
             float((gradient * move).sum())
@@ -119,7 +176,7 @@ def averages(count: int, *, signed: bool) -> Averages:
         directions = run.space.directions(seeds[some].tolist(), 0)
         kept = torch.from_numpy(signs[some] * drawn.sign[some]).to(directions.u[0])
         moved = directions._replace(u=tuple(u * kept[:, k, None] for k, u in enumerate(directions.u)))
-        alphas += [estimate.alpha for estimate in two_point(run.loaded, moved, [batch] * 40, 1e-3)]
+        alphas += [estimate.alpha for estimate in estimates(run.loaded, moved, [batch] * 40, 1e-3)]
     found, times, derivatives = np.zeros((3, len(run.loaded.sites), 2, 2))
     for layer, gradient in enumerate(gradients(run, batch)):
         u, v = (side.cpu().float() for side in run.space.basis.matrices(0, layer))
@@ -195,8 +252,8 @@ def test_vectors_of_a_packed_model_move_along_their_own_direction_and_follow_the
     space = run.space
     plain = Subspace(space.basis, space.targets, space.rank, space.device, run.loaded.dtype, live_core=False)
     for seed in SEEDS:
-        (live,) = two_point(run.loaded, space.directions([seed], 0), batches(run)[:1], 1e-2)
-        (alone,) = two_point(run.loaded, plain.directions([seed], 0), batches(run)[:1], 1e-2)
+        (live,) = estimates(run.loaded, space.directions([seed], 0), batches(run)[:1], 1e-2)
+        (alone,) = estimates(run.loaded, plain.directions([seed], 0), batches(run)[:1], 1e-2)
         assert live.alpha == pytest.approx(alone.alpha, rel=1e-3, abs=1e-3)
     run.weights.follow(0)
     run.apply(updates(20))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sfnode.engine import forward
-from sfnode.engine.estimator import two_point
+from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Task
 from sfnode.models.loader import LoadedModel
@@ -184,7 +184,7 @@ def test_cutting_into_passes_changes_no_estimate(
     run = trainer(manifest("llama"))
     directions = run.space.directions([1, 2], 0)
     rows = encode(TEXT, run.loaded.tokenizer, ROWS)
-    whole = two_point(run.loaded, directions, [rows] * 2, 1e-2)
+    whole = estimates(run.loaded, directions, [rows] * 2, 1e-2)
     passes, log_probs = [], forward.log_probs
 
     def counted(loaded: LoadedModel, this: forward.Pass, perturbation: Perturbation | None) -> torch.Tensor:
@@ -193,7 +193,7 @@ def test_cutting_into_passes_changes_no_estimate(
 
     monkeypatch.setattr(forward, "log_probs", counted)
     cut(monkeypatch)
-    parts = two_point(run.loaded, directions, [rows] * 2, 1e-2)
+    parts = estimates(run.loaded, directions, [rows] * 2, 1e-2)
     assert len(passes) > 2
     for one, other in zip(whole, parts, strict=True):
         assert one.alpha == pytest.approx(other.alpha, rel=1e-3)

@@ -43,6 +43,15 @@ def test_what_was_prepared_is_encoded_once_and_what_was_not_is_encoded_all_the_s
     assert len(drawn) == 5
 
 
+def test_seeds_that_are_measured_together_share_what_the_first_of_them_draws(
+    executor: ThreadPoolExecutor,
+) -> None:
+    batches = MiniBatches(lambda seed: seed, executor, together=3)  # type: ignore[arg-type, return-value]
+    batches.prepare([1, 2, 3, 4, 5, 6])
+    assert batches.take([1, 2, 3, 4, 5, 6]) == [1, 1, 1, 4, 4, 4]
+    assert batches.take([7, 8, 9]) == [7, 7, 7]
+
+
 def test_steps_that_are_never_taken_make_room(executor: ThreadPoolExecutor) -> None:
     batches = MiniBatches(lambda seed: seed, executor)  # type: ignore[arg-type, return-value]
     for seed in range(50):

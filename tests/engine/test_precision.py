@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.estimator import Estimate, two_point
+from sfnode.engine.estimator import Estimate, estimates
 from sfnode.engine.export import export_model
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.trainer import Trainer
@@ -51,11 +51,11 @@ def batches(run: Trainer) -> list[Encoded]:
 
 
 def measure(run: Trainer, epsilon: float, epoch: int = 0) -> list[Estimate]:
-    return two_point(run.loaded, run.space.directions(SEEDS, epoch), batches(run), epsilon)
+    return estimates(run.loaded, run.space.directions(SEEDS, epoch), batches(run), epsilon)
 
 
-def alphas(estimates: list[Estimate]) -> Any:
-    return np.array([estimate.alpha for estimate in estimates])
+def alphas(found: list[Estimate]) -> Any:
+    return np.array([estimate.alpha for estimate in found])
 
 
 def rounded(epsilon: float, run: Trainer) -> float:
@@ -118,8 +118,8 @@ def test_losses_are_subtracted_example_by_example() -> None:
     directions = run.space.directions(SEEDS[:1], 0)
     whole = encode(run.manifest.task, run.loaded.tokenizer, ROWS[:2])
     alone = encode(run.manifest.task, run.loaded.tokenizer, ROWS[1:2])
-    (drowned,) = two_point(run.loaded, directions, [Drowned(**vars(whole))], 1e-2)
-    (second,) = two_point(run.loaded, directions, [alone], 1e-2)
+    (drowned,) = estimates(run.loaded, directions, [Drowned(**vars(whole))], 1e-2)
+    (second,) = estimates(run.loaded, directions, [alone], 1e-2)
     assert drowned.alpha == pytest.approx(second.alpha / 2, rel=1e-3)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sfnode.engine import forward, step_size
-from sfnode.engine.step_size import LEAST_SIGNAL, MOST_SIGNAL, SHARE, suitable
+from sfnode.engine.step_size import LEAST_SIGNAL, MOST_SIGNAL, SHARE, USUAL_SIGNAL, suitable
 from sfnode.engine.trainer import Trainer
 from sfnode.models.loader import matrix
 from sfnode.tasks.encoding import Encoded
@@ -45,6 +45,13 @@ def test_a_signal_out_of_bounds_is_not_believed(noise: float, bounded: float) ->
     assert found.rate == pytest.approx(SHARE * bounded / bends.mean())
 
 
+def test_a_signal_that_cannot_be_told_is_taken_for_a_usual_one() -> None:
+    seeds, slopes, bends, _ = quadratic(64, 0.0)
+    found = suitable(seeds, slopes, bends, (LAYERS, 8 * RANK))
+    assert found
+    assert found.rate == pytest.approx(SHARE * USUAL_SIGNAL / bends.mean())
+
+
 def test_a_loss_that_does_not_evidently_bend_has_no_rate() -> None:
     seeds, slopes, bends, _ = quadratic(64, 1.0)
     assert suitable(seeds, slopes, np.random.default_rng(1).normal(size=64), (LAYERS, RANK)) is None
@@ -52,6 +59,12 @@ def test_a_loss_that_does_not_evidently_bend_has_no_rate() -> None:
     assert suitable(seeds, np.zeros(64), bends, (LAYERS, RANK)) is None, "nothing to divide by"
     bends[5] = math.nan
     assert suitable(seeds, slopes, bends, (LAYERS, RANK)) is None
+
+
+def test_a_cautious_rate_suits_the_largest_bend_that_may_be_there_unseen() -> None:
+    bends = np.random.default_rng(1).normal(size=64)
+    largest = abs(bends.mean()) + 2 * bends.std(ddof=1) / math.sqrt(64)
+    assert step_size.cautious(bends) == pytest.approx(SHARE * USUAL_SIGNAL / largest)
 
 
 def test_bends_are_second_derivatives_along_the_directions_of_seeds(tmp_path: Path) -> None:

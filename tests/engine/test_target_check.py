@@ -19,7 +19,7 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from sfnode.engine import forward, target_check
-from sfnode.engine.estimator import two_point
+from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, Training
@@ -149,7 +149,7 @@ def test_rows_that_do_not_fit_a_step_end_it_with_a_number(monkeypatch: pytest.Mo
     run = trainer(manifest("llama"))
     monkeypatch.setattr(LlamaMLP, "forward", for_some_tokens_only)
     with pytest.raises(UserError, match="gate_proj sees") as caught:
-        two_point(run.loaded, run.space.directions([1], 0), [encode(TASK, run.loaded.tokenizer, ROWS)], 1e-3)
+        estimates(run.loaded, run.space.directions([1], 0), [encode(TASK, run.loaded.tokenizer, ROWS)], 1e-3)
     assert caught.value.code is Code.MODEL_UNSUPPORTED
 
 
@@ -236,7 +236,7 @@ def test_the_part_for_text_of_a_model_that_sees_is_trained_and_measured_and_writ
     run = seeing(tmp_path / "gemma3", Selection((r"model\.language_model\..*_proj",)))
     assert len(run.loaded.sites) == 2 * 7
     batch = encode(TASK, run.loaded.tokenizer, ROWS)
-    (found,) = two_point(run.loaded, run.space.directions([1], 0), [batch], 1e-3)
+    (found,) = estimates(run.loaded, run.space.directions([1], 0), [batch], 1e-3)
     losses = batch.losses(forward.score_in_passes(run.loaded, batch).log_probs)
     assert found.loss == pytest.approx(float(losses.mean()), rel=1e-3)
     assert isinstance(run.generate("the film was " * 40, 3)[1], str)  # cut to the positions for text

@@ -12,12 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from sfnode.engine import step_size, trial
-from sfnode.engine.trainer import Trainer, line_batches
+from sfnode.engine.trainer import Trainer
 from sfnode.engine.trial import Trial, best_distance, suitable_delta
 from sfnode.manifest import Data, Manifest, Training
-from sfnode.organising.line_search import LineSearch
-from tests.engine.helpers import ROWS, data_file, manifest, model_folder, trainer, updates
-from tests.engine.published import published
+from tests.engine.helpers import data_file, manifest, model_folder
 
 
 def slopes(distance: float, truncation: float, rounding: float) -> NDArray[np.float64]:
@@ -51,7 +49,7 @@ def test_a_unit_that_is_fine_stays_and_others_become_a_power_of_two() -> None:
 @pytest.fixture
 def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trial | str]:
     """A function that tries out a tiny model."""
-    for name, value in (("DIRECTIONS", 4), ("UPDATES", 96), ("SLOPES", 8), ("DISTANCES", 5)):
+    for name, value in (("DIRECTIONS", 4), ("SLOPES", 8), ("DISTANCES", 5)):
         monkeypatch.setattr(trial, name, value)
     monkeypatch.setattr(trial, "any_trainer", _any_trainer)
     monkeypatch.chdir(tmp_path)  # no path that varies enters the run id, from which directions follow
@@ -60,7 +58,7 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tria
 
     def run(learning_rate: float, **training: Any) -> Trial | str:
         described = manifest("opt", learning_rate=learning_rate, **training)
-        return trial.run(described.model_copy(update={"data": Data(train=file.name)}), LineSearch)
+        return trial.run(described.model_copy(update={"data": Data(train=file.name)}))
 
     return run
 
@@ -79,28 +77,24 @@ def test_the_rate_that_is_found_does_not_depend_on_the_one_it_begins_with(
     assert found[0].alike > trial.ALIKE
 
 
-def test_with_published_bases_the_line_leads_where_the_updates_take_the_model(tmp_path: Path) -> None:
-    described = published("opt", tmp_path, learning_rate=1e-3)
-    with trainer(described, bases=tmp_path) as run, trainer(described, bases=tmp_path) as moved:
-        batches, made = line_batches(described, run.loaded.tokenizer, ROWS), updates(40, (0,))
-        step = described.training.learning_rate * described.training.scalar_delta
-        before, found = trial.line(run, made, step).losses(batches, [0.0, 1.0]).T
-        moved.apply(made)
-        moved.weights.rebuild()
-        expected = trial.line(moved, made, step).losses(batches, [0.0])[:, 0]
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
-    assert abs(found - before).max() > 1e-3
+def test_a_run_with_groups_is_tried_out_with_the_scalars_that_it_will_have(
+    tried: Callable[..., Trial | str],
+) -> None:
+    pairs, groups = (tried(1e-3, group=m) for m in (0, 5))
+    assert isinstance(pairs, Trial)
+    assert isinstance(groups, Trial)
+    assert groups.rate > 0
+    assert len(groups.pilot.slopes) == 10  # 8 and what completes a group
+    assert 1 / 4 <= groups.pilot.spread / pairs.pilot.spread <= 4
 
 
-def test_where_the_loss_bends_measurably_no_held_out_row_is_asked(
+def test_where_the_loss_does_not_evidently_bend_the_rate_is_a_cautious_one(
     tried: Callable[..., Trial | str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "SLOPES", 32)
-    monkeypatch.setattr(step_size, "EVIDENCE", -math.inf)
+    monkeypatch.setattr(step_size, "EVIDENCE", math.inf)
     found = tried(1e-3, rank=1)
     assert isinstance(found, Trial)
-    assert (found.updates, found.rows) == (32, 0)
-    monkeypatch.setattr(step_size, "EVIDENCE", math.inf)
-    looked = tried(1e-3, rank=1)
-    assert isinstance(looked, Trial)
-    assert looked.rows > 0
+    monkeypatch.setattr(step_size, "CAUTION", 200.0)
+    slower = tried(1e-3, rank=1)
+    assert isinstance(slower, Trial)
+    assert slower.rate < found.rate / 10

@@ -16,8 +16,9 @@ from sfnode.experiments.replay import replay
 from sfnode.experiments.runner import run_cell
 from sfnode.experiments.seedflood import SeedFlood
 from sfnode.manifest import Manifest
-from sfnode.organising import line_search, searching
+from sfnode.organising import guard, line_search, searching
 from sfnode.organising.events import Evaluate, EvaluationEnded
+from sfnode.organising.guard import Guard
 from sfnode.schema.results import VerifyResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
@@ -29,6 +30,9 @@ OPEN = small(network={"hops": 1})
 ORGANISED = small(network={"hops": 1}, options={"organised": 1.0, "subspace_epochs": 2.0})
 
 
+GUARDED = small(
+    network={"hops": 1}, refresh=2, learning_rate=0.5, steps=12, options={"organised": 1.0, "guard": 1.0}
+)
 SEARCHED = small(network={"hops": 1}, refresh=8, options={"organised": 1.0, "search": 1.0, "origins": 0.0})
 
 
@@ -112,7 +116,31 @@ def test_the_replayed_log_floods_to_the_digests_that_verify_finds(cell: Cell, tm
     assert found.named_digest == (wanted.seals.named_digest if wanted.seals else None)
 
 
-@pytest.mark.parametrize("cell", [ORGANISED, SEARCHED], ids=["", "that searches"])
+@pytest.fixture
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two evaluations without an improvement make a return, however little was made."""
+    monkeypatch.setattr(guard, "PATIENCE", 2)
+    monkeypatch.setattr(guard, "LEAST_BUDGET", 0.0)
+    monkeypatch.setattr(Guard, "_has_moved", lambda *_: True)
+
+
+@pytest.mark.usefixtures("little_patience")
+def test_every_client_follows_a_guard_that_takes_back_what_did_harm(tmp_path: Path) -> None:
+    run = SeedFlood(GUARDED, problem.load(GUARDED, Place()), tmp_path)
+    advance(run, GUARDED, 0, GUARDED.steps)
+    assert run._keeper
+    assert run._keeper.machine.organised
+    counting = run._keeper.machine.organised.counting
+    named = sum(map(counting.closed_updates, range(counting.open_epoch)))
+    assert counting.counted < named
+    assert counting.rate(counting.open_epoch) < counting.rate(0)
+    assert verified(tmp_path).core_digest == digest(run.replicas.cores_of(0).items()).hex()
+
+
+@pytest.mark.parametrize(
+    "cell", [ORGANISED, SEARCHED, GUARDED], ids=["", "that searches", "that has a guard"]
+)
+@pytest.mark.usefixtures("little_patience")
 @pytest.mark.usefixtures("short_epochs")
 def test_a_run_with_a_log_that_was_killed_goes_on_with_the_same_decisions(
     cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,9 +12,11 @@ from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.experiments import problem
 from sfnode.experiments.cell import Cell, Place
+from sfnode.experiments.methods import check
 from sfnode.experiments.seedflood import SeedFlood
 from sfnode.models import bases
 from sfnode.models.loader import matrix
+from sfnode.studies import work
 from sfprotocol.seeds import update_seeds
 from tests.experiments.helpers import advance, held, method, node_of, small
 
@@ -24,11 +26,13 @@ ROUGH = small(network={"loss": 0.3, "churn": 0.3, "speeds": 2.0, "topology": "ch
 
 CENTRED = small(problem={"objective": "centred"}, batch_size=4)
 
+GROUPS = small(network={"clients": 5, "hops": 1}, group=3)
+
 
 @pytest.mark.parametrize(
     "cell",
-    [EQUAL, small(), DELAYED, ROUGH, CENTRED],
-    ids=["equal", "local", "delayed", "rough", "centred"],
+    [EQUAL, small(), DELAYED, ROUGH, CENTRED, GROUPS],
+    ids=["equal", "local", "delayed", "rough", "centred", "groups"],
 )
 def test_a_client_makes_the_scalars_that_a_node_with_its_updates_and_shard_makes(cell: Cell) -> None:
     run, done = method(cell), 5
@@ -39,9 +43,10 @@ def test_a_client_makes_the_scalars_that_a_node_with_its_updates_and_shard_makes
     for client, feed in enumerate(run.feeds):
         with node_of(cell, client) as node:
             node.apply(before[client])
-            seed = int(update_seeds(feed.key, made[client], 1)[0])
-            (scalar,) = node.step([seed], feed.labels[made[client]]).scalars
-        assert abs(scalar - feed.scalars[made[client]]) <= 1
+            seeds = update_seeds(feed.key, made[client], max(1, cell.group)).tolist()
+            scalars = node.step(seeds, feed.labels[made[client]]).scalars
+        assert feed.made == made[client] + len(seeds)
+        assert scalars == pytest.approx(feed.scalars[made[client] :], abs=1)
 
 
 @pytest.mark.parametrize("cell", [small(), DELAYED, ROUGH], ids=["local", "delayed", "rough"])
@@ -97,6 +102,23 @@ def test_epochs_end_by_count_of_known_updates_as_in_a_node() -> None:
     run = method(cell)
     advance(run, cell, 0, 8)
     assert run.feeds[0].labels == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+def test_an_update_of_a_group_costs_one_forward_of_its_mini_batch_and_is_one_update() -> None:
+    cell = small(local_steps=1, group=5)
+    run, pairs = method(cell), method(small(local_steps=1))
+    advance(run, cell, 0, 2)
+    advance(pairs, small(local_steps=1), 0, 2)
+    rows = 2 * cell.network.clients * cell.batch_size
+    assert (run.example_forwards, pairs.example_forwards) == (5 * rows, 2 * rows)
+    assert [feed.made for feed in run.feeds] == [10] * cell.network.clients
+    assert run.run.epoch_updates == 5 * pairs.run.epoch_updates
+    assert work.training_work(cell) == 5 * work.training_work(small(local_steps=1)) / 2
+
+
+def test_other_methods_have_no_groups() -> None:
+    with pytest.raises(UserError, match="dsgd has no groups"):
+        check(small(method="dsgd", group=2))
 
 
 def test_segments_wait_until_they_are_full_if_the_cell_says_so() -> None:

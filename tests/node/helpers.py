@@ -81,8 +81,9 @@ def accuracy(value: float, low: float, high: float, loss: float, rows: int) -> E
 
 
 def scalar_of(seed: int) -> int:
-    """What the small engine measures in the direction of this seed."""
-    return seed % 401 - 200
+    """What the small engine measures in the direction of this seed: never 0, which it could not tell from an
+    update that was taken back."""
+    return seed % 400 - 199 or 200
 
 
 class NothingToPrepare:

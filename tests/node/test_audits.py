@@ -151,3 +151,31 @@ def test_one_origin_alone_may_be_audited(tmp_path: Path) -> None:
         chosen = Chosen(authors[1].feed.origin.hex()[:8], 16)
         result = audit_folder(run, log, tmp_path / "none", chosen, lambda: FolderEngine(run))
     assert [one.origin for one in result.origins] == [authors[1].feed.origin.hex()]
+
+
+class Groups(FolderEngine):
+    """Measures what depends on the whole group of an update."""
+
+    def recompute(self, seeds: Sequence[int], epoch: int) -> Result:
+        m = self.run.training.group
+        return Result(
+            tuple(self.measured(seeds[n - n % m : n - n % m + m], n % m) for n in range(len(seeds)))
+        )
+
+    @staticmethod
+    def measured(group: Sequence[int], place: int) -> int:
+        return scalar_of(sum(seed * (number + 1) for number, seed in enumerate(group)) + group[place])
+
+
+def test_an_update_is_recomputed_with_its_whole_group_whatever_has_come_of_it(tmp_path: Path) -> None:
+    """Begun in one epoch and ended in the next, or never."""
+    run = manifest(group=8)
+    author = Author(1, run_id=run.run_id)
+    groups = [update_seeds(author.key, first, 8).tolist() for first in range(0, 48, 8)]
+    scalars = [Groups.measured(group, place) for group in groups for place in range(8)]
+    with UpdateLog.open(tmp_path / "updates.sqlite", run.run_id) as log:
+        log.append([author.write(scalars[:13], 0)])
+        log.append([author.write(scalars[13:45], 1)])
+        result = audit_folder(run, log, tmp_path / "none", Chosen("", 64), lambda: Groups(run))
+    (found,) = result.origins
+    assert (found.disagreement, found.correlation, found.audited > 30) == (0.0, pytest.approx(1.0), True)

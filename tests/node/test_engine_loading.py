@@ -69,9 +69,11 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     )
 
 
+@pytest.mark.parametrize("group", [0, 8], ids=["pairs", "groups"])
 async def test_two_nodes_train_a_real_model_and_end_with_the_same_weights(
-    tmp_path: Path, real: Manifest
+    tmp_path: Path, real: Manifest, group: int
 ) -> None:
+    real = real.model_copy(update={"training": real.training.model_copy(update={"group": group})})
     swarm = Swarm(tmp_path, real)
     nodes = [swarm.node(name, make_engine=trainer) for name in "ab"]
     await swarm.first(queries=2)

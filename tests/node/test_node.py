@@ -20,7 +20,8 @@ from sfnode.store.verification import verify_log
 from sfnode.transport import memory
 from sfnode.transport.memory import Faults
 from sfprotocol.messages import Feed
-from tests.node.helpers import Node, Result, SmallEngine, Swarm, manifest
+from sfprotocol.seeds import feed_key, update_seeds
+from tests.node.helpers import Node, Result, SmallEngine, Swarm, manifest, scalar_of
 
 SwarmOf = Callable[..., Swarm]
 
@@ -109,6 +110,21 @@ async def test_a_node_that_was_asked_for_some_steps_hands_them_over_and_leaves(
     await a.until(lambda: a.known == 50)
     with swarm.log("b") as log:
         assert log.updates() == 50
+
+
+async def test_a_node_that_starts_again_within_a_group_completes_it(swarm_of: SwarmOf) -> None:
+    swarm = swarm_of(manifest(group=8))
+    a = await swarm.first(role="relay")
+    for steps in (13, 11):
+        b = await swarm.join("b", steps=steps)
+        await b.ended()
+    await a.until(lambda: a.known == 24)
+    with swarm.log("a") as log:
+        ((feed, stop),) = ((tail.feed, tail.next) for tail in log.tails())
+        assert stop == 24
+        scalars = [scalar for part in log.read(feed, 0, 24).parts for scalar in part.scalars]  # type: ignore[union-attr]
+    seeds = update_seeds(feed_key(swarm.run.run_id, *feed), 0, 24).tolist()
+    assert scalars == list(map(scalar_of, seeds))
 
 
 # -- stopping --------------------------------------------------------------------------------------------

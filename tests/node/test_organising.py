@@ -11,13 +11,14 @@ import pytest
 
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Organised
+from sfnode.manifest import Data, Manifest, Organised
 from sfnode.models import bases
 from sfnode.node import organising
 from sfnode.organising import organiser
 from sfnode.organising.events import Action, DeskEvent, Evaluate, EvaluationEnded, Sign
 from sfnode.organising.organiser import State
 from sfnode.organising.policy import Admission
+from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
 from sfnode.schema.node_state import NodeState, RunHealth, Wait
 from sfnode.store.identity import Identity
 from sfnode.store.replay import changes, weighed
@@ -244,7 +245,7 @@ async def test_bases_are_made_anew_at_a_seal_and_everybody_gets_them(
     swarm = swarm_of(run)
     (tmp_path / "a").mkdir(exist_ok=True)
     (tmp_path / "first").rename(tmp_path / "a" / "bases")
-    a = await swarm.first(**options(tmp_path), renew_bases=80)
+    a = await swarm.first(**options(tmp_path), renew_bases=80, search=False)
     b = await swarm.join("b")
     await a.until(lambda: a.machine.complete)
     await b.until(lambda: b.machine.complete and b.digest == a.digest)
@@ -268,7 +269,7 @@ async def test_the_model_is_evaluated_as_of_the_close(
         return before(engine, *arguments)
 
     monkeypatch.setattr(SmallEngine, "evaluate", evaluate)
-    a = await organised.first(**options(tmp_path))
+    a = await organised.first(**options(tmp_path), search=False)
     counting = a.machine.organised.counting
     await a.until(lambda: counting.sealed > 1 and named)
     published = [
@@ -359,3 +360,53 @@ async def test_only_the_key_of_the_run_organises_it(
     with pytest.raises(UserError, match="--organise") as refused:
         await open_run.node("o").start(open_run.run_file, **options(tmp_path))
     assert refused.value.code is Code.BAD_OPTION
+
+
+class SpoiltEngine(SmallEngine):
+    """Learns with every update but for those of some epoch, with which the model is good for nothing."""
+
+    def __init__(self, run: Manifest) -> None:
+        super().__init__(run)
+        self.bad: set[int] = set()
+        self.before: set[int] = set()
+
+    def evaluate(self, *_: Any, **__: Any) -> Evaluation:
+        applied = {seed for seed, amount in self.applied.items() if amount}
+        if self.before and len(applied) > 200 and not self.bad:
+            self.bad = applied - self.before
+        self.before = applied
+        loss = 2.0 if self.bad & applied else 0.7 - len(applied) / 3000
+        rows = tuple(loss + row / 100 for row in range(-8, 9))
+        said = {"metric": "accuracy", "value": 0.5, "low": 0.4, "high": 0.6, "loss": loss, "count": 17}
+        return EvaluationOfRows(**said, losses=rows)
+
+
+async def test_what_has_spoilt_a_run_is_taken_back_and_everybody_who_comes_has_the_same(
+    swarm_of: SwarmOf, tmp_path: Path
+) -> None:
+    key = Identity.generate()
+    said = Organised(organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120)
+    fields = {"admission": "organised", "organised": said, "data": Data(train="none", validation="rows")}
+    run = manifest(update_budget=800).model_copy(update=fields)
+    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
+    swarm = swarm_of(run)
+    for name in "abc":
+        swarm.node(name, make_engine=lambda run: SpoiltEngine(run).go())
+    a = await swarm.first(**options(tmp_path))
+    b = await swarm.join("b")
+    await a.until(lambda: a.machine.complete)
+    await b.until(lambda: b.machine.complete)
+    c = await swarm.join("c")
+    await c.until(lambda: c.machine.complete and c.digest == a.digest == b.digest)
+    engine, decided = (
+        a.engine,
+        [read(one.record).decision for one in a.machine.organised.control.feed.entries],
+    )
+    voids = [said for said in decided if isinstance(said, Void)]
+    assert len(voids) == 1
+    assert not voids[0].members
+    digests = [(await node.node.core_status()).core_digest for node in (a, b, c)]
+    assert len(set(digests)) == 1
+    assert engine.bad
+    assert not engine.bad & {seed for seed, amount in engine.applied.items() if amount}
+    assert "at the seal of epoch" in b.node.status().organised.announced

@@ -43,14 +43,14 @@ async def test_the_status_says_what_the_noise_is_worth_for_all_updates_so_far(
 ) -> None:
     monkeypatch.setattr(privacy, "LOOK_INTERVAL", 0.01)
     monkeypatch.setattr(account, "library", lambda: None)
-    asked: list[tuple[float, int, int, int]] = []
-    monkeypatch.setattr(account, "epsilon", lambda *of: asked.append(of) or 2.5)
+    asked: list[tuple[float, ...]] = []
+    monkeypatch.setattr(account, "epsilon", lambda *of, together: asked.append((*of, together)) or 2.5)
     a = await swarm.first(noise=0.5, data=rows)
     await a.until(lambda: (said := a.node.status().privacy) and said.epsilon)
     said = a.node.status().privacy
     assert said
     assert (said.noise, said.clip, said.epsilon, said.delta) == (0.5, 32_767 / 64, 2.5, account.DELTA)
-    assert (0.5, 4, 1024, said.updates) in asked
+    assert (0.5, 4, 1024, said.updates, 1) in asked
     assert said.updates > 0
 
 

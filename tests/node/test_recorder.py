@@ -85,7 +85,7 @@ async def test_what_the_organiser_measures_is_recorded_beside_the_base_model(
     organised: Swarm, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.jsonl"
-    a = await organised.first(**options(tmp_path), log_to=[f"jsonl:{path}"])
+    a = await organised.first(**options(tmp_path), search=False, log_to=[f"jsonl:{path}"])
     await a.until(lambda: a.machine.complete)
     await a.stop()
     found = [line["values"] for line in of("evaluation", path)]
@@ -109,7 +109,7 @@ async def test_where_there_are_classes_the_calibrated_base_model_is_published_to
     organised.run_file.write_text(run.to_toml())
     of, keys = organised.run.run_id, tmp_path / "keys"
     organiser_key(of, keys).rename(organiser_key(run.run_id, keys))
-    a = await organised.first(**options(tmp_path))
+    a = await organised.first(**options(tmp_path), search=False)
     await a.until(lambda: a.node.status().organised.health.latest is not None)
     health = a.node.status().organised.health
     assert (health.base.base, health.base.calibrated) == (True, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -14,6 +15,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.engine_thread import Order
 from sfnode.node.step_scheduler import FAILURES, LOSS_MEMORY, ORDERS_AHEAD, StepScheduler
+from sfnode.store.log import Tail
 from sfprotocol import seeds
 from sfprotocol.events import Admit, OwnUpdates
 from sfprotocol.joining import ENOUGH, MIN_INTERVAL
@@ -23,6 +25,8 @@ from tests.node.helpers import Result, eventually, machine, manifest, scalar_of
 
 OTHER = Feed(bytes(31) + b"\x09", 0)
 
+GROUPS = manifest(group=8, epoch_updates=1_000_000, update_budget=1_000_000)
+
 LONG = manifest(epoch_updates=1_000_000, update_budget=1_000_000)
 """A run of which a few steps are next to nothing."""
 
@@ -30,9 +34,11 @@ LONG = manifest(epoch_updates=1_000_000, update_budget=1_000_000)
 class Desk:
     """A scheduler whose orders pile up here, with a clock and a machine of its own."""
 
-    def __init__(self, run: Manifest, *, queries: int = 1, steps: int = 0) -> None:
+    def __init__(
+        self, run: Manifest, *, queries: int = 1, steps: int = 0, known: Sequence[Tail] = ()
+    ) -> None:
         self.now = 100.0
-        self.machine = machine(run, (), "me")
+        self.machine = machine(run, known, "me")
         self.orders: list[Order] = []
         self.posted: list[OwnUpdates] = []
         self.segments: list[Segment] = []
@@ -43,6 +49,7 @@ class Desk:
             clock=lambda: self.now,
             queries=queries,
             steps=steps,
+            together=run.training.batch_updates,
         )
 
     def begin(self) -> Desk:
@@ -282,6 +289,72 @@ async def _play(chance: Random, queries: int, budget: int) -> None:
     assert desk.own <= budget
     epochs = [part.epoch for segment in desk.segments for part in segment.parts]
     assert epochs == sorted(epochs)
+
+
+# -- groups --------------------------------------------------------------------------------------------
+
+
+def measured(order: Order) -> range:
+    """The steps whose groups an order has measured, by their seeds."""
+    key = seeds.feed_key(GROUPS.run_id, *order.feed)
+    first = order.first - order.before
+    steps = range(first, first + len(order.seeds))
+    assert list(order.seeds) == seeds.update_seeds(key, first, len(steps)).tolist()
+    return steps
+
+
+def said(desk: Desk) -> list[int]:
+    return [scalar for one in desk.segments for part in one.parts for scalar in part.scalars]
+
+
+def seeds_say(desk: Desk, count: int) -> list[int]:
+    key = seeds.feed_key(GROUPS.run_id, *desk.feed)
+    return [scalar_of(seed) for seed in seeds.update_seeds(key, 0, count).tolist()]
+
+
+async def test_groups_are_ordered_whole_as_many_as_a_step_has_mini_batches() -> None:
+    desk = Desk(GROUPS, queries=2).begin()
+    assert [measured(order) for order in desk.orders] == [range(16), range(16, 32)]
+    desk.finish(1.0)
+    desk.flush()
+    assert said(desk) == seeds_say(desk, 16)
+
+
+async def test_who_starts_again_within_a_group_measures_it_anew_and_says_what_is_missing() -> None:
+    before = Desk(GROUPS, steps=13).begin()
+    while before.orders:
+        before.finish(1.0)
+    before.flush()
+    assert before.own == 13
+    kept = before.machine.frontier.state(before.feed)
+    desk = Desk(GROUPS, known=[Tail(kept.feed, kept.next, kept.chain, kept.epoch)]).begin()
+    assert (desk.orders[0].first, measured(desk.orders[0])) == (13, range(8, 16))
+    assert (desk.orders[1].first, measured(desk.orders[1])) == (16, range(16, 24))
+    desk.finish(1.0)
+    desk.flush()
+    assert desk.own == 16
+    assert said(before) + said(desk) == seeds_say(desk, 16)
+
+
+async def test_what_is_allowed_of_a_group_is_said_and_the_rest_with_the_next_label_anew() -> None:
+    """An epoch ends in the middle of a step's groups, and the number of updates that are asked for."""
+    desk = Desk(GROUPS, queries=3, steps=21).begin()
+    (order,) = desk.orders
+    assert (order.first, measured(order), order.after) == (0, range(24), 3)
+    assert order.asked(tuple(order.seeds)) == order.seeds[:21]
+    desk = Desk(GROUPS, queries=3, steps=5).begin()
+    assert measured(desk.orders[0]) == range(8)  # not of groups of which nothing is asked
+    desk.finish(1.0)
+    desk.flush()
+    assert said(desk) == seeds_say(desk, 5)
+
+
+async def test_a_group_that_fails_is_one_measurement() -> None:
+    desk = Desk(GROUPS).begin()
+    for _ in range(FAILURES - 1):
+        desk.finish(1.0, math.nan, failed=8)
+    with pytest.raises(UserError, match=f"{FAILURES} measurements in a row"):
+        desk.finish(1.0, math.nan, failed=8)
 
 
 # -- when results become updates -----------------------------------------------------------------------

@@ -153,7 +153,7 @@ class Bench:
             self.signed.append(sign.decision)
             if isinstance(sign.decision, Worth):
                 self.origins.take(sign.decision)
-            self.do(ControlChanged(self.counting, Tenure.HELD))
+            self.do(ControlChanged(self.counting, Tenure.HELD, (sign.decision,)))
             if isinstance(sign.decision, Amend):
                 self.end(self.counting.feed(sign.decision.feed), self.counting.named(sign.decision.feed))
 

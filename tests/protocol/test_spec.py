@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.manifest import MAX_DEPUTIES, MAX_QUOTA, MAX_WORK_BITS
+from sfnode.manifest import MAX_DEPUTIES, MAX_GROUP, MAX_QUOTA, MAX_WORK_BITS
 from sfnode.modelshare import sharing
 from sfprotocol import (
     anti_entropy,
@@ -130,6 +130,7 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("characters of a link", f"{invitation.MAX_LINK:,}"),
         ("name, team", f"{names.MAX_NAME} bytes"),
         ("updates between two cards of a feed", f"{cards.CARD_STEPS}"),
+        ("updates of a group (U2)", f"{MAX_GROUP}"),
         ("deputies", f"{MAX_DEPUTIES}"),
         ("quota", f"{MAX_QUOTA:,}"),
         ("reason of a Goodbye", f"{wire_codec.MAX_REASON} bytes"),

@@ -32,6 +32,13 @@ def organised(**fields: Any) -> dict[str, Any]:
     base, best, latest = result(0.5, 0, base=True), result(1.0, 3), result(0.848, 12)
     health = HealthStatus(verdict=RunHealth.WORSE, latest=latest, base=base, best=best, worse_than=[best])
     run: dict[str, Any] = {"sealed": 13, "counted": 900, "members": 5, "behind": 0, "organiser": None}
-    run |= {"seconds_since_seal": 42.0, "member": 3, "quota": 512, "room": 100, "health": health}
+    run |= {
+        "seconds_since_seal": 42.0,
+        "member": 3,
+        "quota": 512,
+        "room": 100,
+        "health": health,
+        "announced": None,
+    }
     alarm = AlarmStatus(code="SF070", what="the run gets worse: so much", fix="Do this first. Then that.")
     return {"organised": RunStatus(**run | fields), "alarms": [alarm]}

@@ -43,6 +43,16 @@ def test_more_updates_cost_and_more_rows_and_noise_save() -> None:
 
 
 @pytest.mark.usefixtures("library")
+def test_a_group_is_one_draw_of_rows_and_one_row_changes_all_its_scalars() -> None:
+    """Where every row is drawn, m scalars at once are m at a time."""
+    assert privacy.epsilon(4.0, 8, 8, 16, together=8) == pytest.approx(privacy.epsilon(4.0, 8, 8, 16))
+    grouped = privacy.epsilon(1.0, 4, 1024, 1000, together=8)
+    assert grouped > privacy.epsilon(1.0, 4, 1024, 1000)
+    assert grouped == privacy.epsilon(1.0, 4, 1024, 993, together=8) > 0
+    assert grouped == pytest.approx(privacy.epsilon(1 / 8**0.5, 4, 1024, 125))
+
+
+@pytest.mark.usefixtures("library")
 def test_without_updates_nothing_is_told_and_without_noise_there_is_no_bound() -> None:
     assert privacy.epsilon(1.0, 4, 1024, 0) == 0.0
     assert privacy.epsilon(0.0, 4, 1024, 1) == math.inf

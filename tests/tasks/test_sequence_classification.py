@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from sfnode.engine import forward as engine
-from sfnode.engine.estimator import two_point
+from sfnode.engine.estimator import estimates
 from sfnode.manifest import Task
 from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
 from tests.engine.helpers import manifest, trainer
@@ -133,7 +133,7 @@ def test_both_points_of_a_step_tell_the_texts_of_a_pair_apart() -> None:
     run, tokenizer = trainer(manifest("bert")), bert_tokenizer()
     batches = [encode(BERT_PAIRS, tokenizer, [row]) for row in PAIR_ROWS]
     directions = run.space.directions([1, 2], 0)
-    for found, one in zip(two_point(run.loaded, directions, batches, 1e-4), batches, strict=True):
+    for found, one in zip(estimates(run.loaded, directions, batches, 1e-4), batches, strict=True):
         standing = one.losses(engine.score(run.loaded, one).log_probs).mean()
         assert found.loss == pytest.approx(float(standing), rel=1e-4)
 

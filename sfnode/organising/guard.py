@@ -1,0 +1,379 @@
+"""The guard rails of an organised run: when it goes back to its best seal, and when it ends.
+
+    what the evaluations on the validation rows say         what is done
+    far worse than the best one, or worse twice in a row     back to the best seal, at a lower rate
+    no better than the best one for long                     the same; if that was in vain: the end
+    no gain over the base model, though losses move far      back to the base model, at a lower rate
+    worse than the best one when the budget is reached       back to the best seal: the end
+
+A return is a Void of all epochs after that seal. What was under way then, made by models that are gone at a
+rate that was too large, does not come back: epochs up to that of the lower rate are closed with what they
+have and sealed with factor 0, and feeds that bring updates with labels of these epochs later are skipped, and
+are not recounted. There are MOST_RETURNS at most and each lowers the rate, so that this ends.
+
+Everything is a fold over the decisions, but for losses of single rows: after a restart a difference to an
+earlier seal has a larger error. Whoever takes back the last epochs, all of them, makes a return: also the
+owner. This module knows no time, no feeds, and nobody who measures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sfnode.organising import health
+from sfnode.organising.judging import Judgement
+from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
+from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting
+from sfprotocol.decisions import Announce, Close, Decision, Evaluated, Finish, RateFrom, Seal, Void
+
+ERRORS = 2.0
+"""Standard errors of a difference, paired by rows, by which it has to exceed what chance makes of it."""
+
+LITTLE = 0.02
+"""Nats that do not matter, even where nothing was gained yet."""
+
+PART = 0.1
+"""Share of what the best seal has gained over the base model that does not matter either."""
+
+LARGE = 0.5
+"""The same share, or `LARGE_MOVE` nats if that is more: one evaluation suffices."""
+
+LARGE_MOVE = 0.1
+"""Nats by which losses of rows have moved (root mean square) where a run has gained nothing by it: noise at a
+rate that is too large, as in `line_search`."""
+
+BETTER = 0.02
+"""Share of the gain by which a seal has to be better to be an improvement: less is not worth the time."""
+
+PATIENCE = 6
+"""Evaluations without an improvement, at one rate, before it is lowered: in runs of the built-in model that
+learn, one in two or three is one."""
+
+LEAST_BUDGET = 1 / 40
+"""Share of the budget, and ..."""
+
+LEAST_MADE = 1 / 4
+"""... of the updates up to the last improvement, that these evaluations have to span."""
+
+LOWER = 4
+"""Divisor of the rate at a return: a first rate that is wrong by 100 takes three or four."""
+
+IN_VAIN = 2
+"""Returns after the last improvement, of a run that has gained something, before it is over: if it was noise
+that kept it from improving, there would be less of it at rates 4 and 16 times lower."""
+
+MOST_RETURNS = 8
+"""Returns of one run: rates wrong by 65,000 are beyond what anybody means."""
+
+
+Rows = dict[tuple[int, str], NDArray[np.float64]]
+
+
+class Result(NamedTuple):
+    """An evaluation of a seal, or of the base model."""
+
+    said: Evaluated
+    losses: NDArray[np.float64] | None
+    """Loss of each row; None if this organiser has not measured it itself."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the seal; -1 of the base model."""
+        return -1 if health.is_base(self.said) else self.said.epoch
+
+    @property
+    def loss(self) -> float:
+        """Mean loss; infinite if it was no number."""
+        return health.measured(self.said).loss
+
+
+class Rise(NamedTuple):
+    """A difference of two mean losses in nats, and its standard error over the rows."""
+
+    mean: float
+    error: float
+
+
+def rise(before: Result, after: Result) -> Rise:
+    """Return by how much the loss has risen: row by row, if the rows of both are known; else with the error
+    of two independent samples, which is larger; with an infinite one if those of neither are."""
+    if not (math.isfinite(before.loss) and math.isfinite(after.loss)):
+        numbers = math.isfinite(before.loss) - math.isfinite(after.loss)
+        return Rise(math.copysign(math.inf, numbers) if numbers else 0.0, 0.0)
+    mean = after.loss - before.loss
+    known = [one.losses for one in (before, after) if one.losses is not None]
+    if not known:
+        return Rise(mean, math.inf)
+    paired = len(known) == 2 and len(known[0]) == len(known[1])
+    differences = known[1] - known[0] if paired else math.sqrt(2) * known[-1]
+    return Rise(mean, float(differences.std(ddof=1)) / math.sqrt(len(differences)))
+
+
+@dataclass(slots=True)
+class Return:
+    """A return to an earlier seal."""
+
+    first: int
+    """The first epoch that was taken back."""
+    until: int = NEVER
+    """The epoch from which on the rate is lower; NEVER until a seal has said it."""
+
+
+class Guard:
+    """The guard of one organiser, from one start to the next."""
+
+    def __init__(self) -> None:
+        self.returns: list[Return] = []
+        self._opened = self._sealed = 0
+        self._base: dict[str, Result] = {}
+        """The base model's, as it is and less its prior, by metric."""
+        self.results: list[Result] = []
+        """Those of seals that were not taken back."""
+        self._mark: Result | None = None
+        """The last improvement: the last result that was evidently better than the improvement before it, and
+        by more than a little; the base model at first."""
+        self._in_vain = 0
+        """Returns since the last improvement."""
+        self._improved = -1
+        """The epoch of the last improvement when the last return was made."""
+        self.rows: Rows = {}
+        """Losses of rows by epoch and metric: all that a restart forgets. They take 2 kB for 256 rows."""
+        self._unjudged = False
+        self._due: deque[Decision] = deque()
+        self._stale: set[tuple[int, int]] = set()
+        """Feeds, with the epochs, that a seal has skipped because they bring what was taken back."""
+
+    # -- what is known -----------------------------------------------------------------------------
+
+    def note(self, epoch: int, result: Evaluation | None, *, base: bool = False) -> None:
+        """Remember the rows of a result that is to be published."""
+        if isinstance(result, EvaluationOfRows):
+            metric = health.published(epoch, result, base=base).metric
+            self.rows[epoch, metric] = np.array(result.losses, np.float64)
+
+    def take(self, decision: Decision) -> None:
+        """Take in the next decision of the control feed."""
+        match decision:
+            case Close(epoch=epoch) if epoch == self._opened:
+                self._opened += 1
+            case Seal(epoch=epoch) if epoch == self._sealed:
+                self._sealed += 1
+                if decision.rates and self.returns and self.returns[-1].until == NEVER:
+                    self.returns[-1].until = decision.rates[0].epoch
+            case Evaluated():
+                self._on_result(Result(decision, self.rows.get((decision.epoch, decision.metric))))
+            case Void():
+                self._on_void(decision)
+
+    def _on_result(self, result: Result) -> None:
+        if health.is_base(result.said):
+            self._base[result.said.metric] = result
+        elif not self.drains(result.epoch):
+            self.results = [one for one in self.results if one.said.metric == result.said.metric]
+            self.results.append(result)
+            self._mark = self._marked(self._mark, result)
+            self._unjudged = True
+
+    def _on_void(self, void: Void) -> None:
+        if not void.members and void.first <= void.last == self._sealed - 1:
+            improved = self._mark.epoch if self._mark and self._mark.epoch < void.first else -1
+            self._in_vain = self._in_vain + 1 if improved == self._improved else 1
+            self._improved = improved
+            self.returns.append(Return(void.first))
+        self._unjudged = False
+        self.results, self._mark = [one for one in self.results if one.epoch < void.first], None
+        for one in self.results:
+            self._mark = self._marked(self._mark, one)
+
+    # -- what is decided ---------------------------------------------------------------------------
+
+    def due(self, counting: Counting) -> Decision | None:
+        """Return the next decision that is due."""
+        if self._unjudged and not counting.finished and self.results:
+            self._due.extend(self._judge(counting))
+        self._unjudged = False
+        decision = self._due.popleft() if self._due else None
+        if isinstance(decision, Finish):  # what waits for its seal comes too late
+            self.returns.append(Return(self._sealed))
+        return decision
+
+    def drains(self, epoch: int) -> bool:
+        """Return whether an epoch that is not sealed, or was taken back, is worth nothing."""
+        return any(one.first <= epoch < one.until for one in self.returns)
+
+    def cuts(self, counting: Counting) -> bool:
+        """Return whether the open epoch is to be closed with whatever it has."""
+        last = self.returns[-1] if self.returns else None
+        if last is None or counting.complete:
+            return False
+        unsealed = counting.open_epoch - counting.sealed
+        return unsealed == 0 if last.until == NEVER else counting.open_epoch < last.until
+
+    def labels(self) -> list[range]:
+        """Return the epochs with the labels of which nothing is to count that is named later."""
+        return [range(one.first, min(one.until, MAX_EPOCHS)) for one in self.returns]
+
+    def skip(self, feed: int, epoch: int) -> None:
+        """Remember that a seal skips a feed because it brings what was taken back."""
+        self._stale.add((feed, epoch))
+
+    def is_stale(self, feed: int, epoch: int) -> bool:
+        """Return whether what a close has named of a feed was skipped for that."""
+        return (feed, epoch) in self._stale
+
+    def judged(self, counting: Counting, judgement: Judgement, *, searched: bool) -> Judgement:
+        """Return a judgement with the rates that returns have left; of nothing, for an epoch that is drained.
+
+        `searched`: its rates follow from those before, and not from a schedule.
+        """
+        epoch, coming = counting.sealed, counting.open_epoch + 1
+        scale = LOWER ** len(self.returns)
+        rates = judgement.rates
+        if not searched:
+            rates = tuple(RateFrom(one.epoch, max(1, one.rate // scale)) for one in rates)
+            rates = tuple(one for one in rates if one.rate != counting.rate(one.epoch))
+        if not self.drains(epoch):
+            return replace(judgement, rates=rates)
+        if self.returns[-1].until != NEVER or coming >= MAX_EPOCHS:
+            return Judgement(factor=0)
+        if searched or not rates:
+            rates = (RateFrom(coming, max(1, counting.rate(coming) // LOWER)),)
+        return Judgement(factor=0, rates=rates)
+
+    # -- the policy --------------------------------------------------------------------------------
+
+    def _judge(self, counting: Counting) -> list[Decision]:
+        """Return what the last result calls for."""
+        latest, best = self.results[-1], self._best()
+        if latest.losses is None:
+            return []
+        gain = max(0.0, self._start().loss - best.loss)
+        gained = self._has_gained(best)
+        if self._harmed(latest, best, gain, once=counting.complete):
+            what = f"{_of(latest)} is worse than {_of(best)}, by {_nats(rise(best, latest))}"
+            return self._back(counting, what, best if gained else None, ends=counting.complete)
+        if counting.complete or not self._is_flat(counting):
+            return []
+        mark, count = self._mark, self._since_mark()
+        assert mark is not None  # there are results
+        least = f"of {BETTER * max(LITTLE, gain):.4f} nats or more over {_of(mark)}"
+        what = f"{len(count)} evaluations have shown no certain improvement {least}"
+        if not gained:
+            return self._back(counting, what, None) if self._has_moved(latest) else []
+        if best.epoch >= self._sealed - 1 and len(count) < 2 * PATIENCE:
+            return []
+        ends = self._in_vain_at(mark) >= IN_VAIN or best.epoch >= self._sealed - 1
+        return self._back(counting, what, best, ends=ends)
+
+    def _back(
+        self, counting: Counting, what: str, best: Result | None, *, ends: bool = False
+    ) -> list[Decision]:
+        """Return the decisions by which the run goes back to a seal, or to the base model, and ends, if it
+        does not go on at a lower rate."""
+        ends = ends or len(self.returns) >= MOST_RETURNS
+        first = best.epoch + 1 if best else 0
+        void: list[Decision] = [Void(first, self._sealed - 1, ())] if first < self._sealed else []
+        to = f"at the seal of epoch {best.epoch}" if best else "at the base model"
+        if ends:
+            tried = f", after {len(self.returns)} returns at lower rates" if self.returns else ""
+            text = f"The guard ends the run {to}, as it no longer improves: {what}{tried}."
+            return [*void, Announce(text), Finish()]
+        rate = f"an update's rate is divided by {LOWER}"
+        return [*void, Announce(f"The guard goes on {to}, and {rate}: {what}.")]
+
+    def _start(self) -> Result:
+        """Return the base model's result, the better one of two; the first seal's if there is none."""
+        return min(self._base.values(), key=lambda one: one.loss, default=self.results[0])
+
+    def _base_of(self, result: Result) -> Result | None:
+        """Return the base model's result that this one compares with."""
+        return self._base.get(health.metric_of_base(result.said.metric))
+
+    def _best(self) -> Result:
+        """Return the seal with the least loss."""
+        return min(self.results, key=lambda one: one.loss)
+
+    def _chance(self) -> float:
+        """Return the standard errors that make a difference from the best of all results no chance: the best
+        of n looks better than it is by up to sqrt(2 ln n) of its own, and those of a difference are larger
+        by sqrt(2)."""
+        return ERRORS + math.sqrt(math.log(len(self.results) + 1))
+
+    def _has_gained(self, best: Result) -> bool:
+        """Return whether a seal is better than the base model, evidently."""
+        start = self._start()
+        base = self._base_of(best)
+        if base and health.is_worse(base.said, best.said):
+            return True
+        gain = rise(best, start)
+        return gain.mean > max(LITTLE, self._chance() * gain.error)
+
+    def _harmed(self, latest: Result, best: Result, gain: float, *, once: bool) -> bool:
+        def worse(one: Result, least: float, errors: float) -> bool:
+            by = rise(best, one)
+            return by.mean > least and by.mean > errors * by.error
+
+        chance, little = self._chance(), max(LITTLE, PART * gain)
+        if worse(latest, max(LARGE_MOVE, LARGE * gain), 2 * chance):
+            return True
+        before = [one for one in self.results[:-1] if one.epoch > best.epoch][-1:]
+        return worse(latest, little, chance) and (once or (before != [] and worse(before[0], little, chance)))
+
+    def _marked(self, mark: Result | None, one: Result) -> Result:
+        """Return the last improvement after another result."""
+        mark = mark or self._base_of(one) or one
+        by, gain = rise(one, mark), max(LITTLE, self._start().loss - one.loss)
+        return one if by.mean > BETTER * gain and by.mean > ERRORS * by.error else mark
+
+    def _since_mark(self) -> list[Result]:
+        """Return the results since the last improvement, and the last return."""
+        return [one for one in self.results if one.epoch >= self._first_since()]
+
+    def _first_since(self) -> int:
+        return max(self._mark.epoch + 1 if self._mark else 0, self.returns[-1].until if self.returns else 0)
+
+    def _is_flat(self, counting: Counting) -> bool:
+        """Return whether nothing has improved for long."""
+        since = self._since_mark()
+        if len(since) < PATIENCE:
+            return False
+        made = _updates(counting, 0, self._mark.epoch if self._mark else -1)
+        least = max(LEAST_BUDGET * counting.budget, LEAST_MADE * made)
+        return _updates(counting, self._first_since(), since[-1].epoch) >= least
+
+    def _in_vain_at(self, mark: Result) -> int:
+        return self._in_vain if mark.epoch == self._improved else 0
+
+    def _has_moved(self, latest: Result) -> bool:
+        """Return whether losses of rows are far from those of the base model."""
+        base = self._base_of(latest)
+        if base is None or base.losses is None or latest.losses is None or not math.isfinite(latest.loss):
+            return base is None or not math.isfinite(latest.loss)
+        return float(np.sqrt(((latest.losses - base.losses) ** 2).mean())) > LARGE_MOVE
+
+
+def best_seal(decisions: Iterable[Decision]) -> Evaluated | None:
+    """Return the evaluation with the least loss of a seal that was not taken back."""
+    guard = Guard()
+    for decision in decisions:
+        guard.take(decision)
+    return min(guard.results, key=lambda one: one.loss).said if guard.results else None
+
+
+def _updates(counting: Counting, first: int, last: int) -> int:
+    return sum(map(counting.closed_updates, range(first, min(last + 1, counting.open_epoch))))
+
+
+def _of(result: Result) -> str:
+    return f"{health.in_words(result.said)} (loss {result.loss:.4f})"
+
+
+def _nats(by: Rise) -> str:
+    return f"{by.mean:.4f} nats (standard error {by.error:.4f})"

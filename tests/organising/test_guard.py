@@ -1,0 +1,396 @@
+"""A run goes back to its best seal when it gets worse, and ends when it no longer improves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sfnode.organising import guard as policy
+from sfnode.organising import health
+from sfnode.organising.events import EvaluationEnded, OwnerTrusts
+from sfnode.organising.guard import IN_VAIN, LOWER, MOST_RETURNS, PATIENCE, Guard
+from sfnode.organising.judging import Judgement, by_schedule
+from sfnode.organising.rates import Schedule
+from sfnode.schema.evaluation import EvaluationOfRows
+from sfnode.tasks import metrics
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import (
+    FACTOR_ONE,
+    Admit,
+    Announce,
+    Close,
+    Decision,
+    Finish,
+    Move,
+    RateFrom,
+    Recorded,
+    Seal,
+    Void,
+)
+from tests.organising.bench import EVALUATED, Bench, feed_of
+from tests.organising.bench import RATE as BENCH_RATE
+
+ROWS, RATE, UPDATES = 256, 1 << 20, 250
+F64 = NDArray[np.float64]
+
+
+class Run:
+    """An organised run of epochs with UPDATES updates each, evaluated at every seal."""
+
+    def __init__(
+        self,
+        base: float = 0.7,
+        *,
+        budget: int = 60_000,
+        seed: int = 0,
+        noise: float = 0.1,
+        searched: bool = False,
+    ) -> None:
+        self.random = np.random.default_rng(seed)
+        self.counting = Counting(budget=budget, rate=RATE)
+        self.guard = Guard()
+        self.searched = searched
+        self.noise = noise
+        self.said: list[Decision] = []
+        """The decisions that the guard has made."""
+        self.decided: list[Decision] = []
+        self.rows: F64 = self.random.normal(0, 0.3, ROWS)
+        """How much harder a row is than others."""
+        self.rows -= self.rows.mean()
+        self.decide(Admit(bytes(32), 1 << 30, 0))
+        self.publish(0, self.losses(base), base=True)
+
+    def losses(self, mean: float) -> F64:
+        """Return losses of the rows by a model whose mean loss over all possible rows is this."""
+        return mean + self.rows + self.random.normal(0, self.noise, ROWS)
+
+    def decide(self, decision: Decision) -> None:
+        self.counting.apply(Recorded(decision))
+        self.guard.take(decision)
+        self.decided.append(decision)
+
+    def publish(self, epoch: int, losses: F64, *, base: bool = False, known: bool = True) -> None:
+        hits = round(ROWS * min(1.0, max(0.5, 1.2 - float(losses.mean()))))
+        share = metrics.share(hits, ROWS)._asdict()
+        loss = float(losses.mean())
+        found = EvaluationOfRows(metric="accuracy", **share, loss=loss, count=ROWS, losses=tuple(losses))
+        if known:
+            self.guard.note(epoch, found, base=base)
+        self.decide(health.published(epoch, found, base=base))
+
+    def seal(self) -> Seal:
+        """Close the open epoch if none waits for its seal, and seal the oldest."""
+        counting = self.counting
+        if counting.open_epoch == counting.sealed:
+            self.decide(Close(counting.open_epoch, bytes(8), (Move(0, UPDATES, bytes(8)),)))
+        judgement = Judgement() if self.searched else by_schedule(Schedule("constant", RATE))(counting)
+        judgement = self.guard.judged(counting, judgement, searched=self.searched)
+        seal = Seal(counting.sealed, (), (), bytes(32), judgement.factor, judgement.rates)
+        self.decide(seal)
+        return seal
+
+    def epoch(self, loss: float | F64) -> list[Decision]:
+        """Seal epochs until one is worth an evaluation, and let it come to this; return what is decided."""
+        assert not self.counting.finished
+        assert self.counting.open_epoch < 500, "it does not come to an end"
+        while self.guard.drains(self.counting.sealed):
+            self.seal()
+        epoch = self.seal().epoch
+        self.publish(epoch, self.losses(loss) if isinstance(loss, float) else loss)
+        found = []
+        while decision := self.guard.due(self.counting):
+            self.decide(decision)
+            found.append(decision)
+        self.said += found
+        return found
+
+    def learn(self, *losses: float) -> None:
+        for loss in losses:
+            assert not self.epoch(loss)
+
+    @property
+    def rate(self) -> float:
+        """The rate of the open epoch as a share of the first one."""
+        return self.counting.rate(self.counting.open_epoch) / RATE
+
+
+def test_what_learns_is_left_alone() -> None:
+    run = Run()
+    run.learn(*(0.05 + 0.65 * 0.9**n for n in range(25)))
+    assert run.rate == 1
+
+
+def test_a_collapse_is_taken_back_from_the_best_seal_on() -> None:
+    run = Run()
+    run.learn(0.6, 0.4, 0.3, 0.2)
+    void, said = run.epoch(0.8)
+    assert void == Void(4, 4, ())
+    assert isinstance(said, Announce)
+    assert "of epoch 4 (loss 0." in said.text
+    assert "goes on at the seal of epoch 3" in said.text
+
+
+def test_a_smaller_rise_is_taken_back_once_a_second_evaluation_confirms_it() -> None:
+    run = Run()
+    run.learn(0.6, 0.4, 0.3, 0.2, 0.35)
+    assert run.epoch(0.35)[0] == Void(4, 5, ())
+    recovered = Run()
+    recovered.learn(0.6, 0.4, 0.3, 0.2, 0.35, 0.19)
+
+
+def test_a_model_that_has_diverged_is_taken_back_at_once() -> None:
+    run = Run()
+    run.learn(0.6, 0.4)
+    assert run.epoch(np.full(ROWS, math.nan))[0] == Void(2, 2, ())
+
+
+def test_what_was_under_way_counts_nothing_and_the_rate_is_lower_from_then_on() -> None:
+    run = Run()
+    run.learn(0.6, 0.4, 0.3, 0.2)
+    counted = run.counting.counted
+    assert run.guard.cuts(run.counting) is False
+    run.epoch(0.7)
+    assert run.guard.cuts(run.counting), "the open epoch is closed with what it has"
+    assert run.seal() == Seal(5, (), (), bytes(32), 0, (RateFrom(7, RATE // LOWER),))
+    assert run.guard.cuts(run.counting), "so is the one that was begun before the rate was told"
+    assert run.seal().factor == 0
+    assert not run.guard.cuts(run.counting)
+    assert run.seal().factor == FACTOR_ONE
+    assert run.counting.counted == counted + UPDATES
+    assert run.rate == 1 / LOWER
+
+
+def test_a_seal_that_waits_tells_the_lower_rate_one_epoch_earlier() -> None:
+    run = Run()
+    run.learn(0.6, 0.4, 0.3, 0.2)
+    run.seal()
+    run.decide(Close(5, bytes(8), (Move(0, UPDATES, bytes(8)),)))
+    run.publish(4, run.losses(0.7))
+    while decision := run.guard.due(run.counting):
+        run.decide(decision)
+    assert run.seal().rates == (RateFrom(7, RATE // LOWER),)
+
+
+def test_labels_of_what_was_taken_back_are_known() -> None:
+    run = Run()
+    run.learn(0.6, 0.4, 0.3, 0.2)
+    run.epoch(0.7)
+    while run.guard.drains(run.counting.sealed):
+        run.seal()
+    assert run.guard.labels() == [range(4, 7)]
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_the_lower_rate_holds(searched: bool) -> None:
+    run = Run(searched=searched)
+    run.learn(0.6, 0.4)
+    run.epoch(0.8)
+    run.learn(0.35, 0.3, 0.25)
+    assert run.rate == 1 / LOWER
+    run.epoch(0.8)
+    run.learn(0.2, 0.15)
+    assert run.rate == 1 / LOWER**2
+
+
+def test_a_run_that_no_longer_improves_goes_on_at_lower_rates_and_then_ends_at_its_best() -> None:
+    run = Run(budget=3000)
+    run.learn(0.6, 0.4, 0.3)
+    while not run.counting.finished:
+        run.epoch(0.3 + 0.01 * (len(run.decided) % 2))
+    voids = [said for said in run.said if isinstance(said, Void)]
+    assert len(voids) >= IN_VAIN
+    assert run.rate <= 1 / LOWER**IN_VAIN
+    assert isinstance(run.said[-1], Finish)
+    assert isinstance(said := run.said[-2], Announce)
+    assert "ends the run at the seal of epoch" in said.text
+    assert "it no longer improves" in said.text
+
+
+def test_it_does_not_end_before_a_share_of_the_budget_and_of_what_was_made() -> None:
+    for budget, learning in ((1_000_000, 3), (10_000, 60)):
+        run = Run(budget=budget)
+        run.learn(*np.linspace(0.65, 0.2, learning).tolist())
+        run.learn(*[0.2] * (PATIENCE + 2))
+
+
+def test_a_lower_rate_that_helps_is_no_return_in_vain() -> None:
+    run = Run(budget=30_000)
+    loss = 0.6
+    for _ in range(4):
+        run.learn(loss, loss - 0.05)
+        loss -= 0.1
+        while not run.epoch(loss + 0.05):
+            pass
+    assert not run.counting.finished
+
+
+def test_without_any_gain_it_goes_back_to_the_base_model_until_the_rate_suits() -> None:
+    run = Run(noise=0.3)
+    while run.rate > 1 / LOWER**3:
+        run.epoch(0.69)
+        assert all(said.first == 0 for said in run.said if isinstance(said, Void))
+    run.learn(0.6, 0.5, 0.4)
+
+
+def test_returns_are_bounded_and_the_last_one_ends_the_run() -> None:
+    run = Run(noise=0.3)
+    while not run.counting.finished:
+        assert run.epoch(0.9) is not None
+    assert len([said for said in run.said if isinstance(said, Void)]) == MOST_RETURNS + 1
+    assert run.counting.counted == 0
+
+
+def test_a_run_that_hardly_moves_is_left_to_its_owner() -> None:
+    run = Run(noise=0.02, budget=10_000)
+    run.learn(*[0.7] * 40)
+
+
+def test_what_gets_worse_with_the_last_epochs_is_taken_back_at_the_end() -> None:
+    run = Run(budget=5 * UPDATES)
+    run.learn(0.6, 0.4, 0.3, 0.2)
+    void, _, end = run.epoch(0.28)
+    assert (void, end) == (Void(4, 4, ()), Finish())
+    done = Run(budget=5 * UPDATES)
+    done.learn(0.6, 0.4, 0.3, 0.2, 0.21)
+
+
+def test_what_waits_for_its_seal_when_the_run_ends_does_not_count() -> None:
+    run = Run(budget=5 * UPDATES)
+    run.learn(0.6, 0.4, 0.3, 0.2)
+    run.epoch(0.28)
+    assert run.guard.drains(run.counting.sealed)
+
+
+def test_results_of_what_was_taken_back_do_not_speak_any_more() -> None:
+    run = Run()
+    run.learn(0.6, 0.4, 0.3, 0.2)
+    run.epoch(0.7)
+    run.publish(5, run.losses(0.7))
+    assert run.guard.due(run.counting) is None
+
+
+def test_an_owner_who_takes_back_the_last_epochs_makes_a_return_and_other_voids_are_none() -> None:
+    run = Run()
+    run.learn(0.6, 0.4, 0.3, 0.2)
+    run.decide(Void(1, 1, ()))
+    run.decide(Void(1, 3, (0,)))
+    assert not run.guard.returns
+    run.decide(Void(3, 3, ()))
+    assert run.seal().rates == (RateFrom(6, RATE // LOWER),)
+
+
+def test_after_a_restart_it_knows_what_was_decided() -> None:
+    run = Run()
+    run.learn(0.6, 0.4)
+    run.epoch(0.8)
+    run.learn(0.35, 0.3)
+    again = Guard()
+    for decision in run.decided:
+        again.take(decision)
+    assert again.returns == run.guard.returns
+    run.guard = again
+    run.learn(0.25)
+    assert run.rate == 1 / LOWER
+    assert run.epoch(0.7)[0] == Void(run.counting.sealed - 1, run.counting.sealed - 1, ())
+
+
+def voids(run: Run, means: Sequence[float]) -> int:
+    return sum(isinstance(said, Void) for mean in means for said in run.epoch(mean))
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.3])
+def test_noise_alone_never_takes_anything_back(noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that differ by chance, after something was learnt."""
+    monkeypatch.setattr(policy, "PATIENCE", 1000)
+    runs = (Run(seed=seed, noise=noise, budget=1 << 31) for seed in range(20))
+    assert sum(voids(run, [0.6, 0.5, *[0.4] * 40]) for run in runs) == 0
+
+
+# -- in the organiser ------------------------------------------------------------------------------------
+
+ANNE, BOB = feed_of("anne"), feed_of("bob")
+GUARDED = replace(EVALUATED, guard=True, share=1.0, young_share=1.0)
+
+
+def measured(loss: float) -> EvaluationOfRows:
+    rows = tuple(loss + row / 100 for row in range(-10, 11))
+    share = {"metric": "accuracy", "value": 0.5, "low": 0.4, "high": 0.6}
+    return EvaluationOfRows(**share, loss=loss, count=len(rows), losses=rows)
+
+
+def epoch(bench: Bench, loss: float) -> None:
+    """Let an epoch be made, evaluated, sealed and judged."""
+    asked = len(bench.asked)
+    while len(bench.asked) == asked:
+        bench.update(ANNE, 100)
+        bench.advance(10)
+    base = measured(0.7) if len(bench.asked) == 1 else None
+    bench.do(EvaluationEnded(bench.asked[-1], measured(loss), base))
+    bench.advance(3)
+
+
+def spoilt() -> Bench:
+    """Return a run whose epoch 2 was taken back, with 30 updates of Bob's that nobody has heard of."""
+    bench = Bench(policy=GUARDED).begin("anne", "bob")
+    for loss in (0.5, 0.4):
+        epoch(bench, loss)
+    bench.update(BOB, 30, shown=False)
+    epoch(bench, 0.8)
+    bench.advance(10)
+    return bench
+
+
+def test_an_organiser_takes_back_what_did_harm_and_says_so() -> None:
+    bench = spoilt()
+    (void,) = bench.of(Void)
+    seals = bench.of(Seal)
+    assert void == Void(2, 2, ())
+    assert [seal.factor for seal in seals] == [FACTOR_ONE] * 3 + [0] * (len(seals) - 3)
+    assert len(seals) == 5
+    assert bench.counting.counted == 200
+    assert bench.counting.rate(bench.counting.open_epoch) == BENCH_RATE // LOWER
+    assert "goes on at the seal of epoch 1" in bench.of(Announce)[0].text
+    assert bench.asked == [0, 1, 2], "what is worth nothing is not evaluated"
+
+
+def test_work_from_before_that_comes_late_does_not_bring_it_back() -> None:
+    bench = spoilt()
+    bench.show(BOB)
+    epoch(bench, 0.35)
+    late = bench.of(Close)[-1].epoch
+    assert late >= 5
+    assert bench.of(Seal)[-1].skipped == (64,)
+    assert bench.counting.counted == 300
+    bench.do(OwnerTrusts(1, trusted=False))
+    bench.do(OwnerTrusts(1, trusted=True))
+    bench.update(BOB, 20)
+    epoch(bench, 0.3)
+    assert bench.of(Seal)[-1].recounted == ()
+    assert bench.counting.counted == 420
+
+
+def test_the_last_epoch_is_evaluated_whatever_that_costs() -> None:
+    bench = Bench(policy=replace(GUARDED, share=0.0, young_share=0.0), budget=400).begin("anne")
+    epoch(bench, 0.5)
+    for _ in range(40):
+        if len(bench.asked) == 2:
+            break
+        bench.update(ANNE, 50)
+        bench.advance(10)
+    assert bench.asked == [0, 3]
+    bench.do(EvaluationEnded(3, measured(0.9)))
+    bench.advance(10)
+    assert bench.counting.finished
+    assert bench.of(Void) == [Void(1, 3, ())]
+
+
+def test_without_the_guard_nothing_of_this_is_done() -> None:
+    bench = Bench(policy=EVALUATED).begin("anne", "bob")
+    for loss in (0.5, 0.4, 0.8, 0.8):
+        epoch(bench, loss)
+    assert not bench.of(Void)
