@@ -77,6 +77,7 @@ class Code(IntEnum):
     ARCHIVE_UNUSABLE = 83
     PARENT_DIFFERS = 84
     SCALARS_REFUTED = 85
+    WORK_SKIPPED = 86
 
 
 class UserError(Exception):

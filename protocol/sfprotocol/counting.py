@@ -295,6 +295,18 @@ class Counting:
             first = stop
         return tuple(runs)
 
+    def live(self, feed: int, held: int) -> tuple[Run, ...]:
+        """Return the factors of the first `held` steps of a feed for whoever makes updates: as `runs`, but
+        that what no seal has judged is left out if the last seal that judged the feed has skipped it."""
+        known, judged = self._feeds.get(feed), self.named(feed, self.sealed - 1)
+        if known is None or held <= judged:
+            return self.runs(feed, held)
+        place = bisect_right(known.epochs, self.sealed - 1) - 1
+        if place < 0 or known.verdicts[place] != _SKIPPED:
+            return self.runs(feed, held)
+        runs = self.runs(feed, judged)
+        return (*(runs if runs[-1].factor else runs[:-1]), Run(held, 0))
+
     def positions(self, epoch: int = MAX_EPOCHS) -> dict[int, int]:
         """Return the first step, by feed, that no close up to that of `epoch` has named, in the order of
         feeds; without those of which nothing is named."""
@@ -309,9 +321,17 @@ class Counting:
     def counts(self, feed: int, epoch: int) -> int:
         """Return how many steps of a feed that the close of `epoch` has named count by some seal."""
         known, place = self._feeds.get(feed), self._place(feed, epoch)
-        if known is None or place is None or known.verdicts[place] != _COUNTED or not known.factors[place]:
+        if known is None or place is None or not self.factor(feed, epoch):
             return 0
         return known.stops[place] - known.first(place)
+
+    def factor(self, feed: int, epoch: int) -> int:
+        """Return the factor with which what the close of `epoch` has named of a feed counts, in units of
+        2^-12; 0 if it does not, or no seal has judged it."""
+        known, place = self._feeds.get(feed), self._place(feed, epoch)
+        if known is None or place is None or known.verdicts[place] != _COUNTED:
+            return 0
+        return known.factors[place]
 
     def counts_of(self, member: int) -> int:
         """Return how many updates of a member count by the seals so far."""

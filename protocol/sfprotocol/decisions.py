@@ -68,6 +68,18 @@ class RateFrom(NamedTuple):
     """Rate in units of 2^-32."""
 
 
+class Part(NamedTuple):
+    """Effect that the updates that a close has named of one feed have on the loss on validation rows."""
+
+    feed: int
+    updates: int
+    """Named updates that were measured."""
+    worth: int
+    """Nats by which they lower it with factor 1, in units of 10^-9."""
+    score: int
+    """Standard deviations by which they do so beyond chance, in units of 10^-3 (SPEC O16)."""
+
+
 class Extension(NamedTuple):
     """A field that a later version adds. Whoever does not know an even kind cannot know the run's state."""
 
@@ -210,6 +222,17 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Worth:
+    """Tell what each feed has brought in an epoch, as measured before its seal; changes nothing (SPEC
+    O16)."""
+
+    epoch: int
+    rows: int
+    """Validation rows on which it was measured."""
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Unknown:
     """A decision of a kind that this version does not know."""
 
@@ -231,6 +254,7 @@ Decision = (
     | Announce
     | Evaluated
     | Checkpoint
+    | Worth
     | Unknown
 )
 
@@ -317,6 +341,7 @@ _NUMBERS = _ascending(_ID, lambda number: number)
 _MOVES = _ascending(_row(Move, _ID, _U32, _binary(TAG_BYTES)), lambda move: move.feed)
 _RECOUNTS = _ascending(_row(Recount, _ID, _U16), lambda recount: recount)
 _RATES = _ascending(_row(RateFrom, _U16, _U32), lambda rate: rate.epoch)
+_PARTS = _ascending(_row(Part, _ID, _U32, _signed, _signed), lambda part: part.feed)
 _EXTENSIONS = _ascending(_row(Extension, _U16, _any_bytes), lambda extension: extension.kind)
 
 _KINDS: dict[int, tuple[type, tuple[Read, ...]]] = {
@@ -334,6 +359,7 @@ _KINDS: dict[int, tuple[type, tuple[Read, ...]]] = {
     1: (Announce, (_text(MAX_TEXT),)),
     3: (Evaluated, (_U16, _text(64), _signed, _signed, _signed, _signed, _U32)),
     5: (Checkpoint, (_U16, _binary(32), _binary(32))),
+    7: (Worth, (_U16, _U32, _PARTS)),
 }
 """Even kinds change the state of a run, odd ones do not."""
 

@@ -9,7 +9,7 @@ A node that is to begin so holds nothing until it is told of the checkpoint (SPE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
 from sfprotocol import anti_entropy, holding
@@ -141,17 +141,20 @@ class Organised:
         return checkpoint is not None and checkpoint not in self.counting.checkpoints
 
     def runs(self, feed: Feed, held: int) -> tuple[Run, ...]:
-        """Return the factors with which the first `held` updates of `feed` count (SPEC O8)."""
+        """Return the factors with which the first `held` updates of `feed` count here as of now (O8)."""
         number = self.counting.number(feed)
-        return () if number is None else self.counting.runs(number, held)
+        return () if number is None else self.counting.live(number, held)
 
-    def named(self, epoch: int) -> dict[Feed, Counted]:
+    def named(self, epoch: int, skipped: Iterable[int] = ()) -> dict[Feed, Counted]:
         """Return what counts, of each feed, of what closes up to that of `epoch` have named and is here: with
-        factor 1 where no seal has judged it, and without the open window."""
+        factor 1 where no seal has judged it, and without the open window. Without what that of `epoch` itself
+        has named of the feeds with the numbers `skipped`."""
         held, counting = self._frontier.next, self.counting
-        stops = {counting.feed(number): stop for number, stop in counting.positions(epoch).items()}
+        positions = counting.positions(epoch) | {n: counting.named(n, epoch - 1) for n in skipped}
+        stops = ((number, counting.feed(number), stop) for number, stop in positions.items())
         return {
-            feed: Counted(self.runs(feed, min(stop, held(feed))), self.rates) for feed, stop in stops.items()
+            feed: Counted(counting.runs(number, min(stop, held(feed))), self.rates)
+            for number, feed, stop in stops
         }
 
     @property

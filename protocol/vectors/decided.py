@@ -27,12 +27,14 @@ from sfprotocol.decisions import (
     Finish,
     Invite,
     Move,
+    Part,
     RateFrom,
     Recount,
     Revoke,
     RevokeInvitation,
     Seal,
     Void,
+    Worth,
 )
 from sfprotocol.messages import Authority, ControlFork, Entry, EpochScalars, Feed, Succession, Vote
 
@@ -64,6 +66,7 @@ EXAMPLES: dict[str, tuple[Decision, tuple[Extension, ...]]] = {
     "announcement": (Announce("The run ends on Friday. Zürich 東"), ()),
     "evaluation": (Evaluated(3, "accuracy", 912_844, 893_000, 931_000, -1, 872), ()),
     "checkpoint": (Checkpoint(3, DIGEST, DIGEST[::-1]), ()),
+    "worth": (Worth(3, 64, (Part(0, 300, 41_250_000, 5_250), Part(65, 1, -(2**63), -1_000))), ()),
 }
 
 
@@ -113,6 +116,8 @@ def _bad_encodings() -> list[tuple[str, bytes]]:
         ("a feed moved twice", _packed(0, 1, SALT, [[64, 1, bytes(8)]] * 2, [])),
         ("a tag of 4 bytes", _packed(0, 1, SALT, [[64, 1, bytes(4)]], [])),
         ("rate of an epoch of 17 bits", _packed(2, 0, [], [], DIGEST, 4096, [[2**16, 1]], [])),
+        ("worth of a feed said twice", _packed(7, 0, 64, [[64, 1, 1, 1]] * 2, [])),
+        ("worth that is a fraction", _packed(7, 0, 64, [[64, 1, 0.5, 1]], [])),
         ("text that a terminal obeys", _packed(1, "\x1b[2J", [])),
         ("extensions not in order", _packed(18, [[3, b""], [1, b""]])),
     ]

@@ -19,14 +19,14 @@ from sfnode.cli.data_folder import running_node
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.succession import hand_over, sign
-from sfnode.dashboard.formatting import health_in_words, result_in_words
+from sfnode.dashboard.formatting import health_in_words, nats, result_in_words
 from sfnode.errors import Code, UserError
 from sfnode.schema.unchecked import plain
 
 if TYPE_CHECKING:
     from sfnode.control.client import SyncClient
     from sfnode.schema import DecisionResult, OrganiserStatus
-    from sfnode.schema.organising import MemberStatus
+    from sfnode.schema.organising import EvidenceStatus, MemberStatus
     from sfprotocol.decisions import Decision
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -413,4 +413,14 @@ def _lines(s: OrganiserStatus) -> list[str]:
         lines.append(f"behind      {s.behind} updates that the organiser has named are not here yet")
     lines += [f"bases       {one.digest[:16]} from subspace {one.subspace} on" for one in s.bases]
     lines += [f"evaluation  {result_in_words(one)}, {one.count} rows" for one in s.evaluations[-3:]]
+    lines += [f"skipped     {_doubted(one)}" for one in s.doubted]
     return lines + [f"announced   {text}" for text in s.announcements]
+
+
+def _doubted(one: EvidenceStatus) -> str:
+    """Say whose work seals skip, why, and what may be done."""
+    measured = f"{nats(one.worth)} nats by {one.updates} measured updates"
+    about = f"member {one.member} ({one.origin[:16]}): {measured}"
+    if one.harmful_since is not None:
+        return f"{about}; does harm since epoch {one.harmful_since}: revoked, or `sfnode organise revoke` it"
+    return f"{about}, evidence {one.evidence:.2f} of {one.bound:.2f}; counts after all once later work helps"

@@ -13,7 +13,7 @@ from sfnode.cli.data_folder import running_node
 from sfnode.cli.limit import limit_lines
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
-from sfnode.dashboard.formatting import health_in_words, limits_in_words, span
+from sfnode.dashboard.formatting import health_in_words, limits_in_words, nats, span
 from sfnode.schema.unchecked import plain
 from sfnode.sizes import size_text
 
@@ -83,6 +83,10 @@ def _run_lines(run: RunStatus) -> list[str]:
     if run.member is not None:
         left = f"{run.room} of {run.quota} updates left in this epoch"
         lines.append(f"member   number {run.member} of {run.members}, {left}")
+    if run.evidence:
+        counts = "left out of seals" if run.evidence.skipped else "no doubt of it"
+        about = f"{nats(run.evidence.worth)} nats by {run.evidence.updates} measured updates"
+        lines.append(f"worth    {about}, {counts} (evidence {run.evidence.evidence:.2f})")
     if run.announced:
         lines.append(f"said     {run.announced}")
     if run.behind:

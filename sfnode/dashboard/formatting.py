@@ -52,6 +52,12 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def nats(worth: int) -> str:
+    """Format a worth in units of 10^-9 nats: `+0.041250000`, with every digit."""
+    whole, part = divmod(abs(worth), 10**9)
+    return f"{'-' if worth < 0 else '+'}{whole}.{part:09}"
+
+
 def span(seconds: float | None) -> str:
     """Format a duration: `0:41`, `12:10`, `3 h 05`, `4 d 7 h`; `?` if it is unknown."""
     if seconds is None or not math.isfinite(seconds):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from sfnode.dashboard.formatting import count, delay, percent, printable, short
+from sfnode.dashboard.formatting import count, delay, nats, percent, printable, short
 from sfnode.dashboard.snapshot import Mood, Now, agreement
 from sfnode.sizes import size_text
 
@@ -25,6 +25,9 @@ KEY_DIGITS = 8
 
 ORIGIN_ROWS = 50
 """Origins asked for at a time: as many as a tall terminal has lines for."""
+
+WORTH_DIGITS = 9
+"""Characters of a worth that are shown: sign, point and six digits behind it."""
 
 FLEXIBLE = 0
 """Width of a column that takes what the others leave it, within the bounds below."""
@@ -77,19 +80,23 @@ def peers(now: Now, width: int, room: int) -> list[Text]:
 
 
 def origins(page: Origins, width: int, room: int) -> list[Text]:
-    """Draw the origins with most updates, counted in the log."""
+    """Draw the origins with the greatest worth, or most updates, counted in the log."""
+    worth = [Column("worth", 11, True)] if any(one.worth is not None for one in page.origins) else []
     columns = _columns(
         width,
         Column("rank", 6, True),
         Column("origin", FLEXIBLE),
         Column("updates", 10, True),
         Column("share", 7, True),
+        *worth,
         Column("team", 20),
     )
 
     def line(origin: Origin) -> Text:
         words = named(origin.name, origin.origin, columns[1].width)
-        cells = [count(origin.rank), words, count(origin.updates), percent(origin.share), origin.team or ""]
+        cells = [count(origin.rank), words, count(origin.updates), percent(origin.share)]
+        cells += ["" if origin.worth is None else nats(origin.worth)[:WORTH_DIGITS]] * len(worth)
+        cells.append(origin.team or "")
         return Text(_row(columns, cells), "bold" if origin.own else "")
 
     return _table(columns, page.origins, line, room, page.total)

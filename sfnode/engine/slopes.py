@@ -1,4 +1,5 @@
-"""What updates would do to the loss on validation rows, from one gradient whatever their number (DESIGN 9).
+"""Effect that updates would have on the loss on validation rows, from one gradient whatever their number
+(DESIGN 9).
 
 An update moves one entry of every layer's core. With G the derivatives of a loss by the entries of all cores,
 s, i and j an update's signs and coordinates (SPEC R6), p = sum over layers of s * G[i, j] is the slope along
@@ -78,7 +79,7 @@ class Slopes(NamedTuple):
     loss: float
     """The mean of those losses."""
     cores: Mapping[int, F64]
-    """By subspace (batches, layers, rank, rank), [.., i, j] for a move along u_i v_j by 1."""
+    """Entries by subspace (batches, layers, rank, rank), [.., i, j] for a move along u_i v_j by 1."""
 
     @property
     def finite(self) -> bool:

@@ -66,10 +66,11 @@ class Network(Section):
     """Share of the clients, the last ones, that harm. Left out where there are none, so that the names of
     older results hold; as is `attack`."""
     attack: Attack = Field(default="random", exclude_if="random".__eq__)
-    """What they do: send what they have measured with the sign of a coin (`random`), with the other sign
-    (`flip`; `turncoat`: from half of their updates on), the largest scalar with either sign (`noise`,
-    `scale`), their first scalar (`constant`) or every fourth (`lazy`) again and again, what they measure on
-    rows that all have the label of one class (`target`); or nothing at all (`absent`), to compare with."""
+    """Behaviour of these: they send what they have measured with the sign of a coin (`random`), with the
+    other sign (`flip`; `turncoat`: from half of their updates on), the largest scalar with either sign
+    (`noise`, `scale`), their first scalar (`constant`) or every fourth (`lazy`) again and again, what they
+    measure on rows that all have the label of one class (`target`); or nothing at all (`absent`), to compare
+    with."""
 
 
 class Cell(Section):

@@ -41,13 +41,14 @@ from sfnode.store.disk_errors import disk_faults
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes, counted_anew, frontier_of, kept_control
 from sfprotocol import decisions, wire_codec
-from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, Admit, Bases, Close, Seal, Void
+from sfprotocol.counting import NEVER, Counting, Run
+from sfprotocol.decisions import FACTOR_ONE, Admit, Bases, Close
 from sfprotocol.events import LinkDown, LinkUp, OwnDecision, Received
 from sfprotocol.host import Advanced, Host
 from sfprotocol.machine import Machine
 from sfprotocol.messages import PROTOCOL_VERSION, Claim, Control, Feed, Hello, Message, Segment, Summary
 from sfprotocol.seeds import I64, derive_key, stream
-from sfprotocol.weighing import NOTHING, differences
+from sfprotocol.weighing import NOTHING, Counted, differences, once
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 LINK = 1
@@ -68,13 +69,14 @@ TAG = bytes(4)
 
 
 class Correction(NamedTuple):
-    """Steps `first` to `stop` of a feed that count with another factor from a decision on."""
+    """Steps `first` to `stop` of a feed that count otherwise from a decision on."""
 
     decision: int
     feed: Feed
     first: int
     stop: int
     before: int
+    """Their factor until then."""
     factor: int
 
 
@@ -105,13 +107,15 @@ class Keeper:
         *,
         search: bool = True,
         guard: bool = False,
+        origins: bool = False,
     ) -> None:
         """Begin anew in a folder that is empty, or has been used for this very run. `key` signs decisions, if
         the run is organised; with `measure` it is evaluated, factors and rates are found by line searches
-        unless `search` is false, and a `guard` watches over it; with `make` bases are renewed every so many
-        updates. Raises UserError BAD_OPTION, DISK_FULL, DATA_DIR_UNUSABLE."""
+        unless `search` is false, and a `guard` watches over it; with `origins` seals skip the work of members
+        whom the evidence does not speak for; with `make` bases are renewed every so many updates. Raises
+        UserError BAD_OPTION, DISK_FULL, DATA_DIR_UNUSABLE."""
         self._measure, self._make = measure, make
-        self._renew_updates = renew_updates
+        self._renew_updates, self._origins = renew_updates, origins
         self._search, self._guard = search and measure is not None, guard
         self.run = manifest.parameters()
         self._layout = Layout(folder)
@@ -148,14 +152,12 @@ class Keeper:
         self._host = Host(self.machine, self._store)
         self._desk = self._organiser() if self.run.organised else None
         self._acted = 0
+        self._counting = Counting.of(self.run)
+        """State of the run by the decisions of which `corrections` has told."""
+        self._live: dict[Feed, tuple[Run, ...]] = {}
+        """Factors by these decisions, to the end of all steps, where not all are 1."""
         self._epochs = [0]
         """The open epoch by the number of decisions."""
-        self._named: list[dict[int, tuple[int, int, int]]] = []
-        """First step, stop and factor of what each close has named, by feed."""
-        self._stops: dict[int, int] = {}
-        self._corrections: list[Correction] = []
-        self._folded = 0
-        """Decisions from which these follow."""
 
     def _organiser(self) -> OrganiserDesk:
         policy = OrganiserPolicy(
@@ -164,6 +166,7 @@ class Keeper:
             seal_wait=LONGEST_WAIT if self._measure else 0.0,
             search_rows=self._manifest.data.validation_limit if self._search else 0,
             size_rate=self._search and has_few_dimensions(self._manifest),
+            origins=self._origins,
             guard=self._guard,
             renew_updates=self._renew_updates if self._make else 0,
             update_forwards=self._manifest.training.update_forwards,
@@ -234,41 +237,27 @@ class Keeper:
         """The published bases as of now; those of subspaces that have begun do not change."""
         return self.machine.organised.counting.bases if self.machine.organised else ()
 
-    def corrections(self, first: int) -> list[Correction]:
-        """Return what decisions from number `first` on have changed of what counts once otherwise."""
+    def corrections(self, made: Mapping[Feed, int]) -> list[Correction]:
+        """Return what decisions since the last call have changed of the factors of steps, of which so many
+        are made, in the weights of those who make updates."""
         assert self.machine.organised
-        entries = self.machine.organised.control.feed.entries
-        for number in range(self._folded, len(entries)):
-            self._fold(number, decisions.read(entries[number].record).decision)
-        self._folded = len(entries)
-        return [one for one in self._corrections if one.decision >= first]
+        counting, found = self._counting, []
+        for entry in self.machine.organised.control.feed.entries[counting.decisions :]:
+            decision = counting.decisions
+            for number in sorted(counting.apply(decisions.read(entry.record))):
+                feed, now = counting.feed(number), counting.live(number, NEVER)
+                before = Counted(self._live.get(feed, once(NEVER).runs))
+                self._live[feed] = now
+                found += [
+                    Correction(decision, feed, one.first, min(one.stop, made[feed]), one.before, one.now)
+                    for one in differences(before, Counted(now))
+                    if one.first < made[feed]
+                ]
+        return found
 
-    def _fold(self, number: int, decision: decisions.Decision) -> None:
-        match decision:
-            case Close(moves=moves):
-                first = self._stops
-                stops = {move.feed: first.get(move.feed, 0) + move.steps for move in moves}
-                named = {feed: (first.get(feed, 0), stop, FACTOR_ONE) for feed, stop in stops.items()}
-                self._named.append(named)
-                self._stops = self._stops | stops
-            case Seal(epoch=epoch, factor=factor, skipped=skipped):
-                for feed in self._named[epoch]:
-                    self._correct(number, epoch, feed, 0 if feed in skipped else factor)
-                for recount in decision.recounted:
-                    self._correct(number, recount.epoch, recount.feed, factor)
-            case Void(first=first, last=last, members=members):
-                for epoch in range(first, last + 1):
-                    for feed in self._named[epoch]:
-                        if not members or feed // INCARNATIONS in members:
-                            self._correct(number, epoch, feed, 0)
-
-    def _correct(self, number: int, epoch: int, feed: int, factor: int) -> None:
-        assert self.machine.organised
-        first, stop, before = self._named[epoch][feed]
-        self._named[epoch][feed] = first, stop, factor
-        if factor != before:
-            name = self.machine.organised.counting.feed(feed)
-            self._corrections.append(Correction(number, name, first, stop, before, factor))
+    def factor(self, feed: Feed) -> int:
+        """Return the factor with which the next update of a feed counts as long as no seal has judged it."""
+        return self._live[feed][-1].factor if feed in self._live else FACTOR_ONE
 
     def counted(self) -> dict[Feed, int]:
         """Return how many updates of each feed count by the seals so far."""
@@ -345,7 +334,7 @@ class Keeper:
                     self._host.post(OwnDecision(decisions.encode(decision)))
                 case Evaluate(epoch=epoch) if self._measure:
                     self._acted += 1
-                    cores = self._cores(epoch - 1), self._cores(epoch)
+                    cores = self._cores(epoch - 1), self._cores(epoch, action.skipped)
                     self._tell(self._measure(action, *cores, self._named_by(epoch)))
                 case MakeBases(epoch=epoch) if self._make:
                     self._acted += 1
@@ -357,11 +346,12 @@ class Keeper:
         named = self.machine.organised.named
         return counted_anew(self._log, named(epoch - 1), named(epoch), self.run.subspace_epochs)
 
-    def _cores(self, epoch: int) -> Mapping[int, I64]:
-        """Return the cores of what closes up to that of `epoch` have named, as it counts now."""
+    def _cores(self, epoch: int, skipped: Iterable[int] = ()) -> Mapping[int, I64]:
+        """Return the cores of what closes up to that of `epoch` have named, as it counts now, without what
+        that one has named of the feeds `skipped`."""
         assert self.machine.organised
         core = Core(len(self._manifest.model.targets), self._manifest.training.rank)
-        for batch in changes(self._log, {}, self.machine.organised.named(epoch)):
+        for batch in changes(self._log, {}, self.machine.organised.named(epoch, skipped)):
             core.add(batch)
         return core.cores()
 

@@ -39,6 +39,7 @@ RANGES = {
     "segment_updates": Range(0, 1 << 32, whole=True),
     "subspace_epochs": Range(1, 1 << 32, whole=True),
     "keep": Range(0, 1),
+    "origins": Range(0, 1, whole=True),
     "gamma": Range(0, 1),
     "outer_rate": Range(0, 1 << 32),
     "momentum": Range(0, 1),

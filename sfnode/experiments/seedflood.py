@@ -49,6 +49,7 @@ OPTIONS = frozenset(
         "budget",
         "guard",
         "organised",
+        "origins",
         "renew",
         "scalar_bits",
         "scalar_delta",
@@ -149,6 +150,7 @@ class SeedFlood:
             self._measure if search or guard else None,
             self._make if problem.bases else None,
             int(self._cell.options.get("renew", 0)),
+            origins=bool(self._cell.options.get("origins", 1)),
             search=search,
             guard=guard,
         )
@@ -196,7 +198,7 @@ class SeedFlood:
             if query.client in self._hostile:
                 scalar = attacks.scalar_of(self._cell, limit, feed.scalars, query.seed, scalar)
             feed.scalars.append(scalar)
-        made = self._updates(which)
+        made = self._updates(which, live=True)
         self._pending, self._ungiven = _joined(self._pending, made), _joined(self._ungiven, made)
         return [estimate.loss for estimate in estimates]
 
@@ -209,16 +211,19 @@ class SeedFlood:
     def _weight(self, label: int, factor: int = FACTOR_ONE) -> int:
         return multiplier(self._keeper.rate(label), factor) if self.run_is_organised and self._keeper else 1
 
-    def _updates(self, which: Sequence[tuple[int, int]]) -> Pending:
-        """Return these updates, by client and step, as columns."""
+    def _updates(self, which: Sequence[tuple[int, int]], *, live: bool = False) -> Pending:
+        """Return these updates, by client and step, as columns: with factor 1, or that of new ones if
+        `live`."""
         feeds = self.feeds
+        keeper = self._keeper if live and self.run_is_organised else None
+        factors = {client: keeper.factor(feeds[client].feed) if keeper else FACTOR_ONE for client, _ in which}
         seeds = [int(update_seeds(feeds[client].key, step, 1)[0]) for client, step in which]
         batch = UpdateBatch(
             np.array([self.run.subspace_of(feeds[client].labels[step]) for client, step in which], np.int64),
             np.array(seeds, np.uint64),
             np.array(
                 [
-                    feeds[client].scalars[step] * self._weight(feeds[client].labels[step])
+                    feeds[client].scalars[step] * self._weight(feeds[client].labels[step], factors[client])
                     for client, step in which
                 ],
                 np.int64,
@@ -227,9 +232,10 @@ class SeedFlood:
         clients, steps = np.array(which, np.int64).reshape(-1, 2).T
         return Pending(clients, steps, batch, self.replicas.moves(batch))
 
-    def _corrections(self, first: int) -> Pending:
-        """Return what decisions from number `first` on have changed of updates, as columns."""
-        found = self._keeper.corrections(first) if self._keeper and self.run_is_organised else []
+    def _corrections(self) -> Pending:
+        """Return what decisions have changed of updates since the last call, as columns."""
+        made = {feed.feed: feed.made for feed in self.feeds}
+        found = self._keeper.corrections(made) if self._keeper and self.run_is_organised else []
         client_of = {feed.feed: client for client, feed in enumerate(self.feeds)}
         which, numbers, scalars = [], [], []
         for decision, feed, begin, stop, before, factor in found:
@@ -291,7 +297,6 @@ class SeedFlood:
             return
         after = self.flood.known[0]
         told = zip(self.feeds, before.tolist(), after.tolist(), strict=False)
-        decided = self._keeper.decided if self.run_is_organised else 0
         self._keeper.take(one for feed, first, stop in told for one in feed.between(first, stop))
         self._kept_own = int(after[0])
         if last:
@@ -299,7 +304,7 @@ class SeedFlood:
         if self.run_is_organised:
             self.flood.known[0, -1] = self._keeper.decided
             self.replicas.use_bases(self._keeper.bases)
-            self._pending = _joined(self._pending, self._corrections(decided))
+            self._pending = _joined(self._pending, self._corrections())
 
     def _measure(
         self, asked: Evaluate, before: Mapping[int, I64], after: Mapping[int, I64], named: Named
@@ -469,7 +474,7 @@ class SeedFlood:
             self.traffic.add((sender, receiver), size)
         self.example_forwards = state["example_forwards"]
         made = self._updates([(n, step) for n, feed in enumerate(self.feeds) for step in range(feed.made)])
-        made = _joined(made, self._corrections(0))
+        made = _joined(made, self._corrections())
         has = self._known()
         settled = made.within(np.zeros_like(has[0]), has.min(0))
         self.replicas.settle(made.take(settled).batch, None)

@@ -92,6 +92,7 @@ def policy_of(
         quota=manifest.organised.quota,
         seal_wait=0.0 if not validates else SEARCH_WAIT if search else 120.0,
         search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
+        origins=search and validates,
         size_rate=search and validates and has_few_dimensions(manifest),
         renew_updates=renew_bases if numbers.bases else 0,
         guard=guard and validates,
@@ -257,7 +258,7 @@ class Organising:
                 found, result, taken = await self._search(asked, wanted)
                 forwards += taken
             elif asked.scored:
-                named = partial(self._organised.named, epoch)
+                named = partial(self._organised.named, epoch, asked.skipped)
                 _, result = await ask(lambda engine: engine.evaluate(0, wanted, "validation"), named)
             forwards += result.count if result else 0
         except UserError as error:
@@ -275,7 +276,7 @@ class Organising:
 
         def closed() -> Mapping[Feed, Counted]:
             after.update(self._organised.named(epoch))
-            return after
+            return self._organised.named(epoch, asked.skipped)
 
         def sealed() -> Mapping[Feed, Counted]:
             if after == self._organised.named(epoch):  # or else what they have brought is something else now
@@ -327,9 +328,9 @@ class Organising:
         """
         search, begun, ask = self._line_search(asked.rows), [], self._node.ask_engine
 
-        def named(upto: int) -> Mapping[Feed, Counted]:
+        def named(upto: int, skipped: frozenset[int]) -> Mapping[Feed, Counted]:
             begun.append(self._organised.named(asked.epoch - 1))
-            return self._organised.named(upto)
+            return self._organised.named(upto, skipped)
 
         def look(engine: Engine) -> tuple[Evaluation | None, int]:
             taken = engine.search(after, search, wanted)
@@ -337,8 +338,8 @@ class Organising:
                 return None, taken
             return engine.evaluate_towards(after, search.found.factor, wanted, "validation"), taken
 
-        _, after = await ask(lambda engine: engine.cores(), partial(named, asked.epoch))
-        _, (result, taken) = await ask(look, partial(named, asked.epoch - 1))
+        _, after = await ask(lambda engine: engine.cores(), partial(named, asked.epoch, asked.skipped))
+        _, (result, taken) = await ask(look, partial(named, asked.epoch - 1, frozenset()))
         if begun[0] != begun[1]:
             return None, None, taken
         found = search.found

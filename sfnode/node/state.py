@@ -58,7 +58,7 @@ def describe(node: RunningNode) -> Status:
         wait=_wait(node),
         alarms=[
             *_of_what_is_lacking(node),
-            *(reports.alarms(node.organising, now) if reports else []),
+            *(reports.alarms(node.organising, now, machine.own) if reports else []),
             *(node.auditing.alarms if node.auditing else []),
         ],
         organised=reports.run(machine.own, node.organising, now) if reports else None,

@@ -61,7 +61,7 @@ class Views:
         self._rate = Rate()
         self._swarm_rate: float | None = None
         self._measurements: list[NodeEvaluation] = []
-        self._index = LogIndex(node.log, self._names)
+        self._index = LogIndex(node.log, self._names, node.machine.run)
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
         """The thread in which the index is queried, one query at a time."""
         self._latency = Latency(node.transport)

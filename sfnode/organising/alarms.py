@@ -11,9 +11,11 @@ from typing import NamedTuple
 from sfnode.errors import Code, UserError
 from sfnode.organising.health import Verdict, in_words
 from sfnode.schema.node_state import RunHealth
+from sfnode.schema.organising import EvidenceStatus
 from sfnode.schema.status import AlarmStatus
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
+from sfprotocol.worths import WORTH_ONE
 
 NOTHING_TO_DO = "There is nothing to do at this node: the organiser sees the same."
 
@@ -35,9 +37,16 @@ class Silence(NamedTuple):
 
 
 def alarms(
-    verdict: Verdict, feed: ControlFeed, counting: Counting, silence: Silence | None, *, here: bool
+    verdict: Verdict,
+    feed: ControlFeed,
+    counting: Counting,
+    silence: Silence | None,
+    own: EvidenceStatus | None = None,
+    *,
+    here: bool,
 ) -> list[AlarmStatus]:
-    """Return the alarms, the gravest first; `here`: this node has the organiser's key."""
+    """Return the alarms, the gravest first; `here`: this node has the organiser's key. `own`: the evidence
+    about this node's own work."""
     found = []
     if feed.frozen:
         found.append(_frozen(here))
@@ -49,6 +58,8 @@ def alarms(
         found.append(_no_better(verdict, counting, here))
     if silence and not feed.frozen:
         found.append(_silent(silence, here))
+    if own and own.skipped and own.harmful_since is None:  # who is revoked is told so
+        found.append(_skipped(own))
     return [shown(one) for one in found]
 
 
@@ -111,6 +122,17 @@ def _silent(silence: Silence, here: bool) -> UserError:
         else "Tell the run's owner. There is nothing to do at this node, which may stay or come back later."
     )
     return UserError(Code.ORGANISER_SILENT, what, fix)
+
+
+def _skipped(own: EvidenceStatus) -> UserError:
+    return UserError(
+        Code.WORK_SKIPPED,
+        f"seals skip this node's work at present: its {own.updates} updates that were measured change "
+        f"the loss on the validation rows by {-own.worth / WORTH_ONE:+.6f} nats, and the evidence that they "
+        f"help is {own.evidence:.2f}, where {own.bound:.2f} is asked for",
+        "That is no accusation. Let it go on: what was skipped counts after all once later work "
+        "speaks for it. If it stays so, see that its rows and labels (--data) are right, and its --dtype.",
+    )
 
 
 def _unsupported() -> UserError:

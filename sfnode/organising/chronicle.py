@@ -32,9 +32,11 @@ from sfprotocol.decisions import (
     Seal,
     Unknown,
     Void,
+    Worth,
     read,
 )
 from sfprotocol.messages import Entry, RunParameters, Succession
+from sfprotocol.worths import WORTH_ONE
 
 DIGITS = 16
 """Hex digits of keys and digests in words: enough for `sfnode organise` to know them by."""
@@ -134,6 +136,9 @@ def in_words(decision: Decision, counting: Counting) -> str:
             return f"tells of {of}: {health.figure(result)}, loss {result.loss:.4f}"
         case Checkpoint(epoch=epoch, cores=cores):
             return f"states the checkpoint of epoch {epoch}, core digest {cores.hex()[:DIGITS]}"
+        case Worth(epoch=epoch, rows=rows, parts=parts):
+            worth = sum(part.worth for part in parts) / WORTH_ONE
+            return f"tells what {len(parts)} feeds brought in epoch {epoch}: {worth:+.6f} nats on {rows} rows"
         case Unknown(kind=kind):
             return f"a decision of kind {kind}, which this version of sfnode does not know"
         case _:

@@ -40,6 +40,7 @@ from sfnode.organising.events import (
 from sfnode.organising.guard import Guard
 from sfnode.organising.judging import Judge
 from sfnode.organising.organiser import Organiser, State
+from sfnode.organising.origins import Origins
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.searching import Search
 from sfprotocol import decisions
@@ -94,6 +95,8 @@ class OrganiserDesk:
         self._peers: dict[str, int] = {}
         self._claimed: frozenset[Feed] = frozenset()
         self._wishes: list[Decision] = []
+        self._origins = Origins()
+        self._origins.follow(self._organised.control.feed)
         self._untold = [state.feed for state in machine.frontier]
         """Feeds of which the organiser has not been told anything yet."""
         self._organiser = Organiser(
@@ -104,6 +107,7 @@ class OrganiserDesk:
             draw=draw,
             alone=alone,
             now=now,
+            known=self._origins,
         )
 
     # -- what others ask ---------------------------------------------------------------------------
@@ -191,6 +195,7 @@ class OrganiserDesk:
             if decision in self._wishes:
                 self._wishes.remove(decision)
                 yield Signed(decision)
+        self._origins.follow(control.feed)
         yield from self._tell(ControlChanged(control.counting, current[1], news, anew), now)
 
     # -- feeds -------------------------------------------------------------------------------------

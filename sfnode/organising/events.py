@@ -130,7 +130,7 @@ class EvaluationEnded:
     rate: float | None = None
     """The rate that suits the epoch's subspace at its beginning, if that was wanted and could be told."""
     brought: tuple[Brought, ...] = ()
-    """What each feed has brought, if that was wanted and could be measured."""
+    """Figures of what each feed has brought, if that was wanted and could be measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +222,10 @@ class Evaluate:
     if one is found, there is no line search."""
     origins: int = 0
     """Validation rows on which to measure what each feed has brought; 0: it is not measured."""
+    skipped: frozenset[int] = frozenset()
+    """Numbers of feeds whose work in this epoch the seal is going to skip: it makes no part of the step that
+    is searched, and of the model that is evaluated. What they have brought is measured beside that of the
+    others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ an organiser looks, every LOOK_INTERVAL, for the first of these that is due:
     an admission                   that needs no owner, at the rate that the policy allows
     the result of an evaluation    of an epoch that is sealed, or of the base model
     a return, or the end           that the guard (`guard`) has made out from these results
+    a worth                        that was measured, and what follows from it for a member
     a seal                         of the oldest closed epoch, once it is evaluated or has waited long enough
     a close                        once enough updates may be named, or one has waited long enough
     an amendment                   of a feed of which named steps are not to be had from anybody
@@ -32,9 +33,11 @@ with what is late. What is left comes next time, the feed first that has waited 
 
 A seal counts all that its close has named, with the factor that the judge (`judging`) or a line search
 (`searching`, which also says how long epochs are) has found, but for what it skips: work for labels of which
-its member was revoked since, of members that the owner does not trust, and what the judge says. What was
-skipped is recounted by a later seal if the judge says so, or once the owner trusts again; the owner's trust
-is remembered as long as this organiser runs.
+its member was revoked since, of members that are not trusted, and what the judge says. What was skipped is
+recounted by a later seal if the judge says so, or once the member is trusted. Whom to trust the owner says,
+which is remembered as long as this organiser runs, or else the evidence (`origins`): what each feed has
+brought is measured first and signed, and the search goes along what is left. Whose work evidently does harm
+is revoked.
 
 What is named and lost here is fetched from peers like everything else. It is given up (`amend`) when it has
 been missing for long (`OrganiserPolicy.amend_after`) while there were peers, and nothing of it has come.
@@ -47,7 +50,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from sfnode.organising import health, wishes
+from sfnode.organising import health, origins, wishes
 from sfnode.organising.admission import Petitions
 from sfnode.organising.events import (
     Action,
@@ -76,6 +79,7 @@ from sfnode.organising.events import (
 from sfnode.organising.feeds import HeldFeeds
 from sfnode.organising.guard import Guard
 from sfnode.organising.judging import RECOUNTS_PER_SEAL, Judge, Judgement
+from sfnode.organising.origins import Origins
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.searching import Plan, Search
 from sfprotocol import holding
@@ -90,8 +94,10 @@ from sfprotocol.decisions import (
     Evaluated,
     Move,
     Recount,
+    Revoke,
     Seal,
     Void,
+    Worth,
 )
 from sfprotocol.messages import Feed, Petition
 
@@ -157,7 +163,13 @@ class _Asked:
     result: Evaluated | None = None
     """The result, until it is signed once the epoch is sealed."""
     altered: bool = False
-    """Whether the seal has skipped something that was evaluated."""
+    """Whether the seal has skipped something that was evaluated, or the other way round."""
+    rest: Plan | None = None
+    """The rest, which is to be measured once this is."""
+    skipped: frozenset[int] = frozenset()
+    """Feeds that were left out."""
+    rows: int = 0
+    """Rows on which it is measured what each feed has brought."""
 
 
 @dataclass(slots=True)
@@ -183,9 +195,11 @@ class Organiser:
         draw: Callable[[int], bytes],
         alone: bool = False,
         now: float,
+        known: Origins | None = None,
     ) -> None:
-        """`draw` returns random bytes. `alone`: the owner says that nobody knows more of the control feed
-        than this node; while it has no peers it names what it alone holds."""
+        """`draw` returns random bytes. `known`: the evidence by the decisions so far, which whoever reads
+        them keeps up to date. `alone`: the owner says that nobody knows more of the control feed than this
+        node; while it has no peers it names what it alone holds."""
         self.state = State.RESTARTED
         self.stopped: str | None = None
         """The reason for which nothing is signed any more."""
@@ -209,8 +223,15 @@ class Organiser:
         self._feeds = HeldFeeds()
         self._claimed: frozenset[Feed] = frozenset()
         """Feeds of which linked peers say that they have more than is here."""
-        self._distrusted: set[int] = set()
-        """Members whose work seals skip."""
+        self._origins = known or Origins()
+        self._trust: dict[int, bool] = {}
+        """The owner's word on members: whether seals count their work."""
+        self._worths: list[Worth] = []
+        """Figures that are to be signed."""
+        self._sanctions: list[Decision] = []
+        """Decisions that follow from evident harm, until they are signed."""
+        self._sanctioned: set[int] = set()
+        """Members about whom that was decided."""
         self._restored: set[int] = set()
         """Members whose skipped work is to be recounted."""
         self._peers: dict[str, int] = {}
@@ -311,16 +332,15 @@ class Organiser:
             self._wake_at = now
 
     def _on_trust(self, event: OwnerTrusts) -> None:
-        takes, gives = self._restored, self._distrusted
-        if not event.trusted:
-            takes, gives = gives, takes
-        takes.add(event.member)
-        gives.discard(event.member)
+        self._trust[event.member] = event.trusted
+        if event.trusted:
+            self._restored.add(event.member)
 
     def _on_evaluation_ended(self, event: EvaluationEnded, now: float) -> None:
         if event.epoch != self._asked.epoch or not self._asked.running:
             return
         self._asked.running = False
+        self._worths += origins.said(event.epoch, self._asked.rows, event.brought, self._counting)
         young = self._counting.counted < YOUNG * self._counting.budget
         share = self.policy.young_share if young else self.policy.share
         if self.search:
@@ -379,8 +399,14 @@ class Organiser:
 
     def _due(self, now: float) -> Decision | None:
         admit = self._petitions.next
-        said = self._wish() or admit(self._counting, now) or self._result()
-        return said or (self.guard and self.guard.due(self._counting)) or self._about_feeds(now)
+        return (
+            self._wish()
+            or admit(self._counting, now)
+            or self._result()
+            or (self.guard and self.guard.due(self._counting))
+            or self._about_members()
+            or self._about_feeds(now)
+        )
 
     def _about_feeds(self, now: float) -> Decision | None:
         self._refresh(now)
@@ -416,6 +442,31 @@ class Organiser:
         result, asked.result = asked.result, None
         return None if asked.altered else result
 
+    # -- members -----------------------------------------------------------------------------------
+
+    def _is_trusted(self, member: int) -> bool:
+        """Return whether the work of a member counts: the owner's word is the last one."""
+        by_evidence = not self.policy.origins or self._origins.trusts(member)
+        return self._trust.get(member, by_evidence)
+
+    def _about_members(self) -> Decision | None:
+        """Sign what was measured, and then what follows for whom it shows to do harm."""
+        if self._worths:
+            return self._worths.pop(0)
+        if self.policy.origins and self.policy.revokes:
+            found = (member for member in self._origins.harmful if not self._trust.get(member, False))
+            for member in sorted(set(found) - self._sanctioned):
+                self._sanctioned.add(member)
+                since, last = self._origins.members[member].harm_since or 0, self._counting.sealed - 1
+                self._sanctions.append(Revoke(member, since))
+                if since <= last:
+                    self._sanctions.append(Void(since, last, (member,)))
+        while self._sanctions:
+            sanction = self._sanctions.pop(0)
+            if wishes.refusal(self._counting, sanction) is None:
+                return sanction
+        return None
+
     # -- seals -------------------------------------------------------------------------------------
 
     def _seal(self, now: float) -> Seal | None:
@@ -430,16 +481,19 @@ class Organiser:
         if self.guard:
             judgement = self.guard.judged(counting, judgement, searched=self.search is not None)
         skipped = tuple(n for n in counting.moved(epoch) if self._is_skipped(n, epoch, judgement))
-        if self._asked.epoch == epoch and (skipped or drained):
-            self._asked.altered = True
+        if self._asked.epoch == epoch:
+            differs = drained or self._asked.skipped != set(skipped)
+            self._asked.altered = self._asked.altered or differs
         self._feeds.forget(chains, counting)
         digest, recounted = named_digest(self._run_id, chains), self._recounted(judgement)
         return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
 
     def _is_skipped(self, number: int, epoch: int, judgement: Judgement) -> bool:
-        if number in judgement.skipped or number // INCARNATIONS in self._distrusted:
+        if number in judgement.skipped or not self._is_trusted(number // INCARNATIONS):
             return True
-        return self._feeds.revoked(number, epoch, self._counting) or self._is_stale(number, epoch)
+        outlier = self.policy.origins and Recount(number, epoch) in self._origins.outliers
+        revoked = outlier or self._feeds.revoked(number, epoch, self._counting)
+        return revoked or self._is_stale(number, epoch)
 
     def _is_stale(self, number: int, epoch: int) -> bool:
         """Return whether what a close has named of a feed brings what the guard has taken back."""
@@ -452,13 +506,16 @@ class Organiser:
 
     def _recounted(self, judgement: Judgement) -> tuple[Recount, ...]:
         """Return what seals have skipped and is to count: what the judge says, and work of members who are
-        trusted again. It stays skipped where they may have been revoked when they made it."""
+        trusted again. It stays skipped where they may have been revoked when they made it, and where it would
+        evidently do harm."""
         counting = self._counting
         found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
-        for number in sorted(self._restored):
+        lapsed = self._origins.lapsed if self.policy.origins else frozenset()
+        never = self._origins.outliers | judgement.recounted
+        for number in sorted(self._restored | {one for one in lapsed if self._is_trusted(one)}):
             revoked = counting.members[number].revoked if number < len(counting.members) else 0
             again = [recount for recount in counting.skipped(number) if recount.epoch < revoked]
-            found += [recount for recount in again if recount not in judgement.recounted]
+            found += [recount for recount in again if recount not in never]
             if len(found) <= RECOUNTS_PER_SEAL:
                 self._restored.discard(number)
         if self.guard:
@@ -474,10 +531,22 @@ class Organiser:
         affordable = not asked.running and self.policy.seal_wait > 0
         if asked.epoch < epoch and affordable and (last or now >= self._evaluate_from):
             plan = self.search.plan(self._counting, last=last) if self.search else Plan(0, True)
-            asked = self._asked = _Asked(epoch, now, running=plan is not None)
-            if plan:
-                self._actions.append(Evaluate(epoch, *plan))
+            asked = self._asked = _Asked(epoch, now, running=False, rest=plan)
+        if asked.epoch == epoch and asked.rest and not asked.running:
+            self._measure(asked, asked.rest)
         return asked.epoch == epoch and asked.running and now - asked.at < self.policy.seal_wait
+
+    def _measure(self, asked: _Asked, plan: Plan) -> None:
+        """Have measured what each feed brings, first, and then the rest along what the seal is going to
+        count."""
+        skipped = (
+            n for n in self._counting.moved(asked.epoch) if self._is_skipped(n, asked.epoch, Judgement())
+        )
+        asked.skipped, asked.running, asked.rows = frozenset(skipped), True, plan.origins
+        rest = plan._replace(origins=0)
+        asked.rest = rest if plan.origins and any(rest) else None
+        part = Plan(0, False, origins=plan.origins) if plan.origins else plan
+        self._actions.append(Evaluate(asked.epoch, *part, asked.skipped))
 
     # -- closes ------------------------------------------------------------------------------------
 

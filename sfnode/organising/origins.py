@@ -1,18 +1,88 @@
-"""What each origin has brought in an epoch, as it was measured before the seal.
+"""Evidence about members, by what their work has brought in each epoch as it was measured before the seal.
 
 The measurement is the engine's (`sfnode.engine.slopes`), from one gradient on validation rows whatever the
-number of origins. Knows no time and nobody who measures.
+number of origins. Its figures stand in the control feed as Worth decisions (SPEC O16), and the evidence here
+is a function of these alone: whoever has the feed knows for whom it speaks. Knows no time and nobody who
+measures.
+
+Theory of operation. The score z of n updates adds up to a random walk with steps of variance 1 / n if their
+scalars are useless (random signs), however large they are, and drifts by m sqrt(n) if they were measured. m
+is estimated from the swarm, as the median over its members; of that the test takes SHARE for a useful member,
+so that somebody with rows of another kind, whose scalars agree with the validation rows less, is not taken
+for useless. Two sums over epochs follow, with d = SHARE * m:
+
+    for       the log-likelihood ratio of `drifts by d` against `does not`: sum of d sqrt(n) z - d^2 n / 2.
+              No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Below
+              SKIPPED_BELOW work is skipped, and counts after all (is recounted) once the sum is above it
+              again: it rises by what was skipped, too, so that nobody has hidden bad work behind good.
+    against   the wealth that bets against `does no harm`, a drift that is not below 0: the product of
+              e^(-d sqrt(n) z - d^2 n / 2), spread over all beginnings (as in `audits`). By Ville's inequality
+              it exceeds 1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On
+              average it only grows where the drift is below -d / 2: useless work is skipped, never revoked.
+
+Scores do not depend on the size of scalars. What weighs far more in one epoch than the updates of others
+(OUTLIER) is skipped by the seal of that epoch, never recounted, and counts as evidence that takes as much
+again to make good. Less far, a step that is too large bends the loss, which scores in its middle show.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
+from sfprotocol.control_feed import ControlFeed
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import INCARNATIONS, Part, Recount, Worth, read
 from sfprotocol.messages import Feed
+from sfprotocol.worths import WORTH_ONE
+
+SCORE_ONE = 1000
+"""A standard deviation: scores are counted in units of 10^-3."""
+
+HOSTILE = 0.3
+"""Share of members that may be hostile. The median is one of honest members' as long as it is below a
+half."""
+
+SKIPPED_BELOW = math.log(HOSTILE / (1 - HOSTILE))
+"""Evidence below which work is skipped: where, of as many members as may be hostile, one with that evidence
+is more likely useless than useful. Near half of the best step, which line searches take, an honest update
+gains three quarters of its slope, a useless one costs a quarter and a flipped one five quarters: on balance
+as much."""
+
+MOST_EVIDENCE = 2.0
+"""Most evidence that is kept for a member. A useless one comes to it in one of e^2 = 7 cases; an honest one
+with the usual drift falls from there below SKIPPED_BELOW in one of 5,000."""
+
+SHARE = 1 / 2
+"""Share of the usual drift that is asked for. On average evidence is for whoever has half of that, a quarter
+of the usual drift; with all of it asked for, every second honest member would be skipped at some time."""
+
+FALSE_REVOCATIONS = 1e-4
+"""Share of members who do no harm that are revoked by accident, in the whole of a run."""
+
+LEAST_MEMBERS = 3
+"""Measured members without which nothing is concluded: of two nobody can say which one is usual."""
+
+MEMORY = 0.95
+"""Weight of what was measured before, for each measured epoch of a member, in its drift: the drift of all
+falls as a run goes on."""
+
+OUTLIER = 8.0
+"""Times as much as the median feed's updates that those of an outlier weigh: honest nodes whose rows are of
+another kind differ by two or three, and a scalar may be a hundred times as large as they usually are."""
+
+MEDIAN_ERROR = 1.25
+"""Standard error of a median beside that of a mean of normal numbers: the root of pi / 2."""
+
+PARTS_PER_WORTH = 7_000
+"""Parts of one decision: at 28 bytes each at most they fit MAX_DECISION."""
 
 
 class Brought(NamedTuple):
-    """What the updates of one feed that a close has named would do to the loss on validation rows.
+    """Effect that the updates of one feed that a close has named would have on the loss on validation rows.
 
     With q the scalar of an update, s, i and j its signs and coordinates (SPEC R6), and G the derivatives of
     the validation loss by the entries of every layer's core at the middle of the step that the epoch makes,
@@ -31,3 +101,180 @@ class Brought(NamedTuple):
     epoch's step, by the midpoint rule. The worths of all feeds add up to the whole step's, to third order."""
     error: float
     """Standard error of `worth` over the validation rows."""
+
+
+def said(epoch: int, rows: int, brought: Sequence[Brought], counting: Counting) -> list[Worth]:
+    """Return the decisions that tell what was measured of an epoch; none if something of it is no number."""
+    figures = [figure for one in brought for figure in (one.sum, one.squares, one.worth)]
+    if not all(map(math.isfinite, figures)):
+        return []
+    numbered = [(counting.number(one.feed), one) for one in brought if one.updates]
+    parts = sorted(_part(number, one) for number, one in numbered if number is not None)
+    chunks = range(0, len(parts), PARTS_PER_WORTH)
+    return [Worth(epoch, rows, tuple(parts[first : first + PARTS_PER_WORTH])) for first in chunks]
+
+
+def _part(number: int, one: Brought) -> Part:
+    score = one.sum / math.sqrt(one.squares) if one.squares > 0 else 0.0
+    most = (1 << 63) - 1
+    worth = max(-most, min(most, round(one.worth * WORTH_ONE)))
+    return Part(number, one.updates, worth, round(score * SCORE_ONE))
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Evidence about one member."""
+
+    updates: int = 0
+    """Updates that were measured."""
+    worth: int = 0
+    """Sum of their worths with factor 1, in units of 10^-9 nats."""
+    useful: float = 0.0
+    """Log-likelihood ratio for a useful member, MOST_EVIDENCE at most."""
+    harm_since: int | None = None
+    """The epoch in which evidence of harm began to grow; None if there is none. Stays once `harmful`."""
+    harmful: bool = False
+    """Whether it is evident that its work does harm; stays."""
+    outliers: int = 0
+    """Epochs in which it was an outlier."""
+    _drift: float = 0.0
+    """Sum of sqrt(n) z, of which earlier epochs are forgotten."""
+    _drifted: float = 0.0
+    """Sum of n, likewise."""
+    _epochs: int = 0
+    _harm: float = 0.0
+    """Evidence of harm since `harm_since`."""
+    _doubt: float = -math.inf
+    """Logarithm of the wealth against `does no harm`."""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether its work counts."""
+        return self.useful >= SKIPPED_BELOW and not self.harmful
+
+    @property
+    def weight(self) -> float:
+        """Updates of which the drift is known."""
+        return self._drifted
+
+    @property
+    def drift(self) -> float:
+        """Mean score of an update."""
+        return self._drift / self._drifted if self._drifted else 0.0
+
+    def drifts(self, score: float, updates: int) -> None:
+        """Take in the score of one feed's updates in one epoch as part of the drift."""
+        self._drift = MEMORY * self._drift + math.sqrt(updates) * score
+        self._drifted = MEMORY * self._drifted + updates
+
+    def take(self, epoch: int, part: Part, drift: float, *, outlier: bool) -> None:
+        """Take in what was measured in an epoch, where a useful member has at least this drift."""
+        self.updates += part.updates
+        self.worth += part.worth
+        self._epochs += 1
+        score, tilt = part.score / SCORE_ONE, drift * math.sqrt(part.updates)
+        self.useful = min(MOST_EVIDENCE, self.useful + tilt * score - tilt**2 / 2)
+        if outlier:
+            self.outliers += 1
+            self.useful = min(self.useful, SKIPPED_BELOW) - MOST_EVIDENCE
+        if self.harmful:
+            return
+        against = -tilt * score - tilt**2 / 2
+        begins = -math.log(self._epochs * (self._epochs + 1))  # prior of a beginning here; they add up to 1
+        self._doubt = _added(self._doubt, begins) + against
+        self._harm = max(0.0, self._harm + against)
+        if not self._harm:
+            self.harm_since = None
+        elif self.harm_since is None:
+            self.harm_since = epoch
+        self.harmful = self.harm_since is not None and self._doubt >= -math.log(FALSE_REVOCATIONS)
+
+
+def _added(one: float, other: float) -> float:
+    """Return the logarithm of the sum of two numbers of which these are the logarithms."""
+    most = max(one, other)
+    return most + math.log(math.exp(one - most) + math.exp(other - most))
+
+
+class Origins:
+    """The evidence about all members of a run, by the figures in its control feed."""
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self.members: dict[int, Evidence] = {}
+        """Evidence by the number of the member."""
+        self.lapsed: set[int] = set()
+        """Members who were not trusted at some time."""
+        self.harmful: set[int] = set()
+        """Members whose work evidently does harm."""
+        self.outliers: set[Recount] = set()
+        """Feeds and epochs that are skipped for good."""
+        self.said: list[Worth] = []
+        """All figures, in order."""
+        self._read, self._chain = 0, b""
+
+    def follow(self, feed: ControlFeed) -> None:
+        """Take in the decisions that are new; begin anew if those from before are not here any more."""
+        if (feed.stop, feed.chain) == (self._read, self._chain):
+            return
+        if feed.stop < self._read or (self._read and feed.chains[self._read] != self._chain):
+            self._forget()
+        for entry in feed.entries[self._read :]:
+            decision = read(entry.record).decision
+            if isinstance(decision, Worth):
+                self.take(decision)
+        self._read, self._chain = feed.stop, feed.chain
+
+    def take(self, said: Worth) -> None:
+        """Take in the figures of an epoch."""
+        self.said.append(said)
+        parts = [part for part in said.parts if part.updates]
+        for part in parts:
+            self.members.setdefault(part.feed // INCARNATIONS, Evidence()).drifts(
+                part.score / SCORE_ONE, part.updates
+            )
+        drift = SHARE * self._usual_drift(parts)
+        most = OUTLIER * median(map(_weight, parts)) if len(parts) >= LEAST_MEMBERS else math.inf
+        for part in parts:
+            member = part.feed // INCARNATIONS
+            evidence = self.members[member]
+            outlier = 0 < most < _weight(part)
+            if outlier:
+                self.outliers.add(Recount(part.feed, said.epoch))
+            evidence.take(said.epoch, part, drift, outlier=outlier)
+            if not evidence.trusted:
+                self.lapsed.add(member)
+            if evidence.harmful:
+                self.harmful.add(member)
+
+    def trusts(self, member: int) -> bool:
+        """Return whether the work of a member is to count, as far as is known."""
+        known = self.members.get(member)
+        return known is None or known.trusted
+
+    def _usual_drift(self, parts: Sequence[Part]) -> float:
+        """Return the drift of an honest member, as far as the median tells; 0 if there is none.
+
+        A standard error less than the median, and no more than these parts have by their own median, beyond
+        noise: where the whole step goes too far, or few bend it, scores say nothing of single members.
+        """
+        known = [self.members[part.feed // INCARNATIONS] for part in parts]
+        if len({part.feed // INCARNATIONS for part in parts}) < LEAST_MEMBERS:
+            return 0.0
+        enough = median(one.weight for one in known) / 2
+        chosen = [one for one in known if one.weight >= enough]
+        usual = median(one.drift for one in chosen) - _noise(sum(one.weight for one in chosen))
+        now = median(part.score / SCORE_ONE / math.sqrt(part.updates) for part in parts)
+        return max(0.0, min(usual, now + 2 * _noise(sum(part.updates for part in parts))))
+
+
+def _noise(updates: float) -> float:
+    """Return the standard error of the median of drifts that are known from so many updates in all."""
+    return MEDIAN_ERROR / math.sqrt(updates)
+
+
+def _weight(part: Part) -> float:
+    """Return the worth of an update of a feed, root mean square, in units of 10^-9 nats."""
+    return abs(part.worth / part.score) * SCORE_ONE / math.sqrt(part.updates) if part.score else 0.0

@@ -76,6 +76,13 @@ class OrganiserPolicy:
     search_rows: int = 0
     """Validation rows, on which a line search sets factors and rates (`searching`); 0: the judge alone does,
     `target_updates` is what every epoch has, and the shares below are of the organiser's time."""
+    origins: bool = False
+    """Whether it is measured what each member's work brings, before a seal, and seals skip that of members
+    whom the evidence does not speak for (`origins`). Only with searches."""
+    revokes: bool = True
+    """Whether members whose work evidently does harm are revoked, and it is taken back since that began.
+    Nothing else would undo what was sealed before the evidence was there; by accident it befalls one honest
+    member in 10,000 at most, as useless work alone is only skipped."""
     size_rate: bool = False
     """Whether the first seal looks for the rate that suits the first subspace, too, and takes it where the
     manifest's is far off: with bases of gradients a rate that is too large leaves nothing to search in. For

@@ -17,10 +17,12 @@ from sfnode.organising.admission import invited, work
 from sfnode.organising.alarms import Silence, alarms
 from sfnode.organising.health import Verdict, in_words
 from sfnode.organising.organiser import State
+from sfnode.organising.origins import FALSE_REVOCATIONS, SKIPPED_BELOW, Origins
 from sfnode.schema.node_state import RunHealth, Wait
 from sfnode.schema.organising import (
     Change,
     EpochEvaluation,
+    EvidenceStatus,
     HealthStatus,
     Members,
     MemberStatus,
@@ -49,9 +51,13 @@ from sfprotocol.decisions import (
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.organised import Organised, Standing
 from sfprotocol.petitions import SEND_AGAIN
+from sfprotocol.worths import WORTH_ONE
 
 EVALUATIONS, ANNOUNCEMENTS = 200, 10
 """Most that are told, the last ones: as many as a chart, and a screen, have room for."""
+
+DOUBTED = 100
+"""Most doubted members that are told: more than that nobody looks through."""
 
 LOOK_INTERVAL = 5.0
 """Seconds between two looks at what waits for the organiser: one takes 1.5 us for each feed."""
@@ -99,6 +105,7 @@ class Reports:
         self._read, self._chain = 0, b""
         """Decisions that were looked through, and the chain hash after them."""
         self._verdict = Verdict(RunHealth.UNKNOWN)
+        self._origins = Origins()
 
     @property
     def counting(self) -> Counting:
@@ -135,6 +142,7 @@ class Reports:
             petitions=len(desk.petitions()) if desk else None,
             health=self._health(),
             evaluations=self.evaluations(),
+            doubted=self._doubted(),
             announcements=[said.text for said in noted if isinstance(said, Announce)][-ANNOUNCEMENTS:],
         )
 
@@ -154,15 +162,18 @@ class Reports:
             quota=member.quota if member else None,
             room=self._organised.room(own) if member else None,
             health=self._health(),
+            evidence=None if number is None else self._evidence(number // INCARNATIONS),
             announced=self._announced(),
         )
 
-    def alarms(self, desk: Desk | None, now: float) -> list[AlarmStatus]:
-        """Return what somebody has to see to, the gravest first."""
+    def alarms(self, desk: Desk | None, now: float, own: Feed | None = None) -> list[AlarmStatus]:
+        """Return what somebody has to see to, the gravest first; `own` is the feed of this node."""
         self._look()
         waits = now - self._waiting_since
         silence = Silence(waits, self._since_seal(now)) if waits >= SILENT_TIME else None
-        return alarms(self._verdict, self._feed, self.counting, silence, here=desk is not None)
+        own_number = self.counting.number(own) if own else None
+        own_evidence = None if own_number is None else self._evidence(own_number // INCARNATIONS)
+        return alarms(self._verdict, self._feed, self.counting, silence, own_evidence, here=desk is not None)
 
     def wait(self, own: Feed | None, asked: float | None, desk: Desk | None) -> WaitStatus | None:
         """Return why a node may make no updates now, None if it may; `asked` is for how many seconds it has
@@ -177,7 +188,8 @@ class Reports:
                 return self._not_admitted(own, asked, desk)
             case Standing.REVOKED:
                 text = "the organiser has revoked its admission, so that nothing it makes would count"
-                return WaitStatus(reason=Wait.REVOKED, text=text + self._said_of(own))
+                why = self._said_of(own) or self._harm_of(own)
+                return WaitStatus(reason=Wait.REVOKED, text=text + why)
             case Standing.AHEAD:
                 text = "decisions are lacking here that its own updates follow from; peers are asked for them"
                 return WaitStatus(reason=Wait.DECISIONS, text=text)
@@ -304,6 +316,29 @@ class Reports:
             counted=self.counting.counts_of(number),
         )
 
+    def _evidence(self, member: int) -> EvidenceStatus | None:
+        """Return the evidence about a member; None if nothing of it was measured."""
+        self._look()
+        known = self._origins.members.get(member)
+        if known is None:
+            return None
+        return EvidenceStatus(
+            member=member,
+            origin=self.counting.members[member].origin.hex(),
+            updates=known.updates,
+            worth=known.worth,
+            evidence=known.useful,
+            bound=SKIPPED_BELOW,
+            skipped=not known.trusted,
+            harmful_since=known.harm_since if known.harmful else None,
+        )
+
+    def _doubted(self) -> list[EvidenceStatus]:
+        self._look()
+        members = self._origins.members
+        found = sorted((m for m in members if not members[m].trusted), key=lambda m: members[m].useful)
+        return [one for one in map(self._evidence, found[:DOUBTED]) if one]
+
     def _health(self) -> HealthStatus:
         self._look()
         verdict = self._verdict
@@ -344,6 +379,20 @@ class Reports:
         named = [text for text in said if own.origin.hex()[:KEY_DIGITS] in text]
         return f". It says: {named[-1]}" if named else ""
 
+    def _harm_of(self, own: Feed) -> str:
+        """Return what the figures say against an origin; empty if nothing is evident."""
+        number = self.counting.number(own)
+        found = None if number is None else self._evidence(number // INCARNATIONS)
+        if found is None or found.harmful_since is None:
+            return ""
+        worth = f"{found.worth / WORTH_ONE:+.6f} nats by {found.updates} updates that were measured"
+        return (
+            ": its work has evidently raised the loss on the validation rows since epoch "
+            f"{found.harmful_since} ({worth}), which befalls one honest node in "
+            f"{1 / FALSE_REVOCATIONS:,.0f} by accident. If its rows, labels and --dtype are right, tell the "
+            "run's owner, who may admit another key"
+        )
+
     def _no_room(self, own: Feed) -> WaitStatus:
         member = self.counting.member(own.origin)
         assert member is not None  # who stands as a member is one
@@ -376,6 +425,7 @@ class Reports:
         feed = self._feed
         if (feed.stop, feed.chain) == (self._read, self._chain):
             return self._noted
+        self._origins.follow(feed)
         if feed.stop < self._read or feed.chains[self._read] != self._chain:
             self._noted, self._read = [], 0
         decisions = (read(entry.record).decision for entry in feed.entries[self._read :])

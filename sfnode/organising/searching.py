@@ -47,7 +47,11 @@ that, runs that began a hundred times too fast learnt in one of three cases, and
 EVALUATE_EVERY = 4
 """Epochs between two evaluations with all rows, for people and alarms; the searches see to the rest."""
 
-BUSY = 1 / 2
+ORIGIN_ROWS, ORIGIN_FORWARDS = 32, 4
+"""Least rows on which it is measured what each feed has brought, and forwards for each: a backward pass takes
+two, and one goes to see whether the middle of the step is better than its start."""
+
+BUSY = 1 / 4
 """Share of the organiser's own time that searches and evaluations may take once the rate has settled: in a
 large swarm a twentieth of everybody's work is more than one node can do."""
 
@@ -66,6 +70,8 @@ class Plan(NamedTuple):
     """Whether the model is evaluated on all validation rows."""
     sized: bool = False
     """Whether the rate is looked for that suits the first subspace."""
+    origins: int = 0
+    """Rows on which it is measured what each feed has brought; 0 if it is not."""
 
 
 class Memory(NamedTuple):
@@ -87,8 +93,9 @@ class Search:
     def __init__(self, policy: OrganiserPolicy, counting: Counting) -> None:
         """`policy.search_rows` is not 0. `counting` tells how far an organiser had come before."""
         self._policy = policy
-        cheapest = FIRST_ROWS * len(AMOUNTS) / _per_forward(policy.young_share)
-        self._first = max(FIRST_UPDATES, math.ceil(cheapest / policy.update_forwards))
+        cheapest = FIRST_ROWS * len(AMOUNTS) + policy.origins * ORIGIN_ROWS * ORIGIN_FORWARDS
+        earning = policy.update_forwards * _per_forward(policy.young_share)
+        self._first = max(FIRST_UPDATES, math.ceil(cheapest / earning))
         self.settled = False
         """Whether the rate has settled."""
         self._steady = 0
@@ -170,11 +177,18 @@ class Search:
         rest = max(0.0, self._credit - cost * scored)
         if due and not scored and self.settled:
             rest = 0.0  # it saves up
+        searched, origins = first * len(AMOUNTS), 0
+        if policy.origins:
+            spare = rest - searched  # both or neither: the cheaper one would always come first
+            least = min(ORIGIN_ROWS, policy.search_rows)
+            most = min(policy.search_rows, max(least, int(spare / 2) // ORIGIN_FORWARDS))
+            origins = most if spare >= least * ORIGIN_FORWARDS else 0
+            rest = rest - origins * ORIGIN_FORWARDS if origins else 0.0
         rows = min(policy.search_rows, int(rest // len(AMOUNTS)))
         rows = rows if rows >= first else 0
         if counting.sealed and counting.sealed == counting.served_from():
             rows = max(rows, first)  # nobody knows what the rate does along new bases
-        return Plan(rows, scored, sized) if rows or scored or sized else None
+        return Plan(rows, scored, sized, origins) if rows or scored or sized else None
 
     def _earn(self, counting: Counting) -> None:
         share = self._policy.share if self.settled else self._policy.young_share

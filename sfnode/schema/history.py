@@ -63,6 +63,55 @@ class HistoryResult(Answer):
     """Decisions and seals, the oldest first."""
 
 
+class Ranked(Answer):
+    """A member of an organised run by what it has brought."""
+
+    rank: int
+    """Rank by worth, then by updates that count, from 1."""
+    origin: str
+    counted: int
+    """Its updates that count."""
+    measured: int
+    """Updates among them of which the worth was measured."""
+    worth: int
+    """Nats of validation loss that these have taken off by the figures in the control feed (SPEC O16), in
+    units of 10^-9."""
+    revoked: bool
+
+
+class Remeasured(Answer):
+    """Comparison of the figures of one epoch with those that were measured here."""
+
+    epoch: int
+    rows: int
+    said: int
+    """Worth of all feeds in the control feed, with factor 1, in units of 10^-9 nats."""
+    found: int
+    """The same as measured here."""
+    off: float
+    """Sum of the absolute differences over feeds, beside the sum of the absolute figures."""
+    agrees: bool
+    """Whether that is within the tolerance."""
+
+
+class LeaderboardResult(Answer):
+    """`sfnode leaderboard --json`."""
+
+    run_id: str
+    run_name: str
+    sealed: int
+    counted: int
+    worth: int
+    """Sum of all members' worths, in units of 10^-9 nats."""
+    verified: bool
+    """Whether every signature and every seal of the log was checked."""
+    members: list[Ranked]
+    tolerance: float | None = None
+    """The largest `off` that agrees; None if nothing was measured anew."""
+    epochs: list[Remeasured]
+    """Epochs that were measured anew."""
+
+
 class CheckoutResult(Answer):
     """`sfnode checkout --json`."""
 

@@ -45,6 +45,24 @@ class HealthStatus(Answer):
     worse_than: list[EpochEvaluation]
 
 
+class EvidenceStatus(Answer):
+    """Evidence by the organiser's figures about a member's work, counted or not (SPEC O16)."""
+
+    member: int
+    origin: str
+    updates: int
+    """Updates that were measured."""
+    worth: int
+    """Nats by which they lower the loss with factor 1, in units of 10^-9."""
+    evidence: float
+    """Log-likelihood ratio for useful work; seals skip the work of whom it is below `bound` for."""
+    bound: float
+    skipped: bool
+    """Whether seals skip its work, unless the owner has said otherwise."""
+    harmful_since: int | None
+    """The epoch since when its work evidently does harm; None if that is not evident."""
+
+
 class SubspaceBases(Answer):
     """Published bases that serve from a subspace on."""
 
@@ -94,6 +112,8 @@ class OrganiserStatus(Answer):
     """The last ones, oldest first."""
     announcements: list[str]
     """The last ones, oldest first."""
+    doubted: list[EvidenceStatus]
+    """Members whose work seals skip by the evidence, those with most of it first, a hundred at most."""
 
 
 class MemberStatus(Answer):

@@ -6,7 +6,7 @@ from sfnode.limits import Limits
 from sfnode.schema.audits import AuditStatus
 from sfnode.schema.base import Answer
 from sfnode.schema.node_state import NodeState, Wait
-from sfnode.schema.organising import HealthStatus
+from sfnode.schema.organising import EvidenceStatus, HealthStatus
 
 
 class LinkStatus(Answer):
@@ -87,6 +87,8 @@ class RunStatus(Answer):
     room: int | None
     """The part of it that is left in the open epoch."""
     health: HealthStatus
+    evidence: EvidenceStatus | None = None
+    """Evidence about this node's own work; None as long as nothing of it was measured."""
     announced: str | None = None
     """The organiser's last announcement."""
 

@@ -107,7 +107,7 @@ class Origin(Answer):
     """The contribution of one key, counted in the signed log."""
 
     rank: int
-    """Rank by updates, from 1."""
+    """Rank by worth, then by updates, from 1."""
     origin: str
     updates: int
     share: float
@@ -121,6 +121,11 @@ class Origin(Answer):
     last_epoch: int
     cut: bool
     """Whether it has signed two histories; what came after the fork does not count."""
+    counted: int | None = None
+    """Its updates that count by the seals so far; None in an open run."""
+    worth: int | None = None
+    """Nats of validation loss that these have taken off by the organiser's figures, in units of 10^-9; None
+    in an open run, and of who is no member."""
     own: bool
     """Whether it is this node."""
     name: str | None
@@ -139,7 +144,7 @@ class Team(Answer):
 
 
 class Origins(Answer):
-    """A part of the list of all origins, those with most updates first."""
+    """A part of the list of all origins, those with the greatest worth first, then most updates."""
 
     total: int
     """Number of origins found."""

@@ -13,7 +13,9 @@ from itertools import accumulate
 
 from sfnode.schema.views import History, HistoryPoint, Leader, Origin, Origins, Team
 from sfnode.stats.contributions import Contribution, Contributions
+from sfnode.stats.leaderboard import Standing, standings
 from sfnode.store.log import UpdateLog
+from sfprotocol.messages import RunParameters
 from sfprotocol.names import NAMELESS, Names
 
 PATIENCE = 2.0
@@ -35,9 +37,16 @@ LEADERS = 8
 class LogIndex:
     """Answers from one log. One thread asks; any thread may close it."""
 
-    def __init__(self, update_log: UpdateLog, names: Callable[[], Mapping[bytes, Names]]) -> None:
+    def __init__(
+        self, update_log: UpdateLog, names: Callable[[], Mapping[bytes, Names]], run: RunParameters
+    ) -> None:
         """`names()` are the names that origins give themselves."""
+        self._log, self._run = update_log, run
         self._contributions = Contributions(update_log)
+        self._standings: dict[bytes, Standing] = {}
+        """Standings of members, by origin; empty in an open run."""
+        self._ranked: list[Contribution] = []
+        """All origins, the greatest worth first, then most updates."""
         self._find_names = names
         self._names: Mapping[bytes, Names] = {}
         self._teams: list[Team] = []
@@ -52,7 +61,7 @@ class LogIndex:
     def origins(self, own: bytes, offset: int, limit: int, find: str) -> Origins:
         """Return the origins whose key begins with `find` (hex), `limit` of them from rank `offset` on."""
         self._refresh()
-        found = list(enumerate(self._contributions.ranked, 1))
+        found = list(enumerate(self._ranked, 1))
         if find:
             found = [(rank, one) for rank, one in found if one.origin.hex().startswith(find)]
         return Origins(
@@ -78,18 +87,27 @@ class LogIndex:
             return
         complete = self._contributions.follow(began + PATIENCE)
         self._names, self._history = self._find_names(), {}
+        if self._run.organised:
+            self._standings = {one.origin: one for one in standings(self._run, self._log.control())}
+        self._ranked = sorted(self._contributions.ranked, key=lambda one: -self._worth(one.origin))
         self._teams = _teams(self._contributions, self._names)
         now = time.monotonic()
         self._valid_until = now + max(MIN_AGE, AGE_FACTOR * (now - began) if complete else 0.0)
 
+    def _worth(self, origin: bytes) -> int:
+        return self._standings[origin].worth if origin in self._standings else 0
+
     def _origin(self, rank: int, one: Contribution, own: bytes) -> Origin:
         names = self._names.get(one.origin, NAMELESS)
+        standing = self._standings.get(one.origin)
         return Origin(
             **one._asdict() | {"origin": one.origin.hex()},
             rank=rank,
             share=one.updates / self._contributions.updates,
             first_step=0,
             own=one.origin == own,
+            counted=standing.counted if standing else None,
+            worth=standing.worth if standing else None,
             name=names.name or None,
             team=names.team or None,
         )

@@ -58,6 +58,7 @@ SECTIONS = {
     "checkout --json": (history.CheckoutResult,),
     "diff --json": (history.DiffResult, history.LayerChange),
     "bisect --json": (history.BisectResult, history.Measured, history.Without),
+    "leaderboard --json": (history.LeaderboardResult, history.Ranked, history.Remeasured),
     "archive --json": (ArchiveStatement,),
     "import --json": (ImportResult,),
     "log --updates": (UpdateLine,),
@@ -65,6 +66,7 @@ SECTIONS = {
     "invite --json": (InviteResult,),
     "organise status --json": (
         organising.OrganiserStatus,
+        organising.EvidenceStatus,
         organising.HealthStatus,
         organising.EpochEvaluation,
     ),

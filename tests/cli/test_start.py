@@ -41,6 +41,7 @@ COMMANDS = (
     "checkout",
     "diff",
     "bisect",
+    "leaderboard",
     "fork",
     "archive",
     "import",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.models import files
 from sfnode.models.manifest_builder import default_manifest
-from sfnode.schema.history import BisectResult, CheckoutResult, DiffResult, HistoryResult
+from sfnode.schema.history import BisectResult, CheckoutResult, DiffResult, HistoryResult, LeaderboardResult
 from sfnode.schema.results import ArchiveStatement, ImportResult, VerifyResult
-from sfprotocol.decisions import RATE_ONE, RateFrom
+from sfprotocol.decisions import RATE_ONE, Part, RateFrom, Worth
 from tests.cli.helpers import Ended
 from tests.protocol.feeds import origin_of
 from tests.store.folders import Folder, organised
@@ -39,6 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             made.make(6, lambda: 1)
             made.bring("b", [RUN.training.scalar_limit * (1 if epoch == HARM else 0)] * 3)
             made.close()
+            if epoch != HARM:
+                made.decide(Worth(epoch, 8, (Part(0, 6, 2_000_000_001, 2000), Part(64, 3, -1, 0))))
             made.seal(rates=[RateFrom(3, RATE // 2)] if epoch == 1 else [])
             made.evaluate(epoch, 0.6, 0.9 + (epoch >= HARM))
         made.make(2)
@@ -172,6 +175,38 @@ def test_bisect_names_the_epoch_its_origin_and_the_commands(sfnode: Run, folder:
     assert "measuring from 0 to 3" in ended.err
     found = sfnode("bisect", "base", 1, "--data-dir", folder, "--json")
     assert BisectResult.model_validate(json.loads(found.out)).epoch != HARM
+
+
+# -- leaderboard -----------------------------------------------------------------------------------------
+
+
+def test_the_leaderboard_follows_from_the_log_alone_to_the_digit(
+    sfnode: Run, folder: Path, tmp_path: Path
+) -> None:
+    ended = sfnode("leaderboard", "--data-dir", folder)
+    assert (ended.status, ended.err) == (0, "")
+    assert [line.split() for line in ended.out.splitlines()[1:3]] == [
+        ["1", A[:16], "24", "18", "+6.000000003"],
+        ["2", B[:16], "12", "9", "-0.000000003"],
+    ]
+    assert ended.out.splitlines()[-1].endswith("4 seals, 36 updates count, worth +6.000000000 nats")
+    files_of_it = tmp_path / "copy"
+    files_of_it.mkdir()
+    for name in ("run.toml", "updates.sqlite"):
+        for file in folder.glob(f"{name}*"):
+            shutil.copy(file, files_of_it / file.name)
+    again = sfnode("leaderboard", "--recompute", "--data-dir", files_of_it)
+    assert again.out.splitlines()[:-1] == ended.out.splitlines()[:-1]
+    assert again.out.splitlines()[-1].endswith("nats, log verified")
+
+
+def test_figures_that_nobody_else_measures_are_told_apart(sfnode: Run, folder: Path) -> None:
+    ended = sfnode("leaderboard", "--remeasure", 2, "--data-dir", folder, "--json")
+    assert ended.status == 0, ended.err
+    found = LeaderboardResult.model_validate(json.loads(ended.out))
+    assert [one.epoch for one in found.epochs] == [1, 3]
+    assert not any(one.agrees for one in found.epochs)
+    assert ended.err.count("DIFFERS") == 2
 
 
 # -- fork ----------------------------------------------------------------------------------------------

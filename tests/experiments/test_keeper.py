@@ -33,7 +33,7 @@ ORGANISED = small(network={"hops": 1}, options={"organised": 1.0, "subspace_epoc
 GUARDED = small(
     network={"hops": 1}, refresh=2, learning_rate=0.5, steps=12, options={"organised": 1.0, "guard": 1.0}
 )
-SEARCHED = small(network={"hops": 1}, refresh=8, options={"organised": 1.0, "search": 1.0})
+SEARCHED = small(network={"hops": 1}, refresh=8, options={"organised": 1.0, "search": 1.0, "origins": 0.0})
 
 
 @pytest.fixture

@@ -27,12 +27,13 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.judging import Judge, by_schedule
 from sfnode.organising.organiser import Organiser
+from sfnode.organising.origins import Origins
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.rates import Schedule
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol import holding
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import Admit, Amend, Close, Decision, Recorded, encode
+from sfprotocol.decisions import Admit, Amend, Close, Decision, Recorded, Worth, encode
 from sfprotocol.messages import Feed, Position
 
 D = TypeVar("D", bound=Decision)
@@ -90,6 +91,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.counting = Counting(budget=self.budget, rate=RATE, bases=self.bases)
+        self.origins = Origins()
         self.positions: dict[int, Decision] = {}
         self.drawn = 0
         self.start()
@@ -97,7 +99,14 @@ class Bench:
     def start(self) -> None:
         """Start an organiser on what is here, as after a restart."""
         self.organiser = Organiser(
-            RUN_ID, self.counting, self.policy, self.judge, draw=self._draw, alone=self.alone, now=self.now
+            RUN_ID,
+            self.counting,
+            self.policy,
+            self.judge,
+            draw=self._draw,
+            alone=self.alone,
+            now=self.now,
+            known=self.origins,
         )
 
     def _draw(self, count: int) -> bytes:
@@ -139,9 +148,11 @@ class Bench:
             encode(sign.decision)
             before = state_of(self.counting)
             self.counting.apply(Recorded(sign.decision))
-            if type(sign.decision).__name__ not in ("Evaluated", "Announce"):
+            if type(sign.decision).__name__ not in ("Evaluated", "Announce", "Worth"):
                 assert state_of(self.counting) != before, f"void where it stands: {sign.decision}"
             self.signed.append(sign.decision)
+            if isinstance(sign.decision, Worth):
+                self.origins.take(sign.decision)
             self.do(ControlChanged(self.counting, Tenure.HELD, (sign.decision,)))
             if isinstance(sign.decision, Amend):
                 self.end(self.counting.feed(sign.decision.feed), self.counting.named(sign.decision.feed))

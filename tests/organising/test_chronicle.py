@@ -92,7 +92,9 @@ def test_no_kind_of_decision_is_forgotten() -> None:
         Bases,
         Announce,
     }
-    assert said | {Checkpoint, decisions.Evaluated} == {kind for kind, _ in decisions._KINDS.values()}
+    assert said | {Checkpoint, decisions.Evaluated, decisions.Worth} == {
+        kind for kind, _ in decisions._KINDS.values()
+    }
 
 
 def test_an_epoch_stands_where_it_was_sealed_with_its_close_and_evaluation() -> None:

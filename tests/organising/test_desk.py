@@ -23,7 +23,7 @@ from sfnode.organising.events import (
 from sfnode.organising.judging import by_schedule
 from sfnode.organising.rates import Schedule
 from sfprotocol import decisions
-from sfprotocol.decisions import Announce, Finish
+from sfprotocol.decisions import Announce, Finish, Part, Worth
 from sfprotocol.events import OwnDecision
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Advanced, Commit
@@ -31,7 +31,7 @@ from sfprotocol.messages import Feed
 from tests.organising.bench import UNEVALUATED
 from tests.protocol.feeds import origin_of
 from tests.protocol.swarm import Swarm
-from tests.protocol.test_organised import close, seal, swarm
+from tests.protocol.test_organised import close, decide, seal, swarm
 
 
 class Office:
@@ -113,6 +113,14 @@ def test_a_round_in_which_nothing_has_happened_reads_nothing(
     for _ in range(100):
         office.tell(Round())
     assert not office.told
+
+
+def test_after_a_start_the_evidence_is_that_of_all_figures_in_the_control_feed(office: Office) -> None:
+    parts = tuple(Part(64 * member, 9, 1000, 1000) for member in range(3))
+    decide(office.node, Worth(0, 64, parts))
+    again = office.opened()
+    assert again._organiser._origins.members == office.desk._organiser._origins.members
+    assert [one.updates for one in again._organiser._origins.members.values()] == [9, 9, 9]
 
 
 def test_of_a_feed_that_grows_only_the_news_is_told(office: Office) -> None:

@@ -19,9 +19,11 @@ from sfprotocol.decisions import (
     Evaluated,
     Finish,
     Move,
+    Part,
     Revoke,
     Seal,
     Void,
+    Worth,
 )
 from sfprotocol.holding import tag
 from tests.control.organised_node import QUOTA, OrganisedNode
@@ -69,6 +71,66 @@ def seal(node: OrganisedNode, count: int = 1) -> None:
 
 def codes(alarms: list[AlarmStatus]) -> list[str]:
     return [alarm.code for alarm in alarms]
+
+
+# -- evidence ------------------------------------------------------------------------------------------
+
+
+def brought(node: OrganisedNode, score: int, epochs: int) -> None:
+    """Tell that node a has brought this in so many epochs, and others as much good as can be."""
+    node.decide(Admit(A, QUOTA, 0))
+    own = node.organised.counting.number(node.swarm["a"].own)  # type: ignore[arg-type]
+    assert own is not None
+    others = range(64, 5 * 64, 64)
+    for epoch in range(epochs):
+        parts = [Part(own, 36, 250_000 * score, score), *(Part(n, 36, 10**9, 3000) for n in others)]
+        node.decide(Worth(epoch, 64, tuple(sorted(parts))))
+
+
+def test_who_is_left_out_reads_why_with_the_figure_and_what_to_do(
+    node: OrganisedNode, reports: Reports
+) -> None:
+    own = node.swarm["a"].own
+    assert own
+    brought(node, -500, 4)
+    run = reports.run(own, None, 0.0)
+    assert run.evidence
+    assert (run.evidence.updates, run.evidence.worth) == (144, -500_000_000)
+    assert run.evidence.skipped
+    (alarm,) = reports.alarms(None, 0.0, own)
+    assert alarm.code == "SF086"
+    assert "its 144 updates that were measured change the loss on the validation rows by +0.5" in alarm.what
+    assert f"{run.evidence.evidence:.2f}, where -0.85 is asked for" in alarm.what
+    assert "no accusation" in alarm.fix
+    assert [one.member for one in reports.status(None).doubted] == [run.evidence.member]
+
+
+def test_who_helps_and_who_was_never_measured_reads_of_no_doubt(
+    node: OrganisedNode, reports: Reports
+) -> None:
+    own = node.swarm["a"].own
+    assert reports.run(own, None, 0.0).evidence is None
+    brought(node, 3000, 4)
+    evidence = reports.run(own, None, 0.0).evidence
+    assert evidence
+    assert not evidence.skipped
+    assert reports.alarms(None, 0.0, own) == []
+    assert reports.status(None).doubted == []
+
+
+def test_who_is_revoked_for_harm_reads_since_when(node: OrganisedNode, reports: Reports) -> None:
+    own = node.swarm["a"].own
+    assert own
+    brought(node, -4000, 8)
+    evidence = reports.run(own, None, 0.0).evidence
+    assert evidence
+    assert evidence.harmful_since == 0
+    node.decide(Revoke(evidence.member, 0))
+    wait = reports.wait(own, None, None)
+    assert wait
+    assert wait.reason is Wait.REVOKED
+    assert "raised the loss on the validation rows since epoch 0 (-8.000000 nats by 288 updates" in wait.text
+    assert reports.alarms(None, 0.0, own) == []
 
 
 # -- alarms --------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from sfprotocol.decisions import (
     Finish,
     Invite,
     Move,
+    Part,
     RateFrom,
     Recorded,
     Recount,
@@ -38,6 +39,7 @@ from sfprotocol.decisions import (
     Seal,
     Unknown,
     Void,
+    Worth,
 )
 from sfprotocol.messages import Feed
 from tests.protocol.organised import DIGEST, SALT, Reference, admit, close, fold, origin, seal, tag
@@ -212,6 +214,16 @@ def test_a_factor_of_0_counts_nothing_and_is_final() -> None:
     assert (run.counted, run.sealed) == (0, 1)
     assert run.runs(A, 4) == (Run(3, 0), Run(4, ONE))
     assert not changes(run, seal(1, recount=((A, 0),)))
+
+
+def test_live_weights_leave_out_open_work_of_a_feed_that_the_last_seal_has_skipped() -> None:
+    run = fold(*MEMBERS, close(0, {A: 10, B: 10}), close(1, {A: 5, B: 5}), seal(0, skip=(A,)))
+    assert run.runs(A, 20) == (Run(10, 0), Run(20, ONE))
+    assert run.live(A, 20) == (Run(20, 0),)
+    assert run.live(A, 8) == run.runs(A, 8)
+    assert run.live(B, 20) == run.runs(B, 20)
+    run.apply(Recorded(seal(1, recount=((A, 0),))))
+    assert run.live(A, 20) == run.runs(A, 20) == (Run(20, ONE),)
 
 
 def test_neighbours_of_equal_factor_are_one_run() -> None:
@@ -461,8 +473,9 @@ def test_a_run_that_is_finished_stays_so_and_closes_no_epoch() -> None:
         Announce("hello"),
         Evaluated(0, "accuracy", 1, 0, 2, 3, 4),
         Checkpoint(0, DIGEST, DIGEST),
+        Worth(0, 64, (Part(A, 3, 1, 1),)),
         Unknown(1),
-        Unknown(7),
+        Unknown(9),
     ],
 )
 def test_odd_kinds_change_nothing(silent: Decision) -> None:

@@ -161,6 +161,21 @@ def test_seals_say_what_counts_and_everybody_agrees() -> None:
     assert same(made)
 
 
+def test_what_is_to_be_skipped_can_be_left_out_of_what_is_named() -> None:
+    made = swarm()
+    for name in "ab":
+        made[name].compute(7)
+    made.run(2)
+    close(made["a"])
+    seal(made["a"])
+    made["b"].compute(3)
+    made.run(2)
+    close(made["a"])
+    organised, b = made["a"].machine.organised, number(made, "b")
+    assert organised.named(1)[made["b"].own].runs[-1].stop == 10
+    assert organised.named(1, [b]) == organised.named(0)
+
+
 def test_a_newcomer_learns_decisions_before_it_asks_for_updates() -> None:
     made = swarm()
     for _ in range(3):

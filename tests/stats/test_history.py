@@ -44,7 +44,7 @@ def test_a_feed_counts_as_far_as_its_cut(
     log: UpdateLog,
 ) -> None:
     log.append([record(RUN, "a", [1, 2, 3]), record(RUN, "b", [4])])
-    index = LogIndex(log, dict)
+    index = LogIndex(log, dict, RUN.parameters())
     assert updates(index) == {key("a"): 3, key("b"): 1}
     log.append([], [cut("a", 2), cut("b", 0)])
     assert updates(index) == {key("a"): 2}
@@ -56,7 +56,7 @@ def test_a_feed_counts_as_far_as_its_cut(
 def test_what_a_checkpoint_stands_for_is_counted_too(log: UpdateLog) -> None:
     log.append([record(RUN, "a", [1, 2, 3, 4])])
     bases = [Base(feed_of(name), 3, log.past(feed_of("a"), 3)[0], 0, 2) for name in "ac"]
-    index = LogIndex(log, dict)
+    index = LogIndex(log, dict, RUN.parameters())
     log.rebase(bases)
     assert updates(index) == {key("a"): 4, key("c"): 3}
     assert index.history(10).indexed == 5, "of the others, nobody knows the epochs"
@@ -67,7 +67,7 @@ def test_a_log_too_long_for_one_question_is_counted_over_several(
 ) -> None:
     log.append([record(RUN, "a", [1]), record(RUN, "b", [2]), record(RUN, "c", [3])])
     monkeypatch.setattr(history, "PATIENCE", -1.0)
-    index = LogIndex(log, dict)
+    index = LogIndex(log, dict, RUN.parameters())
     assert origins(index).indexed == 0
     assert origins(index).origins == []
     monkeypatch.setattr(history, "PATIENCE", 2.0)
@@ -79,7 +79,7 @@ def test_a_question_asked_again_at_once_has_the_same_answer(
 ) -> None:
     monkeypatch.setattr(history, "MIN_AGE", 3600.0)
     log.append([record(RUN, "a", [1])])
-    index = LogIndex(log, dict)
+    index = LogIndex(log, dict, RUN.parameters())
     first, course = origins(index), index.history(5)
     log.append([record(RUN, "b", [1])])
     assert origins(index) == first
@@ -89,7 +89,7 @@ def test_a_question_asked_again_at_once_has_the_same_answer(
 
 def test_a_closed_index_reads_no_more(log: UpdateLog) -> None:
     log.append([record(RUN, "a", [1])])
-    index = LogIndex(log, dict)
+    index = LogIndex(log, dict, RUN.parameters())
     assert origins(index).indexed == 1
     log.append([record(RUN, "b", [1])])
     index.close()
@@ -97,6 +97,6 @@ def test_a_closed_index_reads_no_more(log: UpdateLog) -> None:
 
 
 def test_an_empty_log_has_neither_origins_nor_history(log: UpdateLog) -> None:
-    index = LogIndex(log, dict)
+    index = LogIndex(log, dict, RUN.parameters())
     assert (origins(index).total, origins(index).updates, origins(index, "ab").origins) == (0, 0, [])
     assert index.history(7).points == []

@@ -43,9 +43,13 @@ def test_teams_are_summed_over_all_origins_and_not_over_one_page(tmp_path: Path)
         log.append([record(run, "a", [1, 2, 3]), record(run, "b", [4]), record(run, "c", [5, 6])])
         owls, crows = Names("", "Owls"), Names("", "Crows")
         names = {feed_of("a").origin: owls, feed_of("b").origin: owls, feed_of("c").origin: crows}
-        page = LogIndex(log, lambda: names).origins(b"", 0, 1, "")
-        nobody = LogIndex(log, lambda: {feed_of("a").origin: NAMELESS}).origins(b"", 0, 100, "")
-        many = LogIndex(log, lambda: {feed_of("a").origin: Names("", "x")}).origins(b"", 0, 1, "ff")
+        page = LogIndex(log, lambda: names, run.parameters()).origins(b"", 0, 1, "")
+        nobody = LogIndex(log, lambda: {feed_of("a").origin: NAMELESS}, run.parameters()).origins(
+            b"", 0, 100, ""
+        )
+        many = LogIndex(log, lambda: {feed_of("a").origin: Names("", "x")}, run.parameters()).origins(
+            b"", 0, 1, "ff"
+        )
     assert [(team.team, team.updates, team.origins) for team in page.teams] == [
         ("Owls", 4, 2),
         ("Crows", 2, 1),

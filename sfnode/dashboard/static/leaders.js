@@ -34,6 +34,7 @@ function origin(one) {
     [count(one.updates), "number"],
     [percent(one.share), "number"],
     bar(one.share),
+    [one.worth === null ? "" : (one.worth / 1e9).toFixed(6), "number"],
     [one.team ?? "", "extra isolated"],
     [`${one.first_epoch + 1} to ${one.last_epoch + 1}`, "number extra epochs"],
   ]);

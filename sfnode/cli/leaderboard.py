@@ -1,0 +1,163 @@
+"""`sfnode leaderboard`: what the members of an organised run have brought, and what it was worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sfnode.cli.data_folder import opened_run
+from sfnode.cli.options import (
+    data_dir_option,
+    device_option,
+    dtype_option,
+    json_option,
+    model_option,
+    option,
+)
+from sfnode.cli.output import echo
+from sfnode.cli.progress import waiting
+from sfnode.dashboard.formatting import count, nats
+from sfnode.errors import Code, UserError
+
+if TYPE_CHECKING:
+    from sfnode.manifest import Manifest
+    from sfnode.schema.history import LeaderboardResult, Ranked, Remeasured
+    from sfnode.stats.leaderboard import Standing
+    from sfnode.store.log import UpdateLog
+    from sfprotocol.messages import Entry
+
+DIGITS = 16
+"""Hex digits of the keys that are shown."""
+
+
+@click.command
+@option(
+    "--recompute",
+    is_flag=True,
+    help="First check every signature and every seal of the log, as `sfnode verify` does.",
+)
+@option(
+    "--remeasure",
+    type=click.IntRange(1),
+    metavar="EPOCHS",
+    help="Measure the last so many epochs anew, on the run's validation rows, and compare.",
+)
+@data_dir_option
+@model_option
+@device_option
+@dtype_option
+@json_option
+def leaderboard(
+    recompute: bool,
+    remeasure: int | None,
+    data_dir: Path,
+    model: Path | None,
+    device: str,
+    dtype: str,
+    as_json: bool,
+) -> None:
+    """Show what each member of an organised run has brought, by what it was worth.
+
+    Computed from the manifest and the log of a node's folder alone, running or not: everybody who has the
+    same decisions sees the same digits. Worth is in nats by which updates that count have lowered the loss on
+    the organiser's validation rows, as it has signed (docs/organising.md)."""
+    with opened_run(data_dir) as (manifest, update_log):
+        from sfnode.stats.leaderboard import standings
+        from sfnode.store.verification import verify_log
+
+        run = manifest.parameters()
+        if run.organised is None:
+            raise UserError(
+                Code.RUN_IS_OPEN,
+                "an open run has no leaderboard by worth: nobody says what updates have brought",
+                "`sfnode top` ranks its origins by updates.",
+            )
+        if recompute:
+            with waiting("verifying the log"):
+                verify_log(manifest, update_log, None)
+        entries = update_log.control()
+        found = _result(manifest, entries, standings(run, entries), verified=recompute)
+        if remeasure:
+            found = _remeasured(found, manifest, update_log, data_dir, remeasure, model, device, dtype)
+    echo(found.model_dump_json(indent=2) if as_json else "\n".join(_lines(found)))
+
+
+def _result(
+    manifest: Manifest, entries: list[Entry], found: list[Standing], *, verified: bool
+) -> LeaderboardResult:
+    from sfnode.schema.history import LeaderboardResult, Ranked
+    from sfnode.store.replay import counting_of
+
+    counting = counting_of(manifest.parameters(), entries)
+    return LeaderboardResult(
+        run_id=manifest.run_id.hex(),
+        run_name=manifest.name,
+        sealed=counting.sealed,
+        counted=counting.counted,
+        worth=sum(one.worth for one in found),
+        verified=verified,
+        epochs=[],
+        members=[
+            Ranked(**one._asdict() | {"origin": one.origin.hex()}, rank=rank)
+            for rank, one in enumerate(found, 1)
+        ],
+    )
+
+
+def _remeasured(
+    found: LeaderboardResult,
+    manifest: Manifest,
+    update_log: UpdateLog,
+    data_dir: Path,
+    epochs: int,
+    model: Path | None,
+    device: str,
+    dtype: str,
+) -> LeaderboardResult:
+    from sfnode.engine.trainer import Trainer
+    from sfnode.modelshare.sharing import model_of
+    from sfnode.node import remeasuring
+    from sfnode.store.data_folder import Layout
+    from sfnode.store.replay import counting_of
+
+    layout, entries = Layout(data_dir), update_log.control()
+    with Trainer.load(
+        manifest,
+        model_override=model_of(layout, model),
+        device=device,
+        dtype=dtype,
+        training=False,
+        bases=layout.bases,
+    ) as trainer:
+        trainer.use_bases(counting_of(manifest.parameters(), entries).bases)
+        with waiting(f"measuring {epochs} epochs anew"):
+            compared = remeasuring.remeasure(
+                manifest, update_log, entries, epochs, trainer, lambda one: echo(_compared(one), err=True)
+            )
+    return found.model_copy(update={"tolerance": remeasuring.TOLERANCE, "epochs": compared})
+
+
+def _compared(one: Remeasured) -> str:
+    word = "agrees" if one.agrees else "DIFFERS"
+    figures = f"{nats(one.said)} nats signed, {nats(one.found)} measured here"
+    return f"epoch {one.epoch}: {figures} on {one.rows} rows, off by {one.off:.2%}: {word}"
+
+
+def _lines(found: LeaderboardResult) -> Iterator[str]:
+    yield f"{'rank':>6}  {'origin':<{DIGITS}}  {'count':>10}  {'measured':>10}  {'worth, nats':>15}"
+    yield from (_line(one) for one in found.members)
+    counts = f"{found.sealed} seals, {count(found.counted)} updates count"
+    checked = ", log verified" if found.verified else ""
+    yield f"run {found.run_name} ({found.run_id[:16]}): {counts}, worth {nats(found.worth)} nats{checked}"
+    if found.tolerance is not None:
+        agreeing = sum(one.agrees for one in found.epochs)
+        of = f"{agreeing} of {len(found.epochs)} epochs that were measured anew"
+        yield f"{of} agree within {found.tolerance:.0%}"
+
+
+def _line(one: Ranked) -> str:
+    figures = f"{count(one.counted):>10}  {count(one.measured):>10}  {nats(one.worth):>15}"
+    return f"{one.rank:>6}  {one.origin[:DIGITS]}  {figures}{'  revoked' if one.revoked else ''}"

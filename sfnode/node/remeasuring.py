@@ -1,0 +1,137 @@
+"""Worths of members by figures that are measured anew, beside those of the organiser (SPEC O16).
+
+For runs whose validation rows everybody has. Reads a log and changes nothing; carries out no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.manifest import Manifest
+from sfnode.node.engine_thread import Share
+from sfnode.organising.origins import Brought, Origins, said
+from sfnode.schema.history import Remeasured
+from sfnode.store.log import UpdateLog
+from sfnode.store.replay import changes, counted_anew
+from sfprotocol import decisions
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import INCARNATIONS, Recount, Seal, Worth
+from sfprotocol.messages import Entry, Feed, RunParameters
+from sfprotocol.seeds import I64
+from sfprotocol.weighing import NOTHING, Counted, named
+
+TOLERANCE = 0.05
+"""Largest difference that agrees, beside all figures of an epoch. Measured: 1e-5 between two machines in
+float32, and 0.02 between float32 and bfloat16. Half of the rows instead of all make 0.2 and more."""
+
+
+class Measures(Protocol):
+    """The part of `engine.trainer.Trainer` that is used here."""
+
+    def apply(self, batch: UpdateBatch) -> None: ...
+    def cores(self) -> dict[int, I64]: ...
+    def shares(
+        self, after: Mapping[int, I64], updates: Sequence[tuple[UpdateBatch, I64]], rows: int, turn: int
+    ) -> tuple[Sequence[Share], int]: ...
+
+
+class _Asked(NamedTuple):
+    """An epoch whose figures are measured anew, and its states."""
+
+    worth: Worth
+    counting: Counting
+    before: dict[Feed, Counted]
+    step: dict[Feed, Counted]
+    """The state with what made the step of the epoch."""
+    named: dict[Feed, Counted]
+    """The state with everything that the close has named."""
+
+
+def remeasure(
+    manifest: Manifest,
+    update_log: UpdateLog,
+    entries: Sequence[Entry],
+    epochs: int,
+    engine: Measures,
+    tell: Callable[[Remeasured], None],
+) -> list[Remeasured]:
+    """Measure the last so many epochs anew of which there are figures, and compare; `engine` has applied
+    nothing yet. Raises UserError LOG_CORRUPT, DATA_*."""
+    run, applied = manifest.parameters(), dict[Feed, Counted]()
+    figures = _figures(entries)
+    wanted = {epoch: figures[epoch] for epoch in sorted(figures)[-epochs:]}
+    found = []
+    for asked in _asked(run, entries, wanted):
+        for batch in changes(update_log, applied, asked.before, run.subspace_epochs):
+            engine.apply(batch)
+        applied |= asked.before
+        core = Core(len(manifest.model.targets), manifest.training.rank)
+        core.put(engine.cores())
+        for batch in changes(update_log, asked.before, asked.step, run.subspace_epochs):
+            core.add(batch)
+        updates = counted_anew(update_log, asked.before, asked.named, run.subspace_epochs)
+        rows, epoch = asked.worth.rows, asked.worth.epoch
+        shares, _ = engine.shares(core.cores(), list(updates.values()), rows, epoch)
+        brought = [
+            Brought(feed, s.updates, s.sum, s.squares, s.worth, s.error)
+            for feed, s in zip(updates, shares, strict=True)
+        ]
+        found.append(_compared(asked.worth, said(epoch, rows, brought, asked.counting)))
+        tell(found[-1])
+    return found
+
+
+def _figures(entries: Sequence[Entry]) -> dict[int, Worth]:
+    """Return what decisions say of each epoch, those of one epoch together."""
+    found: dict[int, Worth] = {}
+    for entry in entries:
+        decision = decisions.read(entry.record).decision
+        if isinstance(decision, Worth):
+            known = found[decision.epoch].parts if decision.epoch in found else ()
+            found[decision.epoch] = replace(decision, parts=known + decision.parts)
+    return found
+
+
+def _asked(run: RunParameters, entries: Sequence[Entry], wanted: Mapping[int, Worth]) -> Iterator[_Asked]:
+    """Yield the epochs whose figures were told before their seals, with the states that were measured.
+
+    What was left out of a step then is what the evidence of that moment said, and what the seal skipped for
+    other reasons.
+    """
+    counting, origins = Counting.of(run), Origins()
+    doubted: dict[int, set[int]] = {}
+    for entry in entries:
+        recorded = decisions.read(entry.record)
+        match recorded.decision:
+            case Worth(epoch=epoch) as worth:
+                if epoch in wanted and epoch == counting.sealed < counting.open_epoch:
+                    moved = counting.moved(epoch)
+                    doubted.setdefault(epoch, {n for n in moved if not origins.trusts(n // INCARNATIONS)})
+                origins.take(worth)
+            case Seal(epoch=epoch, skipped=skipped) if epoch == counting.sealed and epoch in doubted:
+                others = (n for n in skipped if origins.trusts(n // INCARNATIONS))
+                left = doubted[epoch].union(n for n in others if Recount(n, epoch) not in origins.outliers)
+                before, whole = named(counting, epoch - 1), named(counting, epoch)
+                gone = {counting.feed(number) for number in left}
+                step = {f: before.get(f, NOTHING) if f in gone else one for f, one in whole.items()}
+                yield _Asked(wanted[epoch], counting, before, step, whole)
+        counting.apply(recorded)
+
+
+def _compared(worth: Worth, found: Sequence[Worth]) -> Remeasured:
+    ours = {part.feed: part.worth for one in found for part in one.parts}
+    theirs = {part.feed: part.worth for part in worth.parts}
+    off = sum(abs(theirs.get(feed, 0) - ours.get(feed, 0)) for feed in {*ours, *theirs})
+    whole = sum(map(abs, theirs.values()))
+    share = off / whole if whole else float(off > 0)
+    return Remeasured(
+        epoch=worth.epoch,
+        rows=worth.rows,
+        said=sum(theirs.values()),
+        found=sum(ours.values()),
+        off=share,
+        agrees=share <= TOLERANCE,
+    )

@@ -1,0 +1,398 @@
+"""The evidence about members, on Gaussian scalars: no model, and as many origins as one likes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sfnode.organising.events import Evaluate, EvaluationEnded, OwnerTrusts
+from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found
+from sfnode.organising.origins import (
+    LEAST_MEMBERS,
+    MOST_EVIDENCE,
+    OUTLIER,
+    PARTS_PER_WORTH,
+    SCORE_ONE,
+    SKIPPED_BELOW,
+    Brought,
+    Evidence,
+    Origins,
+    said,
+)
+from sfnode.organising.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import (
+    MAX_DECISION,
+    Admit,
+    Part,
+    Recorded,
+    Recount,
+    Revoke,
+    Seal,
+    Void,
+    Worth,
+    encode,
+)
+from sfprotocol.messages import Feed
+from sfprotocol.worths import WORTH_ONE
+from tests.organising.bench import EVALUATED, Bench, feed_of
+
+HOSTILE = 0.3
+UPDATES = 8
+"""Updates of a member in an epoch."""
+
+F64 = NDArray[np.float64]
+Attack = Callable[[F64, np.random.Generator, int], F64]
+
+ATTACKS: dict[str, Attack] = {
+    "random": lambda q, rng, epoch: np.abs(q) * rng.choice([-1.0, 1.0], q.shape),
+    "flip": lambda q, rng, epoch: -q,
+    "noise": lambda q, rng, epoch: 100.0 * rng.choice([-1.0, 1.0], q.shape),
+    "turncoat": lambda q, rng, epoch: q if epoch < 20 else -q,
+    "lazy": lambda q, rng, epoch: np.zeros_like(q),
+}
+
+
+class Swarm:
+    """Members whose scalars agree with the slopes on validation rows by `rho`, and hostile ones, the
+    first."""
+
+    def __init__(
+        self, members: int, rho: float, attack: str = "", seed: int = 0, spread: float = 0.0
+    ) -> None:
+        self.hostile = int(HOSTILE * members) if attack else 0
+        self.origins, self.epoch = Origins(), 0
+        self._rng, self._attack = np.random.default_rng(seed), attack
+        factors = 1 + spread * self._rng.uniform(-1, 1, members)
+        self._rho = np.clip(rho * factors, 0, 0.95)[:, None]
+        self.skipped: list[list[bool]] = []
+
+    def run(self, epochs: int, updates: int = UPDATES) -> Swarm:
+        for _ in range(epochs):
+            p, noise = self._rng.standard_normal((2, len(self._rho), updates))
+            q = self._rho * p + np.sqrt(1 - self._rho**2) * noise
+            if self.hostile:
+                q[: self.hostile] = ATTACKS[self._attack](q[: self.hostile], self._rng, self.epoch)
+            self.origins.take(Worth(self.epoch, 64, tuple(map(part, range(len(q)), q * p))))
+            self.skipped.append([not self.origins.trusts(member) for member in range(len(q))])
+            self.epoch += 1
+        return self
+
+    @property
+    def lost(self) -> float:
+        """Share of honest work that is skipped for good: that after which its member was not trusted again,
+        and what was an outlier."""
+        honest = np.array(self.skipped)[:, self.hostile :]
+        open_ = np.flip(np.logical_and.accumulate(np.flip(honest, 0)), 0)
+        outliers = sum(one.feed // 64 >= self.hostile for one in self.origins.outliers)
+        return float((open_.sum() + outliers) / honest.size)
+
+    @property
+    def counted(self) -> float:
+        """Updates of a hostile member that are counted, on average."""
+        return float((~np.array(self.skipped)[:, : self.hostile]).sum(0).mean()) * UPDATES
+
+    def revoked(self) -> list[int]:
+        return sorted(self.origins.harmful)
+
+
+def part(member: int, products: F64, worth: float = 1e-4) -> Part:
+    squares = float((products**2).sum())
+    score = float(products.sum()) / math.sqrt(squares) if squares else 0.0
+    return Part(
+        64 * member, len(products), round(products.sum() * worth * WORTH_ONE), round(score * SCORE_ONE)
+    )
+
+
+# -- who is found out, and how soon --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("members", "rho", "flipped", "random"),
+    [(10, 0.9, 8, 96), (10, 0.6, 16, 128), (100, 0.9, 8, 96), (100, 0.35, 56, 264), (1000, 0.6, 16, 128)],
+)
+def test_hostile_members_are_skipped_after_few_updates(
+    members: int, rho: float, flipped: int, random: int
+) -> None:
+    """About 1 / rho^2 of them where signs are flipped, and about 30 / rho^2 where they mean nothing."""
+    epochs = 20 if members == 1000 else 40
+    assert Swarm(members, rho, "flip").run(epochs).counted <= flipped
+    assert Swarm(members, rho, "random").run(epochs).counted <= random
+    assert Swarm(members, rho, "noise").run(5).counted == 0.0
+
+
+@pytest.mark.parametrize("rho", [0.35, 0.6, 0.9])
+def test_who_turns_is_found_out_as_soon_as_who_comes_and_is_revoked(rho: float) -> None:
+    swarm = Swarm(20, rho, "turncoat").run(20)
+    assert not any(swarm.skipped[-1])
+    swarm.run(80 if rho < 0.5 else 30)
+    assert swarm.counted <= 20 * UPDATES + 20 / rho**2
+    assert swarm.revoked() == list(range(swarm.hostile))
+    first = [swarm.origins.members[member].harm_since for member in swarm.revoked()]
+    assert all(epoch is not None and 18 <= epoch <= 24 for epoch in first), "from when it began"
+
+
+def test_useless_work_is_skipped_and_nobody_is_revoked_for_it() -> None:
+    for attack in ("random", "lazy"):
+        swarm = Swarm(20, 0.6, attack).run(100)
+        assert all(swarm.skipped[-1][: swarm.hostile])
+        assert swarm.revoked() == []
+
+
+def test_work_that_does_harm_is_revoked() -> None:
+    swarm = Swarm(20, 0.6, "flip").run(20)
+    assert swarm.revoked() == list(range(swarm.hostile))
+    assert {swarm.origins.members[member].harm_since for member in swarm.revoked()} <= {0, 1, 2}
+
+
+# -- who is not ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rho", [0.1, 0.2, 0.35, 0.6, 0.9])
+@pytest.mark.parametrize("attack", ["", "random", "flip"])
+def test_honest_members_lose_less_than_one_update_in_a_hundred(rho: float, attack: str) -> None:
+    swarm = Swarm(100, rho, attack).run(40)
+    assert swarm.lost < 0.01
+    assert all(member < swarm.hostile for member in swarm.revoked())
+
+
+@pytest.mark.parametrize("rho", [0.35, 0.6])
+def test_nor_do_those_whose_rows_are_of_another_kind(rho: float) -> None:
+    """Members of half the usual correlation, and of one and a half times as much."""
+    swarm = Swarm(100, rho, "flip", spread=0.5).run(60)
+    assert swarm.lost < 0.01
+    assert all(member < swarm.hostile for member in swarm.revoked())
+
+
+def test_members_who_do_no_harm_are_revoked_once_in_ten_thousand_at_most() -> None:
+    """Useless ones are the nearest to doing harm that does none: none of 300 in 1,600 updates each."""
+    assert Swarm(1000, 0.6, "random").run(20, 80).revoked() == []
+
+
+def test_where_scalars_say_nothing_nobody_is_skipped() -> None:
+    assert Swarm(20, 0.0).run(40).lost < 0.01
+
+
+def test_a_step_that_goes_too_far_says_nothing_of_single_members() -> None:
+    """In the middle of a step at a rate that is far too large all slopes may point back."""
+    swarm = Swarm(20, 0.6).run(20)
+    back = tuple(Part(64 * member, UPDATES, -1_000_000, -2 * SCORE_ONE) for member in range(20))
+    for _ in range(3):
+        swarm.origins.take(Worth(swarm.epoch, 64, back))
+    assert all(swarm.origins.trusts(member) for member in range(20))
+
+
+def test_of_too_few_members_nobody_says_which_is_usual() -> None:
+    assert LEAST_MEMBERS == 3
+    origins = Origins()
+    for epoch in range(50):
+        origins.take(Worth(epoch, 64, (Part(0, 8, 1000, 2000), Part(64, 8, -1000, -2000))))
+    assert origins.trusts(0)
+    assert origins.trusts(1)
+
+
+# -- what was skipped, and what never counts --------------------------------------------------------------
+
+
+def test_work_counts_again_once_the_evidence_is_back() -> None:
+    evidence = Evidence()
+    trusted = []
+    for epoch, score in enumerate([-2.0, -2.0, 2.0, 2.0]):
+        evidence.take(epoch, Part(0, 9, 0, round(score * SCORE_ONE)), 0.2, outlier=False)
+        trusted.append(evidence.trusted)
+    assert trusted == [False, False, False, True]
+
+
+def test_scalars_of_another_size_are_left_out_at_once_and_take_evidence_to_make_good() -> None:
+    swarm = Swarm(20, 0.6).run(10)
+    usual = tuple(Part(64 * member, 8, 1_000_000, 1000) for member in range(1, 20))
+    large = Part(0, 8, round(1.1 * OUTLIER * 1_000_000), 1000)
+    swarm.origins.take(Worth(10, 64, (large, *usual)))
+    assert swarm.origins.outliers == {Recount(0, 10)}
+    assert not swarm.origins.trusts(0)
+    assert swarm.origins.members[0].useful == SKIPPED_BELOW - MOST_EVIDENCE
+    assert all(swarm.origins.trusts(member) for member in range(1, 20))
+
+
+# -- decisions ---------------------------------------------------------------------------------------------
+
+
+def counting_of(members: int) -> Counting:
+    counting = Counting(budget=1, rate=1)
+    for number in range(members):
+        counting.apply(Recorded(Admit(number.to_bytes(32, "big"), 10, 0)))
+    return counting
+
+
+def brought(number: int, *, worth: float = 0.25, squares: float = 16.0) -> Brought:
+    return Brought(Feed(number.to_bytes(32, "big"), 0), 300, 9.0, squares, worth, 0.1)
+
+
+def test_what_was_measured_is_said_in_whole_numbers_in_the_order_of_feeds() -> None:
+    found = said(3, 64, [brought(1), brought(0, worth=-1e-9, squares=0.0)], counting_of(2))
+    assert found == [Worth(3, 64, (Part(0, 300, -1, 0), Part(64, 300, 250_000_000, 2250)))]
+
+
+def test_nothing_is_said_where_a_figure_is_no_number() -> None:
+    assert said(3, 64, [brought(0), brought(1, worth=math.nan)], counting_of(2)) == []
+
+
+def test_as_many_parts_as_fit_make_a_decision() -> None:
+    members = PARTS_PER_WORTH + 1
+    found = said(65_535, 2**31, [brought(n, worth=-9.0e9) for n in range(members)], counting_of(members))
+    assert [len(one.parts) for one in found] == [PARTS_PER_WORTH, 1]
+    assert len(encode(found[0])) <= MAX_DECISION
+
+
+def test_the_figures_are_all_that_the_evidence_follows_from() -> None:
+    swarm = Swarm(10, 0.6, "flip").run(10)
+    again = Origins()
+    for worth in swarm.origins.said:
+        again.take(worth)
+    assert again.members == swarm.origins.members
+
+
+# -- seals -------------------------------------------------------------------------------------------------
+
+NAMES = ("anne", "bob", "cleo", "dora", "eve")
+EVE = 4 * 64
+MEASURED = replace(
+    EVALUATED,
+    target_updates=2048,
+    search_rows=256,
+    update_forwards=8,
+    seal_wait=100.0,
+    longest_epoch=600.0,
+    origins=True,
+)
+GOOD, BAD = 2.0, -2.0
+"""Scores of 36 updates."""
+
+
+class Organised:
+    """A run in which what members bring is what they are told to, and searches change nothing."""
+
+    def __init__(self, **policy: bool) -> None:
+        self.bench = Bench(policy=replace(MEASURED, **policy), budget=1_000_000).begin(*NAMES, quota=1 << 20)
+        self.measured: list[Evaluate] = []
+        self.searched: list[Evaluate] = []
+        self.spent = self.trained = 0
+
+    def epoch(self, eve: float = GOOD, *, times: float = 1.0) -> Seal:
+        """Let everybody train for an epoch, and return its seal; the updates of eve weigh `times` as much."""
+        bench, sealed = self.bench, len(self.bench.of(Seal))
+        done = len(bench.plans)
+        while len(bench.of(Seal)) == sealed:
+            if len(bench.plans) > done:
+                self.answer(bench.plans[done], eve, times)
+                done += 1
+            elif bench.counting.open_epoch == sealed:
+                for name in NAMES:
+                    bench.update(feed_of(name), 36)
+                    self.trained += 36 * 8
+            bench.advance(2)
+        return bench.of(Seal)[sealed]
+
+    def answer(self, plan: Evaluate, eve: float, times: float) -> None:
+        if plan.origins:
+            self.measured.append(plan)
+            found = []
+            for number in self.bench.counting.moved(plan.epoch):
+                score, weight = (eve, times) if number == EVE else (GOOD, 1.0)
+                sum_ = score * weight * 6
+                feed = self.bench.counting.feed(number)
+                found.append(Brought(feed, 36, sum_, (weight * 6) ** 2, 1e-3 * sum_, 1e-4))
+            cost = plan.origins * ORIGIN_FORWARDS
+            self.bench.do(EvaluationEnded(plan.epoch, None, forwards=cost, brought=tuple(found)))
+        else:
+            self.searched.append(plan)
+            rows = min(plan.rows, FIRST_ROWS)
+            found_ = Found(1.0, 2.0, rows) if rows else None
+            cost = rows * len(AMOUNTS) + plan.scored * 512
+            self.bench.do(EvaluationEnded(plan.epoch, None, None, None, found_, cost))
+        self.spent += cost
+
+
+def test_what_members_bring_is_measured_and_signed_before_the_seal_and_the_search() -> None:
+    run = Organised()
+    assert run.epoch().skipped == ()
+    kinds = [type(one) for one in run.bench.signed if isinstance(one, Worth | Seal)]
+    assert kinds == [Worth, Seal]
+    assert run.bench.of(Worth)[0].rows == run.measured[0].origins >= ORIGIN_ROWS
+    assert [plan.origins > 0 for plan in run.bench.plans] == [True, False]
+    assert not run.measured[0].rows, "no row is searched along what is not known yet"
+
+
+def test_work_that_the_evidence_does_not_speak_for_is_skipped_and_not_searched_along() -> None:
+    run = Organised(revokes=False)
+    assert [run.epoch(BAD).skipped for _ in range(2)] == [(EVE,)] * 2
+    assert [plan.skipped for plan in run.searched] == [frozenset({EVE})] * 2
+    assert [plan.skipped for plan in run.measured] == [frozenset(), {EVE}], "it is measured all the same"
+    assert run.bench.counting.counts_of(4) == 0
+
+
+def test_it_counts_after_all_once_later_work_speaks_for_it() -> None:
+    run = Organised(revokes=False)
+    seals = [run.epoch(BAD)]
+    while not seals[-1].recounted:
+        seals.append(run.epoch(GOOD))
+    assert len(seals) > 1
+    assert seals[-1].skipped == ()
+    assert seals[-1].recounted == tuple(Recount(EVE, epoch) for epoch in range(len(seals) - 1))
+    assert run.bench.counting.counts_of(4) == run.bench.counting.counts_of(0)
+
+
+def test_scalars_of_another_size_never_count() -> None:
+    run = Organised()
+    run.epoch()
+    assert run.epoch(GOOD, times=100.0).skipped == (EVE,)
+    seals = [run.epoch() for _ in range(12)]
+    assert seals[-1].skipped == ()
+    assert Recount(EVE, 1) not in [recount for seal in seals for recount in seal.recounted]
+    assert run.bench.counting.counts(EVE, 1) == 0
+    assert run.bench.counting.counts(EVE, 2) > 0, "what came later does"
+
+
+def test_who_evidently_does_harm_is_revoked_since_then_and_it_is_taken_back() -> None:
+    run = Organised()
+    for _ in range(3):
+        run.epoch()
+    while not run.bench.of(Revoke):
+        run.epoch(BAD)
+    assert run.bench.of(Revoke) == [Revoke(4, 3)]
+    void = run.bench.of(Void)[0]
+    assert (void.first, void.members) == (3, (4,))
+    assert void.last == run.bench.of(Worth)[-1].epoch - 1
+    assert run.bench.counting.counts_of(4) == sum(run.bench.counting.counts(EVE, e) for e in range(3))
+    run.epoch(BAD)
+    assert len(run.bench.of(Revoke)) == len(run.bench.of(Void)) == 1
+
+
+def test_a_policy_may_only_tell_of_harm_and_the_owner_has_the_last_word() -> None:
+    told = Organised(revokes=False)
+    for _ in range(20):
+        told.epoch(BAD)
+    assert not told.bench.of(Revoke)
+    assert told.bench.origins.harmful == {4}
+    trusted = Organised()
+    trusted.bench.do(OwnerTrusts(4, trusted=True))
+    for _ in range(20):
+        assert trusted.epoch(BAD).skipped == ()
+    assert not trusted.bench.of(Revoke)
+
+
+def test_measuring_is_among_what_a_twentieth_of_the_work_pays_for() -> None:
+    run = Organised()
+    for _ in range(12):
+        run.epoch()
+    run.spent = run.trained = 0
+    run.measured.clear()
+    for _ in range(16):
+        run.epoch()
+    assert run.spent <= 0.055 * (run.spent + run.trained)
+    assert len(run.measured) > 8, "of most epochs it is measured all the same"
