@@ -39,7 +39,9 @@ LARGE_MOVE = 0.1
 evidently down, is noise at a rate that is far too large: a model that it has destroyed does no worse than one
 that knew nothing, and so nothing would be evident. At good rates epochs of the built-in run move them by 0.02
 to 0.06, and where nothing is learnt any more by 0.2 and more; with bases of gradients good ones move them as
-far, and their rate is known (docs/research-log.md)."""
+far, and their rate is known (docs/research-log.md). If one does help, and does best on the way, half of that
+is taken without further evidence: the whole of it carries noise into the weights of which no later epoch rids
+them."""
 
 DOUBTFUL_MOVE = 0.05
 """The same where, besides, the least loss was found before the epoch's end."""
@@ -103,10 +105,10 @@ class LineSearch:
             return Found(1.0, 1.0, rows, useful=False)
         best = self._best()
         useful = self._gain(best, _START) > EVIDENCE
-        if self._gain(best, _AS_IT_IS) > EVIDENCE:
+        far = self._wary and self._move() > LARGE_MOVE
+        if self._gain(best, _AS_IT_IS) > EVIDENCE or (far and useful and best < _AS_IT_IS):
             return Found(SHARE * AMOUNTS[best], AMOUNTS[best], rows, useful)
-        largest = LARGE_MOVE if best >= _AS_IT_IS else DOUBTFUL_MOVE
-        noise = self._wary and not useful and self._move() > largest
+        noise = not useful and (far or (self._wary and best < _AS_IT_IS and self._move() > DOUBTFUL_MOVE))
         full = best == _AS_IT_IS and self._gain(best, _TWICE) > EVIDENCE
         return Found(0.0 if noise else 1.0, AMOUNTS[best], rows, useful, full)
 

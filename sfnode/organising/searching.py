@@ -175,9 +175,11 @@ class Search:
         sized = policy.size_rate and counting.sealed == 0  # the seal may then say another factor than 1
         scored = last or (due and not sized and self._credit >= cost + least)
         rest = max(0.0, self._credit - cost * scored)
-        if due and not scored and self.settled:
-            rest = 0.0  # it saves up
         searched, origins = first * len(AMOUNTS), 0
+        if due and not scored:  # it saves up: else what is cheaper would always come first
+            rest = (
+                0.0 if self.settled else min(rest, searched + policy.origins * ORIGIN_ROWS * ORIGIN_FORWARDS)
+            )
         if policy.origins:
             spare = rest - searched  # both or neither: the cheaper one would always come first
             least = min(ORIGIN_ROWS, policy.search_rows)

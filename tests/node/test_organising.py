@@ -171,7 +171,9 @@ async def test_every_seal_has_the_factor_that_a_line_search_finds(
     """Searched is from the state of the seal before, and evaluated what the seal makes of it."""
     policy_of = organising.policy_of
     monkeypatch.setattr(
-        organising, "policy_of", lambda *said: organising.replace(policy_of(*said), search_rows=8)
+        organising,
+        "policy_of",
+        lambda *said: organising.replace(policy_of(*said), search_rows=8, origins=False),
     )
     a = await organised.first(**options(tmp_path), search=True)
     engine, counting = a.engine, a.machine.organised.counting
@@ -196,19 +198,20 @@ async def test_what_each_feed_has_brought_is_measured_of_the_updates_that_the_cl
     organised: Swarm, tmp_path: Path
 ) -> None:
     """From the state of the seal before, without what came later; training goes on from what was there."""
-    a = await organised.first(**options(tmp_path))
+    a = await organised.first(**options(tmp_path), search=False)
     b = await organised.join("b")
     counting = a.machine.organised.counting
-    await a.until(lambda: counting.sealed > 2 and len(counting.positions(2)) == 2)
-    ended = await evaluated(a, Evaluate(2, scored=False, origins=24))
-    assert a.engine.shared_at == sum(counting.positions(1).values())
-    before, after = counting.positions(1), counting.positions(2)
+    await a.until(lambda: counting.sealed > 2 and len(counting.positions(counting.sealed - 1)) == 2)
+    epoch = counting.sealed - 1
+    ended = await evaluated(a, Evaluate(epoch, scored=False, origins=24))
+    before, after = counting.positions(epoch - 1), counting.positions(epoch)
+    assert a.engine.shared_at == sum(before.values())
     wanted = {counting.feed(feed): after[feed] - before.get(feed, 0) for feed in after}
     assert {one.feed: one.updates for one in ended.brought} == {f: n for f, n in wanted.items() if n}
     assert ended.forwards == 3 * 24
     with organised.log("a") as log:
         for one in ended.brought:
-            named = [u for u in weighed(log, named_by(counting, 2)) if u.feed == one.feed][-one.updates :]
+            named = [u for u in weighed(log, named_by(counting, epoch)) if u.feed == one.feed][-one.updates :]
             assert one.sum == sum(update.scalar for update in named)
             assert one.worth == sum(update.scalar * update.weight for update in named)
     await a.until(lambda: a.machine.complete)
@@ -219,7 +222,7 @@ async def test_what_each_feed_has_brought_is_measured_of_the_updates_that_the_cl
 async def test_a_seal_is_made_though_nobody_can_tell_what_feeds_have_brought(
     organised: Swarm, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    a = await organised.first(**options(tmp_path))
+    a = await organised.first(**options(tmp_path), search=False)
     counting = a.machine.organised.counting
     await a.until(lambda: counting.sealed > 0)
 
