@@ -30,7 +30,7 @@ INFO = ("version", "run_id", "run_name", "role", "peer", "origin")
 LINK = ("peer", "role")
 """Labels of the metrics of a link; those of sfnode_info are `INFO`."""
 
-ALARMS = ("SF012", "SF070", "SF071", "SF072", "SF073")
+ALARMS = ("SF012", "SF070", "SF071", "SF072", "SF073", "SF086")
 """Numbers of the alarms (`sfnode.organising.alarms`)."""
 
 

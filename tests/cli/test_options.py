@@ -184,6 +184,7 @@ def _example(option: click.Option) -> tuple[str, object]:
         "target_modules": ('"q_proj, fc1"', ("q_proj", "fc1")),
         "audit": ("0.05", 0.05),
         "tolerance": ("0.1", 0.1),
+        "seal": ("3", 3),
     }
     if option.name in special:
         return special[option.name]

@@ -80,7 +80,7 @@ def test_log_shows_decisions_seals_and_who_brought_what(sfnode: Run, folder: Pat
 def test_log_as_data(parsed: Callable[..., dict]) -> None:  # type: ignore[type-arg]
     found = HistoryResult.model_validate(parsed("log"))
     assert (found.run_id, found.sealed, found.counted, found.waiting) == (RUN.run_id.hex(), 4, 36, 2)
-    assert [entry.kind for entry in found.entries] == ["admit", "admit", *["seal"] * 4]
+    assert [entry.kind for entry in found.entries] == ["admit", "admit", "worth", "seal", "worth", "seal", "seal", "worth", "seal"]
 
 
 def test_log_of_an_open_run_shows_its_epochs(sfnode: Run, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_diff_shows_what_changed(sfnode: Run, folder: Path, parsed: Callable[...
     found = DiffResult.model_validate(parsed("diff", 1, 3))
     assert [(one.origin, one.updates) for one in found.origins] == [(A, 12), (B, 6)]
     assert [layer.name for layer in found.layers] == [t.name for t in RUN.model.parsed_targets()]
-    assert [entry.kind for entry in found.entries] == ["seal", "seal"]
+    assert [entry.kind for entry in found.entries] == ["seal", "worth", "seal"]
     said = sfnode("diff", 1, 3, "--data-dir", folder).out
     assert f"  {B[:16]}  +6\n" in said
     assert f"weights: changed by {found.norm:.4g} in all\n" in said
@@ -285,7 +285,7 @@ def test_a_run_goes_from_one_folder_to_another_in_a_file(
     assert (said.updates, said.sealed) == (38, 4)
     ended = sfnode("import", tmp_path / "run.sfnode", "--data-dir", tmp_path / "there")
     assert ended.status == 0, ended.err
-    assert "38 updates and 14 decisions are new to " in ended.out
+    assert "38 updates and 17 decisions are new to " in ended.out
     assert f"digest {said.digest}\n" in ended.out
     there = json.loads(sfnode("verify", "--data-dir", tmp_path / "there", "--json").out)
     assert there | {"signatures": 9} == parsed("verify")  # one vouches for all before it

@@ -10,7 +10,7 @@ import torch
 
 from sfnode.engine import slopes
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.estimator import two_point
+from sfnode.engine.estimator import estimates
 from sfnode.engine.line import Line, difference
 from sfnode.engine.slopes import Share
 from sfnode.engine.trainer import Trainer, line_rows
@@ -93,7 +93,7 @@ def test_slopes_are_those_that_two_points_measure_on_the_same_rows(family: str) 
             alone = directions._replace(
                 u=tuple(u[[number]] for u in directions.u), v=tuple(v[:, [number]] for v in directions.v)
             )
-            (estimate,) = two_point(run.loaded, alone, [rows], 1e-4)
+            (estimate,) = estimates(run.loaded, alone, [rows], 1e-4)
             assert slope == pytest.approx(estimate.alpha, rel=2e-2, abs=2e-2)
 
 

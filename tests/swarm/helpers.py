@@ -41,6 +41,7 @@ def organised_status() -> OrganiserStatus:
         "complete": False, "quota": 9, "members": 2, "invitations": 1, "behind": 0, "organiser": "organising",
         "bases": [], "next_subspace": 1, "petitions": 0, "health": health, "evaluations": [],
         "announcements": [],
+        "doubted": [],
     })  # fmt: skip
 
 

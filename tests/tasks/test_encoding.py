@@ -250,7 +250,7 @@ def test_a_choice_is_evaluated_on_all_candidates_and_any_right_one_counts() -> N
 def test_neither_order_nor_batch_size_changes_an_evaluation(order: list[int], batch_size: int) -> None:
     whole = evaluate(TASK, tokenizer(), ROWS, forward("llama"), len(ROWS))
     again = evaluate(TASK, tokenizer(), [ROWS[n] for n in order], forward("llama"), batch_size)
-    assert again == whole.model_copy(update={"loss": again.loss})
+    assert again == whole.model_copy(update={"loss": again.loss, "losses": again.losses})
     assert (again.metric, again.count) == ("accuracy", len(ROWS))
     assert again.loss == pytest.approx(whole.loss, rel=1e-5)
 
