@@ -86,18 +86,18 @@ def load(
         )
         # threads that wait for a core cost several times what they bring (docs/benchmarks.md)
         trainer.use_threads(None, spare_cores(sensors.look(Limits()).free, None))
-        frontier = machine.frontier
+        frontier, names = machine.frontier, machine.cards.names()
         if frontier.counting:
             trainer.use_bases(frontier.counting.bases)
         if checkout:
             _replay(trainer, update_log, machine, checkout.counted, layout.checkpoints)
             digest, epoch = trainer.core.digest().hex(), checkout.epoch
-            about = provenance.of_seal(machine, update_log.control(), checkout, digest)
+            about = provenance.of_seal(machine.run, update_log.control(), names, checkout, digest)
             return TrainedModel(trainer, digest, checkout.updates, epoch, about)
         counted = {state.feed: machine.counted(state.feed) for state in frontier}
         _replay(trainer, update_log, machine, counted, layout.checkpoints)
         digest = state_digest(manifest, frontier).hex()
-        about = provenance.of_now(machine, counted, digest)
+        about = provenance.of_now(counted, names, frontier.known, digest)
         return TrainedModel(trainer, digest, frontier.known, None, about)
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from sfnode.engine.adapter import Fit, factors
 from sfnode.engine.destination import new_folder, no_adapter
-from sfnode.engine.model_card import model_card, prior_of, public_name
+from sfnode.engine.model_card import model_card, public_name
 from sfnode.models.files import TOKENIZER_FILES
 from sfnode.models.targets import Form
 from sfnode.schema.provenance import Provenance
@@ -33,14 +33,13 @@ def export_model(trainer: Trainer, out: Path, about: Provenance | None = None) -
     when `out` holds something already or cannot be written, DISK_FULL when there is no room.
     """
     with new_folder(out) as folder:
-        prior = prior_of(trainer)  # rebuilds the weights if it measures them
         trainer.weights.rebuild()
         trainer.loaded.model.save_pretrained(folder)
         for name in TOKENIZER_FILES:
             if (trainer.loaded.folder / name).is_file():
                 shutil.copyfile(trainer.loaded.folder / name, folder / name)
         weights = {file.name: _sha256(file) for file in sorted(folder.glob("*.safetensors"))}
-        _write_card(folder, model_card(trainer, about, prior, weights=weights))
+        _write_card(folder, model_card(trainer, about, weights=weights))
 
 
 def export_lora(trainer: Trainer, out: Path, about: Provenance | None = None, rank: int | None = None) -> Fit:
@@ -63,7 +62,7 @@ def export_lora(trainer: Trainer, out: Path, about: Provenance | None = None, ra
         ranks = {name: len(one.a) for name, one in zip(names, found, strict=True)}
         settings = json.dumps(_adapter_config(trainer, ranks), indent=2)
         (folder / "adapter_config.json").write_text(settings + "\n", encoding="utf-8")
-        _write_card(folder, model_card(trainer, about, prior_of(trainer), fit=fit))
+        _write_card(folder, model_card(trainer, about, fit=fit))
     return fit
 
 

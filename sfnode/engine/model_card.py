@@ -53,11 +53,6 @@ MEASURED = f"It was measured with these weights, on up to {CALIBRATION_ROWS} unl
 GIVEN = "It is the base model's, from the manifest: no rows were there to measure that of these weights on."
 
 
-def prior_of(trainer: Trainer) -> Mapping[str, float] | None:
-    """Return the prior of the model as of now by answer, where its scores are to be less that."""
-    return trainer.named_prior() if trainer.manifest.task.loss == CENTRED else None
-
-
 def public_name(source: str) -> str:
     """Return the source of a base model without the folders of a machine."""
     return Path(source).name if _is_local(source) else source
@@ -75,7 +70,6 @@ def _rows_of(source: str) -> str:
 def model_card(
     trainer: Trainer,
     about: Provenance | None = None,
-    prior: Mapping[str, float] | None = None,
     *,
     weights: Mapping[str, str] | None = None,
     fit: Fit | None = None,
@@ -96,7 +90,7 @@ def model_card(
         parts.append(
             f"The template of its prompts is {_quoted(task.template)}, and its answers are {answers}.\n"
         )
-        parts.append(PLAIN if prior is None else _calibration(trainer, prior))
+        parts.append(PLAIN if task.loss != CENTRED else _calibration(trainer))
     parts += _about(trainer, about, weights or {}) if about else ()
     return "\n".join([*parts, _training(trainer)])
 
@@ -211,8 +205,8 @@ def _training(trainer: Trainer) -> str:
     return f"## How it was trained\n\n| | |\n|---|---|\n{table}\n"
 
 
-def _calibration(trainer: Trainer, prior: Mapping[str, float]) -> str:
-    rows = "\n".join(f"| {_quoted(word)} | {part:.5f} |" for word, part in prior.items())
+def _calibration(trainer: Trainer) -> str:
+    rows = "\n".join(f"| {_quoted(word)} | {part:.5f} |" for word, part in trainer.named_prior().items())
     return CALIBRATION.format(rows=rows, source=MEASURED if trainer.calibration_rows() else GIVEN)
 
 

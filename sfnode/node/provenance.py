@@ -10,32 +10,42 @@ from sfnode.schema.organising import EpochEvaluation
 from sfnode.schema.provenance import Contributor, Provenance, Told
 from sfnode.store.checkout import Checkout, at_seal
 from sfprotocol import decisions
+from sfprotocol.counting import NEVER
 from sfprotocol.decisions import Evaluated
-from sfprotocol.machine import Machine
-from sfprotocol.messages import Entry, Feed
+from sfprotocol.messages import Entry, Feed, RunParameters
 from sfprotocol.names import Names
 from sfprotocol.weighing import Counted
 
 
-def of_seal(machine: Machine, entries: Sequence[Entry], checkout: Checkout, digest: str) -> Provenance:
-    """Return the provenance of a seal that is here as a whole, with this core digest."""
+def of_seal(
+    run: RunParameters,
+    entries: Sequence[Entry],
+    names: Mapping[bytes, Names],
+    checkout: Checkout,
+    digest: str,
+) -> Provenance:
+    """Return the provenance of a seal that is here as a whole, with this core digest; any thread may ask.
+
+    `entries` are the decisions, and `names` those of origins.
+    """
     epoch = checkout.epoch
     assert epoch is not None
-    as_sealed = at_seal(machine.run, entries, machine.frontier.next, epoch)
+    as_sealed = at_seal(run, entries, lambda _: NEVER, epoch)
     return Provenance(
         seal=epoch,
         digest=digest,
         updates=checkout.updates,
         amended=as_sealed.counted != checkout.counted,
         evaluations=_evaluations(entries, epoch),
-        contributors=_contributors(checkout.counted, machine.cards.names()),
+        contributors=_contributors(checkout.counted, names),
     )
 
 
-def of_now(machine: Machine, counted: Mapping[Feed, Counted], digest: str) -> Provenance:
-    """Return the provenance of all that is here, with this state digest."""
-    names = machine.cards.names()
-    return Provenance(None, digest, machine.frontier.known, contributors=_contributors(counted, names))
+def of_now(
+    counted: Mapping[Feed, Counted], names: Mapping[bytes, Names], updates: int, digest: str
+) -> Provenance:
+    """Return the provenance of all that is here, so many updates, with this state digest."""
+    return Provenance(None, digest, updates, contributors=_contributors(counted, names))
 
 
 def _evaluations(entries: Sequence[Entry], epoch: int) -> tuple[Told, ...]:
