@@ -104,6 +104,8 @@ class Settings(Section):
     """`NUMBER:HEX`, the ticket of a link (SPEC N5): what the node shows to be admitted."""
     metrics: tuple[str, int] | None = None
     """Host and port of `GET /metrics` on TCP; it is a route of the control socket in any case."""
+    export_every: int = Field(default=0, ge=0, le=65_536)
+    """Seals of an organised run after which the model is exported to the node's folder; 0: never."""
     log_to: tuple[str, ...] = ()
     """Loggers that are fed while the node runs, as `sfnode.loggers.open` reads them: `jsonl:FILE`."""
 

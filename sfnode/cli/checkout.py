@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from sfnode.cli.data_folder import opened_run
-from sfnode.cli.export import format_options
+from sfnode.cli.export import check_form, format_options
 from sfnode.cli.options import (
     data_dir_option,
     device_option,
@@ -37,6 +37,7 @@ def checkout(
     epoch: int,
     out: Path | None,
     form: str,
+    lora_rank: int | None,
     dtype: str,
     data_dir: Path,
     model: Path | None,
@@ -48,6 +49,10 @@ def checkout(
     It is the state by the decisions up to that seal: what was taken back later still counts in it, and
     nothing of it ever changes. With --out the model is written, too.
     """
+    if out:
+        from sfnode.cli.trained_model import check
+
+        check_form(check(data_dir, device), out, form, lora_rank)
     with opened_run(data_dir) as (manifest, update_log), waiting("replaying the log"):
         from sfnode.node.time_travel import Past
 
@@ -60,4 +65,4 @@ def checkout(
     if out:
         from sfnode.cli.trained_model import load, write
 
-        write(load(data_dir, model, device, dtype, epoch=epoch), out, form)
+        write(load(data_dir, model, device, dtype, epoch=epoch), out, form, lora_rank)

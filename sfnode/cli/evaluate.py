@@ -25,6 +25,7 @@ from sfnode.errors import Code, UserError
 if TYPE_CHECKING:
     from sfnode.cli.trained_model import TrainedModel
     from sfnode.engine.trainer import Trainer
+    from sfnode.manifest import Manifest
     from sfnode.schema.evaluation import Evaluation
     from sfnode.schema.results import EvalResult
 
@@ -59,23 +60,27 @@ def evaluate(
     the run's loss is centred the trained model is measured less its own prior, too.
     Of an organised run it is the model of the last seal, of an open one that with all updates.
     """
-    from sfnode.cli.trained_model import load
+    from sfnode.cli.trained_model import check, load
 
+    _require_test(check(data_dir, device))
     trained = load(data_dir, model, device, dtype, as_of_now=as_of_now)
     result = _measured(trained, limit)
     echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result, trained.moment)))
+
+
+def _require_test(manifest: Manifest) -> None:
+    if not manifest.data.test:
+        raise UserError(
+            Code.DATA_NEEDED,
+            "the run's manifest names no test data",
+            "`sfnode export` writes the model, to be measured on data of your own.",
+        )
 
 
 def _measured(trained: TrainedModel, limit: int) -> EvalResult:
     from sfnode.schema.results import EvalResult
 
     trainer = trained.trainer
-    if not trainer.manifest.data.test:
-        raise UserError(
-            Code.DATA_NEEDED,
-            "the run's manifest names no test data",
-            "`sfnode export` writes the model, to be measured on data of your own.",
-        )
     with waiting("measuring the base model"):
         before = trainer.evaluate_base(limit)
     calibrated = _calibrated(trainer, limit)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sfnode.cli.options import F, as_of_now_option, data_dir_option, device_option, model_option, option
 
+if TYPE_CHECKING:
+    from sfnode.manifest import Manifest
+
 
 def format_options(function: F) -> F:
-    """Add --format and --dtype, for commands that write a model."""
+    """Add --format, --lora-rank and --dtype, for commands that write a model."""
     form = option(
         "--format",
         "form",
@@ -27,7 +30,26 @@ def format_options(function: F) -> F:
         show_default=True,
         help="Number format of the weights; stored: as in the base model's files.",
     )
-    return form(dtype(function))
+    rank = option(
+        "--lora-rank",
+        type=click.IntRange(1),
+        metavar="RANK",
+        help="lora: at most this rank, by truncated singular value decomposition; the error is printed.  "
+        "[default: what it takes to leave nothing out]",
+    )
+    return form(rank(dtype(function)))
+
+
+def check_form(manifest: Manifest, out: Path, form: str, lora_rank: int | None) -> None:
+    """Refuse what cannot be written before anything is computed. Raises UserError BAD_OPTION."""
+    from sfnode.engine.destination import no_adapter, require_new
+
+    if lora_rank is not None and form != "lora":
+        raise click.UsageError("--lora-rank is for --format lora")
+    require_new(out)
+    vectors = [one.name for one in manifest.model.parsed_targets() if one.in_features == 1]
+    if form == "lora" and vectors:
+        raise no_adapter(vectors[0])
 
 
 def parse_seal(_context: Any, _parameter: Any, value: str) -> str | int:
@@ -58,6 +80,7 @@ def parse_seal(_context: Any, _parameter: Any, value: str) -> str | int:
 def export(
     out: Path,
     form: str,
+    lora_rank: int | None,
     data_dir: Path,
     model: Path | None,
     device: str,
@@ -70,9 +93,10 @@ def export(
     Of an organised run it is that of the last seal, unless --seal names another, of an open one that with all
     updates.
     """
-    from sfnode.cli.trained_model import best_epoch, load, write
+    from sfnode.cli.trained_model import best_epoch, check, load, write
 
     if as_of_now and seal != "last":
         raise click.UsageError("--as-of-now is not of a seal")
+    check_form(check(data_dir, device), out, form, lora_rank)
     epoch = best_epoch(data_dir) if seal == "best" else None if seal == "last" else int(seal)
-    write(load(data_dir, model, device, dtype, as_of_now=as_of_now, epoch=epoch), out, form)
+    write(load(data_dir, model, device, dtype, as_of_now=as_of_now, epoch=epoch), out, form, lora_rank)

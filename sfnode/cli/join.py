@@ -226,6 +226,12 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     "without a host, on this machine only]",
 )
 @setting(
+    "--export-every",
+    metavar="SEALS",
+    help="Export the model at every so many seals of an organised run, to the folder exports in --data-dir; "
+    "the last three are kept.  [default: never]",
+)
+@setting(
     "--log-to",
     metavar="KIND:PLACE",
     help="Record loss, seals, evaluations and traffic: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or "

@@ -11,15 +11,24 @@ from sfnode.cli.exit import show
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
+from sfnode.limits import Limits
+from sfnode.resources.policy import spare_cores
+from sfnode.resources.sensors import Sensors
+from sfnode.store.data_folder import Layout
 
 if TYPE_CHECKING:
     from sfnode.engine.trainer import Trainer
     from sfnode.manifest import Manifest
+    from sfnode.schema.provenance import Provenance
     from sfnode.store.checkout import Checkout
     from sfnode.store.log import UpdateLog
     from sfprotocol.machine import Machine
     from sfprotocol.messages import Feed
     from sfprotocol.weighing import Counted
+
+
+DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu", "mtia", "xla", "ipu", "maia", "privateuseone")
+"""Kinds of devices that torch knows for computing."""
 
 
 class TrainedModel(NamedTuple):
@@ -31,6 +40,7 @@ class TrainedModel(NamedTuple):
     updates: int
     seal: int | None
     """Epoch of the seal; None in an open run, and as of now."""
+    about: Provenance
 
     @property
     def moment(self) -> str:
@@ -54,14 +64,15 @@ def load(
     Raises UserError DATA_DIR_UNUSABLE, MODEL_*, DEVICE, BASES_*, UPDATES_LACKING if no seal is here as a
     whole, and for an `epoch` as `checkout.at_seal`.
     """
-    from sfnode.engine.trainer import Trainer
-    from sfnode.modelshare.sharing import model_of
-    from sfnode.node.startup import settled
-    from sfnode.store.data_folder import Layout
-    from sfnode.store.replay import state_digest
-
-    layout = Layout(data_dir)
+    layout, sensors = Layout(data_dir), Sensors(device)
     with opened_run(data_dir) as (manifest, update_log):
+        from sfnode.engine.trainer import Trainer, usable_device
+        from sfnode.modelshare.sharing import model_of
+        from sfnode.node import provenance
+        from sfnode.node.startup import settled
+        from sfnode.store.replay import state_digest
+
+        usable_device(device)
         machine = settled(manifest.parameters(), update_log)
         checkout = None if as_of_now else _checked_out(machine, update_log, epoch)
         model = model_of(layout, model)
@@ -73,22 +84,44 @@ def load(
             training=False,
             bases=layout.bases,
         )
-        frontier = machine.frontier
+        # threads that wait for a core cost several times what they bring (docs/benchmarks.md)
+        trainer.use_threads(None, spare_cores(sensors.look(Limits()).free, None))
+        frontier, names = machine.frontier, machine.cards.names()
         if frontier.counting:
             trainer.use_bases(frontier.counting.bases)
         if checkout:
             _replay(trainer, update_log, machine, checkout.counted, layout.checkpoints)
-            return TrainedModel(trainer, trainer.core.digest().hex(), checkout.updates, checkout.epoch)
+            digest, epoch = trainer.core.digest().hex(), checkout.epoch
+            about = provenance.of_seal(machine.run, update_log.control(), names, checkout, digest)
+            return TrainedModel(trainer, digest, checkout.updates, epoch, about)
         counted = {state.feed: machine.counted(state.feed) for state in frontier}
         _replay(trainer, update_log, machine, counted, layout.checkpoints)
-        return TrainedModel(trainer, state_digest(manifest, frontier).hex(), frontier.known, None)
+        digest = state_digest(manifest, frontier).hex()
+        about = provenance.of_now(counted, names, frontier.known, digest)
+        return TrainedModel(trainer, digest, frontier.known, None, about)
 
 
-def write(trained: TrainedModel, out: Path, form: str) -> None:
+def check(data_dir: Path, device: str) -> Manifest:
+    """Return the manifest of the run in a folder, before anything slow is loaded.
+
+    Raises UserError DATA_DIR_UNUSABLE if there is no run in it, DEVICE for a device that there never is.
+    """
+    if device.partition(":")[0] not in DEVICES:
+        raise UserError(
+            Code.DEVICE,
+            f"there is no device {device!r}",
+            "Use --device cpu, cuda, cuda:1 (the second GPU) or mps.",
+        )
+    with opened_run(data_dir) as (manifest, _):
+        return manifest
+
+
+def write(trained: TrainedModel, out: Path, form: str, rank: int | None = None) -> None:
     """Write the model to the new folder `out`, and say so. Raises as `Trainer.export`."""
     with waiting("writing the model"):
-        trained.trainer.export(out, "lora" if form == "lora" else "hf")
-    echo(f"wrote {out} ({trained.moment}, digest {trained.digest})")
+        fit = trained.trainer.export(out, "lora" if form == "lora" else "hf", trained.about, rank)
+    shown = f"; {fit.in_words}" if fit else ""
+    echo(f"wrote {out} ({trained.moment}, digest {trained.digest}{shown})")
 
 
 def best_epoch(data_dir: Path) -> int:

@@ -1,13 +1,21 @@
-"""The README of an export: what the model is, and how its answers are to be scored.
+"""The README of an export: what the model is, where it comes from, how its answers are to be scored, and the
+commands with which anybody who has the run's log computes it anew.
 
-Numbers in it are measured on the machine that exports: only the weights beside it are equal everywhere.
+The block at its head is metadata as the Hugging Face hub reads it. Priors are measured on the machine that
+exports: only the weights beside the card are equal everywhere. No path of a machine is in it.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from sfnode.engine.adapter import Fit
+from sfnode.models.files import BUILTIN
+from sfnode.schema.provenance import Contributor, Provenance
 from sfnode.tasks.calibration import CALIBRATION_ROWS
 from sfnode.tasks.shard import CENTRED
 
@@ -33,23 +41,168 @@ labels. Programs that compare scores as they are, such as lm-evaluation-harness,
 calibration, and mostly its prior.
 """
 
+HUB = "hf:"
+"""Beginning of the name of rows on the hub."""
+
+LISTED = 100
+"""Contributors that are listed, those with most updates: a card is read by people."""
+
+TAGS = ("sfnode", "decentralized-training", "zeroth-order-optimization")
+
 MEASURED = f"It was measured with these weights, on up to {CALIBRATION_ROWS} unlabelled training rows."
 GIVEN = "It is the base model's, from the manifest: no rows were there to measure that of these weights on."
 
 
-def model_card(trainer: Trainer) -> str:
-    """Return the card of the model as of now, in Markdown."""
+def public_name(source: str) -> str:
+    """Return the source of a base model without the folders of a machine."""
+    return Path(source).name if _is_local(source) else source
+
+
+def _is_local(model: str) -> bool:
+    return not model.startswith(BUILTIN) and (model.startswith(("/", ".", "~")) or Path(model).exists())
+
+
+def _rows_of(source: str) -> str:
+    """Return the source of rows without the folders of a machine, in Markdown."""
+    return f"`{source if source.startswith((BUILTIN, HUB)) else Path(source).name}`"
+
+
+def model_card(
+    trainer: Trainer,
+    about: Provenance | None = None,
+    *,
+    weights: Mapping[str, str] | None = None,
+    fit: Fit | None = None,
+) -> str:
+    """Return the card of the model as of now, in Markdown.
+
+    `weights` are the SHA-256 in hex of a whole model's files by name, `fit` is for an adapter.
+    """
     manifest = trainer.manifest
     task = manifest.task
-    run = f"Trained by sfnode from `{manifest.model.source}` in the run `{manifest.run_id.hex()}`."
-    parts = [f"# {manifest.name}\n", f"{run}\n"]
+    base = public_name(manifest.model.source)
+    run = f"Trained by sfnode from `{base}` in the run `{manifest.run_id.hex()}`."
+    parts = [_front_matter(trainer, adapter=fit is not None), f"# {manifest.name}\n", f"{run}\n"]
+    if fit:
+        parts.append(f"This is a LoRA adapter of that model: {fit.in_words}.\n")
     if task.labelled:
         answers = ", ".join(map(_quoted, task.verbalizer.values()))
         parts.append(
             f"The template of its prompts is {_quoted(task.template)}, and its answers are {answers}.\n"
         )
         parts.append(PLAIN if task.loss != CENTRED else _calibration(trainer))
-    return "\n".join(parts)
+    parts += _about(trainer, about, weights or {}) if about else ()
+    return "\n".join([*parts, _training(trainer)])
+
+
+def _front_matter(trainer: Trainer, *, adapter: bool) -> str:
+    """Return the hub's metadata as YAML, each value in JSON, which is YAML too."""
+    manifest = trainer.manifest
+    source, data = manifest.model.source, manifest.data
+    sets = {name.split(":")[1] for name in (data.train, data.test) if name.startswith(HUB)}
+    fields: dict[str, Any] = {
+        "library_name": "peft" if adapter else "transformers",
+        "tags": list(TAGS),
+    }
+    if not (_is_local(source) or source.startswith(BUILTIN)):  # the hub takes names of its own only
+        fields |= {"base_model": source, "base_model_relation": "adapter" if adapter else "finetune"}
+    if license_ := _license(trainer.loaded.folder):
+        fields["license"] = license_
+    if sets:
+        fields["datasets"] = sorted(sets)
+    fields["pipeline_tag"] = "text-classification" if trainer.loaded.classifies else "text-generation"
+    lines = (f"{key}: {json.dumps(value)}" for key, value in fields.items())
+    return "\n".join(["---", *lines, "---", ""])
+
+
+def _license(base: Path) -> str | None:
+    """Return the licence that the base model's card names, if that is there."""
+    try:
+        card = (base / "README.md").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    head = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
+    found = re.search(r"^license:[ ]*([\w.-]+)[ ]*$", head[1], re.MULTILINE) if head else None
+    return found[1] if found else None
+
+
+def _about(trainer: Trainer, about: Provenance, weights: Mapping[str, str]) -> Iterator[str]:
+    seal = "" if about.seal is None else f"the seal of epoch {about.seal} of "
+    kind = "state digest" if about.seal is None else "core digest"
+    moment = f"The model of {seal}the run, {about.updates} updates, {kind} `{about.digest}`."
+    yield f"## Where it comes from\n\n{moment}\n"
+    if about.evaluations:
+        rows = (
+            f"| {one.of} | {_escaped(one.result.metric)} | {one.result.value:.3f} "
+            f"| {one.result.low:.3f} to {one.result.high:.3f} | {one.result.loss:.4f} | {one.result.count} |"
+            for one in about.evaluations
+        )
+        yield (
+            "Measured by the organiser on validation rows, on which nobody trains, with 95 % intervals:\n\n"
+            "| model | metric | value | interval | loss, nats | rows |\n|---|---|---|---|---|---|"
+        )
+        yield "\n".join(rows) + "\n"
+    if about.contributors:
+        yield "Contributors, by the updates of theirs that count; names are their own, and not verified:\n"
+        yield (
+            "| key | name | updates |\n|---|---|---|\n" + "\n".join(_contributors(about.contributors)) + "\n"
+        )
+    yield "## How to verify it\n\n" + _verification(trainer, about, weights)
+
+
+def _contributors(everybody: tuple[Contributor, ...]) -> Iterator[str]:
+    for one in everybody[:LISTED]:
+        yield f"| `{one.origin}` | {_escaped(one.name)} | {one.updates} |"
+    if others := everybody[LISTED:]:
+        yield f"| {len(others)} others | | {sum(one.updates for one in others)} |"
+
+
+def _verification(trainer: Trainer, about: Provenance, weights: Mapping[str, str]) -> str:
+    """Say which commands compute the model anew, in the folder of any node of the run."""
+    if about.seal is None:
+        again, prints = "verify", "state digest above, while the log has the same updates"
+        export = "export check"
+    elif about.amended:
+        again, prints = "verify", "core digest above, while that seal is the last one"
+        export = "export check"
+    else:
+        again, prints = f"checkout {about.seal}", "core digest above"
+        export = f"export check --seal {about.seal}"
+    first = (
+        f"Whoever has joined the run (`sfnode join LINK`) has its signed log. On the node's machine, this "
+        f"checks every signature, adds all updates up anew, and prints the {prints}:\n\n"
+        f"```sh\nsfnode verify\n{'' if again == 'verify' else f'sfnode {again}' + chr(10)}```\n"
+    )
+    if not weights:
+        return first
+    sums = "\n".join(f"{digest}  check/{name}" for name, digest in weights.items())
+    dtype = str(trainer.loaded.dtype).removeprefix("torch.")
+    return (
+        f"{first}\nAnd this writes the weights anew, which have these SHA-256 sums on every machine:\n\n"
+        f"```sh\nsfnode {export} --dtype {dtype}\nsha256sum -c <<END\n{sums}\nEND\n```\n"
+    )
+
+
+def _training(trainer: Trainer) -> str:
+    manifest = trainer.manifest
+    task, data, numbers = manifest.task, manifest.data, manifest.training
+    points = f"groups of {numbers.group} updates" if numbers.group else "two points for each update"
+    rows = {
+        "method": "zeroth-order: an update is a seed and one number, from forward passes alone",
+        "measured at": points,
+        "base model": f"`{public_name(manifest.model.source)}`, digest `{manifest.model.digest}`",
+        "task": f"{task.kind}, {task.loss} loss",
+        "training data": _rows_of(data.train) if data.train else "each node's own",
+        "test data": _rows_of(data.test) if data.test else "none",
+        "trained matrices": f"{len(manifest.model.targets)}, {numbers.basis} bases of rank {numbers.rank}",
+        "mini-batch": f"{numbers.batch_size} rows",
+        "epsilon": f"{numbers.epsilon:g}",
+        "first learning rate": f"{numbers.learning_rate:g} per update",
+        "budget": f"{numbers.update_budget} updates",
+        "run": f"{manifest.admission}, protocol {manifest.protocol}",
+    }
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    return f"## How it was trained\n\n| | |\n|---|---|\n{table}\n"
 
 
 def _calibration(trainer: Trainer) -> str:
@@ -59,3 +212,8 @@ def _calibration(trainer: Trainer) -> str:
 
 def _quoted(text: str) -> str:
     return f"`{json.dumps(text, ensure_ascii=False)}`"
+
+
+def _escaped(text: str) -> str:
+    """Return a text of others' so that Markdown takes it for nothing but text."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", " ".join(text.split()))

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from sfnode.engine import forward, line, making_bases, slopes, step_size, target_check
+from sfnode.engine.adapter import Fit
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, estimates, quantise
@@ -33,6 +34,7 @@ from sfnode.models import bases as published_bases
 from sfnode.models import loader
 from sfnode.models.generation import generate
 from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.provenance import Provenance
 from sfnode.tasks import calibration, dataset
 from sfnode.tasks.encoding import Encoded, Forward, Prior, Scored, encode, evaluate
 from sfnode.tasks.shard import CENTRED, Shard
@@ -425,14 +427,24 @@ class Trainer:
             base = generate(self.loaded, prompt, tokens)
         return base, generate(self.loaded, prompt, tokens)
 
-    def export(self, out: Path, form: Literal["hf", "lora"] = "hf") -> None:
+    def export(
+        self,
+        out: Path,
+        form: Literal["hf", "lora"] = "hf",
+        about: Provenance | None = None,
+        rank: int | None = None,
+    ) -> Fit | None:
         """Write the model as of now to the new folder `out`.
 
-        `hf` is a whole Hugging Face model, `lora` a PEFT adapter of what training changed. Raises UserError
+        `hf` is a whole Hugging Face model, `lora` a PEFT adapter of what training changed, of this rank at
+        most; of that, return how well it gives it. `about` is for the model's card. Raises UserError
         BAD_OPTION or DISK_FULL (`engine.export`).
         """
         self.restore()
-        (export_model if form == "hf" else export_lora)(self, out)
+        if form == "lora":
+            return export_lora(self, out, about, rank)
+        export_model(self, out, about)
+        return None
 
     def _prior(self, of: bytes, go_on: GoOn) -> Prior:
         """Return the prior of the weights as they are, which are those `of` this digest."""

@@ -23,6 +23,7 @@ from sfnode.node.audits import Auditing
 from sfnode.node.checkpoints import Checkpoints
 from sfnode.node.driver import Driver
 from sfnode.node.engine_thread import Engine, EngineThread, Order, StepResult
+from sfnode.node.exports import Exports
 from sfnode.node.organising import Organising, be_admitted, organises
 from sfnode.node.peering import Peering
 from sfnode.node.privacy import Privacy
@@ -160,6 +161,7 @@ class RunningNode:
         """The organiser, where its key is."""
         self.auditing = Auditing(self) if settings.audit else None
         self.privacy = Privacy(self) if settings.noise else None
+        self.exports = Exports(self) if settings.export_every else None
         self._departure = Departure(
             self.machine, done=self._done, alone=lambda: self.peering.alone, clock=self.clock
         )
@@ -310,6 +312,7 @@ class RunningNode:
             *((self.bases.run,) if self.bases else ()),
             *((self.auditing.run,) if self.auditing else ()),
             *((self.privacy.run,) if self.privacy else ()),
+            *((self.exports.run,) if self.exports else ()),
         )
         looking = [asyncio.create_task(self._guard(job)) for job in jobs]
         try:

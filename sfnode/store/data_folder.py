@@ -89,6 +89,11 @@ class Layout:
         return self.path / "checkpoints"
 
     @property
+    def exports(self) -> Path:
+        """The folder of the models that were exported as the run went on."""
+        return self.path / "exports"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 

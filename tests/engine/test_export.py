@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import peft
 import pytest
 import torch
+from huggingface_hub.repocard import metadata_load
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sfnode.engine.adapter import Fit
 from sfnode.engine.export import export_lora, export_model
 from sfnode.engine.model_card import model_card
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import UserError
 from sfnode.manifest import Data
+from sfnode.schema.organising import EpochEvaluation
+from sfnode.schema.provenance import Contributor, Provenance, Told
 from tests.engine.helpers import FAMILIES, data_file, manifest, model_folder, part, trainer, updates
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -67,6 +74,147 @@ def test_an_exported_adapter_on_the_base_equals_the_exported_model(family: str, 
     merged = dict(adapted.merge_and_unload().state_dict())
     for name, tensor in run.loaded.model.state_dict().items():
         torch.testing.assert_close(merged[name], tensor.cpu(), rtol=1e-5, atol=1e-5)
+
+
+def change(folder: Path) -> dict[str, torch.Tensor]:
+    """What an adapter adds to each matrix, by its name."""
+    held = load_file(folder / "adapter_model.safetensors")
+    names = {name.removesuffix(".lora_A.weight") for name in held if name.endswith(".lora_A.weight")}
+    return {name: held[f"{name}.lora_B.weight"] @ held[f"{name}.lora_A.weight"] for name in names}
+
+
+def many_subspaces(family: str = "opt") -> Trainer:
+    """A run whose subspaces have more dimensions together than its matrices."""
+    run = trainer(manifest(family, learning_rate=1e-3))
+    run.apply(updates(300, range(20)))
+    return run
+
+
+@pytest.mark.parametrize("family", ["opt", "mistral"])
+def test_an_adapter_has_no_more_rank_than_the_matrix_however_many_subspaces_there_were(
+    family: str, tmp_path: Path
+) -> None:
+    """mistral has matrices of two ranks: keys of fewer heads."""
+    run = many_subspaces(family)
+    fit = export_lora(run, tmp_path / "out")
+    held = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    ranks = {target.name: min(target.out_features, target.in_features) for target in run.space.targets}
+    assert 20 * run.space.rank > max(ranks.values())
+    for name, most in ranks.items():
+        assert len(held[f"base_model.model.{name}.lora_A.weight"]) == most
+    assert fit == Fit(max(ranks.values()), max(ranks.values()), 0.0, 0.0)
+    base = AutoModelForCausalLM.from_pretrained(model_folder(family))
+    adapted = peft.PeftModel.from_pretrained(base, str(tmp_path / "out"))
+    run.weights.rebuild()
+    torch.testing.assert_close(logits(adapted), logits(run.loaded.model), rtol=1e-5, atol=1e-5)
+
+
+def test_subspaces_side_by_side_have_the_rank_of_their_sum(tmp_path: Path) -> None:
+    run = trainer(manifest("opt", learning_rate=1e-3))
+    run.apply(updates(2, (0, 1)))  # one entry of each core: one product of two vectors
+    assert export_lora(run, tmp_path / "out") == Fit(2, 2, 0.0, 0.0)
+
+
+def test_an_adapter_of_a_capped_rank_says_what_it_leaves_out(tmp_path: Path) -> None:
+    run = many_subspaces()
+    export_lora(run, tmp_path / "whole")
+    fit = export_lora(run, tmp_path / "out", rank=3)
+    whole, cut = change(tmp_path / "whole"), change(tmp_path / "out")
+    missed = {name: (whole[name] - cut[name]).norm() for name in whole}
+    assert fit.rank == 3
+    assert fit.largest == pytest.approx(max(float(missed[n] / whole[n].norm()) for n in whole), rel=1e-3)
+    norms = [torch.stack([*map(float_norm, values)]).norm() for values in (missed.values(), whole.values())]
+    assert fit.total == pytest.approx(float(norms[0] / norms[1]), rel=1e-3)
+    assert 0 < fit.total < fit.largest < 1
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"rank 3 of {fit.full}; relative error {fit.largest:.2g} in the worst matrix" in card
+    base = AutoModelForCausalLM.from_pretrained(model_folder("opt"))
+    peft.PeftModel.from_pretrained(base, str(tmp_path / "out"))
+
+
+def float_norm(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float().norm()
+
+
+@pytest.mark.parametrize("export", [export_model, export_lora])
+def test_an_export_is_as_readable_as_any_new_file_and_names_no_folder_of_this_machine(
+    export: Callable[[Trainer, Path], None], tmp_path: Path
+) -> None:
+    described = manifest("opt", test=str(data_file(tmp_path)))
+    source = described.model.model_copy(update={"source": str(model_folder("opt"))})
+    run = trainer(described.model_copy(update={"model": source}), model_override=model_folder("opt"))
+    run.apply(updates(10))
+    before = os.umask(0o027)
+    try:
+        export(run, tmp_path / "out")
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o640}
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o750
+    written = b"".join(path.read_bytes() for path in files)
+    for folder in (tmp_path, model_folder("opt").parent, Path.home()):
+        assert bytes(folder) not in written
+    assert f"`{model_folder('opt').name}`" in (tmp_path / "out" / "README.md").read_text()
+
+
+ABOUT = Provenance(
+    seal=7,
+    digest="ab" * 32,
+    updates=60,
+    evaluations=(
+        Told("this one, of epoch 7", EpochEvaluation(
+            metric="accuracy", value=0.61, low=0.58, high=0.64, loss=0.5, count=256, epoch=7, base=False
+        )),
+    ),
+    contributors=(Contributor("cd" * 32, "A|b <i>", 50), Contributor("ef" * 32, "", 10)),
+)  # fmt: skip
+
+
+def test_the_card_says_where_the_model_comes_from_and_how_to_compute_it_anew(tmp_path: Path) -> None:
+    run = trained("opt")
+    export_model(run, tmp_path / "out", ABOUT)
+    card = (tmp_path / "out" / "README.md").read_text()
+    digest = hashlib.sha256((tmp_path / "out" / "model.safetensors").read_bytes()).hexdigest()
+    for said in (
+        f"in the run `{run.manifest.run_id.hex()}`",
+        f"The model of the seal of epoch 7 of the run, 60 updates, core digest `{'ab' * 32}`.",
+        "| this one, of epoch 7 | accuracy | 0.610 | 0.580 to 0.640 | 0.5000 | 256 |",
+        rf"| `{'cd' * 32}` | A\|b \<i\> | 50 |",
+        f"| `{'ef' * 32}` |  | 10 |",
+        "sfnode verify\nsfnode checkout 7\n",
+        "sfnode export check --seal 7 --dtype float32\n",
+        f"{digest}  check/model.safetensors",
+    ):
+        assert said in card
+    amended = model_card(run, ABOUT._replace(amended=True), weights={"a": "b"})
+    assert "sfnode checkout" not in amended, "it has what counted when the seal was signed"
+    assert "while that seal is the last one" in amended
+
+
+def test_of_many_contributors_a_card_lists_those_with_most_updates() -> None:
+    many = tuple(Contributor(f"{n:064x}", "", 300 - n) for n in range(250))
+    card = model_card(trainer(manifest("opt")), ABOUT._replace(contributors=many))
+    assert f"| `{99:064x}` |  | 201 |" in card
+    assert f"| 150 others | | {sum(300 - n for n in range(100, 250))} |" in card
+
+
+@pytest.mark.parametrize("fit", [None, Fit(4, 4, 0.0, 0.0)])
+def test_the_hub_reads_the_head_of_the_card(fit: Fit | None, tmp_path: Path) -> None:
+    described = manifest("opt", test="hf:glue:sst2:validation")
+    folder = shutil.copytree(model_folder("opt"), tmp_path / "base")
+    (folder / "README.md").write_text("---\ntags:\n- x\nlicense: apache-2.0\n---\n# Base\n")
+    card = model_card(trainer(described, model_override=folder), fit=fit)
+    (tmp_path / "card.md").write_text(card)
+    assert metadata_load(tmp_path / "card.md") == {
+        "library_name": "peft" if fit else "transformers",
+        "tags": ["sfnode", "decentralized-training", "zeroth-order-optimization"],
+        "base_model": "tiny/opt",
+        "base_model_relation": "adapter" if fit else "finetune",
+        "license": "apache-2.0",
+        "datasets": ["glue"],
+        "pipeline_tag": "text-generation",
+    }
 
 
 def test_two_nodes_with_the_same_updates_export_the_same_weights(tmp_path: Path) -> None:
@@ -131,7 +279,7 @@ def test_the_card_says_where_the_prior_is_that_of_the_base_model() -> None:
 def test_the_card_of_a_plain_run_asks_for_no_calibration() -> None:
     card = model_card(trainer(manifest("opt")))
     assert "The loss was plain" in card
-    assert "prior" not in card
+    assert "calibrated" not in card
 
 
 def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

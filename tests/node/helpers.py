@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -28,6 +28,7 @@ from sfnode.node.engine_thread import HeldOut, Searches
 from sfnode.node.node import Node as PublicNode
 from sfnode.node.running import RunningNode
 from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.provenance import Provenance
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import Record, Tail, UpdateLog
@@ -136,6 +137,9 @@ class SmallEngine:
         self.parked = 0
         """How often its model was put aside."""
         self.aside = False
+        self.no_room = False
+        self.told_of: list[Provenance] = []
+        """What exports were to say of where they come from."""
         self.threads: int | None = None
         self.most_threads: int | None = None
 
@@ -242,6 +246,14 @@ class SmallEngine:
         """Say how many updates were there when `after` was read."""
         self.towards.append((len(self.applied), amount))
         return accuracy(float(self.latest), self.latest - 1.0, self.latest + 1.0, loss=0.5, rows=256)
+
+    def export(self, out: Path, form: Literal["hf", "lora"], about: Provenance) -> None:
+        """Write how many updates are there; a full disk has no room for that."""
+        if self.no_room:
+            raise UserError(Code.DISK_FULL, f"no space left for {out}", "Free some space.")
+        out.mkdir(parents=True)
+        (out / form).write_text(str(len(self.applied)))
+        self.told_of.append(about)
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         return prompt, f"{prompt} and {len(self.applied)} more"[:tokens]

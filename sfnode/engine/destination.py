@@ -1,0 +1,82 @@
+"""The folder that an export is written to: complete if it exists, and as readable as any other new folder.
+
+Output is written beside its destination and renamed. Needs no torch, so that a destination can be refused
+before anything slow is loaded.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sfnode.errors import Code, UserError
+
+PARTIAL = ".partial"
+"""Ending of a scratch folder's name."""
+
+
+def require_new(out: Path) -> None:
+    """Raise UserError BAD_OPTION unless `out` can be made: it is not there, or empty, in a folder that may be
+    written to."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(
+            Code.BAD_OPTION, f"{out} exists already", "Name a new folder, or remove that one first."
+        )
+    nearest = next(folder for folder in out.absolute().parents if folder.exists())
+    if not nearest.is_dir():
+        raise _unwritable(out, NotADirectoryError(errno.ENOTDIR, "no folder", str(nearest)))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise _unwritable(out, PermissionError(errno.EACCES, "no permission", str(nearest)))
+
+
+def no_adapter(target: str) -> UserError:
+    """Return the error for an adapter of a run that trains this vector or embedding."""
+    return UserError(
+        Code.BAD_OPTION,
+        f"the run trains {target}, which a LoRA adapter cannot hold",
+        "Use --format hf.",
+    )
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield a scratch folder beside `out` that takes its place if the block succeeds, and is removed if not.
+
+    Raises UserError as `require_new` does, and DISK_FULL.
+    """
+    from safetensors import SafetensorError
+
+    require_new(out)
+    scratch = out.parent / f".{out.name}.{os.getpid()}{PARTIAL}"
+    try:
+        scratch.mkdir(parents=True)
+        yield scratch
+        _open_to_readers(scratch)
+        scratch.replace(out)
+    except (OSError, SafetensorError) as error:
+        raise _unwritable(out, error) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _open_to_readers(folder: Path) -> None:
+    """Give files the permissions of any new file: safetensors writes its own for their owner alone."""
+    usual = folder.stat().st_mode & 0o666  # the folder was made under the umask
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(usual)
+
+
+def _unwritable(out: Path, error: Exception) -> UserError:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if full or "No space left" in str(error):  # the safetensors library passes no error number on
+        return UserError(
+            Code.DISK_FULL, f"no space left for {out}", "Free some space, or choose another disk."
+        )
+    return UserError(
+        Code.BAD_OPTION, f"cannot write {out}: {error}", "Choose a folder that you can write to."
+    )

@@ -1,0 +1,88 @@
+"""What a node's log tells of the model that is exported: its seal, how good it is, and whose work it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from sfnode.organising import health
+from sfnode.schema.organising import EpochEvaluation
+from sfnode.schema.provenance import Contributor, Provenance, Told
+from sfnode.store.checkout import Checkout, at_seal
+from sfprotocol import decisions
+from sfprotocol.counting import NEVER
+from sfprotocol.decisions import Evaluated
+from sfprotocol.messages import Entry, Feed, RunParameters
+from sfprotocol.names import Names
+from sfprotocol.weighing import Counted
+
+
+def of_seal(
+    run: RunParameters,
+    entries: Sequence[Entry],
+    names: Mapping[bytes, Names],
+    checkout: Checkout,
+    digest: str,
+) -> Provenance:
+    """Return the provenance of a seal that is here as a whole, with this core digest; any thread may ask.
+
+    `entries` are the decisions, and `names` those of origins.
+    """
+    epoch = checkout.epoch
+    assert epoch is not None
+    as_sealed = at_seal(run, entries, lambda _: NEVER, epoch)
+    return Provenance(
+        seal=epoch,
+        digest=digest,
+        updates=checkout.updates,
+        amended=as_sealed.counted != checkout.counted,
+        evaluations=_evaluations(entries, epoch),
+        contributors=_contributors(checkout.counted, names),
+    )
+
+
+def of_now(
+    counted: Mapping[Feed, Counted], names: Mapping[bytes, Names], updates: int, digest: str
+) -> Provenance:
+    """Return the provenance of all that is here, so many updates, with this state digest."""
+    return Provenance(None, digest, updates, contributors=_contributors(counted, names))
+
+
+def _evaluations(entries: Sequence[Entry], epoch: int) -> tuple[Told, ...]:
+    """Return the published results of this seal, of the best and the last one, and of the base model."""
+    said = [decisions.read(entry.record).decision for entry in entries]
+    own = [one for one in said if isinstance(one, Evaluated) and not health.is_base(one)]
+    verdict = health.verdict(said)
+    found = (
+        ("this one", next((one for one in reversed(own) if one.epoch == epoch), None)),
+        ("the best", verdict.best),
+        ("the last that was measured", verdict.latest),
+        ("base model", verdict.base),
+        ("base model less its prior", verdict.calibrated),
+    )
+    return tuple(
+        Told(of if health.is_base(one) else f"{of}, of epoch {one.epoch}", _result(one))
+        for of, one in found
+        if one
+    )
+
+
+def _result(one: Evaluated) -> EpochEvaluation:
+    return EpochEvaluation(**dict(health.measured(one)), epoch=one.epoch, base=health.is_base(one))
+
+
+def _contributors(counted: Mapping[Feed, Counted], names: Mapping[bytes, Names]) -> tuple[Contributor, ...]:
+    updates: Counter[bytes] = Counter()
+    for feed, one in counted.items():
+        first = 0
+        for run in one.runs:
+            updates[feed.origin] += (run.stop - first) * (run.factor != 0)
+            first = run.stop
+    ordered = sorted(updates.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(Contributor(origin.hex(), _name(names.get(origin)), n) for origin, n in ordered if n)
+
+
+def _name(names: Names | None) -> str:
+    if names is None:
+        return ""
+    return f"{names.name} ({names.team})".strip() if names.team else names.name
