@@ -72,6 +72,7 @@ def load(
             dtype=dtype,
             training=False,
             bases=layout.bases,
+            data=layout.data,
         )
         frontier = machine.frontier
         if frontier.counting:
