@@ -463,7 +463,7 @@ class Manifest(Section):
         for table, keys in OMITTED_AT_DEFAULT.items():
             usual = type(getattr(self, table)).model_fields
             for key in keys:
-                if getattr(getattr(self, table), key) == usual[key].default:
+                if getattr(getattr(self, table), key) == usual[key].get_default(call_default_factory=True):
                     del found[table][key]
         return found
 
