@@ -344,9 +344,7 @@ async def test_a_run_without_public_data_says_so_before_anything_is_downloaded(
     assert '{"text": "some text"}' in refusal.value.fix
 
 
-@pytest.mark.parametrize(
-    ("text", "code"), [(None, Code.DATA_NOT_FOUND), ("other\nx\n", Code.DATA_MALFORMED)]
-)
+@pytest.mark.parametrize(("text", "code"), [(None, Code.DATA_NOT_FOUND), ("other\nx\n", Code.DATA_MALFORMED)])
 async def test_a_file_of_ones_own_is_looked_at_before_anything_is_downloaded(
     swarm_of: SwarmOf, elsewhere: Path, text: str | None, code: Code
 ) -> None:
