@@ -71,7 +71,7 @@ FILE_KINDS = (".tsv", ".csv", ".jsonl", ".parquet")
 """Ends of the names of files with rows."""
 
 DataRole = Literal["train", "test", "validation"]
-"""What rows of a run are for."""
+"""Purposes of a run's rows."""
 
 PUBLISHED_UNIT = 2.0**-3
 """Value of an entry of 1 of published bases (SPEC R10): a column of root mean square 1, as those of random

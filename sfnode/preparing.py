@@ -42,7 +42,7 @@ class Shared(NamedTuple):
     """Files of data that others get from nodes of the run."""
 
     names: list[str]
-    """As they are beside the manifest."""
+    """Names that they have beside the manifest."""
     copied: list[str]
     """Those that have been copied there."""
     size: int

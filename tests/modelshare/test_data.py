@@ -1,4 +1,4 @@
-"""A run's data with the link: nodes get the files of its public data from each other, found by their digests."""
+"""A run's data with the link: nodes get the files of its data from each other, by their digests."""
 
 from __future__ import annotations
 
