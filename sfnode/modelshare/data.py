@@ -90,7 +90,7 @@ class DataShare:
             self._sharing.listed[bytes.fromhex(digest)] = one_file(files.listing_of(kept), kept)
 
     def _from_peers(self, role: DataRole) -> None:
-        lacking = files.missing(self._data, role)
+        lacking = files.missing(self._data, role, self._folders)
         if not self._peers():
             raise lacking
         if lacking.code is Code.DATA_DIFFERS:

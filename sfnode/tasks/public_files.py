@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from sfnode.errors import Code, UserError
@@ -38,22 +38,25 @@ def local(data: Data, role: DataRole, folder: Path | None = None) -> str:
     """
     if role not in data.digests:
         return data.source(role)
-    found = find(data, role, (folder,) if folder else ())
+    folders = (folder,) if folder else ()
+    found = find(data, role, folders)
     if found is None:
-        raise missing(data, role)
+        raise missing(data, role, folders)
     return str(found)
 
 
-def find(data: Data, role: DataRole, folders: Iterable[Path] = ()) -> Path | None:
+def find(data: Data, role: DataRole, folders: Sequence[Path] = ()) -> Path | None:
     """Return a file with the digest of a role: in one of the folders, by its digest or by its name, or where
     the source says."""
-    source, digest = data.source(role), data.digests[role]
-    for folder in folders:
-        for file in (path_in(folder, data, role), folder / source):
-            if digest_of(file) == digest:
-                return file
-    file = Path(source).expanduser()
-    return file if digest_of(file) == digest else None
+    kept = (path_in(folder, data, role) for folder in folders)
+    possible = (*kept, *_by_name(data, role, folders))
+    return next((file for file in possible if digest_of(file) == data.digests[role]), None)
+
+
+def _by_name(data: Data, role: DataRole, folders: Sequence[Path]) -> list[Path]:
+    """Return where the file of a role may be under its own name."""
+    source = Path(data.source(role)).expanduser()
+    return [*(folder / source for folder in folders), source]
 
 
 def path_in(folder: Path, data: Data, role: DataRole) -> Path:
@@ -108,11 +111,10 @@ def bring(data: Data, source: Path | None, folder: Path) -> None:
             keep(Path(local(data, role, source)), kept, digest)
 
 
-def missing(data: Data, role: DataRole) -> UserError:
+def missing(data: Data, role: DataRole, folders: Sequence[Path] = ()) -> UserError:
     """Return the error for data that are not on this machine, or are others than the run's."""
     name, digest = Path(data.source(role)).name, data.digests[role][:16]
-    file = Path(data.source(role)).expanduser()
-    if file.is_file():
+    if file := next(filter(Path.is_file, _by_name(data, role, folders)), None):
         return UserError(
             Code.DATA_DIFFERS,
             f"{file} is not what the run has as its {WORDS[role]}: it has changed since, or another file has "

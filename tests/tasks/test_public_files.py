@@ -102,6 +102,16 @@ def test_a_copy_is_complete_or_not_there(tmp_path: Path) -> None:
     assert list(kept.parent.iterdir()) == []
 
 
+def test_a_folder_gets_the_files_that_another_has(tmp_path: Path) -> None:
+    """As a local swarm and a fork bring them along with their manifest."""
+    data = run_data(tmp_path / "old")
+    public_files.bring(data, tmp_path / "old", tmp_path / "new")
+    assert public_files.path_in(tmp_path / "new", data, "train").read_text() == ROWS
+    public_files.bring(data, None, tmp_path / "new")  # it has them already
+    with pytest.raises(UserError, match="not on this machine"):
+        public_files.bring(data, None, tmp_path / "other")
+
+
 TASKS: dict[str, Task] = {name: preset.task for name, preset in PRESETS.items()} | {
     "chat": Task(kind="chat", messages_field="talk"),
     "completion": Task(kind="completion", template="{question|question} =", completion="{answer}"),
