@@ -36,6 +36,7 @@ class Code(IntEnum):
     DATA_MALFORMED = 31
     DATA_NEEDED = 32
     DATA_TOO_LARGE = 33
+    DATA_DIFFERS = 34
     DATA_DIR_IN_USE = 40
     DISK_FULL = 41
     LOG_CORRUPT = 42

@@ -60,11 +60,18 @@ ADDED_IN_2: dict[str, Any] = {
 """Keys that a manifest of version 1 does not have."""
 
 OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
+    "data": frozenset({"digests"}),
     "model": frozenset({"parent"}),
     "task": frozenset({"loss", "prior"}),
     "training": frozenset({"bases", "group"}),
 }
 """Keys, by table, that a manifest does not have where they have their default value (SPEC M2)."""
+
+FILE_KINDS = (".tsv", ".csv", ".jsonl", ".parquet")
+"""Ends of the names of files with rows."""
+
+DataRole = Literal["train", "test", "validation"]
+"""Purposes of a run's rows."""
 
 PUBLISHED_UNIT = 2.0**-3
 """Value of an entry of 1 of published bases (SPEC R10): a column of root mean square 1, as those of random
@@ -216,6 +223,11 @@ class Task(Section):
         return self
 
 
+def is_file(source: str) -> bool:
+    """Return whether a source of rows is a file, rather than a data set that has a name for everybody."""
+    return source.endswith(FILE_KINDS) and not source.startswith(("hf:", "builtin:"))
+
+
 class Data(Section):
     """The sources of rows.
 
@@ -223,6 +235,8 @@ class Data(Section):
     `train` may be empty for a run on private data only: every trainer then brings its own with `--data`.
     Validation rows come from `validation`, or, if that is empty, are `validation_limit` rows of the training
     data, on which then nobody trains (SPEC R9); by them an organiser judges, and they are never tested on.
+    `digests` name what is in sources that are files (SPEC B9): nodes get these from each other, and a source
+    is no more than the file's name.
     """
 
     train: str = ""
@@ -232,6 +246,17 @@ class Data(Section):
     test_limit: int = Field(default=0, ge=0, le=MOST_ROWS)
     validation: str = ""
     validation_limit: int = Field(default=0, ge=0, le=MOST_ROWS)
+    digests: dict[DataRole, Hex32] = Field(default_factory=dict)
+
+    def source(self, role: DataRole) -> str:
+        """Return the source of these rows; an empty one if there is none."""
+        found: str = getattr(self, role)
+        return found
+
+    def testing_as_training(self) -> Data:
+        """Return data whose training rows are the test rows, with nothing beside them."""
+        digests: dict[DataRole, str] = {"train": self.digests["test"]} if "test" in self.digests else {}
+        return Data(train=self.test, train_limit=self.test_limit, digests=digests)
 
     @property
     def withheld(self) -> int:
@@ -246,6 +271,8 @@ class Data(Section):
             raise ValueError("validation_limit needs training data to take the rows from, or validation")
         if self.withheld and self.train == self.test:
             raise ValueError("validation rows of the training data would be tested on: name other test data")
+        if any(not is_file(self.source(role)) for role in self.digests):
+            raise ValueError("digests are of sources that are files, .tsv, .csv, .jsonl or .parquet")
         return self
 
 
@@ -409,6 +436,7 @@ class Manifest(Section):
             or self.extensions
             or self.training.bases
             or self.training.group
+            or self.data.digests
             or centred
             or self.model.parent
         )
@@ -435,7 +463,7 @@ class Manifest(Section):
         for table, keys in OMITTED_AT_DEFAULT.items():
             usual = type(getattr(self, table)).model_fields
             for key in keys:
-                if getattr(getattr(self, table), key) == usual[key].default:
+                if getattr(getattr(self, table), key) == usual[key].get_default(call_default_factory=True):
                     del found[table][key]
         return found
 

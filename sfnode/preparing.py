@@ -10,14 +10,20 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from sfnode.engine import making_bases, pilot, trial
 from sfnode.engine.making_bases import Made
 from sfnode.engine.pilot import Advance, Pilot
 from sfnode.engine.trainer import Trainer, prior_of
 from sfnode.engine.trial import Trial
-from sfnode.manifest import Manifest
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Data, Manifest, is_file
 from sfnode.models import bases
+from sfnode.sizes import size_text
 from sfnode.store.disk_errors import disk_faults
+from sfnode.tasks import public_files
+from sfprotocol.model_listing import MAX_DATA
 
 Waiting = Callable[[str], AbstractContextManager[Advance]]
 """Told what begins; it gives what is told how far that is, and ends with it."""
@@ -29,7 +35,18 @@ class Means(NamedTuple):
     device: str = "cpu"
     dtype: str = "float32"
     bases: Path | None = None
-    """Folder with published ones."""
+    """Folder with published ones, and with files of the run's data."""
+
+
+class Shared(NamedTuple):
+    """Files of data that others get from nodes of the run."""
+
+    names: list[str]
+    """Names that they have beside the manifest."""
+    copied: list[str]
+    """Those that have been copied there."""
+    size: int
+    """Bytes of all together."""
 
 
 class Prepared(NamedTuple):
@@ -64,6 +81,61 @@ def keep_bases(file: Path, folder: Path, manifest: Manifest) -> tuple[Path, int]
     with disk_faults(folder):
         kept = bases.path_in(folder, bases.keep(file, folder, targets, rank))
     return kept, bases.size_of(targets, rank)
+
+
+def share_data(manifest: Manifest, folder: Path) -> tuple[Manifest, Shared]:
+    """Return a manifest with digests of the files that its data are in, and with their names in place of
+    their paths; copy to the folder, where the manifest is to be, those that are elsewhere.
+
+    Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE, DISK_FULL, DATA_DIR_UNUSABLE.
+    """
+    shared, fields = Shared([], [], 0), manifest.data.model_dump()
+    size = 0
+    for role in public_files.ROLES:
+        source = manifest.data.source(role)
+        if not is_file(source):
+            continue
+        file = Path(source)
+        digest = fields["digests"][role] = _digest_of(file)
+        name = fields[role] = _beside(file, folder, digest, shared.copied)
+        if name not in shared.names:
+            shared.names.append(name)
+            size += (folder / name).stat().st_size
+    try:
+        data = Data(**fields)
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise UserError(Code.BAD_OPTION, reason, "Two of the files have the same rows.") from error
+    return manifest.model_copy(update={"data": data}), shared._replace(size=size)
+
+
+def _digest_of(file: Path) -> str:
+    """Return the digest of a file of data. Raises UserError DATA_TOO_LARGE, DATA_NOT_FOUND."""
+    if file.is_file() and (size := file.stat().st_size) > MAX_DATA:
+        raise UserError(
+            Code.DATA_TOO_LARGE,
+            f"{file} has {size_text(size)}, and nodes give each other files of up to {size_text(MAX_DATA)}: "
+            "they hold the rows in memory",
+            "Take fewer rows, put the data on the hub, or add --no-share-data: others then need the file at "
+            "the same path.",
+        )
+    if not (digest := public_files.digest_of(file)):
+        raise UserError(
+            Code.DATA_NOT_FOUND, f"cannot read {file}", "Check that it exists, and its permissions."
+        )
+    return digest
+
+
+def _beside(file: Path, folder: Path, digest: str, copied: list[str]) -> str:
+    """Return the name of a file of data in a folder; copy it there if need be, and note that."""
+    there = folder / file.name
+    if public_files.digest_of(there) != digest:
+        if there.exists():
+            there = folder / f"{file.stem}-{digest[:8]}{file.suffix}"
+        with disk_faults(folder):
+            public_files.keep(file, there, digest)
+        copied.append(there.name)
+    return there.name
 
 
 def prepare(
@@ -111,7 +183,7 @@ def with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:
     if manifest.task.loss == "plain":
         return manifest
     with waiting("measuring the base model's prior"):
-        prior = prior_of(manifest, device=means.device, dtype=means.dtype)
+        prior = prior_of(manifest, device=means.device, dtype=means.dtype, folder=means.bases)
     return _changed(manifest, "task", prior=prior)
 
 

@@ -239,6 +239,7 @@ def test_a_manifest_of_version_1_is_read_and_written_without_the_keys_of_version
         {"data": {"train": "rows.tsv", "validation_limit": 1}},
         {"training": {"basis": "published", "bases": "ab" * 32}},
         {"training": {"group": 2}},
+        {"data": {"train": "rows.tsv", "digests": {"train": "ab" * 32}}},
         {"model": FIELDS["model"] | {"parent": PARENT}},
     ],
 )
@@ -257,6 +258,24 @@ def test_nobody_takes_part_in_a_run_of_version_1_and_is_told_what_still_works() 
     assert caught.value.code is Code.OLDER_PROTOCOL
     assert "sfnode init" in caught.value.fix
     assert "sfnode export" in caught.value.fix
+
+
+def test_a_run_names_its_files_by_digests_and_others_keep_their_bytes(tmp_path: Path) -> None:
+    digests = {"train": "ab" * 32, "test": "cd" * 32}
+    files = {"train": "a.tsv", "test": "b.jsonl"}
+    plain = Manifest.model_validate(changed("data", **files))
+    said = Manifest.model_validate(changed("data", **files, digests=digests))
+    assert said.fields()["data"]["digests"] == digests
+    assert "digests" not in plain.fields()["data"]
+    (tmp_path / "run.toml").write_text(said.to_toml())
+    assert Manifest.from_toml(tmp_path / "run.toml").run_id == said.run_id != plain.run_id
+    assert Manifest.from_canonical(said.canonical(), "a peer") == said
+
+
+@pytest.mark.parametrize("source", ["", "hf:glue:sst2:train", "builtin:reviews:train", "a.txt", "hf:a.tsv"])
+def test_only_files_have_digests(source: str) -> None:
+    with pytest.raises(ValueError, match="sources that are files"):
+        Manifest.model_validate(changed("data", train=source, digests={"train": "ab" * 32}))
 
 
 def test_a_run_with_groups_says_so_and_others_keep_their_bytes() -> None:

@@ -1,6 +1,7 @@
 """The listing of a base model: its files, their sizes, and the hash of every piece (SPEC B1, B2).
 
-One hash in the manifest stands for all of it. This module knows bytes and names; it opens no file.
+One hash in the manifest stands for all of it. Bases and data are listed in the same way, one file each. This
+module knows bytes and names; it opens no file.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ PIECE = 1 << 20
 
 MAX_LISTING = 16 << 20
 """Bytes of a listing: enough for half a terabyte of weights."""
+
+MAX_DATA = 4 << 30
+"""Most bytes of a file of a run's public data, and of a data set on the hub: the rows are held in memory,
+where they take several times as much."""
 
 MAX_FILES = 4096
 MAX_SIZE = (1 << 50) - 1
@@ -87,6 +92,11 @@ def hash_listing(encoded: bytes) -> bytes:
 def hash_bases(encoded: bytes) -> bytes:
     """Return the digest by which published bases are named: of the listing of their one file (SPEC R10)."""
     return hashlib.blake2b(encoded, digest_size=HASH_BYTES, person=b"sfnode-bases").digest()
+
+
+def hash_data(encoded: bytes) -> bytes:
+    """Return the digest by which a manifest names a file of data: of its listing (SPEC B9)."""
+    return hashlib.blake2b(encoded, digest_size=HASH_BYTES, person=b"sfnode-data").digest()
 
 
 def encode(files: Iterable[ListedFile]) -> bytes:

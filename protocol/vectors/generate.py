@@ -374,18 +374,24 @@ CENTRED: dict[str, Any] = OPEN | {
 
 GROUPS: dict[str, Any] = OPEN | {"training": OPEN["training"] | {"group": 8}}
 
+SHARED_DATA: dict[str, Any] = OPEN | {
+    "data": OPEN["data"]
+    | {"train": "rows.tsv", "test": "rows.tsv", "validation": "more rows.jsonl", "validation_limit": 0}
+    | {"digests": {"train": "12" * 32, "validation": "34" * 32}}
+}
+
 CHILD: dict[str, Any] = OPEN | {
     "model": OPEN["model"] | {"parent": {"run_id": "12" * 32, "epoch": 65535, "digest": "34" * 32}}
 }
 
 
 def manifest_vectors() -> dict[str, Any]:
-    """Return a manifest of version 1, six of version 2, and fields that none of version 2 may have."""
+    """Return a manifest of version 1, seven of version 2, and fields that none of version 2 may have."""
     return {
         **_manifest(MANIFEST),
         "version 2": [
             {"admission": fields["admission"], **_manifest(fields)}
-            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED, CHILD, GROUPS)
+            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED, CHILD, GROUPS, SHARED_DATA)
         ],
         "rates": [
             {"learning_rate": rate, "rate": str(units)}
@@ -447,9 +453,23 @@ def _invalid_manifests() -> list[dict[str, Any]]:
             "rule": "M1",
             "open": {"quota": 1, "work_bits": 0},
         },
+        *(
+            {"name": name, "rule": rule, "data": ORGANISED["data"] | {"digests": change}}
+            for name, rule, change in _invalid_digests()
+        ),
         *({"name": name, "rule": rule, "task": change} for name, rule, change in _invalid_losses()),
         {"name": "a critical extension", "rule": "M5", "extensions": {"2": ""}},
         {"name": "an extension with a leading zero", "rule": "M5", "extensions": {"01": ""}},
+    ]
+
+
+def _invalid_digests() -> list[tuple[str, str, dict[str, str]]]:
+    return [
+        ("a digest of data on the hub", "M1", {"train": "00" * 32}),
+        ("a digest of data that there are not", "M1", {"test": "00" * 32}),
+        ("a digest of data of no such role", "M1", {"validate": "00" * 32}),
+        ("a short digest of data", "M1", {"validation": "00" * 31}),
+        ("no digests of data, said", "M2", {}),
     ]
 
 
@@ -635,6 +655,10 @@ FILES = {
 """The first piece of the second file is all zeros, the second counts bytes, the third is a few words."""
 
 
+ROWS = b"text\tlabel\na fine day\t1\n"
+"""A file of data (B9)."""
+
+
 def sharing_vectors() -> dict[str, Any]:
     files = [_listed(name, content) for name, content in FILES.items()]
     encoded = model_listing.encode(files)
@@ -642,7 +666,13 @@ def sharing_vectors() -> dict[str, Any]:
         {"name": piece.name, "offset": piece.offset, "size": piece.size, "hash": piece.hash.hex()}
         for piece in model_listing.decode(encoded).pieces()
     ]
-    return {"listing": encoded.hex(), "hash": model_listing.hash_listing(encoded).hex(), "parts": pieces}
+    rows = model_listing.encode([_listed("data", ROWS)])
+    return {
+        "listing": encoded.hex(),
+        "hash": model_listing.hash_listing(encoded).hex(),
+        "parts": pieces,
+        "data": {"file": ROWS.decode(), "listing": rows.hex(), "digest": model_listing.hash_data(rows).hex()},
+    }
 
 
 def _listed(name: str, content: bytes) -> model_listing.ListedFile:

@@ -58,6 +58,8 @@ class SubjectSpec(NamedTuple):
     """0: the run's, or the usual one."""
     group: int | None = None
     """Updates that share a mini-batch; None: as many as in the run, or pairs."""
+    folder: Path | None = None
+    """Folder with files of the run's data."""
 
 
 class Subject(NamedTuple):
@@ -201,7 +203,7 @@ def _rows(wanted: SubjectSpec, manifest: Manifest, settings: Any) -> list[datase
             "the run names no training data to measure with",
             "Leave --run out to measure with random tokens.",
         )
-    return dataset.training_rows(manifest.data, manifest.task)
+    return dataset.training_rows(manifest.data, manifest.task, wanted.folder)
 
 
 def _random_rows(tokens: int, settings: Any) -> list[dataset.Row]:

@@ -96,7 +96,7 @@ def audit(
 def _trainer(manifest: Manifest, layout: Layout, source: dict[str, Any]) -> Trainer:
     from sfnode.engine.trainer import Trainer
 
-    return Trainer.load(manifest, bases=layout.bases, **source)
+    return Trainer.load(manifest, bases=layout.bases, data=layout.data, **source)
 
 
 def _lines(result: AuditResult) -> list[str]:

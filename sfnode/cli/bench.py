@@ -107,7 +107,7 @@ def bench(
 
     if threads:
         torch.set_num_threads(threads)
-    spec = SubjectSpec(model or "", manifest, tokens, device, dtype, rank, group)
+    spec = SubjectSpec(model or "", manifest, tokens, device, dtype, rank, group, run.parent if run else None)
     plan = Plan(batches, queries, compare == "mezo", repetitions)
     result = run_benchmark(spec, plan, _say)
     if as_json:

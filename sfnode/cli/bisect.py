@@ -85,6 +85,7 @@ def bisect(
             dtype=dtype,
             training=False,
             bases=layout.bases,
+            data=layout.data,
         ) as trainer:
             trainer.use_bases(past.latest.bases)
             trainer.begin(past.cores(past.counted(first)))  # what lies between is a line of few subspaces

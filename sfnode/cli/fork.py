@@ -62,7 +62,10 @@ def fork(
     from sfnode import preparing
     from sfnode.cli import init_output
     from sfnode.cli.trained_model import load
+    from sfnode.store.data_folder import Layout
+    from sfnode.store.disk_errors import disk_faults
     from sfnode.store.run_keys import RunKeys
+    from sfnode.tasks import public_files
 
     if out.exists() and any(out.iterdir()):
         raise UserError(Code.BAD_OPTION, f"{out} is not empty", "Name a new folder, or remove what is in it.")
@@ -74,7 +77,9 @@ def fork(
     with opened_run(data_dir) as (old, update_log):
         counting = _counting_at(old, update_log.control(), epoch)
         manifest = _forked(old, counting, epoch, trained.digest, (out / MODEL).absolute(), keys, name)
-    manifest = preparing.with_prior(manifest, preparing.Means(device), waiting)
+    with disk_faults(out):
+        public_files.bring(manifest.data, Layout(data_dir).data, out)
+    manifest = preparing.with_prior(manifest, preparing.Means(device, bases=out), waiting)
     said = []
     if manifest.training.bases:
         kept = preparing.keep_bases(_bases_file(data_dir, manifest), out, manifest)

@@ -120,6 +120,12 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     "may have none: every trainer then brings its own with `join --data`.",
 )
 @option("--test", metavar="SOURCE", help="Held-out data for measuring the model, in the same form.")
+@option(
+    "--share-data/--no-share-data",
+    default=None,
+    help="Whether nodes give each other the data that are files, found by their digests; otherwise others "
+    "need them at the same path.  [default: yes, but not in a private run]",
+)
 @option("--train-limit", type=int, metavar="COUNT", help="Use only so many training rows.")
 @option(
     "--train-min-words", type=int, metavar="COUNT", help="Use only training rows with at least so many words."
@@ -251,6 +257,7 @@ def init(
     passphrase_file: Path | None,
     bases: Path | None,
     made_of: str | None,
+    share_data: bool | None,
     **given: Any,
 ) -> None:
     """Write a run manifest to OUT (default run.toml): model, task, data and the numbers of training.
@@ -296,6 +303,9 @@ def init(
         manifest, given, means, calibrate=calibrate, measure=measure, waiting=waiting
     )
     manifest = prepared.manifest
+    if not manifest.organised.private if share_data is None else share_data:
+        manifest, shared = preparing.share_data(manifest, out.parent)
+        said += output.data_words(shared, out)
     said += output.keys_words(*keys.write(manifest.run_id, keys_dir, passphrase)) if keys else []
     write_manifest(out, manifest.to_toml())
     echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")

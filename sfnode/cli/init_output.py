@@ -10,10 +10,11 @@ from sfnode import preparing
 from sfnode.engine import pilot, trial
 from sfnode.engine.pilot import Pilot
 from sfnode.engine.trial import Trial
-from sfnode.manifest import Manifest, Training
+from sfnode.manifest import Manifest, Training, is_file
 from sfnode.models.manifest_builder import routes_tokens
-from sfnode.preparing import Prepared
+from sfnode.preparing import Prepared, Shared
 from sfnode.sizes import size_text
+from sfnode.tasks import public_files
 
 MOST = 0.5
 """Share of scalars; a larger one that is 0 or clipped is worth a warning."""
@@ -27,6 +28,17 @@ def bases_words(file: Path, size: int, out: Path) -> str:
         f"Its bases are in {file}: leave them beside {out.name}. "
         f"Other nodes get these {size_text(size)} from yours."
     )
+
+
+def data_words(shared: Shared, out: Path) -> list[str]:
+    """Return which data others get, and how much that is; nothing if none of it is in files."""
+    if not shared.names:
+        return []
+    copied = f" (copied there: {', '.join(shared.copied)})" if shared.copied else ""
+    return [
+        f"Its data are {' and '.join(shared.names)}: leave them beside {out.name}{copied}, and as they are. "
+        f"Others get these {size_text(shared.size)} from your nodes: everybody who joins can read them."
+    ]
 
 
 def keys_words(kept: Path, offline: Path) -> list[str]:
@@ -139,9 +151,10 @@ def notes(manifest: Manifest, epsilon_given: bool) -> list[str]:
     if manifest.model.listing and Path(manifest.model.source).is_dir():
         notes.append("The base model is on this machine: other nodes download it from nodes that have it.")
     data = manifest.data
-    if any(Path(source).is_file() for source in (data.train, data.test, data.validation) if source):
+    unshared = (data.source(role) for role in public_files.ROLES if role not in data.digests)
+    if any(is_file(source) for source in unshared):
         notes.append(
-            "The data are on this machine: others need them at the same path, or train on data of their own "
-            "with `sfnode join --data FILE`."
+            "The data are on this machine, and nodes do not give them to each other: others need them at the "
+            "same path, or train on data of their own with `sfnode join --data FILE`."
         )
     return notes

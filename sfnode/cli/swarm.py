@@ -84,7 +84,7 @@ def swarm(
         threads=threads,
         device=device,
         dtype=dtype,
-        bases=run.parent if run else None,
+        beside=run.parent if run else None,
     )
     console = Console(stderr=as_json, highlight=False)
     result = run_loop(show_swarm(local, console, nodes))

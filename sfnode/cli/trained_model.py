@@ -83,6 +83,7 @@ def load(
             dtype=dtype,
             training=False,
             bases=layout.bases,
+            data=layout.data,
         )
         # threads that wait for a core cost several times what they bring (docs/benchmarks.md)
         trainer.use_threads(None, spare_cores(sensors.look(Limits()).free, None))

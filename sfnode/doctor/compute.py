@@ -212,6 +212,9 @@ def look_at_speed(case: Case, manifest: Manifest | None) -> Finding | None:
     try:
         per_hour = _updates_per_hour(case, manifest)
     except UserError as error:
+        if error.code is Code.DATA_NOT_FOUND and "train" in manifest.data.digests:
+            fix = "Join the run; or give rows of your own with --data."
+            return note(Subject.SPEED, "no steps were measured: the run's data come from its nodes", fix)
         return problem(Subject.SPEED, f"a trainer would not start: {error.what}", error.fix)
     return ok(Subject.SPEED, f"about {per_hour:,.0f} updates an hour on {case.device}, if nothing else runs")
 
@@ -230,11 +233,13 @@ def _at_hand(case: Case, manifest: Manifest) -> bool:
 def _updates_per_hour(case: Case, manifest: Manifest) -> float:
     """Raises UserError MODEL_*, DATA_* or DEVICE."""
     from sfnode.engine.trainer import Trainer
+    from sfnode.store.data_folder import Layout
 
     trainer = Trainer.load(
         manifest.model_copy(update={"training": manifest.training.with_random_bases()}),
         model_override=_local(case.model) if case.model else None,
         data_override=case.data,
+        data=case.run.parent if case.run else Layout(case.data_dir).data,
         device=case.device,
         dtype=case.dtype,
     )

@@ -73,7 +73,7 @@ def make(trainer: Trainer, kind: str, advance: Advance = lambda done, total: Non
     On BATCHES mini-batches of the run's public training rows, as its loss draws them. Raises UserError DATA_*
     without such rows, and as `gradients`.
     """
-    rows = dataset.training_rows(trainer.manifest.data, trainer.manifest.task)
+    rows = trainer.training_rows()
     trainer.restore()
     trainer.weights.rebuild()
     return make_on(trainer.loaded, trainer.manifest, rows, kind, trainer.core.digest(), advance)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sfnode.engine.estimator import quantise
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Training
+from sfnode.manifest import Manifest, Training
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
 from sfprotocol.seeds import feed_key, update_seeds
@@ -208,7 +208,7 @@ def any_trainer(
     """
     numbers, data = manifest.training, manifest.data
     if not data.train:
-        data = Data(train=data.test, train_limit=data.test_limit)
+        data = data.testing_as_training()
     numbers = numbers.model_copy(update={"scalar_limit": numbers.largest_scalar})
     manifest = manifest.model_copy(update={"training": numbers, "data": data})
     reason = "" if manifest.data.train else "the run names no data"

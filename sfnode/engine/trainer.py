@@ -29,7 +29,7 @@ from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.noise import LocalNoise
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
-from sfnode.manifest import PRIOR_ONE, Data, Manifest, Task
+from sfnode.manifest import PRIOR_ONE, Manifest, Task
 from sfnode.models import bases as published_bases
 from sfnode.models import loader
 from sfnode.models.generation import generate
@@ -103,10 +103,11 @@ class Trainer:
         bases: Path | None = None,
         secret: bytes = b"",
         noise: LocalNoise | None = None,
+        data: Path | None = None,
     ) -> None:
         """`public`: the run's public training rows, if they were read already; `bases`: the folder with
         published bases, for a run that has them. `secret` hides which rows are drawn (`tasks.shard`), and
-        `noise` what is measured on them."""
+        `noise` what is measured on them. `data` is the folder with files of the run's data."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device
@@ -122,6 +123,7 @@ class Trainer:
         self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic)
         self._offloaded = False
         self._rows = rows
+        self._data = data
         self._public = None if public is None else dataset.select(list(public), calibration.CALIBRATION_ROWS)
         """Public training rows for priors; None if they were not read yet."""
         self._held_out: dict[tuple[dataset.HeldOut, int], list[dataset.Row]] = {}
@@ -156,19 +158,20 @@ class Trainer:
         bases: Path | None = None,
         secret: bytes = b"",
         noise: LocalNoise | None = None,
+        data: Path | None = None,
     ) -> Trainer:
         """Load the base model and the training rows of a run.
 
         `model_override` and `data_override` replace the manifest's sources (the manifest's limit on rows does
         not apply to a node's own data); `shard` (k, n) keeps every n-th training row from row k on; without
         `training` no training rows are read and `step` must not be called. `dtype` as for
-        `models.loader.load`; `bases` is the folder with published bases; `secret` and `noise` as in the
-        constructor. Raises UserError MODEL_*, DATA_* or DEVICE.
+        `models.loader.load`; `bases` is the folder with published bases; `secret`, `noise` and `data` as in
+        the constructor. Raises UserError MODEL_*, DATA_* or DEVICE.
         """
         where = usable_device(device)
-        rows, public = _training_rows(manifest, data_override, shard) if training else ([], None)
+        rows, public = _training_rows(manifest, data_override, shard, data) if training else ([], None)
         loaded = load_model(manifest, model_override, where, dtype)
-        return cls(manifest, loaded, rows, public, bases, secret, noise)
+        return cls(manifest, loaded, rows, public, bases, secret, noise, data)
 
     def __enter__(self) -> Trainer:
         return self
@@ -468,15 +471,18 @@ class Trainer:
         try:
             return self._public_rows()
         except UserError as error:
-            if error.code not in (Code.DATA_NEEDED, Code.DATA_NOT_FOUND):
+            if error.code not in (Code.DATA_NEEDED, Code.DATA_NOT_FOUND, Code.DATA_DIFFERS):
                 raise
             return []
 
     def _public_rows(self) -> list[dataset.Row]:
         if self._public is None:
-            rows = dataset.training_rows(self.manifest.data, self.manifest.task)
-            self._public = dataset.select(rows, calibration.CALIBRATION_ROWS)
+            self._public = dataset.select(self.training_rows(), calibration.CALIBRATION_ROWS)
         return self._public
+
+    def training_rows(self) -> list[dataset.Row]:
+        """Return the run's public training rows. Raises UserError as `dataset.training_rows`."""
+        return dataset.training_rows(self.manifest.data, self.manifest.task, self._data)
 
     def _evaluate(
         self,
@@ -492,7 +498,8 @@ class Trainer:
 
     def _held_out_rows(self, which: dataset.HeldOut, limit: int) -> list[dataset.Row]:
         if (which, limit) not in self._held_out:
-            found = dataset.held_out_rows(self.manifest.data, self.manifest.task, which, limit)
+            data, task = self.manifest.data, self.manifest.task
+            found = dataset.held_out_rows(data, task, which, limit, self._data)
             self._held_out[which, limit] = found
         return self._held_out[which, limit]
 
@@ -587,11 +594,11 @@ def load_model(
 
 
 def _training_rows(
-    manifest: Manifest, override: Path | None, shard: tuple[int, int] | None
+    manifest: Manifest, override: Path | None, shard: tuple[int, int] | None, data: Path | None
 ) -> tuple[list[dataset.Row], list[dataset.Row] | None]:
     """Return the rows that this node draws its mini-batches from, and the public ones if they were read."""
     if override is None:
-        public = rows = dataset.training_rows(manifest.data, manifest.task)
+        public = rows = dataset.training_rows(manifest.data, manifest.task, data)
     else:
         public = None
         rows = dataset.load_rows(str(override), manifest.task, min_words=manifest.data.train_min_words)
@@ -613,13 +620,14 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def prior_of(manifest: Manifest, *, device: str, dtype: str) -> tuple[int, ...]:
+def prior_of(manifest: Manifest, *, device: str, dtype: str, folder: Path | None = None) -> tuple[int, ...]:
     """Return the base model's prior as the manifest has it; () if no rows to measure it on are within reach.
 
-    Of public training rows, or else of test rows, without their labels. Raises UserError as `Trainer.load`.
+    Of public training rows, or else of test rows, without their labels; `folder` has the files of the run's
+    data. Raises UserError as `Trainer.load`.
     """
     data = manifest.data
     if not data.train:
-        manifest = manifest.model_copy(update={"data": Data(train=data.test, train_limit=data.test_limit)})
-    with Trainer.load(manifest, device=device, dtype=dtype, training=False) as trainer:
+        manifest = manifest.model_copy(update={"data": data.testing_as_training()})
+    with Trainer.load(manifest, device=device, dtype=dtype, training=False, data=folder) as trainer:
         return calibration.for_manifest(trainer.base_prior()) if trainer.calibration_rows() else ()

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.errors import Code, UserError
+from sfnode.listed_files import listed
 from sfnode.manifest import Target
-from sfnode.models.pieces import listed
 from sfnode.sizes import size_text
 from sfprotocol.model_listing import Listing, encode, hash_bases
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from sfnode.listed_files import listed
 from sfnode.models.files import CONFIG, INDEX, SAFETENSORS, TOKENIZER_FILES, covered
 from sfprotocol.errors import RemoteProtocolError
-from sfprotocol.model_listing import PIECE, ListedFile, Listing, Piece, encode, hash_listing, hash_piece
+from sfprotocol.model_listing import Listing, Piece, encode, hash_listing, hash_piece
 
 SAFE = frozenset({CONFIG, INDEX, *TOKENIZER_FILES})
 """Names of the files that may be sent besides safetensors: no code and no pickles."""
@@ -64,13 +65,3 @@ def missing(folder: Path, listing: Listing) -> list[int]:
         if not there or hash_piece(read_piece(folder, piece, 0, piece.size)) != piece.hash:
             lacking.append(number)
     return lacking
-
-
-def listed(file: Path, name: str) -> ListedFile:
-    """Return what a listing says under this name of a file; reads and hashes it. Raises OSError."""
-    hashes, size = bytearray(), 0
-    with file.open("rb") as handle:
-        while data := handle.read(PIECE):
-            hashes += hash_piece(data)
-            size += len(data)
-    return ListedFile(name, size, bytes(hashes))

@@ -8,20 +8,19 @@ could use (an organiser errs) is reported, and ends nothing: the node waits for 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.models import bases as files
-from sfnode.modelshare.download import ModelDownload, Progress, Request
-from sfnode.modelshare.sharing import Listed, Sharing
+from sfnode.modelshare.download import ModelDownload, Progress, Request, put_in_place
+from sfnode.modelshare.sharing import Listed, Sharing, one_file
 from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.sizes import size_text
-from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder
+from sfnode.store.disk_errors import disk_faults
 from sfprotocol.decisions import Bases
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.model_listing import Listing, decode, hash_bases
@@ -157,7 +156,7 @@ class BasesShare:
                 files.read(file, self._targets, self._rank, digest)
                 if file != kept:
                     files.keep(file, self._folder, self._targets, self._rank)
-                return self._listed(kept)
+                return one_file(files.listing_of(kept), kept)
             except UserError as error:
                 log.warning("%s", error.what)
                 self._refused.add(seen)
@@ -165,19 +164,14 @@ class BasesShare:
                     file.unlink()
         return None
 
-    def _listed(self, file: Path) -> Listed:
-        listing = files.listing_of(file)
-        pieces = [piece._replace(name=file.name) for piece in decode(listing).pieces()]
-        return Listed(listing, pieces, self._folder)
-
     async def _fetch(self, one: Bases) -> None:
         """Get a file from peers. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
         digest, size = one.digest.hex(), size_text(self.size)
         log.info("bases %s of subspace %d: asking peers for %s", digest[:16], one.subspace, size)
-        partial = self._folder / f"{digest}.partial"
+        arriving = self._folder / f"{digest}.partial"
         self._download = ModelDownload(
             one.digest,
-            partial,
+            arriving,
             request=self._request,
             peers=self._peers,
             rate_limit=self._rate_limit,
@@ -188,7 +182,10 @@ class BasesShare:
         )
         try:
             await self._download.run()
-            await asyncio.to_thread(self._accept, partial, digest)
+            kept = files.path_in(self._folder, digest)
+            read = partial(files.read, targets=self._targets, rank=self._rank, digest=digest)
+            await asyncio.to_thread(put_in_place, arriving, files.FILE, kept, read)
+            log.info("bases %s: complete", digest[:16])
             await self._look_here(one)
         except UserError as error:
             self._note(one, error)
@@ -204,16 +201,3 @@ class BasesShare:
         if not files.is_right(listing, self._targets, self._rank):
             raise files.unusable("what is named", f"is not one file of {self.size:,} bytes")
         return listing
-
-    def _accept(self, partial: Path, digest: str) -> None:
-        """Move a download to its place; all of its pieces are as listed. Raises UserError BASES_UNUSABLE."""
-        file = partial / files.FILE
-        with disk_faults(self._folder):
-            try:
-                files.read(file, self._targets, self._rank, digest)
-                sync_file(file)
-                os.replace(file, files.path_in(self._folder, digest))
-                sync_folder(self._folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-        log.info("bases %s: complete", digest[:16])

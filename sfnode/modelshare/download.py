@@ -7,6 +7,7 @@ model goes, or whether it is the run's.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -21,7 +22,7 @@ from sfnode.logging import log
 from sfnode.models.pieces import missing, require_safe, write_piece
 from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.sizes import size_text
-from sfnode.store.disk_errors import disk_faults
+from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder
 from sfnode.transport.base import TransportError, peer_of
 from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
@@ -413,6 +414,21 @@ class ModelDownload:
             await self._rate_limit.ready_for_bulk()
         finally:
             self._waiting -= 1
+
+
+def put_in_place(partial: Path, name: str, file: Path, check: Callable[[Path], object]) -> None:
+    """Move the one file of a complete download to its place once it is found right, and remove the rest.
+
+    Raises what `check(file)` raises, UserError DISK_FULL, DATA_DIR_UNUSABLE.
+    """
+    with disk_faults(file.parent):
+        try:
+            check(partial / name)
+            sync_file(partial / name)
+            os.replace(partial / name, file)
+            sync_folder(file.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _prepare(folder: Path, listing: Listing) -> tuple[list[int], int]:

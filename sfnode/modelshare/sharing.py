@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
@@ -49,6 +49,12 @@ class Listed(NamedTuple):
     pieces: list[Piece]
     """Pieces of files under the names that these have in `folder`."""
     folder: Path
+
+
+def one_file(listing: bytes, file: Path) -> Listed:
+    """Return a listed file that has a name of its own on this disk."""
+    pieces = [piece._replace(name=file.name) for piece in decode(listing).pieces()]
+    return Listed(listing, pieces, file.parent)
 
 
 class Sharing:
@@ -91,7 +97,7 @@ class Sharing:
 
     @property
     def gives(self) -> bool:
-        """Whether this node gives others the model, and published bases."""
+        """Whether this node gives others the model, published bases, and the run's data."""
         chosen = self._settings.share_model
         return self._settings.role == "trainer" if chosen is None else chosen
 
@@ -106,11 +112,6 @@ class Sharing:
         for waited in (self._downloading, self._listing_task):
             if waited:
                 waited.cancel()
-
-    async def run(self) -> None:
-        """Download the model of a relay that is to share it; in a trainer the engine thread asks for it."""
-        if self._settings.role == "relay" and self.gives and self._wanted:
-            await asyncio.to_thread(self.find)
 
     # -- for this node -----------------------------------------------------------------------------
 
@@ -139,11 +140,16 @@ class Sharing:
             return None
 
     def _from_peers(self) -> Path:
-        self._downloading = asyncio.run_coroutine_threadsafe(self._download_all(), self._loop)
+        self.wait_for(self._download_all())
+        return self._layout.model
+
+    def wait_for(self, downloading: Coroutine[Any, Any, None]) -> None:
+        """Download on the event loop, from another thread; one thing at a time. Raises what the download
+        raises, and CancelledError when the node stops meanwhile."""
+        self._downloading = asyncio.run_coroutine_threadsafe(downloading, self._loop)
         if self._closed:
             self._downloading.cancel()
         self._downloading.result()
-        return self._layout.model
 
     async def _download_all(self) -> None:
         partial = self._layout.partial_model

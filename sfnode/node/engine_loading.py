@@ -29,6 +29,7 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
     from sfnode.engine.noise import LocalNoise
     from sfnode.engine.trainer import Trainer
 
+    layout = Layout(settings.data_dir)
     noise = LocalNoise(settings.noise, clip_of(settings, manifest)) if settings.noise else None
     if settings.limits.threads:
         torch.set_num_threads(settings.limits.threads)
@@ -40,7 +41,8 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
             shard=settings.shard,
             device=settings.device,
             dtype=settings.dtype,
-            bases=Layout(settings.data_dir).bases,
+            bases=layout.bases,
+            data=layout.data,
             secret=token_bytes(SECRET_BYTES) if settings.data else b"",
             noise=noise,
         )

@@ -17,6 +17,7 @@ from sfnode.loggers.record import Logger
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.modelshare.bases import BasesShare
+from sfnode.modelshare.data import DataShare
 from sfnode.modelshare.sharing import Sharing
 from sfnode.node import startup
 from sfnode.node.audits import Auditing
@@ -68,7 +69,7 @@ LINK_GRACE = 0.4
 """Seconds for handing our last updates to neighbours when the node stops, and as many for the last frames."""
 
 MODEL_SOURCES = 16
-"""Peers that are asked for the base model if it has to come from peers."""
+"""Peers that are asked for what has to come from peers: data, the base model, bases."""
 
 LoadEngine = Callable[[Settings, Manifest], Engine]
 """Loads the model and the data; called on the engine's thread."""
@@ -151,6 +152,8 @@ class RunningNode:
             bandwidth=self.driver.bandwidth,
             clock=self.clock,
         )
+        self.data = self._data_share()
+        """Files of the run's public data."""
         self.bases = self._bases_share() if manifest.training.bases else None
         """Published bases, in a run that has them."""
         self._told_bases: tuple[Bases, ...] = ()
@@ -170,6 +173,18 @@ class RunningNode:
         self.scheduler: StepScheduler | None = None
         self.engine_thread: EngineThread | None = None
         self.engine_loaded = False
+
+    def _data_share(self) -> DataShare:
+        return DataShare(
+            self.settings,
+            self.manifest,
+            self.data_dir.data,
+            self.sharing,
+            request=self.transport.request,
+            peers=self.givers,
+            rate_limit=self.driver.bandwidth.download,
+            clock=self.clock,
+        )
 
     def _bases_share(self) -> BasesShare:
         run = self.settings.run
@@ -306,7 +321,7 @@ class RunningNode:
         driving = asyncio.create_task(self._guard(self.driver.run))
         jobs = (
             *(self.peering.run, self.views.run, self.limiter.run),
-            *(self.sharing.run, self._report, partial(be_admitted, self)),
+            *(self._stock, self._report, partial(be_admitted, self)),
             *((self.recorder.run,) if self.settings.log_to else ()),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
             *((self.bases.run,) if self.bases else ()),
@@ -338,7 +353,7 @@ class RunningNode:
 
     def _start_engine(self) -> None:
         self.engine_thread = EngineThread(
-            lambda: self._load_engine(self.sharing.find(), self.manifest),
+            lambda: self._load_engine(self._gathered(), self.manifest),
             partial(changes, self.log, subspace_epochs=self.machine.run.subspace_epochs),
             on_ready=self._on_engine_ready,
             on_result=self._on_result,
@@ -359,6 +374,17 @@ class RunningNode:
             self.scheduler.hindered = self._lacks_bases
         self.limiter.serve(self.scheduler, self.engine_thread)
         self.engine_thread.start()
+
+    def _gathered(self) -> Settings:
+        """Have the run's data and its base model here, on a thread that may wait; return the settings with
+        the folder of the model. Raises as `DataShare.find` and `Sharing.find`."""
+        self.data.find()
+        return self.sharing.find()
+
+    async def _stock(self) -> None:
+        """Get what a relay is to give to others; a trainer's engine thread asks for it."""
+        if self.settings.role == "relay" and self.sharing.gives:
+            await asyncio.to_thread(self._gathered)
 
     def _begin_engine(self) -> Callable[[Engine], Mapping[Feed, Counted]]:
         """Return what gives the engine the cores of the newest checkpoint that is here and usable.
@@ -392,7 +418,7 @@ class RunningNode:
                     self._start_engine()
 
     def givers(self) -> list[str]:
-        """Return addresses of peers that may have the base model, bases, or the state of a checkpoint."""
+        """Return addresses of peers that may have what this node lacks: data, model, bases, a checkpoint."""
         return self.book.sample(MODEL_SOURCES)
 
     async def _guard(self, job: Callable[[], Awaitable[None]]) -> None:

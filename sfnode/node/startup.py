@@ -79,6 +79,20 @@ def local_manifest(settings: Settings, data_dir: DataDir) -> Manifest | None:
     return manifest.current(str(settings.run or data_dir.path)) if manifest else None
 
 
+def check_own_data(settings: Settings, manifest: Manifest) -> None:
+    """Look whether a trainer has rows to train on, before anything is downloaded; of a file of its own
+    whether that is there and fits the task.
+
+    Raises UserError DATA_NEEDED, DATA_NOT_FOUND, DATA_MALFORMED.
+    """
+    from sfnode.tasks import dataset  # a second to import, which relays and most trainers do not wait for
+
+    if settings.data:
+        dataset.check_own(str(settings.data), manifest.task)
+    elif not manifest.data.train:
+        raise dataset.needed(manifest.task)
+
+
 def check_run_id(manifest: Manifest, wanted: str, fix: str = ASK_AGAIN) -> None:
     """Raise UserError WRONG_RUN unless the run's id starts with `wanted` (hex, may be empty)."""
     if not manifest.run_id.hex().startswith(wanted.lower()):

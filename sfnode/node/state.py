@@ -142,6 +142,8 @@ def _state(node: RunningNode) -> NodeState:
 
 def _fetch(node: RunningNode) -> FetchStatus | None:
     """Return the download that is under way."""
+    if data := node.data.progress:
+        return FetchStatus(what="data", **data._asdict())
     if model := node.sharing.progress:
         return FetchStatus(**model._asdict())
     bases = node.bases.progress if node.bases else None

@@ -24,13 +24,13 @@ class LinkStatus(Answer):
 
 
 class FetchStatus(Answer):
-    """A download from peers: of the base model, or of published bases."""
+    """A download from peers: of the run's data, the base model, or published bases."""
 
     what: str = "base model"
     done: int
     """Bytes that have arrived, including earlier attempts."""
     total: int
-    """Bytes in all; 0 until the model listing has arrived."""
+    """Bytes in all; 0 until the listing has arrived."""
     peers: int
     """Peers that have sent some of it."""
 
@@ -139,7 +139,7 @@ class Status(Answer):
     log_bytes: int
     uptime: float
     fetch: FetchStatus | None
-    """None while neither base model nor bases are being downloaded from peers."""
+    """None while neither data, base model nor bases are being downloaded from peers."""
     pauses: list[str]
     """Reasons why it is paused, one sentence each."""
     limits: Limits

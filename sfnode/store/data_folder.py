@@ -84,6 +84,11 @@ class Layout:
         return self.path / "bases"
 
     @property
+    def data(self) -> Path:
+        """The folder of the run's public data, in files that their digests name."""
+        return self.path / "data"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of the states of checkpoints."""
         return self.path / "checkpoints"

@@ -30,6 +30,7 @@ from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.store.run_keys import RunKeys, organiser_key
 from sfnode.swarm.node_process import START_POLL, NodeProcess
+from sfnode.tasks import public_files
 from sfprotocol import decisions
 from sfprotocol.decisions import Invite
 from sfprotocol.invitation import SECRET_BYTES
@@ -92,15 +93,15 @@ class LocalSwarm:
         device: str | None = None,
         dtype: str | None = None,
         evaluate: bool = True,
-        bases: Path | None = None,
+        beside: Path | None = None,
     ) -> None:
         """Nothing is started or written before `start` (or `async with`).
 
         `folder` holds the nodes' folders; without one they lie in a temporary folder, which is kept only if
         there is something in it to look into. `split_data` gives every node its own part of the training
         rows. `threads` of each node: 0 shares out the cores. `evaluate`: measure the base model meanwhile and
-        the trained one at the end, if the run has test data. `bases` is the folder with published ones, as
-        beside a manifest of `sfnode init`.
+        the trained one at the end, if the run has test data. `beside` is the folder with published bases and
+        data, that of a manifest of `sfnode init`.
         """
         if not 1 <= nodes <= MOST_NODES:
             raise ValueError(f"a local swarm has 1 to {MOST_NODES} nodes")
@@ -115,7 +116,7 @@ class LocalSwarm:
         self._shared += ["--threads", str(threads or max(1, (os.cpu_count() or 1) // nodes))]
         self._shared += ["--device", device] if device else []
         self._shared += ["--dtype", dtype] if dtype else []
-        self._bases = bases
+        self._beside = beside
         self._split_data = split_data and nodes > 1
         self._evaluates = evaluate and bool(manifest.data.test)
         self._measuring: asyncio.Task[_Base] | None = None
@@ -205,7 +206,7 @@ class LocalSwarm:
             if self._organised:
                 self.manifest = self._with_own_keys(path)
             path.write_text(self.manifest.to_toml(), encoding="utf-8")
-            self._bring_bases(path.parent)
+            self._bring_files(path.parent)
         except OSError as error:
             raise UserError(
                 Code.BAD_OPTION,
@@ -214,11 +215,12 @@ class LocalSwarm:
             ) from error
         return path
 
-    def _bring_bases(self, folder: Path) -> None:
-        """Copy published bases to where the first node looks for them; the others get them from it."""
+    def _bring_files(self, folder: Path) -> None:
+        """Copy published bases and data to where the first node looks for them; others get them from it."""
         training, targets = self.manifest.training, self.manifest.model.parsed_targets()
-        if training.bases and self._bases:
-            published.keep(published.path_in(self._bases, training.bases), folder, targets, training.rank)
+        if training.bases and self._beside:
+            published.keep(published.path_in(self._beside, training.bases), folder, targets, training.rank)
+        public_files.bring(self.manifest.data, self._beside, folder)
 
     @property
     def _organised(self) -> bool:

@@ -20,7 +20,8 @@ from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Task
 from sfnode.sizes import size_text
-from sfnode.tasks import prompts, synthetic
+from sfnode.tasks import prompts, public_files, synthetic
+from sfprotocol.model_listing import MAX_DATA
 from sfprotocol.seeds import derive_key, stream
 
 Row = dict[str, Any]
@@ -30,10 +31,6 @@ HeldOut = Literal["test", "validation"]
 
 _Placed = tuple[str, Row]
 """A row and its place as a user finds it: `train.tsv, line 7`."""
-
-MAX_HUB_DATA = 4 << 30
-"""Most bytes of a data set's files on the hub: its rows are held in memory, where they take several times as
-much."""
 
 UNPACKED = 5
 """Times that such a file may grow when it is unpacked into the library's cache, for which there must be room.
@@ -67,33 +64,56 @@ def columns(source: str) -> list[str]:
     return list(first)
 
 
-def training_rows(data: Data, task: Task) -> list[Row]:
+def training_rows(data: Data, task: Task, folder: Path | None = None) -> list[Row]:
     """Load the rows of a run's public training data that mini-batches are drawn from (SPEC R8, R9).
 
-    Raises UserError as `load_rows` does, DATA_NEEDED if the run has no public training data, DATA_MALFORMED
-    if all of them are validation rows.
+    `folder` is one with files of the run (`public_files`). Raises UserError as `load_rows` and
+    `public_files.local` do, DATA_NEEDED if the run has no public training data, DATA_MALFORMED if all of them
+    are validation rows.
     """
     if not data.train:
-        raise UserError(
-            Code.DATA_NEEDED,
-            "the run has no public training data: every trainer brings its own",
-            "Give yours with --data FILE.",
-        )
-    return _split(data, task)[0]
+        raise needed(task)
+    return _split(data, task, folder)[0]
 
 
-def held_out_rows(data: Data, task: Task, which: HeldOut, limit: int = 0) -> list[Row]:
+def needed(task: Task) -> UserError:
+    """Return the error for a run whose trainers bring their own rows, which says what these look like."""
+    example = prompts.example(task)
+    names = ", ".join(example)
+    labels = f" `{task.label_field}` is one of {', '.join(task.verbalizer)}." if task.labelled else ""
+    return UserError(
+        Code.DATA_NEEDED,
+        "this run wants your own data: it has no public training data",
+        f"Give them with --data FILE: a .tsv, .csv, .jsonl or .parquet file with the columns {names}."
+        f"{labels} A row, as a line of a .jsonl file: {json.dumps(example, ensure_ascii=False)}",
+    )
+
+
+def check_own(file: str, task: Task) -> None:
+    """Look whether a trainer's own file is there, and its first row fits the task.
+
+    Raises UserError DATA_NOT_FOUND, DATA_MALFORMED.
+    """
+    place, row = next(_read(file), (file, {}))
+    if wrong := prompts.problem(task, row):
+        raise _malformed(f"{place}: {wrong}")
+
+
+def held_out_rows(
+    data: Data, task: Task, which: HeldOut, limit: int = 0, folder: Path | None = None
+) -> list[Row]:
     """Load `limit` (0: as many as the manifest says) of the rows on which every node measures the model.
 
-    Raises UserError as `load_rows` does, and DATA_NEEDED if the run has no such rows.
+    `folder` is one with files of the run. Raises UserError as `load_rows` and `public_files.local` do, and
+    DATA_NEEDED if the run has no such rows.
     """
     source, usual = (
         (data.test, data.test_limit) if which == "test" else (data.validation, data.validation_limit)
     )
     if source:
-        return load_rows(source, task, limit=limit or usual)
+        return load_rows(public_files.local(data, which, folder), task, limit=limit or usual)
     if which == "validation" and data.withheld:
-        return select(_split(data, task)[1], limit)
+        return select(_split(data, task, folder)[1], limit)
     raise UserError(
         Code.DATA_NEEDED,
         f"the run names no {which} data, so the model cannot be evaluated on them",
@@ -101,9 +121,10 @@ def held_out_rows(data: Data, task: Task, which: HeldOut, limit: int = 0) -> lis
     )
 
 
-def _split(data: Data, task: Task) -> tuple[list[Row], list[Row]]:
+def _split(data: Data, task: Task, folder: Path | None) -> tuple[list[Row], list[Row]]:
     """Return the rows of the public training data: those to train on, and those that validate."""
-    rows = load_rows(data.train, task, limit=data.train_limit, min_words=data.train_min_words)
+    source = public_files.local(data, "train", folder)
+    rows = load_rows(source, task, limit=data.train_limit, min_words=data.train_min_words)
     if data.withheld >= len(rows):
         raise _malformed(
             f"{data.train} has {len(rows)} rows to train on, and all of them would be validation rows"
@@ -206,8 +227,8 @@ def _require_fit(source: str, name: str, builder: Any) -> None:
     if strange := [path for path, here in zip(remote, names, strict=True) if here not in sizes]:
         raise _too_large(f"{source} names {strange[0]}, whose size the hub does not tell")
     total = sum(sizes[one] for one in set(names))
-    if total > MAX_HUB_DATA:
-        raise _too_large(f"{source} has {size_text(total)}, where {size_text(MAX_HUB_DATA)} are allowed")
+    if total > MAX_DATA:
+        raise _too_large(f"{source} has {size_text(total)}, where {size_text(MAX_DATA)} are allowed")
     hub.require_room(UNPACKED * total, source)
 
 

@@ -89,6 +89,19 @@ def fields(task: Task) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def example(task: Task) -> dict[str, Any]:
+    """Return a row as it may be, with a text that names its field for every text."""
+    row: dict[str, Any] = {name: f"some {name}" for name in fields(task)}
+    if task.kind == "chat":
+        said = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": "an answer"}]
+        return {task.messages_field: said}
+    if task.labelled:
+        row[task.label_field] = next(iter(task.verbalizer))
+    if task.kind == "choice":
+        row |= {task.candidates_field: ["an answer", "another"], task.label_field: 0}
+    return row
+
+
 def length(words: RowText) -> int:
     """Return the number of characters of a row's longest sequence."""
     if isinstance(words, Conversation):

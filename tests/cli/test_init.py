@@ -22,7 +22,7 @@ from sfnode.models import bases, loader, manifest_builder, pieces
 from sfnode.models.files import EMBEDDED
 from sfnode.store.identity import Identity, WrongPassphraseError
 from sfnode.store.run_keys import load_organiser_key, recovery_key
-from sfnode.tasks import calibration
+from sfnode.tasks import calibration, public_files
 from sfnode.tasks.presets import PRESETS
 from tests.cli.helpers import Ended
 
@@ -149,7 +149,8 @@ def test_a_task_of_ones_own_is_described_by_flags(kind: str, model: Path, sfnode
     manifest = written(sfnode("init", "own.toml", "--name", "mine", "--model", model, *flags), "own.toml")
     assert (manifest.name, manifest.task.kind) == ("mine", kind)
     assert FLAGS[kind][1] in (manifest.task.template, manifest.task.messages_field)
-    assert manifest.data.train == manifest.data.test == str(data)
+    assert manifest.data.train == manifest.data.test == data.name
+    assert manifest.data.digests == dict.fromkeys(("train", "test"), public_files.digest_of(data))
 
 
 def test_a_run_may_have_no_public_training_data(model: Path, sfnode: Run) -> None:
@@ -157,12 +158,23 @@ def test_a_run_may_have_no_public_training_data(model: Path, sfnode: Run) -> Non
     assert written(sfnode("init", "--model", model, *flags)).data.train == ""
 
 
-def test_files_and_folders_are_named_so_that_other_nodes_here_find_them(model: Path, sfnode: Run) -> None:
+def test_a_folder_with_a_model_is_named_so_that_other_nodes_here_find_it(model: Path, sfnode: Run) -> None:
     data_file("classification")
     flags = ("--kind", "classification", *FLAGS["classification"], "--train", "rows.tsv")
     manifest = written(sfnode("init", "--model", model.name, *flags))
     assert manifest.model.source == str(model)
-    assert manifest.data.train == str(model.parent / "rows.tsv")
+
+
+@pytest.mark.parametrize("flag", ["--no-share-data", "--private"])
+def test_data_that_nodes_are_not_to_give_away_stay_at_their_path(model: Path, sfnode: Run, flag: str) -> None:
+    """A private run gives away nothing that its owner has not asked it to."""
+    data = data_file("text")
+    flags = ("--kind", "text", "--template", "{text}", "--train", data, "--keys-dir", KEYS, flag)
+    ended = sfnode("init", "--model", model, *flags)
+    found = Manifest.from_toml(Path("run.toml")).data
+    assert (found.train, found.digests) == (str(data), {})
+    assert "others need them at the same path" in ended.out
+    assert "sfnode join --data FILE" in ended.out
 
 
 def test_every_number_can_be_given(model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,8 +359,10 @@ def test_one_is_told_what_others_need_that_lies_on_this_machine_alone(model: Pat
     data = data_file("text")
     ended = sfnode("init", "--model", model, "--kind", "text", "--template", "{text}", "--train", data)
     assert "other nodes download it from nodes that have it" in ended.out
-    assert "sfnode join --data FILE" in ended.out
+    assert "Its data are rows.jsonl: leave them beside run.toml, and as they are. " in ended.out
+    assert f"Others get these {data.stat().st_size} B from your nodes" in ended.out
     manifest = written(ended)
+    assert str(data.parent) not in manifest.data.model_dump_json()
     assert manifest.model.listing == pieces.listing_hash(model)
     assert default_manifest().model.listing == ""
 
@@ -507,7 +521,7 @@ def test_validation_rows_may_have_a_file_of_their_own(sfnode: Run) -> None:
     Path("judge.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\n")
     flags = ("--organised", "--keys-dir", KEYS, "--validation", "judge.tsv")
     data = organised(sfnode("init", *flags)).data
-    assert (data.validation, data.validation_limit) == (str(Path("judge.tsv").resolve()), 0)
+    assert (data.validation, data.validation_limit) == ("judge.tsv", 0)
 
 
 def test_an_open_run_asks_newcomers_for_work_and_may_limit_their_feeds(sfnode: Run) -> None:

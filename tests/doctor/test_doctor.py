@@ -20,7 +20,7 @@ from sfnode.doctor.context import Case
 from sfnode.doctor.disk import look_at_disk
 from sfnode.doctor.findings import Examination, Finding, Subject, number
 from sfnode.doctor.ports import look_at_ports
-from sfnode.manifest import Manifest
+from sfnode.manifest import Data, Manifest
 from sfnode.store.data_folder import open_data_dir
 from tests.doctor.helpers import Peer, TimeServer
 
@@ -320,6 +320,14 @@ def test_a_device_that_is_not_here_is_a_problem() -> None:
     finding = compute.look_at_device("cuda:77")
     assert finding.verdict == "problem"
     assert "cuda:77" in finding.what
+
+
+def test_data_that_come_from_peers_are_no_problem_before_one_has_joined(case: Case, run: Manifest) -> None:
+    data = Data(train="rows.tsv", digests={"train": "00" * 32})
+    finding = compute.look_at_speed(case, run.model_copy(update={"data": data}))
+    assert finding
+    assert finding.verdict == "note"
+    assert "the run's data come from its nodes" in finding.what
 
 
 def test_data_that_are_not_there_are_found_by_measuring(case: Case, run: Manifest, tmp_path: Path) -> None:

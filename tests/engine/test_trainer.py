@@ -18,6 +18,7 @@ from sfnode.engine.trainer import EVALUATION_BATCH, Trainer, prior_of
 from sfnode.errors import Code, UserError
 from sfnode.manifest import PRIOR_ONE, Data, Manifest, Task
 from sfnode.models import loader
+from sfnode.tasks import public_files
 from sfnode.tasks.encoding import evaluate
 from sfprotocol.messages import Authority, RunParameters
 from sfprotocol.seeds import update_seeds
@@ -178,6 +179,21 @@ def test_a_run_on_private_data_asks_for_it() -> None:
     with pytest.raises(UserError) as caught:
         Trainer.load(manifest("opt"))
     assert caught.value.code is Code.DATA_NEEDED
+
+
+def test_public_rows_are_those_that_the_manifest_names_wherever_they_lie(tmp_path: Path) -> None:
+    file = data_file(tmp_path)
+    digest = public_files.digest_of(file)
+    data = Data(train=file.name, test=file.name, digests={"train": digest, "test": digest})
+    run = manifest("opt").model_copy(update={"data": data})
+    with Trainer.load(run, model_override=model_folder("opt"), device=DEVICE, data=tmp_path) as trained:
+        assert trained.training_rows() == trained.calibration_rows() == ROWS
+        assert trained.evaluate().count == len(ROWS)
+    with trainer(run) as without:
+        assert without.calibration_rows() == []
+        with pytest.raises(UserError) as caught:
+            without.evaluate()
+    assert caught.value.code is Code.DATA_NOT_FOUND
 
 
 def test_a_run_without_test_data_cannot_be_evaluated_and_says_so() -> None:

@@ -122,6 +122,7 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("updates of a Segment", f"{wire_codec.MAX_SEGMENT_UPDATES:,}"),
         ("listing of a base model", f"{model_listing.MAX_LISTING:,} bytes"),
         ("piece of a base model", f"{model_listing.PIECE:,} bytes"),
+        ("file of data (B9)", f"{model_listing.MAX_DATA:,} bytes"),
         ("bytes of a PartReply", f"{wire_codec.MAX_PART_BYTES:,}"),
         (
             "sharing a base model",

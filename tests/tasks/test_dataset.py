@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Task
-from sfnode.tasks import dataset
 from sfnode.tasks.dataset import Row, held_out_rows, load_rows, select, shard, training_rows
+from sfprotocol.model_listing import MAX_DATA
 
 SST2 = Path(__file__).parents[3] / "shared" / "data" / "sst2"
 VECTORS = Path(__file__).parents[2] / "protocol" / "vectors"
@@ -100,8 +100,8 @@ def test_data_of_the_hub_that_fit_are_downloaded(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("paths", "sizes"),
     [
-        (["one.parquet"], {"one": dataset.MAX_HUB_DATA + 1}),
-        (["one.parquet", "other.parquet"], {"one": dataset.MAX_HUB_DATA, "other": 1}),
+        (["one.parquet"], {"one": MAX_DATA + 1}),
+        (["one.parquet", "other.parquet"], {"one": MAX_DATA, "other": 1}),
         (["elsewhere.parquet"], {"one": 1}),
     ],
 )
