@@ -24,8 +24,8 @@ from sfprotocol.seeds import I64
 from sfprotocol.weighing import NOTHING, Counted, named
 
 TOLERANCE = 0.05
-"""Largest difference that agrees, beside all figures of an epoch: on one machine all digits were the same in a
-real run, and number formats differ by a few hundredths of the largest worth."""
+"""Largest difference that agrees, beside all figures of an epoch: on one machine all digits were the same in
+a real run; number formats differ, but bfloat16 and float32 were not compared in one."""
 
 
 class Measures(Protocol):

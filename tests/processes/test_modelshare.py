@@ -83,7 +83,9 @@ def test_an_invitation_is_enough_although_a_peer_lies_and_the_node_is_killed(
     newcomer.until("it trains", lambda status: status.own_updates > 0)
     assert files.digest(newcomer.folder / "model") == files.digest(kept)
     assert (newcomer.folder / "model" / "vocab.bpe").read_bytes() == (kept / "vocab.bpe").read_bytes()
-    asked_for = [line for line in newcomer.output().splitlines() if "base model: " in line and "from peers" in line]
+    asked_for = [
+        line for line in newcomer.output().splitlines() if "base model: " in line and "from peers" in line
+    ]
     assert len(asked_for) == 2
     assert megabytes(asked_for[1]) <= megabytes(asked_for[0]) - had + 1
     assert "sends something else than it should" in newcomer.output()
