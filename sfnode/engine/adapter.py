@@ -1,4 +1,4 @@
-"""What training changed, as low-rank factors: exact at the rank that the sum has, or truncated to another.
+"""Low-rank factors of what training changed: exact at the rank that the sum has, or truncated to another.
 
 The sum over subspaces of rank-r terms has rank r * subspaces at most, and never more than the matrix has rows
 or columns. Everything is computed in float64; nothing here knows files.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Fit(NamedTuple):
-    """How well factors of a capped rank give what they stand for."""
+    """Errors of factors of a capped rank."""
 
     rank: int
     """The largest rank of a matrix."""

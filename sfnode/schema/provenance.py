@@ -22,7 +22,7 @@ class Told(NamedTuple):
     """An evaluation that the organiser has published."""
 
     of: str
-    """What was measured, in words."""
+    """The metric in words."""
     result: EpochEvaluation
 
 

@@ -72,8 +72,10 @@ async def test_a_node_tells_of_whom_its_audits_refute(swarm: Swarm, caplog: pyte
 
 @pytest.mark.parametrize("options", [{"role": "relay"}, {"shard": (0, 2)}, {"data": Path("mine.tsv")}])
 async def test_who_cannot_draw_the_mini_batches_of_others_cannot_audit_them(
-    swarm: Swarm, options: dict[str, Any]
+    swarm: Swarm, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.tsv").write_text("text\tlabel\ngood\t1\n")
     with pytest.raises(UserError, match="all of the run's public rows") as refused:
         await swarm.first(audit=0.05, **options)
     assert refused.value.code is Code.BAD_OPTION
