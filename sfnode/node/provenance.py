@@ -1,4 +1,4 @@
-"""Origin of a model that is exported, as a node's log tells it: its seal, how good it is, and whose work it is."""
+"""Origin of a model that is exported, as a node's log tells it: its seal, its figures, whose work it is."""
 
 from __future__ import annotations
 

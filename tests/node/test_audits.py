@@ -75,7 +75,7 @@ async def test_who_cannot_draw_the_mini_batches_of_others_cannot_audit_them(
     swarm: Swarm, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.tsv").write_text("text\tlabel\ngood\t1\n")
+    (tmp_path / "mine.tsv").write_text("text\tlabel\ngood\t1\n")
     with pytest.raises(UserError, match="all of the run's public rows") as refused:
         await swarm.first(audit=0.05, **options)
     assert refused.value.code is Code.BAD_OPTION

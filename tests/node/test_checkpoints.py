@@ -171,7 +171,7 @@ async def test_who_has_let_go_of_what_counts_differently_now_stands_still_until_
     await b.stop()
     await a.until(lambda: a.node.sharing.files)
     b = await organised.join("b", from_checkpoint=True)
-    await b.until(lambda: b.machine.may_compute and b.node.engine_loaded)
+    await b.until(lambda: (b.machine.may_compute or b.machine.complete) and b.node.engine_loaded)
     assert b.node.checkpoints.problem() is None
     assert len(await equal_cores(a, b)) == 1
 
