@@ -71,7 +71,7 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     os.environ |= {ATTACK: asked.attack, "HOSTILE_AFTER": str(run.training.update_budget // asked.nodes // 2)}
     local_swarm.NodeProcess = Node  # type: ignore[attr-defined]
     bases = asked.run.parent if asked.run else None
-    async with local_swarm.LocalSwarm(run, nodes=count, bases=bases, folder=asked.folder) as swarm:
+    async with local_swarm.LocalSwarm(run, nodes=count, beside=bases, folder=asked.folder) as swarm:
         async for progress in swarm:
             if asked.verbose and progress.organised:
                 print(progress.organised.counted, progress.organised.sealed, file=sys.stderr, flush=True)

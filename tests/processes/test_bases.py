@@ -41,7 +41,7 @@ async def test_two_nodes_train_with_bases_that_change_and_export_the_same_bytes(
     first = made(build(options), tmp_path, 1)
     run = build(options | {"basis": "published", "bases": first})
     second = made(run, tmp_path / "later", 2)
-    async with LocalSwarm(run, nodes=2, folder=tmp_path, evaluate=False, bases=tmp_path) as swarm:
+    async with LocalSwarm(run, nodes=2, folder=tmp_path, evaluate=False, beside=tmp_path) as swarm:
         folders = [tmp_path / f"node-{number}" for number in (1, 2)]
         file = bases.path_in(tmp_path / "later", second)
         assert "1 -> 2" in here("organise", "bases", file, "--data-dir", folders[0])
