@@ -80,8 +80,8 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
 @model_option
 @setting(
     "--share-model/--no-share-model",
-    help="Whether to give the base model to nodes that cannot get it elsewhere. A relay that is to give it "
-    "downloads it first.  [default: trainers do, relays do not]",
+    help="Whether to give the base model and the run's data to nodes that lack them. A relay that is to give "
+    "them downloads them first.  [default: trainers do, relays do not]",
 )
 @setting(
     "--data",

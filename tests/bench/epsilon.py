@@ -101,7 +101,8 @@ def main() -> None:
         if given.family:
             load = mixture(given.family, Path(scratch), given.spread)
         else:
-            load = partial(Trainer.load, Manifest.from_toml(given.run) if given.run else default_manifest())
+            manifest = Manifest.from_toml(given.run) if given.run else default_manifest()
+            load = partial(Trainer.load, manifest, data=given.run and given.run.parent)
         for dtype in ("float32", "bfloat16"):
             with load(dtype=dtype) as run, in_float64(run, load) as reference:
                 exact = slopes(reference, seeds, EXACT)

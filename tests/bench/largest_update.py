@@ -57,7 +57,8 @@ def main() -> None:
     parser.add_argument("--run", type=Path)
     parser.add_argument("--updates", type=int, default=3000)
     given = parser.parse_args()
-    with Trainer.load(Manifest.from_toml(given.run) if given.run else default_manifest()) as run:
+    manifest = Manifest.from_toml(given.run) if given.run else default_manifest()
+    with Trainer.load(manifest, data=given.run and given.run.parent) as run:
         train(run, given.updates)
         before = run.evaluate(ROWS)
         print("| share | scalar | accuracy | worst | loss | worst |\n|---|---|---|---|---|---|")
