@@ -69,8 +69,7 @@ def bisect(
     what did harm.
     """
     with opened_run(data_dir) as (manifest, update_log):
-        from sfnode.engine.trainer import Trainer
-        from sfnode.modelshare.sharing import model_of
+        from sfnode.cli.trained_model import base_model
         from sfnode.node import time_travel
         from sfnode.store.data_folder import Layout
 
@@ -78,15 +77,7 @@ def bisect(
         past = time_travel.Past(manifest, update_log, data_dir)
         last = past.latest.sealed - 1 if bad is None else bad
         first = _best(past, last) if good is None else good
-        with Trainer.load(
-            manifest,
-            model_override=model_of(layout, model),
-            device=device,
-            dtype=dtype,
-            training=False,
-            bases=layout.bases,
-            data=layout.data,
-        ) as trainer:
+        with base_model(manifest, layout, model, device, dtype) as trainer:
             trainer.use_bases(past.latest.bases)
             trainer.begin(past.cores(past.counted(first)))  # what lies between is a line of few subspaces
             with waiting(f"measuring from {first} to {last}"):

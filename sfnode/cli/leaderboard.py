@@ -117,21 +117,13 @@ def _remeasured(
     device: str,
     dtype: str,
 ) -> LeaderboardResult:
-    from sfnode.engine.trainer import Trainer
-    from sfnode.modelshare.sharing import model_of
+    from sfnode.cli.trained_model import base_model
     from sfnode.node import remeasuring
     from sfnode.store.data_folder import Layout
     from sfnode.store.replay import counting_of
 
     layout, entries = Layout(data_dir), update_log.control()
-    with Trainer.load(
-        manifest,
-        model_override=model_of(layout, model),
-        device=device,
-        dtype=dtype,
-        training=False,
-        bases=layout.bases,
-    ) as trainer:
+    with base_model(manifest, layout, model, device, dtype) as trainer:
         trainer.use_bases(counting_of(manifest.parameters(), entries).bases)
         with waiting(f"measuring {epochs} epochs anew"):
             compared = remeasuring.remeasure(

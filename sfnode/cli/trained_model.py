@@ -66,8 +66,7 @@ def load(
     """
     layout, sensors = Layout(data_dir), Sensors(device)
     with opened_run(data_dir) as (manifest, update_log):
-        from sfnode.engine.trainer import Trainer, usable_device
-        from sfnode.modelshare.sharing import model_of
+        from sfnode.engine.trainer import usable_device
         from sfnode.node import provenance
         from sfnode.node.startup import settled
         from sfnode.store.replay import state_digest
@@ -75,16 +74,7 @@ def load(
         usable_device(device)
         machine = settled(manifest.parameters(), update_log)
         checkout = None if as_of_now else _checked_out(machine, update_log, epoch)
-        model = model_of(layout, model)
-        trainer = Trainer.load(
-            manifest,
-            model_override=model,
-            device=device,
-            dtype=dtype,
-            training=False,
-            bases=layout.bases,
-            data=layout.data,
-        )
+        trainer = base_model(manifest, layout, model, device, dtype)
         # threads that wait for a core cost several times what they bring (docs/benchmarks.md)
         trainer.use_threads(None, spare_cores(sensors.look(Limits()).free, None))
         frontier, names = machine.frontier, machine.cards.names()
@@ -100,6 +90,23 @@ def load(
         digest = state_digest(manifest, frontier).hex()
         about = provenance.of_now(counted, names, frontier.known, digest)
         return TrainedModel(trainer, digest, frontier.known, None, about)
+
+
+def base_model(manifest: Manifest, layout: Layout, model: Path | None, device: str, dtype: str) -> Trainer:
+    """Load the base model of the run in a node's folder, with the bases and data that are there, to measure
+    with. Raises UserError MODEL_* and DEVICE."""
+    from sfnode.engine.trainer import Trainer
+    from sfnode.modelshare.sharing import model_of
+
+    return Trainer.load(
+        manifest,
+        model_override=model_of(layout, model),
+        device=device,
+        dtype=dtype,
+        training=False,
+        bases=layout.bases,
+        data=layout.data,
+    )
 
 
 def check(data_dir: Path, device: str) -> Manifest:

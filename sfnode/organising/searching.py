@@ -93,9 +93,10 @@ class Search:
     def __init__(self, policy: OrganiserPolicy, counting: Counting) -> None:
         """`policy.search_rows` is not 0. `counting` tells how far an organiser had come before."""
         self._policy = policy
-        cheapest = FIRST_ROWS * len(AMOUNTS) + policy.origins * ORIGIN_ROWS * ORIGIN_FORWARDS
+        self._cheapest = FIRST_ROWS * len(AMOUNTS) + policy.origins * ORIGIN_ROWS * ORIGIN_FORWARDS
+        """Example-forwards of the least search, with the least measurement of origins."""
         earning = policy.update_forwards * _per_forward(policy.young_share)
-        self._first = max(FIRST_UPDATES, math.ceil(cheapest / earning))
+        self._first = max(FIRST_UPDATES, math.ceil(self._cheapest / earning))
         self.settled = False
         """Whether the rate has settled."""
         self._steady = 0
@@ -175,13 +176,11 @@ class Search:
         sized = policy.size_rate and counting.sealed == 0  # the seal may then say another factor than 1
         scored = last or (due and not sized and self._credit >= cost + least)
         rest = max(0.0, self._credit - cost * scored)
-        searched, origins = first * len(AMOUNTS), 0
         if due and not scored:  # it saves up: else what is cheaper would always come first
-            rest = (
-                0.0 if self.settled else min(rest, searched + policy.origins * ORIGIN_ROWS * ORIGIN_FORWARDS)
-            )
+            rest = 0.0 if self.settled else min(rest, self._cheapest)
+        origins = 0
         if policy.origins:
-            spare = rest - searched  # both or neither: the cheaper one would always come first
+            spare = rest - first * len(AMOUNTS)  # both or neither: the cheaper one would always come first
             least = min(ORIGIN_ROWS, policy.search_rows)
             most = min(policy.search_rows, max(least, int(spare / 2) // ORIGIN_FORWARDS))
             origins = most if spare >= least * ORIGIN_FORWARDS else 0
