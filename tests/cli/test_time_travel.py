@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,6 +144,27 @@ def test_checkout_writes_the_model_of_the_seal_and_export_that_of_the_last(
     told = files.difference(tmp_path / "0", tmp_path / "last")
     assert told
     assert "has other values" in told
+
+
+def test_the_card_of_an_export_is_verified_by_its_own_commands(
+    sfnode: Run, folder: Path, tmp_path: Path
+) -> None:
+    assert sfnode("export", "out", "--data-dir", folder).status == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| this one, of epoch 3 | accuracy | 0.600 | 0.550 to 0.650 | 1.9000 |" in card
+    assert "| the best, of epoch " in card
+    assert f"| `{A}` |  | 24 |" in card
+    assert f"| `{B}` |  | 12 |" in card
+    digest = re.search(r"the seal of epoch 3 of the run, 36 updates, core digest `(\w+)`", card)
+    assert digest is not None
+    for block in re.findall(r"```sh\n(.*?)```", card, re.DOTALL):
+        for line in (line for line in block.splitlines() if line.startswith("sfnode ")):
+            ended = sfnode(*line.split()[1:], "--data-dir", folder)
+            assert ended.status == 0, line
+            assert digest[1] in ended.out, line
+        sums = re.search(r"<<END\n(.*)END", block, re.DOTALL)
+    assert sums
+    assert subprocess.run(["sha256sum", "-c"], input=sums[1], text=True, cwd=tmp_path).returncode == 0
 
 
 def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_path: Path) -> None:

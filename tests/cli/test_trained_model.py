@@ -1,13 +1,182 @@
-"""The one way in which commands load what they measure with: model, bases and data of a node's folder."""
+"""The model of a folder: everything in its log, or what a checkpoint stands for and the rest; and what is
+refused before any of it is computed."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from sfnode.cli.trained_model import base_model
+import numpy as np
+import pytest
+
+from sfnode.cli import trained_model
+from sfnode.cli.trained_model import _replay, base_model
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.trainer import Trainer
+from sfnode.limits import Limits
 from sfnode.models.manifest_builder import default_manifest
+from sfnode.resources.sensors import Sensors
+from sfnode.store import checkpoint
+from sfnode.store.checkpoint import compute, plan
 from sfnode.store.data_folder import Layout
+from sfnode.store.log import UpdateLog
+from sfnode.store.replay import weighed
 from sfnode.tasks import public_files
+from sfprotocol.seeds import I64
+from tests.cli.helpers import Ended
+from tests.store.organised import ORGANISED, Logged
+from tests.store.test_verification import MEANT, train
+
+
+class Sum:
+    """As much of a trainer as adds up."""
+
+    manifest = MEANT
+
+    def __init__(self) -> None:
+        self.core, self.added = Core(2, 4), 0
+
+    def begin(self, cores: Mapping[int, I64]) -> None:
+        self.core.put(cores)
+
+    def apply(self, batch: UpdateBatch) -> None:
+        self.core.add(batch)
+        self.added += len(batch.seeds)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Logged]:
+    logged = Logged(tmp_path)
+    train(logged, 4)
+    yield logged
+    logged.close_logs()
+
+
+def test_what_was_let_go_is_in_the_model_all_the_same(made: Logged, tmp_path: Path) -> None:
+    machine, log, folder = made["a"].machine, made.logs["a"], tmp_path / "checkpoints"
+    whole, begun = Sum(), Sum()
+    counted = {state.feed: machine.counted(state.feed) for state in machine.frontier}
+    _replay(whole, log, machine, counted, folder)  # type: ignore[arg-type]
+    counting = machine.frontier.counting
+    assert counting
+    state = compute(MEANT, log, plan(counting, 2))
+    assert state
+    made.decide(state.decision(ORGANISED.run_id))
+    made.swarm.run(2)
+    checkpoint.keep(folder, state)
+    log.rebase(state.bases.values())
+    _replay(begun, log, machine, counted, folder)  # type: ignore[arg-type]
+    assert begun.core.digest() == whole.core.digest()
+    assert 0 < begun.added < whole.added
+
+
+def test_updates_and_weights_one_by_one_add_up_to_the_same_model(made: Logged, tmp_path: Path) -> None:
+    """What `sfnode log` prints is all that a model follows from."""
+    machine, log = made["a"].machine, made.logs["a"]
+    counted = {state.feed: machine.counted(state.feed) for state in machine.frontier}
+    whole, listed = Sum(), Sum()
+    _replay(whole, log, machine, counted, tmp_path)  # type: ignore[arg-type]
+    lines = list(weighed(log, counted))
+    for one in lines:
+        subspace = np.array([one.epoch // machine.run.subspace_epochs])
+        added = np.array([one.weight * one.scalar])
+        listed.apply(UpdateBatch(subspace, np.array([one.seed], np.uint64), added))
+    assert listed.core.digest() == whole.core.digest()
+    assert [(one.feed, one.step) for one in lines] == sorted({(one.feed, one.step) for one in lines})
+
+    counting = machine.frontier.counting
+    assert counting
+    state = compute(MEANT, log, plan(counting, 2))
+    assert state
+    made.decide(state.decision(ORGANISED.run_id))
+    made.swarm.run(2)
+    log.rebase(state.bases.values())
+    later = list(weighed(log, counted))
+    assert 0 < len(later) < len(lines)
+    assert set(later) < set(lines)
+
+
+# -- before anything is computed -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a run that nobody is to load."""
+
+    def too_late(*_: object, **__: object) -> None:
+        raise AssertionError("the model was to be loaded")
+
+    monkeypatch.setattr(trained_model, "load", too_late)
+    layout, run = Layout(tmp_path / "node"), default_manifest()
+    layout.path.mkdir()
+    layout.manifest.write_text(run.to_toml())
+    with UpdateLog.open(layout.log, run.run_id):
+        pass
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("precious")
+    return layout.path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        ("export full", 1, "SF010: full exists already"),
+        ("export full/mine.txt/out", 1, "SF010: cannot write full/mine.txt/out"),
+        ("export out --device quantum", 1, "SF024: there is no device 'quantum'"),
+        ("eval --device quantum:1", 1, "SF024: there is no device 'quantum:1'"),
+        ("checkout 3 --out full", 1, "SF010: full exists already"),
+        ("export out --lora-rank 4", 2, "--lora-rank is for --format lora"),
+        ("export out --format lora --lora-rank 0", 2, "--lora-rank"),
+        ("export out --format gguf", 2, "--format"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_at_once(
+    arguments: str, status: int, says: str, folder: Path, sfnode: Callable[..., Ended]
+) -> None:
+    ended = sfnode(*arguments.split(), "--data-dir", folder)
+    assert (ended.status, ended.out) == (status, "")
+    assert says in ended.err
+
+
+def test_an_adapter_of_trained_vectors_is_refused_at_once(folder: Path, sfnode: Callable[..., Ended]) -> None:
+    run = default_manifest()
+    model = run.model.model_copy(update={"targets": (*run.model.targets, "model.decoder.final_norm:64x1")})
+    other = run.model_copy(update={"model": model})
+    layout = Layout(folder.parent / "other")
+    layout.path.mkdir()
+    layout.manifest.write_text(other.to_toml())
+    with UpdateLog.open(layout.log, other.run_id):
+        pass
+    ended = sfnode("export", "out", "--format", "lora", "--data-dir", layout.path)
+    assert "SF010: the run trains model.decoder.final_norm, which a LoRA adapter cannot hold" in ended.err
+
+
+def test_refusals_load_no_torch(folder: Path) -> None:
+    script = "import sys; from sfnode.cli.main import _status as run; run(sys.argv[1:]); print(*sys.modules)"
+    command = [sys.executable, "-c", script, "export", "full", "--data-dir", str(folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=folder.parent)
+    assert "exists already" in ended.stderr
+    assert not {"torch", "transformers", "scipy"} & set(ended.stdout.split())
+
+
+def test_a_busy_machine_has_no_more_threads_than_find_a_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that wait for a core took ten times the time of one that has it (docs/benchmarks.md)."""
+    layout, run = Layout(tmp_path / "node"), default_manifest()
+    layout.path.mkdir()
+    layout.manifest.write_text(run.to_toml())
+    with UpdateLog.open(layout.log, run.run_id):
+        pass
+    used: list[tuple[int | None, int | None]] = []
+    monkeypatch.setattr(Trainer, "use_threads", lambda _, count, most: used.append((count, most)))
+    readings = Sensors("cpu").look(Limits())
+    for free in (0.1, 7.9):
+        monkeypatch.setattr(Sensors, "look", lambda *_, free=free: readings._replace(free=free))
+        trained_model.load(layout.path, None, "cpu", "stored")
+    assert used == [(None, 1), (None, 8)]
 
 
 def test_what_measures_reads_the_data_that_came_with_the_link(home: Path, tmp_path: Path) -> None:
