@@ -1,112 +1,68 @@
-"""A real swarm some of whose nodes are hostile: what its model is worth in the end.
+"""Measures what attacks cost a training node: memory, CPU time and training speed, before, during and after.
 
-    python tests/bench/hostile.py [--nodes 10] [--hostile 3] [--attack flip] [--run run.toml]
+    python tests/bench/hostile.py [--seconds 10]
 
-Hostile nodes are nodes of sfnode that were admitted like all others, and whose scalars are changed before
-they are signed: `flip` negates them, `random` draws others of the same size, `scale` negates them and makes
-them as large as they may be, `turncoat` negates them from the first half of its share of the budget on;
-`absent` leaves these nodes out, for comparison. Prints one line of JSON.
+A trainer and a relay of the built-in run on this machine, over hivemind, and a hostile libp2p peer that makes
+one attack after the other (described in tests/network/attacker.py). It runs on the same cores at low
+priority. Exit status 1 when the node does not recover.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
-import os
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+import click
 
-ATTACK = "HOSTILE_ATTACK"
-"""Environment variable by which a hostile node knows what to do."""
+from tests.network.attack_costs import Meter, Row, attacker
+from tests.network.attacker import ATTACKS
+from tests.network.swarm import linked, trains, write_run
+from tests.processes.helpers import LOOPBACK, nodes
 
+RECOVERED = 0.75
+"""Share of the former speed at which a node has recovered; two measurements in peace differ by a tenth."""
 
-def be_hostile(attack: str) -> None:
-    """Change what the engine of this process measures, and run the command line."""
-    from sfnode.cli.main import main
-    from sfnode.engine.trainer import Trainer
-
-    honest, draw, made = Trainer.step, np.random.default_rng(os.getpid()), [0]
-
-    def step(trainer: Trainer, seeds: Any, epoch: int) -> Any:
-        result = honest(trainer, seeds, epoch)
-        limit, told = trainer.manifest.training.scalar_limit, np.array(result.scalars)
-        made[0] += len(told)
-        if attack == "random":
-            told = np.rint(draw.normal(scale=max(1.0, np.abs(told).mean()), size=len(told))).astype(int)
-        elif attack == "scale":
-            told = -limit * np.where(told < 0, -1, 1)
-        elif attack == "flip" or made[0] > int(os.environ["HOSTILE_AFTER"]):
-            told = -told
-        return result._replace(scalars=tuple(int(one) for one in np.clip(told, -limit, limit)))
-
-    Trainer.step = step  # type: ignore[method-assign]
-    main(sys.argv[1:])
+HEAD = "| | updates/s | updates/CPU s | node CPU | p2pd CPU | node MiB | p2pd MiB | the attacker |"
 
 
-async def measure(asked: argparse.Namespace) -> dict[str, Any]:
-    """Return what has become of a swarm."""
-    from sfnode.manifest import Manifest
-    from sfnode.models.manifest_builder import build
-    from sfnode.store.run_keys import RunKeys
-    from sfnode.swarm import local_swarm
-    from sfnode.swarm.node_process import NodeProcess
-
-    numbers = {"update_budget": asked.budget} if asked.budget else {}
-    run = Manifest.from_toml(asked.run) if asked.run else build(numbers | RunKeys.generate().options())
-    count = asked.nodes - asked.hostile if asked.attack == "absent" else asked.nodes
-    honest = asked.nodes - asked.hostile
-
-    class Node(NodeProcess):
-        """A node that is hostile if it is among the last ones."""
-
-        async def start(self, arguments: list[str]) -> None:
-            if self.number > honest:
-                self.program = (sys.executable, __file__)
-            await super().start([*arguments, *(asked.option if self.number == 1 else [])])
-
-    os.environ |= {ATTACK: asked.attack, "HOSTILE_AFTER": str(run.training.update_budget // asked.nodes // 2)}
-    local_swarm.NodeProcess = Node  # type: ignore[attr-defined]
-    bases = asked.run.parent if asked.run else None
-    async with local_swarm.LocalSwarm(run, nodes=count, beside=bases, folder=asked.folder) as swarm:
-        async for progress in swarm:
-            if asked.verbose and progress.organised:
-                print(progress.organised.counted, progress.organised.sealed, file=sys.stderr, flush=True)
-        result = await swarm.compare()
-    return {
-        "attack": asked.attack,
-        "equal": result.equal,
-        "calibrated": [result.calibrated.value, result.calibrated.loss] if result.calibrated else None,
-        "after": [result.after.value, result.after.loss] if result.after else None,
-        "made": result.updates,
-        "counted": result.counted,
-        "sealed": result.sealed,
-        "seconds": result.seconds,
-        "own": [node.own_updates for node in result.nodes],
-    }
+def line(row: Row) -> str:
+    did = ", ".join(f"{what} {count:,}" for what, count in row.did.items() if isinstance(count, int))
+    speeds = f"{row.updates_per_second:.1f} | {row.updates_per_cpu_second:.1f}"
+    shares = f"{speeds} | {row.node_cpu:.0%} | {row.daemon_cpu:.0%}"
+    name = row.name.replace("_", " ")
+    return f"| {name} | {shares} | {row.node_rss:.0f} | {row.daemon_rss:.0f} | {did} |"
 
 
-def main_of_benchmark() -> None:
-    """Read the command line and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--nodes", type=int, default=10)
-    parser.add_argument("--hostile", type=int, default=3)
-    parser.add_argument("--attack", default="flip", choices=["flip", "random", "scale", "turncoat", "absent"])
-    parser.add_argument("--budget", type=int, default=0, help="updates [default: the run's]")
-    parser.add_argument("--run", type=Path)
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument(
-        "--option", action="append", default=[], help="of the organiser, such as --option=--no-search"
-    )
-    parser.add_argument("--verbose", action="store_true")
-    print(json.dumps(asyncio.run(measure(parser.parse_args()))))
+@click.command()
+@click.option(
+    "--seconds",
+    default=10.0,
+    show_default=True,
+    help="Length of each attack, and of the measurements before and after.",
+)
+def main(seconds: float) -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        nodes(Path(folder)) as make,
+        attacker(Path(folder)) as enemy,
+    ):
+        write_run(Path(folder))
+        relay = make("relay", "--run", "run.toml", "--role", "relay", *LOOPBACK).start()
+        node = make("node", "--peers", relay.address(), *LOOPBACK).start()
+        trains(node)
+        linked(node, relay)
+        meter = Meter(node)
+        print(HEAD)
+        print("|---" * (HEAD.count("|") - 1) + "|")
+        before = meter.watch("before", seconds)
+        print(line(before), flush=True)
+        for name in ATTACKS:
+            print(line(meter.attack(enemy, name, seconds)), flush=True)
+        after = meter.watch("after", seconds)
+        print(line(after))
+    sys.exit(after.updates_per_second < RECOVERED * before.updates_per_second)
 
 
 if __name__ == "__main__":
-    if ATTACK in os.environ and "join" in sys.argv[1:2]:
-        be_hostile(os.environ[ATTACK])
-    else:
-        main_of_benchmark()
+    main()
