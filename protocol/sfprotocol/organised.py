@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
+from typing import NamedTuple
 
 from sfprotocol import anti_entropy, holding
 from sfprotocol.checkpoints import Base
@@ -64,8 +65,18 @@ class Standing(Enum):
     AHEAD = "its updates name an epoch that no decision here has opened"
     BEGINNING = "it is not known yet from where on feeds are held here"
     OUTDATED = "the checkpoint with which this node begins does not count any more"
-    ENOUGH = "what closes have named reaches the budget, unless seals skip some of it"
+    ENOUGH = "what closes have named, or may name now, reaches the budget, unless seals skip some of it"
     MEMBER = "admitted"
+
+
+class _Derived(NamedTuple):
+    """What follows from the decisions, until another one comes."""
+
+    counting: Counting
+    decisions: int
+    rates: Rates
+    named: int
+    """Number of steps that closes have named."""
 
 
 class Organised:
@@ -92,8 +103,7 @@ class Organised:
         self._petitions = Petitions(frontier.run.run_id, links)
         self._early: set[Feed] = set()
         """Feeds of which something was labelled with an epoch that we do not know to be open."""
-        self._rates: tuple[Counting, int, Rates] | None = None
-        """Rates, and the decisions that they follow from."""
+        self._known_derived: _Derived | None = None
         numbers = (self.counting.number(state.feed) for state in frontier)
         self._untraced = [number for number in numbers if number is not None]
         """Numbers of feeds that are still to be compared with what was decided before we started."""
@@ -160,10 +170,24 @@ class Organised:
     @property
     def rates(self) -> Rates:
         """The rates as they are now: the same object until a decision comes."""
-        counting = self.counting
-        if self._rates is None or self._rates[0] is not counting or self._rates[1] != counting.decisions:
-            self._rates = counting, counting.decisions, Rates.of(counting)
-        return self._rates[2]
+        return self._derived.rates
+
+    @property
+    def _derived(self) -> _Derived:
+        counting, known = self.counting, self._known_derived
+        if known is None or known.counting is not counting or known.decisions != counting.decisions:
+            named = sum(counting.positions().values())
+            known = self._known_derived = _Derived(counting, counting.decisions, Rates.of(counting), named)
+        return known
+
+    @property
+    def _is_enough(self) -> bool:
+        """Return whether the run needs no more updates, as far as anybody can tell before its last seals. An
+        epoch's worth of what no close has named is kept in hand for what they may skip; more than that would
+        count for nothing, and an organiser who evaluates is many times slower than those who train."""
+        counting, epoch_updates = self.counting, self._frontier.run.epoch_updates
+        in_hand = max(0, self._frontier.known - self._derived.named - epoch_updates)
+        return counting.promised + in_hand >= counting.budget
 
     def standing(self, own: Feed) -> Standing:
         """Return whether our feed may go on, its quota aside."""
@@ -180,7 +204,7 @@ class Organised:
             return Standing.BEGINNING
         if self.outdated:
             return Standing.OUTDATED
-        return Standing.ENOUGH if self.counting.promised >= self.counting.budget else Standing.MEMBER
+        return Standing.ENOUGH if self._is_enough else Standing.MEMBER
 
     def room(self, own: Feed | None) -> int:
         """Return how many more updates of our own may carry the label of the open epoch (SPEC O6)."""

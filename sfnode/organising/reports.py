@@ -202,7 +202,7 @@ class Reports:
                 )
                 return WaitStatus(reason=Wait.HISTORY, text=text)
             case Standing.ENOUGH:
-                text = "what is closed reaches the budget: the run is complete with the seals to come"
+                text = "what is closed, or waits for that, reaches the budget: seals are to complete the run"
                 return WaitStatus(reason=Wait.SEALS, text=text)
             case Standing.MEMBER:
                 return None if self._organised.room(own) else self._no_room(own)

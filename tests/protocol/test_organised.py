@@ -19,6 +19,7 @@ from sfprotocol.messages import (
     Feed,
     Petition,
     Proof,
+    RunParameters,
     Succession,
     Vote,
 )
@@ -32,8 +33,8 @@ ORGANISED = replace(RUN, organised=AUTHORITY, rate=1 << 22)
 QUOTA = 40
 
 
-def swarm(names: str = "a b c", **options: object) -> Swarm:
-    made = Swarm(run=ORGANISED, organiser="a", **options)  # type: ignore[arg-type]
+def swarm(names: str = "a b c", run: RunParameters = ORGANISED, **options: object) -> Swarm:
+    made = Swarm(run=run, organiser="a", **options)  # type: ignore[arg-type]
     for name in names.split():
         made.add(name)
     made.mesh()
@@ -129,6 +130,24 @@ def test_nobody_makes_updates_while_what_is_closed_reaches_the_budget() -> None:
     seal(made["a"], number(made, "b"))  # skipped: they do not count after all
     made.run(2)
     assert made["b"].compute()
+
+
+def test_nobody_makes_updates_while_what_may_be_named_reaches_the_budget_with_an_epoch_in_hand() -> None:
+    made = swarm("a b", run=replace(ORGANISED, epoch_updates=8))
+    decide(made["a"], Budget(20))
+    made["b"].compute(20 + 7)
+    made.run(2)
+    assert made["a"].compute(1)
+    made.run(2)
+    assert not made["b"].compute()
+    close(made["a"])
+    seal(made["a"], number(made, "b"))  # skipped: only that of the organiser counts
+    made.run(2)
+    assert made["b"].compute(20)
+    made.run(2)
+    assert made["b"].compute(10)
+    made.run(2)
+    assert not made["b"].compute()
 
 
 def test_a_quota_bounds_the_updates_of_an_epoch() -> None:
