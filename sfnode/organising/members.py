@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sfnode.organising import wishes
+from sfnode.organising.guard import Guard
 from sfnode.organising.judging import RECOUNTS_PER_SEAL, Judgement
 from sfnode.organising.origins import Origins
 from sfprotocol.counting import Counting
@@ -73,10 +74,10 @@ class Members:
                 return sanction
         return None
 
-    def recounted(self, counting: Counting, judgement: Judgement) -> list[Recount]:
-        """Return what seals have skipped and is to count: what the judge says, and work of members who are
-        trusted again. It stays skipped where they may have been revoked when they made it, and where it would
-        evidently do harm."""
+    def recounted(self, counting: Counting, judgement: Judgement, guard: Guard | None) -> tuple[Recount, ...]:
+        """Return what seals have skipped and the next one is to count: what the judge says, and work of
+        members who are trusted again. It stays skipped where they may have been revoked when they made it,
+        where it would evidently do harm, and where the guard has taken back what it brings."""
         found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
         lapsed = self._evidence.lapsed if self._judged else frozenset()
         never = self._evidence.outliers | judgement.recounted
@@ -86,4 +87,6 @@ class Members:
             found += [recount for recount in again if recount not in never]
             if len(found) <= RECOUNTS_PER_SEAL:
                 self._restored.discard(number)
-        return found
+        if guard:
+            found = [recount for recount in found if not guard.is_stale(*recount)]
+        return tuple(sorted(found[:RECOUNTS_PER_SEAL]))

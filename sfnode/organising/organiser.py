@@ -76,7 +76,7 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.feeds import HeldFeeds
 from sfnode.organising.guard import Guard
-from sfnode.organising.judging import RECOUNTS_PER_SEAL, Judge, Judgement
+from sfnode.organising.judging import Judge, Judgement
 from sfnode.organising.members import Members
 from sfnode.organising.origins import Origins
 from sfnode.organising.policy import OrganiserPolicy
@@ -92,7 +92,6 @@ from sfprotocol.decisions import (
     Decision,
     Evaluated,
     Move,
-    Recount,
     Seal,
     Void,
 )
@@ -442,7 +441,10 @@ class Organiser:
             differs = drained or self._asked.skipped != set(skipped)
             self._asked.altered = self._asked.altered or differs
         self._feeds.forget(chains, counting)
-        digest, recounted = named_digest(self._run_id, chains), self._recounted(judgement)
+        digest, recounted = (
+            named_digest(self._run_id, chains),
+            self._members.recounted(counting, judgement, self.guard),
+        )
         return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
 
     def _is_skipped(self, number: int, epoch: int, judgement: Judgement) -> bool:
@@ -459,13 +461,6 @@ class Organiser:
         if any(self._feeds.brings(number, epoch, counting, labels) for labels in guard.labels()):
             guard.skip(number, epoch)
         return guard.is_stale(number, epoch)
-
-    def _recounted(self, judgement: Judgement) -> tuple[Recount, ...]:
-        """Return what earlier seals have skipped and this one counts."""
-        found = self._members.recounted(self._counting, judgement)
-        if self.guard:
-            found = [recount for recount in found if not self.guard.is_stale(*recount)]
-        return tuple(sorted(found[:RECOUNTS_PER_SEAL]))
 
     def _is_evaluated_first(self, epoch: int, now: float) -> bool:
         """Return whether a seal waits for the evaluation of its epoch; ask for it if the time is there."""
