@@ -18,7 +18,7 @@ from sfprotocol.decisions import Decision, Recount, Revoke, Void, Worth
 
 
 class Members:
-    """What an organiser makes of the members of its run."""
+    """The members of a run, as its organiser sees them."""
 
     def __init__(self, evidence: Origins, *, judged: bool, revoked: bool) -> None:
         """`evidence` is kept up to date by whoever reads the decisions. `judged`: seals follow it; `revoked`:

@@ -50,7 +50,7 @@ class Wait(StrEnum):
     HISTORY = "history"
     """The checkpoint with which it begins has not come yet, or does not count any more."""
     SEALS = "seals"
-    """The last seals are to come: what is closed, or waits for that, reaches the budget."""
+    """The last seals are to come: what is closed reaches the budget."""
     BASES = "bases"
     """Published bases are not here yet, in an open run, too."""
     UNKNOWN_DECISION = "unknown-decision"

@@ -132,24 +132,6 @@ def test_nobody_makes_updates_while_what_is_closed_reaches_the_budget() -> None:
     assert made["b"].compute()
 
 
-def test_nobody_makes_updates_while_what_may_be_named_reaches_the_budget_with_an_epoch_in_hand() -> None:
-    made = swarm("a b", run=replace(ORGANISED, epoch_updates=8))
-    decide(made["a"], Budget(20))
-    made["b"].compute(20 + 7)
-    made.run(2)
-    assert made["a"].compute(1)
-    made.run(2)
-    assert not made["b"].compute()
-    close(made["a"])
-    seal(made["a"], number(made, "b"))  # skipped: only that of the organiser counts
-    made.run(2)
-    assert made["b"].compute(20)
-    made.run(2)
-    assert made["b"].compute(10)
-    made.run(2)
-    assert not made["b"].compute()
-
-
 def test_a_quota_bounds_the_updates_of_an_epoch() -> None:
     made = swarm()
     assert made["b"].compute(QUOTA + 10)
@@ -162,6 +144,23 @@ def test_a_quota_bounds_the_updates_of_an_epoch() -> None:
     made.run(2)
     assert made["c"].machine.frontier.known == QUOTA + 5
     assert same(made)
+
+
+def test_all_together_make_two_epochs_of_updates_for_one_close() -> None:
+    made = swarm(run=replace(ORGANISED, epoch_updates=8))
+    assert made["b"].compute(20)
+    made.run(2)
+    assert made["b"].machine.frontier.next(made["b"].own) == 16
+    assert made["c"].compute(20), "of another's updates half an epoch counts"
+    made.run(2)
+    assert made["c"].machine.frontier.next(made["c"].own) == 12
+    assert made["a"].compute(20)
+    made.run(2)
+    assert made["a"].machine.frontier.next(made["a"].own) == 8
+    assert not any(made[name].compute() for name in "abc")
+    close(made["a"])
+    made.run(2)
+    assert all(made[name].compute() for name in "abc")
 
 
 def test_seals_say_what_counts_and_everybody_agrees() -> None:
