@@ -121,6 +121,21 @@ def balanced_rows(seed: int, batch_size: int, sizes: Sequence[int]) -> tuple[I64
     return classes, (values % np.array(sizes, np.uint64)[classes]).astype(np.int64)
 
 
+def token_keys(seed: int, prompts: int) -> U64:
+    """Return the keys from which the answers to so many prompts of the update with this seed are drawn (SPEC
+    R11): the stream keyed by `mix64(seed XOR "tokens")`; shape (prompts,)."""
+    return stream(_purpose_key(seed, b"tokens"), 0, prompts)
+
+
+def token_draws(keys: U64, places: I64) -> U64:
+    """Return for each key the draw of the token in this place of its answer, counted from 0 (SPEC R11).
+
+    The upper 31 bits of value `place` of the stream of the key; both arrays have the shape of the result.
+    """
+    counters = (places.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+    return _mix64_in_place(keys + counters) >> np.uint64(33)
+
+
 def _purpose_key(seed: int, purpose: bytes) -> int:
     """Return the key of the stream that an update's seed has for a purpose (at most 8 bytes)."""
     return int(mix64(np.array([seed ^ int.from_bytes(purpose, "big")], dtype=np.uint64))[0])

@@ -158,13 +158,13 @@ def _log_probs(
 ) -> Tensor:
     """Return the log-probability of every target at all points, (sides * P,) float32, on the device."""
     found, numbers = [], []
-    with _vectors(loaded, directions) as perturb_vectors:
-        for sequences in _passes(loaded, measured, in_turns=perturb_vectors is not None):
+    with moving_vectors(loaded, directions) as move_vectors:
+        for sequences in _passes(loaded, measured, in_turns=move_vectors is not None):
             targets = np.flatnonzero(np.isin(measured.batch.sequences, sequences))
             this = forward.take(measured.batch, sequences, targets, loaded.device)
             signs = measured.signs[sequences] * epsilon
-            if perturb_vectors is not None:
-                perturb_vectors(int(measured.queries[sequences[0]]), float(signs[0]))
+            if move_vectors is not None:
+                move_vectors(int(measured.queries[sequences[0]]), float(signs[0]))
             perturbation = perturb(measured.queries[sequences], signs, this)
             found.append(forward.log_probs(loaded, this, perturbation))
             numbers.append(targets)
@@ -216,7 +216,7 @@ class Columns:
         return Directions(tuple(u[kept] for u in every.u), tuple(v[:, kept] for v in every.v), every.live)
 
 
-class _PerturbVectors:
+class MoveVectors:
     """Perturbs one-dimensional targets, which have no input to project: they are changed in place.
 
     That takes a pass for each point, and exact copies to restore: vectors are small.
@@ -243,12 +243,12 @@ class _PerturbVectors:
 
 
 @contextmanager
-def _vectors(loaded: LoadedModel, directions: Directions) -> Iterator[_PerturbVectors | None]:
+def moving_vectors(loaded: LoadedModel, directions: Directions) -> Iterator[MoveVectors | None]:
     """Yield what perturbs the one-dimensional targets, or None if there are none; restore them afterwards."""
     if not any(site.form is Form.VECTOR for site in loaded.sites):
         yield None
         return
-    perturb = _PerturbVectors(loaded, directions)
+    perturb = MoveVectors(loaded, directions)
     try:
         yield perturb
     finally:

@@ -112,7 +112,7 @@ def score_in_passes(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | No
 def log_probs(loaded: LoadedModel, this: Pass, perturbation: Perturbation | None) -> Tensor:
     """Return the log-probability of each target of a pass, (p,) float32, still on the device."""
     with loaded.perturber.applying(perturbation):
-        return _log_probs(_logits(loaded, this), this.targets)
+        return _log_probs(logits(loaded, this), this.targets)
 
 
 def mean_loss(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None) -> Tensor:
@@ -207,14 +207,16 @@ def _scored(
     """Score these targets, which lie on these sequences, in one pass."""
     this = take(batch, sequences, targets, loaded.device)
     with loaded.perturber.applying(perturb(this) if perturb else None):
-        logits = _logits(loaded, this)  # (p, vocab)
-    chosen = logits.gather(1, this.targets[:, None]).flatten()
-    greedy = chosen >= logits.amax(-1)  # ten times as fast as argmax on a CPU
-    return Scored(_log_probs(logits, this.targets).cpu(), greedy.cpu())
+        found = logits(loaded, this)  # (p, vocab)
+    chosen = found.gather(1, this.targets[:, None]).flatten()
+    greedy = chosen >= found.amax(-1)  # ten times as fast as argmax on a CPU
+    return Scored(_log_probs(found, this.targets).cpu(), greedy.cpu())
 
 
-def _logits(loaded: LoadedModel, this: Pass) -> Tensor:
+def logits(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
     """Return the logits of a pass's targets: (p, vocab) of a language model, (p, classes) of a classifier.
+
+    `cached`: the cache of a language model, and what its code must be told of the tokens in it.
 
     A causal model is given no mask for padding on the right, which no target can see: what transformers does
     with a mask costs time. (On an accelerator it waits at the start of a pass in either case, to inspect
@@ -225,22 +227,22 @@ def _logits(loaded: LoadedModel, this: Pass) -> Tensor:
         given = {"input_ids": this.input_ids, "attention_mask": this.attention_mask}
         if getattr(network.config, "type_vocab_size", 0) > 1:  # RoBERTa's one type is that of every token
             given["token_type_ids"] = this.token_type_ids
-        logits: Tensor = network(**given).logits
-        return logits[this.rows]  # (R, classes) -> (p, classes)
+        classes: Tensor = network(**given).logits
+        return classes[this.rows]  # (R, classes) -> (p, classes)
     loaded.perturber.head_positions = this.rows, this.columns
     try:
-        found: Tensor = network(input_ids=this.input_ids, use_cache=False).logits
+        found: Tensor = network(input_ids=this.input_ids, use_cache=bool(cached), **cached).logits
     finally:
         loaded.perturber.head_positions = None
     return found
 
 
-def _log_probs(logits: Tensor, targets: Tensor) -> Tensor:
+def _log_probs(found: Tensor, targets: Tensor) -> Tensor:
     """Return each target's log-probability, (P,) float32 (or float64), from logits (P, vocab), in blocks."""
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    block = max(1, LOGITS_AT_A_TIME // logits.shape[1])
+    dtype = torch.promote_types(found.dtype, torch.float32)
+    block = max(1, LOGITS_AT_A_TIME // found.shape[1])
     parts = [
         -cross_entropy(part.to(dtype), wanted, reduction="none")
-        for part, wanted in zip(torch.split(logits, block), torch.split(targets, block), strict=True)
+        for part, wanted in zip(torch.split(found, block), torch.split(targets, block), strict=True)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

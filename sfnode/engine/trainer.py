@@ -24,6 +24,7 @@ from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, estimates, quantise
 from sfnode.engine.export import export_lora, export_model
+from sfnode.engine.generation import complete
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.noise import LocalNoise
@@ -32,7 +33,6 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import PRIOR_ONE, Manifest, Task
 from sfnode.models import bases as published_bases
 from sfnode.models import loader
-from sfnode.models.generation import generate
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.provenance import Provenance
 from sfnode.tasks import calibration, dataset
@@ -427,8 +427,8 @@ class Trainer:
         """
         self.restore()
         with self.weights.at_base():
-            base = generate(self.loaded, prompt, tokens)
-        return base, generate(self.loaded, prompt, tokens)
+            base = complete(self.loaded, prompt, tokens)
+        return base, complete(self.loaded, prompt, tokens)
 
     def export(
         self,

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from sfnode.engine.generation import complete
 from sfnode.engine.mini_batches import PREPARED_STEPS, MiniBatches
 from sfnode.engine.trainer import Trainer
-from sfnode.models.generation import generate
 from tests.engine.helpers import data_file, manifest, trainer
 
 
@@ -119,7 +119,7 @@ def test_preparing_evaluating_and_generating_take_turns_at_the_tokenizer(tmp_pat
     with ThreadPoolExecutor(3) as threads:  # the model itself belongs to one thread, which is this one
         prepared = [threads.submit(run.mini_batches.take, [seed]) for seed in range(20)]
         for _ in range(20):
-            generate(run.loaded, "the film was", 1)
+            complete(run.loaded, "the film was", 1)
         assert run.evaluate_base().count > 0
         for future in prepared:
             future.result()

@@ -9,7 +9,7 @@ import torch
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.models.generation import generate
+from sfnode.engine.generation import generate
 from sfnode.models.manifest_builder import build
 from sfprotocol.seeds import update_seeds
 

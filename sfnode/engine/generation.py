@@ -1,0 +1,456 @@
+"""Generation: answers to many prompts at once, each along a direction of its own (DESIGN 6).
+
+Rows that are written together share every product with the weights; the rank-one terms of their directions
+are added in activation space, and no matrix is written. Prompts go through the model padded on the right, as
+in any other forward pass. What a decoder keeps of them, keys and values, is then put so that all rows end in
+the same column: padding on the left, which every family of transformers can be told of. A row that is done
+gives its place to the last one, and places are filled again from the rows that wait.
+
+Tokens are the likeliest ones, or drawn by counters, so that the same rows with the same weights, device and
+precision are answered with the same tokens. Knows no updates, no task and no scores.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
+
+from sfnode.engine import forward
+from sfnode.engine.estimator import Columns, Perturb, moving_vectors
+from sfnode.engine.forward import Batch, Pass
+from sfnode.errors import Code, UserError
+from sfnode.models.loader import LoadedModel
+from sfnode.models.perturbation import Directions, Perturbation
+from sfnode.tasks.tokenization import lock_of
+from sfprotocol.seeds import U64, token_draws
+
+CACHE_BYTES = 1 << 30
+"""Keys and values of all rows that are written together, unless told otherwise: 14,000 tokens of OPT-125M in
+float32, which is more rows than make a CPU any faster."""
+
+REFILL_SHARE = 4
+"""Places are filled again when a quarter of them is free: a pass for each row that ends would read all weights
+for a single prompt, and waiting until all have ended would leave places empty."""
+
+DRAW_BITS = 31
+"""Bits of a draw, and of the integers that probabilities are rounded to: their product fits into 63 bits."""
+
+STOP_SLACK = 4
+"""Tokens that are decoded in search of a stop string besides as many as the string has bytes: some tokens
+decode to nothing, and some tokenizers drop the space at the beginning."""
+
+
+class Row(NamedTuple):
+    """A prompt, and where in the space of weights it is answered."""
+
+    prompt: Sequence[int]
+    """Token ids, at least one; with the answer no more than the model has positions."""
+    query: int = 0
+    """Number of the direction."""
+    amount: float = 0.0
+    """How far along it, as +epsilon and -epsilon; 0: at the weights themselves."""
+    key: int = 0
+    """Key of the stream that its tokens are drawn from (`sfprotocol.seeds.token_keys`)."""
+
+
+class Plan(NamedTuple):
+    """How answers are written."""
+
+    tokens: int
+    """At most so many for an answer."""
+    temperature: float = 0.0
+    """Divides the logits before a token is drawn; 0: always the likeliest one."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer, and are no part of it."""
+    ends: frozenset[int] | None = None
+    """Tokens that end an answer, and are no part of it; None: the model's own ends of texts."""
+    cache_bytes: int = CACHE_BYTES
+    """Bounds the rows that are written together; one row at least is."""
+
+
+class Answer(NamedTuple):
+    """What was written after one prompt."""
+
+    text: str
+    """Without special tokens, and up to a stop string."""
+    tokens: tuple[int, ...]
+    """All of them, but for one that ended the answer."""
+    ended: bool
+    """Whether it came to an end by itself."""
+
+
+def generate(
+    loaded: LoadedModel,
+    rows: Sequence[Row],
+    plan: Plan,
+    directions: Directions | None = None,
+    go_on: Callable[[], bool] = lambda: True,
+) -> list[Answer] | None:
+    """Answer all rows, in the order given, at the weights as they are; None once `go_on`, asked before
+    each token, says no.
+
+    `directions` are those of the rows' queries; None: no row moves. Where vectors are trained rows of one
+    point alone are written together, as vectors are moved in place. Raises UserError BAD_OPTION for a
+    classifier, MODEL_UNSUPPORTED for a model that keeps something else than keys and values.
+    """
+    _check_writes(loaded)
+    answers: dict[int, Answer] = {}
+    with torch.inference_mode():
+        for numbers in _together(loaded, rows, directions):
+            decoder = _Decoder(loaded, rows, numbers, plan, directions, answers)
+            while decoder.busy:
+                if not go_on():
+                    return None
+                decoder.advance()
+    return [answers[number] for number in range(len(rows))]
+
+
+def complete(loaded: LoadedModel, prompt: str, tokens: int) -> str:
+    """Return the likeliest continuation of a text in at most `tokens` tokens. Raises as `generate`."""
+    _check_writes(loaded)
+    found = generate(loaded, [Row(prompt_ids(loaded, prompt, tokens))], Plan(tokens))
+    return "" if found is None else found[0].text
+
+
+def prompt_ids(loaded: LoadedModel, prompt: str, tokens: int) -> list[int]:
+    """Return a prompt's tokens as training encodes texts: after the beginning-of-text token, if any.
+
+    One that is too long for the model, with an answer of `tokens`, loses its beginning.
+    """
+    tokenizer = loaded.tokenizer
+    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    with lock_of(tokenizer):
+        ids: list[int] = tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids
+    text = loaded.model.config.get_text_config(decoder=True)
+    longest = int(getattr(text, "max_position_embeddings", None) or 1 << 30)
+    room = max(1, longest - tokens - len(start))
+    return start + ids[-room:] or [0]
+
+
+def _together(
+    loaded: LoadedModel, rows: Sequence[Row], directions: Directions | None
+) -> Iterator[list[int]]:
+    """Yield the numbers of rows that can be written together, with the vectors where these rows are."""
+    if directions is None:
+        yield list(range(len(rows)))
+        return
+    with moving_vectors(loaded, directions) as move:
+        points = [(row.query, row.amount) if move else None for row in rows]
+        for point in dict.fromkeys(points):
+            if move and point:
+                move(*point)
+            yield [number for number, own in enumerate(points) if own == point]
+
+
+class _Active:
+    """A row that is being written."""
+
+    def __init__(self, number: int, row: Row) -> None:
+        self.number = number
+        self.row = row
+        self.tokens: list[int] = []
+
+    @property
+    def cached(self) -> int:
+        """Tokens that keys and values are kept of: all but the last, once there is an answer."""
+        return len(self.row.prompt) + max(0, len(self.tokens) - 1)
+
+
+class _Decoder:
+    """Writes some of the rows: in every call of `advance` a pass over prompts, or one token of each row."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        rows: Sequence[Row],
+        numbers: Sequence[int],
+        plan: Plan,
+        directions: Directions | None,
+        answers: dict[int, Answer],
+    ) -> None:
+        self._loaded = loaded
+        self._plan = plan
+        self._perturb: Perturb | None = None if directions is None else Columns(directions)
+        self._answers = answers
+        self._ends = _ends(loaded) if plan.ends is None else plan.ends
+        self._inputs = inspect.signature(loaded.model.forward).parameters
+        self._waiting = deque(_Active(number, rows[number]) for number in numbers)
+        self._active: list[_Active] = []
+        """In the order of their places in the cache."""
+        columns = max(len(rows[number].prompt) for number in numbers) + plan.tokens if numbers else 0
+        self._cache = _Cache(loaded, len(numbers), columns, plan.cache_bytes)
+        self._filling = True
+        self._perturbation: Perturbation | None = None
+        """That of the rows being written; made anew when they are others."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are rows left to write."""
+        return bool(self._waiting or self._active)
+
+    def advance(self) -> None:
+        """Read some prompts, if there are places for them, or write a token of each row."""
+        free = self._cache.most - len(self._active)
+        enough = self._filling or free * REFILL_SHARE >= self._cache.most
+        self._filling = bool(self._waiting) and free > 0 and enough
+        if self._filling:
+            self._read([self._waiting.popleft() for _ in range(min(free, len(self._waiting)))])
+        else:
+            self._write()
+
+    def _read(self, chosen: list[_Active]) -> None:
+        """Read as many of these rows' prompts as make one pass; the others go on waiting."""
+        lengths = np.array([len(one.row.prompt) for one in chosen])
+        outputs = np.full_like(lengths, self._loaded.model.config.get_text_config(decoder=True).vocab_size)
+        group = forward.groups(lengths, self._loaded.widest, self._loaded.device, outputs)[0].tolist()
+        reading = [chosen[number] for number in group]  # the longest first
+        self._waiting.extendleft(one for one in reversed(chosen) if one not in reading)
+        this = _pass([one.row.prompt for one in reading], self._loaded.device)
+        read: Any = DynamicCache()
+        with self._loaded.perturber.applying(self._moved(reading, this)):
+            logits = forward.logits(self._loaded, this, past_key_values=read)
+        self._cache.take(read, [len(one.row.prompt) for one in reading], [one.cached for one in self._active])
+        self._active += reading
+        self._add(reading, logits)
+
+    def _write(self) -> None:
+        """Write one more token of every row."""
+        lengths = np.array([one.cached for one in self._active])
+        end = self._cache.make_room(lengths)
+        this = _pass([one.tokens[-1:] for one in self._active], self._loaded.device)
+        if self._perturbation is None:
+            self._perturbation = self._moved(self._active, this)
+        given: dict[str, Any] = {"past_key_values": self._cache.layers}
+        if (lengths < end).any():
+            mask = np.arange(end + 1) >= (end - lengths)[:, None]
+            given["attention_mask"] = self._tensor(mask.astype(np.int64))
+        if "position_ids" in self._inputs:
+            given["position_ids"] = self._tensor(lengths[:, None])
+        with self._loaded.perturber.applying(self._perturbation):
+            logits = forward.logits(self._loaded, this, **given)
+        self._add(list(self._active), logits)
+
+    def _moved(self, rows: Sequence[_Active], this: Pass) -> Perturbation | None:
+        """Return what moves each of the pass's rows along its direction."""
+        if self._perturb is None:
+            return None
+        queries = np.array([one.row.query for one in rows])
+        return self._perturb(queries, np.array([one.row.amount for one in rows]), this)
+
+    def _add(self, rows: list[_Active], logits: Tensor) -> None:
+        """Add to each of these rows the token that its logits (n, vocab) give; let go of those that are
+        done."""
+        if self._plan.temperature:
+            keys = np.array([one.row.key for one in rows], np.uint64)
+            draws = token_draws(keys, np.array([len(one.tokens) for one in rows]))
+            chosen = drawn(logits, self._plan.temperature, draws).tolist()
+        else:
+            chosen = logits.argmax(-1).tolist()
+        if len(rows) != len(self._active):
+            self._perturbation = None
+        for one, token in zip(rows, chosen, strict=True):
+            if token in self._ends:
+                self._finish(one, ended=True)
+                continue
+            one.tokens.append(token)
+            if self._stops(one):
+                self._finish(one, ended=True)
+            elif len(one.tokens) == self._plan.tokens:
+                self._finish(one, ended=False)
+
+    def _finish(self, one: _Active, *, ended: bool) -> None:
+        """Keep the row's answer, and give its place to the last one."""
+        text = self._decoded(one.tokens)
+        cuts = [place for stop in self._plan.stop if (place := text.find(stop)) >= 0]
+        self._answers[one.number] = Answer(text[: min(cuts, default=None)], tuple(one.tokens), ended)
+        place = self._active.index(one)
+        self._active[place] = self._active[-1]
+        self._active.pop()
+        self._cache.leave(place)
+        self._perturbation = None
+
+    def _stops(self, one: _Active) -> bool:
+        """Return whether the row's last token completes a stop string."""
+        if not self._plan.stop:
+            return False
+        tail = max(len(stop.encode()) for stop in self._plan.stop) + STOP_SLACK
+        text = self._decoded(one.tokens[-tail:])
+        return any(stop in text for stop in self._plan.stop)
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        with lock_of(self._loaded.tokenizer):
+            text: str = self._loaded.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
+    def _tensor(self, values: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values).to(self._loaded.device, non_blocking=True)
+
+
+class _Cache:
+    """The keys and values of all rows that are being written, which end in one column."""
+
+    def __init__(self, loaded: LoadedModel, rows: int, columns: int, most_bytes: int) -> None:
+        self._columns = columns
+        kept = _kept_of_a_token(loaded) if rows else []
+        token = sum(part.numel() * part.element_size() for layer in kept for part in (layer.keys, layer.values))
+        self.most = min(rows, max(1, most_bytes // max(1, token * columns)))
+        """Rows that there is room for."""
+        self._layers = [_Layer(layer, self.most, columns) for layer in kept]
+        self.layers: Any = Cache(layers=self._layers)
+        """For the model."""
+
+    @property
+    def _end(self) -> int:
+        return self._layers[0].end
+
+    def take(self, read: Any, lengths: Sequence[int], kept: Sequence[int]) -> None:
+        """Take what a pass has read of new rows with these lengths, descending, beside the rows there are,
+        `kept` of whose tokens are here."""
+        self._shift(max([*lengths, *kept]))
+        first = 0
+        for length, same in groupby(lengths):
+            last = first + len(list(same))
+            for layer, source in zip(self._layers, read.layers, strict=True):
+                layer.join(source.keys[first:last, :, :length], source.values[first:last, :, :length])
+            first = last
+
+    def make_room(self, kept: NDArray[np.int64]) -> int:
+        """Make room for one more column, and return how many are in use."""
+        if self._end == self._columns:
+            self._shift(int(kept.max()))
+        return self._end
+
+    def leave(self, place: int) -> None:
+        """Let the last row have this place, and forget whose it was."""
+        for layer in self._layers:
+            layer.leave(place)
+
+    def _shift(self, end: int) -> None:
+        if end != self._end:
+            for layer in self._layers:
+                layer.shift(end)
+
+
+class _Layer(DynamicLayer):  # type: ignore[misc]
+    """One layer's keys and values, (rows, heads, columns, d) each, in memory that is allocated once.
+
+    transformers' own layer copies everything for every token. What is before a row's first column is 0, as
+    whatever is not a number there would be one for its successors, masked or not.
+    """
+
+    def __init__(self, like: DynamicLayer, rows: int, columns: int) -> None:
+        super().__init__()
+        self._held = [
+            part.new_zeros(rows, part.shape[1], columns, part.shape[3]) for part in (like.keys, like.values)
+        ]
+        self.is_initialized = True
+        self._show(0, 0)
+
+    @property
+    def end(self) -> int:
+        """Columns in use."""
+        return int(self.keys.shape[2])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Add columns to all rows; called by the model's own code."""
+        rows, end = self.keys.shape[0], self.end
+        for held, new in zip(self._held, (key_states, value_states), strict=True):
+            held[:rows, :, end : end + new.shape[2]] = new
+        self._show(rows, end + key_states.shape[2])
+        return self.keys, self.values
+
+    def shift(self, end: int) -> None:
+        """Have all rows end in this column; those on the left of the longest row may be lost."""
+        rows, was = self.keys.shape[0], self.end
+        width = min(was, end)
+        for held in self._held:
+            kept = held[:rows, :, was - width : was].clone()
+            held[:rows, :, : end - width] = 0
+            held[:rows, :, end - width : end] = kept
+        self._show(rows, end)
+
+    def join(self, *new: Tensor) -> None:
+        """Add rows of equal length, no longer than there are columns in use."""
+        rows, end = self.keys.shape[0], self.end
+        for held, added in zip(self._held, new, strict=True):
+            places = held[rows : rows + len(added)]
+            places[:, :, : end - added.shape[2]] = 0
+            places[:, :, end - added.shape[2] : end] = added
+        self._show(rows + len(new[0]), end)
+
+    def leave(self, place: int) -> None:
+        """Let the last row have this place."""
+        last, end = self.keys.shape[0] - 1, self.end
+        for held in self._held if place != last else ():
+            held[place, :, :end] = held[last, :, :end]
+        self._show(last, end)
+
+    def _show(self, rows: int, end: int) -> None:
+        self.keys, self.values = (held[:rows, :, :end] for held in self._held)
+
+
+def drawn(logits: Tensor, temperature: float, draws: U64) -> Tensor:
+    """Return a token for each row of logits (n, vocab), (n,), by draws (n,) of DRAW_BITS bits.
+
+    Probabilities become integers, whose sums are exact in any order: from there on a draw gives the same
+    token on every device.
+    """
+    weights = (torch.softmax(logits.float() / temperature, -1) * (1 << DRAW_BITS)).long()
+    sums = weights.cumsum(-1)  # (n, vocab)
+    picks = torch.from_numpy(draws.astype(np.int64)).to(logits.device)[:, None]
+    found = torch.searchsorted(sums, (picks * sums[:, -1:]) >> DRAW_BITS, right=True)[:, 0]
+    return found.clamp_(max=logits.shape[1] - 1)  # of logits that are no numbers, too
+
+
+def _pass(sequences: Sequence[Sequence[int]], device: torch.device) -> Pass:
+    """Return a pass whose one target in each sequence is what comes after it."""
+    lengths = np.array([len(ids) for ids in sequences])
+    mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
+    ids = np.zeros_like(mask)
+    ids[mask > 0] = np.concatenate([np.asarray(ids, np.int64) for ids in sequences])
+    every = np.arange(len(sequences))
+    batch = Batch(ids, mask, np.zeros_like(ids), every, lengths - 1, np.zeros_like(every))
+    return forward.take(batch, every, every, device)
+
+
+def _kept_of_a_token(loaded: LoadedModel) -> list[Any]:
+    """Return the layers of a cache that holds a single token. Raises UserError MODEL_UNSUPPORTED."""
+    cache: Any = DynamicCache()
+    if "past_key_values" in inspect.signature(loaded.model.forward).parameters:
+        forward.logits(loaded, _pass([[0]], loaded.device), past_key_values=cache)
+    layers = list(cache.layers)
+    if not layers or any(type(layer) is not DynamicLayer or layer.keys is None for layer in layers):
+        raise UserError(
+            Code.MODEL_UNSUPPORTED,
+            f"{loaded.folder} does not keep keys and values of past tokens alone, as a decoder's attention does",
+            "Take a model whose layers are all attention, such as OPT, Llama or Gemma.",
+        )
+    return layers
+
+
+def _check_writes(loaded: LoadedModel) -> None:
+    if loaded.classifies:
+        raise UserError(
+            Code.BAD_OPTION,
+            "the run's model is a classifier: it writes no text",
+            "Measure it with `sfnode eval` instead.",
+        )
+
+
+def _ends(loaded: LoadedModel) -> frozenset[int]:
+    """Return the tokens that end a text, of all that generation could take from the model's files."""
+    own = loaded.model.generation_config.eos_token_id
+    found = loaded.tokenizer.eos_token_id if own is None else own
+    if found is None:
+        return frozenset()
+    return frozenset(found if isinstance(found, list | tuple) else [found])
