@@ -190,8 +190,8 @@ class _Decoder:
         columns = max(len(rows[number].prompt) for number in numbers) + plan.tokens if numbers else 0
         self._cache = _Cache(loaded, len(numbers), columns, plan.cache_bytes)
         self._filling = True
-        self._perturbation: Perturbation | None = None
-        """That of the rows being written; made anew when they are others."""
+        self._step: tuple[Pass, Perturbation | None] | None = None
+        """A pass over one token of each row, and what moves them; made anew when the rows are others."""
 
     @property
     def busy(self) -> bool:
@@ -221,22 +221,26 @@ class _Decoder:
             logits = forward.logits(self._loaded, this, past_key_values=read)
         self._cache.take(read, [len(one.row.prompt) for one in reading], [one.cached for one in self._active])
         self._active += reading
+        self._step = None
         self._add(reading, logits)
 
     def _write(self) -> None:
         """Write one more token of every row."""
         lengths = np.array([one.cached for one in self._active])
         end = self._cache.make_room(lengths)
-        this = _pass([one.tokens[-1:] for one in self._active], self._loaded.device)
-        if self._perturbation is None:
-            self._perturbation = self._moved(self._active, this)
+        last = [one.tokens[-1:] for one in self._active]
+        if self._step is None:
+            this = _pass(last, self._loaded.device)
+            self._step = this, self._moved(self._active, this)
+        this, perturbation = self._step
+        this = this._replace(input_ids=self._tensor(np.array(last)))
         given: dict[str, Any] = {"past_key_values": self._cache.layers}
         if (lengths < end).any():
             mask = np.arange(end + 1) >= (end - lengths)[:, None]
             given["attention_mask"] = self._tensor(mask.astype(np.int64))
         if "position_ids" in self._inputs:
             given["position_ids"] = self._tensor(lengths[:, None])
-        with self._loaded.perturber.applying(self._perturbation):
+        with self._loaded.perturber.applying(perturbation):
             logits = forward.logits(self._loaded, this, **given)
         self._add(list(self._active), logits)
 
@@ -256,8 +260,6 @@ class _Decoder:
             chosen = drawn(logits, self._plan.temperature, draws).tolist()
         else:
             chosen = logits.argmax(-1).tolist()
-        if len(rows) != len(self._active):
-            self._perturbation = None
         for one, token in zip(rows, chosen, strict=True):
             if token in self._ends:
                 self._finish(one, ended=True)
@@ -277,7 +279,7 @@ class _Decoder:
         self._active[place] = self._active[-1]
         self._active.pop()
         self._cache.leave(place)
-        self._perturbation = None
+        self._step = None
 
     def _stops(self, one: _Active) -> bool:
         """Return whether the row's last token completes a stop string."""
@@ -426,13 +428,15 @@ def _pass(sequences: Sequence[Sequence[int]], device: torch.device) -> Pass:
 def _kept_of_a_token(loaded: LoadedModel) -> list[Any]:
     """Return the layers of a cache that holds a single token. Raises UserError MODEL_UNSUPPORTED."""
     cache: Any = DynamicCache()
-    if "past_key_values" in inspect.signature(loaded.model.forward).parameters:
+    try:
         forward.logits(loaded, _pass([[0]], loaded.device), past_key_values=cache)
-    layers = list(cache.layers)
+        layers = list(cache.layers)
+    except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError):
+        layers = []  # code that looks for another kind of cache fails in its own way
     if not layers or any(type(layer) is not DynamicLayer or layer.keys is None for layer in layers):
         raise UserError(
             Code.MODEL_UNSUPPORTED,
-            f"{loaded.folder} does not keep keys and values of past tokens alone, as a decoder's attention does",
+            f"{loaded.folder} keeps something else of past tokens than the keys and values of attention",
             "Take a model whose layers are all attention, such as OPT, Llama or Gemma.",
         )
     return layers

@@ -1,0 +1,137 @@
+"""What it costs to write rows that each move along a direction of their own, and whether that is little enough.
+
+    python tests/bench/generation.py [--model mini] [--model shape:opt-125m] [--rows 16] [--turns 9]
+
+Three contestants take turns, in changing order, with the same prompts of unequal lengths and as many new
+tokens: our decoder with as many directions as rows, our decoder without directions, and `generate` of
+transformers with the same weights in a model that is not patched. A ratio is the median, over all turns, of
+their time divided by ours in the same turn: tokens a second in ours divided by theirs. Time is that of the
+process on a CPU, which a busy machine stretches less than the clock; the clock's is printed beside it.
+OMP_NUM_THREADS sets the number of threads. Exit status 1 when a ratio is below LIMIT.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from sfnode.bench.subject import Subject, SubjectSpec, load_subject
+from sfnode.engine.generation import Plan, Row, generate
+from sfnode.manifest import Data, Manifest, Task
+from sfnode.models import loader
+from sfprotocol.seeds import stream, update_seeds
+
+SHARED = Path(__file__).parents[3] / "shared"
+MINI = "mini"
+MODELS = (MINI, "shape:opt-125m")
+
+LIMIT = 0.8
+"""Least tokens a second along directions, as a share of either other contestant's."""
+
+SHORTEST, LONGEST = 16, 32
+"""Tokens of the prompts."""
+
+EPSILON = 1e-3
+TASK = Task(kind="classification", template="{sentence} It was", verbalizer={"0": "terrible", "1": "great"})
+
+Contestant = Callable[[], None]
+
+
+def wanted(name: str, shared: Path) -> SubjectSpec:
+    """The model of that name."""
+    if name != MINI:
+        return SubjectSpec(source=name)
+    described = loader.describe(str(shared / "models/opt-mini-sst"), "")
+    data = Data(train=str(shared / "data/sst2/train.tsv"))
+    return SubjectSpec(run=Manifest(model=described, task=TASK, data=data))
+
+
+def contestants(subject: Subject, rows: int, tokens: int) -> dict[str, Contestant]:
+    """Who takes turns, by name."""
+    loaded = subject.loaded
+    vocabulary = loaded.model.config.vocab_size
+    lengths = np.linspace(SHORTEST, LONGEST, rows).astype(int)
+    prompts = [(stream(n, 0, length) % np.uint64(vocabulary)).tolist() for n, length in enumerate(lengths)]
+    directions = subject.trainer().space.directions(update_seeds(1, 0, rows).tolist(), 0)
+    plan = Plan(tokens, ends=frozenset())
+    moved = [Row(prompt, n, EPSILON * (-1) ** n) for n, prompt in enumerate(prompts)]
+    still = [Row(prompt) for prompt in prompts]
+
+    plain: Any = AutoModelForCausalLM
+    model = plain.from_pretrained(loaded.folder, dtype=torch.float32).eval()
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = (torch.arange(width) >= width - torch.from_numpy(lengths)[:, None]).long()
+    untyped: Any = GenerationConfig
+    asked = untyped(do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens, pad_token_id=0)
+
+    def theirs() -> None:
+        with torch.inference_mode():
+            model.generate(input_ids=ids, attention_mask=mask, generation_config=asked)
+
+    return {
+        "directions": lambda: written(generate(loaded, moved, plan, directions), tokens),
+        "no directions": lambda: written(generate(loaded, still, plan), tokens),
+        "transformers": theirs,
+    }
+
+
+def written(answers: Any, tokens: int) -> None:
+    """Nobody stopped early."""
+    assert all(len(answer.tokens) == tokens for answer in answers)
+
+
+def measure(who: dict[str, Contestant], turns: int) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of the process and of the clock, for each turn of each contestant, after one that warms up."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in who}
+    for turn in range(turns + 1):
+        order = [*who] if turn % 2 else [*reversed(who)]
+        for name in order:
+            spent, clock = time.process_time(), time.perf_counter()
+            who[name]()
+            if turn:
+                found[name].append((time.process_time() - spent, time.perf_counter() - clock))
+    return found
+
+
+@click.command()
+@click.option("--model", "names", multiple=True, default=MODELS)
+@click.option("--rows", type=int, default=16)
+@click.option("--tokens", type=int, default=32)
+@click.option("--turns", type=int, default=9)
+@click.option("--shared", type=Path, default=SHARED, help="folder with opt-mini-sst and its data")
+def main(names: Sequence[str], rows: int, tokens: int, turns: int, shared: Path) -> None:
+    missed = False
+    for name in names:
+        if name == MINI and not shared.is_dir():
+            print(f"{name}: {shared} is not here")
+            continue
+        with load_subject(wanted(name, shared)) as subject:
+            found = measure(contestants(subject, rows, tokens), turns)
+        ours = found["directions"]
+        print(f"{name}, {rows} rows of {tokens} tokens, {torch.get_num_threads()} threads")
+        for other, times in found.items():
+            rates = [rows * tokens / median(column) for column in zip(*times, strict=True)]
+            ratios = [
+                median(theirs[column] / own[column] for theirs, own in zip(times, ours, strict=True))
+                for column in range(2)
+            ]
+            missed = missed or ratios[0] < LIMIT
+            print(
+                f"  {other:14s} {rates[0]:8.1f} tokens/s of the process, {rates[1]:8.1f} by the clock; "
+                f"directions / this: {ratios[0]:.2f} and {ratios[1]:.2f}"
+            )
+    sys.exit(missed)
+
+
+if __name__ == "__main__":
+    main()
