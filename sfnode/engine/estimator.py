@@ -82,8 +82,7 @@ def estimates(
     """
     if perturb is None:
         perturb = Columns(directions)
-    # What is added in half precision is not epsilon but the nearest number to it.
-    epsilon = float(torch.tensor(epsilon, dtype=directions.u[0].dtype))
+    epsilon = held(epsilon, directions)
     sides = ONE_SIDE if group else BOTH_SIDES
     with torch.inference_mode():
         measured = points(batches, sides)
@@ -92,6 +91,11 @@ def estimates(
     parts = torch.split(log_probs, [len(batch.targets) for batch in everywhere])
     losses = [batch.losses(part).double() for batch, part in zip(everywhere, parts, strict=True)]
     return of_groups(losses, group, epsilon) if group else of_pairs(losses, epsilon)
+
+
+def held(epsilon: float, directions: Directions) -> float:
+    """Return what is added for epsilon: in half precision that is the nearest number to it."""
+    return float(torch.tensor(epsilon, dtype=directions.u[0].dtype))
 
 
 def of_pairs(losses: Sequence[Tensor], epsilon: float) -> list[Estimate]:

@@ -1,28 +1,258 @@
-"""What a model writes: greedily, the same every time, and a different thing only where training says so."""
+"""What a model writes: as if each row were alone with weights of its own, the same every time."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from sfnode.engine import forward, generation
 from sfnode.engine.core import UpdateBatch
+from sfnode.engine.generation import Answer, Plan, Row, complete, drawn, generate
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.engine.generation import generate
 from sfnode.models.manifest_builder import build
-from sfprotocol.seeds import update_seeds
+from sfnode.models.perturbation import Perturber
+from sfnode.models.targets import Selection
+from sfprotocol.seeds import token_draws, token_keys, update_seeds
+from tests.engine.helpers import FAMILIES, manifest, trainer, weights
+from tests.engine.test_estimator import EVERYTHING, SEEDS, hand_moved, written_directions
+
+PROMPTS = [[1, 2, 4, 6, 8], [1, 3], [1, 2, 5, 7, 9, 10, 11, 12, 13]]
+"""Of unequal lengths, the last one longer than any window."""
+
+TOKENS = 7
+EPSILON = 0.05
+NO_END: frozenset[int] = frozenset()
+TO_THE_END = Plan(TOKENS, ends=NO_END)
+
+EVERY_WAY = [
+    Row(PROMPTS[0], 0, EPSILON),
+    Row(PROMPTS[2], 0, -EPSILON),
+    Row(PROMPTS[1], 1, EPSILON),
+    Row(PROMPTS[1], 1, -EPSILON),
+    Row(PROMPTS[2], 2, EPSILON),
+    Row(PROMPTS[0]),
+]
+"""Directions of three queries, to both sides, and none."""
+
+CLOSE = 1e-4
+"""Logits that are nearer to each other than this may change places by rounding."""
 
 
 @pytest.fixture(scope="module")
-def trainer() -> Trainer:
+def built_in() -> Trainer:
     return Trainer.load(build({}))
 
 
-def test_each_token_is_the_likeliest_after_what_is_there(trainer: Trainer) -> None:
-    loaded = trainer.loaded
+@pytest.fixture(scope="module")
+def llama() -> Trainer:
+    return trainer(manifest("llama"))
+
+
+def written_alone(run: Trainer, row: Row, tokens: int = TOKENS) -> list[int]:
+    """The likeliest tokens by weights that are moved by hand, from the whole text anew for every one."""
+    moves = written_directions(run, SEEDS[row.query], epoch=2)
+    ids = list(row.prompt)
+    with hand_moved(run, moves, row.amount) if row.amount else nullcontext(), torch.inference_mode():
+        for _ in range(tokens):
+            given = torch.tensor([ids], device=run.loaded.device)
+            best = run.loaded.model(input_ids=given, use_cache=False).logits[0, -1].topk(2)
+            assert best.values[0] - best.values[1] > CLOSE
+            ids.append(int(best.indices[0]))
+    return ids[len(row.prompt) :]
+
+
+def write(run: Trainer, rows: Sequence[Row], plan: Plan = TO_THE_END) -> list[Answer]:
+    answers = generate(run.loaded, rows, plan, run.space.directions(SEEDS, 2))
+    assert answers is not None
+    return answers
+
+
+CASES = [(family, Selection()) for family in FAMILIES]
+CASES += [(family, EVERYTHING) for family in ("opt", "gpt2", "qwen2", "gemma3_text")]
+
+
+@pytest.mark.parametrize(("family", "selection"), CASES, ids=lambda case: "" if case == Selection() else str(case))
+def test_every_row_is_written_as_by_weights_of_its_own(family: str, selection: Selection) -> None:
+    """With everything trained tied heads, tables of positions and vectors move, too."""
+    run = trainer(manifest(family, selection=selection))
+    before = weights(run)
+    answers = write(run, EVERY_WAY)
+    assert [list(answer.tokens) for answer in answers] == [written_alone(run, row) for row in EVERY_WAY]
+    assert len({answer.tokens for answer in answers}) > 2
+    assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
+
+
+@settings(max_examples=5)
+@given(data=st.data())
+def test_a_row_is_written_the_same_whatever_is_written_beside_it(data: Any) -> None:
+    run = trainer(manifest("mistral"))
+    rows = data.draw(st.permutations(EVERY_WAY * 2))
+    room = data.draw(st.integers(1, len(rows)))
+    together = {id(row): answer for row, answer in zip(rows, write(run, rows, of_rows(run, rows, room)), strict=True)}
+    for row in EVERY_WAY[:3]:
+        assert together[id(row)] == write(run, [row])[0]
+
+
+def of_rows(run: Trainer, rows: Sequence[Row], most: int, plan: Plan = TO_THE_END) -> Plan:
+    """A plan by which at most so many rows are written at once."""
+    text = run.loaded.model.config
+    token = 2 * 4 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim
+    return plan._replace(cache_bytes=most * token * (max(len(row.prompt) for row in rows) + plan.tokens))
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Rows and tokens of each pass from now on."""
+    seen: list[tuple[int, int]] = []
+    plain = forward.logits
+
+    def logits(loaded: Any, this: Any, **cached: Any) -> Any:
+        seen.append(tuple(this.input_ids.shape))
+        return plain(loaded, this, **cached)
+
+    monkeypatch.setattr(forward, "logits", logits)
+    return seen
+
+
+def test_rows_cost_a_pass_for_their_prompts_and_one_for_each_further_token(
+    llama: Trainer, passes: list[tuple[int, int]]
+) -> None:
+    write(llama, EVERY_WAY)
+    assert passes == [(1, 1), (6, 9)] + [(6, 1)] * (TOKENS - 1)  # the first one shows what is kept
+
+
+def test_the_bound_on_the_cache_bounds_the_rows_at_once(llama: Trainer, passes: list[tuple[int, int]]) -> None:
+    write(llama, EVERY_WAY * 3, of_rows(llama, EVERY_WAY, 5))
+    assert max(rows for rows, _ in passes) == 5
+    passes.clear()
+    write(llama, EVERY_WAY, Plan(TOKENS, ends=NO_END, cache_bytes=0))
+    assert {rows for rows, _ in passes} == {1}
+
+
+def test_rows_that_are_done_leave_and_waiting_ones_take_their_places(
+    llama: Trainer, passes: list[tuple[int, int]]
+) -> None:
+    rows = EVERY_WAY * 8
+    plan = Plan(12, temperature=2.0, ends=frozenset({2, 3, 4}))
+    drawn_apart = [row._replace(key=number) for number, row in enumerate(rows)]
+    answers = write(llama, drawn_apart, of_rows(llama, rows, 8, plan))
+    lengths = [len(answer.tokens) for answer in answers]
+    assert min(lengths) < 3
+    assert max(lengths) == 12
+    steps = [rows for rows, width in passes[1:] if width == 1]
+    assert sum(steps) >= sum(lengths) - len(rows)  # at each step no more rows than had something to write
+    assert sum(steps) <= sum(lengths)
+    full = steps[: steps.index(min(steps))]
+    assert np.mean(full) > 6  # of 8, while rows wait
+    alone = [write(llama, [row], plan)[0] for row in drawn_apart[:8]]
+    assert alone == answers[:8]
+
+
+def test_an_answer_ends_at_the_models_own_end_of_text_which_is_no_part_of_it(llama: Trainer) -> None:
+    end = llama.loaded.model.generation_config.eos_token_id
+    long = [write(llama, [row], Plan(30, ends=NO_END))[0].tokens for row in EVERY_WAY]
+    for row, tokens, answer in zip(EVERY_WAY, long, write(llama, EVERY_WAY, Plan(30)), strict=True):
+        assert answer.ended == (end in tokens)
+        assert answer.tokens == (tokens[: tokens.index(end)] if end in tokens else tokens)
+
+
+def test_a_stop_string_ends_an_answer_and_is_no_part_of_its_text(built_in: Trainer) -> None:
+    prompt = [Row(generation.prompt_ids(built_in.loaded, "a moving and funny film", 8))]
+    (whole,) = generate(built_in.loaded, prompt, Plan(8, ends=NO_END)) or []
+    words = whole.text.split()
+    assert len(words) > 3
+    stop = f"{words[1]} {words[2][:2]}"  # begins and ends within words
+    (found,) = generate(built_in.loaded, prompt, Plan(8, stop=("never", stop), ends=NO_END)) or []
+    assert found.text == whole.text[: whole.text.index(stop)]
+    assert found.ended
+    assert len(found.tokens) < 8
+    assert found.tokens == whole.tokens[: len(found.tokens)]
+
+
+def test_it_stops_between_tokens_and_puts_the_weights_back() -> None:
+    run = trainer(manifest("opt", selection=EVERYTHING))
+    before, asked = weights(run), []
+
+    def go_on() -> bool:
+        asked.append(True)
+        return len(asked) <= 3
+
+    assert generate(run.loaded, EVERY_WAY, TO_THE_END, run.space.directions(SEEDS, 2), go_on) is None
+    assert len(asked) == 4
+    assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
+
+
+def test_a_row_that_diverges_takes_no_other_with_it(llama: Trainer) -> None:
+    """Not even one that has its place after it."""
+    lost = [Row(PROMPTS[2], 0, 1e30), Row(PROMPTS[2], 1, -1e30)]
+    rows = [*lost, *EVERY_WAY]
+    for room in (3, len(rows)):
+        answers = write(llama, rows, of_rows(llama, rows, room))
+        assert answers[2:] == write(llama, EVERY_WAY)
+
+
+def test_nothing_to_write_is_written_at_once(llama: Trainer) -> None:
+    assert write(llama, []) == []
+
+
+SAMPLED = Plan(TOKENS, temperature=1.5, ends=NO_END)
+
+
+def test_tokens_are_drawn_by_update_prompt_and_place_alone(llama: Trainer) -> None:
+    keys = token_keys(SEEDS[0], len(PROMPTS)).tolist()
+    rows = [Row(prompt, 0, 0.0, key) for prompt, key in zip(PROMPTS, keys, strict=True)]
+    first = write(llama, rows, SAMPLED)
+    assert write(llama, rows, SAMPLED) == first
+    assert write(llama, rows * 2, SAMPLED)[3:] == first  # both points of a pair, were they not apart
+    assert [write(llama, [row], SAMPLED)[0] for row in rows] == first
+    others = [row._replace(key=key) for row, key in zip(rows, token_keys(SEEDS[1], 3).tolist(), strict=True)]
+    assert write(llama, others, SAMPLED) != first
+
+
+def test_tokens_are_drawn_as_often_as_their_probabilities_say() -> None:
+    logits = torch.tensor([0.0, 1.0, -2.0, 3.0, float("-inf")])
+    places = np.arange(20_000)
+    draws = token_draws(np.full(len(places), 7, np.uint64), places)
+    for temperature in (0.5, 1.0, 4.0):
+        found = drawn(logits.expand(len(places), -1), temperature, draws).bincount(minlength=5) / len(places)
+        torch.testing.assert_close(found, torch.softmax(logits / temperature, -1), rtol=0, atol=0.012)
+        assert found[4] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_least_and_the_largest_draw_give_tokens_that_may_be_drawn(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[-1e9, 2.0, 1.0, -1e9]] * 2, dtype=dtype)
+    draws = np.array([0, (1 << generation.DRAW_BITS) - 1], np.uint64)
+    assert drawn(logits, 1.0, draws).tolist() == [1, 2]
+    lost = drawn(torch.full((2, 4), float("nan")), 1.0, draws)
+    assert ((lost >= 0) & (lost < 4)).all()
+
+
+def test_a_model_that_keeps_a_state_is_refused(llama: Trainer) -> None:
+    untyped: Any = AutoConfig
+    settings = untyped.for_model("mamba", hidden_size=8, num_hidden_layers=1, vocab_size=18, state_size=4)
+    model = AutoModelForCausalLM.from_config(settings).eval()
+    loaded = replace(llama.loaded, model=model, sites=(), perturber=Perturber(model, ()), folder=Path("mamba"))
+    with pytest.raises(UserError, match="mamba keeps something else of past tokens") as refusal:
+        generate(loaded, EVERY_WAY, TO_THE_END)
+    assert refusal.value.code == Code.MODEL_UNSUPPORTED
+
+
+def test_a_text_goes_on_with_the_likeliest_tokens_after_what_is_there(built_in: Trainer) -> None:
+    loaded = built_in.loaded
     prompt = "a moving and funny film"
-    written = generate(loaded, prompt, 5)
+    written = complete(loaded, prompt, 5)
     start = [] if loaded.tokenizer.bos_token_id is None else [loaded.tokenizer.bos_token_id]
     ids = start + loaded.tokenizer(prompt, add_special_tokens=False).input_ids
     ends = loaded.model.generation_config.eos_token_id
@@ -34,26 +264,24 @@ def test_each_token_is_the_likeliest_after_what_is_there(trainer: Trainer) -> No
     assert written
 
 
-def test_both_models_write_and_the_weights_are_as_before(trainer: Trainer) -> None:
+def test_both_models_write_and_the_weights_are_as_before(built_in: Trainer) -> None:
     key, count = 7, 400
     scalars = np.full(count, 20_000, np.int64)
-    before = trainer.generate("the film was", 8)
+    before = built_in.generate("the film was", 8)
     assert before[0] == before[1]
-    trainer.apply(UpdateBatch(np.zeros(count, np.int64), update_seeds(key, 0, count), scalars))
-    base, now = trainer.generate("the film was", 8)
+    built_in.apply(UpdateBatch(np.zeros(count, np.int64), update_seeds(key, 0, count), scalars))
+    base, now = built_in.generate("the film was", 8)
     assert base == before[0]
     assert now != base
-    assert trainer.generate("the film was", 8) == (base, now)
+    assert built_in.generate("the film was", 8) == (base, now)
 
 
-def test_a_prompt_longer_than_the_model_can_take_loses_its_beginning(trainer: Trainer) -> None:
-    assert isinstance(generate(trainer.loaded, "good film " * 5000, 3), str)
+def test_a_prompt_longer_than_the_model_can_take_loses_its_beginning(built_in: Trainer) -> None:
+    assert isinstance(complete(built_in.loaded, "good film " * 5000, 3), str)
 
 
-def test_a_classifier_refuses(trainer: Trainer) -> None:
-    from dataclasses import replace
-
+def test_a_classifier_refuses(built_in: Trainer) -> None:
     with pytest.raises(UserError) as refusal:
-        generate(replace(trainer.loaded, classifies=True), "the film", 3)
+        complete(replace(built_in.loaded, classifies=True), "the film", 3)
     assert refusal.value.code == Code.BAD_OPTION
     assert "writes no text" in refusal.value.what

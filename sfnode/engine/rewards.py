@@ -1,0 +1,76 @@
+"""Slopes of mean rewards along directions: what an update measures where answers are written and scored.
+
+The loss of an answer is 1 less its reward, so that the rule by which updates lower a loss (DESIGN 3) raises
+rewards. Both points of a query write their answers to the same prompts, and from the same draws. Knows
+neither how answers are scored nor where prompts come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from sfnode.engine.estimator import BOTH_SIDES, ONE_SIDE, Estimate, held, of_groups, of_pairs
+from sfnode.engine.generation import Plan, Row, generate
+from sfnode.models.loader import LoadedModel
+from sfnode.models.perturbation import Directions
+from sfprotocol.seeds import token_keys
+
+
+class Question(NamedTuple):
+    """A prompt, and the row of data that its answers are scored by."""
+
+    prompt: Sequence[int]
+    """Token ids."""
+    row: Any
+
+
+Score = Callable[[str, Any], float]
+"""Returns the reward of an answer, 0 to 1, by its question's row."""
+
+
+def estimates(
+    loaded: LoadedModel,
+    directions: Directions,
+    seeds: Sequence[int],
+    batches: Sequence[Sequence[Question]],
+    score: Score,
+    plan: Plan,
+    epsilon: float,
+    group: int = 0,
+    go_on: Callable[[], bool] = lambda: True,
+) -> list[Estimate] | None:
+    """Estimate the derivative of each mini-batch's mean loss along the direction of the same number.
+
+    By pairs or in groups, as `estimator.estimates`; in a group mini-batches are the same, and answers are
+    drawn from the first one's seed. None once `go_on`, asked before each token, says no. Raises UserError as
+    `generation.generate`.
+    """
+    epsilon = held(epsilon, directions)
+    sides = ONE_SIDE if group else BOTH_SIDES
+    keys = [
+        token_keys(seeds[number - number % group if group else number], len(batch)).tolist()
+        for number, batch in enumerate(batches)
+    ]
+    # those of one direction together: rows that are written at once are then of few directions
+    asked = [
+        (side, number, place) for number, batch in enumerate(batches) for side in sides for place in range(len(batch))
+    ]
+    rows = [
+        Row(batches[number][place].prompt, number, side * epsilon, keys[number][place])
+        for side, number, place in asked
+    ]
+    answers = generate(loaded, rows, plan, directions, go_on)
+    if answers is None:
+        return None
+    losses = {
+        (side, number): torch.zeros(len(batch), dtype=torch.float64)
+        for side in sides
+        for number, batch in enumerate(batches)
+    }
+    for (side, number, place), answer in zip(asked, answers, strict=True):
+        losses[side, number][place] = 1 - score(answer.text, batches[number][place].row)
+    measured = [*losses.values()]
+    return of_groups(measured, group, epsilon) if group else of_pairs(measured, epsilon)
