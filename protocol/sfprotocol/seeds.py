@@ -1,4 +1,4 @@
-"""Integer randomness: everything random that nodes must agree on comes from here (SPEC R1-R8).
+"""Integer randomness: everything random that nodes must agree on comes from here (SPEC R1-R8, R11).
 
 SplitMix64 used as a counter-based generator: value k of a key is `mix64(key + (k + 1) * GOLDEN)`, all
 arithmetic modulo 2**64. Only integer operations, so that the result is the same on every machine. The

@@ -78,6 +78,10 @@ def seed_vectors() -> dict[str, Any]:
                 (6457827717110365317, 3, (30000, 30001, 29999, 1)),
             )
         ],
+        "token_draws": [
+            {"seed": str(seed), "draws": [integers(_drawn(key)) for key in seeds.token_keys(seed, 3)]}
+            for seed in (0, 2**64 - 1, 6457827717110365317)
+        ],
         "groups": [_group(m, rows) for m, rows in ((2, 1), (3, 2), (8, 4))],
         "selections": [
             {"purpose": purpose, "rows": rows, "count": count, "chosen": _selected(purpose, rows, count)}
@@ -85,6 +89,11 @@ def seed_vectors() -> dict[str, Any]:
             for rows, count in ((10, 3), (1000, 12))
         ],
     }
+
+
+def _drawn(key: np.uint64) -> seeds.U64:
+    """Return the draws of the first tokens of an answer (R11)."""
+    return seeds.token_draws(np.full(4, key), np.arange(4))
 
 
 def _selected(purpose: str, rows: int, count: int) -> list[int]:

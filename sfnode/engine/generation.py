@@ -39,8 +39,8 @@ CACHE_BYTES = 1 << 30
 float32, which is more rows than make a CPU any faster."""
 
 REFILL_SHARE = 4
-"""Places are filled again when a quarter of them is free: a pass for each row that ends would read all weights
-for a single prompt, and waiting until all have ended would leave places empty."""
+"""Places are filled again when a quarter of them is free: a pass for each row that ends would read all
+weights for a single prompt, and waiting until all have ended would leave places empty."""
 
 DRAW_BITS = 31
 """Bits of a draw, and of the integers that probabilities are rounded to: their product fits into 63 bits."""
@@ -137,9 +137,7 @@ def prompt_ids(loaded: LoadedModel, prompt: str, tokens: int) -> list[int]:
     return start + ids[-room:] or [0]
 
 
-def _together(
-    loaded: LoadedModel, rows: Sequence[Row], directions: Directions | None
-) -> Iterator[list[int]]:
+def _together(loaded: LoadedModel, rows: Sequence[Row], directions: Directions | None) -> Iterator[list[int]]:
     """Yield the numbers of rows that can be written together, with the vectors where these rows are."""
     if directions is None:
         yield list(range(len(rows)))
@@ -304,11 +302,13 @@ class _Cache:
     def __init__(self, loaded: LoadedModel, rows: int, columns: int, most_bytes: int) -> None:
         self._columns = columns
         kept = _kept_of_a_token(loaded) if rows else []
-        token = sum(part.numel() * part.element_size() for layer in kept for part in (layer.keys, layer.values))
+        token = sum(
+            part.numel() * part.element_size() for layer in kept for part in (layer.keys, layer.values)
+        )
         self.most = min(rows, max(1, most_bytes // max(1, token * columns)))
         """Rows that there is room for."""
         self._layers = [_Layer(layer, self.most, columns) for layer in kept]
-        self.layers: Any = Cache(layers=self._layers)
+        self.layers: Any = Cache(layers=list(self._layers))
         """For the model."""
 
     @property
@@ -343,62 +343,58 @@ class _Cache:
                 layer.shift(end)
 
 
-class _Layer(DynamicLayer):  # type: ignore[misc]
+class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
     """One layer's keys and values, (rows, heads, columns, d) each, in memory that is allocated once.
 
-    transformers' own layer copies everything for every token. What is before a row's first column is 0, as
-    whatever is not a number there would be one for its successors, masked or not.
+    transformers' own layer copies everything for every token. Columns before a row's first one hold 0, or
+    what was the row's own: what another row has left there would count, if it is not a number, although it is
+    masked.
     """
 
-    def __init__(self, like: DynamicLayer, rows: int, columns: int) -> None:
-        super().__init__()
-        self._held = [
+    def __init__(self, like: Any, rows: int, columns: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._held: list[Tensor] = [
             part.new_zeros(rows, part.shape[1], columns, part.shape[3]) for part in (like.keys, like.values)
         ]
         self.is_initialized = True
         self._show(0, 0)
 
-    @property
-    def end(self) -> int:
-        """Columns in use."""
-        return int(self.keys.shape[2])
-
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Add columns to all rows; called by the model's own code."""
-        rows, end = self.keys.shape[0], self.end
+        end = self.end + key_states.shape[2]
         for held, new in zip(self._held, (key_states, value_states), strict=True):
-            held[:rows, :, end : end + new.shape[2]] = new
-        self._show(rows, end + key_states.shape[2])
-        return self.keys, self.values
+            held[: self.rows, :, self.end : end] = new
+        return self._show(self.rows, end)
 
     def shift(self, end: int) -> None:
         """Have all rows end in this column; those on the left of the longest row may be lost."""
-        rows, was = self.keys.shape[0], self.end
-        width = min(was, end)
+        width = min(self.end, end)
         for held in self._held:
-            kept = held[:rows, :, was - width : was].clone()
-            held[:rows, :, : end - width] = 0
-            held[:rows, :, end - width : end] = kept
-        self._show(rows, end)
+            kept = held[: self.rows, :, self.end - width : self.end].clone()
+            held[: self.rows, :, end - width : end] = kept
+        self._show(self.rows, end)
 
     def join(self, *new: Tensor) -> None:
         """Add rows of equal length, no longer than there are columns in use."""
-        rows, end = self.keys.shape[0], self.end
+        rows, first = self.rows + new[0].shape[0], self.end - new[0].shape[2]
         for held, added in zip(self._held, new, strict=True):
-            places = held[rows : rows + len(added)]
-            places[:, :, : end - added.shape[2]] = 0
-            places[:, :, end - added.shape[2] : end] = added
-        self._show(rows + len(new[0]), end)
+            held[self.rows : rows, :, :first] = 0
+            held[self.rows : rows, :, first : self.end] = added
+        self._show(rows, self.end)
 
     def leave(self, place: int) -> None:
         """Let the last row have this place."""
-        last, end = self.keys.shape[0] - 1, self.end
+        last = self.rows - 1
         for held in self._held if place != last else ():
-            held[place, :, :end] = held[last, :, :end]
-        self._show(last, end)
+            held[place, :, : self.end] = held[last, :, : self.end]
+        self._show(last, self.end)
 
-    def _show(self, rows: int, end: int) -> None:
-        self.keys, self.values = (held[:rows, :, :end] for held in self._held)
+    def _show(self, rows: int, end: int) -> tuple[Tensor, Tensor]:
+        """Have so many rows and columns in use."""
+        self.rows, self.end = rows, end
+        keys, values = (held[:rows, :, :end] for held in self._held)
+        self.keys, self.values = keys, values
+        return keys, values
 
 
 def drawn(logits: Tensor, temperature: float, draws: U64) -> Tensor:

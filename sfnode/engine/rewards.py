@@ -50,27 +50,28 @@ def estimates(
     """
     epsilon = held(epsilon, directions)
     sides = ONE_SIDE if group else BOTH_SIDES
-    keys = [
-        token_keys(seeds[number - number % group if group else number], len(batch)).tolist()
-        for number, batch in enumerate(batches)
-    ]
-    # those of one direction together: rows that are written at once are then of few directions
-    asked = [
-        (side, number, place) for number, batch in enumerate(batches) for side in sides for place in range(len(batch))
-    ]
-    rows = [
-        Row(batches[number][place].prompt, number, side * epsilon, keys[number][place])
-        for side, number, place in asked
-    ]
+    rows = []
+    for number, batch in enumerate(batches):
+        first = number - number % group if group else number
+        keys = token_keys(seeds[first], len(batch)).tolist()
+        # those of one direction together: rows that are written at once are then of few directions
+        for side in sides:
+            rows += [
+                Row(question.prompt, number, side * epsilon, key)
+                for question, key in zip(batch, keys, strict=True)
+            ]
     answers = generate(loaded, rows, plan, directions, go_on)
     if answers is None:
         return None
-    losses = {
-        (side, number): torch.zeros(len(batch), dtype=torch.float64)
-        for side in sides
-        for number, batch in enumerate(batches)
-    }
-    for (side, number, place), answer in zip(asked, answers, strict=True):
-        losses[side, number][place] = 1 - score(answer.text, batches[number][place].row)
-    measured = [*losses.values()]
+    scored = iter(answers)
+    losses = [
+        [
+            torch.tensor(
+                [1 - score(next(scored).text, question.row) for question in batch], dtype=torch.float64
+            )
+            for _ in sides
+        ]
+        for batch in batches
+    ]  # by query and side
+    measured = [by_side[side] for side in range(len(sides)) for by_side in losses]
     return of_groups(measured, group, epsilon) if group else of_pairs(measured, epsilon)

@@ -1,4 +1,4 @@
-"""What it costs to write rows that each move along a direction of their own, and whether that is little enough.
+"""What writing rows that each move along a direction of their own costs, and whether that is little enough.
 
     python tests/bench/generation.py [--model mini] [--model shape:opt-125m] [--rows 16] [--turns 9]
 

@@ -178,6 +178,19 @@ def test_balanced_batches(vector: dict[str, Any]) -> None:
     assert (classes.tolist(), rows.tolist()) == (vector["classes"], vector["rows"])
 
 
+@pytest.mark.parametrize("vector", SEEDS["token_draws"])
+def test_draws_of_tokens(vector: dict[str, Any]) -> None:
+    mixed = seeds.mix64(np.array([int(vector["seed"]) ^ int.from_bytes(b"tokens", "big")], np.uint64))
+    keys = seeds.stream(int(mixed[0]), 0, len(vector["draws"]))
+    assert seeds.token_keys(int(vector["seed"]), len(keys)).tolist() == keys.tolist()
+    for key, draws in zip(keys, vector["draws"], strict=True):
+        places = np.arange(len(draws))
+        assert seeds.token_draws(np.full(len(draws), key), places).tolist() == [int(draw) for draw in draws]
+        assert [int(value) >> 33 for value in seeds.stream(int(key), 0, len(draws))] == [
+            int(d) for d in draws
+        ]
+
+
 @pytest.mark.parametrize("vector", SEEDS["selections"])
 def test_selections_of_rows(vector: dict[str, Any]) -> None:
     values = seeds.stream(seeds.derive_key(vector["purpose"].encode()), 0, vector["rows"])
