@@ -421,6 +421,17 @@ def _pass(sequences: Sequence[Sequence[int]], device: torch.device) -> Pass:
     return forward.take(batch, every, every, device)
 
 
+def token_bytes(loaded: LoadedModel) -> int:
+    """Return the bytes of the keys and values of one token. Raises UserError MODEL_UNSUPPORTED."""
+    with torch.inference_mode():
+        return _bytes(_kept_of_a_token(loaded))
+
+
+def _bytes(layers: Sequence[Any]) -> int:
+    parts = [part for layer in layers for part in (layer.keys, layer.values)]
+    return sum(part.numel() * part.element_size() for part in parts)
+
+
 def _kept_of_a_token(loaded: LoadedModel) -> list[Any]:
     """Return the layers of a cache that holds a single token. Raises UserError MODEL_UNSUPPORTED."""
     cache: Any = DynamicCache()

@@ -8,6 +8,9 @@ transformers with the same weights in a model that is not patched. A ratio is th
 their time divided by ours in the same turn: tokens a second in ours divided by theirs. Time is that of the
 process on a CPU, which a busy machine stretches less than the clock; the clock's is printed beside it.
 OMP_NUM_THREADS sets the number of threads. Exit status 1 when a ratio is below LIMIT.
+
+Then what filling places again brings: QUEUE times as many rows as are written at once, whose answers end
+after 1 to 64 tokens, against the same rows when places are filled again only once all of them are free.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from sfnode.bench.subject import Subject, SubjectSpec, load_subject
+from sfnode.engine import generation
 from sfnode.engine.generation import Plan, Row, generate
 from sfnode.manifest import Data, Manifest, Task
 from sfnode.models import loader
@@ -39,6 +43,9 @@ LIMIT = 0.8
 
 SHORTEST, LONGEST = 16, 32
 """Tokens of the prompts."""
+
+QUEUE, ENDS, MOST = 4, 16, 64
+"""Rows for each place, every how many tokens of the vocabulary one ends an answer, and the longest answer."""
 
 EPSILON = 1e-3
 TASK = Task(kind="classification", template="{sentence} It was", verbalizer={"0": "terrible", "1": "great"})
@@ -85,6 +92,29 @@ def contestants(subject: Subject, rows: int, tokens: int) -> dict[str, Contestan
     }
 
 
+def queued(subject: Subject, places: int) -> dict[str, Contestant]:
+    """Two ways to write many rows of unequal lengths a few at a time."""
+    loaded, rows = subject.loaded, QUEUE * places
+    vocabulary = loaded.model.config.vocab_size
+    prompts = [(stream(n, 0, SHORTEST) % np.uint64(vocabulary)).tolist() for n in range(rows)]
+    directions = subject.trainer().space.directions(update_seeds(1, 0, places).tolist(), 0)
+    asked = [Row(prompt, n // QUEUE, EPSILON * (-1) ** n, n) for n, prompt in enumerate(prompts)]
+    bytes_at_once = places * generation.token_bytes(loaded) * (SHORTEST + MOST)
+    ends = frozenset(range(0, vocabulary, ENDS))
+    plan = Plan(MOST, temperature=1.0, ends=ends, cache_bytes=bytes_at_once)
+
+    def refilled(share: int) -> None:
+        usual, generation.REFILL_SHARE = generation.REFILL_SHARE, share
+        generate(loaded, asked, plan, directions)
+        generation.REFILL_SHARE = usual
+
+    return {
+        "refilled": lambda: refilled(generation.REFILL_SHARE),
+        "at each end": lambda: refilled(places),
+        "in blocks": lambda: refilled(1),
+    }
+
+
 def written(answers: Any, tokens: int) -> None:
     """Nobody stopped early."""
     assert all(len(answer.tokens) == tokens for answer in answers)
@@ -117,6 +147,7 @@ def main(names: Sequence[str], rows: int, tokens: int, turns: int, shared: Path)
             continue
         with load_subject(wanted(name, shared)) as subject:
             found = measure(contestants(subject, rows, tokens), turns)
+            queue = measure(queued(subject, rows), max(1, turns // 3))
         ours = found["directions"]
         print(f"{name}, {rows} rows of {tokens} tokens, {torch.get_num_threads()} threads")
         for other, times in found.items():
@@ -130,6 +161,10 @@ def main(names: Sequence[str], rows: int, tokens: int, turns: int, shared: Path)
                 f"  {other:14s} {rates[0]:8.1f} tokens/s of the process, {rates[1]:8.1f} by the clock; "
                 f"directions / this: {ratios[0]:.2f} and {ratios[1]:.2f}"
             )
+        first = queue["refilled"]
+        for other, times in queue.items():
+            longer = median(theirs[0] / own[0] for theirs, own in zip(times, first, strict=True))
+            print(f"  {QUEUE * rows} rows of unequal lengths, {other}: {longer:.2f} times refilled")
     sys.exit(missed)
 
 

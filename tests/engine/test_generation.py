@@ -107,8 +107,7 @@ def test_a_row_is_written_the_same_whatever_is_written_beside_it(data: Any) -> N
 
 def of_rows(run: Trainer, rows: Sequence[Row], most: int, plan: Plan = TO_THE_END) -> Plan:
     """A plan by which at most so many rows are written at once."""
-    text = run.loaded.model.config
-    token = 2 * 4 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim
+    token = generation.token_bytes(run.loaded)
     return plan._replace(cache_bytes=most * token * (max(len(row.prompt) for row in rows) + plan.tokens))
 
 
