@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -105,8 +106,11 @@ def generate(
     """
     _check_writes(loaded)
     answers: dict[int, Answer] = {}
-    with torch.inference_mode():
-        for numbers in _together(loaded, rows, directions):
+    vectors = nullcontext() if directions is None else moving_vectors(loaded, directions)
+    with torch.inference_mode(), vectors as move:
+        for point, numbers in _together(rows, apart=move is not None).items():
+            if move is not None:
+                move(*point)
             decoder = _Decoder(loaded, rows, numbers, plan, directions, answers)
             while decoder.busy:
                 if not go_on():
@@ -137,17 +141,13 @@ def prompt_ids(loaded: LoadedModel, prompt: str, tokens: int) -> list[int]:
     return start + ids[-room:] or [0]
 
 
-def _together(loaded: LoadedModel, rows: Sequence[Row], directions: Directions | None) -> Iterator[list[int]]:
-    """Yield the numbers of rows that can be written together, with the vectors where these rows are."""
-    if directions is None:
-        yield list(range(len(rows)))
-        return
-    with moving_vectors(loaded, directions) as move:
-        points = [(row.query, row.amount) if move else None for row in rows]
-        for point in dict.fromkeys(points):
-            if move and point:
-                move(*point)
-            yield [number for number, own in enumerate(points) if own == point]
+def _together(rows: Sequence[Row], *, apart: bool) -> dict[tuple[int, float], list[int]]:
+    """Return the numbers of the rows that are written together, by their query and amount if those are to be
+    kept apart."""
+    found: dict[tuple[int, float], list[int]] = {}
+    for number, row in enumerate(rows):
+        found.setdefault((row.query, row.amount) if apart else (0, 0.0), []).append(number)
+    return found
 
 
 class _Active:
@@ -186,7 +186,9 @@ class _Decoder:
         self._active: list[_Active] = []
         """In the order of their places in the cache."""
         columns = max(len(rows[number].prompt) for number in numbers) + plan.tokens if numbers else 0
-        self._cache = _Cache(loaded, len(numbers), columns, plan.cache_bytes)
+        self._vocabulary = loaded.model.config.get_text_config(decoder=True).vocab_size
+        most = min(len(numbers), max(1, forward.PASS_LOGITS // self._vocabulary))
+        self._cache = _Cache(loaded, most, columns, plan.cache_bytes)
         self._filling = True
         self._step: tuple[Pass, Perturbation | None] | None = None
         """A pass over one token of each row, and what moves them; made anew when the rows are others."""
@@ -209,7 +211,7 @@ class _Decoder:
     def _read(self, chosen: list[_Active]) -> None:
         """Read as many of these rows' prompts as make one pass; the others go on waiting."""
         lengths = np.array([len(one.row.prompt) for one in chosen])
-        outputs = np.full_like(lengths, self._loaded.model.config.get_text_config(decoder=True).vocab_size)
+        outputs = np.full_like(lengths, self._vocabulary)
         group = forward.groups(lengths, self._loaded.widest, self._loaded.device, outputs)[0].tolist()
         reading = [chosen[number] for number in group]  # the longest first
         self._waiting.extendleft(one for one in reversed(chosen) if one not in reading)
@@ -255,10 +257,10 @@ class _Decoder:
         if self._plan.temperature:
             keys = np.array([one.row.key for one in rows], np.uint64)
             draws = token_draws(keys, np.array([len(one.tokens) for one in rows]))
-            chosen = drawn(logits, self._plan.temperature, draws).tolist()
+            chosen = drawn(logits, self._plan.temperature, draws)
         else:
-            chosen = logits.argmax(-1).tolist()
-        for one, token in zip(rows, chosen, strict=True):
+            chosen = logits.argmax(-1)
+        for one, token in zip(rows, chosen.tolist(), strict=True):
             if token in self._ends:
                 self._finish(one, ended=True)
                 continue
@@ -401,8 +403,14 @@ def drawn(logits: Tensor, temperature: float, draws: U64) -> Tensor:
     """Return a token for each row of logits (n, vocab), (n,), by draws (n,) of DRAW_BITS bits.
 
     Probabilities become integers, whose sums are exact in any order: from there on a draw gives the same
-    token on every device.
+    token on every device (SPEC R11). Goes through the rows in blocks, as sums take eight bytes each.
     """
+    block = max(1, forward.LOGITS_AT_A_TIME // logits.shape[1])
+    parts = zip(torch.split(logits, block), np.split(draws, range(block, len(draws), block)), strict=True)
+    return torch.cat([_drawn(part, temperature, own) for part, own in parts])
+
+
+def _drawn(logits: Tensor, temperature: float, draws: U64) -> Tensor:
     weights = (torch.softmax(logits.float() / temperature, -1) * (1 << DRAW_BITS)).long()
     sums = weights.cumsum(-1)  # (n, vocab)
     picks = torch.from_numpy(draws.astype(np.int64)).to(logits.device)[:, None]

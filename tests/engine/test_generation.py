@@ -148,7 +148,9 @@ def test_rows_that_are_done_leave_and_waiting_ones_take_their_places(
     rows = EVERY_WAY * 8
     plan = Plan(12, temperature=2.0, ends=frozenset({2, 3, 4}))
     drawn_apart = [row._replace(key=number) for number, row in enumerate(rows)]
-    answers = write(llama, drawn_apart, of_rows(llama, rows, 8, plan))
+    eight = of_rows(llama, rows, 8, plan)
+    passes.clear()
+    answers = write(llama, drawn_apart, eight)
     lengths = [len(answer.tokens) for answer in answers]
     assert min(lengths) < 3
     assert max(lengths) == 12
@@ -195,6 +197,23 @@ def test_it_stops_between_tokens_and_puts_the_weights_back() -> None:
     assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
 
 
+def test_weights_are_back_before_anybody_hears_of_an_error() -> None:
+    run = trainer(manifest("opt", selection=EVERYTHING))
+    before, asked = weights(run), []
+
+    def go_on() -> bool:
+        asked.append(True)
+        if len(asked) > 3:
+            raise MemoryError
+        return True
+
+    try:
+        generate(run.loaded, EVERY_WAY, TO_THE_END, run.space.directions(SEEDS, 2), go_on)
+    except MemoryError:
+        assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
+    assert len(asked) == 4
+
+
 def test_a_row_that_diverges_takes_no_other_with_it(llama: Trainer) -> None:
     """Not even one that has its place after it."""
     lost = [Row(PROMPTS[2], 0, 1e30), Row(PROMPTS[2], 1, -1e30)]
@@ -230,6 +249,14 @@ def test_tokens_are_drawn_as_often_as_their_probabilities_say() -> None:
         found = drawn(logits.expand(len(places), -1), temperature, draws).bincount(minlength=5) / len(places)
         torch.testing.assert_close(found, torch.softmax(logits / temperature, -1), rtol=0, atol=0.012)
         assert found[4] == 0
+
+
+def test_drawing_block_by_block_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.arange(35.0).reshape(7, 5).sin()
+    draws = token_draws(np.arange(7, dtype=np.uint64), np.arange(7))
+    whole = drawn(logits, 1.0, draws)
+    monkeypatch.setattr(forward, "LOGITS_AT_A_TIME", 10)
+    assert torch.equal(drawn(logits, 1.0, draws), whole)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
