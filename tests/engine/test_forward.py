@@ -223,14 +223,14 @@ def test_no_pass_of_an_evaluation_has_more_logits_than_fit_but_for_one_sequence(
     node = trainer(run)
     wanted = node.evaluate()
     entries = []
-    logits = forward._logits
+    logits = forward.logits
 
     def watched(loaded: LoadedModel, this: forward.Pass) -> torch.Tensor:
         found = logits(loaded, this)
         entries.append((found.numel(), found.shape[1] * int(this.rows.bincount().max())))
         return found
 
-    monkeypatch.setattr(forward, "_logits", watched)
+    monkeypatch.setattr(forward, "logits", watched)
     monkeypatch.setattr(forward, "PASS_LOGITS", 200)
     found = node.evaluate()
     assert found.value == pytest.approx(wanted.value, rel=1e-5)

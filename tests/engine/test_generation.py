@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from sfnode.engine import forward, generation
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.generation import Answer, Plan, Row, complete, drawn, generate
+from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.models.manifest_builder import build
@@ -91,6 +92,22 @@ def test_every_row_is_written_as_by_weights_of_its_own(family: str, everything: 
     assert [list(answer.tokens) for answer in answers] == [written_alone(run, row) for row in EVERY_WAY]
     assert len({answer.tokens for answer in answers}) > 2
     assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
+
+
+def test_what_is_not_merged_into_the_weights_yet_moves_every_row(llama: Trainer) -> None:
+    """As in half precision."""
+    rank, targets = llama.manifest.training.rank, llama.manifest.model.parsed_targets()
+    space = Subspace(llama.space.basis, targets, rank, llama.loaded.device, live_core=True)
+    changes = []
+    torch.manual_seed(1)
+    for number, target in enumerate(targets):
+        u, v = torch.randn(target.out_features, rank), torch.randn(target.in_features, rank) * 0.05
+        space.set_live_core(number, u.to(space.device), v.to(space.device))
+        changes.append(u @ v.t())
+    answers = generate(llama.loaded, EVERY_WAY, TO_THE_END, space.directions(SEEDS, 2)) or []
+    assert answers != write(llama, EVERY_WAY)
+    with hand_moved(llama, changes, 1.0):
+        assert [list(answer.tokens) for answer in answers] == [written_alone(llama, row) for row in EVERY_WAY]
 
 
 @settings(max_examples=5)
