@@ -68,7 +68,7 @@ class Plan(NamedTuple):
     """How answers are written."""
 
     tokens: int
-    """At most so many for an answer."""
+    """At most so many for an answer, and at least 1."""
     temperature: float = 0.0
     """Divides the logits before a token is drawn; 0: always the likeliest one."""
     stop: tuple[str, ...] = ()
@@ -267,7 +267,7 @@ class _Decoder:
             one.tokens.append(token)
             if self._stops(one):
                 self._finish(one, ended=True)
-            elif len(one.tokens) == self._plan.tokens:
+            elif len(one.tokens) >= self._plan.tokens:
                 self._finish(one, ended=False)
 
     def _finish(self, one: _Active, *, ended: bool) -> None:
@@ -304,10 +304,7 @@ class _Cache:
     def __init__(self, loaded: LoadedModel, rows: int, columns: int, most_bytes: int) -> None:
         self._columns = columns
         kept = _kept_of_a_token(loaded) if rows else []
-        token = sum(
-            part.numel() * part.element_size() for layer in kept for part in (layer.keys, layer.values)
-        )
-        self.most = min(rows, max(1, most_bytes // max(1, token * columns)))
+        self.most = min(rows, max(1, most_bytes // max(1, _bytes(kept) * columns)))
         """Rows that there is room for."""
         self._layers = [_Layer(layer, self.most, columns) for layer in kept]
         self.layers: Any = Cache(layers=list(self._layers))
