@@ -63,10 +63,10 @@ class Share(NamedTuple):
 
     updates: int
     sum: float
-    """Sum of q * p, with q their scalars and p the slopes along their directions, in units of a scalar:
-    positive if they lower the loss."""
+    """Sum of the roots of |q * p| with the signs of q * p, where q are their scalars and p the slopes along
+    their directions, in units of a scalar: positive if they agree."""
     squares: float
-    """Sum of (q * p)^2."""
+    """Sum of |q * p|."""
     worth: float
     """Nats by which they lower the loss."""
     error: float
@@ -109,12 +109,13 @@ class Slopes(NamedTuple):
         slopes = self.along(batch)  # (batches, n)
         scalars = batch.scalars.astype(np.float64)
         products = scalars * slopes.mean(0) / delta
+        roots = np.sign(products) * np.sqrt(np.abs(products))
         steps = scalars * weights * np.array([unit[subspace] for subspace in batch.epochs.tolist()])
         worths = slopes @ steps  # (batches,)
         return Share(
             len(scalars),
-            float(products.sum()),
-            float((products**2).sum()),
+            float(roots.sum()),
+            float((roots**2).sum()),
             float(worths.mean()),
             float(worths.std(ddof=1)) / math.sqrt(len(worths)),
         )
