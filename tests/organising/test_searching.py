@@ -20,6 +20,7 @@ from sfnode.organising.searching import (
 )
 from sfprotocol.counting import MAX_EPOCHS, Counting
 from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Bases, Evaluated, RateFrom, Seal
+from tests.bench.evidence_cost import Swarm
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of, scores
 
 ANNE = feed_of("anne")
@@ -131,6 +132,15 @@ def test_searches_and_evaluations_cost_a_fifth_at_first_and_a_twentieth_later(ro
     for _ in range(30):
         run.epoch(0.5)
     assert 0.02 < run.spent / (run.spent + run.trained) < 0.052
+
+
+def test_an_organiser_among_nodes_of_equal_speed_has_time_for_what_it_judges() -> None:
+    """No more than a quarter of its own: epochs are as long as that takes. Before they waited for it, one in
+    ten was judged with 10 members and one in a hundred with 100."""
+    cost = Swarm(10, 1_000_000_000, 1024).run(2400)
+    assert cost.later < 0.05
+    assert cost.busy < 0.25
+    assert min(cost.searched, cost.measured) >= 0.4
 
 
 def test_the_model_is_evaluated_every_few_epochs() -> None:
