@@ -216,7 +216,8 @@ def _weighing(
         if is_head:
             return through(cores[perturbation.rows], along[:, None])[:, 0]  # of (P, 1, k)
         _rows_of(perturbation, along.shape[0], name)
-        return through(cores, along.view(cores.shape[0], -1, along.shape[1])).view_as(along)  # (S, T or 1, k)
+        grouped = along.view(cores.shape[0], -1, along.shape[1])  # (S, T or 1, k)
+        return through(cores, grouped).reshape(along.shape)
 
     return by_cores if perturbation.cores else by_amounts
 

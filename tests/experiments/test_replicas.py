@@ -62,8 +62,9 @@ def test_clients_are_measured_in_groups_and_subspaces_and_answer_in_order(monkey
     assert torch.allclose(torch.tensor(found), torch.tensor(wanted), atol=1)
 
 
+@pytest.mark.parametrize("rank", [1, 8])
 def test_clients_that_differ_in_many_subspaces_take_memory_for_each_and_not_for_their_square(
-    monkeypatch: Any,
+    monkeypatch: Any, rank: int
 ) -> None:
     """As after the guard has taken back a hundred epochs, of which client 0 hears first."""
     applied: list[Perturbation] = []
@@ -73,7 +74,7 @@ def test_clients_that_differ_in_many_subspaces_take_memory_for_each_and_not_for_
         return applied[-1]
 
     monkeypatch.setattr("sfnode.experiments.replicas.Perturbation", kept)
-    run = manifest("llama")
+    run = manifest("llama", rank=rank)
     loaded = load_model(run, model_folder("llama"), usable_device("cpu"), "float32")
     replicas = Replicas(run, loaded, 1)
     with Trainer(run, loaded, ROWS) as node:
