@@ -213,9 +213,9 @@ class Replicas:
         sides = self._sides(blocks)
         for layer, (u, v) in enumerate(zip(sides.u, sides.v, strict=True)):
             u, v = u.double(), v.double()  # sums of squares of published entries are beyond float32
-            left, right = v.t() @ v, (u @ u.t()).unflatten(1, shape).transpose(0, 1)  # (k, k), (blocks, k, r)
+            left, right = v.t() @ v, (u @ u.t()).view(-1, *shape).transpose(0, 1)  # (k, k), (blocks, k, r)
             for core in cores[:, layer]:
-                rows = through(core, left).unflatten(0, shape)  # (blocks, r, k)
+                rows = through(core, left).reshape(*shape, -1)  # (blocks, r, k)
                 total += float((rows @ right * core).sum())
         return total / self._clients
 

@@ -104,7 +104,7 @@ class Perturber:
 def through(cores: Tensor, along: Tensor) -> Tensor:
     """Return the projections `along` (.., T, k) times `cores` (.., blocks, r, r) along the diagonal of
     (k, k), which would grow with the square of the number of blocks."""
-    parts = along.unflatten(-1, cores.shape[-3:-1]).transpose(-3, -2)  # (.., blocks, T, r)
+    parts = along.reshape(*along.shape[:-1], *cores.shape[-3:-1]).transpose(-3, -2)  # (.., blocks, T, r)
     return (parts @ cores).transpose(-3, -2).flatten(-2)
 
 

@@ -20,7 +20,7 @@ from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.line_search import AMOUNTS, Found
 from sfnode.organising.origins import Brought
 from sfnode.organising.searching import ORIGIN_FORWARDS
-from sfprotocol.decisions import Seal, Worth
+from sfprotocol.decisions import Worth
 from tests.organising.bench import EVALUATED, Bench, feed_of, scores
 
 FORWARDS = 8
