@@ -507,9 +507,7 @@ class Organiser:
         target = search.target(counting) if search else self.policy.longest
         renewed = self.policy.renew_updates and counting.served_from() == counting.open_epoch + 1
         cut = renewed or any(one.cuts(counting) for one in (search, self.guard) if one)
-        judged = not (search and search.settled) or now >= self._evaluate_from  # there is time for a search
-        enough = total >= rest or (total >= target and judged)
-        if not cut and (not chosen or not (enough or late)):
+        if not cut and (not chosen or (total < min(target, rest) and not late)):
             return None
         salt = self._draw(SALT_BYTES)
         moves = (Move(one.number, one.steps, holding.tag(salt, one.mark.chain)) for one in sorted(chosen))

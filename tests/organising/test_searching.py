@@ -134,13 +134,11 @@ def test_searches_and_evaluations_cost_a_fifth_at_first_and_a_twentieth_later(ro
     assert 0.02 < run.spent / (run.spent + run.trained) < 0.052
 
 
-def test_an_organiser_among_nodes_of_equal_speed_has_time_for_what_it_judges() -> None:
-    """No more than a quarter of its own: epochs are as long as that takes. Before they waited for it, one in
-    ten was judged with 10 members and one in a hundred with 100."""
-    cost = Swarm(10, 1_000_000_000, 1024).run(2400)
+def test_among_nodes_of_equal_speed_no_more_than_a_quarter_of_the_organisers_time_is_taken() -> None:
+    cost = Swarm(10, 1_000_000_000, 1024).run(4000)
+    assert cost.share < 0.05
     assert cost.later < 0.05
-    assert cost.busy < 0.25
-    assert min(cost.searched, cost.measured) >= 0.4
+    assert 0 < cost.busy < 0.25
 
 
 def test_the_model_is_evaluated_every_few_epochs() -> None:
