@@ -79,6 +79,8 @@ class Code(IntEnum):
     PARENT_DIFFERS = 84
     SCALARS_REFUTED = 85
     WORK_SKIPPED = 86
+    BAD_RUN_FILE = 87
+    CERTIFICATE_INVALID = 88
 
 
 class UserError(Exception):

@@ -66,6 +66,7 @@ COMMANDS = {
     "bench": Entry("sfnode.cli.bench:bench", "Show what this machine can do with a model."),
     "doctor": Entry("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),
     "simulate": Entry("sfnode.cli.simulate:simulate", "Simulate networks under faults, and training."),
+    "publish": Entry("sfnode.cli.publish:publish", "Write a page about a run for any web server."),
     "top": Entry("sfnode.cli.top:top", "Watch a running node in the terminal."),
     "dashboard": Entry("sfnode.cli.dashboard:dashboard", "Show a running node in the browser."),
 }
