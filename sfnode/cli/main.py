@@ -67,6 +67,12 @@ COMMANDS = {
     "doctor": Entry("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),
     "simulate": Entry("sfnode.cli.simulate:simulate", "Simulate networks under faults, and training."),
     "publish": Entry("sfnode.cli.publish:publish", "Write a page about a run for any web server."),
+    "certificate": Entry(
+        "sfnode.cli.certificate:certificate", "Certify, as the organiser, what a member has contributed."
+    ),
+    "verify-certificate": Entry(
+        "sfnode.cli.certificate:verify_certificate", "Check a certificate against its run."
+    ),
     "top": Entry("sfnode.cli.top:top", "Watch a running node in the terminal."),
     "dashboard": Entry("sfnode.cli.dashboard:dashboard", "Show a running node in the browser."),
 }

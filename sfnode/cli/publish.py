@@ -44,7 +44,7 @@ def _every(context: Any, parameter: Any, value: str | None) -> float | None:
     return seconds
 
 
-def _keys(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tuple[str, ...]:
+def parse_keys(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     """Return the beginnings of keys in lower case."""
     least, most = KEY_DIGITS
     for value in values:
@@ -68,7 +68,7 @@ def _address(_context: Any, _parameter: Any, value: str) -> str:
 @option(
     "--hide",
     multiple=True,
-    callback=_keys,
+    callback=parse_keys,
     metavar="KEY",
     help="Show neither key, name nor team of this member: the first 8 hex digits of its key, or more. "
     "Can be repeated.",
