@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from http.client import HTTPException
 from pathlib import Path
@@ -65,6 +66,21 @@ def read(data: bytes, url: str) -> Invitation:
     except (ValueError, LookupError, TypeError, RecursionError, LocalProtocolError) as error:
         raise _unusable(url, f"it is no run.json ({type(error).__name__})") from None
     return said
+
+
+def naming(link: str, url: str) -> str:
+    """Return a link that says the same and names the page `url`."""
+    return invitation.write(replace(invitation.read(link), url=url))
+
+
+def check_same_run(said: Invitation, wanted: str, url: str) -> None:
+    """Raise UserError WRONG_RUN unless the run id in `said` begins with `wanted` (hex, may be empty)."""
+    if not said.run_id.hex().startswith(wanted.lower()):
+        raise UserError(
+            Code.WRONG_RUN,
+            f"{url} leads to run {said.run_id.hex()[:16]}, not to {wanted[:16]}",
+            ASK_FOR_A_LINK,
+        )
 
 
 async def fetch(url: str) -> Invitation:
