@@ -37,10 +37,10 @@ from sfnode.cli.passphrases import asked
 from sfnode.cli.progress import follow
 from sfnode.errors import Code, UserError
 from sfnode.logging import FORMATS, log_error, set_up_logging
-from sfnode.peers.invitations import check_same_run, compose, read_link
+from sfnode.peers.invitations import check_same_run, read_link
 from sfnode.settings import Settings
 from sfnode.transport.base import peer_of
-from sfprotocol import invitation
+from sfprotocol.invitation import is_url
 
 if TYPE_CHECKING:
     from sfnode.node.node import Node
@@ -72,6 +72,13 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
 @peers_option("Address of a node of the run, as that node prints it. Repeat for more.")
 @run_option("Run manifest: start this run; together with --peers, refuse to join any other.")
 @setting("--run-id", metavar="HEX", help="Refuse to join a run whose id does not begin so.")
+@setting(
+    "--contacts-url",
+    metavar="URL",
+    callback=parse_text,
+    help="Web page with the run's current contacts (`sfnode invite --run-json`): asked when no peer is "
+    "there, and named in the links that this node makes.  [default: the one that a link has named]",
+)
 @setting(
     "--role",
     help="A relay holds no model and no data; it forwards updates, serves the log and keeps the DHT alive.",
@@ -285,8 +292,12 @@ def join(
 
 def _following(link: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a node that joins by a link: with its peers, run and ticket (SPEC N4, N5)."""
+    if is_url(link):
+        return fields | {"contacts_url": link}
     said = read_link(link)
     check_same_run(said, fields["run_id"])
+    if said.url:
+        fields = fields | {"contacts_url": said.url}
     shown = {"invitation": f"{said.ticket.invitation}:{said.ticket.secret.hex()}"} if said.ticket else {}
     return fields | {"peers": (*said.addresses, *fields["peers"]), "run_id": said.run_id.hex()} | shown
 
@@ -342,6 +353,6 @@ def _announce(node: Node) -> None:
     manifest = node.manifest
     follow(node.status)
     echo(f"joined run {manifest.name} ({manifest.run_id.hex()[:16]}) as {node.settings.role}")
-    if addresses := node.addresses():
-        link = invitation.write(compose(manifest.run_id, addresses, node.settings.peers))
+    if node.addresses():
+        link = node.running.views.invitation().link
         echo(f"others join with (`sfnode invite` shows it again):\n  sfnode join {link}")

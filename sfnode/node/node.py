@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from sfnode.control import prometheus, server
 from sfnode.loggers.open import opened
-from sfnode.node import startup
+from sfnode.node import contacts, startup
 from sfnode.node.engine_loading import load_trainer
 from sfnode.node.running import LoadEngine, RunningNode
 from sfnode.store.data_folder import DataDir, control_socket_path, open_data_dir
@@ -145,6 +145,7 @@ class Node:
             logger = await startup.in_thread(lambda: opened(settings.log_to, LOG_GRACE))
             stack.callback(logger.close)
             local = startup.local_manifest(settings, data_dir)
+            settings = self.settings = await contacts.followed(settings, data_dir)
             bootstrap = () if data_dir.manifest.exists() else settings.peers
             startup.renew_copied_peer_id(local, data_dir)
             transport = await self._transport(data_dir, bootstrap)

@@ -19,7 +19,7 @@ from sfnode.manifest import Manifest
 from sfnode.modelshare.bases import BasesShare
 from sfnode.modelshare.data import DataShare
 from sfnode.modelshare.sharing import Sharing
-from sfnode.node import startup
+from sfnode.node import contacts, startup
 from sfnode.node.audits import Auditing
 from sfnode.node.checkpoints import Checkpoints
 from sfnode.node.driver import Driver
@@ -125,6 +125,8 @@ class RunningNode:
         """Time at which this node first asked to be admitted."""
         self._told: frozenset[str] = frozenset()
         """Numbers of the alarms that the log tells of."""
+        self.contacts_url = contacts.known_url(settings.contacts_url, update_log)
+        """Where the current contacts of the run are published; empty if that is not known."""
         self._look_for_others()
         self._readiness = Readiness(
             self.machine,
@@ -322,6 +324,7 @@ class RunningNode:
         jobs = (
             *(self.peering.run, self.views.run, self.limiter.run),
             *(self._stock, self._report, partial(be_admitted, self)),
+            *((self._keep_company,) if self.contacts_url else ()),
             *((self.recorder.run,) if self.settings.log_to else ()),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
             *((self.bases.run,) if self.bases else ()),
@@ -385,6 +388,12 @@ class RunningNode:
         """Get what a relay is to give to others; a trainer's engine thread asks for it."""
         if self.settings.role == "relay" and self.sharing.gives:
             await asyncio.to_thread(self._gathered)
+
+    async def _keep_company(self) -> None:
+        links = self.driver.pumps
+        await contacts.keep_company(
+            self.contacts_url, self.manifest.run_id, lambda: len(links), self.peering.hear
+        )
 
     def _begin_engine(self) -> Callable[[Engine], Mapping[Feed, Counted]]:
         """Return what gives the engine the cores of the newest checkpoint that is here and usable.

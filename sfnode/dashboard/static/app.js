@@ -1,8 +1,9 @@
 // Puts the page together: what is asked how often, and where it goes.
 
 import { ask, repeat } from "./api.js";
-import { bounds, curves, measurements } from "./chart.js";
-import { byId, count, make, number, percent, rate, say, short, size, span, tell } from "./dom.js";
+import { curves, measurements, times, wholes, wide } from "./chart.js";
+import { byId, make, say, tell } from "./dom.js";
+import { count, number, percent, rate, short, size, span } from "./format.js";
 import { showSwarm } from "./graph.js";
 import { listenHistory, redraw, showHistory } from "./history.js";
 import { listenLeaders, showLeaders } from "./leaders.js";
@@ -65,7 +66,7 @@ async function showSeals() {
   const { evaluations, health } = await ask("seals");
   byId("seal-chart").toggleAttribute("hidden", !health.latest);
   const seals = evaluations.filter((m) => !m.base && m.metric === health.latest?.metric);
-  measurements(byId("seal-chart"), seals.map((m) => ({ ...m, x: m.epoch })), (epoch) => `epoch ${Math.round(epoch)}`, health.base?.value);
+  measurements(byId("seal-chart"), seals.map((m) => ({ ...m, x: m.epoch })), { compared: health.base ? [{ ...health.base, name: "base model" }] : [] });
 }
 
 function showRelay() {
@@ -94,17 +95,17 @@ async function showCurves() {
 
 function drawCurves() {
   if (!seen) return;
-  const ago = (seconds) => (seen.now - seconds < 2 ? "now" : `${span(seen.now - seconds)} ago`);
-  const over = (column) => seen.seconds.map((second, place) => [second, column[place]]);
-  curves(byId("loss-chart"), [over(seen.loss)], { labelOfX: ago });
-  curves(byId("rate-chart"), [over(seen.swarm_rate), over(seen.own_rate)], { fromZero: true, labelOfX: ago });
+  const over = (name, column) => ({ name, points: seen.seconds.map((second, place) => [second - seen.now, column[place]]) });
+  const time = { across: times, nameOfX: "seconds" };
+  curves(byId("loss-chart"), [over("loss", seen.loss)], { ...time, log: wide(seen.loss) });
+  curves(byId("rate-chart"), [over("all nodes", seen.swarm_rate), over("this node", seen.own_rate)], { ...time, fromZero: true });
   describe("loss-chart", "Training loss over time", seen.loss);
   describe("rate-chart", "Updates per second of all nodes over time", seen.swarm_rate);
   drawMeasurements();
 }
 
 function describe(id, words, values) {
-  const [low, high] = bounds(values, false, 0);
+  const there = values.filter((value) => value !== null), low = Math.min(...there), high = Math.max(...there);
   byId(id).setAttribute("aria-label", `${words}, between ${number(low)} and ${number(high)}`);
 }
 
@@ -116,7 +117,7 @@ function drawMeasurements() {
   if (!last) return;
   const alike = seen.measurements.filter((m) => m.calibrated === last.calibrated);
   const measured = alike.map((m) => ({ ...m, x: m.known })).sort((a, b) => a.x - b.x);
-  measurements(byId("metric-chart"), measured, (known) => `${count(Math.round(known))} updates`);
+  measurements(byId("metric-chart"), measured, { across: wholes, nameOfX: "updates" });
   tell("metric-now", number(last.value));
   const before = (base ? `; the base model: ${number(base.value)}` : "") + (calibrated ? `, calibrated ${number(calibrated.value)}` : "");
   tell("metric-text", `${last.metric} (${number(last.low)} to ${number(last.high)}) on ${count(last.count)} rows at ${count(last.known)} updates${before}`);

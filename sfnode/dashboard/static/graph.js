@@ -1,6 +1,8 @@
 // The swarm as this node sees it: itself in the middle, neighbours around it, then who else is in the roster.
 
-import { byId, count, delay, draw, named, row, short, size, tell } from "./dom.js";
+import { draw } from "./chart.js";
+import { byId, named, row, tell } from "./dom.js";
+import { count, delay, short, size } from "./format.js";
 
 const MOST_DRAWN = 120; // of those in the roster only
 const MOST_LABELLED = 10; // neighbours; the labels of more would overlap
