@@ -1,4 +1,4 @@
-"""`sfnode certificate` and `sfnode verify-certificate`: what a member has contributed, signed by the organiser."""
+"""`sfnode certificate` and `sfnode verify-certificate`: a member's contribution, signed by the organiser."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def certificate(
 ) -> None:
     """Certify, as the organiser of a run, what the member with KEY has contributed.
 
-    KEY: the first 8 hex digits of its key, or more. Everything in the certificate follows from the decisions in
-    the log of the folder; the organiser's node may be running. `sfnode verify-certificate` checks it.
+    KEY: the first 8 hex digits of its key, or more. Everything in the certificate follows from the decisions
+    in the log of the folder; the organiser's node may be running. `sfnode verify-certificate` checks it.
     """
     from sfnode.node.startup import settled
     from sfnode.publish import certificate as certificates
@@ -103,7 +103,9 @@ def _member(entries: Sequence[Entry], prefix: str) -> bytes:
     if len(keys) != 1:
         found = "no member has" if not keys else f"{len(keys)} members have"
         raise UserError(
-            Code.BAD_OPTION, f"{found} a key that begins with {prefix}", "`sfnode leaderboard` lists the keys."
+            Code.BAD_OPTION,
+            f"{found} a key that begins with {prefix}",
+            "`sfnode leaderboard` lists the keys.",
         )
     return keys.pop()
 
@@ -120,8 +122,8 @@ def _member(entries: Sequence[Entry], prefix: str) -> bytes:
 def verify_certificate(file: Path, run: Path | None, data_dir: Path) -> None:
     """Check that the organiser of a run has signed a certificate, a drawing or its data.
 
-    The manifest names the organiser's key. Where --data-dir has the log of the run, everything in the certificate is
-    computed anew from the decisions in it.
+    The manifest names the organiser's key. Where --data-dir has the log of the run, everything in the
+    certificate is computed anew from the decisions in it.
     """
     from sfnode.manifest import Manifest
     from sfnode.publish import certificate as certificates
@@ -138,7 +140,9 @@ def verify_certificate(file: Path, run: Path | None, data_dir: Path) -> None:
         certificates.check(found, manifest, str(file))
         echo(_in_words(found))
         said = found.statement
-        echo(f"signed by the organiser of run {said.run_id} on {said.issued[:10]}: the manifest names the key")
+        echo(
+            f"signed by the organiser of run {said.run_id} on {said.issued[:10]}: the manifest names the key"
+        )
         if update_log:
             feed = certificates.control_of(manifest.parameters(), update_log)
             echo(_compared(found, feed, certificates.compare(found, manifest, feed, str(file))))

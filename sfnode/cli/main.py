@@ -67,6 +67,9 @@ COMMANDS = {
     "doctor": Entry("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),
     "simulate": Entry("sfnode.cli.simulate:simulate", "Simulate networks under faults, and training."),
     "publish": Entry("sfnode.cli.publish:publish", "Write a page about a run for any web server."),
+    "publish-directory": Entry(
+        "sfnode.cli.publish:publish_directory", "Write a page about several runs from their run.json."
+    ),
     "certificate": Entry(
         "sfnode.cli.certificate:certificate", "Certify, as the organiser, what a member has contributed."
     ),

@@ -1,4 +1,4 @@
-"""`sfnode publish` and `sfnode publish-directory`: a run, or several, as a page that any web server can show."""
+"""`sfnode publish` and `sfnode publish-directory`: a run, or several, as a page for any web server."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ KEY_DIGITS = 8, 64
 """Hex digits by which a key to be hidden is known: as many as a page shows, and all."""
 
 LOCAL = {
-    "network": "The link on the page holds addresses of your own network only: nobody can join over the internet.",
-    "machine": "The link on the page holds addresses of this machine only: nobody can join from another one.",
+    "network": "The page's link has addresses of your own network only: nobody can join over the internet.",
+    "machine": "The page's link has addresses of this machine only: nobody can join from another one.",
 }
 
 NOWHERE = "The page has no link: this node does not run and has met nobody. Start it, or give --link."
@@ -55,16 +55,26 @@ def parse_keys(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tuple
 
 def _address(_context: Any, _parameter: Any, value: str) -> str:
     """Return the address of a page with / at its end."""
-    if value and not re.fullmatch(r"https?://[!-~]+", value):
-        raise click.BadParameter("an address that begins with https:// or http://")
-    return value and value.rstrip("/") + "/"
+    from sfprotocol.invitation import is_url
+
+    found = value and value.rstrip("/") + "/"
+    if found and not is_url(f"{found}run.json"):
+        raise click.BadParameter("give it as https://HOST/PATH, without a name and a password")
+    return found
 
 
 @click.command
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
 @option("--every", callback=_every, metavar="10m", help="Publish again and again, until Ctrl-C.")
 @option("--title", metavar="TEXT", default="", help="Title of the page.  [default: the run's name]")
-@option("--url", metavar="URL", default="", callback=_address, help="Where the page will be found.")
+@option(
+    "--url",
+    metavar="URL",
+    default="",
+    callback=_address,
+    help="Where the page will be found. The link then names its run.json, which nodes ask when peers have "
+    "moved.",
+)
 @option(
     "--hide",
     multiple=True,
@@ -77,15 +87,15 @@ def _address(_context: Any, _parameter: Any, value: str) -> str:
     "--link",
     metavar="LINK",
     default="",
-    help="Invitation to publish. The page of a run with --private has one only if it is given.  [default: that "
-    "of `sfnode invite`]",
+    help="Invitation to publish. The page of a private run has one only if it is given.  [default: that of "
+    "`sfnode invite`]",
 )
 @option(
     "--export",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="FOLDER",
-    help="Offer the export in FOLDER, or the last of those in it, for download: for example the `exports` of a "
-    "node with --export-every.",
+    help="Offer the export in FOLDER, or the last of those in it, for download: for example the `exports` of "
+    "a node with --export-every.",
 )
 @option(
     "--samples/--no-samples",
@@ -106,20 +116,23 @@ def publish(
 ) -> None:
     """Write a page about the run of a node's folder to DIR, for any web server.
 
-    One file that needs no other, no script and no server program; beside it run.json for programs and run.toml,
-    the run's manifest. It has what the signed log has: how good the model is by the organiser's sealed evaluations, who
-    has brought what, how to join and how to verify. The node may be running or not; contacts are current only if it is.
+    The page is one file that needs no other, without a script; beside it are run.json, for programs, and the
+    run's manifest. It has what the signed log has: how good the model is by the organiser's evaluations, who
+    has brought what, how to join and how to verify. The node may be running or not; if it is not, contacts
+    are those that it remembers.
     """
+    from sfnode.publish.run_file import NAME
     from sfnode.publish.site import Site, remove_partial
 
     _check_title(title)
     remove_partial(folder)
     site = Site(folder, data_dir, title=title, hidden=hide, url=url, export=export)
+    contacts = url and f"{url}{NAME}"
     said = ""
     while True:
         began = time.monotonic()
         try:
-            said = _publish(site, folder, data_dir, link, samples, said)
+            said = _publish(site, folder, data_dir, link, contacts, samples, said)
         except UserError as error:
             if every is None or not said:
                 raise
@@ -139,15 +152,16 @@ def _check_title(title: str) -> None:
         )
 
 
-def _publish(site: Site, folder: Path, data_dir: Path, link: str, samples: bool, said: str) -> str:
+def _publish(
+    site: Site, folder: Path, data_dir: Path, link: str, contacts: str, samples: bool, said: str
+) -> str:
     """Publish once, and tell so; return the warnings, which are not repeated while they stay the same."""
     from sfnode.publish.asking import ask
     from sfnode.publish.run_file import utc_now
 
-    with opened_run(data_dir) as (manifest, update_log):
-        with waiting("reading the log"):
-            told = ask(manifest, update_log, data_dir, link, samples=samples)
-            published = site.publish(manifest, update_log, told, utc_now())
+    with opened_run(data_dir) as (manifest, update_log), waiting("reading the log"):
+        told = ask(manifest, update_log, data_dir, link=link, contacts_url=contacts, samples=samples)
+        published = site.publish(manifest, update_log, told, utc_now())
     run = published.run
     seal = f"seal of epoch {run.seal.epoch}" if run.seal else "no seal yet" if run.organised else "open run"
     figures = f"{size_text(published.page_bytes)}, {seal}, {count(run.updates)} updates"
@@ -160,3 +174,31 @@ def _publish(site: Site, folder: Path, data_dir: Path, link: str, samples: bool,
     if text and text != said:
         echo(text, err=True)
     return text or "nothing to say"
+
+
+@click.command("publish-directory")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
+@click.argument("sources", nargs=-1, required=True, metavar="RUN.JSON...")
+@option("--title", metavar="TEXT", default="Runs", show_default=True, help="Title of the page.")
+def publish_directory(folder: Path, sources: tuple[str, ...], title: str) -> None:
+    """Write a page about several runs to DIR, from the run.json files that their pages have.
+
+    Each is a file or an address (https://...). What cannot be read is listed as such on the page and here.
+    """
+    from sfnode.publish.directory import MAX_RUNS, directory_page
+    from sfnode.publish.run_file import utc_now
+    from sfnode.publish.site import PAGE, write
+    from sfnode.store.disk_errors import disk_faults
+
+    _check_title(title)
+    if len(sources) > MAX_RUNS:
+        raise UserError(
+            Code.BAD_OPTION, f"{len(sources)} runs are too many for a page", f"Name {MAX_RUNS} at most."
+        )
+    page, unread = directory_page(sources, title, utc_now())
+    with disk_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / PAGE, page.encode())
+    for one in unread:
+        echo(f"cannot be read: {one.source}: {one.reason}", err=True)
+    echo(f"wrote {folder / PAGE} ({len(sources) - len(unread)} of {len(sources)} runs)")

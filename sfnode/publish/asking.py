@@ -12,8 +12,10 @@ from typing import NamedTuple, TypeVar
 from sfnode.control.client import SyncClient
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.node.contacts import known_url
 from sfnode.node.startup import remembered_peers
-from sfnode.peers.invitations import check_same_run, invite, reach, read_link
+from sfnode.peers import contacts
+from sfnode.peers.invitations import check_same_run, compose, invite, reach, read_link
 from sfnode.publish.page import Sample
 from sfnode.schema.results import Reach
 from sfnode.store.data_folder import Layout
@@ -40,9 +42,21 @@ class Told(NamedTuple):
     samples: Sequence[Sample] = ()
 
 
-def ask(manifest: Manifest, update_log: UpdateLog, data_dir: Path, link: str, *, samples: bool) -> Told:
-    """Ask the node of a folder; `link` is published instead of its own one, which a private run keeps for
-    itself. Raises UserError BAD_LINK, NEWER_PROTOCOL, WRONG_RUN, and what the node refuses."""
+def ask(
+    manifest: Manifest,
+    update_log: UpdateLog,
+    data_dir: Path,
+    *,
+    link: str = "",
+    contacts_url: str = "",
+    samples: bool = True,
+) -> Told:
+    """Ask the node of a folder.
+
+    `link` is published instead of its own one, which a private run keeps for itself; it will name
+    `contacts_url`, if that is given (SPEC N6). Raises UserError BAD_LINK, NEWER_PROTOCOL, WRONG_RUN, and what
+    the node refuses.
+    """
     node = SyncClient(Layout(data_dir).control_socket)
     progress = _answer(node.progress)
     if link:
@@ -53,6 +67,8 @@ def ask(manifest: Manifest, update_log: UpdateLog, data_dir: Path, link: str, *,
         contact = Contact()
     else:
         contact = _contact(node, manifest, update_log)
+    if contact.link and contacts_url:
+        contact = contact._replace(link=contacts.naming(contact.link, contacts_url))
     rate = progress.updates_per_second if progress else None
     return Told(
         contact=contact,
@@ -63,7 +79,10 @@ def ask(manifest: Manifest, update_log: UpdateLog, data_dir: Path, link: str, *,
 
 def _contact(node: SyncClient, manifest: Manifest, update_log: UpdateLog) -> Contact:
     try:
-        found = _answer(node.invitation) or invite(manifest, [], remembered_peers(update_log))
+        found = _answer(node.invitation)
+        if found is None:
+            met, url = remembered_peers(update_log), known_url("", update_log)
+            found = invite(manifest, compose(manifest.run_id, [], met, url=url))
     except UserError as error:
         if error.code != Code.NO_ADDRESS:
             raise

@@ -14,7 +14,6 @@ from datetime import datetime
 from typing import Annotated, Literal, NamedTuple, Self
 
 import msgpack
-from markupsafe import Markup
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from sfnode.errors import Code, UserError
@@ -126,7 +125,9 @@ class Certificate(Answer):
             raise invalid(source, "it is no text") from error
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            raise invalid(source, f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}") from error
+            raise invalid(
+                source, f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
+            ) from error
         if drawn and found.drawing() != data:
             raise invalid(source, "what is drawn is not what was signed")
         return found
@@ -145,7 +146,7 @@ class Certificate(Answer):
             document=json.dumps(self.model_dump(), separators=(",", ":"), ensure_ascii=False),
             mark=MARK,
             who=said.name or f"{said.member[:8]}…{said.member[-8:]}",
-            worth=f"{said.worth / WORTH_ONE:+.6f}".replace("-", "−"),
+            worth=f"{said.worth / WORTH_ONE:+.6f}".replace("-", "−") if said.measured else "–",
             issued=f"{issued.day} {issued:%B %Y}",
             pattern=_pattern(bytes.fromhex(said.member)),
         ).encode()
@@ -237,9 +238,7 @@ def _digest(entries: Sequence[Entry], epoch: int) -> bytes:
 def issue(statement: Statement, sign: Sign, succession: Succession | None) -> Certificate:
     """Sign a statement."""
     named = wire_codec.encode(succession).hex() if succession else ""
-    return Certificate(
-        statement=statement, signature=sign(statement.message()).hex(), succession=named
-    )
+    return Certificate(statement=statement, signature=sign(statement.message()).hex(), succession=named)
 
 
 def check(certificate: Certificate, manifest: Manifest, source: str) -> None:

@@ -50,9 +50,9 @@ class Box(NamedTuple):
     """Most points of the curve."""
 
 
-WIDE = Box(860, 300, 48, 8, 240)
+WIDE = Box(860, 300, 48, 8, 200)
 NARROW = Box(360, 240, 48, 8, 80)
-SPARK = Box(240, 56, 2, 2, 60)
+SPARK = Box(240, 56, 2, 8, 60)
 _TOP, _BOTTOM = 16, 26
 
 
@@ -90,11 +90,12 @@ def chart(points: Sequence[Point], base: float | None, metric: str, box: Box) ->
     beside = [base] if base is not None and math.isfinite(base) else []
     steps = _steps(min(*lows, *beside, shown[0].value), max(*highs, *beside, shown[0].value))
     first, last = shown[0].epoch, shown[-1].epoch
-    bottom = box.height - (_BOTTOM if box is not SPARK else 2)
-    top = _TOP if box is not SPARK else 2
+    width = box.width - box.left - box.right
+    bottom = box.height - (_BOTTOM if box is not SPARK else 6)
+    top = _TOP if box is not SPARK else 6
 
     def x(epoch: int) -> float:
-        return round(box.left + (epoch - first) / max(1, last - first) * (box.width - box.left - box.right), 1)
+        return round(box.left + (epoch - first) / max(1, last - first) * width, 1)
 
     def y(value: float) -> float:
         return round(bottom - (value - steps[0]) / (steps[-1] - steps[0]) * (bottom - top), 1)

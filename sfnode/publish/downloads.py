@@ -103,7 +103,7 @@ def _copied_stamp(target: Path) -> list[tuple[str, int, int]] | None:
 
 
 def _copy(export: Path, target: Path) -> None:
-    """Make `target` a copy, complete if it exists, with links to the same bytes where the disk is the same."""
+    """Make `target` a copy that is whole if it exists; on the same disk, another name for the same bytes."""
     scratch = target.with_name(f".{target.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)

@@ -71,7 +71,7 @@ class Facts(NamedTuple):
     seal: PublishedSeal | None
     digest: str | None
     quality: Quality | None
-    curve: list[Point]
+    curve: tuple[Point, ...]
     members: list[Member]
     """Those with the greatest worth first, then most updates."""
     announcements: list[Announcement]
@@ -113,7 +113,7 @@ def _open(manifest: Manifest, update_log: UpdateLog, _: Path, __: Digests) -> Fa
         seal=None,
         digest=state_digest(manifest, machine.frontier).hex(),
         quality=None,
-        curve=[],
+        curve=(),
         members=[_member(one.origin, names, one.updates, None) for one in contributions.ranked],
         announcements=[],
         unmatched=[],
@@ -176,7 +176,7 @@ def _evaluation(said: Evaluated | None) -> EpochEvaluation | None:
     return EpochEvaluation(**dict(health.measured(said)), epoch=said.epoch, base=health.is_base(said))
 
 
-def _curve(said: Iterable[Decision]) -> list[Point]:
+def _curve(said: Iterable[Decision]) -> tuple[Point, ...]:
     """Return the evaluations of seals that were not taken back, of the metric that is measured now."""
     guard = Guard()
     for decision in said:
@@ -186,10 +186,10 @@ def _curve(said: Iterable[Decision]) -> list[Point]:
         Point(epoch=epoch, value=one.value, low=one.low, high=one.high)
         for epoch, one in sorted(latest.items())
     ]
-    return thinned(points, MAX_CURVE)
+    return tuple(thinned(points, MAX_CURVE))
 
 
-def thinned(points: list[Point], most: int) -> list[Point]:
+def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
     """Return evenly spread ones of these, the first and the last among them."""
     if len(points) <= most:
         return points

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -23,7 +22,7 @@ from sfnode.organising.guard import PATIENCE
 from sfnode.publish.chart import NARROW, SHARES, WIDE, chart, figure
 from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, Member, teams
-from sfnode.publish.run_file import RunFile
+from sfnode.publish.run_file import NAME, RunFile
 from sfnode.schema.node_state import RunHealth
 from sfnode.sizes import size_text
 from sfprotocol.worths import WORTH_ONE
@@ -113,9 +112,7 @@ def run_page(
     quality = run.quality
     metric = quality.latest.metric if quality and quality.latest else ""
     base = quality.base.value if quality and quality.base else None
-    drawn = {
-        name: chart(run.curve, base, metric, box) for name, box in (("wide", WIDE), ("narrow", NARROW))
-    }
+    drawn = {name: chart(run.curve, base, metric, box) for name, box in (("wide", WIDE), ("narrow", NARROW))}
     return render(
         "run.html",
         run=run,
@@ -128,7 +125,7 @@ def run_page(
         gain=gain(run),
         label=_label(run),
         **drawn,
-        join=f"sfnode join {run.link}",
+        join=f"sfnode join {f'{run.url}{NAME}' if run.url else run.link}",
         qr=_qr(run.link) if run.link else "",
         download=size_text(run.sizes.model) if run.sizes.model is not None else "",
         left=_left(run),
@@ -164,7 +161,9 @@ def summary(run: RunFile) -> str:
     if run.quality and run.quality.latest:
         latest, base = run.quality.latest, run.quality.base
         against = f" ({figure(base.metric, base.value)} before)" if base else ""
-        told.append(f"{metric_name(latest.metric)} {figure(latest.metric, latest.value)}{against}".capitalize())
+        told.append(
+            f"{metric_name(latest.metric)} {figure(latest.metric, latest.value)}{against}".capitalize()
+        )
     told.append(f"{count(run.members)} members, {count(run.updates)} updates")
     return ". ".join(part.rstrip(".") for part in told) + "."
 
@@ -212,10 +211,8 @@ def _worth_format(worths: Iterable[int]) -> Callable[[int], str]:
 
 def _qr(link: str) -> Markup:
     """Return a QR code as an SVG without sizes; segno escapes nothing but writes numbers only."""
-    drawing = io.BytesIO()
     code = segno.make(link, error="l", boost_error=False, micro=False)
-    code.save(drawing, kind="svg", xmldecl=False, svgns=False, svgclass=None, lineclass=None, omitsize=True, border=2)
-    return Markup(drawing.getvalue().decode())
+    return Markup(code.svg_inline(svgclass=None, lineclass=None, omitsize=True, border=2))
 
 
 def render(template: str, **values: Any) -> str:

@@ -1,11 +1,13 @@
 """`run.json`: what a published page says, for programs: `join` reads its contacts, a directory its figures.
 
-Whoever reads one reads a stranger's words: every text is bounded and shows nothing but itself, and every list
-is short. Readers ignore keys that they do not know, so that later versions can add some.
+It has the fields that `sfnode.peers.contacts` reads, and more. Whoever reads one reads a stranger's words:
+every text is bounded and shows nothing but itself, and every list is short. Readers ignore keys that they do
+not know, so that later versions can add some.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -14,6 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, ValidationError
 
 from sfnode.errors import Code, UserError
+from sfnode.peers.contacts import MAX_FILE
 from sfnode.schema.base import Answer
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EpochEvaluation, Hex32
@@ -25,16 +28,13 @@ VERSION = 1
 
 NAME = "run.json"
 
-MAX_RUN_FILE = 256 * 1024
-"""Bytes of a file that is read: what is written below has 40,000 at most."""
-
 MAX_TITLE, MAX_DESCRIPTION, MAX_WORDS = 120, 4_000, 400
 """Characters: a line, what a manifest may have, and a sentence."""
 
-MAX_CURVE = 240
+MAX_CURVE = 200
 """Points of the curve: more than a page has room for."""
 
-MAX_PROGRESS = 240
+MAX_PROGRESS = 200
 """Earlier publications that are remembered, thinned out as they grow: what rates are computed from."""
 
 MAX_CONTACTS = 32
@@ -112,13 +112,13 @@ class RunFile(Answer):
 
     version: Literal[1] = 1
     run_id: Hex32
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")]
+    run_name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")]
     title: Annotated[str, Field(max_length=MAX_TITLE), AfterValidator(_readable)]
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION), AfterValidator(_readable)] = ""
     link: Annotated[str, Field(max_length=MAX_LINK, pattern="^(sfnode:[A-Za-z0-9_-]+)?$")] = ""
     """Invitation with current contacts; empty if none is published."""
-    peers: Annotated[list[Line], Field(max_length=MAX_CONTACTS)] = []
-    """Multiaddresses of the contacts in the link."""
+    addresses: Annotated[tuple[Line, ...], Field(max_length=MAX_CONTACTS)] = ()
+    """Full addresses of the contacts in the link (SPEC N6)."""
     updated: datetime
     """Time of this publication, in UTC."""
     url: WebAddress = ""
@@ -142,16 +142,16 @@ class RunFile(Answer):
     """State digest of an open run; None in an organised one, whose seal tells more."""
     quality: Quality | None
     """None in an open run, where nobody measures for all."""
-    curve: Annotated[list[Point], Field(max_length=MAX_CURVE)] = []
+    curve: Annotated[tuple[Point, ...], Field(max_length=MAX_CURVE)] = ()
     """Sealed evaluations, the oldest first."""
     sizes: Sizes
-    progress: Annotated[list[Moment], Field(max_length=MAX_PROGRESS)] = []
+    progress: Annotated[tuple[Moment, ...], Field(max_length=MAX_PROGRESS)] = ()
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> Self:
         """Read the bytes of such a file. Raises UserError BAD_RUN_FILE."""
-        if len(data) > MAX_RUN_FILE:
-            raise bad_run_file(source, f"it has more than {MAX_RUN_FILE} bytes")
+        if len(data) > MAX_FILE:
+            raise bad_run_file(source, f"it has more than {MAX_FILE} bytes")
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
@@ -161,7 +161,7 @@ class RunFile(Answer):
 
     def write(self) -> bytes:
         """Return the bytes of the file."""
-        return self.model_dump_json(indent=1).encode() + b"\n"
+        return self.model_dump_json().encode() + b"\n"
 
 
 def bad_run_file(source: str, reason: str) -> UserError:
@@ -182,20 +182,20 @@ def earlier(folder: Path, run_id: bytes) -> RunFile | None:
     return found if found.run_id == run_id.hex() else None
 
 
-def progress(before: RunFile | None, now: datetime, updates: int) -> list[Moment]:
+def progress(before: RunFile | None, now: datetime, updates: int) -> tuple[Moment, ...]:
     """Return the earlier moments and this one; every second of the older half goes when they are too many."""
     moments = [one for one in (before.progress if before else []) if one.at < int(now.timestamp())]
     if len(moments) >= MAX_PROGRESS:
         half = len(moments) // 2
         moments = moments[:half:2] + moments[half:]
-    return [*moments, Moment(at=int(now.timestamp()), updates=updates)]
+    return (*moments, Moment(at=int(now.timestamp()), updates=updates))
 
 
 DAY, LEAST_SPAN = 86_400, 300
 """Seconds over which a rate is taken where there are moments so old, and for which it has to be known."""
 
 
-def hourly(moments: list[Moment]) -> float | None:
+def hourly(moments: Sequence[Moment]) -> float | None:
     """Return the updates in an hour over the last day, or since the first moment; None if that is too
     short."""
     last = moments[-1]

@@ -97,17 +97,15 @@ class Site:
     def _run(
         self, manifest: Manifest, update_log: UpdateLog, facts: Facts, told: Told, now: datetime
     ) -> RunFile:
-        moments = run_file.progress(
-            run_file.earlier(self._folder, manifest.run_id), now, facts.updates
-        )
+        moments = run_file.progress(run_file.earlier(self._folder, manifest.run_id), now, facts.updates)
         hourly = run_file.hourly(moments)
         return RunFile(
             run_id=manifest.run_id.hex(),
-            name=manifest.name,
+            run_name=manifest.name,
             title=self._title or manifest.name,
-            description=str(manifest.fields().get("description", "")),
+            description=manifest.description,
             link=told.contact.link,
-            peers=list(told.contact.addresses),
+            addresses=tuple(told.contact.addresses),
             updated=now,
             url=self._url,
             protocol=manifest.protocol,

@@ -1,4 +1,4 @@
-"""Folders of nodes of organised runs, with real signatures, made without a model: for tests and benchmarks."""
+"""Folders of nodes of organised runs, with real signatures and no model, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -104,10 +104,15 @@ def write_run(
         for epoch in range(epochs):
             each = [updates // epochs // len(authors) + (n % 3) for n in range(len(authors))]
             log.append([author.write(epoch, count) for author, count in zip(authors, each, strict=True)])
-            moves = ((64 * n, count, tag(SALT, author.chain)) for n, (author, count) in enumerate(zip(authors, each, strict=True)))
+            moves = (
+                (64 * n, count, tag(SALT, author.chain))
+                for n, (author, count) in enumerate(zip(authors, each, strict=True))
+            )
             heads = [(64 * n, author.stop, author.chain) for n, author in enumerate(authors)]
             decide(Close(epoch, SALT, tuple(Move(*one) for one in moves)))
-            parts = (Part(64 * n, count, _worth(n, len(authors), epochs), 2000) for n, count in enumerate(each))
+            parts = (
+                Part(64 * n, count, _worth(n, len(authors), epochs), 2000) for n, count in enumerate(each)
+            )
             decide(Worth(epoch, 872, tuple(parts)))
             decide(Seal(epoch, (), (), named_digest(run.run_id, heads), FACTOR_ONE, ()))
             decide(published(epoch, evaluation(accuracy(epoch, epochs))))
