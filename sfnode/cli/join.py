@@ -14,7 +14,7 @@ import click
 from pydantic import ValidationError
 
 from sfnode.cli import event_loop
-from sfnode.cli.dashboard import dashboard_token_option, shown
+from sfnode.cli.dashboard import dashboard_control_option, dashboard_token_option, shown
 from sfnode.cli.exit import DONE, FAILED, ended_at_once, leave, show
 from sfnode.cli.limit_options import limit_options, reason, take_limits
 from sfnode.cli.options import (
@@ -239,6 +239,12 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     "the last three are kept.  [default: never]",
 )
 @setting(
+    "--samples",
+    metavar="ROWS",
+    help="Record for the dashboard how the base model and those of later seals answer so many test rows; it "
+    "takes a fiftieth of the computing at most.  [default: 4; 0: none]",
+)
+@setting(
     "--log-to",
     metavar="KIND:PLACE",
     help="Record loss, seals, evaluations and traffic: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or "
@@ -252,6 +258,7 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     "machine only]",
 )
 @dashboard_token_option
+@dashboard_control_option
 @option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning"]),
@@ -272,6 +279,7 @@ def join(
     log_format: str,
     dashboard: tuple[str, int] | None,
     dashboard_token: str,
+    dashboard_control: bool,
     **fields: Any,
 ) -> None:
     """Run a node: join a run by an invitation (LINK) or by --peers ADDRESS, or start one (--run FILE).
@@ -287,7 +295,9 @@ def join(
     for address in settings.peers:
         peer_of(address)  # before anything slow is loaded
     tell = show if log_format == FORMATS[0] else log_error
-    leave(_run(settings, tell, lambda: shown(settings.data_dir, dashboard, dashboard_token)))
+    leave(
+        _run(settings, tell, lambda: shown(settings.data_dir, dashboard, dashboard_token, dashboard_control))
+    )
 
 
 def _following(link: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ export function draw(tag, attributes, text = "") {
 /** Several curves over the same x: [{name, points: [[x, y], ...]}, ...]; y null is a gap. */
 export function curves(svg, series, { fromZero = false, log = false, across = numbers, nameOfX = "x" } = {}) {
   const points = series.flatMap((curve) => curve.points);
-  const xs = points.map(([x]) => x), ys = points.map(([, y]) => y);
+  const xs = [...points.map(([x]) => x), ...(across === times ? [0] : [])], ys = points.map(([, y]) => y);
   const { x, y, lines } = frame(svg, ends(xs), limits(ys, { fromZero, log }), across, log);
   series.forEach((curve, place) => lines.push(draw("path", { class: `curve s${place}`, d: path(curve.points, x, y) })));
   svg.replaceChildren(...lines);
@@ -88,7 +88,7 @@ function frame(svg, [x0, x1], [y0, y1], across, log = false) {
   const x = (value) => LEFT + ((value - x0) / (x1 - x0 || 1)) * (width - LEFT - RIGHT);
   const y = (value) => height - BOTTOM - ((scale(value) - low) / (high - low || 1)) * (height - TOP - BOTTOM);
   const lines = [];
-  for (const [value, words] of (log ? powers : numbers)(y0, y1, Math.max(2, Math.round(height / 45)))) {
+  for (const [value, words] of (log ? powers : numbers)(y0, y1, Math.max(3, Math.round(height / 45)))) {
     lines.push(draw("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }));
     lines.push(draw("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, words));
   }

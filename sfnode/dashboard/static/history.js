@@ -3,6 +3,7 @@
 import { ask } from "./api.js";
 import { areas } from "./chart.js";
 import { byId, make, named, tell } from "./dom.js";
+import { offer } from "./downloads.js";
 import { count, key, percent } from "./format.js";
 
 let history = null;
@@ -25,6 +26,7 @@ export function redraw() {
   layers.push({ name: "others", values: history.others, className: "rest" });
   const xs = history.points.map((point) => point.last_epoch + 1);
   chart = areas(byId("history-chart"), xs, layers, { nameOfX: "epoch" });
+  offer(byId("history-chart"), chart.table);
   move();
 }
 
