@@ -236,6 +236,7 @@ def libp2p(settings: Settings, data_dir: DataDir, bootstrap: tuple[str, ...]) ->
     return HivemindTransport(
         HivemindSettings(
             identity_path=data_dir.libp2p_identity,
+            ports_path=data_dir.ports,
             host_maddrs=settings.host_maddrs,
             announce_maddrs=settings.announce_maddrs,
             bootstrap=bootstrap,

@@ -60,6 +60,11 @@ class Layout:
         return self.path / "libp2p.key"
 
     @property
+    def ports(self) -> Path:
+        """The ports on which the node listened last; written by the transport."""
+        return self.path / "ports"
+
+    @property
     def manifest(self) -> Path:
         return self.path / "run.toml"
 
