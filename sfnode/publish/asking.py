@@ -74,7 +74,20 @@ def ask(
         contact=contact,
         running=progress is not None,
         updates_per_hour=None if rate is None else 3600 * rate,
+        samples=_samples(node) if samples else (),
     )
+
+
+def _samples(node: SyncClient) -> Sequence[Sample]:
+    """Return the answers that a node has recorded last, beside those of the base model."""
+    found = _answer(node.samples)
+    if found is None or not found.moments:
+        return ()
+    last = found.moments[-1]
+    return [
+        Sample(row.text, row.right, row.base, answer, last.epoch)
+        for row, answer in zip(found.rows, last.answers, strict=False)
+    ]
 
 
 def _contact(node: SyncClient, manifest: Manifest, update_log: UpdateLog) -> Contact:

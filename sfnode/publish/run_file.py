@@ -127,6 +127,8 @@ class RunFile(Answer):
     organised: bool
     complete: bool
     model: Line
+    licence: Line = ""
+    """Licence that the base model's card names; empty if it is not there, or names none."""
     task: Line
     data: Line
     updates: Count

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.models.files import BUILTIN, EMBEDDED, licence_of
 from sfnode.publish import downloads, run_file
 from sfnode.publish.asking import Told
 from sfnode.publish.facts import Digests, Facts, data_in_words, gather, model_in_words, task_in_words
@@ -112,6 +113,7 @@ class Site:
             organised=manifest.organised.organiser != "",
             complete=facts.complete,
             model=model_in_words(manifest),
+            licence=_licence(manifest, self._layout.model),
             task=task_in_words(manifest),
             data=data_in_words(manifest),
             updates=facts.updates,
@@ -125,6 +127,13 @@ class Site:
             sizes=Sizes(log=update_log.size_bytes(), model=_size_of(self._layout.model)),
             progress=moments,
         )
+
+
+def _licence(manifest: Manifest, downloaded: Path) -> str:
+    """Return the licence of the base model, by the card in its folder if that is here."""
+    source = manifest.model.source
+    folder = EMBEDDED / source.removeprefix(BUILTIN) if source.startswith(BUILTIN) else Path(source)
+    return licence_of(downloaded if downloaded.is_dir() else folder) or ""
 
 
 def _size_of(folder: Path) -> int | None:

@@ -12,7 +12,7 @@ from tests.publish.runs import HOSTILE, manifest_of, write_organiser_key, write_
 
 __all__ = ["home", "sfnode"]
 
-NAMES = (Names("Ann", "Owls"), HOSTILE, NAMELESS, Names("Zoë", "Owls"))
+NAMES = (Names("Anneli", "Owls"), HOSTILE, NAMELESS, Names("Zoë", "Owls"))
 EPOCHS = 3
 
 

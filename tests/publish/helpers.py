@@ -11,8 +11,6 @@ from sfprotocol import invitation
 
 PEER = "/dns4/boot.example.org/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
-VOID = {"meta", "link", "br", "path", "circle", "rect", "img"}
-
 
 class Page(HTMLParser):
     """A page, parsed."""
@@ -31,6 +29,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, {name: value or "" for name, value in attributes}))
         self._inside.append(tag)
+        self.words += " " if tag == "td" else ""
 
     def handle_data(self, data: str) -> None:
         if not self._inside or self._inside[-1] != "style":
