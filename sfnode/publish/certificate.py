@@ -139,7 +139,6 @@ class Certificate(Answer):
     def drawing(self) -> bytes:
         """Return the certificate as an SVG; the JSON is in it. The drawing of a version never changes."""
         said = self.statement
-        issued = datetime.fromisoformat(said.issued)
         return render(
             "certificate.svg",
             said=said,
@@ -147,7 +146,7 @@ class Certificate(Answer):
             mark=MARK,
             who=said.name or f"{said.member[:8]}…{said.member[-8:]}",
             worth=f"{said.worth / WORTH_ONE:+.6f}".replace("-", "−") if said.measured else "–",
-            issued=f"{issued.day} {issued:%B %Y}",
+            issued=said.issued[:10],
             pattern=_pattern(bytes.fromhex(said.member)),
         ).encode()
 
