@@ -1,1 +1,1 @@
-"""What a run shows to the world: a page made from its signed log, certificates, and a directory of runs."""
+"""The public side of a run: a page made from its signed log, certificates, and a directory of runs."""

@@ -1,4 +1,4 @@
-"""What only a running node knows, for the page of its run: current contacts, the rate, answers to test rows.
+"""Questions to a running node for the page of its run: current contacts, the rate, answers to test rows.
 
 A node that does not run is no error: contacts are then those that it remembers, and the rest is left out.
 """
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Contact(NamedTuple):
-    """How others come to the run at the moment."""
+    """Ways by which others come to the run at the moment."""
 
     link: str = ""
     addresses: Sequence[str] = ()
@@ -34,7 +34,7 @@ class Contact(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a node has told."""
+    """Answers of a node."""
 
     contact: Contact = Contact()
     running: bool = False

@@ -37,12 +37,12 @@ class Member(NamedTuple):
     """An origin of which something counts."""
 
     key: str
-    """In hex; empty if it is hidden."""
+    """Hex digits; empty if it is hidden."""
     name: str
     team: str
     updates: int
     worth: int | None
-    """In units of 10^-9 nats; None in an open run."""
+    """Units of 10^-9 nats; None in an open run."""
 
 
 class Team(NamedTuple):

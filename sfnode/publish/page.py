@@ -18,11 +18,13 @@ from markupsafe import Markup
 
 import sfnode
 from sfnode.dashboard.formatting import count, percent, span
+from sfnode.organising import health
 from sfnode.organising.guard import PATIENCE
 from sfnode.publish.chart import NARROW, SHARES, WIDE, chart, figure
 from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, Member, teams
 from sfnode.publish.run_file import NAME, RunFile
+from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.node_state import RunHealth
 from sfnode.sizes import size_text
 from sfprotocol.worths import WORTH_ONE
@@ -37,6 +39,9 @@ LISTED = 1_000
 
 TEAMS = 50
 """Teams that are listed."""
+
+SHORT = 40
+"""Characters of an answer that fits a table."""
 
 DIGITS = 3
 """Significant digits of the greatest worth."""
@@ -135,7 +140,8 @@ def run_page(
         listed=LISTED,
         teams=teams(facts.members)[:TEAMS],
         announcements=facts.announcements,
-        samples=samples,
+        samples=sorted(samples, key=lambda one: one.before == one.after),
+        short=all(len(text) <= SHORT for one in samples for text in (one.before, one.after, one.right)),
         downloads=downloads.files if downloads else (),
         sums=downloads.sums if downloads else "",
         export_epoch=downloads.epoch if downloads else None,
@@ -149,10 +155,19 @@ def verdict_of(run: RunFile) -> Words:
     if run.quality is None:
         return Words("An open run", "quiet")
     words, best = VERDICTS[run.quality.verdict], run.quality.best
+    if run.quality.verdict is RunHealth.WORSE and _is_better(run.quality.latest, run.quality.base):
+        return Words("Better than the base model, but below its best", "warn")
     since = sum(one.epoch > best.epoch for one in run.curve) if best else PATIENCE
     if run.quality.verdict is not RunHealth.BETTER or run.complete or since >= PATIENCE:
         return words
     return words._replace(text=f"{words.text}, and still getting better")
+
+
+def _is_better(one: Evaluation | None, other: Evaluation | None) -> bool:
+    """Return whether one result is better than another: their intervals do not touch."""
+    if one is None or other is None:
+        return False
+    return one.high < other.low if one.metric in health.LOWER_IS_BETTER else one.low > other.high
 
 
 def summary(run: RunFile) -> str:

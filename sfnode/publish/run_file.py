@@ -71,7 +71,7 @@ class PublishedSeal(Answer):
 
 
 class Quality(Answer):
-    """What the organiser has measured on the validation rows."""
+    """Results of the organiser on the validation rows."""
 
     verdict: RunHealth
     latest: EpochEvaluation | None
@@ -91,7 +91,7 @@ class Point(Answer):
 
 
 class Moment(Answer):
-    """How far the run was at an earlier publication."""
+    """Progress of the run at an earlier publication."""
 
     at: Annotated[int, Field(ge=0, lt=1 << 40)]
     """Seconds since 1970."""

@@ -30,7 +30,7 @@ MANIFEST = "run.toml"
 
 
 class Published(NamedTuple):
-    """What was written."""
+    """A page that was written."""
 
     run: RunFile
     page_bytes: int

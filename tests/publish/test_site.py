@@ -111,7 +111,7 @@ def test_a_running_node_tells_its_contacts_and_its_rate(sfnode: Run, folder: Pat
     assert (found.link, found.updates_per_hour) == (said.link, 1800.0)
     words = Page.of(tmp_path / "page" / "index.html").words
     assert "1,800" in words
-    assert re.search(r"<b>a fine film</b>\s+Base model\s*bad\s+After epoch 2\s*good\s+Right: good", words)
+    assert re.search(r"After epoch 2\s*Right\s+<b>a fine film</b> bad good good", words)
 
 
 def test_a_node_that_has_met_nobody_has_no_link_and_says_so(
