@@ -168,7 +168,8 @@ def test_an_organised_run_shows_its_results_and_its_alarms() -> None:
 def test_an_open_run_has_no_metrics_of_an_organised_one() -> None:
     known = {name for name, *_ in samples(status(**organised()))}
     assert known - {name for name, *_ in samples(status())} == {
-        "sfnode_metric", "sfnode_metric_low", "sfnode_metric_high", "sfnode_metric_loss", "sfnode_alarm", "sfnode_epochs_sealed_total", "sfnode_updates_counted",
+        "sfnode_metric", "sfnode_metric_low", "sfnode_metric_high", "sfnode_metric_loss", "sfnode_alarm",
+        "sfnode_epochs_sealed_total", "sfnode_updates_counted",
         "sfnode_updates_behind", "sfnode_quota_left", "sfnode_seal_age_seconds",
     }  # fmt: skip
 
