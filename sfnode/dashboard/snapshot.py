@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.control.client import Client
-from sfnode.dashboard.formatting import count, health_in_words, nats, percent, rate
+from sfnode.dashboard.formatting import count, nats, percent, rate
 from sfnode.errors import UserError
 from sfnode.schema.node_state import NodeState, RunHealth
 
@@ -103,13 +103,6 @@ def base_of(measurements: Sequence[NodeEvaluation], *, calibrated: bool = False)
 def alarms(s: Status) -> list[Words]:
     """Say what somebody has to see to in the run, the gravest first: it comes before everything else."""
     return [Words(f"{alarm.code}: {alarm.what}. {alarm.fix}", Mood.BAD) for alarm in s.alarms]
-
-
-def health(s: Status) -> Words | None:
-    """Say how the model of an organised run does; None in an open run, and while nothing was evaluated."""
-    if s.organised is None or s.organised.health.latest is None:
-        return None
-    return Words(health_in_words(s.organised.health), HEALTH_MOODS[RunHealth(s.organised.health.verdict)])
 
 
 def contributed(s: Status, own: OwnStanding | None) -> Words:

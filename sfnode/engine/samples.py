@@ -1,8 +1,8 @@
 """Answers of a model, with the weights that it has, to a few rows: for people who want to see what it has
 learnt.
 
-Rows with candidates are answered by the one with the highest score, as they are in an evaluation; otherwise the
-model writes what follows. This module knows neither updates nor when somebody looks.
+Rows with candidates are answered by the one with the highest score, as they are in an evaluation; otherwise
+the model writes what follows. This module knows neither updates nor when somebody looks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BEGINNING = 12
 """Words of a plain text after which it is to go on."""
 
 SHOWN, SHOWN_ANSWER = 400, 200
-"""Characters of a row and of an answer that are kept; a longer row keeps its end, where the answer follows."""
+"""Characters of a row and of an answer that are kept; of a longer row the end, which the answer follows."""
 
 
 class Answered(NamedTuple):

@@ -5,7 +5,7 @@ import { ago, onAxis } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 46, RIGHT = 10, TOP = 10, BOTTOM = 22;
-const LETTER = 6.5; // pixels of a digit on an axis
+const LETTER = 7; // pixels of a digit on an axis
 const TIMES = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 
 export function draw(tag, attributes, text = "") {

@@ -33,7 +33,7 @@ function origin(one) {
     [count(one.rank), "number"],
     words,
     [count(one.updates), "number"],
-    [percent(one.share), "number"],
+    [percent(one.share), "number extra"],
     bar(one.share),
     [one.worth === null ? "" : nats(one.worth), "number"],
     [one.team ?? "", "extra isolated"],

@@ -12,7 +12,7 @@ export function showMachine(status, limits) {
   const machine = status.machine, gpu = machine?.gpu;
   tell("cpu", machine ? `${machine.cpu.toFixed(1)} of ${Number(machine.cores.toFixed(1))} cores` : "–");
   tell("memory", machine ? `${size(machine.memory)} of ${size(machine.memory_total)}` : "–");
-  byId("gpu-tile").hidden = !gpu;
+  byId("gpu-tile").hidden = byId("gpu-key").hidden = !gpu;
   if (gpu) {
     tell("gpu-name", gpu.name);
     const more = [gpu.busy === null ? "" : `${percent(gpu.busy)} busy`, `${size(gpu.memory)} of ${size(gpu.memory_total)}`, gpu.celsius === null ? "" : `${Math.round(gpu.celsius)} °C`, gpu.watts === null ? "" : `${Math.round(gpu.watts)} W`];

@@ -19,7 +19,8 @@ export async function showSamples() {
 function redraw() {
   const { rows, moments } = samples, moment = moments[Number(byId("samples-when").value)];
   byId("samples-box").hidden = !rows.length;
-  byId("samples-time").hidden = moments.length < 2;
+  byId("samples-time").hidden = !moments.length;
+  byId("samples-when").hidden = moments.length < 2;
   if (!rows.length) return;
   byId("samples").replaceChildren(...rows.map((row, place) => line(row, moment?.answers[place])));
   const right = (said) => rows.filter((row, place) => said(row, place) === row.right).length;
@@ -27,7 +28,7 @@ function redraw() {
   const words = `After epoch ${moment.epoch ?? "–"}, ${count(moment.known)} updates: ${right((_, place) => moment.answers[place])} of ${rows.length} right, ${right((row) => row.base)} before training.`;
   tell("samples-text", words);
   byId("samples-when").setAttribute("aria-valuetext", words);
-  tell("samples-note", `The same ${rows.length} test rows at every seal, which nobody trains on. ${words}`);
+  tell("samples-note", `The same ${rows.length} test rows after every seal, which nobody trains on.`);
 }
 
 function line(row, now) {

@@ -24,8 +24,10 @@ function redraw() {
 
 function entry(one) {
   const line = make("li", "", `event ${one.kind}`), found = one.evaluation;
-  line.append(make("span", one.kind.replace("revokeinvitation", "revoke"), "kind"), " ", make("bdi", one.text));
-  if (found) line.append(make("b", ` · ${found.metric.replaceAll("_", " ")} ${found.value.toFixed(3)}`), make("span", ` (${found.low.toFixed(3)} to ${found.high.toFixed(3)})`, "quiet"));
+  const words = make("span");
+  words.append(make("bdi", one.text));
+  line.append(make("span", one.kind.replace("revokeinvitation", "revoke"), "kind"), words);
+  if (found) words.append(make("b", ` · ${found.metric.replaceAll("_", " ")} ${found.value.toFixed(3)}`), make("span", ` (${found.low.toFixed(3)} to ${found.high.toFixed(3)})`, "quiet"));
   return line;
 }
 
