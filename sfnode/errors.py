@@ -13,7 +13,7 @@ from sfnode.printable import paragraph
 
 class Code(IntEnum):
     """The numbers of the errors: 1x command line, 2x model, 3x data, 4x disk, 5x network, 6x others, 7x a run
-    that is organised, 8x experiments, loggers, published bases, archives, parents, audits, and what is published."""
+    that is organised, 8x experiments, loggers, published bases, archives, parents, audits, pages."""
 
     BAD_OPTION = 10
     BAD_MANIFEST = 11

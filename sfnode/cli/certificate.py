@@ -26,28 +26,30 @@ if TYPE_CHECKING:
     from sfprotocol.messages import Entry
 
 
-def _form(_context: Any, _parameter: Any, value: Path) -> Path:
-    if value.suffix not in (".svg", ".json"):
-        raise click.BadParameter("a name that ends in .svg or .json")
-    return value
-
-
 @click.command
 @click.argument("key", metavar="KEY")
 @option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    callback=_form,
     metavar="FILE",
-    help="New file: a drawing (.svg), which holds the data as well, or the data alone (.json).",
+    help="New file: a drawing (.svg), which has the data in it, or the data alone (.json).  [default: "
+    "certificate-KEY.svg]",
 )
-@option("--name/--no-name", default=True, help="Whether to put in the name that the member gives itself.")
+@option(
+    "--with-name/--without-name",
+    default=True,
+    help="Whether to put in the name that the member gives itself.",
+)
 @keys_dir_option
 @passphrase_file_option
 @data_dir_option
 def certificate(
-    key: str, out: Path, name: bool, keys_dir: Path, passphrase_file: Path | None, data_dir: Path
+    key: str,
+    out: Path | None,
+    with_name: bool,
+    keys_dir: Path,
+    passphrase_file: Path | None,
+    data_dir: Path,
 ) -> None:
     """Certify, as the organiser of a run, what the member with KEY has contributed.
 
@@ -63,8 +65,8 @@ def certificate(
     from sfprotocol.names import NAMELESS
 
     (prefix,) = parse_keys(None, None, (key,))
-    if out.exists():
-        raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file.")
+    out = out or Path(f"certificate-{prefix[:8]}.svg")
+    _check_out(out)
     with opened_run(data_dir) as (manifest, update_log):
         run = manifest.parameters()
         if run.organised is None:
@@ -74,7 +76,7 @@ def certificate(
             member = _member(feed.entries, prefix)
             names = settled(run, update_log).cards.names().get(member, NAMELESS)
         said = certificates.contribution(
-            manifest, feed, feed.stop, member, name=names.name if name else "", issued=utc_now()
+            manifest, feed, feed.stop, member, name=names.name if with_name else "", issued=utc_now()
         )
         organiser = unlocked(
             lambda passphrase: load_organiser_key(run.run_id, feed.key or b"", keys_dir, passphrase),
@@ -84,6 +86,16 @@ def certificate(
     with disk_faults(out):
         write(out, made.drawing() if out.suffix == ".svg" else made.to_json())
     echo(f"wrote {out}: {_in_words(made)}")
+
+
+def _check_out(out: Path) -> None:
+    """Raise UserError BAD_OPTION for a file that cannot be written or has no form."""
+    if out.suffix not in (".svg", ".json"):
+        raise UserError(
+            Code.BAD_OPTION, f"--out: {out} names no form", "Use a name that ends in .svg or .json."
+        )
+    if out.exists():
+        raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file.")
 
 
 def _open_run() -> UserError:
@@ -111,10 +123,10 @@ def _member(entries: Sequence[Entry], prefix: str) -> bytes:
 
 
 @click.command("verify-certificate")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
 @option(
     "--run",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=click.Path(path_type=Path, dir_okay=False),
     metavar="MANIFEST",
     help="Manifest of the run, such as the run.toml of its page.  [default: that in --data-dir]",
 )

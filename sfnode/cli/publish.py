@@ -33,7 +33,7 @@ LOCAL = {
     "machine": "The page's link has addresses of this machine only: nobody can join from another one.",
 }
 
-NOWHERE = "The page has no link: this node does not run and has met nobody. Start it, or give --link."
+NOWHERE = "The page has no link: this node does not run and has met nobody. Start it, or give --public-link."
 
 
 def _every(context: Any, parameter: Any, value: str | None) -> float | None:
@@ -84,7 +84,7 @@ def _address(_context: Any, _parameter: Any, value: str) -> str:
     "Can be repeated.",
 )
 @option(
-    "--link",
+    "--public-link",
     metavar="LINK",
     default="",
     help="Invitation to publish. The page of a private run has one only if it is given.  [default: that of "
@@ -92,7 +92,7 @@ def _address(_context: Any, _parameter: Any, value: str) -> str:
 )
 @option(
     "--export",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="Offer the export in FOLDER, or the last of those in it, for download: for example the `exports` of "
     "a node with --export-every.",
@@ -109,7 +109,7 @@ def publish(
     title: str,
     url: str,
     hide: tuple[str, ...],
-    link: str,
+    public_link: str,
     export: Path | None,
     samples: bool,
     data_dir: Path,
@@ -132,7 +132,7 @@ def publish(
     while True:
         began = time.monotonic()
         try:
-            said = _publish(site, folder, data_dir, link, contacts, samples, said)
+            said = _publish(site, folder, data_dir, public_link, contacts, samples, said)
         except UserError as error:
             if every is None or not said:
                 raise
@@ -145,8 +145,9 @@ def publish(
 def _check_title(title: str) -> None:
     """Raise UserError BAD_OPTION for what is no line of text."""
     from sfnode.publish.run_file import MAX_TITLE
+    from sfprotocol.names import readable
 
-    if len(title) > MAX_TITLE or not title.isprintable():
+    if len(title) > MAX_TITLE or not readable(title):
         raise UserError(
             Code.BAD_OPTION, "--title: this is no line of text", f"Use {MAX_TITLE} characters at most."
         )

@@ -25,7 +25,7 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.replay import state_digest
 from sfprotocol import decisions
 from sfprotocol.decisions import Announce, Decision, Evaluated
-from sfprotocol.names import NAMELESS, Names
+from sfprotocol.names import NAMELESS, Names, readable
 
 ANNOUNCEMENTS = 8
 """Announcements that are shown, the last ones."""
@@ -248,5 +248,5 @@ def _source(source: str) -> str:
 
 def _line(text: str) -> str:
     """Return a manifest's text, which is its organiser's, as one line that shows nothing but itself."""
-    text = "".join(letter if letter.isprintable() else " " for letter in text)
+    text = "".join(letter if readable(letter) else " " for letter in text)
     return text if len(text) <= MAX_WORDS else text[: MAX_WORDS - 1] + "…"

@@ -61,7 +61,7 @@ def run_file(site: Path) -> RunFile:
 
 
 def test_a_page_has_the_figures_of_the_log(published: Callable[..., Path], sfnode: Run, folder: Path) -> None:
-    site = published("--title", "Film reviews", "--link", link_to(RUN))
+    site = published("--title", "Film reviews", "--public-link", link_to(RUN))
     said, words = run_file(site), Page.of(site / "index.html").words
     assert (said.title, said.members, said.updates) == ("Film reviews", len(NAMES), 69)
     assert said.quality is not None
@@ -123,13 +123,13 @@ def test_a_node_that_has_met_nobody_has_no_link_and_says_so(
 
 
 def test_run_json_is_what_join_reads(published: Callable[..., Path]) -> None:
-    site = published("--link", link_to(RUN))
+    site = published("--public-link", link_to(RUN))
     said = contacts.read((site / "run.json").read_bytes(), "run.json")
     assert (said.run_id, said.addresses) == (RUN.run_id, (PEER,))
 
 
 def test_with_the_address_of_its_page_a_link_names_run_json(published: Callable[..., Path]) -> None:
-    site = published("--link", link_to(RUN), "--url", "https://example.org/reviews")
+    site = published("--public-link", link_to(RUN), "--url", "https://example.org/reviews")
     found = run_file(site)
     assert invitation.read(found.link).url == "https://example.org/reviews/run.json"
     page = Page.of(site / "index.html")
@@ -152,7 +152,7 @@ def test_an_open_run_has_a_page_too(sfnode: Run, tmp_path: Path) -> None:
 
 
 def test_hostile_names_are_text(published: Callable[..., Path]) -> None:
-    page = Page.of(published("--link", link_to(RUN)) / "index.html")
+    page = Page.of(published("--public-link", link_to(RUN)) / "index.html")
     assert list(page.dangers()) == []
     assert HOSTILE.name in page.words
     assert HOSTILE.team in page.words
@@ -195,12 +195,12 @@ def test_a_private_run_keeps_its_link_unless_one_is_given(sfnode: Run, tmp_path:
     ended = sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node")
     assert (ended.status, ended.err) == (0, "reading the log\n")
     assert run_file(tmp_path / "page").link == ""
-    sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node", "--link", link_to(run))
+    sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node", "--public-link", link_to(run))
     assert run_file(tmp_path / "page").link == link_to(run)
 
 
 def test_no_folder_of_the_machine_is_on_a_page(sfnode: Run, tmp_path: Path) -> None:
-    model = RUN.model.model_copy(update={"source": "/home/ann/models/opt"})
+    model = RUN.model.model_copy(update={"source": "/home/ann/models/opt\u3164\u202e"})
     data = RUN.data.model_copy(update={"train": "/home/ann/rows.tsv", "test": "~/test.csv"})
     run = manifest_of(model=model, data=data)
     write_run(tmp_path / "node", run, [Names()], updates=2, epochs=1)
@@ -212,7 +212,7 @@ def test_no_folder_of_the_machine_is_on_a_page(sfnode: Run, tmp_path: Path) -> N
 
 def test_a_link_to_another_run_is_refused(sfnode: Run, folder: Path, tmp_path: Path) -> None:
     other = link_to(manifest_of(name="other"))
-    ended = sfnode("publish", tmp_path / "page", "--data-dir", folder, "--link", other)
+    ended = sfnode("publish", tmp_path / "page", "--data-dir", folder, "--public-link", other)
     assert (ended.status, "SF013" in ended.err) == (1, True)
     assert not (tmp_path / "page" / "index.html").exists()
 
