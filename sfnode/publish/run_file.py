@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, ValidationError
 
 from sfnode.errors import Code, UserError
+from sfnode.manifest import MAX_DESCRIPTION
 from sfnode.peers.contacts import MAX_FILE
 from sfnode.schema.base import Answer
 from sfnode.schema.node_state import RunHealth
@@ -28,8 +29,8 @@ VERSION = 1
 
 NAME = "run.json"
 
-MAX_TITLE, MAX_DESCRIPTION, MAX_WORDS = 120, 4_000, 400
-"""Characters: a line, what a manifest may have, and a sentence."""
+MAX_TITLE, MAX_WORDS = 120, 400
+"""Characters of a line, and of a sentence."""
 
 MAX_CURVE = 200
 """Points of the curve: more than a page has room for."""
