@@ -342,7 +342,7 @@ def test_the_same_options_give_the_same_run(model: Path, sfnode: Run) -> None:
 def test_at_a_terminal_enter_alone_gives_the_built_in_run_with_an_organiser(
     sfnode: Run, answers: Callable[..., None], home: Path
 ) -> None:
-    answers("", "", "", "", "", "")
+    answers("", "", "", "", "", "", "")
     ended = sfnode("init")
     assert "Base model" in ended.out
     manifest = organised(ended, home / ".local/share/sfnode/keys")
@@ -382,12 +382,12 @@ def test_at_a_terminal_one_is_asked_for_a_task_of_ones_own(
     kind: str, told: tuple[str, ...], model: Path, sfnode: Run, answers: Callable[..., None]
 ) -> None:
     data = data_file(kind)
-    answers(str(model), "custom", kind, *told, str(data), str(data), "123", "open")
+    answers(str(model), "custom", kind, *told, str(data), str(data), "123", "open", "Tells sums.")
     asked = sfnode("init", "asked.toml")
     assert asked.status == 0, asked.err
     answers()
     flags = ("--open", "--kind", kind, *FLAGS[kind])
-    flags += ("--train", data, "--test", data, "--update-budget", 123)
+    flags += ("--train", data, "--test", data, "--update-budget", 123, "--description", "Tells sums.")
     given = written(sfnode("init", "given.toml", "--model", model, *flags), "given.toml")
     assert Manifest.from_toml(Path("asked.toml")) == given
 
