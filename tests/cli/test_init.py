@@ -397,7 +397,7 @@ def test_an_answer_that_makes_no_sense_is_asked_for_again(
 ) -> None:
     data = str(data_file("classification"))
     told = ("fly", "custom", "classification", "{text} it was", "label", "yes,no", "yes=good,no=bad")
-    answers(str(model), *told, data, data, "many", "123", "closed", "")
+    answers(str(model), *told, data, data, "many", "123", "closed", "", "")
     ended = sfnode("init")
     assert ended.status == 0, ended.err
     assert (ended.out + ended.err).count("Error: ") == 4
@@ -471,7 +471,7 @@ def organised(ended: Ended, keys: Path = KEYS) -> Manifest:
 
 
 def test_at_a_terminal_one_may_answer_that_the_run_is_open(sfnode: Run, answers: Callable[..., None]) -> None:
-    answers("", "", "", "", "", "open")
+    answers("", "", "", "", "", "open", "")
     assert sfnode("init").status == 0
     assert but_for_prior(Manifest.from_toml(Path("run.toml"))) == default_manifest()
 
