@@ -421,7 +421,7 @@ class Manifest(Section):
     protocol: int = Field(default=PROTOCOL_VERSION, ge=1)
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")] = "run"
     description: str = ""
-    """What the run is for, in plain text, for those who may take part and those who watch (SPEC M8)."""
+    """Purpose of the run, in plain text, for those who may take part and those who watch (SPEC M8)."""
     admission: Literal["open", "organised"] = "open"
     open: Open = Open()
     organised: Organised = Organised()

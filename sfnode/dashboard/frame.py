@@ -85,9 +85,9 @@ class Shown(NamedTuple):
     note: str = ""
     """A message for the last line."""
     evaluations: Sequence[EpochEvaluation] = ()
-    """What the organiser has published."""
+    """Results that the organiser has published."""
     own: OwnStanding | None = None
-    """What this node has contributed; None if it was not asked yet."""
+    """Contribution of this node; None if it was not asked yet."""
     only_origins: bool = False
     """Whether the origins stand in place of the neighbours in a wide terminal, too."""
 

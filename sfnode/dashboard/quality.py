@@ -44,7 +44,7 @@ class Point(Answer):
 
 
 class Reference(Answer):
-    """What the others are compared with."""
+    """A result that the others are compared with."""
 
     name: str
     value: float

@@ -82,14 +82,14 @@ class NowAnswer(Answer):
 
 
 class AboutAnswer(Answer):
-    """What the page shows of the run, and whether whoever sees it may direct the node."""
+    """The purpose of the run, and whether whoever sees the page may direct the node."""
 
     about: About
     control: bool
 
 
 class OwnAnswer(Answer):
-    """What this node has contributed, and the same in words."""
+    """The contribution of this node, and the same in words."""
 
     own: OwnStanding
     words: Words

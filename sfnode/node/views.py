@@ -74,7 +74,7 @@ class Views:
         self._decided = Decided(node.log, node.machine.run)
         self._usage = Usage(node.settings.device)
         self.machine: MachineStatus | None = None
-        """What the node takes of its machine; None until that was looked at."""
+        """Usage of the machine by the node; None until that was looked at."""
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
         """The thread in which the index is queried, and decisions are read, one query at a time."""
         self._latency = Latency(node.transport, node.manifest.run_id)

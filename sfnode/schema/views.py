@@ -267,7 +267,7 @@ class About(Answer):
     run_id: str
     run_name: str
     description: str
-    """What its owner says that it is for; empty if nothing."""
+    """Its purpose, as its owner states it; empty if it does not."""
     organised: bool
     model: str
     parent: str | None
@@ -297,7 +297,7 @@ class OwnStanding(Answer):
     counted: int | None
     """Its updates that count by the seals so far; None in an open run."""
     worth: int | None
-    """As of an `Origin`."""
+    """The same as of an `Origin`."""
 
 
 class SampleRow(Answer):

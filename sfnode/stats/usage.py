@@ -1,4 +1,4 @@
-"""What a node takes of its machine: CPU, memory and GPU, its network daemon included.
+"""Usage of its machine by a node: CPU, memory and GPU, its network daemon included.
 
 For people and metrics; limits have sensors of their own (`sensors`), which read only what a limit asks for.
 """

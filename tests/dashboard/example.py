@@ -73,7 +73,8 @@ class ExampleNode:
         return status(
             version="0.1.0", run_id="ab" * 32, run_name="films", role="trainer", state=NodeState.PAUSED,
             pauses=["battery"], paused_by=["mains"], origin=OWN, known=1_250_000, contributed=31_415,
-            updates_per_second=1.5, loss=0.41, machine=machine, organised=run, limits=Limits(cpu=50, mains=True),
+            updates_per_second=1.5, loss=0.41, machine=machine, organised=run,
+            limits=Limits(cpu=50, mains=True),
             bytes_sent=123_456_789, bytes_received=98_765_432, uptime=86_400.0, peer="Qm" + "x" * 44,
             digest="cd" * 32, log_bytes=7_000_000, update_budget=4_000_000,
         )  # fmt: skip
