@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from sfnode.cli import event_loop
 from sfnode.cli.dashboard import dashboard_token_option, shown
-from sfnode.cli.exit import DONE, FAILED, ended_at_once, leave, show
+from sfnode.cli.exit import DONE, ended_at_once, leave, show, status_of
+from sfnode.cli.folders import note
 from sfnode.cli.limit_options import limit_options, reason, take_limits
 from sfnode.cli.options import (
     data_dir_option,
@@ -282,6 +283,7 @@ def join(
     """
     fields = _following(link, fields) if link else fields
     set_up_logging(log_level, log_format)
+    note(fields["data_dir"])
     fields["limits"] = take_limits(fields)
     settings = Settings(**fields)
     for address in settings.peers:
@@ -325,7 +327,7 @@ def _run(
         if error.code is Code.WRONG_PASSPHRASE and may_ask:
             return _run(settings, tell, beside, asked())
         tell(error)
-        return FAILED
+        return status_of(error)
     return DONE
 
 

@@ -23,7 +23,7 @@ from sfnode.control.client import Client
 from sfnode.dashboard.access import guard, is_local
 from sfnode.dashboard.formatting import limits_in_words
 from sfnode.dashboard.snapshot import Now, Words, agreement, alarms, doing, health, look, measure, together
-from sfnode.errors import Code, UserError
+from sfnode.errors import NO_ANSWER, Code, UserError
 from sfnode.schema.base import Answer
 from sfnode.schema.status import Status
 from sfnode.schema.views import GenerateRequest, OriginsQuery, Progress, Swarm
@@ -163,4 +163,4 @@ async def _errors_as_json(
     except ValidationError as error:
         return invalid(error)
     except UserError as error:
-        return refusal(503 if error.code == Code.NODE_NOT_RUNNING else 409, error.what)
+        return refusal(503 if error.code in NO_ANSWER else 409, error.what)

@@ -20,7 +20,7 @@ from sfnode.node.driver import LogStore
 from sfnode.peers.compatibility import ask_manifest
 from sfnode.settings import Settings
 from sfnode.store import data_folder
-from sfnode.store.data_folder import DataDir
+from sfnode.store.data_folder import DataDir, Layout
 from sfnode.store.disk_errors import disk_faults, sync_folder
 from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
@@ -399,6 +399,15 @@ def remember_feed(update_log: UpdateLog, feed: Feed) -> None:
     """Record durably that `feed` is ours, before anything is computed for it."""
     update_log.set_meta(_INCARNATION, feed.incarnation.to_bytes(8, "big"))
     data_folder.remember_location(update_log)
+
+
+def contributed(layout: Layout, update_log: UpdateLog) -> int:
+    """Return the updates in the log of the feed that this folder has continued last; 0 if it has none."""
+    kept = update_log.get_meta(_INCARNATION)
+    if kept is None or not layout.identity.exists():
+        return 0
+    feed = Feed(Identity.read(layout.identity).public, int.from_bytes(kept, "big"))
+    return update_log.stop(feed)
 
 
 def remembered_peers(update_log: UpdateLog) -> list[str]:

@@ -98,7 +98,7 @@ def test_a_node_of_another_version_is_said_to_be_one(tmp_path: Path, sfnode: Run
     with fake_node(tmp_path / "node", {**ANSWERS, "GET /status": json.dumps(older)}):
         ended = sfnode("status", "--data-dir", tmp_path / "node")
     assert (ended.status, ended.out) == (1, "")
-    assert ended.err.startswith("sfnode: SF060: the node's answer has no field epochs")
+    assert ended.err.startswith("sfnode: SF057: the node's answer has no field epochs")
 
 
 def test_a_configuration_file_with_keys_of_the_command_alone_loads_no_other(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ COMMANDS = (
     "invite",
     "init",
     "join",
+    "list",
     "swarm",
     "organise",
     "status",
@@ -129,7 +130,7 @@ def test_without_a_command_the_help_is_shown(sfnode: Run) -> None:
 @pytest.mark.parametrize("name", ["status", "pause", "resume", "limit", "finish", "leave"])
 def test_without_a_node_there_is_nobody_to_ask(name: str, sfnode: Run, tmp_path: Path) -> None:
     ended = sfnode(name, "--data-dir", "nobody")
-    assert (ended.status, ended.out) == (1, "")
+    assert (ended.status, ended.out) == (3, "")
     assert ended.err.startswith(f"sfnode: SF060: no node answers at {tmp_path}/nobody/")
     assert "--data-dir" in ended.err
 
