@@ -15,7 +15,7 @@ PROFILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 """Form of a profile's name: it is the name of a folder."""
 
 MAX_LISTED = 1_000
-"""Folders of the list that are looked at, the newest; scripts make many."""
+"""Lines of the list; beyond, those whose folders are gone leave it. Tests and swarms make many."""
 
 
 def profile_folder(name: str) -> Path:
@@ -35,13 +35,16 @@ def note(folder: Path) -> None:
     """Add a folder to the list unless it is there, or is found without it."""
     folder = folder.expanduser().resolve()
     default, profiles = DATA_DIR.expanduser().resolve(), PROFILES.expanduser().resolve()
-    if folder == default or folder.parent == profiles or folder in _listed():
+    listed = _listed()
+    if folder == default or folder.parent == profiles or folder in listed:
         return
+    full = len(listed) >= MAX_LISTED
+    kept = [one for one in listed if one.is_dir()][1 - MAX_LISTED :] if full else []
     with suppress(OSError):  # nothing but `sfnode list` needs it
         file = FOLDERS.expanduser()
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as listed:  # in one write: others may add theirs now
-            listed.write(f"{folder}\n")
+        with file.open("w" if full else "a", encoding="utf-8") as out:  # others may add theirs now
+            out.write("".join(f"{line}\n" for line in (*kept, folder)))
 
 
 def _listed() -> list[Path]:
@@ -49,4 +52,4 @@ def _listed() -> list[Path]:
         lines = FOLDERS.expanduser().read_text("utf-8").splitlines()
     except (OSError, ValueError):
         return []
-    return [Path(line) for line in lines[-MAX_LISTED:] if line]
+    return [Path(line) for line in lines if line]

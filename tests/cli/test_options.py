@@ -179,6 +179,7 @@ def _example(option: click.Option) -> tuple[str, object]:
         "limit_download_rate": ("2000", 2000),
         "shard": ('"2/3"', (1, 3)),
         "invitation": (f'"3:{bytes(16).hex()}"', f"3:{bytes(16).hex()}"),
+        "contacts_url": ('"https://run.example/run.json"', "https://run.example/run.json"),
         "metrics": ('"9100"', ("127.0.0.1", 9100)),
         "ntp": ('"time.example"', ("time.example", 123)),
         "dashboard": ('"[::1]:9200"', ("::1", 9200)),
