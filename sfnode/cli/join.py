@@ -7,12 +7,14 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic import ValidationError
 
+import sfnode
 from sfnode.cli import event_loop
 from sfnode.cli.dashboard import dashboard_token_option, shown
 from sfnode.cli.exit import DONE, ended_at_once, leave, show, status_of
@@ -35,9 +37,9 @@ from sfnode.cli.options import (
 )
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import asked
-from sfnode.cli.progress import follow
+from sfnode.cli.progress import Narration, follow
 from sfnode.errors import Code, UserError
-from sfnode.logging import FORMATS, log_error, set_up_logging
+from sfnode.logging import FORMATS, begins, log_error, set_up_logging
 from sfnode.peers.invitations import check_same_run, read_link
 from sfnode.settings import Settings
 from sfnode.transport.base import peer_of
@@ -289,7 +291,11 @@ def join(
     for address in settings.peers:
         peer_of(address)  # before anything slow is loaded
     tell = show if log_format == FORMATS[0] else log_error
-    leave(_run(settings, tell, lambda: shown(settings.data_dir, dashboard, dashboard_token)))
+    beside = partial(shown, settings.data_dir, dashboard, dashboard_token)
+    with Narration(terminal=sys.stderr.isatty(), plain=log_format == FORMATS[0]) as narration:
+        begins("sfnode %s starts", sfnode.__version__)
+        status = _run(settings, tell, beside, narration)
+    leave(status)
 
 
 def _following(link: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -308,6 +314,7 @@ def _run(
     settings: Settings,
     tell: Callable[[UserError], object],
     beside: Callable[[], AbstractAsyncContextManager[None]],
+    narration: Narration,
     passphrase: bytes | None = None,
 ) -> int:
     """Run the node to its end, within the block of `beside`, and return the exit status.
@@ -318,27 +325,28 @@ def _run(
 
     async def live() -> None:
         async with beside():
-            await _live(settings, passphrase)
+            await _live(settings, narration, passphrase)
 
     try:
         event_loop.run(live(), uvloop.run)
     except UserError as error:
+        narration.rest()
         may_ask = passphrase is None and settings.passphrase_file is None and sys.stdin.isatty()
         if error.code is Code.WRONG_PASSPHRASE and may_ask:
-            return _run(settings, tell, beside, asked())
+            return _run(settings, tell, beside, narration, asked())
         tell(error)
         return status_of(error)
     return DONE
 
 
-async def _live(settings: Settings, passphrase: bytes | None) -> None:
+async def _live(settings: Settings, narration: Narration, passphrase: bytes | None) -> None:
     """Run the node until a signal, a request through the control socket, or the end of its work."""
     from sfnode.node.node import Node
 
     async with Node(settings, make_transport=_transport, passphrase=passphrase) as node:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, node.leave)
-        _announce(node)
+        _announce(node, narration)
         await node.wait()
 
 
@@ -350,11 +358,12 @@ def _transport(settings: Settings, data_dir: DataDir, bootstrap: tuple[str, ...]
     return libp2p(settings, data_dir, bootstrap)
 
 
-def _announce(node: Node) -> None:
+def _announce(node: Node, narration: Narration) -> None:
     """Print that the node works and how others join; show how far it has caught up."""
     manifest = node.manifest
-    follow(node.status)
+    narration.rest()
     echo(f"joined run {manifest.name} ({manifest.run_id.hex()[:16]}) as {node.settings.role}")
     if node.addresses():
         link = node.running.views.invitation().link
         echo(f"others join with (`sfnode invite` shows it again):\n  sfnode join {link}")
+    follow(node.status, narration)

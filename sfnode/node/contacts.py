@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from sfnode.errors import UserError
-from sfnode.logging import log
+from sfnode.logging import begins, log
 from sfnode.peers import contacts
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir
@@ -45,7 +45,7 @@ async def followed(settings: Settings, data_dir: DataDir, fetch: Fetch = contact
     url = settings.contacts_url
     if not url or data_dir.manifest.exists() or settings.run:
         return settings
-    log.info("asking %s for peers", url)
+    begins("asking %s for peers", url)
     try:
         said = await fetch(url)
         contacts.check_same_run(said, settings.run_id, url)

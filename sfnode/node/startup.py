@@ -14,7 +14,7 @@ from threading import Event
 from typing import TypeVar
 
 from sfnode.errors import Code, UserError
-from sfnode.logging import log
+from sfnode.logging import begins, log
 from sfnode.manifest import Manifest
 from sfnode.node.driver import LogStore
 from sfnode.peers.compatibility import ask_manifest
@@ -124,6 +124,7 @@ async def fetch_manifest(transport: Transport, peers: tuple[str, ...]) -> Manife
     reasons: list[str] = []
     unusable: UserError | None = None
     for address in peers:
+        begins("asking %s for the run", address)
         try:
             manifest = await ask_manifest(transport, address)
         except (TransportError, RemoteProtocolError) as error:
