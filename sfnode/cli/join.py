@@ -19,6 +19,8 @@ from sfnode.cli import event_loop
 from sfnode.cli.dashboard import dashboard_token_option, shown
 from sfnode.cli.exit import DONE, ended_at_once, leave, show, status_of
 from sfnode.cli.folders import note
+from sfnode.cli.grouped import GroupedCommand
+from sfnode.cli.limit import LIMITS
 from sfnode.cli.limit_options import limit_options, reason, take_limits
 from sfnode.cli.options import (
     data_dir_option,
@@ -42,10 +44,13 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import FORMATS, begins, log_error, set_up_logging
 from sfnode.peers.invitations import check_same_run, read_link
 from sfnode.settings import Settings
+from sfnode.store.data_folder import Layout
 from sfnode.transport.base import peer_of
 from sfprotocol.invitation import is_url
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sfnode.node.node import Node
     from sfnode.store.data_folder import DataDir
     from sfnode.transport.base import Transport
@@ -70,7 +75,24 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     return value
 
 
-@click.command
+GROUPS = {
+    "Which run": "--peers --run --run-id --contacts-url --invitation --data-dir --profile",
+    "What this node does": "--role --device --dtype --threads --queries --steps --until-complete "
+    "--display-name --team --export-every",
+    "Model and data": "--model --share-model --data --noise --noise-clip --shard",
+    "What it may use of this machine": " ".join(
+        f"--limit-{name.replace('_', '-')}" for name in (*LIMITS, "mains")
+    ),
+    "Network": "--host-maddrs --announce-maddrs --client-mode --auto-relay --trusted-relays --circuit-relay",
+    "History and audits": "--from-checkpoint --history --audit --audit-revokes",
+    "Organising a run": "--organise --alone --admission --search --guard --renew-bases --keys-dir "
+    "--passphrase-file",
+    "Views and logs": "--dashboard --dashboard-token --metrics --log-to --log-level --log-format",
+}
+"""Options by the heading under which the help lists them."""
+
+
+@click.command(cls=GroupedCommand, groups=GROUPS)
 @link_argument
 @peers_option("Address of a node of the run, as that node prints it. Repeat for more.")
 @run_option("Run manifest: start this run; together with --peers, refuse to join any other.")
@@ -284,6 +306,8 @@ def join(
     again in the same folder it goes on where it stopped.
     """
     fields = _following(link, fields) if link else fields
+    if not (fields["peers"] or fields["run"] or fields["contacts_url"]):
+        _require_run(fields["data_dir"])
     set_up_logging(log_level, log_format)
     note(fields["data_dir"])
     fields["limits"] = take_limits(fields)
@@ -296,6 +320,21 @@ def join(
         begins("sfnode %s starts", sfnode.__version__)
         status = _run(settings, tell, beside, narration)
     leave(status)
+
+
+def _require_run(folder: Path) -> None:
+    """Raise UserError BAD_OPTION, which says what a link is, unless the folder has a run to go on with."""
+    if Layout(folder).manifest.exists():
+        return
+    raise UserError(
+        Code.BAD_OPTION,
+        f"there is no run to join: you have named none, and {folder} holds none",
+        "Whoever is in a run can send you a link, which is all that you need (`sfnode invite` prints it there):\n"
+        "sfnode join sfnode:AZMB...                     with such a link\n"
+        "sfnode join https://HOST/run.json              with the page of a run\n"
+        "sfnode init, sfnode join --run run.toml ...    starts a run of your own\n"
+        "sfnode swarm                                   shows how it works on this machine alone",
+    )
 
 
 def _following(link: str, fields: dict[str, Any]) -> dict[str, Any]:
