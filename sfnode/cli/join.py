@@ -329,7 +329,7 @@ def _require_run(folder: Path) -> None:
     raise UserError(
         Code.BAD_OPTION,
         f"there is no run to join: you have named none, and {folder} holds none",
-        "Whoever is in a run can send you a link, which is all that you need (`sfnode invite` prints it there):\n"
+        "A link from somebody in a run is all that you need (`sfnode invite` prints it there):\n"
         "sfnode join sfnode:AZMB...                     with such a link\n"
         "sfnode join https://HOST/run.json              with the page of a run\n"
         "sfnode init, sfnode join --run run.toml ...    starts a run of your own\n"

@@ -19,9 +19,10 @@ from sfnode.manifest import Manifest
 from sfnode.modelshare.bases import BasesShare
 from sfnode.modelshare.data import DataShare
 from sfnode.modelshare.sharing import Sharing
-from sfnode.node import contacts, startup
+from sfnode.node import clock, contacts, startup
 from sfnode.node.audits import Auditing
 from sfnode.node.checkpoints import Checkpoints
+from sfnode.node.clock import ClockCheck
 from sfnode.node.driver import Driver
 from sfnode.node.engine_thread import Engine, EngineThread, Order, StepResult
 from sfnode.node.exports import Exports
@@ -136,6 +137,7 @@ class RunningNode:
         )
         self.views = Views(self, self._readiness.done)
         self.recorder = Recorder(self, logger)
+        self.clock_check = ClockCheck(transport.clock_ahead, lambda: self.book.sample(clock.PEERS))
         self.limiter = ResourceLimiter(
             settings.limits,
             machine=Sensors(settings.device),
@@ -262,7 +264,8 @@ class RunningNode:
 
     def _continue_as(self, feed: Feed) -> None:
         """Record the new feed of our own; called on the disk thread."""
-        log.warning("cannot prove that this log is all we ever said: continuing under a new incarnation")
+        last = startup.last_feed(self.log, feed.origin)
+        startup.tell_of_new_feed(self.log, last, "cannot prove that this log is all we ever said")
         startup.remember_feed(self.log, feed)
 
     def _after_round(self) -> None:
@@ -323,7 +326,7 @@ class RunningNode:
         driving = asyncio.create_task(self._guard(self.driver.run))
         jobs = (
             *(self.peering.run, self.views.run, self.limiter.run),
-            *(self._stock, self._report, partial(be_admitted, self)),
+            *(self._stock, self._report, partial(be_admitted, self), self.clock_check.run),
             *((self._keep_company,) if self.contacts_url else ()),
             *((self.recorder.run,) if self.settings.log_to else ()),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
