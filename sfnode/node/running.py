@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from random import SystemRandom
 from typing import NamedTuple, TypeVar
@@ -216,12 +217,18 @@ class RunningNode:
             topic=self.manifest.run_id,
             book=self.book,
             own_record=self._record,
-            remember=lambda addresses: startup.remember_peers(self.log, addresses),
+            remember=self._remember,
             random=random,
             rostered=not self.manifest.organised.private,
         )
 
     # -- callbacks ---------------------------------------------------------------------------------
+
+    def _remember(self, met: list[str]) -> None:
+        """Keep the addresses of peers for the next start, and for links; called on another thread."""
+        startup.remember_peers(self.log, met)
+        with suppress(UserError):
+            contacts.keep(self.data_dir.contacts, self.manifest, met, self.contacts_url)
 
     def _published(self) -> tuple[Bases, ...]:
         """Return the published bases of the run as of now."""

@@ -138,8 +138,8 @@ async def fetch_manifest(transport: Transport, peers: tuple[str, ...]) -> Manife
     raise unusable or UserError(
         Code.PEERS_UNREACHABLE,
         "no peer sent the run's manifest: " + "; ".join(reasons),
-        "Ask whoever invited you for a new link (`sfnode invite` there makes one); `sfnode doctor LINK` shows "
-        "how far each of its peers gets.",
+        "Ask whoever invited you for a new link (`sfnode invite` makes one there); `sfnode doctor LINK` "
+        "shows how far each of its peers gets.",
     )
 
 
