@@ -27,7 +27,7 @@ STATUSES = {
     NOT_RUNNING: "no node runs in this folder (SF060), and nothing is wrong besides",
     INTERRUPTED: "interrupted; also a node that had not joined its run yet",
 }
-"""What each exit status means, as docs/errors.md has it; 3 is what init scripts return for "not running"."""
+"""Meaning of each exit status, as docs/errors.md has it; 3 is what init scripts return for "not running"."""
 
 
 def status_of(error: UserError) -> int:

@@ -128,7 +128,7 @@ class RunningNode:
         self._told: frozenset[str] = frozenset()
         """Numbers of the alarms that the log tells of."""
         self.contacts_url = contacts.known_url(settings.contacts_url, update_log)
-        """Where the current contacts of the run are published; empty if that is not known."""
+        """The web page with the current contacts of the run; empty if none is known."""
         self._look_for_others()
         self._readiness = Readiness(
             self.machine,
