@@ -54,6 +54,7 @@ class Code(IntEnum):
     NO_ADDRESS = 54
     CONTACTS_UNUSABLE = 55
     CLOCK_DIFFERS = 56
+    NODE_NOT_ANSWERING = 57
     NODE_NOT_RUNNING = 60
     SWARM_FAILED = 61
     DIGESTS_DIFFER = 62
@@ -83,6 +84,10 @@ class Code(IntEnum):
     WORK_SKIPPED = 86
     BAD_RUN_FILE = 87
     CERTIFICATE_INVALID = 88
+
+
+NO_ANSWER = (Code.NODE_NOT_RUNNING, Code.NODE_NOT_ANSWERING)
+"""Numbers of the errors of whoever asks a node and gets no answer."""
 
 
 class UserError(Exception):

@@ -82,7 +82,7 @@ class Invitation:
     contacts: tuple[Contact, ...]
     ticket: Ticket | None = None
     url: str = ""
-    """Where the current contacts of the run are published (SPEC N6); empty if nowhere."""
+    """The web page with the current contacts of the run (SPEC N6); empty if there is none."""
 
     @property
     def addresses(self) -> tuple[str, ...]:

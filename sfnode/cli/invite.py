@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sfnode.cli.data_folder import opened_run, running_node
+from sfnode.cli.data_folder import running_node, used_folder
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
+from sfnode.schema import unchecked
 
 if TYPE_CHECKING:
     from sfnode.schema import InviteResult
@@ -70,7 +71,8 @@ def invite(data_dir: Path, qr: bool | None, contacts_url: str, run_json: Path | 
     node does not run, only of the latter. Anybody who has the link can join; it holds no secret of this node.
     """
     found = _from_running_node(data_dir)
-    invitation = vars(found or _from_folder(data_dir))
+    invitation = {**vars(found or _from_folder(data_dir))}
+    invitation.pop("updated", None)  # of the file in the folder, not of what is said now
     if contacts_url:
         from sfnode.peers.contacts import naming
 
@@ -103,15 +105,17 @@ def _from_running_node(data_dir: Path) -> InviteResult | None:
 
 
 def _from_folder(data_dir: Path) -> InviteResult:
-    """Return an invitation by the peers that the node of this folder has met."""
-    from sfnode.node.contacts import known_url
-    from sfnode.node.startup import remembered_peers
-    from sfnode.peers.invitations import compose
-    from sfnode.peers.invitations import invite as invitation
-
-    with opened_run(data_dir) as (manifest, update_log):
-        met, url = remembered_peers(update_log), known_url("", update_log)
-        return invitation(manifest, compose(manifest.run_id, [], met, url=url))
+    """Return the invitation by the peers that the node of this folder has met, which the node has kept."""
+    layout = used_folder(data_dir)
+    try:
+        kept: InviteResult = unchecked.read(layout.contacts.read_bytes())
+    except (OSError, ValueError):
+        raise UserError(
+            Code.NO_ADDRESS,
+            "there is no address to invite to: this node does not run, and has met nobody",
+            "Start it (`sfnode join`), or ask for a link where a node of the run can be reached.",
+        ) from None
+    return kept
 
 
 def _draw(link: str) -> None:

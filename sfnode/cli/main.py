@@ -15,10 +15,10 @@ from typing import NoReturn
 import click
 
 import sfnode
-from sfnode.cli.exit import DONE, INTERRUPTED, show, show_usage
+from sfnode.cli.exit import DONE, interrupted, show, show_usage
 from sfnode.cli.lazy_group import Entry, LazyGroup
 from sfnode.cli.options import DEFAULT_CONFIG, config_file
-from sfnode.cli.output import echo
+from sfnode.cli.output import begin
 from sfnode.defaults import variable
 from sfnode.errors import UserError
 
@@ -77,6 +77,7 @@ COMMANDS = {
         "sfnode.cli.certificate:verify_certificate", "Check a certificate against its run."
     ),
     "top": Entry("sfnode.cli.top:top", "Watch a running node in the terminal."),
+    "list": Entry("sfnode.cli.list:list_", "List the runs on this machine."),
     "dashboard": Entry("sfnode.cli.dashboard:dashboard", "Show a running node in the browser."),
 }
 
@@ -124,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _status(arguments: Sequence[str] | None) -> int:
+    begin(as_json="--json" in (sys.argv if arguments is None else arguments))
     try:
         return int(cli(arguments, standalone_mode=False) or DONE)
     except click.ClickException as error:
@@ -131,5 +133,4 @@ def _status(arguments: Sequence[str] | None) -> int:
     except UserError as error:
         return show(error)
     except (click.Abort, KeyboardInterrupt):
-        echo("interrupted", err=True)
-        return INTERRUPTED
+        return interrupted()

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from sfnode.errors import UserError
-from sfnode.logging import log
+from sfnode.logging import begins, log
+from sfnode.manifest import Manifest
 from sfnode.peers import contacts
+from sfnode.peers.invitations import compose, invite
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir
 from sfnode.store.log import UpdateLog
@@ -37,6 +40,15 @@ def known_url(given: str, update_log: UpdateLog) -> str:
     return given or kept
 
 
+def keep(path: Path, manifest: Manifest, met: Sequence[str], url: str) -> None:
+    """Keep the invitation by these peers, so that `sfnode invite` has one while the node does not run.
+
+    Raises UserError NO_ADDRESS and BAD_OPTION; nothing but that command needs it.
+    """
+    said = invite(manifest, compose(manifest.run_id, [], met, url=url))
+    contacts.write(path, said.model_dump())
+
+
 async def followed(settings: Settings, data_dir: DataDir, fetch: Fetch = contacts.fetch) -> Settings:
     """Return the settings of a node that joins, with the peers of its page before those that it was given.
 
@@ -45,7 +57,7 @@ async def followed(settings: Settings, data_dir: DataDir, fetch: Fetch = contact
     url = settings.contacts_url
     if not url or data_dir.manifest.exists() or settings.run:
         return settings
-    log.info("asking %s for peers", url)
+    begins("asking %s for peers", url)
     try:
         said = await fetch(url)
         contacts.check_same_run(said, settings.run_id, url)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from sfnode.control import prometheus, server
 from sfnode.loggers.open import opened
+from sfnode.logging import begins
 from sfnode.node import contacts, startup
 from sfnode.node.engine_loading import load_trainer
 from sfnode.node.running import LoadEngine, RunningNode
@@ -148,6 +149,7 @@ class Node:
             settings = self.settings = await contacts.followed(settings, data_dir)
             bootstrap = () if data_dir.manifest.exists() else settings.peers
             startup.renew_copied_peer_id(local, data_dir)
+            begins("starting the network")
             transport = await self._transport(data_dir, bootstrap)
             stack.push_async_callback(transport.stop)
             await transport.start()

@@ -65,6 +65,11 @@ class Layout:
         return self.path / "ports"
 
     @property
+    def contacts(self) -> Path:
+        """The invitation by peers that the node has met, for when it does not run (`run.json`)."""
+        return self.path / "contacts.json"
+
+    @property
     def manifest(self) -> Path:
         return self.path / "run.toml"
 

@@ -13,11 +13,11 @@ from sfnode.cli.join import _following
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
+from sfnode.node import contacts as kept_contacts
 from sfnode.node import startup
 from sfnode.peers import contacts, invitations
 from sfnode.settings import Settings
 from sfnode.store.data_folder import open_data_dir
-from sfnode.store.log import UpdateLog
 from sfprotocol import PROTOCOL_VERSION, invitation
 from tests.cli.helpers import Ended
 
@@ -40,8 +40,7 @@ def folder(tmp_path: Path, run: Manifest) -> Path:
     """A folder in which a node has met peers."""
     with open_data_dir(tmp_path / "node") as data_dir:
         data_dir.manifest.write_text(run.to_toml())
-        with UpdateLog.open(data_dir.log, run.run_id) as log:
-            startup.remember_peers(log, OTHERS)
+        kept_contacts.keep(data_dir.contacts, run, OTHERS, "")
     return tmp_path / "node"
 
 

@@ -28,6 +28,7 @@ from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
 from hivemind.utils.timed_storage import get_dht_time
 
 from sfnode.errors import UserError
+from sfnode.logging import begins
 from sfnode.transport import base
 from sfnode.transport.base import Link, LinkHandler, PeerRecord, RequestHandler, TransportError
 from sfnode.transport.libp2p.calls import (
@@ -193,6 +194,8 @@ class HivemindTransport:
         async with self._changing:
             await self._begin()
         others = [address for address in self._settings.bootstrap if base.peer_of(address) != self.peer]
+        if others:
+            begins("reaching %s", others[0] if len(others) == 1 else f"{len(others)} addresses of peers")
         if others and not await self.bootstrap(others):
             await self.stop()
             raise peers_unreachable(others)
