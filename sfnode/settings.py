@@ -116,6 +116,8 @@ class Settings(Section):
     """Host and port of `GET /metrics` on TCP; it is a route of the control socket in any case."""
     export_every: int = Field(default=0, ge=0, le=65_536)
     """Seals of an organised run after which the model is exported to the node's folder; 0: never."""
+    samples: int = Field(default=4, ge=0, le=16)
+    """Test rows whose answers by the base model and later ones are recorded as the run goes; 0: none."""
     log_to: tuple[str, ...] = ()
     """Loggers that are fed while the node runs, as `sfnode.loggers.open` reads them: `jsonl:FILE`."""
 

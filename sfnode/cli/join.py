@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 import sfnode
 from sfnode.cli import event_loop
-from sfnode.cli.dashboard import dashboard_token_option, shown
+from sfnode.cli.dashboard import dashboard_control_option, dashboard_token_option, shown
 from sfnode.cli.exit import DONE, ended_at_once, leave, show, status_of
 from sfnode.cli.folders import note
 from sfnode.cli.grouped import GroupedCommand
@@ -264,6 +264,12 @@ GROUPS = {
     "the last three are kept.  [default: never]",
 )
 @setting(
+    "--samples",
+    metavar="ROWS",
+    help="Record for the dashboard how the base model and those of later seals answer so many test rows; it "
+    "takes a fiftieth of the computing at most.  [default: 4; 0: none]",
+)
+@setting(
     "--log-to",
     metavar="KIND:PLACE",
     help="Record loss, seals, evaluations and traffic: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or "
@@ -277,6 +283,7 @@ GROUPS = {
     "machine only]",
 )
 @dashboard_token_option
+@dashboard_control_option
 @option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning"]),
@@ -297,6 +304,7 @@ def join(
     log_format: str,
     dashboard: tuple[str, int] | None,
     dashboard_token: str,
+    dashboard_control: bool,
     **fields: Any,
 ) -> None:
     """Run a node: join a run by an invitation (LINK) or by --peers ADDRESS, or start one (--run FILE).
@@ -315,7 +323,7 @@ def join(
     for address in settings.peers:
         peer_of(address)  # before anything slow is loaded
     tell = show if log_format == FORMATS[0] else log_error
-    beside = partial(shown, settings.data_dir, dashboard, dashboard_token)
+    beside = partial(shown, settings.data_dir, dashboard, dashboard_token, dashboard_control)
     with Narration(terminal=sys.stderr.isatty(), plain=log_format == FORMATS[0]) as narration:
         begins("sfnode %s starts", sfnode.__version__)
         status = _run(settings, tell, beside, narration)

@@ -66,6 +66,16 @@ COMMANDS = {
     "bench": Entry("sfnode.cli.bench:bench", "Show what this machine can do with a model."),
     "doctor": Entry("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),
     "simulate": Entry("sfnode.cli.simulate:simulate", "Simulate networks under faults, and training."),
+    "publish": Entry("sfnode.cli.publish:publish", "Write a page about a run for any web server."),
+    "publish-directory": Entry(
+        "sfnode.cli.publish:publish_directory", "Write a page about several runs from their run.json."
+    ),
+    "certificate": Entry(
+        "sfnode.cli.certificate:certificate", "Certify, as the organiser, what a member has contributed."
+    ),
+    "verify-certificate": Entry(
+        "sfnode.cli.certificate:verify_certificate", "Check a certificate against its run."
+    ),
     "top": Entry("sfnode.cli.top:top", "Watch a running node in the terminal."),
     "list": Entry("sfnode.cli.list:list_", "List the runs on this machine."),
     "dashboard": Entry("sfnode.cli.dashboard:dashboard", "Show a running node in the browser."),

@@ -97,6 +97,18 @@ class Client:
     async def history(self, *, points: int = 200) -> schema.History:
         return await self._ask(lambda: schema.History, f"/views/history?points={points}")
 
+    async def about(self) -> schema.About:
+        return await self._ask(lambda: schema.About, "/views/about")
+
+    async def standing(self) -> schema.OwnStanding:
+        return await self._ask(lambda: schema.OwnStanding, "/views/own")
+
+    async def samples(self) -> schema.Samples:
+        return await self._ask(lambda: schema.Samples, "/views/samples")
+
+    async def timeline(self, *, limit: int = 200) -> schema.Timeline:
+        return await self._ask(lambda: schema.Timeline, f"/views/timeline?limit={limit}")
+
     async def generate(self, prompt: str, *, tokens: int = 32) -> schema.Generated:
         """Have the base model and the model of the last seal (open run: as of now) continue `prompt`, by
         `tokens` tokens at most."""
@@ -220,6 +232,18 @@ class SyncClient:
 
     def history(self, *, points: int = 200) -> schema.History:
         return _finished(self._client.history(points=points))
+
+    def about(self) -> schema.About:
+        return _finished(self._client.about())
+
+    def standing(self) -> schema.OwnStanding:
+        return _finished(self._client.standing())
+
+    def samples(self) -> schema.Samples:
+        return _finished(self._client.samples())
+
+    def timeline(self, *, limit: int = 200) -> schema.Timeline:
+        return _finished(self._client.timeline(limit=limit))
 
     def generate(self, prompt: str, *, tokens: int = 32) -> schema.Generated:
         return _finished(self._client.generate(prompt, tokens=tokens))

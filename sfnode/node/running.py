@@ -32,13 +32,14 @@ from sfnode.node.peering import Peering
 from sfnode.node.privacy import Privacy
 from sfnode.node.readiness import Readiness
 from sfnode.node.recorder import Recorder
+from sfnode.node.samples import Sampling
 from sfnode.node.shutdown import Departure
 from sfnode.node.state import describe
 from sfnode.node.step_scheduler import StepScheduler
 from sfnode.node.views import Views
 from sfnode.organising.reports import Reports
 from sfnode.peers.address_book import AddressBook
-from sfnode.peers.latency import ECHO
+from sfnode.peers.latency import ECHO, introduction
 from sfnode.resources.limiter import ResourceLimiter
 from sfnode.resources.quotas import DailyTraffic
 from sfnode.resources.sensors import Sensors
@@ -84,6 +85,8 @@ class Moment(NamedTuple):
 
     digest: str
     known: int
+    epoch: int | None = None
+    """Epoch of the seal; in an open run the one that is open."""
 
 
 class RunningNode:
@@ -170,6 +173,9 @@ class RunningNode:
         self.auditing = Auditing(self) if settings.audit else None
         self.privacy = Privacy(self) if settings.noise else None
         self.exports = Exports(self) if settings.export_every else None
+        self.sampling = Sampling(self) if settings.samples and settings.role == "trainer" else None
+        self._introduction = self._introduce()
+        """Reply to those who measure how far away this node is."""
         self._departure = Departure(
             self.machine, done=self._done, alone=lambda: self.peering.alone, clock=self.clock
         )
@@ -206,6 +212,13 @@ class RunningNode:
             rate_limit=self.driver.bandwidth.download,
             clock=self.clock,
         )
+
+    def _introduce(self) -> bytes:
+        """Return who this node is, to neighbours: the origin of one that bears a name, of others nothing."""
+        own = self.machine.own
+        if own is None or not self.settings.display_name:
+            return ECHO
+        return introduction(self.manifest.run_id, own.origin, self.transport.peer, self.machine.sign)
 
     def _look_for_others(self) -> None:
         given, remembered = self.settings.peers, startup.remembered_peers(self.log)
@@ -312,7 +325,7 @@ class RunningNode:
 
     async def _answer(self, asker: Asker, frame: bytes) -> bytes:
         if frame == ECHO:
-            return ECHO
+            return self._introduction
         try:
             question = wire_codec.decode(frame)
         except RemoteProtocolError as error:
@@ -341,6 +354,7 @@ class RunningNode:
             *((self.auditing.run,) if self.auditing else ()),
             *((self.privacy.run,) if self.privacy else ()),
             *((self.exports.run,) if self.exports else ()),
+            *((self.sampling.run,) if self.sampling else ()),
         )
         looking = [asyncio.create_task(self._guard(job)) for job in jobs]
         try:
@@ -499,7 +513,7 @@ class RunningNode:
         return describe(self)
 
     async def evaluate(self, base: bool, limit: int, calibrated: bool = False) -> NodeEvaluation:
-        """Accuracy or loss on the test rows, of the model that counts (`_ask_of_model`) or of the base model,
+        """Accuracy or loss on the test rows, of the model that counts (`ask_of_model`) or of the base model,
         which may be `calibrated`."""
         wanted = self.limiter.until_a_pause()
         if base:
@@ -507,7 +521,7 @@ class RunningNode:
                 lambda engine: engine.evaluate_base(limit, wanted, calibrated=calibrated)
             )
         else:
-            moment, result = await self._ask_of_model(lambda engine: engine.evaluate(limit, wanted))
+            moment, result = await self.ask_of_model(lambda engine: engine.evaluate(limit, wanted))
         answer = NodeEvaluation(
             **dict(result),
             seconds=self.clock() - self.started_at,
@@ -520,19 +534,20 @@ class RunningNode:
         return answer
 
     async def generate(self, prompt: str, tokens: int) -> Generated:
-        """Continue `prompt` with the base model and the model that counts (`_ask_of_model`), by at most
+        """Continue `prompt` with the base model and the model that counts (`ask_of_model`), by at most
         `tokens` tokens each."""
-        moment, (base, now) = await self._ask_of_model(lambda engine: engine.generate(prompt, tokens))
+        moment, (base, now) = await self.ask_of_model(lambda engine: engine.generate(prompt, tokens))
         return Generated(base=base, now=now, digest=moment.digest, known=moment.known)
 
-    async def _ask_of_model(self, question: Callable[[Engine], T]) -> tuple[Moment, T]:
+    async def ask_of_model(self, question: Callable[[Engine], T]) -> tuple[Moment, T]:
         """Return the engine's answer about the model that `sfnode export` would write: that of the last seal
         which is here as a whole, with its core digest; in an open run, that of now.
 
         Until the first seal it is the base model. Raises as `ask_engine`.
         """
         if self.machine.organised is None:
-            return await self.ask_engine(question)
+            moment, now = await self.ask_engine(question)
+            return moment._replace(epoch=self.machine.epoch), now
         found: list[Checkout] = []
 
         def counted() -> Mapping[Feed, Counted]:
@@ -542,7 +557,7 @@ class RunningNode:
         _, (digest, answer) = await self.ask_engine(
             lambda engine: (engine.core.digest().hex(), question(engine)), counted
         )
-        return Moment(digest, found[-1].updates), answer
+        return Moment(digest, found[-1].updates, found[-1].epoch), answer
 
     async def core_status(self) -> CoreStatus:
         """State digest and core digest of one and the same moment; a relay has no cores."""

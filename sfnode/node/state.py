@@ -54,7 +54,9 @@ def describe(node: RunningNode) -> Status:
         uptime=node.clock() - node.started_at,
         fetch=fetch,
         pauses=node.limiter.reason_texts(),
+        paused_by=node.limiter.reason_names(),
         limits=node.limiter.limits,
+        machine=node.views.machine,
         wait=_wait(node),
         alarms=[
             *_of_what_is_lacking(node),

@@ -102,7 +102,7 @@ async def fetch(url: str) -> Invitation:
     def work() -> None:
         data, problem = None, None
         try:
-            data = _get(url, time.monotonic() + FETCH_DEADLINE)
+            data = download(url, time.monotonic() + FETCH_DEADLINE)
         except Exception as error:  # whatever a web server and urllib make of it
             problem = error
         try:
@@ -119,7 +119,7 @@ async def fetch(url: str) -> Invitation:
         raise _unusable(url, why) from error
 
 
-def _get(url: str, deadline: float) -> bytes:
+def download(url: str, deadline: float) -> bytes:
     """Return what a web server has at `url`. Raises OSError, HTTPException, or ValueError for too much."""
     from urllib import request as web
     from urllib.error import HTTPError
