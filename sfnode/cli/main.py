@@ -70,9 +70,7 @@ COMMANDS = {
     "publish-directory": Entry(
         "sfnode.cli.publish:publish_directory", "Write a page about several runs from their run.json."
     ),
-    "certificate": Entry(
-        "sfnode.cli.certificate:certificate", "Certify, as the organiser, what a member has contributed."
-    ),
+    "certificate": Entry("sfnode.cli.certificate:certificate", "Certify what a key has brought to a run."),
     "verify-certificate": Entry(
         "sfnode.cli.certificate:verify_certificate", "Check a certificate against its run."
     ),
