@@ -41,7 +41,8 @@ FEEDS_PAGE = 1000
 class Client:
     """Asks the node that listens on the Unix socket `socket`, from within an event loop.
 
-    Every method raises UserError: NODE_NOT_RUNNING if no node answers, and whatever the node refuses. With
+    Every method raises UserError: NODE_NOT_RUNNING if there is none, NODE_NOT_ANSWERING if it gives no
+    usable answer, and whatever the node refuses. With
     `checked=False` answers are not validated but taken as they are (`sfnode.schema.unchecked`).
     """
 
@@ -179,8 +180,7 @@ class Client:
             received = await self._exchange(self._socket, http.request(method, path, body), deadline)
             status, text = http.response(received)
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise _no_answer(self._socket, reason) from error
+            raise _no_answer(self._socket, error) from error
         if status != 200:
             raise _refused(text)
         return text
@@ -287,7 +287,11 @@ class SyncClient:
 
 def other_version(socket: Path) -> UserError:
     """Return the error for an answer that is not what this sfnode expects."""
-    return _no_answer(socket, "it says something else; is it of another version of sfnode?")
+    return UserError(
+        Code.NODE_NOT_ANSWERING,
+        f"the node at {socket} says something else; is it of another version of sfnode?",
+        "Start the node again, with this version.",
+    )
 
 
 def _finished(call: Coroutine[Any, Any, R]) -> R:
@@ -299,7 +303,15 @@ def _finished(call: Coroutine[Any, Any, R]) -> R:
     raise AssertionError("a blocking call has suspended")
 
 
-def _no_answer(socket: Path, reason: str) -> UserError:
+def _no_answer(socket: Path, error: Exception) -> UserError:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    there = isinstance(error, ValueError | TimeoutError | PermissionError | ConnectionResetError)
+    if there:  # who has the socket
+        return UserError(
+            Code.NODE_NOT_ANSWERING,
+            f"the node at {socket} does not answer: {reason}",
+            "See what it logs; if it hangs, end its process and start it again: its log is on disk.",
+        )
     return UserError(
         Code.NODE_NOT_RUNNING,
         f"no node answers at {socket}: {reason}",

@@ -37,7 +37,7 @@ from sfnode.dashboard.snapshot import (
     measure,
     together,
 )
-from sfnode.errors import Code, UserError
+from sfnode.errors import NO_ANSWER, Code, UserError
 from sfnode.schema.base import Answer
 from sfnode.schema.status import Status
 from sfnode.schema.views import About, GenerateRequest, OriginsQuery, OwnStanding, Progress, Swarm
@@ -239,4 +239,4 @@ async def _errors_as_json(
     except ValidationError as error:
         return invalid(error)
     except UserError as error:
-        return refusal(503 if error.code == Code.NODE_NOT_RUNNING else 409, error.what)
+        return refusal(503 if error.code in NO_ANSWER else 409, error.what)

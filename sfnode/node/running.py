@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from random import SystemRandom
 from typing import NamedTuple, TypeVar
@@ -19,9 +20,10 @@ from sfnode.manifest import Manifest
 from sfnode.modelshare.bases import BasesShare
 from sfnode.modelshare.data import DataShare
 from sfnode.modelshare.sharing import Sharing
-from sfnode.node import startup
+from sfnode.node import clock, contacts, startup
 from sfnode.node.audits import Auditing
 from sfnode.node.checkpoints import Checkpoints
+from sfnode.node.clock import ClockCheck
 from sfnode.node.driver import Driver
 from sfnode.node.engine_thread import Engine, EngineThread, Order, StepResult
 from sfnode.node.exports import Exports
@@ -128,6 +130,8 @@ class RunningNode:
         """Time at which this node first asked to be admitted."""
         self._told: frozenset[str] = frozenset()
         """Numbers of the alarms that the log tells of."""
+        self.contacts_url = contacts.known_url(settings.contacts_url, update_log)
+        """The web page with the current contacts of the run; empty if none is known."""
         self._look_for_others()
         self._readiness = Readiness(
             self.machine,
@@ -137,6 +141,7 @@ class RunningNode:
         )
         self.views = Views(self, self._readiness.done)
         self.recorder = Recorder(self, logger)
+        self.clock_check = ClockCheck(transport.clock_ahead, lambda: self.book.sample(clock.PEERS))
         self.limiter = ResourceLimiter(
             settings.limits,
             machine=Sensors(settings.device),
@@ -225,12 +230,18 @@ class RunningNode:
             topic=self.manifest.run_id,
             book=self.book,
             own_record=self._record,
-            remember=lambda addresses: startup.remember_peers(self.log, addresses),
+            remember=self._remember,
             random=random,
             rostered=not self.manifest.organised.private,
         )
 
     # -- callbacks ---------------------------------------------------------------------------------
+
+    def _remember(self, met: list[str]) -> None:
+        """Keep the addresses of peers for the next start, and for links; called on another thread."""
+        startup.remember_peers(self.log, met)
+        with suppress(UserError):
+            contacts.keep(self.data_dir.contacts, self.manifest, met, self.contacts_url)
 
     def _published(self) -> tuple[Bases, ...]:
         """Return the published bases of the run as of now."""
@@ -273,7 +284,8 @@ class RunningNode:
 
     def _continue_as(self, feed: Feed) -> None:
         """Record the new feed of our own; called on the disk thread."""
-        log.warning("cannot prove that this log is all we ever said: continuing under a new incarnation")
+        last = startup.last_feed(self.log, feed.origin)
+        startup.tell_of_new_feed(self.log, last, "cannot prove that this log is all we ever said")
         startup.remember_feed(self.log, feed)
 
     def _after_round(self) -> None:
@@ -334,7 +346,8 @@ class RunningNode:
         driving = asyncio.create_task(self._guard(self.driver.run))
         jobs = (
             *(self.peering.run, self.views.run, self.limiter.run),
-            *(self._stock, self._report, partial(be_admitted, self)),
+            *(self._stock, self._report, partial(be_admitted, self), self.clock_check.run),
+            *((self._keep_company,) if self.contacts_url else ()),
             *((self.recorder.run,) if self.settings.log_to else ()),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
             *((self.bases.run,) if self.bases else ()),
@@ -399,6 +412,12 @@ class RunningNode:
         """Get what a relay is to give to others; a trainer's engine thread asks for it."""
         if self.settings.role == "relay" and self.sharing.gives:
             await asyncio.to_thread(self._gathered)
+
+    async def _keep_company(self) -> None:
+        links = self.driver.pumps
+        await contacts.keep_company(
+            self.contacts_url, self.manifest.run_id, lambda: len(links), self.peering.hear
+        )
 
     def _begin_engine(self) -> Callable[[Engine], Mapping[Feed, Counted]]:
         """Return what gives the engine the cores of the newest checkpoint that is here and usable.

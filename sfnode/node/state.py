@@ -153,10 +153,11 @@ def _fetch(node: RunningNode) -> FetchStatus | None:
 
 
 def _of_what_is_lacking(node: RunningNode) -> list[AlarmStatus]:
-    """Return what is wrong with the checkpoint with which the log begins, with what comes before, or with
-    bases."""
+    """Return what is wrong with the checkpoint with which the log begins, with what comes before, with bases,
+    or with this machine's clock."""
     history = node.checkpoints.problem() if node.checkpoints else None
-    return [shown(problem) for problem in (history, node.bases_problem()) if problem]
+    problems = (history, node.bases_problem(), node.clock_check.problem)
+    return [shown(problem) for problem in problems if problem]
 
 
 def _wait(node: RunningNode) -> WaitStatus | None:

@@ -16,7 +16,7 @@ from sfnode.models.files import licence_of
 from sfnode.node.startup import remembered_peers
 from sfnode.node.state import budget_of, carried, epochs_of, greeted, role_of
 from sfnode.node.timeline import Decided
-from sfnode.peers.invitations import invite
+from sfnode.peers.invitations import compose, invite
 from sfnode.peers.latency import Latency
 from sfnode.schema import InviteResult
 from sfnode.schema.status import MachineStatus
@@ -202,7 +202,9 @@ class Views:
     def invitation(self) -> InviteResult:
         """Return the link with which others join. Raises UserError NO_ADDRESS."""
         node = self._node
-        return invite(node.manifest, node.transport.addresses(), remembered_peers(node.log))
+        relays = {link.peer for state, link in greeted(node) if state.role}
+        own, met = node.transport.addresses(), remembered_peers(node.log)
+        return invite(node.manifest, compose(node.manifest.run_id, own, met, relays, node.contacts_url))
 
     def _names(self) -> dict[bytes, Names]:
         """Return the names of origins, in the index thread; copies first what the event loop may change."""

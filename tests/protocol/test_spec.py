@@ -128,6 +128,7 @@ def test_protocol_sources_cite_the_rules() -> None:
             "sharing a base model",
             f"{sharing.SHARE_BURST:,.0f} bytes at once, {sharing.SHARE_RATE:,.0f} a second",
         ),
+        ("characters of a URL in a link", f"{invitation.MAX_URL:,}"),
         ("characters of a link", f"{invitation.MAX_LINK:,}"),
         ("name, team", f"{names.MAX_NAME} bytes"),
         ("updates between two cards of a feed", f"{cards.CARD_STEPS}"),
