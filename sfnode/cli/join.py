@@ -87,8 +87,8 @@ GROUPS = {
     "History and audits": "--from-checkpoint --history --audit --audit-revokes",
     "Organising a run": "--organise --alone --admission --search --guard --renew-bases --keys-dir "
     "--passphrase-file",
-    "Views and logs": "--dashboard --dashboard-token --dashboard-control --samples --metrics --log-to "
-    "--log-level --log-format",
+    "Views and logs": "--dashboard --dashboard-token --dashboard-control --metrics --log-to --log-level "
+    "--log-format",
 }
 """Options by the heading under which the help lists them."""
 
