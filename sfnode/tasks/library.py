@@ -1,7 +1,6 @@
 """The library that reads data sets of the hub and Parquet files: 0.2 GB, installed only where it is wanted.
 
-All other data need nothing that sfnode does not install by itself. The library is loaded only when it is asked
-for, which takes a second.
+All other data need nothing but sfnode. The library is loaded only when it is asked for, which takes a second.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ def require(*sources: str) -> None:
             raise UserError(
                 Code.EXTRA_MISSING,
                 f"{source} is read with the library `datasets`, which is not installed",
-                "Install it beside sfnode: `pip install 'sfnode[datasets]'`, or in the same form with `uv tool "
-                "install --force` or `pipx install --force`. Data in .tsv, .csv and .jsonl files do without.",
+                "Install it beside sfnode: `pip install 'sfnode[datasets]'`, or so with `uv tool install "
+                "--force` or `pipx install --force`. Data in .tsv, .csv and .jsonl files do without.",
             )
 
 

@@ -26,7 +26,8 @@ def write(rows: list[dict[str, object]], folder: Path) -> str:
             [{"sentence": "a fine film", "label": n} for n in (1, 0)],
             "sentence, label",
             "Ready-made tasks that fit: sst2 (--task NAME). Describe one (docs/tasks.md), for instance: "
-            "--kind classification --template '{sentence} It was' --label-field label --verbalizer 0=WORD,1=WORD",
+            "--kind classification "
+            "--template '{sentence} It was' --label-field label --verbalizer 0=WORD,1=WORD",
         ),
         (
             [{"id": str(n), "kind": "ab"[n % 2], "body": "some text"} for n in range(MOST_LABELS + 1)],
