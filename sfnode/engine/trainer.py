@@ -140,7 +140,7 @@ class Trainer:
         self._base: dict[tuple[dataset.HeldOut, int, bool], Evaluation] = {}
         """Results of the base model, which do not change."""
         self._base_scored: dict[tuple[dataset.HeldOut, int], list[ScoredBatch]] = {}
-        """What the base model says of rows of a labelled task, until they were calibrated, too."""
+        """Scores of the base model on rows of a labelled task, until they were calibrated, too."""
         self._priors: dict[bytes, Prior] = {}
         """Priors of the base model and of the last model asked about, by the digest of their cores."""
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it

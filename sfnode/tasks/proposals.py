@@ -1,4 +1,4 @@
-"""What could be learnt from a file: the tasks that its columns suggest, for a user who has named none.
+"""Tasks that the columns of a file suggest, for a user who has named none.
 
 Only proposes: a run never changes, so its owner says what it is about.
 """
