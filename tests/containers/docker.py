@@ -42,7 +42,7 @@ PULL_DEADLINE = 180.0
 EXTRAS = ("nvml", "datasets")
 """Extras of sfnode that the image has."""
 
-INSTALLERS, LOADER = ("uv>=0.8",), "peft>=0.13"
+INSTALLER, LOADER = "uv>=0.8", "peft>=0.13"
 """What a volunteer installs sfnode with, and what loads an exported adapter."""
 
 PUBLIC_BASE = "python:3.11-slim"
@@ -200,7 +200,7 @@ def _wanted() -> list[str]:
     described = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project, tools = described["project"], described["build-system"]["requires"]
     extras = [one for extra in EXTRAS for one in project["optional-dependencies"][extra]]
-    return [*project["dependencies"], *extras, *tools, *INSTALLERS, LOADER]
+    return [*project["dependencies"], *extras, *tools, INSTALLER, LOADER]
 
 
 def _fetch(folder: Path) -> None:
