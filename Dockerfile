@@ -34,21 +34,23 @@ COPY deploy/slim.sh deploy/slim.sh
 COPY --from=requirements /requirements.txt .
 # torch comes first, so that no other package chooses another build of it (constraints/README.md), and from its own
 # index only, so that the build fails instead of installing the larger torch if that index does not answer. One
-# layer: what is removed and stripped at its end is never written to the disk of the engine.
+# layer: what is removed and stripped at its end is never written to the disk of the engine. The imports compile most
+# of what a node loads of the dependencies.
 RUN if [ -n "$TORCH_VERSION" ]; then echo "torch==$TORCH_VERSION" > constraints/torch.txt; fi \
  && grep -v '^torch==' constraints/ci.txt > constraints/others.txt \
  && python3 -m venv --without-pip /opt/sfnode \
  && pip="/opt/pip/bin/pip --python /opt/sfnode --disable-pip-version-check" \
  && $pip install --no-cache-dir --no-compile ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r constraints/torch.txt \
  && $pip install --no-cache-dir --no-compile -c constraints/torch.txt -c constraints/others.txt -r requirements.txt \
- && sh deploy/slim.sh /opt/sfnode
+ && sh deploy/slim.sh /opt/sfnode \
+ && /opt/sfnode/bin/python -c "import hivemind, transformers.models.opt.modeling_opt as _, transformers.generation as _"
 
 FROM dependencies AS build
 COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY sfnode sfnode
-# A small swarm shows that nothing is missing, and compiles the modules that a node loads; compiling all would take
-# 150 MB more. What this adds to the dependencies goes to /own.
+# A small swarm shows that nothing is missing, and compiles what else a node loads; compiling all would take 150 MB
+# more. What this adds to the dependencies goes to /own.
 RUN touch /before \
  && /opt/pip/bin/pip --python /opt/sfnode --disable-pip-version-check install --no-cache-dir --no-compile --no-deps . \
  && /opt/sfnode/bin/sfnode init /tmp/run.toml --update-budget 64 < /dev/null \

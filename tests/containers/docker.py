@@ -148,7 +148,8 @@ def pulled(image: str) -> bool:
     return succeeds("docker", "pull", "--quiet", image, deadline=PULL_DEADLINE)
 
 
-def _exists(image: str) -> bool:
+def exists(image: str) -> bool:
+    """Return whether the engine has an image, such as one of an earlier test."""
     return succeeds("docker", "image", "inspect", image)
 
 
@@ -185,10 +186,10 @@ def _made_here(scratch: Path) -> str:
     described = [*_wanted(), *(file.read_text() for file in sorted((ROOT / "constraints").glob("*.txt")))]
     digest = hashlib.sha256("\n".join(described).encode()).hexdigest()[:12]
     image = f"{BUILD_BASE}:{digest}"
-    if not (_exists(BASE) and _exists(image)):
+    if not (exists(BASE) and exists(image)):
         with timed("base image and packages"), ThreadPoolExecutor(1) as beside:
             fetching = beside.submit(_fetch, scratch / "packages" / "files")
-            if not (_exists(BASE) and _exists(BUILD_BASE)):
+            if not (exists(BASE) and exists(BUILD_BASE)):
                 _debootstrap(scratch / "root")
             fetching.result()
             _add_packages(scratch / "packages", image)
