@@ -77,16 +77,25 @@ class Checkpoints:
     async def state_of(self, epoch: int) -> State | None:
         """Return what counts up to an epoch, by the decisions as they are, from the newest state that is here
         and usable; None if some of it is not here. Raises UserError LOG_CORRUPT."""
-        node, counting = self._node, self._counting
-        here = set(states.kept(self._folder))
-        usable = [one for one in counting.checkpoints if one.epoch <= epoch and one.epoch in here]
-        previous = None
-        if usable:
-            previous = await in_thread(lambda: states.load(self._folder, node.manifest, counting, usable[-1]))
-        if usable and usable[-1] not in self._counting.checkpoints:
+        node = self._node
+        usable = [one for one in states.usable(self._folder, self._counting) if one.epoch <= epoch]
+        previous = await self._load(usable[-1]) if usable else None
+        if usable and previous is None:
             return None
         planned = states.plan(self._counting, epoch, previous)
         return await in_thread(lambda: states.compute(node.manifest, node.log, planned, previous))
+
+    async def _load(self, stated: Checkpoint) -> State | None:
+        """Return a state that is here; None if a decision that comes meanwhile makes it unusable: then it
+        need not be what was stated, as it is decoded by the decisions. Raises as `states.load`."""
+        node, counting = self._node, self._counting
+        try:
+            state = await in_thread(lambda: states.load(self._folder, node.manifest, counting, stated))
+        except UserError:
+            if stated in self._counting.checkpoints:
+                raise
+            return None
+        return state if stated in self._counting.checkpoints else None
 
     async def _compare(self) -> None:
         """Work out the newest checkpoint, and keep it if it is what the organiser has signed."""
@@ -112,15 +121,15 @@ class Checkpoints:
     async def _keep(self, state: State) -> None:
         floor = self._node.machine.frontier.floor
         needed = [floor - 1] if floor else []
-        await in_thread(lambda: states.keep(self._folder, state, needed))
+        run_id = self._node.manifest.run_id
+        await in_thread(lambda: states.keep(self._folder, run_id, state, needed))
         self._give_all()
 
     def _give_all(self) -> None:
         """Let others have the states that are here."""
-        here = set(states.kept(self._folder))
-        usable = (one for one in self._counting.checkpoints if one.epoch in here)
         self._node.sharing.files = {
-            listing(one.feeds, one.cores): self._folder / str(one.epoch) for one in usable
+            listing(one.feeds, one.cores): self._folder / states.name(one)
+            for one in states.usable(self._folder, self._counting)
         }
 
     # -- beginning with one ------------------------------------------------------------------------
@@ -213,18 +222,16 @@ class Checkpoints:
         node, organised = self._node, self._organised
         if node.settings.history != "checkpoint" or organised.outdated:
             return
-        epoch = states.prunable(self._folder, self._counting)
-        if epoch is None or epoch < node.machine.frontier.floor:
+        stated = states.prunable(self._folder, self._counting)
+        if stated is None or stated.epoch < node.machine.frontier.floor:
             return
-        stated = next(one for one in self._counting.checkpoints if one.epoch == epoch)
-        counting = self._counting
-        state = await in_thread(lambda: states.load(self._folder, node.manifest, counting, stated))
-        if not await node.engine_is_abreast():
+        state = await self._load(stated)
+        if state is None or not await node.engine_is_abreast():
             return
         bases = tuple(state.bases.values())
         here = all(node.machine.frontier.next(base.feed) >= base.step for base in bases)
         if stated in self._counting.checkpoints and here:
-            log.info("letting go of what comes before the checkpoint of epoch %d", epoch)
+            log.info("letting go of what comes before the checkpoint of epoch %d", stated.epoch)
             node.driver.post(CheckpointKept(stated, bases))
 
     # -- what the owner has to know ----------------------------------------------------------------

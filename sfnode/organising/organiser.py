@@ -34,10 +34,8 @@ with what is late. What is left comes next time, the feed first that has waited 
 A seal counts all that its close has named, with the factor that the judge (`judging`) or a line search
 (`searching`, which also says how long epochs are) has found, but for what it skips: work for labels of which
 its member was revoked since, of members that are not trusted, and what the judge says. What was skipped is
-recounted by a later seal if the judge says so, or once the member is trusted. Whom to trust the owner says,
-which is remembered as long as this organiser runs, or else the evidence (`origins`): what each feed has
-brought is measured first and signed, and the search goes along what is left. Whose work evidently does harm
-is revoked.
+recounted by a later seal if the judge says so, or once the member is trusted (`members`): what each feed has
+brought is measured first and signed, and the search goes along what is left.
 
 What is named and lost here is fetched from peers like everything else. It is given up (`amend`) when it has
 been missing for long (`OrganiserPolicy.amend_after`) while there were peers, and nothing of it has come.
@@ -78,7 +76,8 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.feeds import HeldFeeds
 from sfnode.organising.guard import Guard
-from sfnode.organising.judging import RECOUNTS_PER_SEAL, Judge, Judgement
+from sfnode.organising.judging import Judge, Judgement
+from sfnode.organising.members import Members
 from sfnode.organising.origins import Origins
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.searching import Plan, Search
@@ -93,11 +92,8 @@ from sfprotocol.decisions import (
     Decision,
     Evaluated,
     Move,
-    Recount,
-    Revoke,
     Seal,
     Void,
-    Worth,
 )
 from sfprotocol.messages import Feed, Petition
 
@@ -223,17 +219,7 @@ class Organiser:
         self._feeds = HeldFeeds()
         self._claimed: frozenset[Feed] = frozenset()
         """Feeds of which linked peers say that they have more than is here."""
-        self._origins = known or Origins()
-        self._trust: dict[int, bool] = {}
-        """The owner's word on members: whether seals count their work."""
-        self._worths: list[Worth] = []
-        """Figures that are to be signed."""
-        self._sanctions: list[Decision] = []
-        """Decisions that follow from evident harm, until they are signed."""
-        self._sanctioned: set[int] = set()
-        """Members about whom that was decided."""
-        self._restored: set[int] = set()
-        """Members whose skipped work is to be recounted."""
+        self._members = Members(known or Origins(), judged=policy.origins, revoked=policy.revokes)
         self._peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""
         self._petitions = Petitions(run_id, policy)
@@ -296,8 +282,8 @@ class Organiser:
                 self._on_evaluation_ended(event, now)
             case Summarised() | BasesMade():
                 self._on_made(event, now)
-            case OwnerTrusts():
-                self._on_trust(event)
+            case OwnerTrusts(member=member, trusted=trusted):
+                self._members.trust(member, trusted)
             case OwnerWish(decision=decision):
                 self._on_wish(decision, now)
         if now >= self._wake_at:
@@ -331,16 +317,11 @@ class Organiser:
         if self._signing is None:
             self._wake_at = now
 
-    def _on_trust(self, event: OwnerTrusts) -> None:
-        self._trust[event.member] = event.trusted
-        if event.trusted:
-            self._restored.add(event.member)
-
     def _on_evaluation_ended(self, event: EvaluationEnded, now: float) -> None:
         if event.epoch != self._asked.epoch or not self._asked.running:
             return
         self._asked.running = False
-        self._worths += origins.said(event.epoch, self._asked.rows, event.brought, self._counting)
+        self._members.measured(origins.said(event.epoch, self._asked.rows, event.brought, self._counting))
         young = self._counting.counted < YOUNG * self._counting.budget
         share = self.policy.young_share if young else self.policy.share
         if self.search:
@@ -404,7 +385,7 @@ class Organiser:
             or admit(self._counting, now)
             or self._result()
             or (self.guard and self.guard.due(self._counting))
-            or self._about_members()
+            or self._members.due(self._counting)
             or self._about_feeds(now)
         )
 
@@ -442,31 +423,6 @@ class Organiser:
         result, asked.result = asked.result, None
         return None if asked.altered else result
 
-    # -- members -----------------------------------------------------------------------------------
-
-    def _is_trusted(self, member: int) -> bool:
-        """Return whether the work of a member counts: the owner's word is the last one."""
-        by_evidence = not self.policy.origins or self._origins.trusts(member)
-        return self._trust.get(member, by_evidence)
-
-    def _about_members(self) -> Decision | None:
-        """Sign what was measured, and then what follows for whom it shows to do harm."""
-        if self._worths:
-            return self._worths.pop(0)
-        if self.policy.origins and self.policy.revokes:
-            found = (member for member in self._origins.harmful if not self._trust.get(member, False))
-            for member in sorted(set(found) - self._sanctioned):
-                self._sanctioned.add(member)
-                since, last = self._origins.members[member].harm_since or 0, self._counting.sealed - 1
-                self._sanctions.append(Revoke(member, since))
-                if since <= last:
-                    self._sanctions.append(Void(since, last, (member,)))
-        while self._sanctions:
-            sanction = self._sanctions.pop(0)
-            if wishes.refusal(self._counting, sanction) is None:
-                return sanction
-        return None
-
     # -- seals -------------------------------------------------------------------------------------
 
     def _seal(self, now: float) -> Seal | None:
@@ -485,15 +441,17 @@ class Organiser:
             differs = drained or self._asked.skipped != set(skipped)
             self._asked.altered = self._asked.altered or differs
         self._feeds.forget(chains, counting)
-        digest, recounted = named_digest(self._run_id, chains), self._recounted(judgement)
+        digest, recounted = (
+            named_digest(self._run_id, chains),
+            self._members.recounted(counting, judgement, self.guard),
+        )
         return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
 
     def _is_skipped(self, number: int, epoch: int, judgement: Judgement) -> bool:
-        if number in judgement.skipped or not self._is_trusted(number // INCARNATIONS):
+        if number in judgement.skipped or not self._members.trusted(number // INCARNATIONS):
             return True
-        outlier = self.policy.origins and Recount(number, epoch) in self._origins.outliers
-        revoked = outlier or self._feeds.revoked(number, epoch, self._counting)
-        return revoked or self._is_stale(number, epoch)
+        revoked = self._feeds.revoked(number, epoch, self._counting)
+        return revoked or self._members.outlier(number, epoch) or self._is_stale(number, epoch)
 
     def _is_stale(self, number: int, epoch: int) -> bool:
         """Return whether what a close has named of a feed brings what the guard has taken back."""
@@ -503,24 +461,6 @@ class Organiser:
         if any(self._feeds.brings(number, epoch, counting, labels) for labels in guard.labels()):
             guard.skip(number, epoch)
         return guard.is_stale(number, epoch)
-
-    def _recounted(self, judgement: Judgement) -> tuple[Recount, ...]:
-        """Return what seals have skipped and is to count: what the judge says, and work of members who are
-        trusted again. It stays skipped where they may have been revoked when they made it, and where it would
-        evidently do harm."""
-        counting = self._counting
-        found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
-        lapsed = self._origins.lapsed if self.policy.origins else frozenset()
-        never = self._origins.outliers | judgement.recounted
-        for number in sorted(self._restored | {one for one in lapsed if self._is_trusted(one)}):
-            revoked = counting.members[number].revoked if number < len(counting.members) else 0
-            again = [recount for recount in counting.skipped(number) if recount.epoch < revoked]
-            found += [recount for recount in again if recount not in never]
-            if len(found) <= RECOUNTS_PER_SEAL:
-                self._restored.discard(number)
-        if self.guard:
-            found = [recount for recount in found if not self.guard.is_stale(*recount)]
-        return tuple(sorted(found[:RECOUNTS_PER_SEAL]))
 
     def _is_evaluated_first(self, epoch: int, now: float) -> bool:
         """Return whether a seal waits for the evaluation of its epoch; ask for it if the time is there."""

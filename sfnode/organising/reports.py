@@ -394,11 +394,14 @@ class Reports:
         )
 
     def _no_room(self, own: Feed) -> WaitStatus:
-        member = self.counting.member(own.origin)
+        member, epoch = self.counting.member(own.origin), self.counting.open_epoch
         assert member is not None  # who stands as a member is one
-        made = f"it has made the {member.quota} updates that it may make in epoch {self.counting.open_epoch}"
+        if self._organised.labelled(own) >= member.quota:
+            made = f"it has made the {member.quota} updates that it may make in epoch {epoch}"
+        else:
+            made = f"members have made all the updates that are of use in epoch {epoch}"
         until = "the deputies have handed over" if self._feed.frozen else "the organiser closes it"
-        return WaitStatus(reason=Wait.QUOTA, text=f"{made}, and goes on when {until}")
+        return WaitStatus(reason=Wait.QUOTA, text=f"{made}; it goes on when {until}")
 
     def _lines(self, decisions: list[Decision]) -> list[str]:
         counting = self.counting

@@ -13,6 +13,7 @@ All other integers are big-endian. Its size follows from the decisions and the m
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -30,7 +31,7 @@ from sfnode.manifest import Manifest
 from sfnode.store.disk_errors import disk_faults, sync_folder
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes
-from sfprotocol.checkpoints import Base, feeds_digest
+from sfprotocol.checkpoints import Base, feeds_digest, listing
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Checkpoint
 from sfprotocol.holding import tag
@@ -41,6 +42,11 @@ from sfprotocol.weighing import Counted, named
 KEPT = 2
 """Files of the newest checkpoints that are kept: a node prunes below the older one, so that a decision about
 the epochs between them takes back nothing that it has let go."""
+
+_NAMED = 16
+"""Hexadecimal digits of a digest in the name of a file: enough to tell the statements of one epoch apart."""
+
+_NAME = re.compile(rf"[0-9]{{1,10}}-[0-9a-f]{{{_NAMED}}}")
 
 _MAGIC = b"sfckpt\x00\x01"
 _HEAD = struct.Struct(">8sIII")
@@ -184,36 +190,56 @@ def _core_bytes(manifest: Manifest) -> int:
     return len(manifest.model.targets) * manifest.training.rank**2 * 8
 
 
-def kept(folder: Path) -> list[int]:
-    """Return the epochs of the checkpoints whose states are in this folder, ascending."""
+def name(stated: Checkpoint) -> str:
+    """Return the name of the file of a state. An epoch has another one once it is stated anew, because some
+    of it counts no more."""
+    return f"{stated.epoch}-{listing(stated.feeds, stated.cores).hex()[:_NAMED]}"
+
+
+def usable(folder: Path, counting: Counting) -> list[Checkpoint]:
+    """Return the checkpoints that are usable and whose states are in this folder, by ascending epochs."""
+    here = {file.name for file in _files(folder)}
+    return [checkpoint for checkpoint in counting.checkpoints if name(checkpoint) in here]
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of states, by ascending epochs."""
     with suppress(FileNotFoundError):
-        return sorted(int(file.name) for file in folder.iterdir() if file.name.isdecimal())
+        return sorted((file for file in folder.iterdir() if _NAME.fullmatch(file.name)), key=_epoch)
     return []
 
 
-def keep(folder: Path, state: State, needed: Iterable[int] = ()) -> None:
-    """Write the file of a state, durably and all or nothing; remove all others but the KEPT newest and those
-    of the epochs `needed`. Raises UserError DISK_FULL."""
+def _epoch(file: Path) -> int:
+    return int(file.name.partition("-")[0])
+
+
+def keep(folder: Path, run_id: bytes, state: State, needed: Iterable[int] = ()) -> None:
+    """Write the file of a state, durably and all or nothing; remove what was stated of its epoch before, and
+    all others but the KEPT newest and those of the epochs `needed`. Raises UserError DISK_FULL."""
+    path = folder / name(state.decision(run_id))
+    partial = path.with_suffix(".partial")
     with disk_faults(folder):
         folder.mkdir(exist_ok=True)
-        partial = folder / f"{state.epoch}.partial"
         try:
             with partial.open("wb") as file:
                 file.write(encode(state))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, folder / str(state.epoch))
+            os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
-        for epoch in set(kept(folder)[:-KEPT]) - {state.epoch, *needed}:
-            (folder / str(epoch)).unlink()
+        here = _files(folder)
+        epochs = {state.epoch, *needed, *sorted({_epoch(one) for one in here})[-KEPT:]}
+        for one in here:
+            if _epoch(one) not in epochs or (_epoch(one) == state.epoch and one != path):
+                one.unlink()
         sync_folder(folder)
 
 
 def load(folder: Path, manifest: Manifest, counting: Counting, stated: Checkpoint) -> State:
     """Return the state of a checkpoint from its file. Raises UserError LOG_CORRUPT if that is not the one
     which was stated."""
-    path = folder / str(stated.epoch)
+    path = folder / name(stated)
     with disk_faults(path):
         state = decode(manifest, counting, path.read_bytes())
     if state.decision(manifest.parameters().run_id) != stated:
@@ -246,9 +272,9 @@ def start(folder: Path, counting: Counting | None, update_log: UpdateLog) -> Sta
 
     Raises UserError CHECKPOINT_UNUSABLE if there is none, and the log has let go of what came before.
     """
-    here, bases = set(kept(folder)), update_log.bases()
-    for checkpoint in reversed(counting.checkpoints if counting else ()):
-        if counting and checkpoint.epoch in here:
+    bases = update_log.bases()
+    if counting:
+        for checkpoint in reversed(usable(folder, counting)):
             counted = named(counting, checkpoint.epoch)
             if all(base.step <= _steps(counted.get(feed)) for feed, base in bases.items()):
                 return Start(checkpoint, counted)
@@ -266,9 +292,8 @@ def _steps(counted: Counted | None) -> int:
     return counted.runs[-1].stop if counted and counted.runs else 0
 
 
-def prunable(folder: Path, counting: Counting) -> int | None:
-    """Return the epoch of the checkpoint below which history may go: of those that are usable, and whose
-    states are here, the older one of the newest two; None if there are no two."""
-    here = set(kept(folder))
-    usable = [checkpoint.epoch for checkpoint in counting.checkpoints if checkpoint.epoch in here]
-    return usable[-KEPT] if len(usable) >= KEPT else None
+def prunable(folder: Path, counting: Counting) -> Checkpoint | None:
+    """Return the checkpoint below which history may go: of those that are usable, and whose states are here,
+    the older one of the newest two; None if there are no two."""
+    here = usable(folder, counting)
+    return here[-KEPT] if len(here) >= KEPT else None

@@ -65,7 +65,7 @@ def test_what_was_let_go_is_in_the_model_all_the_same(made: Logged, tmp_path: Pa
     assert state
     made.decide(state.decision(ORGANISED.run_id))
     made.swarm.run(2)
-    checkpoint.keep(folder, state)
+    checkpoint.keep(folder, ORGANISED.run_id, state)
     log.rebase(state.bases.values())
     _replay(begun, log, machine, counted, folder)  # type: ignore[arg-type]
     assert begun.core.digest() == whole.core.digest()

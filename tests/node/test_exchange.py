@@ -193,7 +193,7 @@ def test_a_folder_that_has_let_go_of_its_beginning_takes_what_comes_after(tmp_pa
         with Folder(tmp_path / "there", RUN) as there:
             remember_checkpoint(there.log, state.decision(RUN.run_id))
             there.log.rebase(state.bases.values())
-            checkpoint.keep(there.layout.checkpoints, state)
+            checkpoint.keep(there.layout.checkpoints, RUN.run_id, state)
         a.make(4)
         second, digest = carried(a, tmp_path / "second"), a.digest
     result = take_in(second, tmp_path / "there")

@@ -90,7 +90,7 @@ def test_a_state_is_the_one_that_a_checkpoint_states(folder: Folder) -> None:
     assert state
     folder.decide(state.decision(RUN.run_id))
     assert seen.result(1).core_digest == state.decision(RUN.run_id).cores.hex()
-    checkpoint.keep(folder.layout.checkpoints, state)
+    checkpoint.keep(folder.layout.checkpoints, RUN.run_id, state)
     epoch(folder, 2, 2)
     assert past(folder).result(2).core_digest == core_digest(folder)  # from the checkpoint's state
     assert past(folder).result(0).core_digest == seen.result(0).core_digest  # and back from it
@@ -104,7 +104,7 @@ def test_a_folder_without_its_beginning_has_the_seals_after_it(folder: Folder) -
     state = compute(RUN, folder.log, plan(past(folder).latest, 1))
     assert state
     folder.decide(state.decision(RUN.run_id))
-    checkpoint.keep(folder.layout.checkpoints, state)
+    checkpoint.keep(folder.layout.checkpoints, RUN.run_id, state)
     folder.log.rebase(state.bases.values())
     seen = past(folder)
     assert [seen.result(number).core_digest for number in (3, 1, 2)] == [digests[3], digests[1], digests[2]]

@@ -119,8 +119,8 @@ def test_after_a_start_the_evidence_is_that_of_all_figures_in_the_control_feed(o
     parts = tuple(Part(64 * member, 9, 1000, 1000) for member in range(3))
     decide(office.node, Worth(0, 64, parts))
     again = office.opened()
-    assert again._organiser._origins.members == office.desk._organiser._origins.members
-    assert [one.updates for one in again._organiser._origins.members.values()] == [9, 9, 9]
+    assert again._organiser._members._evidence.members == office.desk._organiser._members._evidence.members
+    assert [one.updates for one in again._organiser._members._evidence.members.values()] == [9, 9, 9]
 
 
 def test_of_a_feed_that_grows_only_the_news_is_told(office: Office) -> None:

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from sfnode.organising import organiser
+from sfnode.organising import members
 from sfnode.organising.events import (
     ControlChanged,
     EvaluationEnded,
@@ -452,7 +452,7 @@ def test_work_of_a_member_who_is_not_trusted_is_skipped_and_recounted_once_it_is
 
 
 def test_what_is_recounted_comes_a_bounded_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(organiser, "RECOUNTS_PER_SEAL", 2)
+    monkeypatch.setattr(members, "RECOUNTS_PER_SEAL", 2)
     bench = Bench().begin("anne", "bob")
     bench.do(OwnerTrusts(1, trusted=False))
     for _ in range(3):

@@ -19,6 +19,7 @@ from sfprotocol.messages import (
     Feed,
     Petition,
     Proof,
+    RunParameters,
     Succession,
     Vote,
 )
@@ -32,8 +33,8 @@ ORGANISED = replace(RUN, organised=AUTHORITY, rate=1 << 22)
 QUOTA = 40
 
 
-def swarm(names: str = "a b c", **options: object) -> Swarm:
-    made = Swarm(run=ORGANISED, organiser="a", **options)  # type: ignore[arg-type]
+def swarm(names: str = "a b c", run: RunParameters = ORGANISED, **options: object) -> Swarm:
+    made = Swarm(run=run, organiser="a", **options)  # type: ignore[arg-type]
     for name in names.split():
         made.add(name)
     made.mesh()
@@ -143,6 +144,23 @@ def test_a_quota_bounds_the_updates_of_an_epoch() -> None:
     made.run(2)
     assert made["c"].machine.frontier.known == QUOTA + 5
     assert same(made)
+
+
+def test_all_together_make_two_epochs_of_updates_for_one_close() -> None:
+    made = swarm(run=replace(ORGANISED, epoch_updates=8))
+    assert made["b"].compute(20)
+    made.run(2)
+    assert made["b"].machine.frontier.next(made["b"].own) == 16
+    assert made["c"].compute(20), "of another's updates half an epoch counts"
+    made.run(2)
+    assert made["c"].machine.frontier.next(made["c"].own) == 12
+    assert made["a"].compute(20)
+    made.run(2)
+    assert made["a"].machine.frontier.next(made["a"].own) == 8
+    assert not any(made[name].compute() for name in "abc")
+    close(made["a"])
+    made.run(2)
+    assert all(made[name].compute() for name in "abc")
 
 
 def test_seals_say_what_counts_and_everybody_agrees() -> None:

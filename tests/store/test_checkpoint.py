@@ -143,24 +143,46 @@ def test_nonsense_is_refused(made: Logged) -> None:
         assert refused.value.code == Code.LOG_CORRUPT
 
 
+def epochs_of(folder: Path) -> list[int]:
+    return sorted(int(file.name.split("-")[0]) for file in folder.iterdir())
+
+
 def test_the_newest_two_files_are_kept_and_those_that_are_needed(made: Logged, folder: Path) -> None:
-    assert checkpoint.kept(folder) == []
+    assert checkpoint.usable(folder, counting(made)) == []
     for epoch in range(5):
-        checkpoint.keep(folder, state(made, epoch), needed=[1])
-    assert checkpoint.kept(folder) == [1, 3, 4]
-    checkpoint.keep(folder, state(made, 2))
-    assert checkpoint.kept(folder) == [2, 3, 4], "what was just written stays"
+        checkpoint.keep(folder, ORGANISED.run_id, state(made, epoch), needed=[1])
+    assert epochs_of(folder) == [1, 3, 4]
+    checkpoint.keep(folder, ORGANISED.run_id, state(made, 2))
+    assert epochs_of(folder) == [2, 3, 4], "what was just written stays"
+
+
+def test_an_epoch_that_is_stated_anew_has_another_state(made: Logged, folder: Path) -> None:
+    """As after a decision that some of it, or of what came before, counts no more."""
+    before = signed(made, 3)
+    checkpoint.keep(folder, ORGANISED.run_id, before)
+    made.decide(Void(1, 1, ()))
+    after = signed(made, 3)
+    stated = after.decision(ORGANISED.run_id)
+    assert stated in counting(made).checkpoints
+    assert checkpoint.usable(folder, counting(made)) == [], "what is here was stated before"
+    assert checkpoint.start(folder, counting(made), made.logs["a"]) == checkpoint.Start()
+    checkpoint.keep(folder, ORGANISED.run_id, after)
+    assert checkpoint.usable(folder, counting(made)) == [stated]
+    assert checkpoint.load(folder, MEANT, counting(made), stated).cores.keys() == after.cores.keys()
+    assert epochs_of(folder) == [3], "the other one is of no use any more"
 
 
 def test_a_file_is_what_was_stated_or_of_no_use(made: Logged, folder: Path) -> None:
     found = state(made, 3)
     stated = found.decision(ORGANISED.run_id)
-    checkpoint.keep(folder, found)
+    checkpoint.keep(folder, ORGANISED.run_id, found)
     assert checkpoint.load(folder, MEANT, counting(made), stated).bases == found.bases
+    other = replace(stated, cores=bytes(32))
+    (folder / checkpoint.name(stated)).rename(folder / checkpoint.name(other))
     with pytest.raises(UserError, match="not what the organiser has stated"):
-        checkpoint.load(folder, MEANT, counting(made), replace(stated, cores=bytes(32)))
+        checkpoint.load(folder, MEANT, counting(made), other)
     with pytest.raises(UserError):
-        checkpoint.load(folder, MEANT, counting(made), replace(stated, epoch=2))
+        checkpoint.load(folder, MEANT, counting(made), stated)
 
 
 # -- starting ------------------------------------------------------------------------------------------
@@ -170,8 +192,8 @@ def test_a_node_starts_from_the_newest_checkpoint_that_is_here_and_usable(made: 
     log = made.logs["b"]
     assert checkpoint.start(folder, counting(made), log) == checkpoint.Start()
     for epoch in (1, 2):
-        checkpoint.keep(folder, signed(made, epoch))
-    checkpoint.keep(folder, state(made, 4), needed=[1])  # nobody has signed it
+        checkpoint.keep(folder, ORGANISED.run_id, signed(made, epoch))
+    checkpoint.keep(folder, ORGANISED.run_id, state(made, 4), needed=[1])  # nobody has signed it
     begun = checkpoint.start(folder, counting(made), log)
     assert begun.checkpoint
     assert (begun.checkpoint.epoch, begun.counted) == (2, named(counting(made), 2))
@@ -186,7 +208,7 @@ def test_a_node_starts_from_the_newest_checkpoint_that_is_here_and_usable(made: 
 
 def test_from_a_start_on_the_cores_become_those_of_everything(made: Logged, folder: Path) -> None:
     machine, log = made["a"].machine, made.logs["a"]
-    checkpoint.keep(folder, signed(made, 2))
+    checkpoint.keep(folder, ORGANISED.run_id, signed(made, 2))
     begun = checkpoint.start(folder, counting(made), log)
     assert begun.checkpoint
     log.rebase(checkpoint.load(folder, MEANT, counting(made), begun.checkpoint).bases.values())
@@ -210,12 +232,12 @@ def test_from_a_start_on_the_cores_become_those_of_everything(made: Logged, fold
 def test_without_a_usable_checkpoint_a_log_that_has_let_go_is_of_no_use(made: Logged, folder: Path) -> None:
     log = made.logs["b"]
     older, newer = (signed(made, epoch) for epoch in (1, 3))
-    checkpoint.keep(folder, older)
+    checkpoint.keep(folder, ORGANISED.run_id, older)
     log.rebase(newer.bases.values())
     with pytest.raises(UserError) as lost:
         checkpoint.start(folder, counting(made), log)
     assert lost.value.code == Code.CHECKPOINT_UNUSABLE
-    checkpoint.keep(folder, newer)
+    checkpoint.keep(folder, ORGANISED.run_id, newer)
     assert checkpoint.start(folder, counting(made), log).checkpoint
     made.decide(Void(1, 1, ()))
     with pytest.raises(UserError):
@@ -227,8 +249,11 @@ def test_without_a_usable_checkpoint_a_log_that_has_let_go_is_of_no_use(made: Lo
 
 def test_history_goes_below_the_older_of_two_checkpoints(made: Logged, folder: Path) -> None:
     assert checkpoint.prunable(folder, counting(made)) is None
-    for epoch, below in ((0, None), (1, 0), (3, 1)):
-        checkpoint.keep(folder, signed(made, epoch))
+    below = None
+    for epoch in (0, 1, 3):
+        newest = signed(made, epoch)
+        checkpoint.keep(folder, ORGANISED.run_id, newest)
         assert checkpoint.prunable(folder, counting(made)) == below
+        below = newest.decision(ORGANISED.run_id)
     made.decide(Void(2, 2, ()))
     assert checkpoint.prunable(folder, counting(made)) is None, "what is left may still be needed"

@@ -1,0 +1,92 @@
+"""Members in the eyes of an organiser: whose work its seals count, and what follows for whom.
+
+The owner's word is the last one, and is remembered as long as this organiser runs. Without one the evidence
+speaks (`origins`): it is a function of the control feed, in which what was measured is signed first. Whose
+work evidently does harm is revoked, and what it has brought since is void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sfnode.organising import wishes
+from sfnode.organising.guard import Guard
+from sfnode.organising.judging import RECOUNTS_PER_SEAL, Judgement
+from sfnode.organising.origins import Origins
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import Decision, Recount, Revoke, Void, Worth
+
+
+class Members:
+    """The members of a run, as its organiser sees them."""
+
+    def __init__(self, evidence: Origins, *, judged: bool, revoked: bool) -> None:
+        """`evidence` is kept up to date by whoever reads the decisions. `judged`: seals follow it; `revoked`:
+        so do revocations."""
+        self._evidence = evidence
+        self._judged = judged
+        self._revoked = judged and revoked
+        self._trust: dict[int, bool] = {}
+        """The owner's word: whether seals count a member's work."""
+        self._worths: list[Worth] = []
+        """Figures that are to be signed."""
+        self._sanctions: list[Decision] = []
+        """Decisions that follow from evident harm, until they are signed."""
+        self._sanctioned: set[int] = set()
+        """Members about whom that was decided."""
+        self._restored: set[int] = set()
+        """Members whose skipped work is to be recounted."""
+
+    def trust(self, member: int, trusted: bool) -> None:
+        """Remember the owner's word on a member."""
+        self._trust[member] = trusted
+        if trusted:
+            self._restored.add(member)
+
+    def measured(self, worths: Iterable[Worth]) -> None:
+        """Have it signed what was measured."""
+        self._worths += worths
+
+    def trusted(self, member: int) -> bool:
+        """Return whether the work of a member counts."""
+        return self._trust.get(member, not self._judged or self._evidence.trusts(member))
+
+    def outlier(self, number: int, epoch: int) -> bool:
+        """Return whether what the close of an epoch has named of a feed evidently is no measurement."""
+        return self._judged and Recount(number, epoch) in self._evidence.outliers
+
+    def due(self, counting: Counting) -> Decision | None:
+        """Return what is to be signed: what was measured, and then what follows for whom it shows to do
+        harm."""
+        if self._worths:
+            return self._worths.pop(0)
+        if self._revoked:
+            found = (member for member in self._evidence.harmful if not self._trust.get(member, False))
+            for member in sorted(set(found) - self._sanctioned):
+                self._sanctioned.add(member)
+                since, last = self._evidence.members[member].harm_since or 0, counting.sealed - 1
+                self._sanctions.append(Revoke(member, since))
+                if since <= last:
+                    self._sanctions.append(Void(since, last, (member,)))
+        while self._sanctions:
+            sanction = self._sanctions.pop(0)
+            if wishes.refusal(counting, sanction) is None:
+                return sanction
+        return None
+
+    def recounted(self, counting: Counting, judgement: Judgement, guard: Guard | None) -> tuple[Recount, ...]:
+        """Return what seals have skipped and the next one is to count: what the judge says, and work of
+        members who are trusted again. It stays skipped where they may have been revoked when they made it,
+        where it would evidently do harm, and where the guard has taken back what it brings."""
+        found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
+        lapsed = self._evidence.lapsed if self._judged else frozenset()
+        never = self._evidence.outliers | judgement.recounted
+        for number in sorted(self._restored | {one for one in lapsed if self.trusted(one)}):
+            revoked = counting.members[number].revoked if number < len(counting.members) else 0
+            again = [recount for recount in counting.skipped(number) if recount.epoch < revoked]
+            found += [recount for recount in again if recount not in never]
+            if len(found) <= RECOUNTS_PER_SEAL:
+                self._restored.discard(number)
+        if guard:
+            found = [recount for recount in found if not guard.is_stale(*recount)]
+        return tuple(sorted(found[:RECOUNTS_PER_SEAL]))
