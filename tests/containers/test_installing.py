@@ -1,7 +1,7 @@
 """A volunteer's machine: sfnode from an index of packages in a bare container, a run joined, its result used.
 
-The container has Debian's Python and the index. The sdist is built from this checkout, the wheel from that; it
-is installed with `uv tool install`, which unpacks torch in seconds. The image is built with pip.
+The container has a Python and the index. The sdist is built from this checkout, the wheel from that; it is
+installed with `uv tool install`, which unpacks torch in seconds. The image is built with pip.
 """
 
 from __future__ import annotations
