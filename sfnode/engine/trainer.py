@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sfnode.engine import forward, line, making_bases, slopes, step_size, target_check
+from sfnode.engine import forward, line, making_bases, samples, slopes, step_size, target_check
 from sfnode.engine.adapter import Fit
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
@@ -446,6 +446,24 @@ class Trainer:
         with self.weights.at_base():
             base = generate(self.loaded, prompt, tokens)
         return base, generate(self.loaded, prompt, tokens)
+
+    def answer(self, rows: int, *, base: bool) -> list[samples.Answered]:
+        """Return how the model as of now, or the base model, answers `rows` test rows, for everybody the same
+        ones: by turns of each class. In a run with a centred loss scores are less the model's prior.
+
+        Raises UserError DATA_*, and as `prior` does.
+        """
+        task = self.manifest.task
+        chosen = line_rows(task, self._held_out_rows("test", 0))[:rows]
+        prior = None
+        if task.loss == CENTRED:
+            prior = self.base_prior() if base else self.prior()
+        self.restore()
+        if base:
+            with self.weights.at_base():
+                return samples.answer(self.loaded, task, chosen, self._forward(always), prior)
+        self.weights.rebuild()
+        return samples.answer(self.loaded, task, chosen, self._forward(always), prior)
 
     def export(
         self,

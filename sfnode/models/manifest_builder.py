@@ -91,6 +91,7 @@ def build(given: dict[str, Any]) -> Manifest:
         training = _section(training, given)
         manifest = Manifest(
             name=given.get("name", name or "run"),
+            description=given.get("description", ""),
             admission="organised" if "organiser" in given else "open",
             open=Open(quota=given.get("feed_quota", 0), work_bits=given.get("work_bits", 0)),
             organised=_organised(training, given),

@@ -146,6 +146,8 @@ class InviteResult(Answer):
     run_name: str
     protocol: int
     addresses: list[str]
+    contacts_url: str = ""
+    """The web page with current contacts (SPEC N6) that the link names; empty if it names none."""
     reach: Reach
     """Networks from which the addresses can be reached, as far as they tell; network is a private one."""
 

@@ -343,7 +343,7 @@ def test_the_same_options_give_the_same_run(model: Path, sfnode: Run) -> None:
 def test_at_a_terminal_enter_alone_gives_the_built_in_run_with_an_organiser(
     sfnode: Run, answers: Callable[..., None], home: Path
 ) -> None:
-    answers("", "", "", "", "", "")
+    answers("", "", "", "", "", "", "")
     ended = sfnode("init")
     assert "Base model" in ended.out
     manifest = organised(ended, home / ".local/share/sfnode/keys")
@@ -383,12 +383,12 @@ def test_at_a_terminal_one_is_asked_for_a_task_of_ones_own(
     kind: str, told: tuple[str, ...], model: Path, sfnode: Run, answers: Callable[..., None]
 ) -> None:
     data = data_file(kind)
-    answers(str(model), "custom", kind, *told, str(data), str(data), "123", "open")
+    answers(str(model), "custom", kind, *told, str(data), str(data), "123", "open", "Tells sums.")
     asked = sfnode("init", "asked.toml")
     assert asked.status == 0, asked.err
     answers()
     flags = ("--open", "--kind", kind, *FLAGS[kind])
-    flags += ("--train", data, "--test", data, "--update-budget", 123)
+    flags += ("--train", data, "--test", data, "--update-budget", 123, "--description", "Tells sums.")
     given = written(sfnode("init", "given.toml", "--model", model, *flags), "given.toml")
     assert Manifest.from_toml(Path("asked.toml")) == given
 
@@ -398,7 +398,7 @@ def test_an_answer_that_makes_no_sense_is_asked_for_again(
 ) -> None:
     data = str(data_file("classification"))
     told = ("fly", "custom", "classification", "{text} it was", "label", "yes,no", "yes=good,no=bad")
-    answers(str(model), *told, data, data, "many", "123", "closed", "")
+    answers(str(model), *told, data, data, "many", "123", "closed", "", "")
     ended = sfnode("init")
     assert ended.status == 0, ended.err
     assert (ended.out + ended.err).count("Error: ") == 4
@@ -487,7 +487,7 @@ def organised(ended: Ended, keys: Path = KEYS) -> Manifest:
 
 
 def test_at_a_terminal_one_may_answer_that_the_run_is_open(sfnode: Run, answers: Callable[..., None]) -> None:
-    answers("", "", "", "", "", "open")
+    answers("", "", "", "", "", "open", "")
     assert sfnode("init").status == 0
     assert but_for_prior(Manifest.from_toml(Path("run.toml"))) == default_manifest()
 

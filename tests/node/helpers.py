@@ -94,6 +94,14 @@ class NothingToPrepare:
         pass
 
 
+class Answered(NamedTuple):
+    """`engine.samples.Answered`, without torch."""
+
+    text: str
+    right: str
+    said: str
+
+
 class Share(NamedTuple):
     """`engine.slopes.Share`, without torch."""
 
@@ -254,6 +262,10 @@ class SmallEngine:
         out.mkdir(parents=True)
         (out / form).write_text(str(len(self.applied)))
         self.told_of.append(about)
+
+    def answer(self, rows: int, *, base: bool) -> list[Answered]:
+        said = "?" if base else str(len(self.applied))
+        return [Answered(f"row {row}", "much", said) for row in range(rows)]
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         return prompt, f"{prompt} and {len(self.applied)} more"[:tokens]
