@@ -78,7 +78,7 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
 GROUPS = {
     "Which run": "--peers --run --run-id --contacts-url --invitation --data-dir --profile",
     "What this node does": "--role --device --dtype --threads --queries --steps --until-complete "
-    "--display-name --team --export-every",
+    "--display-name --team --export-every --samples",
     "Model and data": "--model --share-model --data --noise --noise-clip --shard",
     "What it may use of this machine": " ".join(
         f"--limit-{name.replace('_', '-')}" for name in (*LIMITS, "mains")
@@ -87,7 +87,8 @@ GROUPS = {
     "History and audits": "--from-checkpoint --history --audit --audit-revokes",
     "Organising a run": "--organise --alone --admission --search --guard --renew-bases --keys-dir "
     "--passphrase-file",
-    "Views and logs": "--dashboard --dashboard-token --metrics --log-to --log-level --log-format",
+    "Views and logs": "--dashboard --dashboard-token --dashboard-control --metrics --log-to --log-level "
+    "--log-format",
 }
 """Options by the heading under which the help lists them."""
 

@@ -54,9 +54,9 @@ COMMANDS = {
     "checkout": Entry("sfnode.cli.checkout:checkout", "Recompute the state, or the model, of any seal."),
     "diff": Entry("sfnode.cli.diff:diff", "Show what has changed between two seals."),
     "leaderboard": Entry(
-        "sfnode.cli.leaderboard:leaderboard", "Show what each member has brought, and what it was worth."
+        "sfnode.cli.leaderboard:leaderboard", "Show what each member has brought, and its worth."
     ),
-    "bisect": Entry("sfnode.cli.bisect:bisect", "Find what has made the model worse, and whose work it was."),
+    "bisect": Entry("sfnode.cli.bisect:bisect", "Find what made the model worse, and whose work it was."),
     "fork": Entry("sfnode.cli.fork:fork", "Start a new run from a seal of another."),
     "archive": Entry("sfnode.cli.archive:archive", "Write a run to one file that verifies itself."),
     "import": Entry("sfnode.cli.archive:import_", "Take in the archive of a run, verified."),

@@ -151,7 +151,7 @@ class Narration:
         if self._bars is None:
             columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
             self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._bars.add_task("", total=None)
+            self._bars.add_task(self._what, total=None)
             self._bars.start()
         self._bars.update(self._bars.task_ids[0], description=f"{self._what} {self._far}".rstrip())
 

@@ -1,23 +1,21 @@
 """Whether a run's model gets better: figures and a sentence, the same in the terminal and in the browser.
 
 Of an organised run from what its organiser has published, of an open one from the evaluations that this node
-was asked for. Knows neither terminal nor browser.
+was asked for. Knows neither terminal nor browser, and needs no library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sfnode.dashboard.formatting import count, figure
 from sfnode.dashboard.snapshot import HEALTH_MOODS, Words, base_of
-from sfnode.organising.health import LOWER_IS_BETTER
-from sfnode.schema.base import Answer
-from sfnode.schema.evaluation import Evaluation, NodeEvaluation
-from sfnode.schema.node_state import RunHealth
+from sfnode.schema.node_state import LOWER_IS_BETTER, RunHealth
 
 if TYPE_CHECKING:
-    from sfnode.schema import Status
+    from sfnode.schema import Evaluation, NodeEvaluation, Status
     from sfnode.schema.organising import EpochEvaluation
 
 BEFORE = "before training"
@@ -31,7 +29,8 @@ LEADS = {
 """Beginnings of the sentence."""
 
 
-class Point(Answer):
+@dataclass(frozen=True, slots=True)
+class Point:
     """A measurement of one model, with its 95 % confidence interval."""
 
     x: int
@@ -43,7 +42,8 @@ class Point(Answer):
     """Rows."""
 
 
-class Reference(Answer):
+@dataclass(frozen=True, slots=True)
+class Reference:
     """A result that the others are compared with."""
 
     name: str
@@ -52,7 +52,8 @@ class Reference(Answer):
     high: float
 
 
-class Quality(Answer):
+@dataclass(frozen=True, slots=True)
+class Quality:
     """The quality of a run's model."""
 
     headline: Words

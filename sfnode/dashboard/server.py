@@ -25,7 +25,7 @@ from sfnode.control.client import Client
 from sfnode.control.owner import PauseRequest
 from sfnode.dashboard.access import guard, is_local
 from sfnode.dashboard.formatting import limits_in_words
-from sfnode.dashboard.quality import quality
+from sfnode.dashboard.quality import Quality, quality
 from sfnode.dashboard.snapshot import (
     Now,
     Words,
@@ -86,6 +86,12 @@ class AboutAnswer(Answer):
 
     about: About
     control: bool
+
+
+class QualityAnswer(Answer):
+    """The quality of the run's model."""
+
+    quality: Quality
 
 
 class OwnAnswer(Answer):
@@ -170,7 +176,7 @@ def _answers(client: Client, control: bool) -> list[web.RouteDef]:
         status = await client.status()
         evaluations = (await client.organising()).evaluations if status.organised else []
         measurements = [] if status.organised else (await client.curves()).measurements
-        return answer(quality(status, measurements, evaluations))
+        return answer(QualityAnswer(quality=quality(status, measurements, evaluations)))
 
     async def samples(_: web.Request) -> web.Response:
         return answer(await client.samples())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, TypeVar
 
 from sfnode.models.files import licence_of
@@ -55,6 +55,9 @@ T = TypeVar("T")
 SAMPLE_INTERVAL = 1.0
 """Seconds between samples: as often as a person can follow."""
 
+USAGE_EVERY = 2
+"""Samples for which one look at the machine serves; it may list all processes, to find the network daemon."""
+
 MAX_MEASUREMENTS = 256
 """Evaluations that are remembered; the oldest are dropped."""
 
@@ -82,8 +85,9 @@ class Views:
     async def run(self) -> None:
         """Sample the node regularly."""
         try:
-            while True:
-                self.machine = await asyncio.to_thread(self._usage.look)
+            for turn in count():
+                if turn % USAGE_EVERY == 0:
+                    self.machine = await asyncio.to_thread(self._usage.look)
                 self._sample()
                 await asyncio.sleep(SAMPLE_INTERVAL)
         finally:

@@ -18,14 +18,13 @@ from markupsafe import Markup
 
 import sfnode
 from sfnode.dashboard.formatting import count, percent, span
-from sfnode.organising import health
 from sfnode.organising.guard import PATIENCE
 from sfnode.publish.chart import NARROW, SHARES, WIDE, chart, figure
 from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, Member, teams
 from sfnode.publish.run_file import NAME, RunFile
 from sfnode.schema.evaluation import Evaluation
-from sfnode.schema.node_state import RunHealth
+from sfnode.schema.node_state import LOWER_IS_BETTER, RunHealth
 from sfnode.sizes import size_text
 from sfprotocol.worths import WORTH_ONE
 
@@ -167,7 +166,7 @@ def _is_better(one: Evaluation | None, other: Evaluation | None) -> bool:
     """Return whether one result is better than another: their intervals do not touch."""
     if one is None or other is None:
         return False
-    return one.high < other.low if one.metric in health.LOWER_IS_BETTER else one.low > other.high
+    return one.high < other.low if one.metric in LOWER_IS_BETTER else one.low > other.high
 
 
 def summary(run: RunFile) -> str:

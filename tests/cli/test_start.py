@@ -21,6 +21,10 @@ Run = Callable[..., Ended]
 
 HEAVY = ("torch", "transformers", "hivemind", "datasets", "huggingface_hub", "uvloop")
 COMMANDS = (
+    "publish",
+    "publish-directory",
+    "certificate",
+    "verify-certificate",
     "peer-id",
     "bases",
     "dashboard",

@@ -264,6 +264,6 @@ async def test_an_organised_run_is_told_with_its_alarms_and_its_curve(tmp_path: 
     async with serving(Client(tmp_path / "control.sock"), "127.0.0.1", 0) as url:
         code, text, _ = await fetch(url + "api/quality")
     await close()
-    told = json.loads(text)
+    told = json.loads(text)["quality"]
     assert (code, [(one["x"], one["value"]) for one in told["points"]]) == (200, [(0, 0.9), (1, 0.3)])
     assert told["headline"][1] == "bad"

@@ -327,7 +327,8 @@ class Node:
     async def start(self, run_file: Path | None = None, **settings: Any) -> Node:
         """Returns once it has joined; raises what keeps it from joining."""
         self.engine = None
-        chosen = Settings(data_dir=self.folder, run=run_file, **settings)
+        # an engine that is asked for samples at any moment is not the one that other tests count on
+        chosen = Settings(data_dir=self.folder, run=run_file, **{"samples": 0} | settings)
         node = PublicNode(chosen, make_transport=self._make_transport, load_engine=self._load_engine)
         self._task = None
         await node.start()

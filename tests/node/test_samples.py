@@ -78,7 +78,7 @@ async def test_a_run_without_test_rows_has_no_samples_and_its_node_goes_on(
 
     caplog.set_level(logging.INFO)
     a = swarm.node("a", make_engine=engine)
-    await a.start(swarm.run_file)
+    await a.start(swarm.run_file, samples=1)
     await eventually(lambda: "no samples of the model's answers" in caplog.text)
     before = a.known
     await a.until(lambda: a.known > before)

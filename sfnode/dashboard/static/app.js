@@ -68,6 +68,7 @@ function showRelay() {
     byId(id).disabled = true;
     tell(`${id}-note`, "A relay has no model: ask a trainer.");
   }
+  tell("samples-note", "A relay has no model; trainers record here how it answers test rows.");
 }
 
 function showProgress(status, progress) {

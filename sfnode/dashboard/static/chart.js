@@ -41,7 +41,7 @@ export function measurements(svg, measured, { compared = [], across = wholes, na
   const radius = measured.length > 60 ? 2 : 3.5;
   for (const m of measured.filter((one) => Number.isFinite(one.value))) {
     const point = draw("circle", { class: "f0", cx: x(m.x), cy: y(m.value), r: radius });
-    point.append(draw("title", {}, `${nameOfX} ${m.x}: ${m.value.toFixed(3)} (${m.low?.toFixed(3)} to ${m.high?.toFixed(3)})`));
+    point.append(draw("title", {}, `${nameOfX} ${m.x}: ${[m.value, m.low, m.high].map((one) => (Number.isFinite(one) ? one.toFixed(3) : one)).join(", ")}`));
     lines.push(point);
   }
   svg.replaceChildren(...lines);

@@ -10,7 +10,7 @@ const LOWER = ["perplexity"]; // metrics that need a logarithmic axis where they
 let seen = null;
 
 export async function showQuality() {
-  seen = await ask("quality");
+  seen = (await ask("quality")).quality;
   redraw();
 }
 
@@ -30,7 +30,9 @@ export function redraw() {
 
 const where = (point) => (point ? (seen.across === "epoch" ? `, epoch ${point.x}` : `, ${count(point.x)} updates`) : "");
 
+const digits = (value) => (Number.isFinite(value) ? value.toFixed(3) : "∞"); // a perplexity may have no bound
+
 function figure(id, found, place) {
-  tell(`${id}-value`, found ? found.value.toFixed(3) : "–");
-  tell(`${id}-range`, found ? `${found.low.toFixed(3)} to ${found.high.toFixed(3)}${place}` : "not known yet");
+  tell(`${id}-value`, found ? digits(found.value) : "–");
+  tell(`${id}-range`, found ? `${digits(found.low)} to ${digits(found.high)}${place}` : "not known yet");
 }

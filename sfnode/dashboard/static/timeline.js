@@ -22,12 +22,14 @@ function redraw() {
   tell("timeline-count", `${count(shown.length)} shown, of ${count(timeline.total)} decisions`);
 }
 
+const fixed = (value) => (Number.isFinite(value) ? value.toFixed(3) : "∞");
+
 function entry(one) {
   const line = make("li", "", `event ${one.kind}`), found = one.evaluation;
   const words = make("span");
   words.append(make("bdi", one.text));
   line.append(make("span", one.kind.replace("revokeinvitation", "revoke"), "kind"), words);
-  if (found) words.append(make("b", ` · ${found.metric.replaceAll("_", " ")} ${found.value.toFixed(3)}`), make("span", ` (${found.low.toFixed(3)} to ${found.high.toFixed(3)})`, "quiet"));
+  if (found) words.append(make("b", ` · ${found.metric.replaceAll("_", " ")} ${fixed(found.value)}`), make("span", ` (${fixed(found.low)} to ${fixed(found.high)})`, "quiet"));
   return line;
 }
 
