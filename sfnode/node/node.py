@@ -154,7 +154,7 @@ class Node:
             stack.push_async_callback(transport.stop)
             await transport.start()
             manifest = await startup.agree_on_manifest(settings, local, transport, data_dir)
-            if settings.role == "trainer" and (settings.data or not manifest.data.train):
+            if settings.role == "trainer":
                 await startup.in_thread(lambda: startup.check_own_data(settings, manifest))
             update_log = stack.enter_context(UpdateLog.open(data_dir.log, manifest.run_id))
             draw = await stack.enter_async_context(

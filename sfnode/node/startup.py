@@ -27,6 +27,7 @@ from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of, kept_control, sound_control
 from sfnode.store.run_keys import held_organiser_key, read_passphrase
+from sfnode.tasks import library
 from sfnode.transport.base import Transport, TransportError
 from sfprotocol import proof_of_work, wire_codec
 from sfprotocol.errors import RemoteProtocolError
@@ -82,15 +83,20 @@ def local_manifest(settings: Settings, data_dir: DataDir) -> Manifest | None:
 
 def check_own_data(settings: Settings, manifest: Manifest) -> None:
     """Look whether a trainer has rows to train on, before anything is downloaded; of a file of its own
-    whether that is there and fits the task.
+    whether that is there and fits the task, of the run's whether what reads them is installed.
 
-    Raises UserError DATA_NEEDED, DATA_NOT_FOUND, DATA_MALFORMED.
+    Raises UserError DATA_NEEDED, DATA_NOT_FOUND, DATA_MALFORMED, EXTRA_MISSING.
     """
+    library.require(
+        "" if settings.data else manifest.data.train, manifest.data.validation if settings.organise else ""
+    )
+    if manifest.data.train and not settings.data:
+        return
     from sfnode.tasks import dataset  # a second to import, which relays and most trainers do not wait for
 
     if settings.data:
         dataset.check_own(str(settings.data), manifest.task)
-    elif not manifest.data.train:
+    else:
         raise dataset.needed(manifest.task)
 
 

@@ -274,6 +274,8 @@ class BenchResult(Answer):
     device_name: str
     dtype: str
     threads: int
+    busy_cores: float
+    """Cores that other programs used while the model was loaded."""
     rank: int
     queries: int
     """Mini-batches of a step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -443,10 +444,25 @@ def test_what_cannot_be_is_refused_with_the_option_that_says_it(
 
 def test_a_row_that_does_not_fit_the_task_is_found_now_not_by_the_volunteers(sfnode: Run) -> None:
     Path("rows.tsv").write_text("text\tlabel\nfine\t1\npoor\t7\n")
-    ended = sfnode("init", "--train", "rows.tsv")
+    ended = sfnode("init", "--task", "reviews", "--train", "rows.tsv")
     assert ended.status == 1
     assert ended.err.startswith("sfnode: SF031: ")
     assert "rows.tsv, line 3" in ended.err
+
+
+def test_training_data_without_a_task_are_not_taken_for_reviews(sfnode: Run) -> None:
+    """The task that is proposed is one that can be taken as it stands."""
+    Path("news.csv").write_text("title,topic\nRates rise,money\nLate goal wins,sport\nBanks merge,money\n")
+    refused = sfnode("init", "--train", "news.csv")
+    assert refused.status == 1
+    assert "SF010: no task says what is to be learnt from news.csv, which has the columns title, topic" in (
+        refused.err
+    )
+    assert not Path("run.toml").exists()
+    proposed = shlex.split(refused.err.partition("for instance: ")[2])
+    task = written(sfnode("init", "--open", "--train", "news.csv", *proposed)).task
+    assert (task.kind, task.template, task.label_field) == ("classification", "{title} It was", "topic")
+    assert task.verbalizer == {"money": "money", "sport": "sport"}
 
 
 def test_a_place_that_cannot_be_written_to_is_named(sfnode: Run) -> None:
@@ -587,7 +603,11 @@ def test_a_fifth_of_few_rows_validates_and_none_where_training_rows_are_tested_o
         ),
         (("--organised", "--encrypt", "--passphrase-file", "rows.txt"), 10, "its first line is empty"),
         (("--validation", "builtin:reviews:train"), 10, "neither trained nor tested on"),
-        (("--train", "rows.tsv", "--validation-limit", "2"), 31, "all of them would be validation rows"),
+        (
+            ("--task", "reviews", "--train", "rows.tsv", "--validation-limit", "2"),
+            31,
+            "all of them would be validation rows",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

@@ -21,6 +21,7 @@ from sfnode.store.data_folder import DataDir, open_data_dir
 from sfnode.store.identity import load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of
+from sfnode.tasks import library
 from sfnode.transport.base import Asker, RequestHandler, TransportError
 from sfnode.transport.memory import MemoryTransport, Network
 from sfprotocol import PROTOCOL_VERSION, wire_codec
@@ -85,6 +86,19 @@ def test_a_folder_serves_one_run_only(tmp_path: Path, data_dir: DataDir) -> None
 @pytest.mark.parametrize("wanted", ["", RUN.run_id.hex(), RUN.run_id.hex()[:8], RUN.run_id.hex()[:8].upper()])
 def test_a_run_id_may_be_shortened(wanted: str) -> None:
     startup.check_run_id(RUN, wanted)
+
+
+def test_a_trainer_that_could_not_read_the_runs_data_hears_so_before_it_downloads_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(library, "find_spec", lambda _name: None)
+    run = manifest()
+    hub = run.model_copy(update={"data": run.data.model_copy(update={"train": "hf:nobody/set:train"})})
+    with pytest.raises(UserError) as refused:
+        startup.check_own_data(Settings(), hub)
+    assert refused.value.code is Code.EXTRA_MISSING
+    (tmp_path / "mine.csv").write_text("text,label\nfine,1\n")
+    startup.check_own_data(Settings(data=tmp_path / "mine.csv"), hub)
 
 
 def test_another_run_id_is_refused(data_dir: DataDir) -> None:
