@@ -33,10 +33,11 @@ _LITERALS = re.compile(
 )
 """A string with its prefix, even one without an end, or a comment."""
 
-_TOKENS = re.compile(r"\\\n|\n|\w+|[^\w\s]")
+_TOKENS = re.compile(r"\\\n|\n|[0-9]\w*(?:\.\w*)?|\w+|[^\w\s]", re.ASCII)
 _NUMBER = re.compile(
-    r"0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[0-9][0-9_]*(?:[eE][0-9_]*)?[jJ]?", re.ASCII
+    r"0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][0-9_]*)?[jJ]?"
 )
+"""A number, or the part of one before the sign of its exponent."""
 
 
 class Source(NamedTuple):
@@ -87,7 +88,7 @@ def _bounded(text: str) -> bool:
         depth += (token in "([{") - (token in ")]}")
         if tokens > MAX_TOKENS or line > MAX_STATEMENT or depth > MAX_NESTING:
             return False
-        # `1if x` is allowed and makes the parser print a warning.
+        # Python allows `1if x`, and prints a warning.
         if token[0].isdigit() and not _NUMBER.fullmatch(token):
             return False
     return True

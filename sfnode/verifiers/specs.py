@@ -83,9 +83,9 @@ class Countdown(Kind):
     """The answer is an arithmetic expression that makes the row's target of the row's numbers."""
 
     kind: Literal["countdown"] = "countdown"
-    numbers: Name = "nums"
+    numbers: Name
     """Column with the numbers, in any notation that keeps them apart."""
-    target: Name = "target"
+    target: Name
     uses: Literal["exactly-once", "at-most-once"] = "exactly-once"
     well_formed: Share = 0.0
     """Score of any other expression that can be read."""

@@ -183,7 +183,7 @@ def subjects() -> dict[str, Subject]:
         "boxed": Subject({"kind": "boxed", "then": NUMBER}, row, tex),
         "json": Subject({"kind": "json", "satisfies": DEEP}, row, values),
         "json of a row": Subject({"kind": "json", "column": "json"}, row, values),
-        "countdown": Subject({"kind": "countdown"}, row, sums),
+        "countdown": Subject({"kind": "countdown", "numbers": "nums", "target": "target"}, row, sums),
         "code": Subject(CODE, {}, PYTHON),
         "length": Subject({"kind": "length"}, {}, TEXT),
         "format": Subject({"kind": "format", "contains": [MARKER] * 64, "ends": MARKER}, {}, TEXT),
