@@ -10,7 +10,7 @@ from sfnode.verifiers.bounds import MAX_LISTED, MAX_NAME
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Names = Annotated[tuple[Name, ...], Field(max_length=MAX_LISTED, strict=False)]
-"""Not strict, as TOML and JSON have lists and no tuples; the names are."""
+"""Read from a list too, which is not strict: TOML and JSON have no tuples."""
 
 
 class Table(BaseModel):

@@ -58,7 +58,7 @@ class Regex(Kind):
     Reading one raises UserError EXTRA_MISSING where RE2 is not installed.
     """
 
-    cost: ClassVar[int] = 3
+    cost: ClassVar[int] = 4
     kind: Literal["regex"] = "regex"
     pattern: Annotated[str, Field(min_length=1, max_length=patterns.MAX_PATTERN)]
     whole: bool = False

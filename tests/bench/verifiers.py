@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from heapq import nlargest
 from typing import Any, NamedTuple
 
 import click
@@ -39,15 +40,16 @@ PATTERNS = (
     "[ab]*a[ab]{118}c",
     "(a?){40}a{40}b",
     ".*a.{13}b",
+    ".*(((?s:.)?)?){0,10}z",
     "(a|.)*[^a].{13}b",
     "(.*a.*b.*){4}z",
     "(a?b?c?){20}z",
 )
 """Patterns whose automata have many states, near the bound on instructions."""
 
-MARKER = "a" * (MAX_MARKER - 1) + "b"
-EXTRACT = {"kind": "extract", "begin": MARKER, "end": "b" + MARKER[1:], "then": {"kind": "length"}}
-TEXT = ("a", "b", "ab", "a" * 62, "ba", "é", "😀", " ", "\n", MARKER, "\ud800")
+MARKER = "a" * (MAX_MARKER // 2 - 1) + "b" + "a" * (MAX_MARKER // 2)
+EXTRACT = {"kind": "extract", "begin": MARKER, "end": MARKER, "then": {"kind": "length"}}
+TEXT = ("éé😀a", "a", "b", "ab", "a" * 62, "ba", "é", "😀", " ", "\n", MARKER, "\ud800")
 PYTHON = (
     *(
         "(",
@@ -195,7 +197,9 @@ def subjects() -> dict[str, Subject]:
     found["sum of code"] = Subject(_sum([CODE] * 3), row, PYTHON)
     found["sum of JSON"] = Subject(_sum([json] * 5), row, values)
     found["sum of numbers"] = Subject(_sum([NUMBER] * 10), row, digits)
-    found["sum of patterns"] = Subject(_sum([{"kind": "regex", "pattern": PATTERNS[1]}] * 3), row, TEXT)
+    found["sum of patterns"] = Subject(
+        _sum([{"kind": "regex", "pattern": PATTERNS[1]}] * 2 + [NUMBER] * 2), row, TEXT
+    )
     return found
 
 
@@ -209,7 +213,8 @@ def answers(subject: Subject, count: int, rng: random.Random) -> Iterator[str]:
     yield "{" + ",".join(f'"{n}":1' for n in range(500)) + "}"
     yield from ("1+" * 31 + "1", "(" * 16 + "1" + ")" * 16, "/".join(["999999999"] * 32))
     for _ in range(count // 10):
-        yield "".join(rng.choices(subject.fragments[: rng.randrange(2, 20)], k=MAX_ANSWER))[:MAX_ANSWER]
+        few = rng.sample(subject.fragments, k=rng.randrange(2, 6))
+        yield "".join(rng.choices(few, k=MAX_ANSWER))[:MAX_ANSWER]
     for _ in range(count):
         chosen = "".join(rng.choices(subject.fragments, k=rng.choice((1, 2, 2, 3, 4, 8, 64))))
         times = rng.choice((1, 4, 8, 16, 16, MAX_ANSWER))
@@ -247,8 +252,11 @@ def main(count: int, seed: int, only: str) -> None:
             click.echo(f"{name:20} {error}")
             continue
         rng = random.Random(seed)
-        slowest = max(answers(subject, count, rng), key=lambda one: seconds(verifier, one, subject.row))
-        least = min(seconds(verifier, slowest, subject.row) for _ in range(5))
+        first = [(seconds(verifier, one, subject.row), one) for one in answers(subject, count, rng)]
+        slow = [one for _, one in nlargest(20, first)]
+        least, slowest = max(
+            (min(seconds(verifier, one, subject.row) for _ in range(5)), one) for one in slow
+        )
         click.echo(f"{name:20} {least * 1e3:6.2f} ms   {slowest[:60]!r}")
 
 
