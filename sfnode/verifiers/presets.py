@@ -38,7 +38,7 @@ PRESETS: dict[str, dict[str, Any]] = {
                 "verifier": {
                     "kind": "extract",
                     "begin": "####",
-                    "then": {"kind": "numeric", "column": "answer", "which": "only"},
+                    "then": {"kind": "numeric", "column": "answer", "which": "first"},
                 },
             },
         ],

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import Literal
+
+Which = Literal["first", "last", "only"]
 
 MAX_LENGTH = 64
 """Characters of a number that can be read: arithmetic on longer ones is slow, and no answer needs it."""
@@ -20,16 +23,15 @@ _NUMBER = re.compile(
 )
 
 
-def last(text: str) -> Fraction | None:
-    """Return the last number of a text; None if there is none, or it is too long or divided by zero."""
-    found = _NUMBER.findall(text)
-    return _value(found[-1]) if found else None
+def number(text: str, which: Which) -> Fraction | None:
+    """Return the first or last number of a text, or the only one if there are no others.
 
-
-def only(text: str) -> Fraction | None:
-    """Return the number of a text that has exactly one; else None, as where `last` has None."""
+    None if there is no such number, or if it is too long or divided by zero.
+    """
     found = _NUMBER.findall(text)
-    return _value(found[0]) if len(found) == 1 else None
+    if not found or (which == "only" and len(found) > 1):
+        return None
+    return _value(found[-1] if which == "last" else found[0])
 
 
 def decimal(value: float) -> Fraction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -77,6 +78,13 @@ def columns(verifier: Verifier) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
+def texts(verifier: Verifier, row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values that a verifier reads of a row of data, as text: JSON if they are neither text nor a
+    number. A column without a value is left out."""
+    found = {name: row[name] for name in columns(verifier) if row.get(name) is not None}
+    return {name: _text(value) for name, value in found.items()}
+
+
 def problem(verifier: Verifier, row: Row) -> str | None:
     """Return why no answer about a row can get the full score, or None if one may."""
     lacking = [repr(name) for name in columns(verifier) if name not in row]
@@ -84,13 +92,13 @@ def problem(verifier: Verifier, row: Row) -> str | None:
         return f"no {', '.join(lacking)}; the row has {', '.join(map(repr, row)) or 'nothing'}"
     for leaf in leaves(verifier):
         match leaf:
-            case Numeric() if rationals.last(_value(row, leaf.column)) is None:
+            case Numeric() if rationals.number(_value(row, leaf.column), "last") is None:
                 return f"{leaf.column!r} has no number"
             case Json() if leaf.column and _parsed(_value(row, leaf.column)) is None:
                 return f"{leaf.column!r} is not JSON"
             case Countdown() if arithmetic.numbers(_value(row, leaf.numbers)) is None:
                 return f"{leaf.numbers!r} does not have 1 to {arithmetic.MAX_NUMBERS} short numbers"
-            case Countdown() if rationals.only(_value(row, leaf.target)) is None:
+            case Countdown() if rationals.number(_value(row, leaf.target), "only") is None:
                 return f"{leaf.target!r} is not one number"
     return None
 
@@ -109,6 +117,12 @@ def boxed(text: str) -> str | None:
     return text[start:end] if end >= 0 else None
 
 
+def _text(value: Any) -> str:
+    if isinstance(value, dict | list | bool):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
+
+
 def _value(row: Row, column: str) -> str:
     return row.get(column, "")[:MAX_ANSWER]
 
@@ -119,8 +133,7 @@ def _plain(text: str, spec: Exact) -> str:
 
 
 def _close(text: str, reference: str, spec: Numeric) -> bool:
-    given = rationals.only(text) if spec.which == "only" else rationals.last(text)
-    right = rationals.last(reference)
+    given, right = rationals.number(text, spec.which), rationals.number(reference, "last")
     if given is None or right is None:
         return False
     allowed = max(rationals.decimal(spec.absolute), rationals.decimal(spec.relative) * abs(right))
@@ -156,7 +169,7 @@ def _countdown(text: str, row: Row, spec: Countdown) -> float:
     except arithmetic.MalformedError:
         return 0.0
     given = arithmetic.numbers(_value(row, spec.numbers))
-    target = rationals.only(_value(row, spec.target))
+    target = rationals.number(_value(row, spec.target), "only")
     if given is None or found.value is None or found.value != target:
         return spec.well_formed
     used, available = Counter(found.numbers), Counter(given)

@@ -14,6 +14,7 @@ from pydantic import Field, TypeAdapter, field_validator, model_validator
 from sfnode.verifiers import patterns
 from sfnode.verifiers.base import Name, Names, Table
 from sfnode.verifiers.bounds import MAX_ANSWER, MAX_COST, MAX_DEPTH, MAX_LISTED, MAX_MARKER
+from sfnode.verifiers.rationals import Which
 from sfnode.verifiers.schemas import Schema
 
 VERSION = 1
@@ -42,11 +43,11 @@ class Exact(Kind):
 
 
 class Numeric(Kind):
-    """The last number of the answer, or its only one, is the last of the row's value."""
+    """The first, last or only number of the answer is the last of the row's value."""
 
     kind: Literal["numeric"] = "numeric"
     column: Name
-    which: Literal["last", "only"] = "last"
+    which: Which = "last"
     absolute: Tolerance = 0.0
     relative: Tolerance = 0.0
     """Share of the row's number; the larger of the two tolerances counts."""

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfnode.verifiers.presets import PRESETS
-from sfnode.verifiers.scoring import columns, problem, score
+from sfnode.verifiers.scoring import columns, problem, score, texts
 from sfnode.verifiers.specs import read
 from tests.bench.verifiers import MARKER, NUMBER, Subject, answers, subjects
 from tests.fuzz.effort import EFFORT, TIMES
@@ -162,6 +162,21 @@ def test_the_columns_that_a_verifier_reads() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "row", "written"),
+    [
+        ("countdown", {"nums": [44, 19], "target": 63, "id": 7}, {"nums": "[44, 19]", "target": "63"}),
+        ("json", {"json": {"é": True}}, {"json": '{"é": true}'}),
+        ("json", {"json": '{"a": 1}'}, {"json": '{"a": 1}'}),
+        ("json", {"json": False}, {"json": "false"}),
+        ("gsm8k", {"answer": None}, {}),
+        ("gsm8k", {}, {}),
+    ],
+)
+def test_a_row_of_data_as_text(name: str, row: dict[str, Any], written: dict[str, str]) -> None:
+    assert texts(read(PRESETS[name]), row) == written
+
+
+@pytest.mark.parametrize(
     ("spec", "row", "wrong"),
     [
         (NUMBER, {"right": "#### 7"}, None),
@@ -201,7 +216,7 @@ COUNTDOWN = {"nums": "[44, 19, 35]", "target": "60"}
         ("countdown", "<answer>44 - 19 + 35</answer>", COUNTDOWN, 0.9),
         ("countdown", "44 - 19 + 35", COUNTDOWN, 0),
         ("gsm8k", "24 and 48 make 72\n#### 72", GSM8K, 1),
-        ("gsm8k", "#### 72 clips", GSM8K, 1),
+        ("gsm8k", "#### 48\n#### $72 for 24 clips", GSM8K, 1),
         ("gsm8k", "#### 48 + 24 = 72", GSM8K, 0.1),
         ("gsm8k", "72", GSM8K, 0),
         ("json", '{"name": "Ann", "age": 7}', {"json": '{"name": "Ann", "age": 8}'}, 0.55),
