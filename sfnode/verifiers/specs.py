@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, field_validator, model_validator
 
 from sfnode.verifiers import patterns
 from sfnode.verifiers.base import Name, Names, Table
-from sfnode.verifiers.bounds import MAX_ANSWER, MAX_COST, MAX_DEPTH, MAX_LISTED, MAX_MARKER
+from sfnode.verifiers.bounds import MAX_ANSWER, MAX_COST, MAX_DEPTH, MAX_LISTED, MAX_MARKER, MAX_NAME
 from sfnode.verifiers.rationals import Which
 from sfnode.verifiers.schemas import Schema
 
@@ -77,7 +77,7 @@ class Json(Kind):
     cost: ClassVar[int] = 2
     kind: Literal["json"] = "json"
     satisfies: Schema = Schema()
-    column: str = Field(default="", max_length=200)
+    column: str = Field(default="", max_length=MAX_NAME)
 
 
 class Countdown(Kind):

@@ -74,7 +74,7 @@ def test_hostile_answers_get_a_score(name: str) -> None:
         assert 0 <= score(verifier, answer, subject.row) <= 1
 
 
-@settings(EFFORT, max_examples=150 * TIMES)
+@settings(EFFORT, max_examples=80 * TIMES)
 @given(data=st.data())
 def test_any_text_gets_the_same_score_twice(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(SUBJECTS)))
