@@ -1,6 +1,7 @@
 """Regular expressions by RE2, whose time is linear in the text: a backtracking engine can be made to hang.
 
-RE2 comes with an extra, and only this module imports it.
+RE2 comes with an extra and not with sfnode: wheels for a new release of Python come months after it, and
+without one an installation needs a compiler, RE2 and Abseil. Only this module imports it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ def library() -> Any:
     except ImportError as error:
         raise UserError(
             Code.EXTRA_MISSING,
-            "regular expressions are matched by google-re2, which is not installed",
-            'Install it: pip install "sfnode[re2]".',
+            "regular expressions of verifiers are matched by google-re2, which is not installed",
+            "Install it beside sfnode: `pip install 'sfnode[re2]'`, or so with `uv tool install --force` or "
+            "`pipx install --force`.",
         ) from error
     return re2
 
