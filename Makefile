@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SECONDS ?= 600
 # what tests need; without lm-eval, whose tests are then skipped: it is large, and needs a minute
-EXTRAS := dev,experiments,tensorboard,wandb,trackio,ray
+EXTRAS := dev,experiments,re2,tensorboard,wandb,trackio,ray
 
 # Tests start python hundreds of times: it compiles what it imports once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
