@@ -36,12 +36,17 @@ def status_of(error: UserError) -> int:
 
 
 def show(error: UserError) -> int:
-    """Print what happened and what to do, and return the exit status."""
+    """Print what has ended the command and what to do, and return the exit status."""
     status = status_of(error)
     code = f"SF{error.code:03d}"
     if not _told(status, code=code, name=error.code.name, what=error.what, fix=error.fix):
-        echo(f"sfnode: {error}", err=True)
+        warn(error)
     return status
+
+
+def warn(error: UserError) -> None:
+    """Print what the user should know, though the command goes on; on standard error, with --json too."""
+    echo(f"sfnode: {error}", err=True)
 
 
 def show_usage(error: click.ClickException) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfnode.cli.data_folder import opened_run
-from sfnode.cli.exit import show
+from sfnode.cli.exit import warn
 from sfnode.cli.options import data_dir_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.pause import parse_duration
@@ -136,7 +136,7 @@ def publish(
         except UserError as error:
             if every is None or not said:
                 raise
-            show(error)
+            warn(error)
         if every is None:
             return
         time.sleep(max(0.0, began + every - time.monotonic()))
