@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SECONDS ?= 600
 # what tests need; without lm-eval, whose tests are then skipped: it is large, and needs a minute
-EXTRAS := dev,experiments,tensorboard,wandb,trackio,ray
+EXTRAS := dev,experiments,re2,tensorboard,wandb,trackio,ray
 
 # Tests start python hundreds of times: it compiles what it imports once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check units containers bench soak fuzz vectors reference clean help
+.PHONY: demo test check units containers bench soak fuzz vectors reference dist clean help
 
 help:
 	@echo "make demo        train a small model with four nodes here; they end with the same bits"
@@ -23,6 +23,7 @@ help:
 	@echo "make fuzz        fuzz the decoders and the machine for SECONDS=600 each"
 	@echo "make vectors     write protocol/vectors anew from the reference implementation"
 	@echo "make reference   write docs/cli.md anew from the commands"
+	@echo "make dist        build sdist and wheel, as they are published, and check them"
 	@echo "make clean       remove the virtual environment and all caches"
 
 # folders with tests that are marked so: collecting all others takes each worker 10 s more
@@ -80,6 +81,14 @@ vectors: $(READY)
 # writes docs/cli.md; needed after a change to the command line
 reference: $(READY)
 	$(BIN)/python scripts/reference.py
+
+# the wheel is built from the sdist, so that the latter is known to be whole
+dist:
+	rm -rf dist build
+	$(PYTHON) -m venv build/env
+	build/env/bin/pip install --quiet --disable-pip-version-check build twine
+	build/env/bin/python -m build
+	build/env/bin/twine check --strict dist/*
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

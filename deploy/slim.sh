@@ -4,7 +4,6 @@
 set -eu
 packages=$(echo "$1"/lib/python3*/site-packages)
 du -sm "$1"
-"$1"/bin/python -m pip uninstall --quiet --yes pip
 # needed only to compile extensions against torch, Arrow and NumPy
 rm -rf "$packages"/torch/include "$packages"/torch/share "$packages"/torch/test
 find "$packages"/torch/bin -type f ! -name torch_shm_manager -delete
@@ -15,5 +14,5 @@ find "$packages" -type d \( -name tests -o -name test \) -prune -exec rm -rf {} 
 # debug symbols, a fifth of torch; not those of other packages, whose libraries patchelf may have rearranged, and
 # not those of the GPU libraries, where nobody has tried it
 strip --strip-unneeded "$packages"/torch/lib/libtorch_cpu.so "$packages"/torch/lib/libtorch_python.so \
-    "$packages"/pyarrow/libarrow.so.*
+    $(find "$packages" -name 'libarrow.so.*')
 du -sm "$1"

@@ -19,6 +19,12 @@ KEYS_DIR = Path("~/.local/share/sfnode/keys")
 """The folder in which `sfnode init` keeps the keys of the runs that its user organises: not that of a node,
 which may be copied, shared or thrown away."""
 
+PROFILES = Path("~/.local/share/sfnode/profiles")
+"""The folder of the data folders that have names (`--profile`): not in DATA_DIR, which users delete."""
+
+FOLDERS = Path("~/.local/share/sfnode/folders")
+"""The list of data folders in which nodes of this user have run, a path a line; `sfnode list` reads it."""
+
 OPEN_WORK_BITS = 21
 """Bits of work that `sfnode init` asks of a feed of an open run: two million hashes, 0.6 to 2 s of a core."""
 

@@ -1,4 +1,4 @@
-"""Numbered errors (SF010 to SF085) that a user sees: what happened and why, and what to do about it.
+"""Numbered errors (SF010 to SF088) that a user sees: what happened and why, and what to do about it.
 
 Everything that a user, a peer or a full disk can cause ends as one of these, never as a traceback. The
 numbers are stable; docs/errors.md describes each.
@@ -13,7 +13,7 @@ from sfnode.printable import paragraph
 
 class Code(IntEnum):
     """The numbers of the errors: 1x command line, 2x model, 3x data, 4x disk, 5x network, 6x others, 7x a run
-    that is organised, 8x experiments, loggers, published bases, archives, parents and audits."""
+    that is organised, 8x experiments, loggers, published bases, archives, parents, audits, pages."""
 
     BAD_OPTION = 10
     BAD_MANIFEST = 11
@@ -32,6 +32,8 @@ class Code(IntEnum):
     OUT_OF_MEMORY = 25
     LOSS_NOT_FINITE = 26
     MODEL_TOO_LARGE = 27
+    UPLOAD_REFUSED = 28
+    UPLOAD_FAILED = 29
     DATA_NOT_FOUND = 30
     DATA_MALFORMED = 31
     DATA_NEEDED = 32
@@ -52,6 +54,9 @@ class Code(IntEnum):
     BAD_ADDRESS = 52
     NETWORK_DAEMON = 53
     NO_ADDRESS = 54
+    CONTACTS_UNUSABLE = 55
+    CLOCK_DIFFERS = 56
+    NODE_NOT_ANSWERING = 57
     NODE_NOT_RUNNING = 60
     SWARM_FAILED = 61
     DIGESTS_DIFFER = 62
@@ -79,6 +84,12 @@ class Code(IntEnum):
     PARENT_DIFFERS = 84
     SCALARS_REFUTED = 85
     WORK_SKIPPED = 86
+    BAD_RUN_FILE = 87
+    CERTIFICATE_INVALID = 88
+
+
+NO_ANSWER = (Code.NODE_NOT_RUNNING, Code.NODE_NOT_ANSWERING)
+"""Numbers of the errors of whoever asks a node and gets no answer."""
 
 
 class UserError(Exception):

@@ -22,7 +22,14 @@ log = logging.getLogger("sfnode")
 FORMATS = ("text", "json")
 """Values of `--log-format`."""
 
-_ORDINARY = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+BEGINS = "begins"
+"""Attribute of the records of `begins`."""
+
+_ORDINARY = (
+    frozenset(vars(logging.makeLogRecord({})))
+    | {BEGINS}
+    | {"message", "asctime", "taskName", "color_message"}
+)
 """Attributes of every record; any other was given as `extra` and is a field."""
 
 
@@ -65,6 +72,11 @@ class JsonFormatter(logging.Formatter):
 def _plain(value: Any) -> Any:
     """Return a value that JSON has: NaN and infinities as text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def begins(what: str, *arguments: object) -> None:
+    """Log that something begins which may take seconds, for whoever shows what a node is busy with."""
+    log.info(what, *arguments, extra={BEGINS: True})
 
 
 def set_up_logging(level: str, form: str = "text") -> None:

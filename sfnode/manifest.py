@@ -25,6 +25,7 @@ from sfnode.errors import Code, UserError
 from sfprotocol import PROTOCOL_VERSION
 from sfprotocol.decisions import RATE_ONE
 from sfprotocol.messages import Authority, RunParameters
+from sfprotocol.names import fault
 from sfprotocol.signing import sound
 
 MAX_MANIFEST_BYTES = 192 * 1024
@@ -32,6 +33,9 @@ MAX_MANIFEST_BYTES = 192 * 1024
 
 MAX_EPOCHS = 65_536
 """Most epochs of a run: the epoch of a segment then takes at most three bytes (SPEC S4)."""
+
+MAX_DESCRIPTION = 600
+"""Bytes of UTF-8 in a run's description: a paragraph, which fits the first screen of a phone (SPEC M8)."""
 
 MAX_DEPUTIES = 64
 """Most deputies of a run: the votes of all of them take 5 kB."""
@@ -60,12 +64,14 @@ ADDED_IN_2: dict[str, Any] = {
 """Keys that a manifest of version 1 does not have."""
 
 OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
+    "": frozenset({"description"}),
     "data": frozenset({"digests"}),
     "model": frozenset({"parent"}),
     "task": frozenset({"loss", "prior"}),
     "training": frozenset({"bases", "group"}),
 }
-"""Keys, by table, that a manifest does not have where they have their default value (SPEC M2)."""
+"""Keys, by table, that a manifest does not have where they have their default value (SPEC M2); the empty name
+stands for the manifest itself."""
 
 FILE_KINDS = (".tsv", ".csv", ".jsonl", ".parquet")
 """Ends of the names of files with rows."""
@@ -414,6 +420,8 @@ class Manifest(Section):
 
     protocol: int = Field(default=PROTOCOL_VERSION, ge=1)
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")] = "run"
+    description: str = ""
+    """Purpose of the run, in plain text, for those who may take part and those who watch (SPEC M8)."""
     admission: Literal["open", "organised"] = "open"
     open: Open = Open()
     organised: Organised = Organised()
@@ -424,6 +432,13 @@ class Manifest(Section):
     extensions: dict[ExtensionKind, HexBytes] = Field(default_factory=dict)
     """Fields that later versions add, by kind. Who does not know an even kind cannot take part (SPEC M5)."""
 
+    @field_validator("description")
+    @classmethod
+    def _readable(cls, value: str) -> str:
+        if problem := fault(value, MAX_DESCRIPTION):
+            raise ValueError(problem)
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
         validates = self.data.validation or self.data.validation_limit
@@ -432,7 +447,8 @@ class Manifest(Section):
         if centred and self.training.batch_size < 2:
             raise ValueError("a centred loss needs a batch_size of 2 or more: one row has no mean but itself")
         added = (
-            self.organised.organiser
+            self.description
+            or self.organised.organiser
             or self.extensions
             or self.training.bases
             or self.training.group
@@ -461,10 +477,11 @@ class Manifest(Section):
         """Return the keys that a manifest of this version has, with their values as in JSON."""
         found = self.model_dump(mode="json", exclude=ADDED_IN_2 if self.protocol == 1 else None)
         for table, keys in OMITTED_AT_DEFAULT.items():
-            usual = type(getattr(self, table)).model_fields
+            section: Section = getattr(self, table) if table else self
+            usual, told = type(section).model_fields, found[table] if table else found
             for key in keys:
-                if getattr(getattr(self, table), key) == usual[key].get_default(call_default_factory=True):
-                    del found[table][key]
+                if getattr(section, key) == usual[key].get_default(call_default_factory=True):
+                    del told[key]
         return found
 
     def canonical(self) -> bytes:

@@ -15,13 +15,20 @@ from pydantic import AfterValidator, Field, field_validator
 from sfnode.defaults import DATA_DIR, KEYS_DIR, SEARCH
 from sfnode.limits import Limits
 from sfnode.manifest import Section
-from sfprotocol import names
+from sfprotocol import invitation, names
 
 
 def _name(value: str) -> str:
     """The name as it may be told to others (SPEC K2). Raises ValueError."""
     if fault := names.fault(value):
         raise ValueError(f"{fault}; take up to {names.MAX_NAME} bytes of visible characters")
+    return value
+
+
+def _url(value: str) -> str:
+    """The URL as links have it (SPEC N6). Raises ValueError."""
+    if value and not invitation.is_url(value):
+        raise ValueError("give it as https://HOST/PATH, without a name and a password")
     return value
 
 
@@ -43,6 +50,9 @@ class Settings(Section):
     run_id: str = ""
     """Hex; a run whose id does not begin so is refused."""
     peers: tuple[str, ...] = ()
+    contacts_url: Annotated[str, AfterValidator(_url)] = ""
+    """The web page with the run's current contacts, for this node and for its links (SPEC N6); empty: the one
+    that it was told of before."""
     role: Literal["trainer", "relay"] = "trainer"
     model: Path | None = None
     share_model: bool | None = None
@@ -106,6 +116,8 @@ class Settings(Section):
     """Host and port of `GET /metrics` on TCP; it is a route of the control socket in any case."""
     export_every: int = Field(default=0, ge=0, le=65_536)
     """Seals of an organised run after which the model is exported to the node's folder; 0: never."""
+    samples: int = Field(default=4, ge=0, le=16)
+    """Test rows whose answers by the base model and later ones are recorded as the run goes; 0: none."""
     log_to: tuple[str, ...] = ()
     """Loggers that are fed while the node runs, as `sfnode.loggers.open` reads them: `jsonl:FILE`."""
 

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import MAX_GROUP, MAX_QUOTA, Manifest, Task, Training
+from sfnode.manifest import MAX_DESCRIPTION, MAX_GROUP, MAX_QUOTA, Manifest, Task, Training
 from sfprotocol import PROTOCOL_VERSION
 from sfprotocol.messages import Authority
 
@@ -286,6 +286,25 @@ def test_a_run_with_groups_says_so_and_others_keep_their_bytes() -> None:
     assert (plain.batch_updates, plain.points, plain.update_forwards) == (1, 2, 8)
     assert (said.training.batch_updates, said.training.points) == (8, 1)
     assert said.training.update_forwards == said.training.batch_size
+
+
+def test_a_run_says_what_it_is_for_and_others_keep_their_bytes(tmp_path: Path) -> None:
+    plain, words = Manifest.model_validate(FIELDS), "Reviews of films, für alle."
+    assert "description" not in plain.fields()
+    said = Manifest.model_validate(FIELDS | {"description": words})
+    (tmp_path / "run.toml").write_text(said.to_toml())
+    assert Manifest.from_toml(tmp_path / "run.toml").run_id == said.run_id != plain.run_id
+    assert Manifest.from_canonical(said.canonical(), "a peer").description == words
+    with pytest.raises(ValueError, match="version 1"):
+        Manifest.model_validate(FIELDS | {"protocol": 1, "description": words})
+
+
+@pytest.mark.parametrize(
+    "words", ["a\nb", "\x1b[31mred", "right \u202eto left", " space", "x" * (MAX_DESCRIPTION + 1), "\ud800"]
+)
+def test_a_description_is_one_readable_paragraph(words: str) -> None:
+    with pytest.raises(ValueError, match="description"):
+        Manifest.model_validate(FIELDS | {"description": words})
 
 
 @pytest.mark.parametrize("group", [-1, 1, MAX_GROUP + 1])

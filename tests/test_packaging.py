@@ -43,23 +43,32 @@ def test_every_test_that_starts_processes_is_in_a_folder_where_make_looks_for_it
     assert folders == set(of_makefile("PROCESSES").split())
 
 
-def test_all_extras_of_loggers_and_experiments_are_tested() -> None:
-    assert set(installed_for_tests()) == {"dev", "experiments", "tensorboard", "wandb", "trackio", "ray"}
+def test_all_extras_of_loggers_experiments_and_verifiers_are_tested() -> None:
+    assert set(installed_for_tests()) == {
+        "dev",
+        "experiments",
+        "re2",
+        "tensorboard",
+        "wandb",
+        "trackio",
+        "ray",
+    }
 
 
-@pytest.mark.parametrize("extra", [*installed_for_tests(), "nvml"])
+@pytest.mark.parametrize("extra", [*installed_for_tests(), "nvml", "datasets"])
 def test_what_tests_and_the_image_install_is_pinned(extra: str) -> None:
     assert {name_of(requirement) for requirement in EXTRAS[extra]} <= PINNED
 
 
 def test_everybody_else_installs_no_package_of_an_extra() -> None:
+    """Such as datasets, which brings 0.2 GB and is needed by runs with data on the hub alone."""
     needed = {name_of(requirement) for requirement in PROJECT["dependencies"]}
     assert needed.isdisjoint(name_of(one) for extra in EXTRAS.values() for one in extra)
 
 
-def test_the_image_has_no_other_extra_than_nvml() -> None:
+def test_the_image_has_what_limits_and_data_of_the_hub_need_and_no_other_extra() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
-    assert re.findall(r"'\.\[(.*)\]'", dockerfile) == ["nvml"]
+    assert re.findall(r"^ARG EXTRAS=\"(.*)\"$", dockerfile, re.MULTILINE) == ["nvml datasets"]
 
 
 def test_the_citation_is_of_this_version_and_names_what_it_builds_on() -> None:

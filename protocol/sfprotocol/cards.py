@@ -7,7 +7,7 @@ the update it counts from, so that nobody needs to know who has it already.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from sfprotocol.events import Action, Counters, KeepCard, LinkId, Transmit
@@ -54,9 +54,12 @@ class Cards:
         """Forget the card of `feed`."""
         self._cards.pop(feed, None)
 
-    def names(self) -> dict[bytes, Names]:
-        """Return the names of every origin, by the newest card of the feed that it has used last."""
+    def names(self, among: Collection[bytes] | None = None) -> dict[bytes, Names]:
+        """Return the names of every origin, or of those `among` them, by the newest card of the feed that it
+        has used last."""
         cards = list(self._cards.values())  # a copy at one stroke: another thread may ask while cards arrive
+        if among is not None:
+            cards = [card for card in cards if card.feed.origin in among]
         ordered = sorted(cards, key=lambda card: (self._frontier.state(card.feed).epoch, card.step))
         return {card.feed.origin: Names(card.name, card.team) for card in ordered}
 

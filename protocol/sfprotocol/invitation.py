@@ -1,4 +1,4 @@
-"""Invitations: one line of text that leads a newcomer to a run (SPEC N1-N5).
+"""Invitations: one line of text that leads a newcomer to a run (SPEC N1-N6).
 
 An invitation link is read by people, copied through chats and typed off screens, so it is short and has a
 checksum. It names the run and some peers to ask, and nothing that the run's manifest says too. This module
@@ -21,9 +21,9 @@ from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 
 SCHEME = "sfnode:"
 
-VERSION = 2
-"""Latest version of the form of a link; the run's protocol has its own (SPEC N2). A link without a ticket is
-of version 1."""
+VERSION = 3
+"""Latest version of the form of a link; the run's protocol has its own (SPEC N2). A link without a URL is of
+version 2, and of version 1 if it has no ticket either."""
 
 SECRET_BYTES = 16, 32
 """Bytes of a ticket's secret: nobody guesses 16, and 32 are as many as its key has."""
@@ -38,12 +38,16 @@ MAX_ADDRESSES = 4
 MAX_ADDRESS = 200
 """Characters of an address: a relayed one with two ids and a long host name fits."""
 
+MAX_URL = 300
+"""Characters of a URL: it leaves room for eight peers in a link, and names any page that a person would."""
+
 CHECKSUM_BYTES = 4
 """Bytes of the checksum: of four billion links with a typo one passes, and its run id then names no run."""
 
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]*")
 _PEER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ADDRESS = re.compile(rf"/[!-~]{{1,{MAX_ADDRESS - 1}}}")
+_URL = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+(/[!-~]*)?")
 _U32 = (1 << 32) - 1
 _BOUNDS = {"max_array_len": MAX_PEERS, "max_map_len": 0, "max_ext_len": 0}
 
@@ -77,6 +81,8 @@ class Invitation:
     run_id: bytes
     contacts: tuple[Contact, ...]
     ticket: Ticket | None = None
+    url: str = ""
+    """The web page with the current contacts of the run (SPEC N6); empty if there is none."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -102,8 +108,9 @@ def invite(protocol: int, run_id: bytes, addresses: Iterable[str]) -> Invitation
 def write(invitation: Invitation) -> str:
     """Return the link of an invitation. Raises LocalProtocolError for what no reader would accept."""
     contacts = [[contact.peer, list(contact.addresses)] for contact in invitation.contacts]
-    ticket = [list(invitation.ticket)] if invitation.ticket else []
-    fields = [invitation.protocol, invitation.run_id, contacts, *ticket]
+    ticket = list(invitation.ticket) if invitation.ticket else None
+    more = [ticket, invitation.url] if invitation.url else [ticket] if ticket else []
+    fields = [invitation.protocol, invitation.run_id, contacts, *more]
     try:
         _build(fields)
     except RemoteProtocolError as error:
@@ -154,14 +161,16 @@ def _version(fields: list[Any]) -> int:
 
 
 def _build(fields: Any) -> Invitation:
-    _require(isinstance(fields, list) and len(fields) in (3, 4), "N3", "not three fields, or four")
-    protocol, run_id, contacts, *ticket = fields
+    _require(isinstance(fields, list) and 3 <= len(fields) <= 5, "N3", "not three fields, or two more")
+    protocol, run_id, contacts, *more = fields
     _require(type(protocol) is int and 0 < protocol <= _U32, "N3", "the protocol is not a version")
     _require(isinstance(run_id, bytes) and len(run_id) == 32, "N3", "the run id is not 32 bytes")
     _require(isinstance(contacts, list) and 0 < len(contacts) <= MAX_PEERS, "N3", "no peers, or too many")
     found = tuple(_contact(item) for item in contacts)
     _require(len({contact.peer for contact in found}) == len(found), "N3", "one peer twice")
-    return Invitation(protocol, run_id, found, _ticket(ticket[0]) if ticket else None)
+    _require(len(more) != 1 or more[0] is not None, "N5", "an empty ticket")
+    ticket = _ticket(more[0]) if more and more[0] is not None else None
+    return Invitation(protocol, run_id, found, ticket, _url(more[1]) if len(more) == 2 else "")
 
 
 def _ticket(value: Any) -> Ticket:
@@ -171,6 +180,17 @@ def _ticket(value: Any) -> Ticket:
     least, most = SECRET_BYTES
     _require(isinstance(secret, bytes) and least <= len(secret) <= most, "N5", "not a secret")
     return Ticket(number, secret)
+
+
+def is_url(text: str) -> bool:
+    """Tell whether contacts may be published at this URL (SPEC N6)."""
+    return len(text) <= MAX_URL and _URL.fullmatch(text) is not None
+
+
+def _url(value: Any) -> str:
+    if not isinstance(value, str) or not is_url(value):
+        raise RemoteProtocolError("N6", "not a URL of a web page")
+    return value
 
 
 def _contact(value: Any) -> Contact:

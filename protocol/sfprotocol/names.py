@@ -27,10 +27,11 @@ class Names(NamedTuple):
 NAMELESS = Names()
 
 
-def fault(text: str) -> str | None:
-    """Return the fault of a name or a team, None if it has none (SPEC K2)."""
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_NAME:
-        return f"it takes more than {MAX_NAME} bytes"
+def fault(text: str, most: int = MAX_NAME) -> str | None:
+    """Return the fault of a name or a team, or of another text of `most` bytes; None if it has none (SPEC
+    K2)."""
+    if len(text.encode("utf-8", "surrogatepass")) > most:
+        return f"it takes more than {most} bytes"
     if text != text.strip(" "):
         return "it begins or ends with a space"
     if any(0xD800 <= ord(letter) <= 0xDFFF for letter in text):

@@ -30,6 +30,7 @@ _WEAK = {0, 1, _PRIME - 1, _ORDER_EIGHT, _PRIME - _ORDER_EIGHT}
 _CHAIN = b"sfnode-chain"
 _HEAD = b"sfnode-head"
 _CARD = b"sfnode-card"
+_INTRODUCTION = b"sfnode-introduction"
 _link = struct.Struct(">Ih").pack
 
 
@@ -75,6 +76,11 @@ def card_message(run_id: bytes, card: Card) -> bytes:
     texts = (text.encode() for text in (card.name, card.team))
     lengths_and_texts = (bytes((len(text),)) + text for text in texts)
     return b"".join((_CARD, run_id, card.feed.origin, numbers, *lengths_and_texts))
+
+
+def introduction_message(run_id: bytes, origin: bytes, peer: str) -> bytes:
+    """Return the message by which an origin signs that this peer is its node (SPEC L6)."""
+    return b"".join((_INTRODUCTION, run_id, origin, peer.encode()))
 
 
 def signed_by(origin: bytes, message: bytes, signature: bytes) -> bool:

@@ -703,6 +703,8 @@ def invitation_vectors() -> dict[str, Any]:
     )
     valid = [invitation.invite(PROTOCOL_VERSION, RUN_ID, addresses) for addresses in (several[:1], several)]
     valid.append(replace(valid[0], ticket=invitation.Ticket(3, bytes(range(16)))))
+    valid.append(replace(valid[0], url="https://run.example/reviews/run.json"))
+    valid.append(replace(valid[2], url="http://[2001:db8::7]:8080"))
     link = invitation.write(valid[0])
     newer = bytes([invitation.VERSION + 1]) + b"whatever comes"
     return {
@@ -712,6 +714,7 @@ def invitation_vectors() -> dict[str, Any]:
                 "run_id": one.run_id.hex(),
                 "addresses": list(one.addresses),
                 "ticket": [one.ticket.invitation, one.ticket.secret.hex()] if one.ticket else None,
+                "url": one.url,
                 "link": invitation.write(one),
             }
             for one in valid
@@ -739,6 +742,21 @@ def invitation_vectors() -> dict[str, Any]:
                 "name": "a short secret",
                 "rule": "N5",
                 "link": _link(b"\x02" + _body(1, RUN_ID, [[first, ["/a"]]], [1, bytes(15)])[1:]),
+            },
+            {
+                "name": "an empty ticket",
+                "rule": "N5",
+                "link": _link(b"\x02" + _body(1, RUN_ID, [[first, ["/a"]]], None)[1:]),
+            },
+            {
+                "name": "a URL that is no web page",
+                "rule": "N6",
+                "link": _link(b"\x03" + _body(1, RUN_ID, [[first, ["/a"]]], None, "file:///etc/passwd")[1:]),
+            },
+            {
+                "name": "a URL with credentials",
+                "rule": "N6",
+                "link": _link(b"\x03" + _body(1, RUN_ID, [[first, ["/a"]]], None, "https://a:b@c/")[1:]),
             },
             {"name": "a space in a way", "rule": "N3", "link": _link(_body(1, RUN_ID, [[first, ["/a b"]]]))},
         ],

@@ -2,7 +2,9 @@
 
 All use the same model, the same mini-batch and the same output positions, and take turns in one process, so
 that whatever disturbs the machine disturbs them alike; the order changes from turn to turn, so that none
-always follows the same other. Medians are compared. This module knows what to time, and not how to judge it.
+always follows the same other. Medians are compared. On a CPU that other programs use as well they have one
+thread, of which its own seconds count: two that wait for each other take times that say nothing. This module
+knows what to time, and not how to judge it.
 """
 
 from __future__ import annotations
@@ -211,12 +213,17 @@ def updates(count: int, turn: int) -> UpdateBatch:
 
 
 def seconds(action: Callable[[], object], device: torch.device) -> float:
-    """Return how many seconds an action takes until its last result is there."""
+    """Return how many seconds an action takes until its last result is there.
+
+    Of a single thread on a CPU these are seconds of a core, without what other programs take meanwhile.
+    """
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
     _finish(device)
-    start = time.perf_counter()
+    start = clock()
     action()
     _finish(device)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 @contextmanager

@@ -19,6 +19,9 @@ from sfnode.bench import measure, memory
 from sfnode.bench.measure import Case
 from sfnode.bench.subject import Subject, SubjectSpec, load_subject
 from sfnode.errors import Code, UserError
+from sfnode.limits import Limits
+from sfnode.resources.policy import spare_cores
+from sfnode.resources.sensors import Sensors
 from sfnode.schema.results import BatchResult, BenchResult, FitResult, IncomingResult
 
 INCOMING = (16, 128, 1024, 8192)
@@ -32,6 +35,8 @@ class Plan(NamedTuple):
     queries: int
     mezo: bool
     repetitions: int
+    threads: int
+    """CPU threads; 0: as many as find a core."""
 
 
 class Peaks(NamedTuple):
@@ -44,11 +49,14 @@ class Peaks(NamedTuple):
 def run_benchmark(spec: SubjectSpec, plan: Plan, say: Callable[[str], None]) -> BenchResult:
     """Take all measurements; `say` is called with what is being done. Raises UserError."""
     say("loading the model")
+    sensors = Sensors(spec.device)
     with _out_of_memory_reported(spec), load_subject(spec) as subject:
-        return _measured(subject, plan, say)
+        free = sensors.look(Limits()).free
+        torch.set_num_threads(plan.threads or min(torch.get_num_threads(), spare_cores(free, None)))
+        return _measured(subject, plan, sensors.cores - free, say)
 
 
-def _measured(subject: Subject, plan: Plan, say: Callable[[str], None]) -> BenchResult:
+def _measured(subject: Subject, plan: Plan, busy: float, say: Callable[[str], None]) -> BenchResult:
     sizes = sorted(set(plan.batches))
     inference = []
     for size in sizes:
@@ -74,7 +82,7 @@ def _measured(subject: Subject, plan: Plan, say: Callable[[str], None]) -> Bench
         )
         for cost in costs
     ]
-    return _result(subject, plan, batches, incoming)
+    return _result(subject, plan, batches, incoming, busy)
 
 
 def _batch(found: Case, size: int, peaks: Peaks, subject: Subject, plan: Plan) -> BatchResult:
@@ -106,6 +114,7 @@ def _result(
     plan: Plan,
     batches: list[BatchResult],
     incoming: list[IncomingResult],
+    busy: float,
 ) -> BenchResult:
     weights = measure.weight_bytes(subject.loaded, subject.dtype)
     peaks = [batch.training_peak_bytes for batch in batches if batch.training_peak_bytes is not None]
@@ -123,6 +132,7 @@ def _result(
         device_name=_device_name(subject.device),
         dtype=subject.dtype,
         threads=torch.get_num_threads(),
+        busy_cores=busy,
         rank=subject.manifest.training.rank,
         queries=plan.queries,
         group=subject.manifest.training.group,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfnode.cli.data_folder import opened_run
-from sfnode.cli.exit import DONE, FAILED, show
+from sfnode.cli.exit import DONE, FAILED, warn
 from sfnode.cli.join import parse_shard
 from sfnode.cli.options import (
     data_dir_option,
@@ -89,7 +89,7 @@ def audit(
     echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result)))
     refuted = [one for one in result.origins if one.finding == Finding.REFUTED]
     for one in refuted:
-        show(problem(bytes.fromhex(one.origin), one.disagreement, one.audited))
+        warn(problem(bytes.fromhex(one.origin), one.disagreement, one.audited))
     return FAILED if refuted else DONE
 
 

@@ -58,7 +58,7 @@ MOST_TOKENS = 65_535
 @queries_option("Mini-batches of a step, each for one update or for a group.")
 @device_option
 @dtype_option
-@threads_option("CPU threads.  [default: as many as there are cores]")
+@threads_option("CPU threads.  [default: as many as find a core that is free]")
 @option(
     "--rank", type=click.IntRange(0), default=0, metavar="COUNT", help="Rank.  [default: the run's, or 32]"
 )
@@ -100,15 +100,11 @@ def bench(
     a model that was made from a shape is removed at the end.
     """
     manifest = Manifest.from_toml(run) if run else None
-    import torch
-
     from sfnode.bench.runner import Plan, run_benchmark
     from sfnode.bench.subject import SubjectSpec
 
-    if threads:
-        torch.set_num_threads(threads)
     spec = SubjectSpec(model or "", manifest, tokens, device, dtype, rank, group, run.parent if run else None)
-    plan = Plan(batches, queries, compare == "mezo", repetitions)
+    plan = Plan(batches, queries, compare == "mezo", repetitions, threads)
     result = run_benchmark(spec, plan, _say)
     if as_json:
         echo(result.model_dump_json(indent=2))

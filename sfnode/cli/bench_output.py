@@ -9,6 +9,9 @@ from sfnode.schema.results import BatchResult, BenchResult
 
 GB = 1e9
 
+BUSY_CORES = 0.25
+"""Cores in use by other programs from which figures are said to be disturbed; a quiet desktop uses less."""
+
 
 def show(result: BenchResult, console: Console) -> None:
     """Print the whole result."""
@@ -26,13 +29,24 @@ def heading(result: BenchResult) -> str:
     queries = f"{result.queries} mini-batches" if result.queries > 1 else "one mini-batch"
     if result.group:
         queries += f" for {result.group} updates"
+    threads = f"{result.threads} threads" if result.threads > 1 else "one thread"
     return (
         f"{result.model}: {_count(result.parameters)} parameters, {_count(result.trained_parameters)} "
         f"trained in {result.matrices} matrices\n"
-        f"{result.dtype} on {result.device} ({result.device_name}), {result.threads} threads, rank "
+        f"{result.dtype} on {result.device} ({result.device_name}), {threads}, rank "
         f"{result.rank}, {queries} a step\n"
-        f"medians of {result.repetitions} turns\n"
+        f"medians of {result.repetitions} turns\n{_disturbed(result)}"
     )
+
+
+def _disturbed(result: BenchResult) -> str:
+    """Return a warning if other programs took part of what was measured; "" if not."""
+    if result.busy_cores < BUSY_CORES or result.device != "cpu":
+        return ""
+    busy = f"The machine is busy: other programs use {result.busy_cores:.1f} cores"
+    if result.threads == 1:
+        return f"{busy}. Times are seconds of one core, without theirs.\n"
+    return f"{busy}. Times and ratios are rough: measure again when it is idle.\n"
 
 
 def _times(result: BenchResult) -> Table:

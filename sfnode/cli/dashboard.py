@@ -36,13 +36,25 @@ def dashboard_token_option(function: F) -> F:
         callback=parse_token,
         metavar="TEXT",
         help="Token that visitors of the dashboard must present.  [default: generated and printed if other "
-        "machines can reach the dashboard, else none]",
+        "machines can reach the dashboard or it controls the node, else none]",
+    )(function)
+
+
+def dashboard_control_option(function: F) -> F:
+    """Add --dashboard-control."""
+    return option(
+        "--dashboard-control",
+        is_flag=True,
+        help="Let whoever opens the dashboard with its token pause, limit and end the node, too.",
     )(function)
 
 
 @asynccontextmanager
-async def shown(data_dir: Path, address: tuple[str, int] | None, token: str) -> AsyncIterator[None]:
-    """Serve the dashboard of the node in `data_dir` within the block, at `address` if one is given.
+async def shown(
+    data_dir: Path, address: tuple[str, int] | None, token: str, control: bool
+) -> AsyncIterator[None]:
+    """Serve the dashboard of the node in `data_dir` within the block, at `address` if one is given; with
+    `control` the page directs the node, too.
 
     Raises UserError PORT_IN_USE.
     """
@@ -51,7 +63,7 @@ async def shown(data_dir: Path, address: tuple[str, int] | None, token: str) -> 
         return
     from sfnode.dashboard.server import serving
 
-    async with serving(watched_node(data_dir, checked=True), *address, token) as url:
+    async with serving(watched_node(data_dir, checked=True), *address, token, control=control) as url:
         echo(f"dashboard at {url}")
         yield
 
@@ -67,7 +79,8 @@ async def shown(data_dir: Path, address: tuple[str, int] | None, token: str) -> 
     help="Address of the page: port 0 is any free one, and without a host only this machine can connect.",
 )
 @dashboard_token_option
-def dashboard(data_dir: Path, listen: tuple[str, int], dashboard_token: str) -> None:
+@dashboard_control_option
+def dashboard(data_dir: Path, listen: tuple[str, int], dashboard_token: str, dashboard_control: bool) -> None:
     """Serve the dashboard of the node that runs in this folder, until Ctrl-C.
 
     While no node runs there, it waits for one. `sfnode join --dashboard PORT` serves the same page from
@@ -79,7 +92,7 @@ def dashboard(data_dir: Path, listen: tuple[str, int], dashboard_token: str) -> 
     from sfnode.cli.event_loop import run
 
     async def serve() -> None:
-        async with shown(data_dir, listen, dashboard_token):
+        async with shown(data_dir, listen, dashboard_token, dashboard_control):
             await asyncio.Event().wait()
 
     run(serve())

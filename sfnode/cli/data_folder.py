@@ -26,6 +26,17 @@ def watched_node(data_dir: Path, *, checked: bool) -> Client:
     return Client(Layout(data_dir).control_socket, checked=checked)
 
 
+def used_folder(data_dir: Path) -> Layout:
+    """Return the layout of a folder that has a run. Raises UserError DATA_DIR_UNUSABLE."""
+    if not (layout := Layout(data_dir)).manifest.exists():
+        raise UserError(
+            Code.DATA_DIR_UNUSABLE,
+            f"{data_dir} holds no run",
+            "Name a folder in which a node has run with --data-dir.",
+        )
+    return layout
+
+
 @contextmanager
 def opened_run(data_dir: Path) -> Iterator[tuple[Manifest, UpdateLog]]:
     """Open the manifest and, for reading, the log of this folder; its node may be running or not.
@@ -35,13 +46,7 @@ def opened_run(data_dir: Path) -> Iterator[tuple[Manifest, UpdateLog]]:
     from sfnode.manifest import Manifest
     from sfnode.store.log import UpdateLog
 
-    layout = Layout(data_dir)
-    if not layout.manifest.exists():
-        raise UserError(
-            Code.DATA_DIR_UNUSABLE,
-            f"{data_dir} holds no run",
-            "Name a folder in which a node has run with --data-dir.",
-        )
+    layout = used_folder(data_dir)
     manifest = Manifest.from_toml(layout.manifest)
     with UpdateLog.open(layout.log, manifest.run_id, read_only=True) as update_log:
         yield manifest, update_log

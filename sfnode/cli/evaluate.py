@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sfnode.cli.exit import show
+from sfnode.cli.exit import warn
 from sfnode.cli.options import (
     as_of_now_option,
     data_dir_option,
@@ -108,7 +108,7 @@ def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
         with waiting("measuring the calibrated base model"):
             return trainer.evaluate_base(limit, calibrated=True)
     except UserError as error:
-        show(error)
+        warn(error)
         return None
 
 

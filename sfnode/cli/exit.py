@@ -1,11 +1,8 @@
-"""The end of the program: how errors are shown, and the exit status.
-
-Statuses: 0 done; 1 an error that the user can act on, with its SF number; 2 a command line that makes no
-sense; 130 interrupted.
-"""
+"""The end of the program: how errors are shown, as text or as JSON, and the exit status."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -16,27 +13,70 @@ from typing import NoReturn
 import click
 from click.core import ParameterSource
 
+from sfnode.cli import output
 from sfnode.cli.options import config_file
 from sfnode.cli.output import echo
-from sfnode.errors import UserError
+from sfnode.errors import Code, UserError
 
-DONE, FAILED, INTERRUPTED = 0, 1, 130
+DONE, FAILED, USAGE, NOT_RUNNING, INTERRUPTED = 0, 1, 2, 3, 130
+
+STATUSES = {
+    DONE: "success; also a node that was stopped with Ctrl-C, SIGTERM or `sfnode leave`",
+    FAILED: "one of the errors below",
+    USAGE: "the command line is wrong: an unknown option, or a value that the option cannot have",
+    NOT_RUNNING: "no node runs in this folder (SF060), and nothing is wrong besides",
+    INTERRUPTED: "interrupted; also a node that had not joined its run yet",
+}
+"""Meaning of each exit status, as docs/errors.md has it; 3 is what init scripts return for "not running"."""
+
+
+def status_of(error: UserError) -> int:
+    """Return the exit status of a command that ends with this error."""
+    return NOT_RUNNING if error.code is Code.NODE_NOT_RUNNING else FAILED
 
 
 def show(error: UserError) -> int:
-    """Print what happened and what to do, and return the exit status."""
+    """Print what has ended the command and what to do, and return the exit status."""
+    status = status_of(error)
+    code = f"SF{error.code:03d}"
+    if not _told(status, code=code, name=error.code.name, what=error.what, fix=error.fix):
+        warn(error)
+    return status
+
+
+def warn(error: UserError) -> None:
+    """Print what the user should know, though the command goes on; on standard error, with --json too."""
     echo(f"sfnode: {error}", err=True)
-    return FAILED
 
 
 def show_usage(error: click.ClickException) -> int:
     """Print click's own message, and where a bad value came from if not from the command line."""
-    error.show()
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    fix = f"See `{context.command_path if context else 'sfnode'} --help`."
     if context and parameter and context.get_parameter_source(parameter.name) is ParameterSource.DEFAULT_MAP:
         file = config_file(context.find_root().params.get("config"))
-        echo(f"The value is from the configuration file {file}.", err=True)
+        fix = f"The value is from the configuration file {file}."
+    if _told(error.exit_code, code="usage", name="USAGE", what=error.format_message(), fix=fix):
+        return error.exit_code
+    error.show()
+    if fix.startswith("The value"):
+        echo(fix, err=True)
     return error.exit_code
+
+
+def interrupted() -> int:
+    """Say that the command was interrupted, and return the exit status."""
+    if not _told(INTERRUPTED, code="interrupted", name="INTERRUPTED", what="interrupted", fix=""):
+        echo("interrupted", err=True)
+    return INTERRUPTED
+
+
+def _told(status: int, **error: str) -> bool:
+    """Print the error as the one JSON object of a command with --json that has printed none; tell whether."""
+    if not output.state.as_json or output.state.printed:
+        return False
+    echo(json.dumps({"error": {**error, "status": status}}, indent=2, ensure_ascii=False))
+    return True
 
 
 def leave(status: int) -> NoReturn:

@@ -71,6 +71,11 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
 @click.command
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False), default="run.toml")
 @option("--name", metavar="NAME", help="Name of the run.  [default: the task]")
+@option(
+    "--description",
+    metavar="TEXT",
+    help="What the run is for, in a sentence or two: everybody who may join reads it.",
+)
 @option("--model", metavar="SOURCE", help=f"Base model: a folder, a Hugging Face id, or {DEFAULT_MODEL}.")
 @option("--revision", metavar="COMMIT", help="Revision of a hub model.  [default: the newest, pinned]")
 @option(
@@ -409,6 +414,9 @@ small model. More updates teach more, up to a point, and take longer.""",
 In an organised run your node decides what counts, with a key that is written
 now: it admits newcomers, and can take back what somebody has spoilt. In an open
 run everything counts that anybody makes: for experiments among friends.""",
+    "description": """
+Say in a sentence or two what the run is for. Whoever may join reads it, and it
+stands on every node's dashboard. Press Enter to say nothing.""",
     "kind": """
 classification: one of a few words. sequence-classification: the same for a
 model with a classification head. choice: each row brings its candidates.
@@ -442,6 +450,8 @@ def ask(organised: bool) -> tuple[dict[str, Any], bool]:
     _explain("organised")
     kinds = click.Choice([ORGANISED, OPEN])
     kind = click.prompt("Kind of run", type=kinds, default=ORGANISED if organised else OPEN)
+    _explain("description")
+    given["description"] = _text("Description", "")
     return given, kind == ORGANISED
 
 

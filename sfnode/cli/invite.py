@@ -6,14 +6,15 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from sfnode.cli.data_folder import opened_run, running_node
+from sfnode.cli.data_folder import running_node, used_folder
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
+from sfnode.schema import unchecked
 
 if TYPE_CHECKING:
     from sfnode.schema import InviteResult
@@ -30,6 +31,16 @@ NOTES = {
 }
 
 
+def parse_url(_context: Any, _parameter: Any, value: str) -> str:
+    """Return a URL that a link can name."""
+    if value:
+        from sfprotocol.invitation import is_url
+
+        if not is_url(value):
+            raise click.BadParameter("give it as https://HOST/PATH, without a name and a password")
+    return value
+
+
 @click.command
 @data_dir_option
 @option(
@@ -37,25 +48,49 @@ NOTES = {
     default=None,
     help="Whether to draw the link as a QR code.  [default: at a terminal]",
 )
+@option(
+    "--contacts-url",
+    callback=parse_url,
+    default="",
+    metavar="URL",
+    help="Have the link name this web page, where you keep what --run-json writes: so it still leads to "
+    "the run when all peers in it have moved.  [default: the page that the node knows]",
+)
+@option(
+    "--run-json",
+    "run_json",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write the current contacts to FILE, for a web server (docs/organising.md).",
+)
 @json_option
-def invite(data_dir: Path, qr: bool | None, as_json: bool) -> None:
+def invite(data_dir: Path, qr: bool | None, contacts_url: str, run_json: Path | None, as_json: bool) -> None:
     """Print the link with which others join the run of this folder: `sfnode join LINK` is all they need.
 
-    The link holds the run's id and addresses of this node and of peers that it has met; if the node does not
-    run, only the latter. Anybody who has the link can join; it holds no secret of this node.
+    The link holds the run's id and addresses of this node and of peers that it has met, relays first; if the
+    node does not run, only of the latter. Anybody who has the link can join; it holds no secret of this node.
     """
-    invitation = _from_running_node(data_dir)
-    online = invitation is not None
-    invitation = invitation or _from_folder(data_dir)
+    found = _from_running_node(data_dir)
+    invitation = {**vars(found or _from_folder(data_dir))}
+    invitation.pop("updated", None)  # of the file in the folder, not of what is said now
+    if contacts_url:
+        from sfnode.peers.contacts import naming
+
+        invitation |= {"link": naming(invitation["link"], contacts_url), "contacts_url": contacts_url}
+    if run_json:
+        from sfnode.peers import contacts
+
+        contacts.write(run_json, invitation)
     if as_json:
-        echo(json.dumps(vars(invitation), indent=2, ensure_ascii=False))
+        echo(json.dumps(invitation, indent=2, ensure_ascii=False))
         return
+    link, reach = invitation["link"], invitation["reach"]
     if qr if qr is not None else sys.stdout.isatty():
-        _draw(invitation.link)
-    echo(f"sfnode join {invitation.link}")
-    if not online:
+        _draw(link)
+    echo(f"sfnode join {link}")
+    if found is None:
         echo("This node does not run: the link holds addresses of peers that it has met.", err=True)
-    if note := NOTES[invitation.reach]:
+    if note := NOTES[reach]:
         echo(note, err=True)
 
 
@@ -70,12 +105,17 @@ def _from_running_node(data_dir: Path) -> InviteResult | None:
 
 
 def _from_folder(data_dir: Path) -> InviteResult:
-    """Return an invitation by the peers that the node of this folder has met."""
-    from sfnode.node.startup import remembered_peers
-    from sfnode.peers.invitations import invite as invitation
-
-    with opened_run(data_dir) as (manifest, update_log):
-        return invitation(manifest, [], remembered_peers(update_log))
+    """Return the invitation by the peers that the node of this folder has met, which the node has kept."""
+    layout = used_folder(data_dir)
+    try:
+        kept: InviteResult = unchecked.read(layout.contacts.read_bytes())
+    except (OSError, ValueError):
+        raise UserError(
+            Code.NO_ADDRESS,
+            "there is no address to invite to: this node does not run, and has met nobody",
+            "Start it (`sfnode join`), or ask for a link where a node of the run can be reached.",
+        ) from None
+    return kept
 
 
 def _draw(link: str) -> None:

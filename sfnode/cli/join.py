@@ -7,15 +7,20 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic import ValidationError
 
+import sfnode
 from sfnode.cli import event_loop
-from sfnode.cli.dashboard import dashboard_token_option, shown
-from sfnode.cli.exit import DONE, FAILED, ended_at_once, leave, show
+from sfnode.cli.dashboard import dashboard_control_option, dashboard_token_option, shown
+from sfnode.cli.exit import DONE, ended_at_once, leave, show, status_of
+from sfnode.cli.folders import note
+from sfnode.cli.grouped import GroupedCommand
+from sfnode.cli.limit import LIMITS
 from sfnode.cli.limit_options import limit_options, reason, take_limits
 from sfnode.cli.options import (
     data_dir_option,
@@ -34,15 +39,18 @@ from sfnode.cli.options import (
 )
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import asked
-from sfnode.cli.progress import follow
+from sfnode.cli.progress import Narration, follow
 from sfnode.errors import Code, UserError
-from sfnode.logging import FORMATS, log_error, set_up_logging
-from sfnode.peers.invitations import check_same_run, compose, read_link
+from sfnode.logging import FORMATS, begins, log_error, set_up_logging
+from sfnode.peers.invitations import check_same_run, read_link
 from sfnode.settings import Settings
+from sfnode.store.data_folder import Layout
 from sfnode.transport.base import peer_of
-from sfprotocol import invitation
+from sfprotocol.invitation import is_url
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sfnode.node.node import Node
     from sfnode.store.data_folder import DataDir
     from sfnode.transport.base import Transport
@@ -67,11 +75,36 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     return value
 
 
-@click.command
+GROUPS = {
+    "Which run": "--peers --run --run-id --contacts-url --invitation --data-dir --profile",
+    "What this node does": "--role --device --dtype --threads --queries --steps --until-complete "
+    "--display-name --team --export-every --samples",
+    "Model and data": "--model --share-model --data --noise --noise-clip --shard",
+    "What it may use of this machine": " ".join(
+        f"--limit-{name.replace('_', '-')}" for name in (*LIMITS, "mains")
+    ),
+    "Network": "--host-maddrs --announce-maddrs --client-mode --auto-relay --trusted-relays --circuit-relay",
+    "History and audits": "--from-checkpoint --history --audit --audit-revokes",
+    "Organising a run": "--organise --alone --admission --search --guard --renew-bases --keys-dir "
+    "--passphrase-file",
+    "Views and logs": "--dashboard --dashboard-token --dashboard-control --metrics --log-to --log-level "
+    "--log-format",
+}
+"""Options by the heading under which the help lists them."""
+
+
+@click.command(cls=GroupedCommand, groups=GROUPS)
 @link_argument
 @peers_option("Address of a node of the run, as that node prints it. Repeat for more.")
 @run_option("Run manifest: start this run; together with --peers, refuse to join any other.")
 @setting("--run-id", metavar="HEX", help="Refuse to join a run whose id does not begin so.")
+@setting(
+    "--contacts-url",
+    metavar="URL",
+    callback=parse_text,
+    help="Web page with the run's current contacts (`sfnode invite --run-json`): asked when no peer is "
+    "there, and named in the links that this node makes.  [default: the one that a link has named]",
+)
 @setting(
     "--role",
     help="A relay holds no model and no data; it forwards updates, serves the log and keeps the DHT alive.",
@@ -232,6 +265,12 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     "the last three are kept.  [default: never]",
 )
 @setting(
+    "--samples",
+    metavar="ROWS",
+    help="Record for the dashboard how the base model and those of later seals answer so many test rows; it "
+    "takes a fiftieth of the computing at most.  [default: 4; 0: none]",
+)
+@setting(
     "--log-to",
     metavar="KIND:PLACE",
     help="Record loss, seals, evaluations and traffic: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or "
@@ -245,6 +284,7 @@ def parse_text(_context: Any, parameter: Any, value: str) -> str:
     "machine only]",
 )
 @dashboard_token_option
+@dashboard_control_option
 @option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning"]),
@@ -265,6 +305,7 @@ def join(
     log_format: str,
     dashboard: tuple[str, int] | None,
     dashboard_token: str,
+    dashboard_control: bool,
     **fields: Any,
 ) -> None:
     """Run a node: join a run by an invitation (LINK) or by --peers ADDRESS, or start one (--run FILE).
@@ -274,19 +315,45 @@ def join(
     again in the same folder it goes on where it stopped.
     """
     fields = _following(link, fields) if link else fields
+    if not (fields["peers"] or fields["run"] or fields["contacts_url"]):
+        _require_run(fields["data_dir"])
     set_up_logging(log_level, log_format)
+    note(fields["data_dir"])
     fields["limits"] = take_limits(fields)
     settings = Settings(**fields)
     for address in settings.peers:
         peer_of(address)  # before anything slow is loaded
     tell = show if log_format == FORMATS[0] else log_error
-    leave(_run(settings, tell, lambda: shown(settings.data_dir, dashboard, dashboard_token)))
+    beside = partial(shown, settings.data_dir, dashboard, dashboard_token, dashboard_control)
+    with Narration(terminal=sys.stderr.isatty(), plain=log_format == FORMATS[0]) as narration:
+        begins("sfnode %s starts", sfnode.__version__)
+        status = _run(settings, tell, beside, narration)
+    leave(status)
+
+
+def _require_run(folder: Path) -> None:
+    """Raise UserError BAD_OPTION, which says what a link is, unless the folder has a run to go on with."""
+    if Layout(folder).manifest.exists():
+        return
+    raise UserError(
+        Code.BAD_OPTION,
+        f"there is no run to join: you have named none, and {folder} holds none",
+        "A link from somebody in a run is all that you need (`sfnode invite` prints it there):\n"
+        "sfnode join sfnode:AZMB...                     with such a link\n"
+        "sfnode join https://HOST/run.json              with the page of a run\n"
+        "sfnode init, sfnode join --run run.toml ...    starts a run of your own\n"
+        "sfnode swarm                                   shows how it works on this machine alone",
+    )
 
 
 def _following(link: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a node that joins by a link: with its peers, run and ticket (SPEC N4, N5)."""
+    if is_url(link):
+        return fields | {"contacts_url": link}
     said = read_link(link)
     check_same_run(said, fields["run_id"])
+    if said.url:
+        fields = fields | {"contacts_url": said.url}
     shown = {"invitation": f"{said.ticket.invitation}:{said.ticket.secret.hex()}"} if said.ticket else {}
     return fields | {"peers": (*said.addresses, *fields["peers"]), "run_id": said.run_id.hex()} | shown
 
@@ -295,6 +362,7 @@ def _run(
     settings: Settings,
     tell: Callable[[UserError], object],
     beside: Callable[[], AbstractAsyncContextManager[None]],
+    narration: Narration,
     passphrase: bytes | None = None,
 ) -> int:
     """Run the node to its end, within the block of `beside`, and return the exit status.
@@ -305,27 +373,28 @@ def _run(
 
     async def live() -> None:
         async with beside():
-            await _live(settings, passphrase)
+            await _live(settings, narration, passphrase)
 
     try:
         event_loop.run(live(), uvloop.run)
     except UserError as error:
+        narration.rest()
         may_ask = passphrase is None and settings.passphrase_file is None and sys.stdin.isatty()
         if error.code is Code.WRONG_PASSPHRASE and may_ask:
-            return _run(settings, tell, beside, asked())
+            return _run(settings, tell, beside, narration, asked())
         tell(error)
-        return FAILED
+        return status_of(error)
     return DONE
 
 
-async def _live(settings: Settings, passphrase: bytes | None) -> None:
+async def _live(settings: Settings, narration: Narration, passphrase: bytes | None) -> None:
     """Run the node until a signal, a request through the control socket, or the end of its work."""
     from sfnode.node.node import Node
 
     async with Node(settings, make_transport=_transport, passphrase=passphrase) as node:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, node.leave)
-        _announce(node)
+        _announce(node, narration)
         await node.wait()
 
 
@@ -337,11 +406,12 @@ def _transport(settings: Settings, data_dir: DataDir, bootstrap: tuple[str, ...]
     return libp2p(settings, data_dir, bootstrap)
 
 
-def _announce(node: Node) -> None:
+def _announce(node: Node, narration: Narration) -> None:
     """Print that the node works and how others join; show how far it has caught up."""
     manifest = node.manifest
-    follow(node.status)
+    narration.rest()
     echo(f"joined run {manifest.name} ({manifest.run_id.hex()[:16]}) as {node.settings.role}")
-    if addresses := node.addresses():
-        link = invitation.write(compose(manifest.run_id, addresses, node.settings.peers))
+    if node.addresses():
+        link = node.running.views.invitation().link
         echo(f"others join with (`sfnode invite` shows it again):\n  sfnode join {link}")
+    follow(node.status, narration)

@@ -50,7 +50,7 @@ def _wait_until_gone(data_dir: Path, deadline: float | None) -> None:
     while (process := holder(data_dir)) is not None:
         if deadline is not None and time.monotonic() - begun > deadline:
             raise UserError(
-                Code.NODE_NOT_RUNNING,
+                Code.NODE_NOT_ANSWERING,
                 f"the node in {data_dir} was told to end and is still there after {deadline:g} s",
                 f"See what it logs, or kill process {process}: its update log is on disk.",
             )

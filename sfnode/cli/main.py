@@ -15,10 +15,10 @@ from typing import NoReturn
 import click
 
 import sfnode
-from sfnode.cli.exit import DONE, INTERRUPTED, show, show_usage
+from sfnode.cli.exit import DONE, interrupted, show, show_usage
 from sfnode.cli.lazy_group import Entry, LazyGroup
 from sfnode.cli.options import DEFAULT_CONFIG, config_file
-from sfnode.cli.output import echo
+from sfnode.cli.output import begin
 from sfnode.defaults import variable
 from sfnode.errors import UserError
 
@@ -54,9 +54,9 @@ COMMANDS = {
     "checkout": Entry("sfnode.cli.checkout:checkout", "Recompute the state, or the model, of any seal."),
     "diff": Entry("sfnode.cli.diff:diff", "Show what has changed between two seals."),
     "leaderboard": Entry(
-        "sfnode.cli.leaderboard:leaderboard", "Show what each member has brought, and what it was worth."
+        "sfnode.cli.leaderboard:leaderboard", "Show what each member has brought, and its worth."
     ),
-    "bisect": Entry("sfnode.cli.bisect:bisect", "Find what has made the model worse, and whose work it was."),
+    "bisect": Entry("sfnode.cli.bisect:bisect", "Find what made the model worse, and whose work it was."),
     "fork": Entry("sfnode.cli.fork:fork", "Start a new run from a seal of another."),
     "archive": Entry("sfnode.cli.archive:archive", "Write a run to one file that verifies itself."),
     "import": Entry("sfnode.cli.archive:import_", "Take in the archive of a run, verified."),
@@ -66,7 +66,16 @@ COMMANDS = {
     "bench": Entry("sfnode.cli.bench:bench", "Show what this machine can do with a model."),
     "doctor": Entry("sfnode.cli.doctor:doctor", "Find out what would keep a node from working here."),
     "simulate": Entry("sfnode.cli.simulate:simulate", "Simulate networks under faults, and training."),
+    "publish": Entry("sfnode.cli.publish:publish", "Write a page about a run for any web server."),
+    "publish-directory": Entry(
+        "sfnode.cli.publish:publish_directory", "Write a page about several runs from their run.json."
+    ),
+    "certificate": Entry("sfnode.cli.certificate:certificate", "Certify what a key has brought to a run."),
+    "verify-certificate": Entry(
+        "sfnode.cli.certificate:verify_certificate", "Check a certificate against its run."
+    ),
     "top": Entry("sfnode.cli.top:top", "Watch a running node in the terminal."),
+    "list": Entry("sfnode.cli.list:list_", "List the runs on this machine."),
     "dashboard": Entry("sfnode.cli.dashboard:dashboard", "Show a running node in the browser."),
 }
 
@@ -114,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _status(arguments: Sequence[str] | None) -> int:
+    begin(as_json="--json" in (sys.argv if arguments is None else arguments))
     try:
         return int(cli(arguments, standalone_mode=False) or DONE)
     except click.ClickException as error:
@@ -121,5 +131,4 @@ def _status(arguments: Sequence[str] | None) -> int:
     except UserError as error:
         return show(error)
     except (click.Abort, KeyboardInterrupt):
-        echo("interrupted", err=True)
-        return INTERRUPTED
+        return interrupted()

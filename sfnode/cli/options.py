@@ -12,10 +12,19 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
+from click.core import ParameterSource
 
+from sfnode.cli import output
+from sfnode.cli.folders import PROFILE, profile_folder
 from sfnode.defaults import DATA_DIR, LOCALHOST, variable
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_FIRST = (
+    *(ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT),
+    *(ParameterSource.DEFAULT_MAP, ParameterSource.DEFAULT, None),
+)
+"""Places where an option can be said; an earlier one goes first."""
 
 DEFAULT_CONFIG = Path("~/.config/sfnode/config.toml")
 
@@ -72,16 +81,42 @@ def epoch_argument(name: str, **extra: Any) -> Callable[[F], F]:
 
 
 def data_dir_option(function: F) -> F:
-    """Add --data-dir. Commands that start at once have it, so it does not import `Settings`."""
+    """Add --data-dir and --profile. Commands that start at once have them, so `Settings` is not imported."""
+    function = option(
+        "--profile",
+        metavar="NAME",
+        expose_value=False,
+        is_eager=True,
+        callback=_parse_profile,
+        help="The node's folder by name, instead of --data-dir: one of your own for each run.",
+    )(function)
     return option(
         "--data-dir",
         type=click.Path(path_type=Path),
         metavar="FOLDER",
         default=DATA_DIR,
         show_default=True,
-        callback=lambda _context, _parameter, value: value.expanduser(),
+        callback=_folder,
         help="The node's folder: keys, run manifest, update log, control socket. One folder, one node.",
     )(function)
+
+
+def _parse_profile(context: click.Context, _parameter: Any, value: str | None) -> None:
+    """Keep the name of a profile for `_folder`."""
+    if value is not None and not PROFILE.fullmatch(value):
+        raise click.BadParameter("take letters, digits, dots, dashes and underscores for a name")
+    context.meta["profile"] = value
+
+
+def _folder(context: click.Context, _parameter: Any, value: Path) -> Path:
+    """Return the data folder: that of the profile, unless --data-dir is said in a place that goes first."""
+    name = context.meta["profile"]
+    if name is None:
+        return value.expanduser()
+    folder, profile = (_FIRST.index(context.get_parameter_source(of)) for of in ("data_dir", "profile"))
+    if folder == profile == 0:
+        raise click.BadParameter("name a folder or a --profile, not both")
+    return value.expanduser() if folder < profile else profile_folder(name)
 
 
 def as_of_now_option(function: F) -> F:
@@ -156,7 +191,21 @@ def parse_listen_address(_context: Any, _parameter: Any, value: str | None) -> t
 
 def json_option(function: F) -> F:
     """Add --json."""
-    return option("--json", "as_json", is_flag=True, help="Print JSON for programs (docs/json.md).")(function)
+    return option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        is_eager=True,
+        callback=_json_wanted,
+        help="Print JSON for programs (docs/json.md); errors, too.",
+    )(function)
+
+
+def _json_wanted(_context: Any, _parameter: Any, value: bool) -> bool:
+    """Have errors be JSON, too, wherever the option comes from."""
+    if value:
+        output.state.as_json = True
+    return value
 
 
 def config_file(given: Path | None) -> Path:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -22,16 +25,21 @@ from rich.progress import (
 )
 
 from sfnode.cli.output import echo
+from sfnode.logging import BEGINS, begins, log
 from sfnode.schema.node_state import NodeState
+from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
     from sfnode.schema.status import Status
 
-CATCHING_UP = (NodeState.ASKING, NodeState.CATCHING_UP)
-"""States in which a node has its model and lacks others' updates."""
-
 FOLLOW_INTERVAL = 0.25
-"""Seconds between two looks at a node that is catching up."""
+"""Seconds between two looks at a node that is starting."""
+
+SILENCE = 1.5
+"""Seconds after which something is said again: whoever waits two wonders whether anything happens at all."""
+
+PATIENCE = 60.0
+"""Seconds of one thing after which the line that a node logs every ten is enough."""
 
 Advance = Callable[[int, int], None]
 """A function that is told how much is done, and of how much."""
@@ -52,43 +60,144 @@ def waiting(what: str, *, of_bytes: bool = False, time_left: bool = False) -> It
         yield lambda done, total: bars.update(task, completed=done, total=total or None)
 
 
+class Narration:
+    """Says what a starting node is busy with, and how far it has got, until it trains.
+
+    At a terminal it is one line that changes, and a line of the log for what is done; elsewhere lines of the
+    log. They go on while the main thread imports a library, because a thread of its own says them.
+    """
+
+    def __init__(
+        self, *, terminal: bool, plain: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Take whether somebody looks on, and whether the log is for people (`plain`) and not for a program,
+        which gets the lines of what begins and none of what goes on."""
+        self._terminal = terminal and plain
+        self._beats = plain and not terminal
+        self._clock = clock
+        self._begun = self._said = clock()
+        self._what = ""
+        self._since = 0.0
+        self._far = ""
+        self._bars: Progress | None = None
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Self:
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(self.heard)
+        threading.Thread(target=self._beat, name="narration", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._done()
+
+    def heard(self, record: logging.LogRecord) -> bool:
+        """Follow the log: what begins goes on until something else does. Return whether to print the record;
+        at a terminal what only begins need not be."""
+        if getattr(record, BEGINS, False):
+            self._done()
+            self._what, self._since = record.getMessage(), self._clock()
+            self._draw()
+            return not self._terminal
+        self._said = self._clock()
+        return True
+
+    def begin(self, what: str) -> None:
+        """Say that `what` is under way from now on, unless it is already."""
+        if what != self._what:
+            begins("%s", what)
+
+    def advance(self, far: str) -> None:
+        """Note how far it is: `12,000 of 31,000`."""
+        self._far = far
+        self._draw()
+
+    def rest(self) -> None:
+        """Say nothing until something else begins."""
+        self._done()
+
+    def end(self, last: str = "") -> None:
+        """Say the last word, and nothing more."""
+        self._done()
+        self._ended.set()
+        if last:
+            log.info("%s, %.1f s after the start", last, self._clock() - self._begun)
+
+    def beat(self) -> None:
+        """Break a silence that has lasted for SILENCE, in the first minute of whatever it is."""
+        now = self._clock()
+        if not (self._beats and self._what) or now - self._said < SILENCE or now - self._since > PATIENCE:
+            return
+        far = f" {self._far}" if self._far else ""
+        log.info("%s:%s %.0f s", self._what, f"{far}," if far else "", now - self._since)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(SILENCE / 8):
+            self.beat()
+
+    def _done(self) -> None:
+        what, self._what, self._far = self._what, "", ""
+        self._said = self._clock()
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+        if what and self._terminal:
+            log.info("%s: %.1f s", what, self._said - self._since)
+
+    def _draw(self) -> None:
+        if not self._terminal or not self._what or self._ended.is_set():
+            return
+        if self._bars is None:
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+            self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bars.add_task(self._what, total=None)
+            self._bars.start()
+        self._bars.update(self._bars.task_ids[0], description=f"{self._what} {self._far}".rstrip())
+
+
 _followers: set[asyncio.Task[None]] = set()
 """References that keep the tasks from being collected; they end with the event loop."""
 
 
-def follow(status: Callable[[], Status]) -> None:
-    """Show on a terminal what a starting node waits for: its base model from peers, then others' updates.
-
-    Without a terminal, the node's log says as much.
-    """
-    if sys.stderr.isatty():
-        task = asyncio.create_task(_follow(status))
-        _followers.add(task)
-        task.add_done_callback(_followers.discard)
+def follow(status: Callable[[], Status], narration: Narration) -> None:
+    """Have the narration say what a node that has joined waits for, until it trains or has nothing to do."""
+    task = asyncio.create_task(_follow(status, narration))
+    _followers.add(task)
+    task.add_done_callback(_followers.discard)
 
 
-async def _follow(status: Callable[[], Status]) -> None:
-    while (now := status()).state in (NodeState.STARTING, *CATCHING_UP):
-        if now.fetch is not None:
-            await _show(f"{now.fetch.what} from peers", lambda: _downloaded(status()), of_bytes=True)
-        elif now.state != NodeState.STARTING:
-            await _show("catching up", lambda: _caught_up(status()))
-        else:  # the libraries that load a model show bars of their own
-            await asyncio.sleep(FOLLOW_INTERVAL)
+async def _follow(status: Callable[[], Status], narration: Narration) -> None:
+    while True:
+        now = status()
+        what, far = doing(now)
+        if not what:
+            narration.end(far)
+            return
+        narration.begin(what)
+        narration.advance(far)
+        await asyncio.sleep(FOLLOW_INTERVAL)
 
 
-async def _show(what: str, how_far: Callable[[], tuple[int, int] | None], *, of_bytes: bool = False) -> None:
-    """Show how far it is until `how_far` returns None."""
-    with waiting(what, of_bytes=of_bytes) as advance:
-        while (far := how_far()) is not None:
-            advance(*far)
-            await asyncio.sleep(FOLLOW_INTERVAL)
-
-
-def _downloaded(now: Status) -> tuple[int, int] | None:
-    return (now.fetch.done, now.fetch.total) if now.fetch else None
-
-
-def _caught_up(now: Status) -> tuple[int, int] | None:
-    most = max((link.known for link in now.links), default=0)
-    return (now.known, most) if now.state in CATCHING_UP else None
+def doing(now: Status) -> tuple[str, str]:
+    """Return what a node is busy with before it trains, and how far it is; then nothing, and a last word."""
+    match now.state:
+        case NodeState.STARTING if now.fetch:
+            return (
+                f"{now.fetch.what} from peers",
+                f"{size_text(now.fetch.done)} of {size_text(now.fetch.total)}",
+            )
+        case NodeState.STARTING:
+            return "loading the model", ""
+        case NodeState.ASKING | NodeState.CATCHING_UP:
+            most = max((link.known for link in now.links), default=0)
+            if now.known < most:
+                return "catching up", f"{now.known:,} of {most:,} updates"
+            return "asking the neighbours what they have", ""
+        case NodeState.WAITING if now.wait:
+            return now.wait.text, ""
+        case NodeState.TRAINING if not now.own_updates:
+            return "measuring speed with the first update", ""
+        case NodeState.TRAINING:
+            return "", "training"
+    return "", ""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.cli.data_folder import opened_run
-from sfnode.cli.exit import show
+from sfnode.cli.exit import warn
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
@@ -176,7 +176,7 @@ def _checked_out(machine: Machine, update_log: UpdateLog, epoch: int | None = No
     if lacking and checkout.epoch is None:
         raise lacking
     if lacking:
-        show(lacking)
+        warn(lacking)
     return checkout
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sfnode.cli.data_folder import opened_run
-from sfnode.cli.exit import show
+from sfnode.cli.exit import warn
 from sfnode.cli.options import as_of_now_option, data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
@@ -112,4 +112,4 @@ def _warn(seals: SealsResult) -> None:
     from sfnode.store.checkout import warning
 
     if found := warning(seals.epoch, seals.sealed, seals.lacking):
-        show(found)
+        warn(found)

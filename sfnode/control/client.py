@@ -41,7 +41,8 @@ FEEDS_PAGE = 1000
 class Client:
     """Asks the node that listens on the Unix socket `socket`, from within an event loop.
 
-    Every method raises UserError: NODE_NOT_RUNNING if no node answers, and whatever the node refuses. With
+    Every method raises UserError: NODE_NOT_RUNNING if there is none, NODE_NOT_ANSWERING if it gives no
+    usable answer, and whatever the node refuses. With
     `checked=False` answers are not validated but taken as they are (`sfnode.schema.unchecked`).
     """
 
@@ -95,6 +96,18 @@ class Client:
 
     async def history(self, *, points: int = 200) -> schema.History:
         return await self._ask(lambda: schema.History, f"/views/history?points={points}")
+
+    async def about(self) -> schema.About:
+        return await self._ask(lambda: schema.About, "/views/about")
+
+    async def standing(self) -> schema.OwnStanding:
+        return await self._ask(lambda: schema.OwnStanding, "/views/own")
+
+    async def samples(self) -> schema.Samples:
+        return await self._ask(lambda: schema.Samples, "/views/samples")
+
+    async def timeline(self, *, limit: int = 200) -> schema.Timeline:
+        return await self._ask(lambda: schema.Timeline, f"/views/timeline?limit={limit}")
 
     async def generate(self, prompt: str, *, tokens: int = 32) -> schema.Generated:
         """Have the base model and the model of the last seal (open run: as of now) continue `prompt`, by
@@ -167,8 +180,7 @@ class Client:
             received = await self._exchange(self._socket, http.request(method, path, body), deadline)
             status, text = http.response(received)
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise _no_answer(self._socket, reason) from error
+            raise _no_answer(self._socket, error) from error
         if status != 200:
             raise _refused(text)
         return text
@@ -221,6 +233,18 @@ class SyncClient:
     def history(self, *, points: int = 200) -> schema.History:
         return _finished(self._client.history(points=points))
 
+    def about(self) -> schema.About:
+        return _finished(self._client.about())
+
+    def standing(self) -> schema.OwnStanding:
+        return _finished(self._client.standing())
+
+    def samples(self) -> schema.Samples:
+        return _finished(self._client.samples())
+
+    def timeline(self, *, limit: int = 200) -> schema.Timeline:
+        return _finished(self._client.timeline(limit=limit))
+
     def generate(self, prompt: str, *, tokens: int = 32) -> schema.Generated:
         return _finished(self._client.generate(prompt, tokens=tokens))
 
@@ -263,7 +287,11 @@ class SyncClient:
 
 def other_version(socket: Path) -> UserError:
     """Return the error for an answer that is not what this sfnode expects."""
-    return _no_answer(socket, "it says something else; is it of another version of sfnode?")
+    return UserError(
+        Code.NODE_NOT_ANSWERING,
+        f"the node at {socket} says something else; is it of another version of sfnode?",
+        "Start the node again, with this version.",
+    )
 
 
 def _finished(call: Coroutine[Any, Any, R]) -> R:
@@ -275,7 +303,15 @@ def _finished(call: Coroutine[Any, Any, R]) -> R:
     raise AssertionError("a blocking call has suspended")
 
 
-def _no_answer(socket: Path, reason: str) -> UserError:
+def _no_answer(socket: Path, error: Exception) -> UserError:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    there = isinstance(error, ValueError | TimeoutError | PermissionError | ConnectionResetError)
+    if there:  # who has the socket
+        return UserError(
+            Code.NODE_NOT_ANSWERING,
+            f"the node at {socket} does not answer: {reason}",
+            "See what it logs; if it hangs, end its process and start it again: its log is on disk.",
+        )
     return UserError(
         Code.NODE_NOT_RUNNING,
         f"no node answers at {socket}: {reason}",

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from sfnode.control.rebinding import only_known_hosts
 from sfnode.errors import Code, UserError
 from sfnode.schema.node_state import NodeState
-from sfnode.schema.status import Status
+from sfnode.schema.status import MachineStatus, Status
 
 STOP_GRACE = 0.1
 """Seconds for which a stopping node waits for a scrape under way."""
@@ -32,6 +32,10 @@ LINK = ("peer", "role")
 
 ALARMS = ("SF012", "SF070", "SF071", "SF072", "SF073", "SF086")
 """Numbers of the alarms (`sfnode.organising.alarms`)."""
+
+
+PAUSES = ("asked", "room", "hours", "idle", "mains", "not_while", "celsius", "memory", "mb_per_day")
+"""Reasons for a pause: the owner's wish, no room on the device, and limits by their names."""
 
 
 class Sample(NamedTuple):
@@ -71,19 +75,48 @@ def _state(status: Status) -> list[Sample]:
     return [Sample((state.value,), float(state is status.state)) for state in NodeState]
 
 
-def _metric(status: Status) -> list[Sample]:
-    """Return what the organiser has published: of the base model, as it is compared and calibrated, of the
-    last seal, and of the best one."""
-    if status.organised is None:
-        return []
-    health = status.organised.health
-    told = (
-        ("base", health.base),
-        ("calibrated", health.calibrated),
-        ("best", health.best),
-        ("last", health.latest),
-    )
-    return [Sample((found.metric, of), found.value) for of, found in told if found]
+def _paused(status: Status) -> list[Sample]:
+    """Return all reasons, so that one that is over is seen to be over."""
+    return [Sample((reason,), float(reason in status.paused_by)) for reason in PAUSES]
+
+
+def _of_result(name: str, field: str, text: str) -> Described:
+    """Return the metric of what the organiser has published: of the base model, as it is compared and
+    calibrated, of the last seal, and of the best one."""
+
+    def samples(status: Status) -> list[Sample]:
+        if status.organised is None:
+            return []
+        health = status.organised.health
+        told = (
+            ("base", health.base),
+            ("calibrated", health.calibrated),
+            ("best", health.best),
+            ("last", health.latest),
+        )
+        return [Sample((found.metric, of), getattr(found, field)) for of, found in told if found]
+
+    return Described(name, text, samples, ("name", "of"))
+
+
+def _of_machine(name: str, value: Callable[[MachineStatus], float], text: str) -> Described:
+    """Return the metric of what the node takes of its machine; it is absent until that was looked at."""
+
+    def samples(status: Status) -> list[Sample]:
+        return [Sample((), float(value(status.machine)))] if status.machine else []
+
+    return Described(name, text, samples)
+
+
+def _of_gpu(name: str, field: str, text: str) -> Described:
+    """Return the metric of a field about the GPU; it is absent without one, and where nothing tells it."""
+
+    def samples(status: Status) -> list[Sample]:
+        gpu = status.machine.gpu if status.machine else None
+        found = getattr(gpu, field) if gpu else None
+        return [] if gpu is None or found is None else [Sample((gpu.name,), float(found))]
+
+    return Described(name, text, samples, ("gpu",))
 
 
 def _alarms(status: Status) -> list[Sample]:
@@ -155,8 +188,21 @@ METRICS: Sequence[Described] = (
              "The part of the bytes sent that carried updates."),
     _of_node("sfnode_updates_sent_total", "updates_sent", "Updates sent, counted once for each link."),
     _of_node("sfnode_log_bytes", "log_bytes", "Size of the update log on disk."),
-    Described("sfnode_metric", "Published result on the validation rows: of the base model, as it is "
-              "compared and calibrated, the best seal, the last one.", _metric, ("name", "of")),
+    Described("sfnode_paused", "1 while the node pauses for this reason, else 0.", _paused, ("reason",)),
+    _of_machine("sfnode_cpu_cores", lambda machine: machine.cpu,
+                "Cores that the node and its network daemon keep busy, over the last ten seconds."),
+    _of_machine("sfnode_cpu_cores_allowed", lambda machine: machine.cores, "Cores that the node may use."),
+    _of_machine("sfnode_memory_bytes", lambda machine: machine.memory,
+                "Resident memory of the node and its network daemon."),
+    _of_gpu("sfnode_gpu_memory_bytes", "memory", "Memory of the GPU that the node holds."),
+    _of_gpu("sfnode_gpu_busy", "busy", "Share of the time in which the GPU was busy, with whatever."),
+    _of_gpu("sfnode_gpu_celsius", "celsius", "Temperature of the GPU."),
+    _of_gpu("sfnode_gpu_watts", "watts", "Power that the GPU draws."),
+    _of_result("sfnode_metric", "value", "Published result on the validation rows: of the base model, as it "
+               "is compared and calibrated, the best seal, the last one."),
+    _of_result("sfnode_metric_low", "low", "Lower end of its 95 % confidence interval."),
+    _of_result("sfnode_metric_high", "high", "Upper end of it."),
+    _of_result("sfnode_metric_loss", "loss", "Loss on the same rows, in nats."),
     Described("sfnode_alarm", "1 while this numbered error stands in the run, else 0.", _alarms, ("code",)),
     _of_run("sfnode_epochs_sealed_total", "sealed", "Epochs that the organiser has sealed."),
     _of_run("sfnode_updates_counted", "counted", "Updates that count by the seals so far."),

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sfnode.control.answers import answer
 from sfnode.schema import (
+    About,
     CoreStatus,
     Curves,
     Feeds,
@@ -22,11 +23,14 @@ from sfnode.schema import (
     InviteResult,
     NodeEvaluation,
     Origins,
+    OwnStanding,
     Progress,
+    Samples,
     Status,
     Swarm,
+    Timeline,
 )
-from sfnode.schema.views import FeedsQuery, GenerateRequest, HistoryQuery, OriginsQuery
+from sfnode.schema.views import FeedsQuery, GenerateRequest, HistoryQuery, OriginsQuery, TimelineQuery
 
 
 class Views(Protocol):
@@ -35,8 +39,12 @@ class Views(Protocol):
     def progress(self) -> Progress: ...
     def curves(self) -> Curves: ...
     def swarm(self) -> Swarm: ...
+    def samples(self) -> Samples: ...
     def feeds(self, query: FeedsQuery) -> Feeds: ...
     def invitation(self) -> InviteResult: ...
+    async def about(self) -> About: ...
+    async def standing(self) -> OwnStanding: ...
+    async def timeline(self, query: TimelineQuery) -> Timeline: ...
     async def origins(self, query: OriginsQuery) -> Origins: ...
     async def history(self, query: HistoryQuery) -> History: ...
 
@@ -88,6 +96,7 @@ def _at_once(node: Node) -> list[web.RouteDef]:
         route("/views/progress", views.progress),
         route("/views/curves", views.curves),
         route("/views/swarm", views.swarm),
+        route("/views/samples", views.samples),
     ]
 
 
@@ -101,7 +110,19 @@ def _queries(views: Views) -> list[web.RouteDef]:
     async def history(request: web.Request) -> web.Response:
         return answer(await views.history(HistoryQuery.model_validate(dict(request.query))))
 
+    async def about(_: web.Request) -> web.Response:
+        return answer(await views.about())
+
+    async def standing(_: web.Request) -> web.Response:
+        return answer(await views.standing())
+
+    async def timeline(request: web.Request) -> web.Response:
+        return answer(await views.timeline(TimelineQuery.model_validate(dict(request.query))))
+
     return [
+        web.get("/views/about", about),
+        web.get("/views/own", standing),
+        web.get("/views/timeline", timeline),
         web.get("/views/feeds", feeds),
         web.get("/views/origins", origins),
         web.get("/views/history", history),

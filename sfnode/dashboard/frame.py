@@ -7,6 +7,7 @@ and control characters in it are replaced.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,24 +19,41 @@ from sfnode.dashboard.formatting import (
     bar,
     braille,
     count,
-    figure,
     limits_in_words,
+    percent,
     rate,
     smooth,
     span,
     spark,
 )
-from sfnode.dashboard.snapshot import Mood, Now, alarms, base_of, doing, health, together
+from sfnode.dashboard.quality import Quality, quality
+from sfnode.dashboard.snapshot import Mood, Now, alarms, contributed, doing, together
 from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
-    from sfnode.schema import Curves, NodeEvaluation, Origins
+    from sfnode.schema import Curves, Origins, OwnStanding
+    from sfnode.schema.organising import EpochEvaluation
 
 CHART_LINES = 5
 """Lines of the charts on a terminal of 24 lines; a taller one gives half of its lines to them."""
 
 FIXED_LINES = 10
-"""Lines other than those of alarm, activity, evaluations, limits, charts and table."""
+"""Lines other than those of alarm, headline, activity, limits, charts and table."""
+
+HEADLINE_LINES = 2
+"""Lines for the sentence that says whether the model gets better."""
+
+WIDE = 140
+"""Columns from which on there is room for two tables and three charts side by side."""
+
+TALL = 30
+"""Lines from which on there is room for what this node has contributed, and takes of its machine."""
+
+COURSE = 24
+"""Columns of the course of results beside the sentence."""
+
+GAP = 4
+"""Columns between two tables."""
 
 MIN_ROWS = 4
 """Lines that the charts leave to the table."""
@@ -63,19 +81,29 @@ class Shown(NamedTuple):
     now: Now
     curves: Curves
     origins: Origins | None = None
-    """Drawn in place of the neighbours; None draws those."""
+    """Drawn in place of the neighbours, in a wide terminal beside them; None draws those alone."""
     note: str = ""
     """A message for the last line."""
+    evaluations: Sequence[EpochEvaluation] = ()
+    """Results that the organiser has published."""
+    own: OwnStanding | None = None
+    """Contribution of this node; None if it was not asked yet."""
+    only_origins: bool = False
+    """Whether the origins stand in place of the neighbours in a wide terminal, too."""
 
 
 def frame(shown: Shown, width: int, height: int) -> list[Text]:
     """Return the lines of one frame, at most `height` of at most `width` columns."""
-    activity, limits = [*_alarm(shown.now, width), *_doing(shown.now, width)], _limits(shown.now, width)
-    measured = _measured(shown, width)
-    room = height - FIXED_LINES - len(activity) - len(measured) - len(limits)
-    lines = [_title(shown.now, width), *activity, *_bars(shown.now, width), Text()]
-    lines += _charts(shown, width, max(2, min(room - MIN_ROWS, max(CHART_LINES, room // 2))))
-    lines += [*measured, _state(shown.now), *limits, Text()]
+    found = quality(shown.now.status, shown.curves.measurements, shown.evaluations)
+    said = [*_alarm(shown.now, width), *_headline(found, width), *_doing(shown.now, width)]
+    limits = _limits(shown.now, width)
+    if height >= TALL:
+        said += [Text(contributed(shown.now.status, shown.own).text, "bold")]
+        limits = [*_machine(shown.now), *limits]
+    room = height - FIXED_LINES - len(said) - len(limits)
+    lines = [_title(shown.now, width), *said, *_bars(shown.now, width), Text()]
+    lines += _charts(shown, found, width, max(2, min(room - MIN_ROWS, max(CHART_LINES, room // 2))))
+    lines += [_state(shown.now), *limits, Text()]
     lines += _table(shown, width, height - len(lines) - 1)
     lines += [Text()] * (height - len(lines) - 1)
     return _fitting([*lines[: height - 1], _foot(shown)], width)
@@ -131,10 +159,21 @@ def _alarm(now: Now, width: int) -> list[Text]:
     return [Text(line, f"bold {STYLES[Mood.BAD]}") for drawn in lines for line in drawn]
 
 
+def _headline(found: Quality, width: int) -> list[Text]:
+    """Draw the sentence that says whether the model gets better, with the course of its results."""
+    words = found.headline
+    lines = wrap(words.text, width, max_lines=HEADLINE_LINES, placeholder="…")
+    drawn = [Text(line, f"bold {STYLES[words.mood]}".strip()) for line in lines]
+    room = min(width - drawn[-1].cell_len - 2, COURSE)
+    if len(found.points) > 1 and room > 0:
+        drawn[-1].append(f"  {spark([point.value for point in found.points], room)}", "not bold magenta")
+    return drawn
+
+
 def _doing(now: Now, width: int) -> list[Text]:
     words = doing(now)
     lines = wrap(words.text, width, max_lines=ACTIVITY_LINES, placeholder="…")
-    return [Text(line, f"bold {STYLES[words.mood]}".strip()) for line in lines]
+    return [Text(line, STYLES[words.mood]) for line in lines]
 
 
 def _bars(now: Now, width: int) -> list[Text]:
@@ -156,22 +195,45 @@ def _progress(name: str, share: float, words: str, left: float | None, width: in
     return line.append("done" if left == 0 else f"left {span(left)}", "dim" if left is None else "")
 
 
-def _charts(shown: Shown, width: int, height: int) -> list[Text]:
-    """Draw the loss on the left and rates on the right, with their ranges."""
+def _charts(shown: Shown, found: Quality, width: int, height: int) -> list[Text]:
+    """Draw the loss on the left and rates on the right, with their ranges; first, where there is room, the
+    results of the model."""
     c, p, s = shown.curves, shown.now.progress, shown.now.status
-    wide = (width - 3) // 2
     loss, swarm = smooth(c.loss, SMOOTH), smooth(c.swarm_rate, SMOOTH)
-    left = "loss  none: a relay has no model" if s.role == "relay" else f"loss  {_number(s.loss)}"
-    right = f"updates/s  all {rate(p.updates_per_second)}  this node {rate(s.updates_per_second)}"
-    lines = [_pair(left, right, wide, "bold")]
-    for first, second in zip(braille(loss, wide, height), braille(swarm, wide, height), strict=True):
-        lines.append(Text().append(first, "yellow").append("   ").append(second, "green"))
-    ends = f"{_ends(loss)} in {span(c.now)}", f"all {_ends(swarm)}"
-    return [*lines, _pair(*ends, wide, "dim")]
+    told = "none: a relay has no model" if s.role == "relay" else _number(s.loss)
+    rates = f"all {rate(p.updates_per_second)}  this node {rate(s.updates_per_second)}"
+    charts = [
+        _Chart(f"loss  {told}", loss, f"{_ends(loss)} in {span(c.now)}", "yellow"),
+        _Chart(f"updates/s  {rates}", swarm, f"all {_ends(swarm)}", "green"),
+    ]
+    if width >= WIDE:
+        results = [point.value for point in found.points]
+        name = f"{found.metric or 'results'}  {_number(found.now.value if found.now else None)}"
+        of = f"{found.across} {found.points[0].x} to {found.points[-1].x}" if results else ""
+        base = f", {found.compared[0].name} {found.compared[0].value:.3f}" if found.compared else ""
+        charts.insert(0, _Chart(name, results, f"{_ends(results)} {of}{base}".strip(), "magenta"))
+    wide = (width - 3 * (len(charts) - 1)) // len(charts)
+    drawn = [braille(chart.values, wide, height) for chart in charts]
+    lines = [_row([set_cell_size(chart.head, wide) for chart in charts], "bold")]
+    for parts in zip(*drawn, strict=True):
+        line = Text()
+        for number, (chart, part) in enumerate(zip(charts, parts, strict=True)):
+            line.append("   " if number else "").append(part, chart.colour)
+        lines.append(line)
+    return [*lines, _row([set_cell_size(chart.foot, wide) for chart in charts], "dim")]
 
 
-def _pair(left: str, right: str, width: int, style: str) -> Text:
-    return Text(f"{set_cell_size(left, width)}   {right}", style)
+class _Chart(NamedTuple):
+    """A curve with the words above and below it."""
+
+    head: str
+    values: Sequence[float | None]
+    foot: str
+    colour: str
+
+
+def _row(cells: Sequence[str], style: str) -> Text:
+    return Text("   ".join(cells).rstrip(), style)
 
 
 def _ends(values: Sequence[float | None]) -> str:
@@ -181,36 +243,6 @@ def _ends(values: Sequence[float | None]) -> str:
 
 def _number(value: float | None) -> str:
     return "?" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:,.0f}"
-
-
-def _measured(shown: Shown, width: int) -> list[Text]:
-    """Draw how an organised run does, and the evaluations that this node was asked for."""
-    words = health(shown.now.status)
-    if words is None:
-        return [_measured_here(shown, width)]
-    line = Text().append("health  ", "bold").append(words.text, STYLES[words.mood])
-    return [line, _measured_here(shown, width)] if shown.curves.measurements else [line]
-
-
-def _measured_here(shown: Shown, width: int) -> Text:
-    """Draw the latest evaluation, and the course of all."""
-    measurements = shown.curves.measurements
-    ours = [m for m in measurements if not m.base]
-    if not ours:
-        line = Text().append("metric  ", "bold")
-        words = "a relay evaluates nothing" if shown.now.status.role == "relay" else "not evaluated: press e"
-        return line.append(words, "dim")
-    line = Text().append(f"{ours[-1].metric}  ", "bold").append(_value(ours[-1]))
-    if base := base_of(measurements):
-        line.append(f"  base model {base.value:.3f}", "dim")
-    if calibrated := base_of(measurements, calibrated=True):
-        line.append(f", calibrated {calibrated.value:.3f}", "dim")
-    course = spark([m.value for m in ours], min(width - line.cell_len - 2, 24)) if len(ours) > 1 else ""
-    return line.append(f"  {course}", "magenta")
-
-
-def _value(m: NodeEvaluation) -> str:
-    return f"{figure(m)} at {count(m.known)} updates"
 
 
 def _state(now: Now) -> Text:
@@ -225,6 +257,18 @@ def _state(now: Now) -> Text:
     return line.append(f"  behind {count(run.behind)}" if run and run.behind else "", "yellow")
 
 
+def _machine(now: Now) -> list[Text]:
+    """Draw what the node takes of its machine."""
+    found = now.status.machine
+    if found is None:
+        return [Text()]
+    told = [f"{found.cpu:.1f} of {found.cores:g} cores", f"{size_text(found.memory)} of memory"]
+    if gpu := found.gpu:
+        busy = "" if gpu.busy is None else f" {percent(gpu.busy)} busy,"
+        told.append(f"{gpu.name}{busy} {size_text(gpu.memory)} of {size_text(gpu.memory_total)}")
+    return [Text().append("machine ", "bold").append(", ".join(told))]
+
+
 def _limits(now: Now, width: int) -> list[Text]:
     """Draw the limits in force."""
     told = ", ".join(f"{name} {value}" for name, value in limits_in_words(now.status.limits).items())
@@ -235,15 +279,29 @@ def _limits(now: Now, width: int) -> list[Text]:
 
 
 def _table(shown: Shown, width: int, room: int) -> list[Text]:
-    if shown.origins is not None:
+    """Draw the neighbours or the origins; where there is room, both."""
+    if shown.origins is None:
+        return tables.peers(shown.now, width, room)
+    if width < WIDE or shown.only_origins:
         return tables.origins(shown.origins, width, room)
-    return tables.peers(shown.now, width, room)
+    half = (width - GAP) // 2
+    return _beside(tables.peers(shown.now, half, room), tables.origins(shown.origins, half, room), half)
+
+
+def _beside(left: Sequence[Text], right: Sequence[Text], half: int) -> list[Text]:
+    """Join two tables line by line; the left one is `half` columns wide."""
+    lines = []
+    for one, other in zip_longest(left, right, fillvalue=Text()):
+        line = one.copy()
+        line.truncate(half, pad=True)
+        lines.append(Text.assemble(line, " " * GAP, other))
+    return lines
 
 
 def _foot(shown: Shown) -> Text:
     s = shown.now.status
     others = sum(node.kind == "known" for node in shown.now.swarm.nodes)
-    keys = ["q quit", "o origins" if shown.origins is None else "o neighbours"]
+    keys = ["q quit", "o origins" if shown.origins is None or not shown.only_origins else "o neighbours"]
     keys += [] if s.role == "relay" else ["e evaluate"]
     if shown.note:
         return Text("  ".join(keys), "dim").append(f"   {shown.note}", "not dim yellow")

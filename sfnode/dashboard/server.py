@@ -6,29 +6,50 @@ Access is checked by `sfnode.dashboard.access`.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from mimetypes import guess_type
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 from aiohttp import web
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from sfnode.control.answers import answer, invalid
 from sfnode.control.answers import error as refusal
 from sfnode.control.client import Client
+from sfnode.control.owner import PauseRequest
 from sfnode.dashboard.access import guard, is_local
 from sfnode.dashboard.formatting import limits_in_words
-from sfnode.dashboard.snapshot import Now, Words, agreement, alarms, doing, health, look, measure, together
-from sfnode.errors import Code, UserError
+from sfnode.dashboard.quality import Quality, quality
+from sfnode.dashboard.snapshot import (
+    Now,
+    Words,
+    agreement,
+    alarms,
+    contributed,
+    doing,
+    look,
+    measure,
+    together,
+)
+from sfnode.errors import NO_ANSWER, Code, UserError
 from sfnode.schema.base import Answer
 from sfnode.schema.status import Status
-from sfnode.schema.views import GenerateRequest, OriginsQuery, Progress, Swarm
+from sfnode.schema.views import About, GenerateRequest, OriginsQuery, OwnStanding, Progress, Swarm
 
 STATIC = Path(__file__).with_name("static")
+
+NO_CONTROL = (
+    "this dashboard only shows: start it with --dashboard-control to direct the node here, or use "
+    "`sfnode pause`, `sfnode limit` and `sfnode leave`"
+)
+
+_BODY: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 STOP_GRACE = 0.3
 """Seconds that answers under way have when the dashboard stops."""
@@ -42,7 +63,6 @@ class NowAnswer(Answer):
     swarm: Swarm
     alarms: list[Words]
     doing: Words
-    health: Words | None
     together: Words
     agreement: dict[str, Words]
     """State of each neighbour compared with ours, by peer id."""
@@ -55,25 +75,46 @@ class NowAnswer(Answer):
             **now._asdict(),
             alarms=alarms(now.status),
             doing=doing(now),
-            health=health(now.status),
             together=together(now),
             agreement={node.peer: agreement(node, now.known) for node in now.near},
             limits=limits_in_words(now.status.limits),
         )
 
 
+class AboutAnswer(Answer):
+    """The purpose of the run, and whether whoever sees the page may direct the node."""
+
+    about: About
+    control: bool
+
+
+class QualityAnswer(Answer):
+    """The quality of the run's model."""
+
+    quality: Quality
+
+
+class OwnAnswer(Answer):
+    """The contribution of this node, and the same in words."""
+
+    own: OwnStanding
+    words: Words
+
+
 @asynccontextmanager
-async def serving(client: Client, host: str, port: int, token: str = "") -> AsyncIterator[str]:
+async def serving(
+    client: Client, host: str, port: int, token: str = "", *, control: bool = False
+) -> AsyncIterator[str]:
     """Serve the dashboard within the block, and yield the URL to open.
 
-    If other machines can reach it there is always a token; one is generated if none is given.
-    Raises UserError PORT_IN_USE.
+    If other machines can reach it, or with `control`, by which whoever sees it may also pause, limit and end
+    the node, there is always a token; one is generated if none is given. Raises UserError PORT_IN_USE.
     """
-    token = token or ("" if is_local(host) else secrets.token_urlsafe(24))
+    token = token or (secrets.token_urlsafe(24) if control or not is_local(host) else "")
     listener = _bind(host, port)
     bound = int(listener.getsockname()[1])
     application = web.Application(middlewares=[guard(host, bound, token), _errors_as_json])
-    application.add_routes([*_pages(), *_answers(client)])
+    application.add_routes([*_pages(), *_answers(client, control), *_orders(client, control)])
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_GRACE)
     await runner.setup()
     try:
@@ -115,8 +156,11 @@ def _pages() -> list[web.RouteDef]:
     return [web.get("/", files["/index.html"]), *(web.get(name, files[name]) for name in files)]
 
 
-def _answers(client: Client) -> list[web.RouteDef]:
+def _answers(client: Client, control: bool) -> list[web.RouteDef]:
     """Return the routes that the page asks."""
+
+    async def about(_: web.Request) -> web.Response:
+        return answer(AboutAnswer(about=await client.about(), control=control))
 
     async def now(_: web.Request) -> web.Response:
         return answer(NowAnswer.of(await look(client)))
@@ -124,8 +168,21 @@ def _answers(client: Client) -> list[web.RouteDef]:
     async def curves(_: web.Request) -> web.Response:
         return answer(await client.curves())
 
-    async def seals(_: web.Request) -> web.Response:
-        return answer(await client.organising())
+    async def own(_: web.Request) -> web.Response:
+        standing, status = await asyncio.gather(client.standing(), client.status())
+        return answer(OwnAnswer(own=standing, words=contributed(status, standing)))
+
+    async def model(_: web.Request) -> web.Response:
+        status = await client.status()
+        evaluations = (await client.organising()).evaluations if status.organised else []
+        measurements = [] if status.organised else (await client.curves()).measurements
+        return answer(QualityAnswer(quality=quality(status, measurements, evaluations)))
+
+    async def samples(_: web.Request) -> web.Response:
+        return answer(await client.samples())
+
+    async def timeline(_: web.Request) -> web.Response:
+        return answer(await client.timeline())
 
     async def origins(request: web.Request) -> web.Response:
         query = OriginsQuery.model_validate(dict(request.query))
@@ -145,11 +202,36 @@ def _answers(client: Client) -> list[web.RouteDef]:
     return [
         web.get("/api/now", now),
         web.get("/api/curves", curves),
-        web.get("/api/seals", seals),
+        web.get("/api/about", about),
+        web.get("/api/own", own),
+        web.get("/api/quality", model),
+        web.get("/api/samples", samples),
+        web.get("/api/timeline", timeline),
         web.get("/api/origins", origins),
         web.get("/api/history", history),
         web.post("/api/generate", generate),
         web.post("/api/evaluate", evaluate),
+    ]
+
+
+def _orders(client: Client, control: bool) -> list[web.RouteDef]:
+    """Return the routes by which the page directs the node; without `control` they refuse."""
+
+    def order(name: str, carry_out: Callable[[Any], Awaitable[object]]) -> web.RouteDef:
+        async def handle(request: web.Request) -> web.Response:
+            if not control:
+                return refusal(403, NO_CONTROL)
+            wanted = _BODY.validate_json(await request.read() or b"{}")
+            await carry_out(wanted)
+            return web.json_response({"done": True})
+
+        return web.post(f"/api/{name}", handle)
+
+    return [
+        order("pause", lambda body: client.pause(PauseRequest.model_validate(body).seconds)),
+        order("resume", lambda _: client.resume()),
+        order("limits", client.limit),
+        order("leave", lambda _: client.leave()),
     ]
 
 
@@ -163,4 +245,4 @@ async def _errors_as_json(
     except ValidationError as error:
         return invalid(error)
     except UserError as error:
-        return refusal(503 if error.code == Code.NODE_NOT_RUNNING else 409, error.what)
+        return refusal(503 if error.code in NO_ANSWER else 409, error.what)

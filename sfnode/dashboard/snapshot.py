@@ -9,12 +9,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.control.client import Client
-from sfnode.dashboard.formatting import count, health_in_words, percent, rate
+from sfnode.dashboard.formatting import count, nats, percent, rate
 from sfnode.errors import UserError
 from sfnode.schema.node_state import NodeState, RunHealth
 
 if TYPE_CHECKING:
-    from sfnode.schema import Curves, NodeEvaluation, Progress, Status, Swarm, SwarmNode
+    from sfnode.schema import Curves, NodeEvaluation, OwnStanding, Progress, Status, Swarm, SwarmNode
 
 PATIENCE = 30.0
 """Seconds for which digests of neighbours may differ before that is worth a warning: while updates are under
@@ -105,11 +105,16 @@ def alarms(s: Status) -> list[Words]:
     return [Words(f"{alarm.code}: {alarm.what}. {alarm.fix}", Mood.BAD) for alarm in s.alarms]
 
 
-def health(s: Status) -> Words | None:
-    """Say how the model of an organised run does; None in an open run, and while nothing was evaluated."""
-    if s.organised is None or s.organised.health.latest is None:
-        return None
-    return Words(health_in_words(s.organised.health), HEALTH_MOODS[RunHealth(s.organised.health.verdict)])
+def contributed(s: Status, own: OwnStanding | None) -> Words:
+    """Say what this node has contributed, and where that puts it; `own` is None until it has been asked."""
+    if s.origin is None:
+        return Words("This relay passes on the updates of others and makes none.")
+    if own is None or own.rank is None:
+        return Words("You have contributed no update yet.")
+    made = f"You: {count(own.updates)} updates ({percent(own.share)} of all)"
+    counted = "" if own.counted is None else f", {count(own.counted)} of them sealed"
+    worth = "" if own.worth is None else f", worth {nats(own.worth)[:9]} nats"
+    return Words(f"{made}{counted}{worth}, rank {count(own.rank)} of {count(own.of)}.", Mood.GOOD)
 
 
 def doing(now: Now) -> Words:

@@ -29,6 +29,9 @@ ORIGIN_ROWS = 50
 WORTH_DIGITS = 9
 """Characters of a worth that are shown: sign, point and six digits behind it."""
 
+ROOMY = 100
+"""Columns from which on bytes stand beside names; below, names need the room."""
+
 FLEXIBLE = 0
 """Width of a column that takes what the others leave it, within the bounds below."""
 
@@ -54,26 +57,23 @@ def named(name: str | None, origin: str, width: int = 80) -> str:
 
 def peers(now: Now, width: int, room: int) -> list[Text]:
     """Draw the neighbours, as many as there is room for."""
+    traffic = [Column("out", 8, True), Column("in", 8, True)] if width >= ROOMY else []
     columns = _columns(
         width,
-        Column("peer", 14),
+        Column("peer", FLEXIBLE),
         Column("role", 8),
         Column("latency", 8, True),
-        Column("out", 8, True),
-        Column("in", 8, True),
+        *traffic,
         Column("lag", 8, True),
         Column("state", 15),
     )
 
     def line(node: SwarmNode) -> Text:
         words = agreement(node, now.known)
-        numbers = [
-            delay(node.latency),
-            size_text(node.bytes_sent),
-            size_text(node.bytes_received),
-            count(node.lag),
-        ]
-        row = _row(columns, [short(node.peer), node.role, *numbers, words.text])
+        bytes_moved = [size_text(node.bytes_sent), size_text(node.bytes_received)][: len(traffic)]
+        numbers = [delay(node.latency), *bytes_moved, count(node.lag)]
+        who = named(node.name, node.origin, columns[0].width) if node.origin else short(node.peer)
+        row = _row(columns, [who, node.role, *numbers, words.text])
         return Text(row, "red" if words.mood is Mood.BAD else "")
 
     return _table(columns, now.near, line, room, len(now.near))
@@ -89,7 +89,7 @@ def origins(page: Origins, width: int, room: int) -> list[Text]:
         Column("updates", 10, True),
         Column("share", 7, True),
         *worth,
-        Column("team", 20),
+        Column("team", 14),
     )
 
     def line(origin: Origin) -> Text:

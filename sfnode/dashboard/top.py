@@ -13,21 +13,29 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
 from sfnode.control.client import Client
-from sfnode.dashboard.frame import Shown, absent, ascii_only, frame
+from sfnode.dashboard.frame import WIDE, Shown, absent, ascii_only, frame
 from sfnode.dashboard.snapshot import look_at_all, measure
 from sfnode.dashboard.tables import ORIGIN_ROWS
 from sfnode.errors import UserError
 
+if TYPE_CHECKING:
+    from sfnode.schema import OwnStanding
+    from sfnode.schema.organising import EpochEvaluation
+
 INTERVAL = 1.0
 """Seconds between frames."""
+
+BACKGROUND_INTERVAL = 5.0
+"""Seconds between two looks at what changes slowly."""
 
 QUIT = frozenset("qQ\x03\x04\x1b")
 """Keys that quit: q, Ctrl-C, Ctrl-D and Escape."""
@@ -50,11 +58,27 @@ def can_be_kept_up_to_date(environment: Mapping[str, str] = os.environ) -> bool:
 async def once(client: Client, console: Console) -> None:
     """Print one frame that leaves a line for the shell's prompt. Raises UserError NODE_NOT_RUNNING."""
     now, curves = await look_at_all(client)
-    lines = _fitting(frame(Shown(now, curves), console.width, console.height - 1), console)
+    background = await look_behind(client, organised=now.status.organised is not None)
+    origins = await client.origins(limit=ORIGIN_ROWS) if console.width >= WIDE else None
+    shown = Shown(now, curves, origins, "", background.evaluations, background.own)
+    lines = _fitting(frame(shown, console.width, console.height - 1), console)
     while lines and not lines[-1].plain:
         lines.pop()
     for line in lines:
         console.print(line, no_wrap=True, overflow="crop", crop=True, highlight=False)
+
+
+class Background(NamedTuple):
+    """The answers that change with a seal or with minutes of work."""
+
+    own: OwnStanding
+    evaluations: Sequence[EpochEvaluation]
+
+
+async def look_behind(client: Client, *, organised: bool) -> Background:
+    """Ask the node for them. Raises UserError NODE_NOT_RUNNING."""
+    own = await client.standing()
+    return Background(own, (await client.organising()).evaluations if organised else ())
 
 
 class Top:
@@ -69,6 +93,9 @@ class Top:
         self._measuring: asyncio.Task[None] | None = None
         self._with_origins = False
         """Whether origins are shown in place of the neighbours."""
+        self._behind: Background | None = None
+        self._behind_at = float("-inf")
+        """Time at which they were asked for."""
         self._note = ""
         self._drawn: list[str] = []
         """The lines on the screen; empty if the screen has to be cleared first."""
@@ -103,10 +130,23 @@ class Top:
     async def _lines(self) -> list[Text]:
         try:
             now, curves = await look_at_all(self._client)
-            origins = await self._client.origins(limit=ORIGIN_ROWS) if self._with_origins else None
-            return frame(Shown(now, curves, origins, self._note), *self._console.size)
+            both = self._console.width >= WIDE
+            wanted = self._with_origins or both
+            origins = await self._client.origins(limit=ORIGIN_ROWS) if wanted else None
+            behind = await self._background(organised=now.status.organised is not None)
+            shown = Shown(
+                now, curves, origins, self._note, behind.evaluations, behind.own, self._with_origins
+            )
+            return frame(shown, *self._console.size)
         except UserError as error:
             return absent(self._folder, error.what, *self._console.size)
+
+    async def _background(self, *, organised: bool) -> Background:
+        clock = asyncio.get_running_loop().time
+        if self._behind is None or clock() - self._behind_at >= BACKGROUND_INTERVAL:
+            self._behind = await look_behind(self._client, organised=organised)
+            self._behind_at = clock()
+        return self._behind
 
     def _draw(self, lines: list[Text]) -> None:
         """Write the lines that differ from those on the screen."""

@@ -16,9 +16,7 @@ from typing import cast
 from sfnode.doctor.context import in_thread
 from sfnode.doctor.findings import Finding, Subject, note, ok, problem
 from sfnode.transport.libp2p.reachability import TcpEndpoint, resolve
-
-WRONG = 30.0
-"""Seconds from which a clock is a problem: a third of the life of an entry in the roster (90 s)."""
+from sfnode.transport.roster import CLOCK_WRONG
 
 INEXACT = 3.0
 """Seconds from which a clock is worth a note: other programs on hivemind's DHT refuse such a peer."""
@@ -91,7 +89,7 @@ def judge(ahead: float, by: str) -> Finding:
     if abs(ahead) < INEXACT:
         return ok(Subject.CLOCK, what)
     fix = "Let the system set its clock by the network (on most: `timedatectl set-ntp true`)."
-    if abs(ahead) < WRONG:
+    if abs(ahead) < CLOCK_WRONG:
         return note(Subject.CLOCK, what, fix)
     return problem(Subject.CLOCK, what + ", so that others cannot find this node through the DHT", fix)
 

@@ -102,7 +102,7 @@ def generate(
 
     `directions` are those of the rows' queries; None: no row moves. Where vectors are trained rows of one
     point alone are written together, as vectors are moved in place. Raises UserError BAD_OPTION for a
-    classifier, MODEL_UNSUPPORTED for a model that keeps something else than keys and values.
+    classifier.
     """
     _check_writes(loaded)
     answers: dict[int, Answer] = {}
@@ -119,11 +119,11 @@ def generate(
     return [answers[number] for number in range(len(rows))]
 
 
-def complete(loaded: LoadedModel, prompt: str, tokens: int) -> str:
-    """Return the likeliest continuation of a text in at most `tokens` tokens. Raises as `generate`."""
+def complete(loaded: LoadedModel, prompts: Sequence[str], tokens: int) -> list[str]:
+    """Return the likeliest continuation of each text in at most `tokens` tokens. Raises as `generate`."""
     _check_writes(loaded)
-    found = generate(loaded, [Row(prompt_ids(loaded, prompt, tokens))], Plan(tokens))
-    return "" if found is None else found[0].text
+    found = generate(loaded, [Row(prompt_ids(loaded, prompt, tokens)) for prompt in prompts], Plan(tokens))
+    return [answer.text for answer in found or []]
 
 
 def prompt_ids(loaded: LoadedModel, prompt: str, tokens: int) -> list[int]:
@@ -188,7 +188,15 @@ class _Decoder:
         columns = max(len(rows[number].prompt) for number in numbers) + plan.tokens if numbers else 0
         self._vocabulary = loaded.model.config.get_text_config(decoder=True).vocab_size
         most = min(len(numbers), max(1, forward.PASS_LOGITS // self._vocabulary))
-        self._cache = _Cache(loaded, most, columns, plan.cache_bytes)
+        kept = _kept_of_a_token(loaded) if numbers else []
+        if numbers and not kept:
+            whole = np.full(most, columns)
+            most = len(
+                forward.groups(whole, loaded.widest, loaded.device, np.full_like(whole, self._vocabulary))[0]
+            )
+        self._keeps = bool(kept)
+        """Whether past tokens are kept; else texts are read from their beginning for every token."""
+        self._cache = _Cache(kept, most, columns, plan.cache_bytes)
         self._filling = True
         self._step: tuple[Pass, Perturbation | None] | None = None
         """A pass over one token of each row, and what moves them; made anew when the rows are others."""
@@ -201,6 +209,10 @@ class _Decoder:
     def advance(self) -> None:
         """Read some prompts, if there are places for them, or write a token of each row."""
         free = self._cache.most - len(self._active)
+        if not self._keeps:
+            self._active += [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
+            self._write_anew()
+            return
         enough = self._filling or free * REFILL_SHARE >= self._cache.most
         self._filling = bool(self._waiting) and free > 0 and enough
         if self._filling:
@@ -242,6 +254,13 @@ class _Decoder:
             given["position_ids"] = self._tensor(lengths[:, None])
         with self._loaded.perturber.applying(perturbation):
             logits = forward.logits(self._loaded, this, **given)
+        self._add(list(self._active), logits)
+
+    def _write_anew(self) -> None:
+        """Write one more token of every row, from its whole text."""
+        this = _pass([[*one.row.prompt, *one.tokens] for one in self._active], self._loaded.device)
+        with self._loaded.perturber.applying(self._moved(self._active, this)):
+            logits = forward.logits(self._loaded, this)
         self._add(list(self._active), logits)
 
     def _moved(self, rows: Sequence[_Active], this: Pass) -> Perturbation | None:
@@ -301,9 +320,9 @@ class _Decoder:
 class _Cache:
     """The keys and values of all rows that are being written, which end in one column."""
 
-    def __init__(self, loaded: LoadedModel, rows: int, columns: int, most_bytes: int) -> None:
+    def __init__(self, kept: Sequence[Any], rows: int, columns: int, most_bytes: int) -> None:
+        """`kept`: the layers of a cache that holds a single token."""
         self._columns = columns
-        kept = _kept_of_a_token(loaded) if rows else []
         self.most = min(rows, max(1, most_bytes // max(1, _bytes(kept) * columns)))
         """Rows that there is room for."""
         self._layers = [_Layer(layer, self.most, columns) for layer in kept]
@@ -427,7 +446,7 @@ def _pass(sequences: Sequence[Sequence[int]], device: torch.device) -> Pass:
 
 
 def token_bytes(loaded: LoadedModel) -> int:
-    """Return the bytes of the keys and values of one token. Raises UserError MODEL_UNSUPPORTED."""
+    """Return the bytes of the keys and values of one token; 0 of a model that keeps something else."""
     with torch.inference_mode():
         return _bytes(_kept_of_a_token(loaded))
 
@@ -438,20 +457,15 @@ def _bytes(layers: Sequence[Any]) -> int:
 
 
 def _kept_of_a_token(loaded: LoadedModel) -> list[Any]:
-    """Return the layers of a cache that holds a single token. Raises UserError MODEL_UNSUPPORTED."""
+    """Return the layers of a cache that holds a single token; none if there is more to a model's past than
+    keys and values, as in state-space models and hybrids."""
     cache: Any = DynamicCache()
     try:
         forward.logits(loaded, _pass([[0]], loaded.device), past_key_values=cache)
-        layers = list(cache.layers)
     except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError):
-        layers = []  # code that looks for another kind of cache fails in its own way
-    if not layers or any(type(layer) is not DynamicLayer or layer.keys is None for layer in layers):
-        raise UserError(
-            Code.MODEL_UNSUPPORTED,
-            f"{loaded.folder} keeps something else of past tokens than the keys and values of attention",
-            "Take a model whose layers are all attention, such as OPT, Llama or Gemma.",
-        )
-    return layers
+        return []  # code that looks for another kind of cache fails in its own way
+    layers = list(cache.layers)
+    return layers if all(type(layer) is DynamicLayer and layer.keys is not None for layer in layers) else []
 
 
 def _check_writes(loaded: LoadedModel) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfnode.engine.adapter import Fit
-from sfnode.models.files import BUILTIN
+from sfnode.models.files import BUILTIN, licence_of
 from sfnode.schema.provenance import Contributor, Provenance
 from sfnode.tasks.calibration import CALIBRATION_ROWS
 from sfnode.tasks.shard import CENTRED
@@ -106,24 +106,13 @@ def _front_matter(trainer: Trainer, *, adapter: bool) -> str:
     }
     if not (_is_local(source) or source.startswith(BUILTIN)):  # the hub takes names of its own only
         fields |= {"base_model": source, "base_model_relation": "adapter" if adapter else "finetune"}
-    if license_ := _license(trainer.loaded.folder):
+    if license_ := licence_of(trainer.loaded.folder):
         fields["license"] = license_
     if sets:
         fields["datasets"] = sorted(sets)
     fields["pipeline_tag"] = "text-classification" if trainer.loaded.classifies else "text-generation"
     lines = (f"{key}: {json.dumps(value)}" for key, value in fields.items())
     return "\n".join(["---", *lines, "---", ""])
-
-
-def _license(base: Path) -> str | None:
-    """Return the licence that the base model's card names, if that is there."""
-    try:
-        card = (base / "README.md").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    head = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
-    found = re.search(r"^license:[ ]*([\w.-]+)[ ]*$", head[1], re.MULTILINE) if head else None
-    return found[1] if found else None
 
 
 def _about(trainer: Trainer, about: Provenance, weights: Mapping[str, str]) -> Iterator[str]:

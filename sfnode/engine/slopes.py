@@ -63,10 +63,10 @@ class Share(NamedTuple):
 
     updates: int
     sum: float
-    """Sum of q * p, with q their scalars and p the slopes along their directions, in units of a scalar:
-    positive if they lower the loss."""
+    """Sum of the roots of |q * p| with the signs of q * p, where q are their scalars and p the slopes along
+    their directions, in units of a scalar: positive if they agree."""
     squares: float
-    """Sum of (q * p)^2."""
+    """Sum of |q * p|."""
     worth: float
     """Nats by which they lower the loss."""
     error: float
@@ -109,12 +109,13 @@ class Slopes(NamedTuple):
         slopes = self.along(batch)  # (batches, n)
         scalars = batch.scalars.astype(np.float64)
         products = scalars * slopes.mean(0) / delta
+        roots = np.sign(products) * np.sqrt(np.abs(products))
         steps = scalars * weights * np.array([unit[subspace] for subspace in batch.epochs.tolist()])
         worths = slopes @ steps  # (batches,)
         return Share(
             len(scalars),
-            float(products.sum()),
-            float((products**2).sum()),
+            float(roots.sum()),
+            float((roots**2).sum()),
             float(worths.mean()),
             float(worths.std(ddof=1)) / math.sqrt(len(worths)),
         )
@@ -191,9 +192,8 @@ def measure(
             loss, gradient = _gradient(loaded, directions, leaves, vectors, batch)
             losses.append(loss)
             found.append(gradient)
-    every = np.stack(found).transpose(0, 1, 3, 2)  # (batches, layers, k, k), u by v
-    blocks = (slice(n * space.rank, (n + 1) * space.rank) for n in range(len(subspaces)))
-    cores = {s: every[:, :, block, block] for s, block in zip(subspaces, blocks, strict=True)}
+    every = np.stack(found).swapaxes(3, 4)  # (batches, layers, subspaces, r, r), u by v
+    cores = {subspace: every[:, :, n] for n, subspace in enumerate(subspaces)}
     return Slopes(sum(losses) / len(losses), cores)
 
 
@@ -226,15 +226,15 @@ def _sides(loaded: LoadedModel, space: Subspace, subspaces: Sequence[int]) -> Di
 def _leaves(
     space: Subspace, scale: Callable[[int], float], step: Mapping[int, I64], at: float
 ) -> list[Tensor]:
-    """Return per target by how much the step moves along its directions, (k, k) v by u: leaves of a graph."""
+    """Return per target by how much the step moves along its directions, (subspaces, r, r) v by u: leaves of
+    a graph."""
     found = []
     for number in range(len(space.targets)):
         blocks = [
             torch.from_numpy(step[subspace][number] * (-scale(subspace) * at / space.basis.unit**2)).t()
             for subspace in sorted(step)
         ]
-        core: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
-        found.append(core.float().to(space.device).requires_grad_())
+        found.append(torch.stack(blocks).float().to(space.device).requires_grad_())
     return found
 
 
@@ -262,12 +262,12 @@ def _gradient(
     vectors: Mapping[int, Tensor],
     batch: Encoded,
 ) -> tuple[float, F64]:
-    """Return a batch's mean loss and its gradient by every leaf, (layers, k, k) v by u."""
+    """Return a batch's mean loss and its gradient by every leaf, (layers, subspaces, r, r) v by u."""
 
     def riding(this: forward.Pass) -> Perturbation:
         rows, width = this.input_ids.shape
         none = leaves[0].new_empty(rows * width, 0)
-        cores = tuple(leaf.to(loaded.dtype).expand(rows, -1, -1) for leaf in leaves)
+        cores = tuple(leaf.to(loaded.dtype).expand(rows, -1, -1, -1) for leaf in leaves)
         return Perturbation(directions, none, none[:rows], none[: len(this.rows)], cores, this.rows)
 
     try:
@@ -281,12 +281,15 @@ def _gradient(
             "Nothing is said of what single nodes brought. Take a device with more memory, or --dtype "
             "bfloat16, for the organiser.",
         ) from error
-    parts = [_of_vector(directions, n, part) if n in vectors else part for n, part in enumerate(found)]
+    blocks = leaves[0].shape[0]
+    parts = [
+        _of_vector(directions, n, part, blocks) if n in vectors else part for n, part in enumerate(found)
+    ]
     stacked: F64 = torch.stack([part.double().cpu() for part in parts]).numpy()
     return float(loss.detach()), stacked
 
 
-def _of_vector(directions: Directions, number: int, gradient: Tensor) -> Tensor:
-    """Return the gradient by a vector's core from that by its entries, (n,)."""
+def _of_vector(directions: Directions, number: int, gradient: Tensor, blocks: int) -> Tensor:
+    """Return the gradient by a vector's cores, (blocks, r, r) v by u, from that by its entries, (n,)."""
     u, v = directions.u[number].to(gradient.dtype), directions.v[number].to(gradient.dtype)  # (k, n), (1, k)
-    return v.t() @ (u @ gradient)[None]
+    return v.view(blocks, -1, 1) * (u @ gradient).view(blocks, 1, -1)

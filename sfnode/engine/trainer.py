@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sfnode.engine import forward, line, making_bases, slopes, step_size, target_check
+from sfnode.engine import forward, line, making_bases, samples, slopes, step_size, target_check
 from sfnode.engine.adapter import Fit
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
@@ -36,7 +36,16 @@ from sfnode.models import loader
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.provenance import Provenance
 from sfnode.tasks import calibration, dataset
-from sfnode.tasks.encoding import Encoded, Forward, Prior, Scored, encode, evaluate
+from sfnode.tasks.encoding import (
+    Encoded,
+    Forward,
+    Prior,
+    Scored,
+    ScoredBatch,
+    encode,
+    measure,
+    scored_batches,
+)
 from sfnode.tasks.shard import CENTRED, Shard
 from sfprotocol.decisions import RATE_ONE, Bases
 from sfprotocol.seeds import I64, derive_key, stream
@@ -130,6 +139,8 @@ class Trainer:
         """Rows that were measured on, by the number asked for."""
         self._base: dict[tuple[dataset.HeldOut, int, bool], Evaluation] = {}
         """Results of the base model, which do not change."""
+        self._base_scored: dict[tuple[dataset.HeldOut, int], list[ScoredBatch]] = {}
+        """Scores of the base model on rows of a labelled task, until they were calibrated, too."""
         self._priors: dict[bytes, Prior] = {}
         """Priors of the base model and of the last model asked about, by the digest of their cores."""
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
@@ -338,10 +349,16 @@ class Trainer:
         key = rows, limit, calibrated
         if key not in self._base:
             prior = self.base_prior(go_on) if calibrated else None
-            self.restore()
-            with self.weights.at_base():
-                self._base[key] = self._evaluate(limit, go_on, rows, prior)
+            found = self._base_scored.pop((rows, limit), None) or self._score_base(limit, go_on, rows)
+            if self.manifest.task.labelled and not calibrated:
+                self._base_scored[rows, limit] = found
+            self._base[key] = measure(self.manifest.task, found, prior)
         return self._base[key]
+
+    def _score_base(self, limit: int, go_on: GoOn, which: dataset.HeldOut) -> list[ScoredBatch]:
+        self.restore()
+        with self.weights.at_base():
+            return list(self._score(limit, go_on, which))
 
     def cores(self) -> dict[int, I64]:
         """Return a copy of the cores of all subspaces, (layers, rank, rank) each."""
@@ -427,8 +444,27 @@ class Trainer:
         """
         self.restore()
         with self.weights.at_base():
-            base = complete(self.loaded, prompt, tokens)
-        return base, complete(self.loaded, prompt, tokens)
+            (base,) = complete(self.loaded, [prompt], tokens)
+        (now,) = complete(self.loaded, [prompt], tokens)
+        return base, now
+
+    def answer(self, rows: int, *, base: bool) -> list[samples.Answered]:
+        """Return how the model as of now, or the base model, answers `rows` test rows, for everybody the same
+        ones: by turns of each class. In a run with a centred loss scores are less the model's prior.
+
+        Raises UserError DATA_*, and as `prior` does.
+        """
+        task = self.manifest.task
+        chosen = line_rows(task, self._held_out_rows("test", 0))[:rows]
+        prior = None
+        if task.loss == CENTRED:
+            prior = self.base_prior() if base else self.prior()
+        self.restore()
+        if base:
+            with self.weights.at_base():
+                return samples.answer(self.loaded, task, chosen, self._forward(always), prior)
+        self.weights.rebuild()
+        return samples.answer(self.loaded, task, chosen, self._forward(always), prior)
 
     def export(
         self,
@@ -492,9 +528,14 @@ class Trainer:
         prior: Prior | None,
         perturb: forward.Perturb | None = None,
     ) -> Evaluation:
-        task, tokenizer = self.manifest.task, self.loaded.tokenizer
-        rows = self._held_out_rows(which, limit)
-        return evaluate(task, tokenizer, rows, self._forward(go_on, perturb), EVALUATION_BATCH, prior)
+        return measure(self.manifest.task, self._score(limit, go_on, which, perturb), prior)
+
+    def _score(
+        self, limit: int, go_on: GoOn, which: dataset.HeldOut, perturb: forward.Perturb | None = None
+    ) -> Iterator[ScoredBatch]:
+        """Run the model as it is on held-out rows."""
+        task, tokenizer, rows = self.manifest.task, self.loaded.tokenizer, self._held_out_rows(which, limit)
+        return scored_batches(task, tokenizer, rows, self._forward(go_on, perturb), EVALUATION_BATCH)
 
     def _held_out_rows(self, which: dataset.HeldOut, limit: int) -> list[dataset.Row]:
         if (which, limit) not in self._held_out:

@@ -30,7 +30,7 @@ from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import scale_of
 from sfnode.manifest import Manifest
 from sfnode.models.loader import LoadedModel, matrix
-from sfnode.models.perturbation import Directions, Perturbation
+from sfnode.models.perturbation import Directions, Perturbation, through
 from sfnode.models.targets import Form
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.decisions import Bases
@@ -169,21 +169,19 @@ class Replicas:
         cores = self._cores(np.array([query.client for query in queries]), blocks)
         seeds = np.array([query.seed for query in queries], np.uint64)
         row, column, sign = coordinates(seeds, *self._shape[:2])
-        first = blocks.index(subspace) * self._shape[1]
-        device = self.loaded.device
-        places = tuple(torch.from_numpy(part).to(device) for part in (column + first, row + first, sign))
-        return _Apart(self._sides(blocks), cores, self._space.basis.unit**2, *places)
+        places = tuple(torch.from_numpy(part).to(self.loaded.device) for part in (column, row, sign))
+        unit = self._space.basis.unit**2
+        return _Apart(self._sides(blocks), cores, unit, blocks.index(subspace), *places)
 
     def _cores(self, clients: NDArray[np.int64], blocks: tuple[int, ...]) -> Tensor:
-        """Return by how much clients' models differ from the weights: (clients, layers, k, k), columns of V
-        by columns of U, with a block for each subspace."""
+        """Return by how much clients' models differ from the weights in each of these subspaces: (clients,
+        layers, blocks, rank, rank), columns of V by columns of U."""
         layers, rank, _ = self._shape
-        found = torch.zeros(len(clients), layers, len(blocks) * rank, len(blocks) * rank)
+        found = torch.zeros(len(clients), layers, len(blocks), rank, rank)
         for number, subspace in enumerate(blocks):
             if subspace in self._own:
-                block = slice(number * rank, (number + 1) * rank)
                 change = self._own[subspace][clients] * -self._scale(subspace)  # float64
-                found[:, :, block, block] = torch.from_numpy(change).transpose(2, 3).float()
+                found[:, :, number] = torch.from_numpy(change).transpose(2, 3).float()
         return found.to(self.loaded.device)
 
     def _sides(self, blocks: tuple[int, ...]) -> Directions:
@@ -209,14 +207,16 @@ class Replicas:
         if self.equal:
             return 0.0
         blocks = tuple(sorted(self._own))
-        cores = self._cores(np.arange(self._clients), blocks).double()  # (clients, layers, k, k)
+        cores = self._cores(np.arange(self._clients), blocks).double()  # (clients, layers, blocks, r, r)
         cores -= cores.mean(0)
-        total = 0.0
+        total, shape = 0.0, cores.shape[2:4]
         sides = self._sides(blocks)
         for layer, (u, v) in enumerate(zip(sides.u, sides.v, strict=True)):
             u, v = u.double(), v.double()  # sums of squares of published entries are beyond float32
-            left, right = v.t() @ v, u @ u.t()  # (k, k) each
-            total += float(((left @ cores[:, layer] @ right) * cores[:, layer]).sum())
+            left, right = v.t() @ v, (u @ u.t()).view(-1, *shape).transpose(0, 1)  # (k, k), (blocks, k, r)
+            for core in cores[:, layer]:
+                rows = through(core, left).reshape(*shape, -1)  # (blocks, r, k)
+                total += float((rows @ right * core).sum())
         return total / self._clients
 
     @contextmanager
@@ -226,11 +226,11 @@ class Replicas:
             yield
             return
         blocks = tuple(sorted(self._own))
-        mean = self._cores(np.arange(self._clients), blocks).double().mean(0)  # (layers, k, k)
+        mean = self._cores(np.arange(self._clients), blocks).double().mean(0)  # (layers, blocks, r, r)
         kept = [matrix(site).clone() for site in self.loaded.sites]
         try:
             for site, core, u, v in zip(self.loaded.sites, mean, *self._sides(blocks)[:2], strict=True):
-                matrix(site).add_((u.double().t() @ core.t() @ v.double().t()).to(self.loaded.dtype))
+                matrix(site).add_((through(core, v.double()) @ u.double()).t().to(self.loaded.dtype))
             yield
         finally:
             for site, weight in zip(self.loaded.sites, kept, strict=True):
@@ -285,12 +285,20 @@ class _Apart:
     """Perturbs a pass whose rows are of clients with models of their own."""
 
     def __init__(
-        self, sides: Directions, cores: Tensor, unit: float, column: Tensor, row: Tensor, sign: Tensor
+        self,
+        sides: Directions,
+        cores: Tensor,
+        unit: float,
+        block: int,
+        column: Tensor,
+        row: Tensor,
+        sign: Tensor,
     ) -> None:
-        """`cores` (q, layers, k, k), the places (q, layers) that queries move there, and their signs; `unit`
-        is the value of a product of entries of 1."""
+        """`cores` (q, layers, blocks, r, r), the places (q, layers) in one `block` that queries move, and
+        their signs; `unit` is the value of a product of entries of 1."""
         self._sides = sides
         self._cores = cores
+        self._block = block
         self._column, self._row, self._sign, self._unit = column, row, sign, unit
         self._layers = torch.arange(cores.shape[1], device=cores.device)
 
@@ -299,10 +307,10 @@ class _Apart:
     ) -> Perturbation:
         device = self._cores.device
         which, by = torch.from_numpy(queries).to(device), torch.from_numpy(amounts).to(device)
-        cores = self._cores[which]  # (R, layers, k, k)
+        cores = self._cores[which]  # (R, layers, blocks, r, r)
         rows = torch.arange(len(queries), device=device)[:, None]
         moved = (by[:, None] * self._sign[which] * self._unit).to(cores.dtype)
-        cores[rows, self._layers, self._column[which], self._row[which]] += moved
+        cores[rows, self._layers, self._block, self._column[which], self._row[which]] += moved
         sequences = cores.new_empty(len(queries), 0)
         tokens = cores.new_empty(this.input_ids.numel(), 0)
         return Perturbation(self._sides, tokens, sequences, sequences, cores.unbind(1), this.rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -296,3 +297,14 @@ def broken(file: Path, kind: str, reason: str) -> UserError:
         f"{file} is not a sound {kind}: {reason}",
         "Download the model again.",
     )
+
+
+def licence_of(base: Path) -> str | None:
+    """Return the licence that the base model's card names, if that is there."""
+    try:
+        card = (base / "README.md").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    head = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
+    found = re.search(r"^license:[ ]*([\w.-]+)[ ]*$", head[1], re.MULTILINE) if head else None
+    return found[1] if found else None

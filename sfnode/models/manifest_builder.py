@@ -17,7 +17,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_QUOTA, Data, Manifest, Model, Open, Organised, Task, Training
 from sfnode.models import files, loader
 from sfnode.models.targets import DEFAULT, Selection
-from sfnode.tasks import chat, dataset, presets
+from sfnode.tasks import chat, dataset, library, presets, proposals
 
 DEFAULT_TASK = "reviews"
 HUB_TASK = "sst2"
@@ -91,6 +91,7 @@ def build(given: dict[str, Any]) -> Manifest:
         training = _section(training, given)
         manifest = Manifest(
             name=given.get("name", name or "run"),
+            description=given.get("description", ""),
             admission="organised" if "organiser" in given else "open",
             open=Open(quota=given.get("feed_quota", 0), work_bits=given.get("work_bits", 0)),
             organised=_organised(training, given),
@@ -116,6 +117,8 @@ def _preset_name(given: dict[str, Any], source: str) -> str:
         )
     if custom and "preset" not in given:
         return ""
+    if "preset" not in given and given.get("train") and not given["train"].startswith("builtin:"):
+        raise proposals.task_needed(given["train"])
     default = DEFAULT_TASK if source == presets.DEFAULT_MODEL else HUB_TASK
     return str(given.get("preset", default))
 
@@ -125,7 +128,7 @@ def _for_data(preset: presets.Preset, given: dict[str, Any]) -> presets.Preset:
     source = str(given.get("train", ""))
     if not preset.called or not _is_local(source):
         return preset
-    return presets.for_columns(preset, dataset.columns(source))
+    return presets.for_columns(preset, next(iter(dataset.rows_of(source, 1)), {}))
 
 
 def _selection(given: dict[str, Any]) -> Selection:
@@ -251,8 +254,9 @@ def _validated(data: Data, task: Task, given: dict[str, Any]) -> Data:
 def _try_data(manifest: Manifest) -> None:
     """Read the local data files, and check that the model has a template for them.
 
-    Data on the hub are left to the nodes, which need them anyway.
+    Data on the hub are left to the nodes, which need them anyway, if this machine can read such.
     """
+    library.require(manifest.data.train, manifest.data.test, manifest.data.validation)
     if _is_local(manifest.data.train):
         dataset.training_rows(manifest.data, manifest.task)
     for source in filter(_is_local, (manifest.data.test, manifest.data.validation)):

@@ -49,8 +49,9 @@ class Perturbation(NamedTuple):
     outputs: Tensor
     """(P, k), for the head of a language model, which sees `head_positions` only."""
     cores: tuple[Tensor, ...] = ()
-    """Per target (S, k, k), in place of all amounts: sequence s sees W + u^T C^T v^T, with C its core, so
-    that every one may be of a replica of its own."""
+    """Per target (S, blocks, r, r) with blocks * r = k, in place of all amounts: sequence s sees W plus the
+    sum over blocks of u^T C^T v^T, with C its core in a block and u and v the block's r directions. So that
+    every one may be of a replica of its own, and differ in many subspaces."""
     rows: Tensor | None = None
     """(P,), the sequence of each of `head_positions`; needed with `cores`."""
 
@@ -98,6 +99,13 @@ class Perturber:
             return forward(hidden if chosen is None else hidden[chosen])  # (S, T, d) -> (P, d)
 
         head.forward = at_positions
+
+
+def through(cores: Tensor, along: Tensor) -> Tensor:
+    """Return the projections `along` (.., T, k) times `cores` (.., blocks, r, r) along the diagonal of
+    (k, k), which would grow with the square of the number of blocks."""
+    parts = along.reshape(*along.shape[:-1], *cores.shape[-3:-1]).transpose(-3, -2)  # (.., blocks, T, r)
+    return (parts @ cores).transpose(-3, -2).flatten(-2)
 
 
 def _patch(perturber: Perturber, number: int, site: Site, head: nn.Module | None) -> None:
@@ -162,7 +170,7 @@ def _embedding(perturber: Perturber, number: int, module: Any) -> Layer:
             return plain(ids)
         u, v = perturbation.directions.u[number], perturbation.directions.v[number]
         if perturbation.cores:
-            along = torch.matmul(v[ids], perturbation.cores[number])  # (S or 1, T, k) @ (S, k, k)
+            along = through(perturbation.cores[number], v[ids])  # of (S or 1, T, k)
         else:
             by = perturbation.tokens.view(perturbation.sequences.shape[0], ids.shape[-1], -1)  # (S, T, k)
             along = v[ids] * by  # (S or 1, T, k) * (S, T, k)
@@ -204,12 +212,12 @@ def _weighing(
         return along.mul_(rows)
 
     def by_cores(along: Tensor) -> Tensor:
-        cores = perturbation.cores[number].transpose(1, 2) if transposed else perturbation.cores[number]
+        cores = perturbation.cores[number].transpose(2, 3) if transposed else perturbation.cores[number]
         if is_head:
-            return torch.bmm(along[:, None], cores[perturbation.rows])[:, 0]  # (P, 1, k) @ (P, k, k)
+            return through(cores[perturbation.rows], along[:, None])[:, 0]  # of (P, 1, k)
         _rows_of(perturbation, along.shape[0], name)
-        grouped = along.view(cores.shape[0], -1, cores.shape[1])  # (S, T or 1, k)
-        return torch.bmm(grouped, cores).view_as(along)
+        grouped = along.view(cores.shape[0], -1, along.shape[1])  # (S, T or 1, k)
+        return through(cores, grouped).reshape(along.shape)
 
     return by_cores if perturbation.cores else by_amounts
 

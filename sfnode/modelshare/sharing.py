@@ -115,6 +115,11 @@ class Sharing:
 
     # -- for this node -----------------------------------------------------------------------------
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the base model; None until it was found."""
+        return self._folder
+
     def find(self) -> Settings:
         """Return the node's settings with the folder of the base model in them.
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Self
 
 from sfnode.control import prometheus, server
 from sfnode.loggers.open import opened
-from sfnode.node import startup
+from sfnode.logging import begins
+from sfnode.node import contacts, startup
 from sfnode.node.engine_loading import load_trainer
 from sfnode.node.running import LoadEngine, RunningNode
 from sfnode.store.data_folder import DataDir, control_socket_path, open_data_dir
@@ -145,13 +146,15 @@ class Node:
             logger = await startup.in_thread(lambda: opened(settings.log_to, LOG_GRACE))
             stack.callback(logger.close)
             local = startup.local_manifest(settings, data_dir)
+            settings = self.settings = await contacts.followed(settings, data_dir)
             bootstrap = () if data_dir.manifest.exists() else settings.peers
             startup.renew_copied_peer_id(local, data_dir)
+            begins("starting the network")
             transport = await self._transport(data_dir, bootstrap)
             stack.push_async_callback(transport.stop)
             await transport.start()
             manifest = await startup.agree_on_manifest(settings, local, transport, data_dir)
-            if settings.role == "trainer" and (settings.data or not manifest.data.train):
+            if settings.role == "trainer":
                 await startup.in_thread(lambda: startup.check_own_data(settings, manifest))
             update_log = stack.enter_context(UpdateLog.open(data_dir.log, manifest.run_id))
             draw = await stack.enter_async_context(
@@ -235,6 +238,7 @@ def libp2p(settings: Settings, data_dir: DataDir, bootstrap: tuple[str, ...]) ->
     return HivemindTransport(
         HivemindSettings(
             identity_path=data_dir.libp2p_identity,
+            ports_path=data_dir.ports,
             host_maddrs=settings.host_maddrs,
             announce_maddrs=settings.announce_maddrs,
             bootstrap=bootstrap,

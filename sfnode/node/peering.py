@@ -8,7 +8,7 @@ to be remembered by then is on disk (SPEC I2).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
@@ -111,6 +111,10 @@ class Peering:
     def stay_away(self, away: bool) -> None:
         """Have no links from now on, or have them again; without effect once `leave` was called."""
         self._tell(PresenceChanged(Presence.AWAY if away else Presence.OPEN))
+
+    def hear(self, records: Sequence[PeerRecord]) -> None:
+        """Take in peers that somebody else than the roster has named; hints all the same."""
+        self._tell(Found(tuple(records)))
 
     def leave(self) -> None:
         """Open and accept no more links, for good; those that are open stay."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from random import SystemRandom
 from typing import NamedTuple, TypeVar
@@ -19,9 +20,10 @@ from sfnode.manifest import Manifest
 from sfnode.modelshare.bases import BasesShare
 from sfnode.modelshare.data import DataShare
 from sfnode.modelshare.sharing import Sharing
-from sfnode.node import startup
+from sfnode.node import clock, contacts, startup
 from sfnode.node.audits import Auditing
 from sfnode.node.checkpoints import Checkpoints
+from sfnode.node.clock import ClockCheck
 from sfnode.node.driver import Driver
 from sfnode.node.engine_thread import Engine, EngineThread, Order, StepResult
 from sfnode.node.exports import Exports
@@ -30,13 +32,14 @@ from sfnode.node.peering import Peering
 from sfnode.node.privacy import Privacy
 from sfnode.node.readiness import Readiness
 from sfnode.node.recorder import Recorder
+from sfnode.node.samples import Sampling
 from sfnode.node.shutdown import Departure
 from sfnode.node.state import describe
 from sfnode.node.step_scheduler import StepScheduler
 from sfnode.node.views import Views
 from sfnode.organising.reports import Reports
 from sfnode.peers.address_book import AddressBook
-from sfnode.peers.latency import ECHO
+from sfnode.peers.latency import ECHO, introduction
 from sfnode.resources.limiter import ResourceLimiter
 from sfnode.resources.quotas import DailyTraffic
 from sfnode.resources.sensors import Sensors
@@ -82,6 +85,8 @@ class Moment(NamedTuple):
 
     digest: str
     known: int
+    epoch: int | None = None
+    """Epoch of the seal; in an open run the one that is open."""
 
 
 class RunningNode:
@@ -125,6 +130,8 @@ class RunningNode:
         """Time at which this node first asked to be admitted."""
         self._told: frozenset[str] = frozenset()
         """Numbers of the alarms that the log tells of."""
+        self.contacts_url = contacts.known_url(settings.contacts_url, update_log)
+        """The web page with the current contacts of the run; empty if none is known."""
         self._look_for_others()
         self._readiness = Readiness(
             self.machine,
@@ -134,6 +141,7 @@ class RunningNode:
         )
         self.views = Views(self, self._readiness.done)
         self.recorder = Recorder(self, logger)
+        self.clock_check = ClockCheck(transport.clock_ahead, lambda: self.book.sample(clock.PEERS))
         self.limiter = ResourceLimiter(
             settings.limits,
             machine=Sensors(settings.device),
@@ -165,6 +173,9 @@ class RunningNode:
         self.auditing = Auditing(self) if settings.audit else None
         self.privacy = Privacy(self) if settings.noise else None
         self.exports = Exports(self) if settings.export_every else None
+        self.sampling = Sampling(self) if settings.samples and settings.role == "trainer" else None
+        self._introduction = self._introduce()
+        """Reply to those who measure how far away this node is."""
         self._departure = Departure(
             self.machine, done=self._done, alone=lambda: self.peering.alone, clock=self.clock
         )
@@ -202,6 +213,13 @@ class RunningNode:
             clock=self.clock,
         )
 
+    def _introduce(self) -> bytes:
+        """Return who this node is, to neighbours: the origin of one that bears a name, of others nothing."""
+        own = self.machine.own
+        if own is None or not self.settings.display_name:
+            return ECHO
+        return introduction(self.manifest.run_id, own.origin, self.transport.peer, self.machine.sign)
+
     def _look_for_others(self) -> None:
         given, remembered = self.settings.peers, startup.remembered_peers(self.log)
         random = SystemRandom()
@@ -212,12 +230,18 @@ class RunningNode:
             topic=self.manifest.run_id,
             book=self.book,
             own_record=self._record,
-            remember=lambda addresses: startup.remember_peers(self.log, addresses),
+            remember=self._remember,
             random=random,
             rostered=not self.manifest.organised.private,
         )
 
     # -- callbacks ---------------------------------------------------------------------------------
+
+    def _remember(self, met: list[str]) -> None:
+        """Keep the addresses of peers for the next start, and for links; called on another thread."""
+        startup.remember_peers(self.log, met)
+        with suppress(UserError):
+            contacts.keep(self.data_dir.contacts, self.manifest, met, self.contacts_url)
 
     def _published(self) -> tuple[Bases, ...]:
         """Return the published bases of the run as of now."""
@@ -260,7 +284,8 @@ class RunningNode:
 
     def _continue_as(self, feed: Feed) -> None:
         """Record the new feed of our own; called on the disk thread."""
-        log.warning("cannot prove that this log is all we ever said: continuing under a new incarnation")
+        last = startup.last_feed(self.log, feed.origin)
+        startup.tell_of_new_feed(self.log, last, "cannot prove that this log is all we ever said")
         startup.remember_feed(self.log, feed)
 
     def _after_round(self) -> None:
@@ -300,7 +325,7 @@ class RunningNode:
 
     async def _answer(self, asker: Asker, frame: bytes) -> bytes:
         if frame == ECHO:
-            return ECHO
+            return self._introduction
         try:
             question = wire_codec.decode(frame)
         except RemoteProtocolError as error:
@@ -321,13 +346,15 @@ class RunningNode:
         driving = asyncio.create_task(self._guard(self.driver.run))
         jobs = (
             *(self.peering.run, self.views.run, self.limiter.run),
-            *(self._stock, self._report, partial(be_admitted, self)),
+            *(self._stock, self._report, partial(be_admitted, self), self.clock_check.run),
+            *((self._keep_company,) if self.contacts_url else ()),
             *((self.recorder.run,) if self.settings.log_to else ()),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
             *((self.bases.run,) if self.bases else ()),
             *((self.auditing.run,) if self.auditing else ()),
             *((self.privacy.run,) if self.privacy else ()),
             *((self.exports.run,) if self.exports else ()),
+            *((self.sampling.run,) if self.sampling else ()),
         )
         looking = [asyncio.create_task(self._guard(job)) for job in jobs]
         try:
@@ -385,6 +412,12 @@ class RunningNode:
         """Get what a relay is to give to others; a trainer's engine thread asks for it."""
         if self.settings.role == "relay" and self.sharing.gives:
             await asyncio.to_thread(self._gathered)
+
+    async def _keep_company(self) -> None:
+        links = self.driver.pumps
+        await contacts.keep_company(
+            self.contacts_url, self.manifest.run_id, lambda: len(links), self.peering.hear
+        )
 
     def _begin_engine(self) -> Callable[[Engine], Mapping[Feed, Counted]]:
         """Return what gives the engine the cores of the newest checkpoint that is here and usable.
@@ -480,7 +513,7 @@ class RunningNode:
         return describe(self)
 
     async def evaluate(self, base: bool, limit: int, calibrated: bool = False) -> NodeEvaluation:
-        """Accuracy or loss on the test rows, of the model that counts (`_ask_of_model`) or of the base model,
+        """Accuracy or loss on the test rows, of the model that counts (`ask_of_model`) or of the base model,
         which may be `calibrated`."""
         wanted = self.limiter.until_a_pause()
         if base:
@@ -488,7 +521,7 @@ class RunningNode:
                 lambda engine: engine.evaluate_base(limit, wanted, calibrated=calibrated)
             )
         else:
-            moment, result = await self._ask_of_model(lambda engine: engine.evaluate(limit, wanted))
+            moment, result = await self.ask_of_model(lambda engine: engine.evaluate(limit, wanted))
         answer = NodeEvaluation(
             **dict(result),
             seconds=self.clock() - self.started_at,
@@ -501,19 +534,20 @@ class RunningNode:
         return answer
 
     async def generate(self, prompt: str, tokens: int) -> Generated:
-        """Continue `prompt` with the base model and the model that counts (`_ask_of_model`), by at most
+        """Continue `prompt` with the base model and the model that counts (`ask_of_model`), by at most
         `tokens` tokens each."""
-        moment, (base, now) = await self._ask_of_model(lambda engine: engine.generate(prompt, tokens))
+        moment, (base, now) = await self.ask_of_model(lambda engine: engine.generate(prompt, tokens))
         return Generated(base=base, now=now, digest=moment.digest, known=moment.known)
 
-    async def _ask_of_model(self, question: Callable[[Engine], T]) -> tuple[Moment, T]:
+    async def ask_of_model(self, question: Callable[[Engine], T]) -> tuple[Moment, T]:
         """Return the engine's answer about the model that `sfnode export` would write: that of the last seal
         which is here as a whole, with its core digest; in an open run, that of now.
 
         Until the first seal it is the base model. Raises as `ask_engine`.
         """
         if self.machine.organised is None:
-            return await self.ask_engine(question)
+            moment, now = await self.ask_engine(question)
+            return moment._replace(epoch=self.machine.epoch), now
         found: list[Checkout] = []
 
         def counted() -> Mapping[Feed, Counted]:
@@ -523,7 +557,7 @@ class RunningNode:
         _, (digest, answer) = await self.ask_engine(
             lambda engine: (engine.core.digest().hex(), question(engine)), counted
         )
-        return Moment(digest, found[-1].updates), answer
+        return Moment(digest, found[-1].updates, found[-1].epoch), answer
 
     async def core_status(self) -> CoreStatus:
         """State digest and core digest of one and the same moment; a relay has no cores."""

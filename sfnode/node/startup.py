@@ -9,23 +9,25 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import chain
+from logging import DEBUG, WARNING
 from pathlib import Path
 from threading import Event
 from typing import TypeVar
 
 from sfnode.errors import Code, UserError
-from sfnode.logging import log
+from sfnode.logging import begins, log
 from sfnode.manifest import Manifest
 from sfnode.node.driver import LogStore
 from sfnode.peers.compatibility import ask_manifest
 from sfnode.settings import Settings
 from sfnode.store import data_folder
-from sfnode.store.data_folder import DataDir
+from sfnode.store.data_folder import DataDir, Layout
 from sfnode.store.disk_errors import disk_faults, sync_folder
 from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of, kept_control, sound_control
 from sfnode.store.run_keys import held_organiser_key, read_passphrase
+from sfnode.tasks import library
 from sfnode.transport.base import Transport, TransportError
 from sfprotocol import proof_of_work, wire_codec
 from sfprotocol.errors import RemoteProtocolError
@@ -81,15 +83,20 @@ def local_manifest(settings: Settings, data_dir: DataDir) -> Manifest | None:
 
 def check_own_data(settings: Settings, manifest: Manifest) -> None:
     """Look whether a trainer has rows to train on, before anything is downloaded; of a file of its own
-    whether that is there and fits the task.
+    whether that is there and fits the task, of the run's whether what reads them is installed.
 
-    Raises UserError DATA_NEEDED, DATA_NOT_FOUND, DATA_MALFORMED.
+    Raises UserError DATA_NEEDED, DATA_NOT_FOUND, DATA_MALFORMED, EXTRA_MISSING.
     """
+    library.require(
+        "" if settings.data else manifest.data.train, manifest.data.validation if settings.organise else ""
+    )
+    if manifest.data.train and not settings.data:
+        return
     from sfnode.tasks import dataset  # a second to import, which relays and most trainers do not wait for
 
     if settings.data:
         dataset.check_own(str(settings.data), manifest.task)
-    elif not manifest.data.train:
+    else:
         raise dataset.needed(manifest.task)
 
 
@@ -110,7 +117,7 @@ def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
     """
     if manifest is None or not data_dir.log.exists():
         return
-    with UpdateLog.open(data_dir.log, manifest.run_id, read_only=True) as update_log:
+    with UpdateLog.open(data_dir.log, manifest.run_id) as update_log:  # a reader cannot tell a copy
         if update_log.get_meta(_INCARNATION) is not None and data_folder.moved(update_log):
             data_dir.libp2p_identity.unlink(missing_ok=True)
 
@@ -124,6 +131,7 @@ async def fetch_manifest(transport: Transport, peers: tuple[str, ...]) -> Manife
     reasons: list[str] = []
     unusable: UserError | None = None
     for address in peers:
+        begins("asking %s for the run", address)
         try:
             manifest = await ask_manifest(transport, address)
         except (TransportError, RemoteProtocolError) as error:
@@ -136,7 +144,8 @@ async def fetch_manifest(transport: Transport, peers: tuple[str, ...]) -> Manife
     raise unusable or UserError(
         Code.PEERS_UNREACHABLE,
         "no peer sent the run's manifest: " + "; ".join(reasons),
-        "Check the address and that the node there is running and can be reached from here.",
+        "Ask whoever invited you for a new link (`sfnode invite` makes one there); `sfnode doctor LINK` "
+        "shows how far each of its peers gets.",
     )
 
 
@@ -382,23 +391,42 @@ def own_feed(
     A fresh log and a copied one start a new incarnation, which nobody else can know; so does one whose feed
     was forked, or was ended by the organiser. Of a node that has never met a peer, nobody can know more.
     """
-    kept = update_log.get_meta(_INCARNATION)
-    if kept is not None:
-        feed = Feed(identity.public, int.from_bytes(kept, "big"))
+    feed = last_feed(update_log, identity.public)
+    if feed is not None:
         moved = data_folder.moved(update_log)
         if not moved and not frontier.is_cut(feed):
             return feed, update_log.get_meta(_MET_PEERS) is None
         why = "this data folder was copied or restored" if moved else "nothing more of our feed counts"
-        log.warning("%s; continuing under a new incarnation", why)
+        tell_of_new_feed(update_log, feed, why)
     feed = fresh(frontier, identity.public, draw())
     remember_feed(update_log, feed)
     return feed, True
+
+
+def tell_of_new_feed(update_log: UpdateLog, last: Feed | None, why: str) -> None:
+    """Log that another feed takes the place of `last`, which nobody need know who has never said anything."""
+    said = last is not None and update_log.stop(last) > 0
+    log.log(WARNING if said else DEBUG, "%s; continuing under a new incarnation", why)
+
+
+def last_feed(update_log: UpdateLog, origin: bytes) -> Feed | None:
+    """Return the feed of `origin` that this folder has continued last; None if there is none."""
+    kept = update_log.get_meta(_INCARNATION)
+    return None if kept is None else Feed(origin, int.from_bytes(kept, "big"))
 
 
 def remember_feed(update_log: UpdateLog, feed: Feed) -> None:
     """Record durably that `feed` is ours, before anything is computed for it."""
     update_log.set_meta(_INCARNATION, feed.incarnation.to_bytes(8, "big"))
     data_folder.remember_location(update_log)
+
+
+def contributed(layout: Layout, update_log: UpdateLog) -> int:
+    """Return the updates in the log of the feed that this folder has continued last; 0 if it has none."""
+    if not layout.identity.exists():
+        return 0
+    feed = last_feed(update_log, Identity.read(layout.identity).public)
+    return update_log.stop(feed) if feed else 0
 
 
 def remembered_peers(update_log: UpdateLog) -> list[str]:

@@ -54,7 +54,9 @@ def describe(node: RunningNode) -> Status:
         uptime=node.clock() - node.started_at,
         fetch=fetch,
         pauses=node.limiter.reason_texts(),
+        paused_by=node.limiter.reason_names(),
         limits=node.limiter.limits,
+        machine=node.views.machine,
         wait=_wait(node),
         alarms=[
             *_of_what_is_lacking(node),
@@ -151,10 +153,11 @@ def _fetch(node: RunningNode) -> FetchStatus | None:
 
 
 def _of_what_is_lacking(node: RunningNode) -> list[AlarmStatus]:
-    """Return what is wrong with the checkpoint with which the log begins, with what comes before, or with
-    bases."""
+    """Return what is wrong with the checkpoint with which the log begins, with what comes before, with bases,
+    or with this machine's clock."""
     history = node.checkpoints.problem() if node.checkpoints else None
-    return [shown(problem) for problem in (history, node.bases_problem()) if problem]
+    problems = (history, node.bases_problem(), node.clock_check.problem)
+    return [shown(problem) for problem in problems if problem]
 
 
 def _wait(node: RunningNode) -> WaitStatus | None:

@@ -115,7 +115,8 @@ class Past:
         self.entries = update_log.control()
         if self.run.organised is None:
             at_seal(self.run, (), lambda feed: 0, 0)
-        self._machine = settled(self.run, update_log)
+        self.machine = settled(self.run, update_log)
+        """Machine in the state of the log."""
         self.latest = counting_of(self.run, self.entries)
         """State by all decisions."""
         self._core = Core(len(manifest.model.targets), manifest.training.rank)
@@ -128,7 +129,7 @@ class Past:
     def checkout(self, epoch: int) -> Checkout:
         """Return what counted when an epoch was sealed. Raises UserError as `at_seal`."""
         if epoch not in self._known:
-            self._known[epoch] = at_seal(self.run, self.entries, self._machine.frontier.next, epoch)
+            self._known[epoch] = at_seal(self.run, self.entries, self.machine.frontier.next, epoch)
         return self._known[epoch]
 
     def counted(self, epoch: int) -> Mapping[Feed, Counted]:

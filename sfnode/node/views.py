@@ -7,17 +7,21 @@ neither how views are asked for (`sfnode.control.routes`) nor how they look on a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, TypeVar
 
+from sfnode.models.files import licence_of
 from sfnode.node.startup import remembered_peers
 from sfnode.node.state import budget_of, carried, epochs_of, greeted, role_of
-from sfnode.peers.invitations import invite
+from sfnode.node.timeline import Decided
+from sfnode.peers.invitations import compose, invite
 from sfnode.peers.latency import Latency
 from sfnode.schema import InviteResult
+from sfnode.schema.status import MachineStatus
 from sfnode.schema.views import (
+    About,
     Curves,
     Feeds,
     FeedsQuery,
@@ -26,15 +30,20 @@ from sfnode.schema.views import (
     HistoryQuery,
     Origins,
     OriginsQuery,
+    OwnStanding,
     Progress,
+    Samples,
     Swarm,
     SwarmEdge,
     SwarmNode,
+    Timeline,
+    TimelineQuery,
 )
 from sfnode.stats.history import LogIndex
 from sfnode.stats.time_series import Rate, Sample, TimeSeries
+from sfnode.stats.usage import Usage
 from sfprotocol.link import Link as ProtocolLink
-from sfprotocol.names import Names
+from sfprotocol.names import NAMELESS, Names
 
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
@@ -45,6 +54,9 @@ T = TypeVar("T")
 
 SAMPLE_INTERVAL = 1.0
 """Seconds between samples: as often as a person can follow."""
+
+USAGE_EVERY = 2
+"""Samples for which one look at the machine serves; it may list all processes, to find the network daemon."""
 
 MAX_MEASUREMENTS = 256
 """Evaluations that are remembered; the oldest are dropped."""
@@ -62,14 +74,20 @@ class Views:
         self._swarm_rate: float | None = None
         self._measurements: list[NodeEvaluation] = []
         self._index = LogIndex(node.log, self._names, node.machine.run)
+        self._decided = Decided(node.log, node.machine.run)
+        self._usage = Usage(node.settings.device)
+        self.machine: MachineStatus | None = None
+        """Usage of the machine by the node; None until that was looked at."""
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
-        """The thread in which the index is queried, one query at a time."""
-        self._latency = Latency(node.transport)
+        """The thread in which the index is queried, and decisions are read, one query at a time."""
+        self._latency = Latency(node.transport, node.manifest.run_id)
 
     async def run(self) -> None:
         """Sample the node regularly."""
         try:
-            while True:
+            for turn in count():
+                if turn % USAGE_EVERY == 0:
+                    self.machine = await asyncio.to_thread(self._usage.look)
                 self._sample()
                 await asyncio.sleep(SAMPLE_INTERVAL)
         finally:
@@ -83,6 +101,42 @@ class Views:
         del self._measurements[:-MAX_MEASUREMENTS]
 
     # -- views -------------------------------------------------------------------------------------
+
+    async def about(self) -> About:
+        """Return what the run is for, and what it is made of."""
+        manifest, folder = self._node.manifest, self._node.sharing.folder
+        task = manifest.task
+        licence = await self._ask(lambda: licence_of(folder)) if folder else None
+        return About(
+            run_id=manifest.run_id.hex(),
+            run_name=manifest.name,
+            description=manifest.description,
+            organised=manifest.admission == "organised",
+            model=manifest.model.source,
+            parent=manifest.model.parent.run_id if manifest.model.parent else None,
+            licence=licence,
+            task=task.kind,
+            template=task.template,
+            answers=list(dict.fromkeys(task.verbalizer.values())),
+            train=manifest.data.train,
+            test=manifest.data.test,
+        )
+
+    async def standing(self) -> OwnStanding:
+        """Return what this node's origin has contributed, counted in the log."""
+        own = self._node.machine.own
+        return await self._ask(lambda: self._index.standing(own.origin if own else b""))
+
+    async def timeline(self, query: TimelineQuery) -> Timeline:
+        """Return the last decisions, from the log."""
+        if self._node.machine.organised is None:
+            return Timeline(total=0, entries=[])
+        return await self._ask(lambda: self._decided.last(query.limit))
+
+    def samples(self) -> Samples:
+        """Return the answers to test rows that were recorded since the start."""
+        sampling = self._node.sampling
+        return sampling.view() if sampling else Samples(rows=[], moments=[])
 
     def progress(self) -> Progress:
         """Return how far the run has come."""
@@ -117,6 +171,9 @@ class Views:
             own_rate=[sample.own_rate for sample in samples],
             swarm_rate=[sample.swarm_rate for sample in samples],
             loss=[sample.loss for sample in samples],
+            cpu=[sample.cpu for sample in samples],
+            memory=[sample.memory for sample in samples],
+            gpu=[sample.gpu for sample in samples],
             measurements=self._measurements,
         )
 
@@ -145,7 +202,9 @@ class Views:
     def invitation(self) -> InviteResult:
         """Return the link with which others join. Raises UserError NO_ADDRESS."""
         node = self._node
-        return invite(node.manifest, node.transport.addresses(), remembered_peers(node.log))
+        relays = {link.peer for state, link in greeted(node) if state.role}
+        own, met = node.transport.addresses(), remembered_peers(node.log)
+        return invite(node.manifest, compose(node.manifest.run_id, own, met, relays, node.contacts_url))
 
     def _names(self) -> dict[bytes, Names]:
         """Return the names of origins, in the index thread; copies first what the event loop may change."""
@@ -158,7 +217,9 @@ class Views:
         """Return this node, its neighbours, and the other nodes of the roster."""
         node, links = self._node, greeted(self._node)
         self._latency.look(self._ways([link for _, link in links]))
-        neighbours = [self._neighbour(state, link) for state, link in links]
+        shown = {origin for _, link in links if (origin := self._latency.origin(link.peer))}
+        names = node.machine.cards.names(shown)
+        neighbours = [self._neighbour(state, link, names) for state, link in links]
         near = {node.transport.peer, *(neighbour.peer for neighbour in neighbours)}
         others = [
             SwarmNode(
@@ -185,7 +246,7 @@ class Views:
         node, now = self._node, self._node.clock()
         if self._swarm_rate is not None or self._caught_up():
             self._swarm_rate = self._rate.update(now, node.machine.frontier.known)
-        scheduler = node.scheduler
+        scheduler, machine = node.scheduler, self.machine
         self._series.add(
             Sample(
                 seconds=self._uptime(),
@@ -193,6 +254,9 @@ class Views:
                 own_rate=scheduler.rate() if scheduler else 0.0,
                 swarm_rate=self._swarm_rate,
                 loss=scheduler.loss if scheduler else None,
+                cpu=machine.cpu if machine else None,
+                memory=machine.memory if machine else None,
+                gpu=machine.gpu.busy if machine and machine.gpu else None,
             )
         )
 
@@ -225,10 +289,11 @@ class Views:
             bytes_sent=sent,
             bytes_received=received,
             name=(node.settings.display_name or None) if node.machine.own else None,
+            origin=node.machine.own.origin.hex() if node.machine.own else None,
         )
 
-    def _neighbour(self, state: ProtocolLink, link: Link) -> SwarmNode:
-        since = state.agreement.differs_since
+    def _neighbour(self, state: ProtocolLink, link: Link, names: Mapping[bytes, Names]) -> SwarmNode:
+        since, origin = state.agreement.differs_since, self._latency.origin(link.peer)
         return SwarmNode(
             peer=link.peer,
             kind="neighbour",
@@ -241,6 +306,8 @@ class Views:
             outbound=link.outbound,
             bytes_sent=link.bytes_sent,
             bytes_received=link.bytes_received,
+            name=(names.get(origin, NAMELESS).name or None) if origin else None,
+            origin=origin.hex() if origin else None,
         )
 
 

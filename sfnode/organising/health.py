@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sfnode.schema.evaluation import Evaluation
-from sfnode.schema.node_state import RunHealth
+from sfnode.schema.node_state import LOWER_IS_BETTER, RunHealth
 from sfprotocol.decisions import Decision, Evaluated, Void
 
 BASE = "base "
@@ -18,8 +18,6 @@ BASE = "base "
 
 CALIBRATED = "calibrated "
 """Beginning of the name where the prior over the answers was subtracted: `calibrated base accuracy`."""
-
-LOWER_IS_BETTER = frozenset({"perplexity"})
 
 _UNIT = 1_000_000
 _MOST = 1 << 62

@@ -54,11 +54,12 @@ as much."""
 
 MOST_EVIDENCE = 2.0
 """Most evidence that is kept for a member. A useless one comes to it in one of e^2 = 7 cases; an honest one
-with the usual drift falls from there below SKIPPED_BELOW in one of 5,000."""
+with the usual drift falls from there below SKIPPED_BELOW in one of 300."""
 
-SHARE = 1 / 2
-"""Share of the usual drift that is asked for. On average evidence is for whoever has half of that, a quarter
-of the usual drift; with all of it asked for, every second honest member would be skipped at some time."""
+SHARE = 2 / 3
+"""Share of the usual drift that is asked for. On average evidence is for whoever has half of that, a third of
+the usual drift; with all of it asked for, every second honest member would be skipped at some time, and with
+half of it half as much again of useless work would count."""
 
 FALSE_REVOCATIONS = 1e-4
 """Share of members who do no harm that are revoked by accident, in the whole of a run."""
@@ -70,9 +71,10 @@ MEMORY = 0.95
 """Weight of what was measured before, for each measured epoch of a member, in its drift: the drift of all
 falls as a run goes on."""
 
-OUTLIER = 8.0
-"""Times as much as the median feed's updates that those of an outlier weigh: honest nodes whose rows are of
-another kind differ by two or three, and a scalar may be a hundred times as large as they usually are."""
+OUTLIER = 16.0
+"""Times as much as the median feed's updates that those of an outlier weigh: a scalar may be hundreds of
+times as large as they usually are. Scalars of honest nodes have heavy tails, so that with 8 two in a hundred
+updates of theirs were an outlier's, and lost for good."""
 
 MEDIAN_ERROR = 1.25
 """Standard error of a median beside that of a mean of normal numbers: the root of pi / 2."""
@@ -93,9 +95,11 @@ class Brought(NamedTuple):
     updates: int
     """Named updates."""
     sum: float
-    """Sum of q * p over the updates: positive if they lower the validation loss."""
+    """Sum of the roots of |q * p| with the signs of q * p: positive if the scalars agree with the slopes.
+    Products have heavy tails, so that a sum of them is mostly a few: with the roots half of the updates say
+    as much."""
     squares: float
-    """Sum of (q * p)^2: the variance of `sum` if the signs of the scalars were tosses of a coin."""
+    """Sum of |q * p|: the variance of `sum` if the signs of the scalars were tosses of a coin."""
     worth: float
     """Nats by which they lower the validation loss with factor 1: the Aumann-Shapley value of the feed in the
     epoch's step, by the midpoint rule. The worths of all feeds add up to the whole step's, to third order."""
@@ -276,5 +280,6 @@ def _noise(updates: float) -> float:
 
 
 def _weight(part: Part) -> float:
-    """Return the worth of an update of a feed, root mean square, in units of 10^-9 nats."""
-    return abs(part.worth / part.score) * SCORE_ONE / math.sqrt(part.updates) if part.score else 0.0
+    """Return about what an update of a feed weighs, in units of 10^-9 nats: of n updates whose signs mean
+    nothing the worth is about sqrt(n) of it, and with a score of z it is z times as much."""
+    return abs(part.worth) / max(1.0, abs(part.score) / SCORE_ONE) / math.sqrt(part.updates)

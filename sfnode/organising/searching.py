@@ -172,7 +172,7 @@ class Search:
         policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
         cost = policy.search_rows * (1 if self._has_base else 2)
-        least = 0 if self.settled else first * len(AMOUNTS)
+        least = 0 if self.settled else self._cheapest  # an epoch at a rate that may be far off is searched
         sized = policy.size_rate and counting.sealed == 0  # the seal may then say another factor than 1
         scored = last or (due and not sized and self._credit >= cost + least)
         rest = max(0.0, self._credit - cost * scored)

@@ -6,7 +6,8 @@ addresses go into one is decided here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -19,16 +20,24 @@ from sfprotocol.invitation import Invitation, NewerLinkError
 OWN_ADDRESSES = 2
 """Addresses of the node itself in a link: one is mostly enough, and a QR code has little room."""
 
-OTHER_PEERS = 2
+OTHER_PEERS = 3
 """Other peers in a link, with one address each, in case this node is away."""
 
 
-def compose(run_id: bytes, own: Sequence[str], others: Sequence[str]) -> Invitation:
-    """Compose an invitation of a node's own addresses and those of peers that it has met.
+def compose(
+    run_id: bytes, own: Sequence[str], others: Sequence[str], relays: Collection[str] = (), url: str = ""
+) -> Invitation:
+    """Compose an invitation of a node's own addresses and those of peers that it has met, by peer id in
+    `relays` first: they are there when trainers have gone. `url` is the page with current contacts, if any.
 
     Loopback addresses are left out unless there is nothing else. Raises UserError NO_ADDRESS.
     """
-    addresses = [*best_first(own)[:OWN_ADDRESSES], *_one_each(others, OTHER_PEERS)]
+    met = _one_each(others, OTHER_PEERS, relays)
+    addresses = [
+        *(address for address in met if _peer(address) in relays),
+        *best_first(own)[:OWN_ADDRESSES],
+        *(address for address in met if _peer(address) not in relays),
+    ]
     useful = [address for address in addresses if not is_loopback(address)] or addresses
     if not useful:
         raise UserError(
@@ -36,14 +45,14 @@ def compose(run_id: bytes, own: Sequence[str], others: Sequence[str]) -> Invitat
             "there is no address to invite to: this node listens nowhere and has met nobody",
             "Ask for a link where a node of the run can be reached, or start this one without --client-mode.",
         )
-    return invitation.invite(PROTOCOL_VERSION, run_id, useful)
+    return replace(invitation.invite(PROTOCOL_VERSION, run_id, useful), url=url)
 
 
-def invite(manifest: Manifest, own: Sequence[str], others: Sequence[str]) -> InviteResult:
-    """Return the invitation to a run, as a link and in its parts. Raises UserError NO_ADDRESS."""
-    said = compose(manifest.run_id, own, others)
+def invite(manifest: Manifest, said: Invitation) -> InviteResult:
+    """Return an invitation to the run as a link and in its parts."""
     return InviteResult(
         link=invitation.write(said),
+        contacts_url=said.url,
         run_id=manifest.run_id.hex(),
         run_name=manifest.name,
         protocol=manifest.protocol,
@@ -52,12 +61,16 @@ def invite(manifest: Manifest, own: Sequence[str], others: Sequence[str]) -> Inv
     )
 
 
-def _one_each(addresses: Iterable[str], count: int) -> list[str]:
-    """Return the best address of each of `count` peers, the most widely reachable first."""
+def _one_each(addresses: Iterable[str], count: int, relays: Collection[str]) -> list[str]:
+    """Return the best address of each of `count` peers: relays, then those that most can reach."""
     best: dict[str, str] = {}
     for address in best_first(list(addresses)):
-        best.setdefault(address.rpartition("/p2p/")[2], address)
-    return list(best.values())[:count]
+        best.setdefault(_peer(address), address)
+    return sorted(best.values(), key=lambda address: _peer(address) not in relays)[:count]
+
+
+def _peer(address: str) -> str:
+    return address.rpartition("/p2p/")[2]
 
 
 def reach(said: Invitation) -> Reach:

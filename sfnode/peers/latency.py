@@ -1,21 +1,26 @@
-"""Latency of neighbours, measured only while somebody looks at it.
+"""Latency of neighbours, and which origins they are: asked only while somebody looks at it.
 
 Neither the protocol nor libp2p's daemon reports round trips, so this sends each neighbour an echo request on
 a stream of its own, over the existing connection. The result is the time until the response, opening of the
-stream included: one to two round trips of the network. It costs a neighbour some hundred bytes.
+stream included: one to two round trips of the network. It costs a neighbour some hundred bytes. With the
+response the neighbour may introduce itself as the node of an origin, signed by that.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from sfnode.errors import UserError
 from sfnode.transport.base import Transport, TransportError, peer_of
+from sfprotocol.signing import introduction_message, signed_by
 
 ECHO = b"\xc0"
-"""The echo request, and its response (SPEC L6)."""
+"""The echo request, and the beginning of its response (SPEC L6)."""
+
+ORIGIN_BYTES, SIGNATURE_BYTES = 32, 64
+"""Parts of an introduction."""
 
 INTERVAL = 10.0
 """Seconds between two echo requests to one neighbour, however often somebody looks."""
@@ -27,15 +32,21 @@ DEADLINE = 5.0
 class Latency:
     """The latency of the neighbours of one node."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, run_id: bytes) -> None:
         self._transport = transport
+        self._run_id = run_id
         self._found: dict[str, float] = {}
+        self._origins: dict[str, bytes] = {}
         self._asked: dict[str, float] = {}
         self._asking: set[asyncio.Task[None]] = set()
 
     def of(self, peer: str) -> float | None:
         """Return the latency in seconds as last measured; None if the peer never answered."""
         return self._found.get(peer)
+
+    def origin(self, peer: str) -> bytes | None:
+        """Return the origin that has signed that the peer is its node; None if none has been shown."""
+        return self._origins.get(peer)
 
     def look(self, addresses: dict[str, str]) -> None:
         """Measure these neighbours, given an address for each, unless that was done within INTERVAL."""
@@ -59,10 +70,27 @@ class Latency:
         with suppress(TransportError, UserError, TimeoutError):
             async with asyncio.timeout(DEADLINE):
                 answer = await self._transport.request(address, ECHO)
-            if answer == ECHO and peer_of(address) in self._asked:  # else it has left meanwhile
-                self._found[peer_of(address)] = clock() - began
+            peer = peer_of(address)
+            if answer.startswith(ECHO) and peer in self._asked:  # else it has left meanwhile
+                self._found[peer] = clock() - began
+                if origin := introduced(self._run_id, peer, answer):
+                    self._origins[peer] = origin
 
     def _forget(self, wanted: Collection[str]) -> None:
         for peer in self._asked.keys() - set(wanted):
             del self._asked[peer]
             self._found.pop(peer, None)
+            self._origins.pop(peer, None)
+
+
+def introduction(run_id: bytes, origin: bytes, peer: str, sign: Callable[[bytes], bytes]) -> bytes:
+    """Return the response of a node that introduces itself; `sign` signs as its origin."""
+    return ECHO + origin + sign(introduction_message(run_id, origin, peer))
+
+
+def introduced(run_id: bytes, peer: str, answer: bytes) -> bytes | None:
+    """Return the origin that a peer's response proves to be its own; None if it proves none."""
+    origin, signature = answer[1 : 1 + ORIGIN_BYTES], answer[1 + ORIGIN_BYTES :]
+    if len(signature) != SIGNATURE_BYTES:
+        return None
+    return origin if signed_by(origin, introduction_message(run_id, origin, peer), signature) else None

@@ -38,6 +38,9 @@ part of it there and back."""
 ASKED = "asked for"
 """Reason for a pause that the owner has asked for."""
 
+ASKED_BY_OWNER = "asked"
+"""Name of that reason, beside those of limits."""
+
 ROOM = "room"
 """Name of the reason that is no limit: the model was offloaded, and other programs have taken its memory."""
 
@@ -209,6 +212,10 @@ class ResourceLimiter:
     def reason_texts(self) -> list[str]:
         """Return why the node pauses, for people."""
         return [reason.text for reason in self.reasons]
+
+    def reason_names(self) -> list[str]:
+        """Return the same as names: those of limits, ROOM, and ASKED_BY_OWNER."""
+        return [reason.limit or ASKED_BY_OWNER for reason in self.reasons]
 
     def until_a_pause(self) -> Callable[[], bool]:
         """Return a function that is true until the next pause or the end; any thread may call it."""

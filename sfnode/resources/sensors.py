@@ -52,7 +52,7 @@ class Sensors:
         self._device = device
         self._process = psutil.Process()
         self._gpu: Gpu | None = None
-        self._daemon = _Daemon(self._process)
+        self._daemon = Daemon(self._process)
         self._load = self._measure_load()
         self._busy = 0.0
         """Share of the machine that other programs used between the last two looks."""
@@ -61,9 +61,8 @@ class Sensors:
 
     @property
     def cores(self) -> float:
-        """Number of cores that this process may use; in a container perhaps a fraction of one."""
-        found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(found, allowed_cores())
+        """Number of cores that this process may use."""
+        return allowed_here()
 
     def check(self, limits: Limits) -> None:
         """Raise UserError LIMIT_UNAVAILABLE for a limit on something that cannot be measured here.
@@ -121,15 +120,21 @@ class Sensors:
         if self._gpu is None:
             if not self._device.startswith("cuda"):
                 raise _unavailable(limit, f"no sensor tells what {self._device!r} draws", _GPU_ONLY)
-            self._gpu = _Nvidia(self._device, limit)
+            self._gpu = Nvidia(self._device, limit)
         return self._gpu
+
+
+def allowed_here() -> float:
+    """Return the number of cores that this process may use; in a container perhaps a fraction of one."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(found, allowed_cores())
 
 
 _GPU_ONLY = "The limits watts and, on a GPU, celsius are for --device cuda; elsewhere limit cpu or threads."
 _NVML = "Install it with `pip install 'sfnode[nvml]'`, or take the limit away."
 
 
-class _Nvidia:
+class Nvidia:
     """One GPU through NVML."""
 
     def __init__(self, device: str, limit: str) -> None:
@@ -148,6 +153,14 @@ class _Nvidia:
     def joules(self) -> float:
         millijoules = self._query(lambda: self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle))
         return float(millijoules) / 1000
+
+    def watts(self) -> float:
+        """Return the power that it draws now."""
+        return float(self._query(lambda: self._library.nvmlDeviceGetPowerUsage(self._handle))) / 1000
+
+    def busy(self) -> float:
+        """Return the share of the last moments in which it was busy."""
+        return float(self._query(lambda: self._library.nvmlDeviceGetUtilizationRates(self._handle).gpu)) / 100
 
     def _open(self, device: str) -> Any:
         """Open the GPU that CUDA calls `device`.
@@ -200,7 +213,7 @@ def _used_by(process: psutil.Process) -> _Used:
     return _Used(moved, times.user + times.system)
 
 
-class _Daemon:
+class Daemon:
     """The network daemon that this process has started, and those that ran before it."""
 
     def __init__(self, parent: psutil.Process) -> None:
@@ -226,6 +239,13 @@ class _Daemon:
             self._process = None
             self._before, self._now = self._total(), _Used()
         return self._total()
+
+    def resident(self) -> int:
+        """Return the bytes of memory that the one of now holds; 0 if none runs."""
+        try:
+            return int(self._process.memory_info().rss) if self._process else 0
+        except psutil.Error:
+            return 0
 
     def _total(self) -> _Used:
         return _Used(self._before.moved + self._now.moved, self._before.cpu + self._now.cpu)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sfnode.schema.results import InviteResult
     from sfnode.schema.status import CoreStatus, Status
     from sfnode.schema.views import (
+        About,
         Curves,
         Feeds,
         FeedStatus,
@@ -29,12 +30,16 @@ if TYPE_CHECKING:
         History,
         Origin,
         Origins,
+        OwnStanding,
         Progress,
+        Samples,
         Swarm,
         SwarmNode,
+        Timeline,
     )
 
 _MODULES = {
+    "About": "sfnode.schema.views",
     "CoreStatus": "sfnode.schema.status",
     "Curves": "sfnode.schema.views",
     "DecisionResult": "sfnode.schema.organising",
@@ -51,15 +56,19 @@ _MODULES = {
     "OrganiserStatus": "sfnode.schema.organising",
     "Origin": "sfnode.schema.views",
     "Origins": "sfnode.schema.views",
+    "OwnStanding": "sfnode.schema.views",
     "PetitionList": "sfnode.schema.organising",
     "Progress": "sfnode.schema.views",
+    "Samples": "sfnode.schema.views",
     "Status": "sfnode.schema.status",
     "SuccessionFile": "sfnode.schema.organising",
     "Swarm": "sfnode.schema.views",
     "SwarmNode": "sfnode.schema.views",
+    "Timeline": "sfnode.schema.views",
 }
 
 __all__ = [
+    "About",
     "CoreStatus",
     "Curves",
     "DecisionResult",
@@ -76,12 +85,15 @@ __all__ = [
     "OrganiserStatus",
     "Origin",
     "Origins",
+    "OwnStanding",
     "PetitionList",
     "Progress",
+    "Samples",
     "Status",
     "SuccessionFile",
     "Swarm",
     "SwarmNode",
+    "Timeline",
 ]
 
 

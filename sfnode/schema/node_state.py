@@ -57,6 +57,10 @@ class Wait(StrEnum):
     """A decision is of a later version."""
 
 
+LOWER_IS_BETTER = frozenset({"perplexity"})
+"""Metrics that fall as a model gets better."""
+
+
 class RunHealth(StrEnum):
     """The verdicts of the results on the validation rows about an organised run, beyond noise."""
 

@@ -146,6 +146,8 @@ class InviteResult(Answer):
     run_name: str
     protocol: int
     addresses: list[str]
+    contacts_url: str = ""
+    """The web page with current contacts (SPEC N6) that the link names; empty if it names none."""
     reach: Reach
     """Networks from which the addresses can be reached, as far as they tell; network is a private one."""
 
@@ -272,6 +274,8 @@ class BenchResult(Answer):
     device_name: str
     dtype: str
     threads: int
+    busy_cores: float
+    """Cores that other programs used while the model was loaded."""
     rank: int
     queries: int
     """Mini-batches of a step."""

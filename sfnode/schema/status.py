@@ -43,6 +43,35 @@ class WaitStatus(Answer):
     """The same in words, with what to do if there is something."""
 
 
+class GpuStatus(Answer):
+    """The GPU on which a node computes; None for what nothing tells here (NVML does)."""
+
+    name: str
+    memory: int
+    """Bytes of its memory that the node holds."""
+    memory_total: int
+    busy: float | None
+    """Share of the time in which it was busy, with whatever."""
+    celsius: float | None
+    watts: float | None
+
+
+class MachineStatus(Answer):
+    """The part of its machine that a node takes, its network daemon included."""
+
+    device: str
+    cpu: float
+    """Cores that it kept busy over the last ten seconds."""
+    cores: float
+    """Cores that it may use."""
+    memory: int
+    """Bytes of resident memory."""
+    memory_total: int
+    """Bytes of memory that the machine has."""
+    gpu: GpuStatus | None
+    """None unless it computes on one, and before the model is loaded."""
+
+
 class AlarmStatus(Answer):
     """Something about the run that somebody has to see to."""
 
@@ -142,7 +171,11 @@ class Status(Answer):
     """None while neither data, base model nor bases are being downloaded from peers."""
     pauses: list[str]
     """Reasons why it is paused, one sentence each."""
+    paused_by: list[str]
+    """The same as names: `asked`, `room`, and those of limits."""
     limits: Limits
+    machine: MachineStatus | None
+    """None until it was looked at."""
     wait: WaitStatus | None
     """None while it may make updates, for a relay, and in an open run whose bases are here."""
     alarms: list[AlarmStatus]

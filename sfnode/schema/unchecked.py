@@ -22,13 +22,13 @@ _WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 class Record(SimpleNamespace):
-    """One JSON object; its fields are attributes. A field that it lacks raises UserError NODE_NOT_RUNNING."""
+    """One JSON object; its fields are attributes. A field that it lacks raises NODE_NOT_ANSWERING."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         raise UserError(
-            Code.NODE_NOT_RUNNING,
+            Code.NODE_NOT_ANSWERING,
             f"the node's answer has no field {name}; is it of another version of sfnode?",
             "Start the node again, with this version.",
         )

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sfnode.schema.base import Answer
 from sfnode.schema.evaluation import NodeEvaluation
+from sfnode.schema.organising import EpochEvaluation
 
 MAX_PAGE = 1000
 """Origins or feeds in one answer; 300 KB."""
@@ -20,6 +21,10 @@ MAX_PROMPT = 8_192
 
 MAX_GENERATED = 64
 """Tokens written after a prompt. The engine does not train meanwhile, and a CPU takes seconds for so many."""
+
+
+MAX_ENTRIES = 1000
+"""Entries of a timeline in one answer; more than anybody reads, 400 KB."""
 
 
 class _Query(BaseModel):
@@ -43,6 +48,12 @@ class HistoryQuery(_Query):
     """The number of points of a history."""
 
     points: int = Field(default=200, ge=1, le=MAX_POINTS)
+
+
+class TimelineQuery(_Query):
+    """The number of entries of a timeline, the last ones."""
+
+    limit: int = Field(default=200, ge=1, le=MAX_ENTRIES)
 
 
 class GenerateRequest(_Query):
@@ -84,6 +95,12 @@ class Curves(Answer):
     own_rate: list[float]
     swarm_rate: list[float | None]
     loss: list[float | None]
+    cpu: list[float | None]
+    """Cores that the node kept busy."""
+    memory: list[int | None]
+    """Bytes of memory that it held."""
+    gpu: list[float | None]
+    """Share of the time in which its GPU was busy; None where nothing tells."""
     measurements: list[NodeEvaluation]
 
 
@@ -179,7 +196,10 @@ class SwarmNode(Answer):
     bytes_sent: int = 0
     bytes_received: int = 0
     name: str | None = None
-    """Display name of this node; None for the others, as nobody tells which origin a peer is."""
+    """Display name of this node, and of a neighbour that says with proof that it is `origin`; None for those
+    that do not say it, and for relays."""
+    origin: str | None = None
+    """The origin that signs the peer's updates, if it says so with proof (SPEC L7)."""
 
 
 class SwarmEdge(Answer):
@@ -239,3 +259,96 @@ class Generated(Answer):
     digest: str
     known: int
     """Updates in that model."""
+
+
+class About(Answer):
+    """The purpose of a run, and what it is made of: by its manifest, but for the licence."""
+
+    run_id: str
+    run_name: str
+    description: str
+    """Its purpose, as its owner states it; empty if it does not."""
+    organised: bool
+    model: str
+    parent: str | None
+    """Run of whose state the base model is made; None if it is none's."""
+    licence: str | None
+    """Licence that the base model's card names; None if it is not here, or names none."""
+    task: str
+    """Kind of the task (docs/tasks.md)."""
+    template: str
+    answers: list[str]
+    """Answers that the task knows; empty unless they are the same for all rows."""
+    train: str
+    """Source of the training rows; empty if everybody brings their own."""
+    test: str
+
+
+class OwnStanding(Answer):
+    """The contribution of this node's origin, over all its feeds."""
+
+    rank: int | None
+    """Rank by worth, then by updates; None as long as it has made nothing."""
+    of: int
+    """Origins in the log."""
+    updates: int
+    share: float
+    """Share of all updates."""
+    counted: int | None
+    """Its updates that count by the seals so far; None in an open run."""
+    worth: int | None
+    """The same as of an `Origin`."""
+
+
+class SampleRow(Answer):
+    """A test row as the models see it, and how the base model answers it."""
+
+    text: str
+    right: str
+    """The right answer, or how the text goes on."""
+    base: str
+
+
+class SampleMoment(Answer):
+    """The answers of one model to the rows."""
+
+    epoch: int | None
+    """The sealed epoch whose model it is; in an open run the epoch that was open."""
+    known: int
+    """Updates in the model."""
+    answers: list[str]
+
+
+class Samples(Answer):
+    """Answers to a few test rows, always the same ones, of the base model and of later models: as this node
+    has computed them since it started, thinned out as they grow."""
+
+    rows: list[SampleRow]
+    moments: list[SampleMoment]
+    """Oldest first."""
+
+
+class TimelineEntry(Answer):
+    """A decision, with what became of it."""
+
+    position: int
+    """Number of the decision in the control feed, from 0."""
+    kind: str
+    """Name of the decision in lower case; what is None below is so unless it is a `seal`."""
+    text: str
+    """Its content in words."""
+    epoch: int | None
+    counted: int | None
+    """Updates of the epoch that count now."""
+    origins: int | None
+    """Origins of whom something in it counts."""
+    evaluation: EpochEvaluation | None
+
+
+class Timeline(Answer):
+    """The last decisions of an organised run: seals, announcements, who was admitted, what was taken back."""
+
+    total: int
+    """Number of entries of the whole run; 0 in an open one."""
+    entries: list[TimelineEntry]
+    """Newest first."""

@@ -11,7 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 
-from sfnode.schema.views import History, HistoryPoint, Leader, Origin, Origins, Team
+from sfnode.schema.views import (
+    History,
+    HistoryPoint,
+    Leader,
+    Origin,
+    Origins,
+    OwnStanding,
+    Team,
+)
 from sfnode.stats.contributions import Contribution, Contributions
 from sfnode.stats.leaderboard import Standing, standings
 from sfnode.store.log import UpdateLog
@@ -71,6 +79,21 @@ class LogIndex:
             indexed=self._contributions.updates,
             origins=[self._origin(rank, one, own) for rank, one in found[offset : offset + limit]],
             teams=self._teams,
+        )
+
+    def standing(self, own: bytes) -> OwnStanding:
+        """Return what one origin has contributed."""
+        self._refresh()
+        places = {one.origin: rank for rank, one in enumerate(self._ranked, 1)}
+        rank, standing = places.get(own), self._standings.get(own)
+        updates = self._ranked[rank - 1].updates if rank else 0
+        return OwnStanding(
+            rank=rank,
+            of=len(self._ranked),
+            updates=updates,
+            share=updates / max(1, self._contributions.updates),
+            counted=standing.counted if standing else None,
+            worth=standing.worth if standing else None,
         )
 
     def history(self, points: int) -> History:

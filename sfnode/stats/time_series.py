@@ -28,6 +28,12 @@ class Sample(NamedTuple):
     swarm_rate: float | None
     """Updates per second of all nodes; None as long as the node catches up."""
     loss: float | None
+    cpu: float | None = None
+    """Cores that the node keeps busy."""
+    memory: int | None = None
+    """Bytes of memory that it holds."""
+    gpu: float | None = None
+    """Share of the time in which its GPU is busy."""
 
 
 class TimeSeries:
@@ -53,9 +59,9 @@ class Rate:
     """The growth of a count per second."""
 
     def __init__(self) -> None:
-        self._counts: deque[tuple[float, int]] = deque()
+        self._counts: deque[tuple[float, float]] = deque()
 
-    def update(self, now: float, count: int) -> float:
+    def update(self, now: float, count: float) -> float:
         """Take in a count; return the growth per second over the last RATE_WINDOW seconds.
 
         A count that falls starts a new measurement.

@@ -60,6 +60,16 @@ class Layout:
         return self.path / "libp2p.key"
 
     @property
+    def ports(self) -> Path:
+        """The ports on which the node listened last; written by the transport."""
+        return self.path / "ports"
+
+    @property
+    def contacts(self) -> Path:
+        """The invitation by peers that the node has met, for when it does not run (`run.json`)."""
+        return self.path / "contacts.json"
+
+    @property
     def manifest(self) -> Path:
         return self.path / "run.toml"
 

@@ -75,7 +75,7 @@ def measure(model: str, device: str, effort: Effort, folder: Path, say: Callable
     from sfnode.bench.subject import SubjectSpec
 
     spec = SubjectSpec(source=model, device=device)
-    result = run_benchmark(spec, Plan((BATCH,), 1, True, effort.turns), say)
+    result = run_benchmark(spec, Plan((BATCH,), 1, True, effort.turns, threads=0), say)
     (batch,) = result.batches
     say("MeZO's replay")
     found = Costs(

@@ -17,7 +17,7 @@ from typing import TypeVar
 from sfnode import die_with_parent
 from sfnode.control.client import Client
 from sfnode.defaults import PREFIX, variable
-from sfnode.errors import Code, UserError
+from sfnode.errors import NO_ANSWER, Code, UserError
 from sfnode.schema.status import Status
 from sfnode.store.data_folder import Layout
 
@@ -93,7 +93,7 @@ class NodeProcess:
         try:
             return await call
         except UserError as error:
-            if error.code is Code.NODE_NOT_RUNNING and await self._ends():
+            if error.code in NO_ANSWER and await self._ends():
                 raise self._failure() from error
             raise
 

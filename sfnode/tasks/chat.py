@@ -39,6 +39,13 @@ def tokenise(tokenizer: Any, conversation: Conversation) -> Tokens:
     return Tokens(encoding.input_ids, said)
 
 
+def prompt(tokenizer: Any, messages: Sequence[Message]) -> str:
+    """Return a conversation as text that the assistant's next turn follows, without the token that begins
+    every text. Raises UserError as `tokenise`."""
+    require_template(tokenizer)
+    return _rendered(tokenizer, messages, add_generation_prompt=True).removeprefix(tokenizer.bos_token or "")
+
+
 def require_template(tokenizer: Any) -> None:
     """Raise UserError MODEL_UNSUPPORTED if the tokenizer has no usable chat template."""
     if not tokenizer.chat_template:

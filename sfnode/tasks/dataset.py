@@ -11,6 +11,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Task
 from sfnode.sizes import size_text
-from sfnode.tasks import prompts, public_files, synthetic
+from sfnode.tasks import library, prompts, public_files, synthetic
 from sfprotocol.model_listing import MAX_DATA
 from sfprotocol.seeds import derive_key, stream
 
@@ -44,7 +45,8 @@ def load_rows(source: str, task: Task, *, limit: int = 0, min_words: int = 0) ->
 
     Rows with fewer than `min_words` words (`prompts.word_count`) are left out; of the rest `limit` rows
     (0: all) are selected, the same ones on every node. Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE,
-    DISK_FULL, or DATA_MALFORMED with the place of the first row that does not fit the task.
+    DISK_FULL, EXTRA_MISSING without the library that it takes, or DATA_MALFORMED with the place of the first
+    row that does not fit the task.
     """
     rows = []
     for place, row in _read(source):
@@ -58,10 +60,10 @@ def load_rows(source: str, task: Task, *, limit: int = 0, min_words: int = 0) ->
     return select(rows, limit)
 
 
-def columns(source: str) -> list[str]:
-    """Return the names of the columns of a source. Raises UserError as `load_rows` does."""
-    _, first = next(_read(source), ("", {}))
-    return list(first)
+def rows_of(source: str, most: int) -> list[Row]:
+    """Return the first rows of a source, `most` of them, whatever they mean. Raises UserError as `load_rows`
+    does."""
+    return [row for _, row in islice(_read(source), most)]
 
 
 def training_rows(data: Data, task: Task, folder: Path | None = None) -> list[Row]:
@@ -193,8 +195,7 @@ def _hub(source: str, rest: str) -> Iterator[_Placed]:
     name, *config, split = rest.split(":") if rest.count(":") in (1, 2) else ("", "")
     if not name or not split:
         raise UserError(Code.DATA_NOT_FOUND, f"{source} is not of the form hf:NAME[:CONFIG]:SPLIT", _FORMS)
-    import datasets  # type: ignore[import-untyped]  # a second to import, and most runs read a file
-
+    datasets = library.datasets(source)
     # told so, the library looks into its cache at once; it would ask a hub that is silent for 24 s first
     datasets.config.HF_HUB_OFFLINE = hub.unreachable() is not None
     try:
@@ -241,8 +242,7 @@ def _too_large(what: str) -> UserError:
 
 
 def _parquet(path: Path) -> Iterator[_Placed]:
-    import datasets
-
+    datasets = library.datasets(str(path))
     try:
         files = {"train": str(path)}
         rows = list(datasets.load_dataset("parquet", data_files=files, split="train", streaming=True))

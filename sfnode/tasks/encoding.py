@@ -9,7 +9,7 @@ model and no update.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -103,6 +103,13 @@ class Scored(NamedTuple):
     """(P,) bool, whether the target is the likeliest token there."""
 
 
+class ScoredBatch(NamedTuple):
+    """A batch, and what a model says of it."""
+
+    encoded: Encoded
+    scored: Scored
+
+
 Forward = Callable[[Encoded], Scored]
 """Runs a model on a batch."""
 
@@ -158,21 +165,32 @@ def evaluate(
     batch_size: int,
     prior: Prior | None = None,
 ) -> EvaluationOfRows:
-    """Measure a model on some rows; `forward` runs it on `batch_size` rows at a time.
+    """Measure a model on some rows; `forward` runs it on `batch_size` rows at a time. `prior` as for
+    `measure`."""
+    return measure(task, scored_batches(task, tokenizer, rows, forward, batch_size), prior)
+
+
+def scored_batches(
+    task: Task, tokenizer: Any, rows: Sequence[Row], forward: Forward, batch_size: int
+) -> Iterator[ScoredBatch]:
+    """Yield rows as `batches` does, each with what `forward` says of it."""
+    for encoded in batches(task, tokenizer, rows, batch_size):
+        yield ScoredBatch(encoded, forward(encoded))
+
+
+def measure(task: Task, found: Iterable[ScoredBatch], prior: Prior | None = None) -> EvaluationOfRows:
+    """Measure a model by what it says of some rows.
 
     `prior` is subtracted from the scores of every row's answers, of which there must be as many.
     """
-    found = [
-        _answers(task, encoded, forward(encoded), prior)
-        for encoded in batches(task, tokenizer, rows, batch_size)
-    ]
-    answers = _Answers(*map(torch.cat, zip(*found, strict=True)))
+    each = [_answers(task, encoded, scored, prior) for encoded, scored in found]
+    answers = _Answers(*map(torch.cat, zip(*each, strict=True)))
     metric, measured = _measured(task, answers)
     return EvaluationOfRows(
         metric=metric,
         **measured._asdict(),
         loss=float(answers.losses.mean()),
-        count=len(rows),
+        count=len(answers.losses),
         calibrated=prior is not None,
         losses=tuple(answers.losses.tolist()),
     )

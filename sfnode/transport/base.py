@@ -138,6 +138,10 @@ class Transport(Protocol):
     async def find(self, topic: bytes) -> list[PeerRecord]:
         """Return at most MAX_ROSTER checked records of `topic`, sorted by peer. Raises TransportError."""
 
+    async def clock_ahead(self, address: str) -> float:
+        """Ask a peer for the time, and return by how many seconds its clock is ahead of ours. Raises
+        TransportError, and UserError BAD_ADDRESS."""
+
     async def bootstrap(self, addresses: Sequence[str]) -> int:
         """Dial these peers and join the roster's network through them; return how many answered. Malformed
         addresses are skipped."""

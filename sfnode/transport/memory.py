@@ -199,8 +199,10 @@ class MemoryLink:
 class MemoryTransport:
     """A `Transport` for one member of a `Network`. Its addresses look like /memory/NAME/p2p/NAME."""
 
-    def __init__(self, network: Network, peer: str) -> None:
+    def __init__(self, network: Network, peer: str, clock: float = 0.0) -> None:
+        """Take the medium, a name, and how far this node's clock is ahead of the right time, in seconds."""
         self.peer = peer
+        self.clock = clock
         self._network = network
         self._running = False
         self._stopped = asyncio.Event()
@@ -273,6 +275,9 @@ class MemoryTransport:
         entries = self._network.read(topic, self.peer, asyncio.get_running_loop().time())
         records = (read_record(peer, value) for peer, value in entries)
         return sample((record for record in records if record is not None), self._network.generator)
+
+    async def clock_ahead(self, address: str) -> float:
+        return self._network.reach(self.peer, peer_of(address)).clock - self.clock
 
     async def bootstrap(self, addresses: Sequence[str]) -> int:
         peers = {address.rpartition("/p2p/")[2] for address in addresses} - {self.peer}

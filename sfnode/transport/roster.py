@@ -35,6 +35,9 @@ MAX_ANSWER = 128
 """Most records that are taken from one peer's answer, drawn at random: a peer that makes up a thousand then
 weighs no more than each of the other twenty that are asked."""
 
+CLOCK_WRONG = 30.0
+"""Seconds from which a clock is wrong: a third of the life of an entry."""
+
 _CLOCK_SLACK = 60.0
 _LENGTHS, _EXPIRY = struct.Struct(">HH"), struct.Struct(">d")
 _MAX_SEAL = 1_100

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+import torch
 from rich.console import Console
 
 from sfnode.bench.runner import Plan, run_benchmark
@@ -87,7 +88,8 @@ def _batch_misses(name: str, batch: BatchResult) -> Iterator[str]:
 def main(names: Sequence[str], sizes: Sequence[int], repetitions: int) -> None:
     missed = []
     for name in names:
-        result = run_benchmark(wanted(name), Plan(sizes, 1, True, repetitions), lambda what: None)
+        plan = Plan(sizes, 1, True, repetitions, torch.get_num_threads())
+        result = run_benchmark(wanted(name), plan, lambda what: None)
         bench_output.show(result, Console())
         missed += misses(result)
     print("\n".join(missed) or "everything within its limits")

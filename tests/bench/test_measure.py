@@ -72,6 +72,17 @@ def test_a_ratio_compares_neighbours_in_time() -> None:
     assert measure.ratio(taken, "one", "other") == 0.5
 
 
+@pytest.mark.parametrize(("threads", "expected"), [(1, 2.0), (2, 7.0)])
+def test_of_a_single_thread_only_its_own_seconds_count(
+    threads: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine has other work, which takes five of seven seconds."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(time, "process_time", iter([10.0, 12.0]).__next__)
+    monkeypatch.setattr(time, "perf_counter", iter([100.0, 107.0]).__next__)
+    assert measure.seconds(lambda: None, CPU) == expected
+
+
 def test_no_garbage_is_collected_while_time_is_taken() -> None:
     with measure.undisturbed():
         assert not gc.isenabled()

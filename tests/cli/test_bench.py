@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sfnode.cli.bench_output import heading
 from sfnode.models.files import EMBEDDED
 from sfnode.schema.results import BatchResult, BenchResult
 from tests.cli.helpers import Ended
@@ -77,6 +78,17 @@ def test_a_person_gets_tables_that_fit_the_screen(sfnode: Run) -> None:
     for title in ("Time of a step", "Memory at its peak", "MeZO's step in place", "others' updates"):
         assert title in ended.out
     assert max(map(len, ended.out.splitlines())) <= 80
+
+
+def test_on_a_busy_machine_it_says_so(sfnode: Run) -> None:
+    result = measured(sfnode("bench", "--json", "--batch", 1, *QUICK))
+
+    def said(threads: int, busy_cores: float) -> str:
+        return heading(result.model_copy(update={"threads": threads, "busy_cores": busy_cores}))
+
+    assert "busy" not in said(1, 0.1)
+    assert "other programs use 1.8 cores. Times are seconds of one core" in said(1, 1.8)
+    assert "other programs use 1.8 cores. Times and ratios are rough" in said(2, 1.8)
 
 
 def test_a_config_is_enough_of_a_model_and_nothing_is_left_behind(

@@ -33,7 +33,16 @@ from sfnode.schema.results import (
     UpgradeResult,
     VerifyResult,
 )
-from sfnode.schema.status import AlarmStatus, FetchStatus, LinkStatus, PrivacyStatus, RunStatus, WaitStatus
+from sfnode.schema.status import (
+    AlarmStatus,
+    FetchStatus,
+    GpuStatus,
+    LinkStatus,
+    MachineStatus,
+    PrivacyStatus,
+    RunStatus,
+    WaitStatus,
+)
 from sfnode.tasks.presets import PRESETS
 from sfnode.tasks.templates import FILTERS
 
@@ -48,6 +57,8 @@ SECTIONS = {
         AlarmStatus,
         RunStatus,
         AuditStatus,
+        MachineStatus,
+        GpuStatus,
         PrivacyStatus,
         views.FeedStatus,
     ),
@@ -79,6 +90,10 @@ SECTIONS = {
     "GET /views/progress": (views.Progress,),
     "GET /views/curves": (views.Curves, NodeEvaluation),
     "GET /views/swarm": (views.Swarm, views.SwarmNode, views.SwarmEdge),
+    "GET /views/about": (views.About,),
+    "GET /views/own": (views.OwnStanding,),
+    "GET /views/samples": (views.Samples, views.SampleRow, views.SampleMoment),
+    "GET /views/timeline": (views.Timeline, views.TimelineEntry),
     "GET /views/feeds": (views.Feeds,),
     "GET /views/origins": (views.Origins, views.Origin, views.Team),
     "GET /views/history": (views.History, views.HistoryPoint, views.Leader),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -342,7 +343,7 @@ def test_the_same_options_give_the_same_run(model: Path, sfnode: Run) -> None:
 def test_at_a_terminal_enter_alone_gives_the_built_in_run_with_an_organiser(
     sfnode: Run, answers: Callable[..., None], home: Path
 ) -> None:
-    answers("", "", "", "", "", "")
+    answers("", "", "", "", "", "", "")
     ended = sfnode("init")
     assert "Base model" in ended.out
     manifest = organised(ended, home / ".local/share/sfnode/keys")
@@ -382,12 +383,12 @@ def test_at_a_terminal_one_is_asked_for_a_task_of_ones_own(
     kind: str, told: tuple[str, ...], model: Path, sfnode: Run, answers: Callable[..., None]
 ) -> None:
     data = data_file(kind)
-    answers(str(model), "custom", kind, *told, str(data), str(data), "123", "open")
+    answers(str(model), "custom", kind, *told, str(data), str(data), "123", "open", "Tells sums.")
     asked = sfnode("init", "asked.toml")
     assert asked.status == 0, asked.err
     answers()
     flags = ("--open", "--kind", kind, *FLAGS[kind])
-    flags += ("--train", data, "--test", data, "--update-budget", 123)
+    flags += ("--train", data, "--test", data, "--update-budget", 123, "--description", "Tells sums.")
     given = written(sfnode("init", "given.toml", "--model", model, *flags), "given.toml")
     assert Manifest.from_toml(Path("asked.toml")) == given
 
@@ -397,7 +398,7 @@ def test_an_answer_that_makes_no_sense_is_asked_for_again(
 ) -> None:
     data = str(data_file("classification"))
     told = ("fly", "custom", "classification", "{text} it was", "label", "yes,no", "yes=good,no=bad")
-    answers(str(model), *told, data, data, "many", "123", "closed", "")
+    answers(str(model), *told, data, data, "many", "123", "closed", "", "")
     ended = sfnode("init")
     assert ended.status == 0, ended.err
     assert (ended.out + ended.err).count("Error: ") == 4
@@ -443,10 +444,25 @@ def test_what_cannot_be_is_refused_with_the_option_that_says_it(
 
 def test_a_row_that_does_not_fit_the_task_is_found_now_not_by_the_volunteers(sfnode: Run) -> None:
     Path("rows.tsv").write_text("text\tlabel\nfine\t1\npoor\t7\n")
-    ended = sfnode("init", "--train", "rows.tsv")
+    ended = sfnode("init", "--task", "reviews", "--train", "rows.tsv")
     assert ended.status == 1
     assert ended.err.startswith("sfnode: SF031: ")
     assert "rows.tsv, line 3" in ended.err
+
+
+def test_training_data_without_a_task_are_not_taken_for_reviews(sfnode: Run) -> None:
+    """The task that is proposed is one that can be taken as it stands."""
+    Path("news.csv").write_text("title,topic\nRates rise,money\nLate goal wins,sport\nBanks merge,money\n")
+    refused = sfnode("init", "--train", "news.csv")
+    assert refused.status == 1
+    assert "SF010: no task says what is to be learnt from news.csv, which has the columns title, topic" in (
+        refused.err
+    )
+    assert not Path("run.toml").exists()
+    proposed = shlex.split(refused.err.partition("for instance: ")[2])
+    task = written(sfnode("init", "--open", "--train", "news.csv", *proposed)).task
+    assert (task.kind, task.template, task.label_field) == ("classification", "{title} It was", "topic")
+    assert task.verbalizer == {"money": "money", "sport": "sport"}
 
 
 def test_a_place_that_cannot_be_written_to_is_named(sfnode: Run) -> None:
@@ -471,7 +487,7 @@ def organised(ended: Ended, keys: Path = KEYS) -> Manifest:
 
 
 def test_at_a_terminal_one_may_answer_that_the_run_is_open(sfnode: Run, answers: Callable[..., None]) -> None:
-    answers("", "", "", "", "", "open")
+    answers("", "", "", "", "", "open", "")
     assert sfnode("init").status == 0
     assert but_for_prior(Manifest.from_toml(Path("run.toml"))) == default_manifest()
 
@@ -587,7 +603,11 @@ def test_a_fifth_of_few_rows_validates_and_none_where_training_rows_are_tested_o
         ),
         (("--organised", "--encrypt", "--passphrase-file", "rows.txt"), 10, "its first line is empty"),
         (("--validation", "builtin:reviews:train"), 10, "neither trained nor tested on"),
-        (("--train", "rows.tsv", "--validation-limit", "2"), 31, "all of them would be validation rows"),
+        (
+            ("--task", "reviews", "--train", "rows.tsv", "--validation-limit", "2"),
+            31,
+            "all of them would be validation rows",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

@@ -13,11 +13,11 @@ from sfnode.cli.join import _following
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
+from sfnode.node import contacts as kept_contacts
 from sfnode.node import startup
-from sfnode.peers import invitations
+from sfnode.peers import contacts, invitations
 from sfnode.settings import Settings
 from sfnode.store.data_folder import open_data_dir
-from sfnode.store.log import UpdateLog
 from sfprotocol import PROTOCOL_VERSION, invitation
 from tests.cli.helpers import Ended
 
@@ -40,8 +40,7 @@ def folder(tmp_path: Path, run: Manifest) -> Path:
     """A folder in which a node has met peers."""
     with open_data_dir(tmp_path / "node") as data_dir:
         data_dir.manifest.write_text(run.to_toml())
-        with UpdateLog.open(data_dir.log, run.run_id) as log:
-            startup.remember_peers(log, OTHERS)
+        kept_contacts.keep(data_dir.contacts, run, OTHERS, "")
     return tmp_path / "node"
 
 
@@ -52,10 +51,10 @@ def folder(tmp_path: Path, run: Manifest) -> Path:
     ("own", "others", "told", "reach"),
     [
         ([LOOPBACK, PRIVATE, PUBLIC], [], [PUBLIC, PRIVATE], "internet"),
-        ([PUBLIC, RELAYED], OTHERS, [PUBLIC, RELAYED, *OTHERS[:2]], "internet"),
+        ([PUBLIC, RELAYED], OTHERS, [PUBLIC, RELAYED, *OTHERS[:3]], "internet"),
         ([LOOPBACK, PRIVATE], [], [PRIVATE], "network"),
         ([LOOPBACK], [], [LOOPBACK], "machine"),
-        ([LOOPBACK], OTHERS, OTHERS[:2], "internet"),
+        ([LOOPBACK], OTHERS, OTHERS[:3], "internet"),
         ([], ["/ip4/10.0.0.1/tcp/1/p2p/Qm1", *OTHERS[:1]], OTHERS[:1], "internet"),
         (
             [PUBLIC],
@@ -91,7 +90,7 @@ def test_a_node_that_does_not_run_invites_to_the_peers_it_remembers(
     assert ended.out.count("\n") == 1
     assert "does not run" in ended.err
     said = invitation.read(ended.out.removeprefix("sfnode join "))
-    assert said == invitation.invite(PROTOCOL_VERSION, run.run_id, OTHERS[:2])
+    assert said == invitation.invite(PROTOCOL_VERSION, run.run_id, OTHERS[:3])
 
 
 def test_the_link_for_programs_is_the_same(folder: Path, run: Manifest, sfnode: Run) -> None:
@@ -173,3 +172,33 @@ def test_the_ticket_of_a_link_reaches_the_settings(run: Manifest) -> None:
     link = invitation.write(replace(said, ticket=invitation.Ticket(3, bytes(range(16)))))
     settings = Settings(**_following(link, {"run_id": "", "peers": ()}))
     assert settings.invitation == f"3:{bytes(range(16)).hex()}"
+
+
+# -- contacts on a web page --------------------------------------------------------------------------
+
+PAGE = "https://run.example/run.json"
+
+
+def test_a_link_names_relays_first() -> None:
+    said = invitations.compose(bytes(32), [PUBLIC], OTHERS, relays={"Qm5", "Qm7", "QmGone"}, url=PAGE)
+    assert list(said.addresses) == [OTHERS[4], OTHERS[6], PUBLIC, OTHERS[0]]
+    assert said.url == PAGE
+
+
+def test_the_contacts_are_written_for_a_web_server_and_the_link_names_it(
+    folder: Path, run: Manifest, sfnode: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.json"
+    ended = sfnode("invite", "--data-dir", folder, "--contacts-url", PAGE, "--run-json", file)
+    assert ended.status == 0
+    link = ended.out.removeprefix("sfnode join ")
+    said = contacts.read(file.read_bytes(), PAGE)
+    assert replace(said, url=PAGE) == invitation.read(link)
+    assert json.loads(file.read_text())["link"] == link.strip()
+    assert sfnode("invite", "--data-dir", folder, "--contacts-url", "run.json").status == 2
+
+
+def test_a_page_is_followed_like_a_link_and_a_link_may_name_one(run: Manifest) -> None:
+    assert _following(PAGE, {"peers": (), "run_id": ""}) == {"peers": (), "run_id": "", "contacts_url": PAGE}
+    link = invitation.write(replace(invitation.invite(1, run.run_id, OTHERS[:1]), url=PAGE))
+    assert Settings(**_following(link, {"run_id": "", "peers": ()})).contacts_url == PAGE

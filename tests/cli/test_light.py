@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from sfnode.peers import contacts
 from sfnode.schema.results import InviteResult, StatusResult
 from sfnode.schema.status import Status
+from sfnode.store.data_folder import Layout
 from tests.cli.fake_node import ANSWERS, INVITATION, STATUS, fake_node
 from tests.cli.helpers import Ended
 
@@ -23,7 +25,7 @@ HEAVY = {
 }
 
 
-def loaded(arguments: list[str], **variables: str) -> tuple[str, set[str]]:
+def loaded(arguments: list[str], status: int = 0) -> tuple[str, set[str]]:
     """What a command line printed in a process of its own, and the slow libraries that it has loaded."""
     script = (
         "import sys\n"
@@ -32,8 +34,8 @@ def loaded(arguments: list[str], **variables: str) -> tuple[str, set[str]]:
         f"finally:\n    print(*{HEAVY} & set(sys.modules), file=sys.stderr)\n"
     )
     command = [sys.executable, "-c", script, *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, env=variables or None)
-    assert ended.returncode == 0, ended.stderr
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == status, ended.stderr
     return ended.stdout, set(ended.stderr.splitlines()[-1].split())
 
 
@@ -58,6 +60,19 @@ def test_a_question_to_a_running_node_loads_no_library(arguments: str, says: str
     with fake_node(tmp_path / "node"):
         out, heavy = loaded([*arguments.split(), "--data-dir", str(tmp_path / "node")])
     assert says in out
+    assert heavy == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [("status", 3), ("limit", 3), ("pause", 3), ("leave", 3), ("invite", 0)]
+)
+def test_without_a_running_node_nothing_more_is_loaded(arguments: str, status: int, tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    folder.mkdir()
+    Layout(folder).manifest.touch()
+    contacts.write(Layout(folder).contacts, INVITATION.model_dump())
+    out, heavy = loaded([arguments, "--data-dir", str(folder)], status=status)
+    assert (out == "") == (status != 0)
     assert heavy == set()
 
 
@@ -98,7 +113,7 @@ def test_a_node_of_another_version_is_said_to_be_one(tmp_path: Path, sfnode: Run
     with fake_node(tmp_path / "node", {**ANSWERS, "GET /status": json.dumps(older)}):
         ended = sfnode("status", "--data-dir", tmp_path / "node")
     assert (ended.status, ended.out) == (1, "")
-    assert ended.err.startswith("sfnode: SF060: the node's answer has no field epochs")
+    assert ended.err.startswith("sfnode: SF057: the node's answer has no field epochs")
 
 
 def test_a_configuration_file_with_keys_of_the_command_alone_loads_no_other(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from sfnode.cli.main import cli
 from sfnode.cli.options import DEFAULT_CONFIG, long_name, variable
+from sfnode.defaults import PROFILES
 from tests.cli.helpers import Ended
 
 Parse = Callable[..., dict[str, Any]]
@@ -29,6 +30,9 @@ OPTIONS = [
     for parameter in command.params
     if isinstance(parameter, click.Option)
 ]
+
+SEEN = [one for one in OPTIONS if one.values[1].expose_value]  # type: ignore[union-attr]
+"""Those that a command is given; what others say it finds in another parameter."""
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ def test_every_option_has_its_environment_variable_and_says_so_in_its_help(
     assert parameter.help.endswith((".", "]"))
 
 
-@pytest.mark.parametrize(("command", "parameter"), OPTIONS)
+@pytest.mark.parametrize(("command", "parameter"), SEEN)
 def test_every_option_is_a_key_of_the_configuration_file(
     command: str, parameter: click.Option, config: Callable[[str], Path], received: Parse
 ) -> None:
@@ -175,6 +179,10 @@ def _example(option: click.Option) -> tuple[str, object]:
         "limit_download_rate": ("2000", 2000),
         "shard": ('"2/3"', (1, 3)),
         "invitation": (f'"3:{bytes(16).hex()}"', f"3:{bytes(16).hex()}"),
+        "every": ('"10m"', 600.0),
+        "hide": ('["0123ABCD"]', ("0123abcd",)),
+        "url": ('"https://run.example"', "https://run.example/"),
+        "contacts_url": ('"https://run.example/run.json"', "https://run.example/run.json"),
         "metrics": ('"9100"', ("127.0.0.1", 9100)),
         "ntp": ('"time.example"', ("time.example", 123)),
         "dashboard": ('"[::1]:9200"', ("::1", 9200)),
@@ -198,3 +206,21 @@ def _example(option: click.Option) -> tuple[str, object]:
         return '["/dns/a", "/dns/b"]', ("/dns/a", "/dns/b")
     numbers: dict[str, tuple[str, object]] = {"float": ("0.5", 0.5), "text": ('"word"', "word")}
     return numbers.get(option.type.name, ("7", 7))
+
+
+def test_a_profile_is_a_data_folder_by_name_and_what_is_said_closer_by_goes_first(
+    config: Callable[[str], Path], received: Parse, monkeypatch: pytest.MonkeyPatch, home: Path, sfnode: Run
+) -> None:
+    def folder(*arguments: str) -> object:
+        return received("status", *arguments)["data_dir"]
+
+    profiles = home / PROFILES.relative_to("~")
+    assert folder("--profile", "owls") == profiles / "owls"
+    config('profile = "kept"\n')
+    assert folder() == profiles / "kept"
+    assert folder("--data-dir", "/node") == Path("/node")
+    monkeypatch.setenv("SFNODE_DATA_DIR", "/named")
+    assert folder() == Path("/named")
+    assert folder("--profile", "owls") == profiles / "owls"
+    for arguments in (("--profile", "../owls"), ("--profile", "a", "--data-dir", "/node")):
+        assert sfnode("status", *arguments).status == 2

@@ -12,8 +12,11 @@ import pytest
 
 from sfnode.cli import join
 from sfnode.cli.passphrases import chosen, unlocked
+from sfnode.cli.progress import Narration
 from sfnode.errors import Code, UserError
 from sfnode.settings import Settings
+
+SILENT = Narration(terminal=False, plain=False)
 
 
 def opened(passphrase: bytes | None) -> str:
@@ -54,29 +57,29 @@ def test_a_key_that_is_open_needs_no_passphrase(typed: list[str]) -> None:
 def test_a_node_at_a_terminal_asks_and_starts_again(
     typed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def live(_: Settings, passphrase: bytes | None) -> None:
+    async def live(_: Settings, narration: Narration, passphrase: bytes | None) -> None:
         opened(passphrase)
 
     monkeypatch.setattr(join, "_live", live)
     told: list[UserError] = []
     typed += ["horse"]
-    assert join._run(Settings(), told.append, nullcontext) == 0
+    assert join._run(Settings(), told.append, nullcontext, SILENT) == 0
     typed += ["house"]
-    assert join._run(Settings(), told.append, nullcontext) == 1  # asked once
+    assert join._run(Settings(), told.append, nullcontext, SILENT) == 1  # asked once
     assert [error.code for error in told] == [Code.WRONG_PASSPHRASE]
 
 
 def test_a_service_is_not_asked_whatever_is_lacking(
     secret: Path, typed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def live(_: Settings, passphrase: bytes | None) -> None:
+    async def live(_: Settings, narration: Narration, passphrase: bytes | None) -> None:
         opened(passphrase)
 
     monkeypatch.setattr(join, "_live", live)
     typed += ["never asked for"]
     told: list[UserError] = []
-    assert join._run(Settings(passphrase_file=secret), told.append, nullcontext) == 1
+    assert join._run(Settings(passphrase_file=secret), told.append, nullcontext, SILENT) == 1
     monkeypatch.setattr(sys, "stdin", StringIO())
-    assert join._run(Settings(), told.append, nullcontext) == 1
+    assert join._run(Settings(), told.append, nullcontext, SILENT) == 1
     assert [error.code for error in told] == [Code.WRONG_PASSPHRASE] * 2
     assert typed == ["never asked for"]

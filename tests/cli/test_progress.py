@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from sfnode.cli.progress import waiting
+from sfnode.cli.progress import PATIENCE, SILENCE, Narration, waiting
+from sfnode.logging import begins, log
 
 SCRIPT = """
 import sys
@@ -63,36 +66,122 @@ def test_on_a_terminal_it_is_a_bar_that_goes_and_log_lines_stay_whole() -> None:
 STARTING_NODE = """
 import asyncio
 from sfnode.cli import progress
+from sfnode.logging import begins, set_up_logging
 from sfnode.schema.status import FetchStatus, LinkStatus
 from tests.schema.helpers import status
 
-progress.FOLLOW_INTERVAL = 0.15  # longer than the bar takes to be drawn anew
+set_up_logging("info")
+progress.FOLLOW_INTERVAL = 0.15  # longer than the line takes to be drawn anew
 link = LinkStatus(
-    peer="", outbound=True, role="trainer", known=90, agrees=False, bytes_sent=0, bytes_received=0
+    peer="", outbound=True, role="trainer", known=12_000, agrees=False, bytes_sent=0, bytes_received=0
 )
 life = (
-    {"state": "starting"},
-    {"state": "starting", "fetch": FetchStatus(done=0, total=0, peers=0)},
     {"state": "starting", "fetch": FetchStatus(done=2_000_000, total=8_000_000, peers=2)},
     {"state": "starting"},
-    {"state": "asking", "links": [link]},
-    {"state": "catching-up", "known": 40, "links": [link]},
+    {"state": "catching-up", "known": 4_000, "links": [link]},
     {"state": "training"},
+    {"state": "training", "own_updates": 1},
 )
-seen = [status(**moment) for moment in life for _ in range(3)]
+seen = [status(**moment) for moment in life for _ in range(2)]
 
 async def main():
-    progress.follow(lambda: seen.pop(0))
-    await asyncio.gather(*progress._followers)
+    with progress.Narration(terminal=True) as narration:
+        begins("starting the network")
+        progress.follow(lambda: seen.pop(0), narration)
+        await asyncio.gather(*progress._followers)
 
 asyncio.run(main())
 """
 
 
-def test_a_terminal_shows_how_the_base_model_comes_from_peers_and_then_how_a_node_catches_up() -> None:
+def test_a_terminal_shows_each_thing_that_a_starting_node_does_and_how_long_it_took() -> None:
     _, text = on_a_terminal(STARTING_NODE)
-    assert "base model from peers" in text
-    assert "2.0/8.0 MB" in text
-    assert "40/90" in text
-    assert text.index("base model from peers") < text.index("catching up")
-    assert "base model" not in text[text.index("catching up") :]
+    for shown in ("base model from peers 2.0 MB of 8.0 MB", "catching up 4,000 of 12,000 updates"):
+        assert shown in text
+    done = re.findall(r"INFO    (.*): \d+\.\d s\r\n", text)
+    assert done == [
+        "starting the network",
+        "base model from peers",
+        "loading the model",
+        "catching up",
+        "measuring speed with the first update",
+    ]
+    assert re.search(r"INFO    training, \d+\.\d s after the start", text)
+
+
+# -- without a terminal ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def now() -> list[float]:
+    """The time, which a test moves."""
+    return [100.0]
+
+
+@pytest.fixture
+def narration(now: list[float], caplog: pytest.LogCaptureFixture) -> Iterator[Narration]:
+    """A narration without its thread: the test says when a moment has passed."""
+    caplog.set_level("INFO", "sfnode")
+    made = Narration(terminal=False, clock=lambda: now[0])
+    caplog.handler.addFilter(made.heard)
+    yield made
+    caplog.handler.removeFilter(made.heard)
+
+
+def test_silence_is_broken_until_the_next_line_and_for_a_minute_at_most(
+    narration: Narration, now: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    begins("asking %s for the run", "/ip4/203.0.113.7/tcp/1/p2p/QmA")
+    for _ in range(20):
+        now[0] += SILENCE / 4
+        narration.beat()
+    narration.begin("catching up")
+    narration.advance("4,000 of 12,000 updates")
+    now[0] += SILENCE
+    narration.beat()
+    now[0] += PATIENCE
+    narration.beat()
+    asked = "asking /ip4/203.0.113.7/tcp/1/p2p/QmA for the run"
+    assert caplog.messages == [
+        *(asked, *(f"{asked}: {SILENCE * n:.0f} s" for n in range(1, 6))),
+        *("catching up", f"catching up: 4,000 of 12,000 updates, {SILENCE:.0f} s"),
+    ]
+
+
+def test_other_lines_of_the_log_break_the_silence_too_and_after_the_end_there_is_none(
+    narration: Narration, now: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    begins("loading the model")
+    now[0] += SILENCE / 2
+    log.info("model loaded")
+    now[0] += SILENCE / 2
+    narration.beat()
+    narration.end("training")
+    now[0] += SILENCE
+    narration.beat()
+    last = f"training, {SILENCE:.1f} s after the start"
+    assert caplog.messages == ["loading the model", "model loaded", last]
+
+
+def test_programs_that_read_the_log_get_what_begins_and_nothing_in_between(
+    now: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "sfnode")
+    narration = Narration(terminal=True, plain=False, clock=lambda: now[0])
+    caplog.handler.addFilter(narration.heard)
+    begins("loading the model")
+    now[0] += SILENCE
+    narration.beat()
+    narration.rest()
+    caplog.handler.removeFilter(narration.heard)
+    assert caplog.messages == ["loading the model"]
+
+
+def test_the_first_line_of_join_comes_before_anything_slow_is_loaded() -> None:
+    """torch and hivemind take seconds to import."""
+    script = (
+        "import sys, sfnode.cli.join\n"
+        "slow = {'torch', 'transformers', 'hivemind', 'numpy', 'aiohttp', 'uvloop'}\n"
+        "print(*slow & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "\n"

@@ -15,7 +15,7 @@ from sfnode.cli.options import bound
 from sfnode.limits import Limits
 from sfnode.settings import Settings
 
-OF_THE_COMMAND = {"dashboard", "dashboard_token", "log_level", "log_format"}
+OF_THE_COMMAND = {"profile", "dashboard", "dashboard_token", "dashboard_control", "log_level", "log_format"}
 """Options that are about the process and not about the node in it."""
 
 OPTIONS = {str(option.name): option for option in join.params if isinstance(option, click.Option)}

@@ -31,5 +31,5 @@ def test_a_logger_that_cannot_be_opened_is_an_error_before_anything_is_done(
     sfnode: Run, tmp_path: Path
 ) -> None:
     ended = sfnode("simulate", "training", *SMALL, "--log-to", f"jsonl:{tmp_path}/nowhere/log.jsonl")
-    assert (ended.status, "SF079" in ended.err) == (1, True)
+    assert (ended.status, json.loads(ended.out)["error"]["code"]) == (1, "SF079")
     assert not Path("results").exists()

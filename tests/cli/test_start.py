@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
 import sfnode
+from sfnode.cli.grouped import REST
+from sfnode.cli.join import GROUPS
 from sfnode.cli.main import cli
 from tests.cli.helpers import Ended
 
@@ -17,6 +21,10 @@ Run = Callable[..., Ended]
 
 HEAVY = ("torch", "transformers", "hivemind", "datasets", "huggingface_hub", "uvloop")
 COMMANDS = (
+    "publish",
+    "publish-directory",
+    "certificate",
+    "verify-certificate",
     "peer-id",
     "bases",
     "dashboard",
@@ -26,6 +34,7 @@ COMMANDS = (
     "invite",
     "init",
     "join",
+    "list",
     "swarm",
     "organise",
     "status",
@@ -129,7 +138,7 @@ def test_without_a_command_the_help_is_shown(sfnode: Run) -> None:
 @pytest.mark.parametrize("name", ["status", "pause", "resume", "limit", "finish", "leave"])
 def test_without_a_node_there_is_nobody_to_ask(name: str, sfnode: Run, tmp_path: Path) -> None:
     ended = sfnode(name, "--data-dir", "nobody")
-    assert (ended.status, ended.out) == (1, "")
+    assert (ended.status, ended.out) == (3, "")
     assert ended.err.startswith(f"sfnode: SF060: no node answers at {tmp_path}/nobody/")
     assert "--data-dir" in ended.err
 
@@ -156,3 +165,22 @@ def test_python_m_sfnode_is_the_same_command() -> None:
         [sys.executable, "-m", "sfnode", "--version"], capture_output=True, text=True, check=True
     )
     assert ended.stdout == f"sfnode, version {sfnode.__version__}\n"
+
+
+def test_the_options_of_join_are_listed_in_groups_and_each_in_one_of_them(sfnode: Run) -> None:
+    said = sfnode("join", "--help").out
+    assert [line for line in said.splitlines() if line.endswith(":") and line[0] != " "] == [
+        f"{heading}:" for heading in (*GROUPS, REST)
+    ]
+    assert re.findall(r"^  (-\S+)", said.partition(f"{REST}:")[2], flags=re.MULTILINE) == ["-h,"]
+    flags = " ".join(GROUPS.values()).split()
+    command = cli.load("join")
+    assert sorted(flags) == sorted(one.opts[0] for one in command.params if isinstance(one, click.Option))
+
+
+def test_join_alone_explains_what_a_link_is(sfnode: Run) -> None:
+    ended = sfnode("join")
+    assert ended.status == 1
+    assert ended.err.startswith("sfnode: SF010: there is no run to join: you have named none, and ")
+    assert "sfnode join sfnode:AZMB..." in ended.err
+    assert "sfnode swarm" in ended.err

@@ -39,6 +39,12 @@ COMMAND_DEADLINE = 300.0
 PULL_DEADLINE = 180.0
 """Seconds to pull an image from a registry before it counts as unavailable."""
 
+EXTRAS = ("nvml", "datasets")
+"""Extras of sfnode that the image has."""
+
+INSTALLER, LOADER = "uv>=0.8", "peft>=0.13"
+"""What a volunteer installs sfnode with, and what loads an exported adapter."""
+
 PUBLIC_BASE = "python:3.11-slim"
 """Default base image of the Dockerfile."""
 
@@ -142,7 +148,8 @@ def pulled(image: str) -> bool:
     return succeeds("docker", "pull", "--quiet", image, deadline=PULL_DEADLINE)
 
 
-def _exists(image: str) -> bool:
+def exists(image: str) -> bool:
+    """Return whether the engine has an image, such as one of an earlier test."""
     return succeeds("docker", "image", "inspect", image)
 
 
@@ -176,27 +183,32 @@ def _import(root: Path, image: str) -> None:
 def _made_here(scratch: Path) -> str:
     """Make the base image, and one to build in that has all packages as files, so that the build needs no
     network. Returns the name of the latter."""
-    described = [ROOT / "pyproject.toml", *sorted((ROOT / "constraints").glob("*.txt"))]
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in described)).hexdigest()[:12]
+    described = [*_wanted(), *(file.read_text() for file in sorted((ROOT / "constraints").glob("*.txt")))]
+    digest = hashlib.sha256("\n".join(described).encode()).hexdigest()[:12]
     image = f"{BUILD_BASE}:{digest}"
-    if not (_exists(BASE) and _exists(image)):
+    if not (exists(BASE) and exists(image)):
         with timed("base image and packages"), ThreadPoolExecutor(1) as beside:
             fetching = beside.submit(_fetch, scratch / "packages" / "files")
-            if not (_exists(BASE) and _exists(BUILD_BASE)):
+            if not (exists(BASE) and exists(BUILD_BASE)):
                 _debootstrap(scratch / "root")
             fetching.result()
             _add_packages(scratch / "packages", image)
     return image
 
 
-def _fetch(folder: Path) -> None:
-    """Download wheels of everything that the image is built with, except sfnode itself."""
+def _wanted() -> list[str]:
+    """Return the requirements of the image and of what is installed beside it, except sfnode itself."""
     described = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project, tools = described["project"], described["build-system"]["requires"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["nvml"], *tools]
+    extras = [one for extra in EXTRAS for one in project["optional-dependencies"][extra]]
+    return [*project["dependencies"], *extras, *tools, INSTALLER, LOADER]
+
+
+def _fetch(folder: Path) -> None:
+    """Download wheels of everything that is installed in containers."""
     constraints = [word for name in ("torch", "ci") for word in ("-c", ROOT / "constraints" / f"{name}.txt")]
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", folder]
-    run(*pip, *constraints, *wanted, deadline=BUILD_DEADLINE)
+    run(*pip, *constraints, *_wanted(), deadline=BUILD_DEADLINE)
 
 
 def _add_packages(context: Path, image: str) -> None:

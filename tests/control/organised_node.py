@@ -16,7 +16,7 @@ from sfnode.models.manifest_builder import default_manifest
 from sfnode.organising import wishes
 from sfnode.organising.organiser import State
 from sfnode.organising.reports import Reports
-from sfnode.peers.invitations import invite
+from sfnode.peers.invitations import compose, invite
 from sfnode.store.data_folder import Layout
 from sfprotocol import decisions
 from sfprotocol.control_feed import decision_message, extend
@@ -79,7 +79,9 @@ class OrganisedNode:
         self.api.reports = Reports(self.manifest, organised, 0.0)
         self.api.driver.post = self.post
         self.api.organising = self.desk
-        self.api.views.invitation = lambda: invite(self.manifest, [ADDRESS], [])
+        self.api.views.invitation = lambda: invite(
+            self.manifest, compose(self.manifest.run_id, [ADDRESS], [])
+        )
 
     def post(self, event: Event) -> None:
         self.swarm["a"].handle(event)

@@ -107,6 +107,7 @@ def test_every_number_that_json_may_have_no_word_for_is_read_as_one() -> None:
     """Rates, shares, times and sizes are always finite; what a model computes may not be."""
     times = ("rate", "seconds", "share", "per_second", "now", "interval", "differs_for", "latency", "uptime")
     finite = (*times, "noise", "clip", "delta", "evidence", "bound")
+    finite += ("cpu", "cores", "gpu", "busy", "celsius", "watts")
     names = {
         name
         for model in (*models(status), *models(views), Evaluation)
@@ -134,7 +135,7 @@ def test_a_name_like_a_number_stays_a_name_and_a_loss_becomes_a_number_again() -
 def test_a_field_that_is_missing_is_another_version_of_sfnode() -> None:
     with pytest.raises(UserError) as refusal:
         _ = unchecked.read(b'{"feeds": 3}').cores
-    assert refusal.value.code == Code.NODE_NOT_RUNNING
+    assert refusal.value.code == Code.NODE_NOT_ANSWERING
     assert "no field cores" in refusal.value.what
 
 
@@ -158,7 +159,7 @@ def test_what_is_no_whole_answer_is_refused(received: bytes, tmp_path: Path) -> 
         http.response(received)
     with answering(tmp_path / "s", received), pytest.raises(UserError) as refusal:
         SyncClient(tmp_path / "s").status()
-    assert refusal.value.code == Code.NODE_NOT_RUNNING
+    assert refusal.value.code == Code.NODE_NOT_ANSWERING
 
 
 def test_an_answer_is_read_to_its_end(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ async def test_an_answer_of_something_else_is_an_error(tmp_path: Path, text: str
     async with impostor(tmp_path / "control.sock", text):
         with pytest.raises(UserError) as refusal:
             await Client(tmp_path / "control.sock").status()
-    assert refusal.value.code == Code.NODE_NOT_RUNNING
+    assert refusal.value.code == Code.NODE_NOT_ANSWERING
     assert "another version" in refusal.value.what
 
 
@@ -194,7 +194,7 @@ async def test_a_node_that_does_not_answer_is_not_waited_for(
     async with impostor(tmp_path / "control.sock", "{}", delay=1):
         with pytest.raises(UserError) as refusal:
             await Client(tmp_path / "control.sock").leave()
-    assert refusal.value.code == Code.NODE_NOT_RUNNING
+    assert refusal.value.code == Code.NODE_NOT_ANSWERING
 
 
 async def test_a_question_under_way_does_not_hold_up_the_end(swarm: Swarm) -> None:

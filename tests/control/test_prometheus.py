@@ -16,8 +16,9 @@ from sfnode.control import prometheus
 from sfnode.control.prometheus import METRICS
 from sfnode.errors import Code, UserError
 from sfnode.organising import alarms
+from sfnode.resources import limiter, policy
 from sfnode.schema.node_state import NodeState
-from sfnode.schema.status import Status
+from sfnode.schema.status import GpuStatus, MachineStatus, Status
 from tests.node.helpers import Node, Swarm, manifest
 from tests.schema.helpers import organised, status
 
@@ -157,6 +158,8 @@ def samples(seen: Status) -> dict[tuple[str, ...], float]:
 def test_an_organised_run_shows_its_results_and_its_alarms() -> None:
     found = samples(status(**organised()))
     assert [found["sfnode_metric", "accuracy", of] for of in ("base", "best", "last")] == [0.5, 1.0, 0.848]
+    ends = [found[f"sfnode_metric_{end}", "accuracy", "last"] for end in ("low", "high")]
+    assert ends == pytest.approx([0.828, 0.868])
     assert [found["sfnode_alarm", code] for code in ("SF070", "SF072")] == [1.0, 0.0]
     assert found["sfnode_quota_left",] == 100.0
     assert ("sfnode_quota_left",) not in samples(status(**organised(room=None)))
@@ -165,9 +168,26 @@ def test_an_organised_run_shows_its_results_and_its_alarms() -> None:
 def test_an_open_run_has_no_metrics_of_an_organised_one() -> None:
     known = {name for name, *_ in samples(status(**organised()))}
     assert known - {name for name, *_ in samples(status())} == {
-        "sfnode_metric", "sfnode_alarm", "sfnode_epochs_sealed_total", "sfnode_updates_counted",
+        "sfnode_metric", "sfnode_metric_low", "sfnode_metric_high", "sfnode_metric_loss", "sfnode_alarm",
+        "sfnode_epochs_sealed_total", "sfnode_updates_counted",
         "sfnode_updates_behind", "sfnode_quota_left", "sfnode_seal_age_seconds",
     }  # fmt: skip
+
+
+def test_what_a_node_takes_of_its_machine_and_why_it_pauses_are_metrics() -> None:
+    gpu = GpuStatus(name="H100", memory=2, memory_total=80, busy=0.5, celsius=None, watts=None)
+    machine = MachineStatus(device="cuda", cpu=1.5, cores=4.0, memory=300, memory_total=900, gpu=gpu)
+    found = samples(status(machine=machine, paused_by=["mains"]))
+    assert (found["sfnode_cpu_cores",], found["sfnode_cpu_cores_allowed",]) == (1.5, 4.0)
+    assert (found["sfnode_memory_bytes",], found["sfnode_gpu_memory_bytes", "H100"]) == (300.0, 2.0)
+    assert found["sfnode_gpu_busy", "H100"] == 0.5
+    assert ("sfnode_gpu_celsius", "H100") not in found, "nothing tells it"
+    paused = {reason: found["sfnode_paused", reason] for reason in prometheus.PAUSES}
+    assert paused == dict.fromkeys(paused, 0.0) | {"mains": 1.0}
+
+
+def test_every_reason_for_a_pause_has_a_metric() -> None:
+    assert set(prometheus.PAUSES) == {limiter.ASKED_BY_OWNER, limiter.ROOM, *policy._RULES}
 
 
 def test_every_alarm_that_there_is_has_a_metric() -> None:

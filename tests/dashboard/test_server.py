@@ -62,6 +62,11 @@ async def test_the_page_and_its_answers_are_served_with_a_strict_policy(swarm: S
             "api/curves",
             "api/origins",
             "api/history",
+            "api/about",
+            "api/own",
+            "api/quality",
+            "api/samples",
+            "api/timeline",
         ):
             status, text, headers = await fetch(url + path)
             assert (status, bool(text)) == (200, True), path
@@ -94,6 +99,35 @@ async def test_what_it_answers_is_what_the_control_socket_says(swarm: Swarm) -> 
             assert (await response.json())["base"] == "It was"
         async with session.post(url + "api/generate", json={"prompt": ""}) as response:
             assert (response.status, "prompt" in await response.text()) == (400, True)
+
+
+async def test_it_directs_the_node_only_with_its_owner_s_consent_and_a_token(swarm: Swarm) -> None:
+    a = await swarm.first()
+    orders = {"pause": {"seconds": 60}, "resume": {}, "limits": {"cpu": 50}, "leave": {}}
+    async with serving(a.client, "127.0.0.1", 0) as url:
+        for name, body in orders.items():
+            status, text, _ = await fetch(f"{url}api/{name}", method="POST", json=body)
+            assert (status, "--dashboard-control" in text) == (403, True), name
+        assert json.loads((await fetch(url + "api/about"))[1])["control"] is False
+    async with serving(a.client, "127.0.0.1", 0, control=True) as url:
+        page, _, token = url.partition("?token=")
+        for name, body in orders.items():
+            assert (await fetch(f"{page}api/{name}", method="POST", json=body))[0] == 401, name
+        headers = {"Authorization": f"Bearer {token}"}
+
+        async def order(name: str, body: Any) -> int:
+            return (await fetch(f"{page}api/{name}", method="POST", json=body, headers=headers))[0]
+
+        assert json.loads((await fetch(page + "api/about", headers=headers))[1])["control"] is True
+        assert await order("pause", {}) == 200
+        assert (await a.client.status()).paused_by == ["asked"]
+        assert await order("resume", {}) == 200
+        assert await order("limits", {"cpu": 50}) == 200
+        assert (await a.client.limits()).cpu == 50
+        for name, body in (("pause", {"seconds": -1}), ("limits", {"nothing": 1}), ("limits", [1])):
+            assert await order(name, body) in (400, 409), body
+        assert await order("leave", {}) == 200
+        await a.ended()
 
 
 async def test_without_its_token_nobody_sees_anything(swarm: Swarm) -> None:
@@ -190,7 +224,7 @@ async def test_the_page_cannot_be_made_to_stop_the_node_or_to_change_it(swarm: S
     async with page_of(swarm) as url:
         for wish in ("pause", "resume", "leave", "finish", "limits", "stop"):
             for path in (wish, f"api/{wish}", f"api/../{wish}"):
-                assert (await fetch(url + path, method="POST", json={}))[0] in (404, 405), path
+                assert (await fetch(url + path, method="POST", json={}))[0] in (403, 404, 405), path
 
 
 async def test_a_node_that_is_gone_is_said_so_and_a_busy_port_too(swarm: Swarm) -> None:
@@ -225,15 +259,11 @@ async def test_an_organised_run_is_told_with_its_alarms_and_its_curve(tmp_path: 
     now = Now(status(role="trainer", **organised()), progress, alone)
     answer = NowAnswer.of(now)
     assert answer.alarms == [("SF070: the run gets worse: so much. Do this first. Then that.", Mood.BAD)]
-    assert answer.health
-    assert answer.health.mood is Mood.BAD
+    node.api.status = lambda: now.status
     close = await serve(node.api, tmp_path / "control.sock")
     async with serving(Client(tmp_path / "control.sock"), "127.0.0.1", 0) as url:
-        code, text, _ = await fetch(url + "api/seals")
+        code, text, _ = await fetch(url + "api/quality")
     await close()
-    seals = json.loads(text)
-    assert (code, [(one["epoch"], one["base"]) for one in seals["evaluations"]]) == (
-        200,
-        [(0, True), (0, False), (1, False)],
-    )
-    assert seals["health"]["verdict"] == "worse"
+    told = json.loads(text)["quality"]
+    assert (code, [(one["x"], one["value"]) for one in told["points"]]) == (200, [(0, 0.9), (1, 0.3)])
+    assert told["headline"][1] == "bad"

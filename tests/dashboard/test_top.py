@@ -20,7 +20,7 @@ from sfnode.limits import Limits
 from sfnode.schema.evaluation import NodeEvaluation
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.status import WaitStatus
-from sfnode.schema.views import Origins, SwarmNode
+from sfnode.schema.views import Origins, OwnStanding, SwarmNode
 from sfnode.sizes import size_text
 from tests.node.helpers import Swarm, eventually, manifest
 from tests.schema.helpers import organised
@@ -50,6 +50,8 @@ async def test_a_frame_tells_what_the_node_says_and_fits_any_terminal(swarm_of: 
     it_tells_all_limits_or_that_there_are_more(seen)
     it_says_first_that_a_run_gets_worse(seen)
     it_says_why_the_node_waits(seen)
+    it_uses_the_room_of_a_wide_terminal(seen, await swarm.nodes["b"].client.origins())
+    it_calls_neighbours_by_names_that_they_have_proved(seen)
     it_lists_contributions_and_obeys_no_name(seen, await swarm.nodes["b"].client.origins())
     for width, height in ((40, 8), (60, 16), (80, 24), (132, 43), (250, 100)):
         it_fits(seen, width, height)
@@ -60,13 +62,15 @@ def it_tells_what_the_node_says(seen: Shown) -> None:
     text = "\n".join(lines)
     assert len(lines) == 24
     known, mine = seen.now.status.known, seen.now.status.contributed
-    assert lines[1].startswith(f"The run is complete; {mine:,} updates (")
+    assert " ".join(lines[1:3]).startswith(
+        f"Getting better: accuracy {known:.3f} ({known - 1:.3f}-{known + 1:.3f}) now, 0.000 (0.000-0.100) "
+        "before training."
+    )
+    assert any(line.startswith(f"The run is complete; {mine:,} updates (") for line in lines[2:4])
     assert f"{known:,} of 120 updates" in text
     assert "done" in text
     assert seen.now.status.digest[:12] in text
     assert "neighbours  2 in step" in text
-    assert f"accuracy  {known:.3f}" in text
-    assert "base model 0.000" in text
     assert "loss  1.000" in text
     assert sum("same digest" in line for line in lines) == 2
     assert "q quit" in lines[-1]
@@ -118,8 +122,8 @@ def it_says_in_one_sentence_whether_the_node_does_anything(seen: Shown) -> None:
     alone = with_neighbours(with_status(seen, state="training"))
     assert doing(alone.now).mood == Mood.WARN
     assert "no neighbours" in doing(alone.now).text
-    told = [line.plain for line in frame(alone, 80, 24)]
-    assert all(word in f"{told[1]} {told[2]}" for word in doing(alone.now).text.split())
+    told = " ".join(line.plain for line in frame(alone, 80, 24)[1:5])
+    assert all(word in told for word in doing(alone.now).text.split())
 
 
 def it_says_first_that_a_run_gets_worse(seen: Shown) -> None:
@@ -132,7 +136,10 @@ def it_says_first_that_a_run_gets_worse(seen: Shown) -> None:
         assert "red" in str(lines[1].style)
         it_fits(worse, width, height)
     drawn = "\n".join(line.plain for line in frame(worse, 80, 24))
-    assert "WORSE: accuracy 0.848 (0.828-0.868), base 0.500, best 1.000 of epoch 3" in drawn
+    said = (
+        "WORSE than it was: accuracy 0.848 (0.828-0.868) now, 0.500 (0.480-0.520) before training, 1.000 at"
+    )
+    assert f"{said} best (epoch 3)." in " ".join(drawn.split())
     assert "100 of 512 are left for it in this epoch" in " ".join(drawn.split())
     two = with_status(worse, alarms=2 * worse.now.status.alarms)
     assert frame(two, 80, 24)[1].plain.startswith("(1 of 2: see sfnode status) SF070")
@@ -181,7 +188,30 @@ def it_draws_numbers_that_are_none(seen: Shown) -> None:
     }
     measured = [NodeEvaluation(**odd, seconds=s, known=9, base=False, digest="d") for s in (1.0, 2.0)]
     curves = seen.curves.model_copy(update={"measurements": [*seen.curves.measurements, *measured]})
-    assert "perplexity  inf" in "\n".join(line.plain for line in frame(seen._replace(curves=curves), 80, 24))
+    assert "perplexity inf (1.000-inf) now" in "\n".join(
+        line.plain for line in frame(seen._replace(curves=curves), 80, 24)
+    )
+
+
+def it_uses_the_room_of_a_wide_terminal(seen: Shown, page: Origins) -> None:
+    own = OwnStanding(rank=1, of=2, updates=99, share=0.5, counted=None, worth=None)
+    lines = [line.plain for line in frame(seen._replace(origins=page, own=own), 160, 45)]
+    (heads,) = [line for line in lines if line.startswith("peer ")]
+    assert "rank  origin" in heads
+    (charts,) = [line for line in lines if line.startswith("accuracy")]
+    assert charts.index("loss") < charts.index("updates/s")
+    assert "You: 99 updates (50 % of all), rank 1 of 2." in lines
+    alone = seen._replace(origins=page, only_origins=True)
+    assert not any(line.plain.startswith("peer ") for line in frame(alone, 160, 45))
+
+
+def it_calls_neighbours_by_names_that_they_have_proved(seen: Shown) -> None:
+    neighbour = seen.now.swarm.nodes[1]
+    proved = neighbour.model_copy(update={"name": "\x1b[2JAda", "origin": "1a2b3c4d" * 8})
+    lines = [line.plain for line in frame(with_neighbours(seen, proved, neighbour), 80, 24)]
+    (row,) = [line for line in lines if "Ada 1a2b3c4d" in line]
+    assert row.isprintable()
+    assert any(line.startswith(formatting.short(neighbour.peer)) for line in lines)
 
 
 def it_lists_contributions_and_obeys_no_name(seen: Shown, page: Origins) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,17 +60,23 @@ def llama() -> Trainer:
     return trainer(manifest("llama"))
 
 
-def written_alone(run: Trainer, row: Row, tokens: int = TOKENS) -> list[int]:
-    """The likeliest tokens by weights that are moved by hand, from the whole text anew for every one."""
+def written_alone(run: Trainer, row: Row) -> list[int]:
+    """The likeliest tokens by weights that are moved by hand."""
     moves = written_directions(run, SEEDS[row.query], epoch=2)
-    ids = list(row.prompt)
-    with hand_moved(run, moves, row.amount) if row.amount else nullcontext(), torch.inference_mode():
-        for _ in range(tokens):
+    with hand_moved(run, moves, row.amount) if row.amount else nullcontext():
+        return likeliest(run, row.prompt)
+
+
+def likeliest(run: Trainer, prompt: Sequence[int]) -> list[int]:
+    """The likeliest tokens after a prompt, from the whole text anew for every one."""
+    ids = list(prompt)
+    with torch.inference_mode():
+        while len(ids) < len(prompt) + TOKENS:
             given = torch.tensor([ids], device=run.loaded.device)
             best = run.loaded.model(input_ids=given, use_cache=False).logits[0, -1].topk(2)
             assert best.values[0] - best.values[1] > CLOSE
             ids.append(int(best.indices[0]))
-    return ids[len(row.prompt) :]
+    return ids[len(prompt) :]
 
 
 def write(run: Trainer, rows: Sequence[Row], plan: Plan = TO_THE_END) -> list[Answer]:
@@ -285,22 +291,33 @@ def test_the_least_and_the_largest_draw_give_tokens_that_may_be_drawn(dtype: tor
     assert ((lost >= 0) & (lost < 4)).all()
 
 
-def test_a_model_that_keeps_a_state_is_refused(llama: Trainer) -> None:
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "mamba": {"hidden_size": 8, "state_size": 4},
+    "lfm2": {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    | {"layer_types": ["conv", "full_attention"]},
+}
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_a_model_that_keeps_a_state_reads_texts_anew_for_every_token(llama: Trainer, kind: str) -> None:
     untyped: Any = AutoConfig
-    settings = untyped.for_model("mamba", hidden_size=8, num_hidden_layers=1, vocab_size=18, state_size=4)
-    model = AutoModelForCausalLM.from_config(settings).eval()
-    loaded = replace(
-        llama.loaded, model=model, sites=(), perturber=Perturber(model, ()), folder=Path("mamba")
-    )
-    with pytest.raises(UserError, match="mamba keeps something else of past tokens") as refusal:
-        generate(loaded, EVERY_WAY, TO_THE_END)
-    assert refusal.value.code == Code.MODEL_UNSUPPORTED
+    torch.manual_seed(2)
+    own = HYBRIDS[kind] | {"num_hidden_layers": 2, "vocab_size": 18, "initializer_range": 0.3}
+    model = AutoModelForCausalLM.from_config(untyped.for_model(kind, **own)).eval()
+    perturber = Perturber(model, ())
+    loaded = replace(llama.loaded, model=model.to(llama.loaded.device), sites=(), perturber=perturber)
+    assert generation.token_bytes(loaded) == 0
+    rows = [Row(prompt) for prompt in PROMPTS]
+    answers = generate(loaded, rows, TO_THE_END) or []
+    run: Any = SimpleNamespace(loaded=loaded)
+    assert [list(answer.tokens) for answer in answers] == [likeliest(run, row.prompt) for row in rows]
+    assert len({answer.tokens for answer in answers}) > 1
 
 
 def test_a_text_goes_on_with_the_likeliest_tokens_after_what_is_there(built_in: Trainer) -> None:
     loaded = built_in.loaded
     prompt = "a moving and funny film"
-    written = complete(loaded, prompt, 5)
+    (written,) = complete(loaded, [prompt], 5)
     start = [] if loaded.tokenizer.bos_token_id is None else [loaded.tokenizer.bos_token_id]
     ids = start + loaded.tokenizer(prompt, add_special_tokens=False).input_ids
     ends = loaded.model.generation_config.eos_token_id
@@ -325,11 +342,11 @@ def test_both_models_write_and_the_weights_are_as_before(built_in: Trainer) -> N
 
 
 def test_a_prompt_longer_than_the_model_can_take_loses_its_beginning(built_in: Trainer) -> None:
-    assert isinstance(complete(built_in.loaded, "good film " * 5000, 3), str)
+    assert isinstance(complete(built_in.loaded, ["good film " * 5000], 3)[0], str)
 
 
 def test_a_classifier_refuses(built_in: Trainer) -> None:
     with pytest.raises(UserError) as refusal:
-        complete(replace(built_in.loaded, classifies=True), "the film", 3)
+        complete(replace(built_in.loaded, classifies=True), ["the film"], 3)
     assert refusal.value.code == Code.BAD_OPTION
     assert "writes no text" in refusal.value.what

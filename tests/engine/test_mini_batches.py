@@ -119,7 +119,7 @@ def test_preparing_evaluating_and_generating_take_turns_at_the_tokenizer(tmp_pat
     with ThreadPoolExecutor(3) as threads:  # the model itself belongs to one thread, which is this one
         prepared = [threads.submit(run.mini_batches.take, [seed]) for seed in range(20)]
         for _ in range(20):
-            complete(run.loaded, "the film was", 1)
+            complete(run.loaded, ["the film was"], 1)
         assert run.evaluate_base().count > 0
         for future in prepared:
             future.result()

@@ -250,7 +250,11 @@ def test_the_base_model_is_measured_as_it_is_and_calibrated_and_only_once(
     run = trainer(
         manifest("opt", learning_rate=1e-3).model_copy(update={"data": Data(train=file, test=file)})
     )
+    anew = [trainer(run.manifest).evaluate_base(calibrated=calibrated) for calibrated in (False, True)]
+    passes: list[int] = []
+    monkeypatch.setattr(run, "_score_base", lambda *of, score=run._score_base: passes.append(1) or score(*of))
     first = [run.evaluate_base(calibrated=calibrated) for calibrated in (False, True)]
+    assert (first, passes) == (anew, [1])
     assert [one.calibrated for one in first] == [False, True]
     assert first[0].loss != first[1].loss
     run.apply(updates(40))

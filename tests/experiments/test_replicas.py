@@ -12,6 +12,7 @@ from sfnode.engine.estimator import quantise
 from sfnode.engine.trainer import Trainer, load_model, usable_device
 from sfnode.experiments.replicas import Query, Replicas
 from sfnode.models.loader import matrix
+from sfnode.models.perturbation import Perturbation
 from sfnode.models.targets import Selection
 from tests.engine.helpers import FAMILIES, ROWS, manifest, model_folder, updates
 from tests.engine.published import published
@@ -59,6 +60,31 @@ def test_clients_are_measured_in_groups_and_subspaces_and_answer_in_order(monkey
     ]
     found = [quantise(one.alpha, 1 / 64, 1000) for one in replicas.measure(queries, EPSILON)]
     assert torch.allclose(torch.tensor(found), torch.tensor(wanted), atol=1)
+
+
+@pytest.mark.parametrize("rank", [1, 8])
+def test_clients_that_differ_in_many_subspaces_take_memory_for_each_and_not_for_their_square(
+    monkeypatch: Any, rank: int
+) -> None:
+    """As after the guard has taken back a hundred epochs, of which client 0 hears first."""
+    applied: list[Perturbation] = []
+
+    def kept(*parts: Any) -> Perturbation:
+        applied.append(Perturbation(*parts))
+        return applied[-1]
+
+    monkeypatch.setattr("sfnode.experiments.replicas.Perturbation", kept)
+    run = manifest("llama", rank=rank)
+    loaded = load_model(run, model_folder("llama"), usable_device("cpu"), "float32")
+    replicas = Replicas(run, loaded, 1)
+    with Trainer(run, loaded, ROWS) as node:
+        batch = node.mini_batches.take(SEEDS[:1])[0]
+    sizes = []
+    for subspaces in (range(1, 5), range(5, 17)):
+        replicas.give(0, replicas.moves(updates(100, subspaces)))
+        replicas.measure([Query(0, SEEDS[0], 1, batch)], EPSILON)
+        sizes.append(sum(core.numel() for core in applied[-1].cores))
+    assert sizes[1] == 4 * sizes[0]
 
 
 def test_clients_with_published_bases_measure_what_nodes_measure(tmp_path: Path) -> None:

@@ -94,6 +94,14 @@ class NothingToPrepare:
         pass
 
 
+class Answered(NamedTuple):
+    """`engine.samples.Answered`, without torch."""
+
+    text: str
+    right: str
+    said: str
+
+
 class Share(NamedTuple):
     """`engine.slopes.Share`, without torch."""
 
@@ -255,6 +263,10 @@ class SmallEngine:
         (out / form).write_text(str(len(self.applied)))
         self.told_of.append(about)
 
+    def answer(self, rows: int, *, base: bool) -> list[Answered]:
+        said = "?" if base else str(len(self.applied))
+        return [Answered(f"row {row}", "much", said) for row in range(rows)]
+
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         return prompt, f"{prompt} and {len(self.applied)} more"[:tokens]
 
@@ -315,7 +327,8 @@ class Node:
     async def start(self, run_file: Path | None = None, **settings: Any) -> Node:
         """Returns once it has joined; raises what keeps it from joining."""
         self.engine = None
-        chosen = Settings(data_dir=self.folder, run=run_file, **settings)
+        # an engine that is asked for samples at any moment is not the one that other tests count on
+        chosen = Settings(data_dir=self.folder, run=run_file, **{"samples": 0} | settings)
         node = PublicNode(chosen, make_transport=self._make_transport, load_engine=self._load_engine)
         self._task = None
         await node.start()

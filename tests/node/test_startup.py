@@ -16,16 +16,18 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest, Open
 from sfnode.node import startup
 from sfnode.settings import Settings
+from sfnode.store import tables
 from sfnode.store.data_folder import DataDir, open_data_dir
 from sfnode.store.identity import load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of
+from sfnode.tasks import library
 from sfnode.transport.base import Asker, RequestHandler, TransportError
 from sfnode.transport.memory import MemoryTransport, Network
 from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.messages import Feed, Goodbye, ManifestReply, ManifestRequest
-from tests.node.helpers import Swarm, eventually, manifest, record
+from tests.node.helpers import Swarm, eventually, feed_of, manifest, record
 from tests.store.organised import ORGANISED, Logged
 
 RUN = manifest()
@@ -84,6 +86,19 @@ def test_a_folder_serves_one_run_only(tmp_path: Path, data_dir: DataDir) -> None
 @pytest.mark.parametrize("wanted", ["", RUN.run_id.hex(), RUN.run_id.hex()[:8], RUN.run_id.hex()[:8].upper()])
 def test_a_run_id_may_be_shortened(wanted: str) -> None:
     startup.check_run_id(RUN, wanted)
+
+
+def test_a_trainer_that_could_not_read_the_runs_data_hears_so_before_it_downloads_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(library, "find_spec", lambda _name: None)
+    run = manifest()
+    hub = run.model_copy(update={"data": run.data.model_copy(update={"train": "hf:nobody/set:train"})})
+    with pytest.raises(UserError) as refused:
+        startup.check_own_data(Settings(), hub)
+    assert refused.value.code is Code.EXTRA_MISSING
+    (tmp_path / "mine.csv").write_text("text,label\nfine,1\n")
+    startup.check_own_data(Settings(data=tmp_path / "mine.csv"), hub)
 
 
 def test_another_run_id_is_refused(data_dir: DataDir) -> None:
@@ -258,6 +273,7 @@ def test_a_copied_folder_starts_another_feed_and_so_does_a_copy_of_that(
     with UpdateLog.open(source, RUN.run_id) as log:
         seen.add(startup.own_feed(log, me, frontier_of(RUN.parameters(), log))[0])
         startup.remember_peers(log, [])
+    caplog.set_level("INFO")
     for number in range(3):
         copy = tmp_path / f"copy{number}.sqlite"
         shutil.copy(source, copy)
@@ -269,7 +285,38 @@ def test_a_copied_folder_starts_another_feed_and_so_does_a_copy_of_that(
             assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log)) == (feed, False)
         source = copy
     assert len(seen) == 4
-    assert "copied or restored" in caplog.text
+    assert caplog.text == "", "nobody has ever heard of these feeds"
+
+
+@pytest.mark.parametrize("generation", [0, 7])
+def test_a_folder_keeps_its_peer_id_from_start_to_start_and_a_copy_gets_another(
+    data_dir: DataDir, generation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link names a peer by its id. Some file systems tell a copy by the generation of its inode."""
+    monkeypatch.setattr(tables, "inode_generation", lambda path: path.touch() or generation)
+    me = load_or_create(data_dir.identity)
+    with UpdateLog.open(data_dir.log, RUN.run_id) as log:
+        startup.own_feed(log, me, frontier_of(RUN.parameters(), log))
+    data_dir.libp2p_identity.touch()
+    startup.renew_copied_peer_id(RUN, data_dir)
+    assert data_dir.libp2p_identity.exists()
+    copy = data_dir.log.with_suffix(".copy")
+    shutil.copy(data_dir.log, copy)
+    copy.replace(data_dir.log)
+    startup.renew_copied_peer_id(RUN, data_dir)
+    assert not data_dir.libp2p_identity.exists()
+
+
+def test_who_has_said_something_hears_that_it_goes_on_under_another_name(
+    data_dir: DataDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    newcomer, author = feed_of("newcomer"), feed_of("a")
+    with UpdateLog.open(data_dir.log, RUN.run_id) as log:
+        log.append([record(RUN, "a", [1, 2, 3])])
+        for last in (None, newcomer, author):
+            startup.tell_of_new_feed(log, last, f"the feed of {last and last.origin.hex()[:4]} was copied")
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warned == [f"the feed of {author.origin.hex()[:4]} was copied; continuing under a new incarnation"]
 
 
 WORKING = RUN.model_copy(update={"open": Open(work_bits=10)})

@@ -248,6 +248,28 @@ async def test_the_latency_of_a_neighbour_is_measured_once_somebody_looks(swarm:
     assert a.known >= 0
 
 
+async def test_a_neighbour_with_a_name_shows_its_origin_and_others_do_not(swarm: Swarm) -> None:
+    a, b = await swarm.first(display_name="Ada"), await swarm.join("b")
+    await eventually(lambda: b.node.views.swarm().edges)
+    await eventually(lambda: b.node.views.swarm().nodes[1].name)
+    (neighbour,) = (await b.client.swarm()).nodes[1:]
+    assert (neighbour.name, neighbour.origin) == ("Ada", a.machine.own.origin.hex())
+    await eventually(lambda: a.node.views.swarm().nodes[1].latency is not None)
+    (nameless,) = (await a.client.swarm()).nodes[1:]
+    assert (nameless.name, nameless.origin) == (None, None)
+
+
+async def test_who_looks_is_told_what_the_run_is_for_and_what_it_takes_of_the_machine(swarm: Swarm) -> None:
+    a = await swarm.first()
+    about = await a.client.about()
+    assert (about.run_id, about.task) == (swarm.run.run_id.hex(), "text")
+    await eventually(lambda: a.node.views.machine)
+    machine = (await a.client.status()).machine
+    assert machine is not None
+    assert 0 < machine.memory < machine.memory_total
+    assert (machine.device, machine.gpu) == ("cpu", None)
+
+
 # -- writing -----------------------------------------------------------------------------------------
 
 

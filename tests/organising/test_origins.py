@@ -63,8 +63,16 @@ class Swarm:
     first."""
 
     def __init__(
-        self, members: int, rho: float, attack: str = "", seed: int = 0, spread: float = 0.0
+        self,
+        members: int,
+        rho: float,
+        attack: str = "",
+        seed: int = 0,
+        spread: float = 0.0,
+        tail: float = 0.0,
     ) -> None:
+        """`tail`: standard deviation of the logarithm of the size of an update's scalar."""
+        self._tail = tail
         self.hostile = int(HOSTILE * members) if attack else 0
         self.origins, self.epoch = Origins(), 0
         self._rng, self._attack = np.random.default_rng(seed), attack
@@ -76,6 +84,7 @@ class Swarm:
         for _ in range(epochs):
             p, noise = self._rng.standard_normal((2, len(self._rho), updates))
             q = self._rho * p + np.sqrt(1 - self._rho**2) * noise
+            q *= np.exp(self._tail * self._rng.standard_normal(q.shape)) if self._tail else 1.0
             if self.hostile:
                 q[: self.hostile] = ATTACKS[self._attack](q[: self.hostile], self._rng, self.epoch)
             self.origins.take(Worth(self.epoch, 64, tuple(map(part, range(len(q)), q * p))))
@@ -102,8 +111,9 @@ class Swarm:
 
 
 def part(member: int, products: F64, worth: float = 1e-4) -> Part:
-    squares = float((products**2).sum())
-    score = float(products.sum()) / math.sqrt(squares) if squares else 0.0
+    squares = float(np.abs(products).sum())
+    roots = np.sign(products) * np.sqrt(np.abs(products))
+    score = float(roots.sum()) / math.sqrt(squares) if squares else 0.0
     return Part(
         64 * member, len(products), round(products.sum() * worth * WORTH_ONE), round(score * SCORE_ONE)
     )
@@ -114,16 +124,16 @@ def part(member: int, products: F64, worth: float = 1e-4) -> Part:
 
 @pytest.mark.parametrize(
     ("members", "rho", "flipped", "random"),
-    [(10, 0.9, 8, 96), (10, 0.6, 16, 128), (100, 0.9, 8, 96), (100, 0.35, 56, 264), (1000, 0.6, 16, 128)],
+    [(10, 0.9, 8, 32), (10, 0.6, 16, 64), (100, 0.9, 8, 32), (100, 0.35, 32, 160), (1000, 0.6, 16, 64)],
 )
 def test_hostile_members_are_skipped_after_few_updates(
     members: int, rho: float, flipped: int, random: int
 ) -> None:
-    """About 1 / rho^2 of them where signs are flipped, and about 30 / rho^2 where they mean nothing."""
+    """About 1 / rho^2 of them where signs are flipped, and about 20 / rho^2 where they mean nothing."""
     epochs = 20 if members == 1000 else 40
     assert Swarm(members, rho, "flip").run(epochs).counted <= flipped
     assert Swarm(members, rho, "random").run(epochs).counted <= random
-    assert Swarm(members, rho, "noise").run(5).counted == 0.0
+    assert Swarm(members, rho, "noise").run(5).counted < UPDATES / 4
 
 
 @pytest.mark.parametrize("rho", [0.35, 0.6, 0.9])
@@ -167,6 +177,11 @@ def test_nor_do_those_whose_rows_are_of_another_kind(rho: float) -> None:
     swarm = Swarm(100, rho, "flip", spread=0.5).run(60)
     assert swarm.lost < 0.01
     assert all(member < swarm.hostile for member in swarm.revoked())
+
+
+def test_nor_do_those_whose_scalars_have_heavy_tails() -> None:
+    """As those of virtual clients on the reviews, whose kurtosis is about that of a log-normal."""
+    assert Swarm(100, 0.6, tail=1.0).run(40).lost < 0.01
 
 
 def test_members_who_do_no_harm_are_revoked_once_in_ten_thousand_at_most() -> None:
@@ -363,7 +378,7 @@ def test_who_evidently_does_harm_is_revoked_since_then_and_it_is_taken_back() ->
     for _ in range(3):
         run.epoch()
     while not run.bench.of(Revoke):
-        run.epoch(BAD)
+        run.epoch(BAD / 2)
     assert run.bench.of(Revoke) == [Revoke(4, 3)]
     void = run.bench.of(Void)[0]
     assert (void.first, void.members) == (3, (4,))

@@ -9,9 +9,18 @@ import pytest
 
 from sfnode.organising.events import BasesMade, EvaluationEnded
 from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found
-from sfnode.organising.searching import EVALUATE_EVERY, FAR_OFF, FIRST_UPDATES, STEADY, Search
+from sfnode.organising.searching import (
+    EVALUATE_EVERY,
+    FAR_OFF,
+    FIRST_UPDATES,
+    ORIGIN_FORWARDS,
+    ORIGIN_ROWS,
+    STEADY,
+    Search,
+)
 from sfprotocol.counting import MAX_EPOCHS, Counting
 from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Bases, Evaluated, RateFrom, Seal
+from tests.bench.evidence_cost import Swarm
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of, scores
 
 ANNE = feed_of("anne")
@@ -125,6 +134,13 @@ def test_searches_and_evaluations_cost_a_fifth_at_first_and_a_twentieth_later(ro
     assert 0.02 < run.spent / (run.spent + run.trained) < 0.052
 
 
+def test_among_nodes_of_equal_speed_no_more_than_a_quarter_of_the_organisers_time_is_taken() -> None:
+    cost = Swarm(10, 1_000_000_000, 1024).run(4000)
+    assert cost.share < 0.05
+    assert cost.later < 0.05
+    assert 0 < cost.busy < 0.25
+
+
 def test_the_model_is_evaluated_every_few_epochs() -> None:
     run = Run()
     for _ in range(40):
@@ -133,6 +149,18 @@ def test_the_model_is_evaluated_every_few_epochs() -> None:
     gaps = [later - earlier for earlier, later in pairwise(told[1:])]
     assert len(told) > 4
     assert all(EVALUATE_EVERY <= gap <= 2 * EVALUATE_EVERY for gap in gaps)
+
+
+def test_until_the_rate_has_settled_nothing_takes_the_place_of_a_search_that_can_be_paid() -> None:
+    """An epoch that was not searched, at a rate that had just been raised, destroyed models."""
+    counting = Counting(budget=BUDGET, rate=RATE)
+    search = Search(replace(SEARCHED, search_rows=256, origins=True), counting)
+    cheapest = FIRST_ROWS * len(AMOUNTS) + ORIGIN_ROWS * ORIGIN_FORWARDS
+    for credit in range(cheapest, 9 * 256):
+        search.remember(search.memory._replace(credit=credit, credited=1))
+        plan = search.plan(counting)
+        assert plan is not None
+        assert min(plan.rows, plan.origins) >= FIRST_ROWS
 
 
 def test_what_comes_too_late_for_its_seal_moves_the_next_rate_alone() -> None:

@@ -30,6 +30,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.log import CardRecord, Record, UpdateLog
 from sfprotocol import seeds, signing, wire_codec
 from sfprotocol.messages import Card, EpochScalars, Feed, Segment
+from tests.dashboard.example import DESCRIPTION, HOSTILE, ExampleNode
 from tests.processes.helpers import LOOPBACK, PATIENCE, SFNODE, Node, environment, here, nodes, sfnode
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -94,11 +95,12 @@ def test_top_draws_one_frame_for_a_terminal_of_80_columns_and_24_lines(
     assert max(map(len, lines)) <= 80
     assert status.run_id[:8] in lines[0]
     assert "relay, idle" in lines[0]
-    assert lines[1].startswith("Relaying: ")
-    assert "0 of 1,000,000 updates" in lines[3]
+    assert lines[1].startswith("Not measured: ")
+    assert lines[2].startswith("Relaying: ")
+    assert "0 of 1,000,000 updates" in "\n".join(lines[3:6])
     assert status.digest[:12] in shown.stdout
     gone = sfnode(home, "top", "--once", "--data-dir", a.folder)
-    assert gone.returncode == 1
+    assert gone.returncode == 3
     assert "SF060" in gone.stderr
 
 
@@ -297,6 +299,105 @@ async def test_the_dashboard_with_a_thousand_origins_in_a_real_browser(crowded: 
         assert faults == []
         await it_says_what_is_wrong_and_goes_on_when_it_is_right_again(page)
         await it_opens_from_a_link_on_another_site_which_itself_learns_nothing(chromium, client)
+
+
+SCREENS = {
+    "desktop": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"},
+    "desktop-dark": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark"},
+    "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "is_mobile": True},
+    "phone-dark": {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark", "is_mobile": True},
+}
+
+READY = """document.getElementById('own').textContent.startsWith('You:')
+    && document.querySelectorAll('#quality-chart circle').length === 40
+    && document.querySelectorAll('#samples tr').length === 2
+    && document.querySelectorAll('#timeline li').length > 0
+    && document.querySelectorAll('#history-chart path').length === 2"""
+
+ABOVE_THE_FOLD = """['headline', 'now-value', 'quality-chart', 'description', 'own'].filter((id) => {
+    const box = document.getElementById(id).getBoundingClientRect();
+    return box.height === 0 || box.top < 0 || box.top > innerHeight - 20; })"""
+"""Script that lists what does not begin on the first screen."""
+
+
+@pytest.fixture
+def artefacts(tmp_path: Path) -> Path:
+    """The folder for screenshots: that of SFNODE_SCREENSHOTS, or one that pytest keeps for a while."""
+    folder = Path(os.environ.get("SFNODE_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+async def test_the_first_screen_says_at_a_glance_whether_it_gets_better_what_it_is_and_what_i_did(
+    program: str, artefacts: Path
+) -> None:
+    node: Any = ExampleNode()
+    faults: list[str] = []
+    async with serving(node, "127.0.0.1", 0, control=True) as url, browser(program) as chromium:
+        for name, screen in SCREENS.items():
+            context = await chromium.new_context(**screen)
+            page = await context.new_page()
+            page.on("pageerror", lambda error: faults.append(str(error)))
+            page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+            await page.goto(url)
+            await eventually(page, READY)
+            await page.screenshot(path=artefacts / f"dashboard-{name}.png")
+            await page.screenshot(path=artefacts / f"dashboard-{name}-whole.png", full_page=True)
+            assert await page.evaluate(ABOVE_THE_FOLD) == [], name
+            assert await page.evaluate(PALE) == [], name
+            assert await page.evaluate(UNNAMED) == []
+            assert await page.evaluate("document.documentElement.scrollWidth") <= screen["viewport"]["width"]
+            if name != "desktop":
+                await context.close()
+                continue
+            assert await page.inner_text("#headline") == (
+                "Getting better: accuracy 0.896 (0.866-0.926) now, 0.610 (0.580-0.640) before training."
+            )
+            assert await page.inner_text("#description") == DESCRIPTION
+            assert await page.inner_text("#pauses") == "Paused: battery."
+            assert "43 % busy" in await page.inner_text("#gpu")
+            assert HOSTILE in await page.inner_text("#peers")
+            assert HOSTILE in await page.inner_text("#timeline")
+            await it_saves_every_chart(page, artefacts)
+            await it_directs_the_node(page, node)
+            await context.close()
+    assert faults == []
+
+
+async def it_saves_every_chart(page: Any, folder: Path) -> None:
+    for chart in ("quality", "machine", "loss", "rate", "history"):
+        for kind in ("CSV", "PNG"):
+            async with page.expect_download() as saved:
+                await page.click(f"figure:has(#{chart}-chart) button:has-text('{kind}')")
+            await (await saved.value).save_as(folder / f"{chart}.{kind.lower()}")
+    there_are_the_data_and_pictures_of_charts(folder)
+
+
+def there_are_the_data_and_pictures_of_charts(folder: Path) -> None:
+    pictures = [file.read_bytes() for file in folder.glob("*.png")]
+    assert len(pictures) >= 5
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+    rows = (folder / "quality.csv").read_text().splitlines()
+    assert rows[:3] == [
+        "epoch,value,low,high",
+        "before training,0.61,0.58,0.64",
+        "uncalibrated,0.52,0.49,0.55",
+    ]
+    assert len(rows) == 43
+    assert (folder / "history.csv").read_text().splitlines()[1] == "1,9000,22250"
+
+
+async def it_directs_the_node(page: Any, node: ExampleNode) -> None:
+    await page.click("#pause-hour")
+    await eventually(page, "document.getElementById('control-note').textContent.includes('hour')")
+    await page.fill("#limit-cpu", "25")
+    await page.click("#limit")
+    await eventually(page, "document.getElementById('control-note').textContent.includes('in force')")
+    await page.click("#leave")
+    assert "again" in await page.inner_text("#control-note")
+    await page.click("#leave")
+    await eventually(page, "document.getElementById('control-note').textContent.includes('leaves')")
+    assert node.told == [("pause", 3600.0), ("limit", {"cpu": 25, "hours": None}), ("leave", None)]
 
 
 async def it_opens_from_a_link_on_another_site_which_itself_learns_nothing(

@@ -1,4 +1,4 @@
-"""Invitations (SPEC N1-N5): a link that is written can be read, and one with a typo is refused."""
+"""Invitations (SPEC N1-N6): a link that is written can be read, and one with a typo is refused."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ INVITATIONS = st.builds(
     run_id=st.binary(min_size=32, max_size=32),
     contacts=st.lists(CONTACT, min_size=1, max_size=3, unique_by=lambda c: c.peer).map(tuple),
     ticket=st.none() | st.builds(Ticket, st.integers(1, 2**31 - 1), st.binary(min_size=16, max_size=32)),
+    url=st.sampled_from(["", "https://run.example", f"http://[::1]:8080/{'a' * 200}"]),
 )
 
 
@@ -58,6 +59,7 @@ def test_vectors_are_written_and_read(vector: dict[str, Any]) -> None:
     if vector["ticket"]:
         number, secret = vector["ticket"]
         said = replace(said, ticket=Ticket(number, bytes.fromhex(secret)))
+    said = replace(said, url=vector["url"])
     assert invitation.write(said) == vector["link"]
     assert invitation.read(vector["link"]) == said
     assert list(said.addresses) == vector["addresses"]
@@ -144,6 +146,9 @@ def test_addresses_that_no_link_can_hold_are_left_out() -> None:
         Invitation(1, bytes(32), PLAIN.contacts, Ticket(0, bytes(16))),
         Invitation(1, bytes(32), PLAIN.contacts, Ticket(1, bytes(15))),
         Invitation(1, bytes(32), PLAIN.contacts, Ticket(1, bytes(33))),
+        Invitation(1, bytes(32), PLAIN.contacts, url="ftp://run.example/run.json"),
+        Invitation(1, bytes(32), PLAIN.contacts, url="https://run.example/a b"),
+        Invitation(1, bytes(32), PLAIN.contacts, url=f"https://run.example/{'a' * 300}"),
         Invitation(1, bytes(32), tuple(Contact(f"Qm{n}", (f"/{'a' * 199}",)) for n in range(8))),
     ],
 )

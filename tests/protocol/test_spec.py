@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.manifest import MAX_DEPUTIES, MAX_GROUP, MAX_QUOTA, MAX_WORK_BITS
+from sfnode.manifest import MAX_DEPUTIES, MAX_DESCRIPTION, MAX_GROUP, MAX_QUOTA, MAX_WORK_BITS
 from sfnode.modelshare import sharing
 from sfprotocol import (
     anti_entropy,
@@ -128,10 +128,12 @@ def test_protocol_sources_cite_the_rules() -> None:
             "sharing a base model",
             f"{sharing.SHARE_BURST:,.0f} bytes at once, {sharing.SHARE_RATE:,.0f} a second",
         ),
+        ("characters of a URL in a link", f"{invitation.MAX_URL:,}"),
         ("characters of a link", f"{invitation.MAX_LINK:,}"),
         ("name, team", f"{names.MAX_NAME} bytes"),
         ("updates between two cards of a feed", f"{cards.CARD_STEPS}"),
         ("updates of a group (U2)", f"{MAX_GROUP}"),
+        ("description of a run (M8)", f"{MAX_DESCRIPTION} bytes"),
         ("deputies", f"{MAX_DEPUTIES}"),
         ("quota", f"{MAX_QUOTA:,}"),
         ("reason of a Goodbye", f"{wire_codec.MAX_REASON} bytes"),

@@ -14,8 +14,8 @@ def status(**fields: Any) -> Status:
     """A relay without neighbours, but for `fields`."""
     values: dict[str, Any] = dict.fromkeys(Status.model_fields, 0)
     values |= dict.fromkeys(("version", "run_id", "run_name", "role", "peer", "digest"), "")
-    values |= {"addresses": [], "links": [], "pauses": [], "limits": Limits()}
-    values |= {"origin": None, "incarnation": None, "loss": None, "fetch": None}
+    values |= {"addresses": [], "links": [], "pauses": [], "paused_by": [], "limits": Limits()}
+    values |= {"machine": None, "origin": None, "incarnation": None, "loss": None, "fetch": None}
     values |= {"wait": None, "alarms": [], "organised": None, "audits": None, "privacy": None}
     return Status(**values | {"role": "relay", "state": NodeState.IDLE} | fields)
 

@@ -1,17 +1,22 @@
 // Puts the page together: what is asked how often, and where it goes.
 
 import { ask, repeat } from "./api.js";
-import { bounds, curves, measurements } from "./chart.js";
-import { byId, count, make, number, percent, rate, say, short, size, span, tell } from "./dom.js";
+import { curves, times, wide } from "./chart.js";
+import { byId, make, say, tell } from "./dom.js";
+import { offer } from "./downloads.js";
+import { count, number, rate, short, size, span } from "./format.js";
 import { showSwarm } from "./graph.js";
-import { listenHistory, redraw, showHistory } from "./history.js";
+import { listenHistory, redraw as redrawHistory, showHistory } from "./history.js";
 import { listenLeaders, showLeaders } from "./leaders.js";
+import { allowControl, drawMachine, listenMachine, showMachine } from "./machine.js";
 import { listenPrompt } from "./prompt.js";
+import { redraw as redrawQuality, showQuality } from "./quality.js";
+import { listenSamples, showSamples } from "./samples.js";
+import { listenTimeline, showTimeline } from "./timeline.js";
 
 const failures = new Map(); // what went wrong, by what was asked
 let seen = null; // the last curves, to draw them again when the window changes
 let seenAt = null; // when the node last answered
-let organised = false; // whether somebody organises the run
 
 async function showNow() {
   const now = await ask("now");
@@ -24,18 +29,13 @@ async function showNow() {
   showAlarms(now.alarms);
   tell("up", `up ${span(status.uptime)}`);
   say("doing", now.doing);
-  showRun(status.organised, now.health);
   showProgress(status, progress);
+  showMachine(status, now.limits);
   showSwarm(swarm, now.agreement);
   say("together", now.together);
-  tell("traffic", `${size(status.bytes_sent)}, ${size(status.bytes_received)}`);
-  tell("digest", status.digest.slice(0, 12));
-  byId("digest").title = status.digest;
-  const limits = Object.entries(now.limits).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
-  tell("limits", limits.length ? `Limits: ${limits.join(", ")}` : "No limits are set.");
   if (status.role === "relay") showRelay();
-  tell("foot", `sfnode ${status.version} · node ${short(status.peer)} · log ${size(status.log_bytes)}`);
-  byId("foot").title = status.peer;
+  tell("foot", `sfnode ${status.version} · node ${short(status.peer)} · log ${size(status.log_bytes)} · state digest ${status.digest.slice(0, 12)}`);
+  byId("foot").title = `${status.peer}, digest ${status.digest}`;
 }
 
 /** What somebody has to see to, above everything else; screen readers hear it once. */
@@ -47,25 +47,20 @@ function showAlarms(alarms) {
   byId("alarms").replaceChildren(...texts.map((text) => make("p", text)));
 }
 
-/** How an organised run does, and what this node may do in it. */
-function showRun(run, health) {
-  for (const id of ["seals", "health-tile", "quota-tile"]) byId(id).hidden = !run;
-  organised = run !== null;
-  if (!run) return;
-  const words = health ?? ["nothing was evaluated yet", "neutral"];
-  tell("health", run.health.verdict === "worse" ? "WORSE" : run.health.verdict.replace("-", " "));
-  byId("health").className = words[1];
-  say("health-text", words);
-  tell("quota", run.quota === null ? "not admitted" : `${count(run.room)} of ${count(run.quota)}`);
-  tell("sealed-text", `${count(run.sealed)} epochs are sealed; ${count(run.counted)} updates count${run.behind ? `; ${count(run.behind)} of those named are not here yet` : ""}.`);
+async function showAbout() {
+  const { about, control } = await ask("about");
+  allowControl(control);
+  tell("description", about.description || "Its owner has not said.");
+  tell("about-model", about.model + (about.parent ? `, a state of run ${about.parent.slice(0, 8)}` : ""));
+  const answers = about.answers.length ? `, ${about.answers.join(" or ")}` : "";
+  tell("about-task", `${about.task.replaceAll("-", " ")}${answers}`);
+  byId("about-task").title = about.template;
+  tell("about-data", about.train || "everybody's own");
+  tell("about-licence", about.licence ?? "not stated here");
 }
 
-async function showSeals() {
-  if (!organised) return;
-  const { evaluations, health } = await ask("seals");
-  byId("seal-chart").toggleAttribute("hidden", !health.latest);
-  const seals = evaluations.filter((m) => !m.base && m.metric === health.latest?.metric);
-  measurements(byId("seal-chart"), seals.map((m) => ({ ...m, x: m.epoch })), (epoch) => `epoch ${Math.round(epoch)}`, health.base?.value);
+async function showOwn() {
+  say("own", (await ask("own")).words);
 }
 
 function showRelay() {
@@ -73,19 +68,25 @@ function showRelay() {
     byId(id).disabled = true;
     tell(`${id}-note`, "A relay has no model: ask a trainer.");
   }
+  tell("samples-note", "A relay has no model; trainers record here how it answers test rows.");
 }
 
 function showProgress(status, progress) {
   const left = (seconds) => (seconds === 0 ? "done" : seconds === null ? "time left unknown" : `${span(seconds)} left`);
-  byId("run-bar").value = progress.known / progress.update_budget;
+  byId("run-bar").value = Math.min(1, progress.known / progress.update_budget);
   tell("run-text", `${count(progress.known)} of ${count(progress.update_budget)} updates, ${left(progress.seconds_left)}`);
-  byId("epoch-bar").value = progress.epoch_known / (progress.epoch_updates || 1);
-  tell("epoch-text", `${progress.epoch + (status.organised ? 0 : 1)} of ${progress.epochs}: ${count(progress.epoch_known)} of ${count(progress.epoch_updates)}, ${left(progress.epoch_seconds_left)}`);
-  tell("contributed", status.origin ? `${count(status.contributed)} (${percent(status.contributed / (status.known || 1))})` : "none: a relay");
+  const full = progress.epoch_known >= progress.epoch_updates;
+  byId("epoch-bar").value = full ? 1 : progress.epoch_known / progress.epoch_updates;
+  const epoch = `${progress.epoch + (status.organised ? 0 : 1)} of ${progress.epochs}: ${count(progress.epoch_known)} of ${count(progress.epoch_updates)}`;
+  tell("epoch-text", full && status.organised && seconds(progress) ? `${epoch}, to be closed` : `${epoch}, ${left(progress.epoch_seconds_left)}`);
   tell("own-rate", rate(status.updates_per_second));
   tell("swarm-rate", rate(progress.updates_per_second));
   tell("loss-now", status.role === "relay" ? "none" : number(status.loss));
+  const run = status.organised;
+  if (run) tell("sealed-text", `${count(run.sealed)} epochs are sealed; ${count(run.counted)} updates count${run.behind ? `; ${count(run.behind)} of those named are not here yet` : ""}.`);
 }
+
+const seconds = (progress) => progress.seconds_left !== 0; // the run goes on
 
 async function showCurves() {
   seen = await ask("curves");
@@ -94,32 +95,21 @@ async function showCurves() {
 
 function drawCurves() {
   if (!seen) return;
-  const ago = (seconds) => (seen.now - seconds < 2 ? "now" : `${span(seen.now - seconds)} ago`);
-  const over = (column) => seen.seconds.map((second, place) => [second, column[place]]);
-  curves(byId("loss-chart"), [over(seen.loss)], { labelOfX: ago });
-  curves(byId("rate-chart"), [over(seen.swarm_rate), over(seen.own_rate)], { fromZero: true, labelOfX: ago });
+  const over = (name, column) => ({ name, points: seen.seconds.map((second, place) => [second - seen.now, column[place]]) });
+  const time = { across: times, nameOfX: "seconds" };
+  const charts = {
+    "loss-chart": [[over("loss", seen.loss)], { ...time, log: wide(seen.loss) }],
+    "rate-chart": [[over("all nodes", seen.swarm_rate), over("this node", seen.own_rate)], { ...time, fromZero: true }],
+  };
+  for (const [id, [series, options]] of Object.entries(charts)) offer(byId(id), curves(byId(id), series, options).table);
+  drawMachine(seen);
   describe("loss-chart", "Training loss over time", seen.loss);
   describe("rate-chart", "Updates per second of all nodes over time", seen.swarm_rate);
-  drawMeasurements();
 }
 
 function describe(id, words, values) {
-  const [low, high] = bounds(values, false, 0);
-  byId(id).setAttribute("aria-label", `${words}, between ${number(low)} and ${number(high)}`);
-}
-
-function drawMeasurements() {
-  const last = seen.measurements.findLast((m) => !m.base);
-  const base = seen.measurements.findLast((m) => m.base && !m.calibrated);
-  const calibrated = seen.measurements.findLast((m) => m.base && m.calibrated);
-  byId("metric-chart").toggleAttribute("hidden", !last);
-  if (!last) return;
-  const alike = seen.measurements.filter((m) => m.calibrated === last.calibrated);
-  const measured = alike.map((m) => ({ ...m, x: m.known })).sort((a, b) => a.x - b.x);
-  measurements(byId("metric-chart"), measured, (known) => `${count(Math.round(known))} updates`);
-  tell("metric-now", number(last.value));
-  const before = (base ? `; the base model: ${number(base.value)}` : "") + (calibrated ? `, calibrated ${number(calibrated.value)}` : "");
-  tell("metric-text", `${last.metric} (${number(last.low)} to ${number(last.high)}) on ${count(last.count)} rows at ${count(last.known)} updates${before}`);
+  const there = values.filter((value) => value !== null);
+  byId(id).setAttribute("aria-label", there.length ? `${words}, between ${number(Math.min(...there))} and ${number(Math.max(...there))}` : words);
 }
 
 async function measure() {
@@ -127,9 +117,9 @@ async function measure() {
   button.disabled = true;
   tell("measure-note", "measuring on held-out rows…");
   try {
-    seen = await ask("evaluate", {});
+    await ask("evaluate", {});
     tell("measure-note", "");
-    drawCurves();
+    await showQuality();
   } catch (error) {
     tell("measure-note", error.message);
   }
@@ -164,18 +154,25 @@ function showTroubles() {
   }
 }
 
-const leaders = watched("contributions", showLeaders);
+const leaders = watched("contributions", showLeaders), now = watched("state", showNow);
 listenLeaders(leaders);
 listenHistory();
+listenMachine(now);
 listenPrompt();
+listenSamples();
+listenTimeline();
 byId("measure").addEventListener("click", measure);
-repeat(watched("state", showNow), 2);
+repeat(now, 2);
+repeat(watched("quality of the model", showQuality), 5);
+repeat(watched("description", showAbout), 30);
+repeat(watched("contribution of this node", showOwn), 10);
 repeat(watched("curves", showCurves), 3);
-repeat(watched("seals", showSeals), 5);
+repeat(watched("samples", showSamples), 10);
 repeat(leaders, 10);
+repeat(watched("timeline", showTimeline), 10);
 repeat(watched("history", showHistory), 10);
 let resized;
 addEventListener("resize", () => {
   clearTimeout(resized);
-  resized = setTimeout(() => { drawCurves(); redraw(); }, 100);
+  resized = setTimeout(() => { drawCurves(); redrawQuality(); redrawHistory(); }, 100);
 });

@@ -1,10 +1,12 @@
 // The swarm as this node sees it: itself in the middle, neighbours around it, then who else is in the roster.
 
-import { byId, count, delay, draw, named, row, short, size, tell } from "./dom.js";
+import { draw } from "./chart.js";
+import { byId, named, row, tell } from "./dom.js";
+import { count, delay, key, short, size } from "./format.js";
 
 const MOST_DRAWN = 120; // of those in the roster only
 const MOST_LABELLED = 10; // neighbours; the labels of more would overlap
-const LETTERS = 14; // of a name in the graph
+const LETTERS = 16; // of a name in the graph
 const GOLDEN = 2.399963; // radians; the outer dots then never stand in rows
 
 /** `agreement`: by neighbour, in words and as a mood, how its state compares with ours. */
@@ -25,14 +27,19 @@ function nobody() {
 
 function peer(node, agreement) {
   return row([
-    named("", short(node.peer), node.peer),
-    [node.role, ""],
+    called(node),
+    [node.role, "extra"],
     [delay(node.latency), "number"],
     [size(node.bytes_sent), "number extra"],
     [size(node.bytes_received), "number extra"],
     [count(node.lag), "number extra"],
     agreement[node.peer],
   ]);
+}
+
+/** A neighbour that has shown its origin by that, the others by their peer ids. */
+function called(node) {
+  return named(node.name, node.origin ? key(node.origin) : short(node.peer), node.origin ? `${node.origin}, peer ${node.peer}` : node.peer);
 }
 
 function drawGraph(svg, self, near, far, agreement) {
@@ -66,7 +73,7 @@ function dot(node, at, radius, words) {
 }
 
 function label(node, at, above) {
-  return [text(short(node.peer), at, above ? -25 : 21), text(node.latency === null ? "" : delay(node.latency), at, above ? -13 : 33)];
+  return [text(shortened(node.name ?? short(node.peer)), at, above ? -25 : 21), text(node.latency === null ? "" : delay(node.latency), at, above ? -13 : 33)];
 }
 
 function shortened(name) {

@@ -2,7 +2,9 @@
 
 import { ask } from "./api.js";
 import { areas } from "./chart.js";
-import { byId, count, key, make, named, percent, tell } from "./dom.js";
+import { byId, make, named, tell } from "./dom.js";
+import { offer } from "./downloads.js";
+import { count, key, percent } from "./format.js";
 
 let history = null;
 let chart = null;
@@ -20,10 +22,11 @@ export async function showHistory() {
 
 export function redraw() {
   if (!history?.points.length) return;
-  const layers = history.leaders.map((leader, place) => ({ values: leader.known, className: `f${place}` }));
-  layers.push({ values: history.others, className: "rest" });
+  const layers = history.leaders.map((leader, place) => ({ name: leader.name ?? leader.origin, values: leader.known, className: `f${place}` }));
+  layers.push({ name: "others", values: history.others, className: "rest" });
   const xs = history.points.map((point) => point.last_epoch + 1);
-  chart = areas(byId("history-chart"), xs, layers, (epoch) => `epoch ${Math.round(epoch)}`);
+  chart = areas(byId("history-chart"), xs, layers, { nameOfX: "epoch" });
+  offer(byId("history-chart"), chart.table);
   move();
 }
 

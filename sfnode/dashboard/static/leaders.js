@@ -1,7 +1,8 @@
 // The leaderboard, a page at a time: however many origins there are, the page holds few of them. And the teams.
 
 import { ask } from "./api.js";
-import { byId, count, key, make, named, percent, row, tell } from "./dom.js";
+import { byId, make, named, row, tell } from "./dom.js";
+import { count, key, nats, percent } from "./format.js";
 
 const PAGE = 25;
 const view = { offset: 0, find: "", total: 0 };
@@ -32,9 +33,9 @@ function origin(one) {
     [count(one.rank), "number"],
     words,
     [count(one.updates), "number"],
-    [percent(one.share), "number"],
+    [percent(one.share), "number extra"],
     bar(one.share),
-    [one.worth === null ? "" : (one.worth / 1e9).toFixed(6), "number"],
+    [one.worth === null ? "" : nats(one.worth), "number"],
     [one.team ?? "", "extra isolated"],
     [`${one.first_epoch + 1} to ${one.last_epoch + 1}`, "number extra epochs"],
   ]);

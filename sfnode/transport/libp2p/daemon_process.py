@@ -165,7 +165,8 @@ def peers_unreachable(addresses: Sequence[str]) -> UserError:
     return UserError(
         Code.PEERS_UNREACHABLE,
         f"none of these peers answers: {', '.join(addresses)}",
-        "Check that they run, that the addresses are current (`sfnode status` there), and firewalls between.",
+        "Is this machine online? Ask whoever invited you for a new link (`sfnode invite` there makes one); "
+        "`sfnode doctor LINK` shows how far each of its peers gets.",
     )
 
 

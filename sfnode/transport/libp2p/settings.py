@@ -5,6 +5,7 @@ Apart from the hivemind transport so that a command line can be read without loa
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Literal
 
 from sfnode.settings import Settings
 from sfnode.transport.base import best_first, peer_of
+
+log = logging.getLogger(__name__)
 
 ATTACH_TIMEOUT = 30
 """Seconds after which p2pd gives up on us if we never attach; a start takes half a second."""
@@ -37,6 +40,8 @@ CIRCUIT_BUFFER = 64 << 10
 """Bytes of buffer for a direction of a circuit; 48 MiB for all. p2pd's own default is 16 MiB for each."""
 
 _LISTEN = re.compile(r"/(ip[46])/([^/]+)/(tcp|udp)/(\d+)(/.*)?")
+_MAX_KEPT = 64
+"""Lines that are read of the file of ports; a node listens on one address or two."""
 _ANYWHERE = ("0.0.0.0", "::")
 
 
@@ -46,6 +51,8 @@ class HivemindSettings:
 
     identity_path: Path
     """File of the libp2p key (RSA, mode 0400), made if missing. It fixes the peer id, not the origin."""
+    ports_path: Path | None = None
+    """File that keeps the ports that we got for a port 0, so that links name the right one tomorrow."""
     host_maddrs: tuple[str, ...] = Settings.model_fields["host_maddrs"].default
     """Addresses to listen on."""
     announce_maddrs: tuple[str, ...] = ()
@@ -141,6 +148,30 @@ def same_ports(settings: HivemindSettings, addresses: Sequence[str]) -> tuple[st
         return settings.host_maddrs
     nearest = [found for one in reversed(best_first(addresses)) if (found := _LISTEN.fullmatch(one))]
     return tuple(_settled(host, nearest) for host in settings.host_maddrs)
+
+
+def kept_ports(settings: HivemindSettings) -> tuple[str, ...]:
+    """Return host_maddrs with the ports that were kept instead of 0."""
+    try:
+        lines = settings.ports_path.read_text("ascii").split() if settings.ports_path else []
+    except (OSError, ValueError):  # nothing depends on them but old links
+        return settings.host_maddrs
+    kept = [found for line in lines[:_MAX_KEPT] if (found := _LISTEN.fullmatch(line)) and _is_port(found[4])]
+    return tuple(_settled(host, kept) for host in settings.host_maddrs)
+
+
+def keep_ports(settings: HivemindSettings, hosts: Sequence[str]) -> None:
+    """Keep the ports of `hosts`, which are those of host_maddrs, for the next start."""
+    if settings.ports_path is None or tuple(hosts) == kept_ports(settings):
+        return
+    try:
+        settings.ports_path.write_text("".join(f"{host}\n" for host in hosts), "ascii")
+    except (OSError, ValueError) as error:
+        log.debug("the ports are not kept: %s", error)
+
+
+def _is_port(text: str) -> bool:
+    return len(text) <= 5 and 0 < int(text) <= 65_535
 
 
 def _settled(host: str, addresses: Sequence[re.Match[str]]) -> str:

@@ -28,6 +28,7 @@ from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
 from hivemind.utils.timed_storage import get_dht_time
 
 from sfnode.errors import UserError
+from sfnode.logging import begins
 from sfnode.transport import base
 from sfnode.transport.base import Link, LinkHandler, PeerRecord, RequestHandler, TransportError
 from sfnode.transport.libp2p.calls import (
@@ -44,7 +45,6 @@ from sfnode.transport.libp2p.daemon_process import (
     Daemon,
     daemon_error,
     peers_unreachable,
-    port_is_free,
     start_daemon,
     wait_for_ports,
 )
@@ -55,6 +55,8 @@ from sfnode.transport.libp2p.reachability import listening
 from sfnode.transport.libp2p.settings import (
     NO_RELAY,
     HivemindSettings,
+    keep_ports,
+    kept_ports,
     p2pd_flags,
     relays_of,
     same_ports,
@@ -171,7 +173,7 @@ class HivemindTransport:
     def __init__(self, settings: HivemindSettings) -> None:
         self.peer = ""
         self._settings = settings
-        self._hosts = settings.host_maddrs
+        self._hosts = kept_ports(settings)
         self._stack = AsyncExitStack()
         self._session: _Session | None = None
         self._board = Switchboard(self._disconnect)
@@ -192,6 +194,8 @@ class HivemindTransport:
         async with self._changing:
             await self._begin()
         others = [address for address in self._settings.bootstrap if base.peer_of(address) != self.peer]
+        if others:
+            begins("reaching %s", others[0] if len(others) == 1 else f"{len(others)} addresses of peers")
         if others and not await self.bootstrap(others):
             await self.stop()
             raise peers_unreachable(others)
@@ -344,6 +348,7 @@ class HivemindTransport:
             self._stack.push_async_callback(p2pd.stop)
             self._session = await self._attach(p2pd, Multiaddr(f"/unix{folder}/p2pd.sock"))
             self._hosts = same_ports(self._settings, self._session.pulse.addresses)
+            await asyncio.to_thread(keep_ports, self._settings, self._hosts)
         except TransportError as error:
             await self._end()
             raise daemon_error(f"the network daemon does not answer: {error.reason}") from error
@@ -353,12 +358,25 @@ class HivemindTransport:
 
     async def _start_p2pd(self, control: Path) -> Daemon:
         if not self._settings.client_mode:
-            if not all(map(port_is_free, self._hosts)):  # a port got by chance is not worth a wait
-                self._hosts = self._settings.host_maddrs
-            await wait_for_ports(self._hosts)
+            await self._wait_for_ports()
         no_relay = control.with_name("p2pd.json")
         no_relay.write_text(NO_RELAY)
         return await start_daemon(P2PD, p2pd_flags(self._settings, self._hosts, control, no_relay))
+
+    async def _wait_for_ports(self) -> None:
+        """Wait for the ports that we had; do without those that nobody has asked for if they are taken."""
+        try:
+            await wait_for_ports(self._hosts)
+        except UserError:
+            if self._hosts == self._settings.host_maddrs:
+                raise
+            log.warning(
+                "another program listens on %s, where this node did: taking another port. Links that name "
+                "the old one do not lead here any more; `sfnode invite` makes a new one",
+                ", ".join(self._hosts),
+            )
+            self._hosts = self._settings.host_maddrs
+            await wait_for_ports(self._hosts)
 
     async def _attach(self, p2pd: Daemon, control: Multiaddr) -> _Session:
         calls = Calls()

@@ -6,7 +6,9 @@ import logging
 import logging.handlers
 from pathlib import Path
 
-from sfnode.transport.libp2p.settings import HivemindSettings, p2pd_flags, same_ports
+import pytest
+
+from sfnode.transport.libp2p.settings import HivemindSettings, kept_ports, p2pd_flags, same_ports
 from sfnode.transport.libp2p.transport import _quieten_hivemind
 
 
@@ -67,6 +69,24 @@ def test_a_client_listens_nowhere():
     flags = flags_for(client_mode=True)
     assert "-noListenAddrs" in flags
     assert not any("hostAddrs" in flag for flag in flags)
+
+
+@pytest.mark.parametrize(
+    ("kept", "hosts"),
+    [
+        ("/ip4/0.0.0.0/tcp/41\n/ip6/::/tcp/43\n", ("/ip4/0.0.0.0/tcp/41", "/ip6/::/tcp/7")),
+        ("/ip6/::/tcp/43\n", ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/7")),
+        ("/ip4/0.0.0.0/tcp/65536\n/ip4/0.0.0.0/tcp/0\nnonsense\n\n", ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/7")),
+        ("/ip4/0.0.0.0/tcp/" + "9" * 5000, ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/7")),
+        ("\u00e9", ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/7")),
+    ],
+)
+def test_a_port_that_nobody_has_asked_for_stays_the_same_from_start_to_start(kept, hosts, tmp_path):
+    file = tmp_path / "ports"
+    file.write_text(kept)
+    wanted = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/7")
+    assert kept_ports(HivemindSettings(identity_path=file, ports_path=file, host_maddrs=wanted)) == hosts
+    assert kept_ports(HivemindSettings(identity_path=file, host_maddrs=wanted)) == wanted
 
 
 def test_after_a_start_the_port_is_kept_unless_it_was_announced_otherwise():

@@ -101,6 +101,28 @@ async def test_a_port_that_another_node_has_is_refused(settings, nodes, impatien
     assert (await refusal(settings(host_maddrs=(taken,)))).code is Code.PORT_IN_USE
 
 
+async def test_a_node_listens_where_it_did_before_or_says_that_it_cannot(
+    settings, free_port, impatient, tmp_path, caplog
+):
+    """A link of yesterday leads to the port of yesterday."""
+    kept = tmp_path / "ports"
+    kept.write_text(f"/ip4/127.0.0.1/tcp/{free_port}\n")
+    node = HivemindTransport(settings(ports_path=kept))
+    await node.start()
+    assert f"/tcp/{free_port}/" in node.addresses()[0]
+    await node.stop()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", free_port))
+        other.listen()
+        node = HivemindTransport(settings(ports_path=kept))
+        await node.start()
+    moved = node.addresses()[0].partition("/p2p/")[0]
+    await node.stop()
+    assert moved != f"/ip4/127.0.0.1/tcp/{free_port}"
+    assert kept.read_text() == f"{moved}\n"
+    assert f"another program listens on /ip4/127.0.0.1/tcp/{free_port}" in caplog.text
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -1,0 +1,205 @@
+"""`sfnode publish` and `sfnode publish-directory`: a run, or several, as a page for any web server."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sfnode.cli.data_folder import opened_run
+from sfnode.cli.exit import warn
+from sfnode.cli.options import data_dir_option, option
+from sfnode.cli.output import echo
+from sfnode.cli.pause import parse_duration
+from sfnode.cli.progress import waiting
+from sfnode.dashboard.formatting import count
+from sfnode.errors import Code, UserError
+from sfnode.sizes import size_text
+
+if TYPE_CHECKING:
+    from sfnode.publish.site import Site
+
+LEAST_EVERY = 10.0
+"""Seconds between two publications: one of a long run takes longer."""
+
+KEY_DIGITS = 8, 64
+"""Hex digits by which a key to be hidden is known: as many as a page shows, and all."""
+
+LOCAL = {
+    "network": "The page's link has addresses of your own network only: nobody can join over the internet.",
+    "machine": "The page's link has addresses of this machine only: nobody can join from another one.",
+}
+
+NOWHERE = "The page has no link: this node does not run and has met nobody. Start it, or give --public-link."
+
+
+def _every(context: Any, parameter: Any, value: str | None) -> float | None:
+    """Return the interval in seconds."""
+    seconds = parse_duration(context, parameter, value)
+    if seconds is not None and seconds < LEAST_EVERY:
+        raise click.BadParameter(f"{LEAST_EVERY:.0f}s or more")
+    return seconds
+
+
+def parse_keys(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the beginnings of keys in lower case."""
+    least, most = KEY_DIGITS
+    for value in values:
+        if not re.fullmatch(rf"[0-9a-fA-F]{{{least},{most}}}", value):
+            raise click.BadParameter(f"{value!r} is not {least} to {most} hex digits, as a key begins")
+    return tuple(value.lower() for value in values)
+
+
+def _address(_context: Any, _parameter: Any, value: str) -> str:
+    """Return the address of a page with / at its end."""
+    from sfprotocol.invitation import is_url
+
+    found = value and value.rstrip("/") + "/"
+    if found and not is_url(f"{found}run.json"):
+        raise click.BadParameter("give it as https://HOST/PATH, without a name and a password")
+    return found
+
+
+@click.command
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
+@option("--every", callback=_every, metavar="10m", help="Publish again and again, until Ctrl-C.")
+@option("--title", metavar="TEXT", default="", help="Title of the page.  [default: the run's name]")
+@option(
+    "--url",
+    metavar="URL",
+    default="",
+    callback=_address,
+    help="Where the page will be found. The link then names its run.json, which nodes ask when peers have "
+    "moved.",
+)
+@option(
+    "--hide",
+    multiple=True,
+    callback=parse_keys,
+    metavar="KEY",
+    help="Show neither key, name nor team of this member: the first 8 hex digits of its key, or more. "
+    "Can be repeated.",
+)
+@option(
+    "--public-link",
+    metavar="LINK",
+    default="",
+    help="Invitation to publish. The page of a private run has one only if it is given.  [default: that of "
+    "`sfnode invite`]",
+)
+@option(
+    "--export",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Offer the export in FOLDER, or the last of those in it, for download: for example the `exports` of "
+    "a node with --export-every.",
+)
+@option(
+    "--samples/--no-samples",
+    default=True,
+    help="Whether to show answers to test rows that the running node has recorded.",
+)
+@data_dir_option
+def publish(
+    folder: Path,
+    every: float | None,
+    title: str,
+    url: str,
+    hide: tuple[str, ...],
+    public_link: str,
+    export: Path | None,
+    samples: bool,
+    data_dir: Path,
+) -> None:
+    """Write a page about the run of a node's folder to DIR, for any web server.
+
+    The page is one file that needs no other, without a script; beside it are run.json, for programs, and the
+    run's manifest. It has what the signed log has: how good the model is by the organiser's evaluations, who
+    has brought what, how to join and how to verify. The node may be running or not; if it is not, contacts
+    are those that it remembers.
+    """
+    from sfnode.publish.run_file import NAME
+    from sfnode.publish.site import Site, remove_partial
+
+    _check_title(title)
+    remove_partial(folder)
+    site = Site(folder, data_dir, title=title, hidden=hide, url=url, export=export)
+    contacts = url and f"{url}{NAME}"
+    said = ""
+    while True:
+        began = time.monotonic()
+        try:
+            said = _publish(site, folder, data_dir, public_link, contacts, samples, said)
+        except UserError as error:
+            if every is None or not said:
+                raise
+            warn(error)
+        if every is None:
+            return
+        time.sleep(max(0.0, began + every - time.monotonic()))
+
+
+def _check_title(title: str) -> None:
+    """Raise UserError BAD_OPTION for what is no line of text."""
+    from sfnode.publish.run_file import MAX_TITLE
+    from sfprotocol.names import readable
+
+    if len(title) > MAX_TITLE or not readable(title):
+        raise UserError(
+            Code.BAD_OPTION, "--title: this is no line of text", f"Use {MAX_TITLE} characters at most."
+        )
+
+
+def _publish(
+    site: Site, folder: Path, data_dir: Path, link: str, contacts: str, samples: bool, said: str
+) -> str:
+    """Publish once, and tell so; return the warnings, which are not repeated while they stay the same."""
+    from sfnode.publish.asking import ask
+    from sfnode.publish.run_file import utc_now
+
+    with opened_run(data_dir) as (manifest, update_log), waiting("reading the log"):
+        told = ask(manifest, update_log, data_dir, link=link, contacts_url=contacts, samples=samples)
+        published = site.publish(manifest, update_log, told, utc_now())
+    run = published.run
+    seal = f"seal of epoch {run.seal.epoch}" if run.seal else "no seal yet" if run.organised else "open run"
+    figures = f"{size_text(published.page_bytes)}, {seal}, {count(run.updates)} updates"
+    echo(f"wrote {folder / 'index.html'} ({figures})")
+    warnings = [f"--hide {key}: nothing of such a key counts (yet)" for key in published.unmatched]
+    if told.contact.reach is None and not manifest.organised.private:
+        warnings.append(NOWHERE)
+    warnings += [LOCAL[told.contact.reach]] if told.contact.reach in LOCAL else []
+    text = "\n".join(warnings)
+    if text and text != said:
+        echo(text, err=True)
+    return text or "nothing to say"
+
+
+@click.command("publish-directory")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
+@click.argument("sources", nargs=-1, required=True, metavar="RUN.JSON...")
+@option("--title", metavar="TEXT", default="Runs", show_default=True, help="Title of the page.")
+def publish_directory(folder: Path, sources: tuple[str, ...], title: str) -> None:
+    """Write a page about several runs to DIR, from the run.json files that their pages have.
+
+    Each is a file or an address (https://...). What cannot be read is listed as such on the page and here.
+    """
+    from sfnode.publish.directory import MAX_RUNS, directory_page
+    from sfnode.publish.run_file import utc_now
+    from sfnode.publish.site import PAGE, write
+    from sfnode.store.disk_errors import disk_faults
+
+    _check_title(title)
+    if len(sources) > MAX_RUNS:
+        raise UserError(
+            Code.BAD_OPTION, f"{len(sources)} runs are too many for a page", f"Name {MAX_RUNS} at most."
+        )
+    page, unread = directory_page(sources, title, utc_now())
+    with disk_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / PAGE, page.encode())
+    for one in unread:
+        echo(f"cannot be read: {one.source}: {one.reason}", err=True)
+    echo(f"wrote {folder / PAGE} ({len(sources) - len(unread)} of {len(sources)} runs)")

@@ -1,0 +1,70 @@
+// The machine: what the node takes of it, why it is paused, and, for those who may, pause, limits and leaving.
+
+import { ask } from "./api.js";
+import { curves, times } from "./chart.js";
+import { byId, tell } from "./dom.js";
+import { offer } from "./downloads.js";
+import { count, percent, size } from "./format.js";
+
+const SURE = 6000; // milliseconds within which a second click on Leave counts
+
+export function showMachine(status, limits) {
+  const machine = status.machine, gpu = machine?.gpu;
+  tell("cpu", machine ? `${machine.cpu.toFixed(1)} of ${Number(machine.cores.toFixed(1))} cores` : "–");
+  tell("memory", machine ? `${size(machine.memory)} of ${size(machine.memory_total)}` : "–");
+  byId("gpu-tile").hidden = byId("gpu-key").hidden = !gpu;
+  if (gpu) {
+    tell("gpu-name", gpu.name);
+    const more = [gpu.busy === null ? "" : `${percent(gpu.busy)} busy`, `${size(gpu.memory)} of ${size(gpu.memory_total)}`, gpu.celsius === null ? "" : `${Math.round(gpu.celsius)} °C`, gpu.watts === null ? "" : `${Math.round(gpu.watts)} W`];
+    tell("gpu", more.filter(Boolean).join(", "));
+  }
+  tell("traffic", `${size(status.bytes_sent)}, ${size(status.bytes_received)}`);
+  const run = status.organised;
+  tell("quota", !run ? "no limit" : run.quota === null ? "not admitted" : `${count(run.room)} of ${count(run.quota)}`);
+  tell("pauses", status.pauses.length ? `Paused: ${status.pauses.join("; ")}.` : "");
+  const set = Object.entries(limits).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
+  tell("limits", set.length ? `Limits: ${set.join(", ")}` : "No limits are set.");
+  byId("resume").disabled = !status.paused_by.includes("asked");
+  for (const id of ["pause", "pause-hour", "resume"]) byId(id).hidden = status.role === "relay";
+}
+
+export function drawMachine(seen) {
+  const points = (column) => seen.seconds.map((second, place) => [second - seen.now, column[place]]);
+  const series = [{ name: "cores", points: points(seen.cpu) }];
+  if (seen.gpu.some((share) => share !== null)) series.push({ name: "gpu share", points: points(seen.gpu) });
+  const drawn = curves(byId("machine-chart"), series, { fromZero: true, across: times, nameOfX: "seconds" });
+  offer(byId("machine-chart"), [[...drawn.table[0], "memory bytes"], ...drawn.table.slice(1).map((row, place) => [...row, seen.memory[place] ?? ""])]);
+}
+
+export function allowControl(may) {
+  byId("control").hidden = !may;
+  byId("no-control").hidden = may;
+}
+
+/** `refresh` shows the node's state anew. */
+export function listenMachine(refresh) {
+  const order = (id, path, body, words) => byId(id).addEventListener("click", () => send(path, body, words));
+  async function send(path, body, words) {
+    try {
+      await ask(path, body);
+      tell("control-note", words);
+      await refresh();
+    } catch (error) {
+      tell("control-note", error.message);
+    }
+  }
+  order("pause", "pause", {}, "Paused until you resume.");
+  order("pause-hour", "pause", { seconds: 3600 }, "Paused for an hour.");
+  order("resume", "resume", {}, "Resumed.");
+  byId("control").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const cpu = byId("limit-cpu").value, hours = byId("limit-hours").value.trim();
+    send("limits", { cpu: cpu ? Number(cpu) : null, hours: hours || null }, "The limits are in force.");
+  });
+  let asked = -Infinity;
+  byId("leave").addEventListener("click", () => {
+    if (performance.now() - asked < SURE) return void send("leave", {}, "The node leaves the run; all that is finished is kept.");
+    asked = performance.now();
+    tell("control-note", "Click again to end this node. What it has finished is kept, and it can join again.");
+  });
+}

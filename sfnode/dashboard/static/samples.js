@@ -1,0 +1,55 @@
+// Samples: how the base model and later ones answer the same test rows, and a slider over the epochs.
+
+import { ask } from "./api.js";
+import { byId, make, tell } from "./dom.js";
+import { count } from "./format.js";
+
+let samples = { rows: [], moments: [] };
+
+export async function showSamples() {
+  const slider = byId("samples-when"), atEnd = Number(slider.value) >= samples.moments.length - 1;
+  const epoch = samples.moments[Number(slider.value)]?.epoch;
+  samples = await ask("samples");
+  slider.max = Math.max(0, samples.moments.length - 1);
+  const same = samples.moments.findIndex((moment) => moment.epoch === epoch);
+  slider.value = atEnd || same < 0 ? slider.max : same;
+  redraw();
+}
+
+function redraw() {
+  const { rows, moments } = samples, moment = moments[Number(byId("samples-when").value)];
+  byId("samples-box").hidden = !rows.length;
+  byId("samples-time").hidden = !moments.length;
+  byId("samples-when").hidden = moments.length < 2;
+  if (!rows.length) return;
+  byId("samples").replaceChildren(...rows.map((row, place) => line(row, moment?.answers[place])));
+  const right = (said) => rows.filter((row, place) => said(row, place) === row.right).length;
+  if (!moment) return;
+  const words = `After epoch ${moment.epoch ?? "–"}, ${count(moment.known)} updates: ${right((_, place) => moment.answers[place])} of ${rows.length} right, ${right((row) => row.base)} before training.`;
+  tell("samples-text", words);
+  byId("samples-when").setAttribute("aria-valuetext", words);
+  tell("samples-note", `The same ${rows.length} test rows after every seal, which nobody trains on.`);
+}
+
+function line(row, now) {
+  const one = document.createElement("tr");
+  one.append(cell(row.text, "row-text"), cell(row.right), answer(row.base, row.right), now === undefined ? cell("–") : answer(now, row.right));
+  ["Right answer", "Before training", "Now"].forEach((name, place) => { one.children[place + 1].dataset.name = name; });
+  return one;
+}
+
+function answer(said, right) {
+  const good = said === right, place = cell("", good ? "good" : "");
+  place.append(make("span", good ? "✓ " : ""), make("bdi", said || "(nothing)"));
+  return place;
+}
+
+function cell(text, className = "") {
+  const place = make("td", text, className);
+  place.dir = "auto";
+  return place;
+}
+
+export function listenSamples() {
+  byId("samples-when").addEventListener("input", redraw);
+}

@@ -1,0 +1,92 @@
+"""Answers of a model, with the weights that it has, to a few rows: for people who want to see what it has
+learnt.
+
+Rows with candidates are answered by the one with the highest score, as they are in an evaluation; otherwise
+the model writes what follows. This module knows neither updates nor when somebody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sfnode.engine.generation import complete
+from sfnode.manifest import Task
+from sfnode.models.loader import LoadedModel
+from sfnode.tasks import chat
+from sfnode.tasks.encoding import Forward, Prior, encode
+from sfnode.tasks.prompts import ASSISTANT, Conversation, LabelledTexts, Prompt, Row, render_row
+
+WRITTEN = 24
+"""Tokens that a model writes: a sentence, or a few seconds of a CPU."""
+
+BEGINNING = 12
+"""Words of a plain text after which it is to go on."""
+
+SHOWN, SHOWN_ANSWER = 400, 200
+"""Characters of a row and of an answer that are kept; of a longer row the end, which the answer follows."""
+
+
+class Answered(NamedTuple):
+    """A row and a model's answer."""
+
+    text: str
+    right: str
+    """The right answer, or how the text goes on."""
+    said: str
+    """The model's answer."""
+
+
+def answer(
+    loaded: LoadedModel, task: Task, rows: Sequence[Row], forward: Forward, prior: Prior | None
+) -> list[Answered]:
+    """Return the model's answers to these rows, of which there are some; `prior` is subtracted from scores.
+
+    Raises UserError DATA_MALFORMED for a row that does not fit the model.
+    """
+    texts = [render_row(task, row) for row in rows]
+    if task.labelled or task.kind == "choice":
+        return _chosen(loaded, task, rows, forward, prior)
+    asked = [_asked(loaded, text) for text in texts]
+    written = complete(loaded, [prompt for _, prompt, _ in asked], WRITTEN)
+    return [_shown(shown, right, said) for (shown, _, right), said in zip(asked, written, strict=True)]
+
+
+def _chosen(
+    loaded: LoadedModel, task: Task, rows: Sequence[Row], forward: Forward, prior: Prior | None
+) -> list[Answered]:
+    encoded = encode(task, loaded.tokenizer, rows, every_candidate=True)
+    best = encoded.scores(forward(encoded).log_probs, prior).argmax(1).tolist()  # (B,)
+    found = []
+    for row, place in zip(rows, best, strict=True):
+        text = render_row(task, row)
+        if isinstance(text, LabelledTexts):
+            names = tuple(task.verbalizer.values())
+            found.append(_shown("\n".join(text.texts), names[text.right], names[place]))
+        elif isinstance(text, Prompt):
+            found.append(_shown(text.prompt, text.answers[text.right[0]], text.answers[place]))
+    return found
+
+
+def _asked(loaded: LoadedModel, text: Prompt | LabelledTexts | Conversation) -> tuple[str, str, str]:
+    """Return what people see of a row, the prompt, and what should follow."""
+    if isinstance(text, Conversation):
+        last = max(n for n, one in enumerate(text.messages) if n and one.role == ASSISTANT)
+        before = text.messages[:last]
+        return before[-1].content, chat.prompt(loaded.tokenizer, before), text.messages[last].content
+    assert isinstance(text, Prompt)  # those of a classification are chosen from
+    if text.prompt:
+        return text.prompt, text.prompt, text.answers[0]
+    words = text.answers[0].split(" ")
+    count = min(BEGINNING, len(words) // 2)
+    beginning = " ".join(words[:count])
+    return beginning, beginning, " ".join(words[count:])
+
+
+def _shown(text: str, right: str, said: str) -> Answered:
+    text = text if len(text) <= SHOWN else f"…{text[1 - SHOWN :]}"
+    return Answered(text, _cut(right.strip()), _cut(said.strip()))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_ANSWER else f"{text[: SHOWN_ANSWER - 1]}…"

@@ -1,0 +1,158 @@
+"""Current contacts of a run on a web server: the file `run.json`, which links may name by its URL (SPEC N6).
+
+Links stay what they are and peers move; who organises a run puts this file, which `sfnode invite --run-json`
+and `sfnode publish` write, where a web server gives it out. It is not signed: of what it says a reader takes
+addresses only, and peers that do not have the very run of the link are refused whoever has named them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO, Any
+
+from sfnode.errors import Code, UserError
+from sfprotocol import invitation
+from sfprotocol.errors import LocalProtocolError
+from sfprotocol.invitation import Invitation
+
+MAX_FILE = 65_536
+"""Bytes of the file: 32 addresses take 8 KiB, and a page of runs has room for what it says besides."""
+
+FETCH_DEADLINE = 10.0
+"""Seconds for the whole file to come (SPEC N6); a web server takes less than one."""
+
+_CHUNK = 8_192
+
+ASK_FOR_A_LINK = "Ask whoever invited you for a new link (`sfnode invite` there)."
+
+
+def text(said: Mapping[str, Any], written_at: float, **more: Any) -> str:
+    """Return the text of `run.json`: the fields of an `InviteResult`, and `more` of what pages want to say.
+
+    `written_at` is in seconds since 1970. Readers pass over fields that they do not know.
+    """
+    updated = datetime.fromtimestamp(written_at, UTC).isoformat(timespec="seconds")
+    return json.dumps({**said, **more, "updated": updated}, indent=2, ensure_ascii=False) + "\n"
+
+
+def write(path: Path, said: Mapping[str, Any], **more: Any) -> None:
+    """Write `run.json` as `text` has it, all or nothing: a web server may read it at any moment."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(text(said, time.time(), **more), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise UserError(
+            Code.BAD_OPTION, f"cannot write {path}: {error.strerror}", "Name a file in a folder of yours."
+        ) from error
+
+
+def read(data: bytes, url: str) -> Invitation:
+    """Return the run and its contacts in the bytes of a `run.json`. Raises UserError CONTACTS_UNUSABLE."""
+    try:
+        found = json.loads(data)
+        run_id = bytes.fromhex(found["run_id"])
+        said = invitation.invite(int(found["protocol"]), run_id, [str(one) for one in found["addresses"]])
+        invitation.write(said)  # judges what it has: a run id of 32 bytes, at least one address
+    except (ValueError, LookupError, TypeError, RecursionError, LocalProtocolError) as error:
+        raise _unusable(url, f"it is no run.json ({type(error).__name__})") from None
+    return said
+
+
+def naming(link: str, url: str) -> str:
+    """Return a link that says the same and names the page `url`."""
+    return invitation.write(replace(invitation.read(link), url=url))
+
+
+def check_same_run(said: Invitation, wanted: str, url: str) -> None:
+    """Raise UserError WRONG_RUN unless the run id in `said` begins with `wanted` (hex, may be empty)."""
+    if not said.run_id.hex().startswith(wanted.lower()):
+        raise UserError(
+            Code.WRONG_RUN,
+            f"{url} leads to run {said.run_id.hex()[:16]}, not to {wanted[:16]}",
+            ASK_FOR_A_LINK,
+        )
+
+
+async def fetch(url: str) -> Invitation:
+    """Return the run and its contacts that are published at `url`. Raises UserError CONTACTS_UNUSABLE.
+
+    Whatever else hangs ends with FETCH_DEADLINE: a query to a name server is abandoned with its thread.
+    """
+    loop = asyncio.get_running_loop()
+    fetched: asyncio.Future[bytes] = loop.create_future()
+
+    def settle(data: bytes | None, problem: Exception | None) -> None:
+        if fetched.done():
+            return
+        if problem:
+            fetched.set_exception(problem)
+        else:
+            fetched.set_result(data or b"")
+
+    def work() -> None:
+        data, problem = None, None
+        try:
+            data = download(url, time.monotonic() + FETCH_DEADLINE)
+        except Exception as error:  # whatever a web server and urllib make of it
+            problem = error
+        try:
+            loop.call_soon_threadsafe(settle, data, problem)
+        except RuntimeError:  # nobody waits any more: the loop is closed
+            return
+
+    threading.Thread(target=work, name="contacts", daemon=True).start()
+    try:
+        async with asyncio.timeout(FETCH_DEADLINE):
+            return read(await fetched, url)
+    except (OSError, ValueError, HTTPException) as error:  # TimeoutError is an OSError
+        why = str(getattr(error, "reason", "") or error) or "no answer in time"
+        raise _unusable(url, why) from error
+
+
+def download(url: str, deadline: float) -> bytes:
+    """Return what a web server has at `url`. Raises OSError, HTTPException, or ValueError for too much."""
+    from urllib import request as web
+    from urllib.error import HTTPError
+
+    opener = web.OpenerDirector()  # unlike `build_opener` without files, FTP and data
+    for handler in (
+        *(web.ProxyHandler(), web.HTTPHandler(), web.HTTPSHandler()),
+        *(web.HTTPRedirectHandler(), web.HTTPDefaultErrorHandler(), web.HTTPErrorProcessor()),
+    ):
+        opener.add_handler(handler)
+    request = web.Request(url, headers={"Accept": "application/json", "User-Agent": "sfnode"})
+    try:
+        with opener.open(request, timeout=FETCH_DEADLINE / 2) as answer:
+            return _bounded(answer, deadline)
+    except HTTPError as error:
+        error.close()
+        raise
+
+
+def _bounded(answer: IO[bytes], deadline: float) -> bytes:
+    data = b""
+    while chunk := answer.read(_CHUNK):
+        data += chunk
+        if len(data) > MAX_FILE:
+            raise ValueError(f"it has more than {MAX_FILE:,} bytes")
+        if time.monotonic() > deadline:
+            raise TimeoutError("it comes too slowly")
+    return data
+
+
+def _unusable(url: str, why: str) -> UserError:
+    return UserError(
+        Code.CONTACTS_UNUSABLE,
+        f"there are no contacts of a run at {url}: {why}",
+        f"Is this machine online, and the address right? {ASK_FOR_A_LINK}",
+    )

@@ -1,0 +1,113 @@
+"""Questions to a running node for the page of its run: current contacts, the rate, answers to test rows.
+
+A node that does not run is no error: contacts are then those that it remembers, and the rest is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from sfnode.control.client import SyncClient
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.node.contacts import known_url
+from sfnode.node.startup import remembered_peers
+from sfnode.peers import contacts
+from sfnode.peers.invitations import check_same_run, compose, invite, reach, read_link
+from sfnode.publish.page import Sample
+from sfnode.schema.results import Reach
+from sfnode.store.data_folder import Layout
+from sfnode.store.log import UpdateLog
+
+T = TypeVar("T")
+
+
+class Contact(NamedTuple):
+    """Ways by which others come to the run at the moment."""
+
+    link: str = ""
+    addresses: Sequence[str] = ()
+    reach: Reach | None = None
+    """Networks from which they can; None without a link."""
+
+
+class Told(NamedTuple):
+    """Answers of a node."""
+
+    contact: Contact = Contact()
+    running: bool = False
+    updates_per_hour: float | None = None
+    samples: Sequence[Sample] = ()
+
+
+def ask(
+    manifest: Manifest,
+    update_log: UpdateLog,
+    data_dir: Path,
+    *,
+    link: str = "",
+    contacts_url: str = "",
+    samples: bool = True,
+) -> Told:
+    """Ask the node of a folder.
+
+    `link` is published instead of its own one, which a private run keeps for itself; it will name
+    `contacts_url`, if that is given (SPEC N6). Raises UserError BAD_LINK, NEWER_PROTOCOL, WRONG_RUN, and what
+    the node refuses.
+    """
+    node = SyncClient(Layout(data_dir).control_socket)
+    progress = _answer(node.progress)
+    if link:
+        said = read_link(link)
+        check_same_run(said, manifest.run_id.hex())
+        contact = Contact(link.strip(), said.addresses, reach(said))
+    elif manifest.organised.private:
+        contact = Contact()
+    else:
+        contact = _contact(node, manifest, update_log)
+    if contact.link and contacts_url:
+        contact = contact._replace(link=contacts.naming(contact.link, contacts_url))
+    rate = progress.updates_per_second if progress else None
+    return Told(
+        contact=contact,
+        running=progress is not None,
+        updates_per_hour=None if rate is None else 3600 * rate,
+        samples=_samples(node) if samples else (),
+    )
+
+
+def _samples(node: SyncClient) -> Sequence[Sample]:
+    """Return the answers that a node has recorded last, beside those of the base model."""
+    found = _answer(node.samples)
+    if found is None or not found.moments:
+        return ()
+    last = found.moments[-1]
+    return [
+        Sample(row.text, row.right, row.base, answer, last.epoch)
+        for row, answer in zip(found.rows, last.answers, strict=False)
+    ]
+
+
+def _contact(node: SyncClient, manifest: Manifest, update_log: UpdateLog) -> Contact:
+    try:
+        found = _answer(node.invitation)
+        if found is None:
+            met, url = remembered_peers(update_log), known_url("", update_log)
+            found = invite(manifest, compose(manifest.run_id, [], met, url=url))
+    except UserError as error:
+        if error.code != Code.NO_ADDRESS:
+            raise
+        return Contact()
+    return Contact(found.link, found.addresses, found.reach)
+
+
+def _answer(question: Callable[[], T]) -> T | None:
+    """Return what the node answers; None if it does not run."""
+    try:
+        return question()
+    except UserError as error:
+        if error.code != Code.NODE_NOT_RUNNING:
+            raise
+        return None

@@ -1,0 +1,114 @@
+"""A page made of several runs' `run.json`: a directory for whoever looks for a run to take part in.
+
+Files may come from strangers' web servers: each is bounded in size and time, everything in it is text, and
+one that cannot be read is listed as such. Of a run that is told of twice the later word counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from http.client import HTTPException
+from pathlib import Path
+from typing import NamedTuple
+
+from sfnode.errors import UserError
+from sfnode.peers.contacts import FETCH_DEADLINE, MAX_FILE, download
+from sfnode.publish.chart import SPARK, Chart, chart
+from sfnode.publish.page import Words, gain, moment, render, verdict_of
+from sfnode.publish.run_file import NAME, RunFile, bad_run_file
+from sfprotocol.invitation import is_url
+
+MAX_RUNS = 200
+"""Runs of one directory: at 3 kB each, and at most ten seconds for a server that hangs."""
+
+MAX_REASON = 200
+"""Characters of the reason why a run cannot be read."""
+
+
+class Entry(NamedTuple):
+    """A run in a directory."""
+
+    run: RunFile
+    page: str
+    """Address of its page; empty if it is not known."""
+    verdict: Words
+    gain: str
+    chart: Chart | None
+    updated: str
+
+    @property
+    def join(self) -> str:
+        """Return the argument of `sfnode join`; empty if nothing is known by which one could."""
+        return f"{self.page}{NAME}" if is_url(f"{self.page}{NAME}") else self.run.link
+
+
+class Unread(NamedTuple):
+    """A run of which the file cannot be read."""
+
+    source: str
+    """Its address, or its name without folders."""
+    reason: str
+
+
+def read(source: str) -> RunFile:
+    """Read a file, or what is at an address. Raises UserError BAD_RUN_FILE."""
+    try:
+        if is_url(source):
+            data = download(source, time.monotonic() + FETCH_DEADLINE)
+        else:
+            with Path(source).open("rb") as file:
+                data = file.read(MAX_FILE + 1)
+    except (OSError, ValueError, HTTPException) as error:
+        reason = getattr(error, "strerror", None) or str(getattr(error, "reason", "") or error)
+        raise bad_run_file(source, reason or "no answer") from error
+    return RunFile.parse(data, source)
+
+
+def directory_page(sources: Sequence[str], title: str, now: datetime) -> tuple[str, list[Unread]]:
+    """Return the page of these runs, those updated last first, and which of them cannot be read."""
+    found: dict[str, Entry] = {}
+    unread = []
+    for source in sources:
+        try:
+            one = _entry(read(source), source)
+        except UserError as error:
+            unread.append(Unread(_public(source), _reason(error.what.partition(" that can be used: ")[2])))
+            continue
+        known = found.get(one.run.run_id)
+        if known is None or known.run.updated < one.run.updated:
+            found[one.run.run_id] = one
+    runs = sorted(found.values(), key=lambda one: (one.run.complete, -one.run.updated.timestamp()))
+    summary = (
+        f"{len(runs)} language models that people train together, with everything signed and verifiable."
+    )
+    page = render(
+        "runs.html", title=title, summary=summary, url="", runs=runs, unread=unread, updated=moment(now)
+    )
+    return page, unread
+
+
+def _entry(run: RunFile, source: str) -> Entry:
+    """Return an entry; a page that is somewhere else than where its file came from is not believed."""
+    page = source.removesuffix(NAME) if is_url(source) and source.endswith(f"/{NAME}") else run.url
+    quality = run.quality
+    latest = quality.latest if quality else None
+    base = quality.base.value if quality and quality.base else None
+    return Entry(
+        run=run,
+        page=page,
+        verdict=verdict_of(run),
+        gain=gain(run),
+        chart=chart(run.curve, base, latest.metric, SPARK) if latest else None,
+        updated=moment(run.updated),
+    )
+
+
+def _public(source: str) -> str:
+    """Return a source without the folders of a machine."""
+    return source if is_url(source) else Path(source).name
+
+
+def _reason(what: str) -> str:
+    return what if len(what) <= MAX_REASON else f"{what[: MAX_REASON - 1]}…"

@@ -1,0 +1,252 @@
+"""The facts of a run that its page shows, from the manifest and the signed log of a node's folder.
+
+Nobody is believed about himself, and nothing is told of members but what they have signed: their key, the
+name and team of their card, and their updates. Who is hidden is a row without any of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sfnode.engine.model_card import public_name
+from sfnode.manifest import Manifest
+from sfnode.node.startup import settled
+from sfnode.node.time_travel import Past
+from sfnode.organising import health
+from sfnode.organising.guard import Guard
+from sfnode.publish.run_file import MAX_CURVE, MAX_WORDS, Point, PublishedSeal, Quality
+from sfnode.schema.organising import EpochEvaluation
+from sfnode.stats.contributions import Contributions
+from sfnode.stats.leaderboard import standings
+from sfnode.store.checkout import last_seal
+from sfnode.store.log import UpdateLog
+from sfnode.store.replay import state_digest
+from sfprotocol import decisions
+from sfprotocol.decisions import Announce, Decision, Evaluated
+from sfprotocol.names import NAMELESS, Names, readable
+
+ANNOUNCEMENTS = 8
+"""Announcements that are shown, the last ones."""
+
+FOREVER = float("inf")
+
+
+class Member(NamedTuple):
+    """An origin of which something counts."""
+
+    key: str
+    """Hex digits; empty if it is hidden."""
+    name: str
+    team: str
+    updates: int
+    worth: int | None
+    """Units of 10^-9 nats; None in an open run."""
+
+
+class Team(NamedTuple):
+    """The members that name one team."""
+
+    team: str
+    members: int
+    updates: int
+    worth: int | None
+
+
+class Announcement(NamedTuple):
+    """Words of the organiser."""
+
+    epoch: int
+    """Epochs that were sealed by then."""
+    text: str
+
+
+class Facts(NamedTuple):
+    """A run by its log."""
+
+    updates: int
+    budget: int
+    complete: bool
+    seal: PublishedSeal | None
+    digest: str | None
+    quality: Quality | None
+    curve: tuple[Point, ...]
+    members: list[Member]
+    """Those with the greatest worth first, then most updates."""
+    announcements: list[Announcement]
+    unmatched: list[str]
+    """Keys to be hidden of which there is nothing."""
+
+
+Digests = dict[int, PublishedSeal]
+"""Digests of seals that were computed: those of a seal never change."""
+
+
+def gather(
+    manifest: Manifest, update_log: UpdateLog, data_dir: Path, hidden: Collection[str], known: Digests
+) -> Facts:
+    """Return the facts; `hidden` are beginnings of keys in lower-case hex, `known` is added to. Raises
+    UserError LOG_CORRUPT, CHECKPOINT_UNUSABLE."""
+    found = _organised if manifest.organised.organiser else _open
+    facts = found(manifest, update_log, data_dir, known)
+    members = [_shown(member, hidden) for member in facts.members]
+    unmatched = [key for key in hidden if not any(one.key.startswith(key) for one in facts.members)]
+    return facts._replace(members=members, unmatched=unmatched)
+
+
+def _shown(member: Member, hidden: Iterable[str]) -> Member:
+    if any(member.key.startswith(key) for key in hidden):
+        return member._replace(key="", name="", team="")
+    return member
+
+
+def _open(manifest: Manifest, update_log: UpdateLog, _: Path, __: Digests) -> Facts:
+    machine = settled(manifest.parameters(), update_log)
+    contributions, names = Contributions(update_log), machine.cards.names()
+    contributions.follow(FOREVER)
+    known = machine.frontier.known
+    return Facts(
+        updates=known,
+        budget=manifest.training.update_budget,
+        complete=known >= manifest.training.update_budget,
+        seal=None,
+        digest=state_digest(manifest, machine.frontier).hex(),
+        quality=None,
+        curve=(),
+        members=[_member(one.origin, names, one.updates, None) for one in contributions.ranked],
+        announcements=[],
+        unmatched=[],
+    )
+
+
+def _organised(manifest: Manifest, update_log: UpdateLog, data_dir: Path, known: Digests) -> Facts:
+    past = Past(manifest, update_log, data_dir)
+    said = [decisions.read(entry.record).decision for entry in past.entries]
+    names = past.machine.cards.names()
+    ranked = standings(past.run, past.entries)
+    return Facts(
+        updates=past.latest.counted,
+        budget=past.latest.budget,
+        complete=past.latest.complete,
+        seal=_seal(past, known),
+        digest=None,
+        quality=_quality(said),
+        curve=_curve(said),
+        members=[_member(one.origin, names, one.counted, one.worth) for one in ranked if one.counted],
+        announcements=_announcements(said)[-ANNOUNCEMENTS:],
+        unmatched=[],
+    )
+
+
+def _member(origin: bytes, names: Mapping[bytes, Names], updates: int, worth: int | None) -> Member:
+    return Member(origin.hex(), *names.get(origin, NAMELESS), updates, worth)
+
+
+def _seal(past: Past, known: Digests) -> PublishedSeal | None:
+    """Return the last seal that is here as a whole."""
+    epoch = last_seal(past.run, past.entries, past.machine.frontier.next).epoch
+    if epoch is None:
+        return None
+    if epoch not in known:
+        found = past.result(epoch)
+        known[epoch] = PublishedSeal(
+            epoch=epoch,
+            updates=found.updates,
+            named_digest=found.named_digest,
+            core_digest=found.core_digest,
+        )
+    return known[epoch]
+
+
+def _quality(said: Sequence[Decision]) -> Quality:
+    verdict = health.verdict(said)
+    return Quality(
+        verdict=verdict.health,
+        latest=_evaluation(verdict.latest),
+        base=_evaluation(verdict.base),
+        best=_evaluation(verdict.best),
+        calibrated=_evaluation(verdict.calibrated),
+    )
+
+
+def _evaluation(said: Evaluated | None) -> EpochEvaluation | None:
+    if said is None:
+        return None
+    return EpochEvaluation(**dict(health.measured(said)), epoch=said.epoch, base=health.is_base(said))
+
+
+def _curve(said: Iterable[Decision]) -> tuple[Point, ...]:
+    """Return the evaluations of seals that were not taken back, of the metric that is measured now."""
+    guard = Guard()
+    for decision in said:
+        guard.take(decision)
+    latest = {one.epoch: health.measured(one.said) for one in guard.results}
+    points = [
+        Point(epoch=epoch, value=one.value, low=one.low, high=one.high)
+        for epoch, one in sorted(latest.items())
+    ]
+    return tuple(thinned(points, MAX_CURVE))
+
+
+def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
+    """Return evenly spread ones of these, the first and the last among them."""
+    if len(points) <= most:
+        return points
+    return [points[round(place * (len(points) - 1) / (most - 1))] for place in range(most)]
+
+
+def _announcements(said: Iterable[Decision]) -> list[Announcement]:
+    sealed, found = 0, []
+    for decision in said:
+        if isinstance(decision, decisions.Seal):
+            sealed = max(sealed, decision.epoch + 1)
+        elif isinstance(decision, Announce):
+            found.append(Announcement(sealed, decision.text))
+    return found
+
+
+def teams(members: Iterable[Member]) -> list[Team]:
+    """Return the teams that members have named, those with the greatest worth first, then most updates."""
+    found: dict[str, Team] = {}
+    for one in members:
+        if one.team:
+            known = found.get(one.team, Team(one.team, 0, 0, None if one.worth is None else 0))
+            worth = None if known.worth is None else known.worth + (one.worth or 0)
+            found[one.team] = Team(one.team, known.members + 1, known.updates + one.updates, worth)
+    return sorted(found.values(), key=lambda team: (-(team.worth or 0), -team.updates, team.team))
+
+
+# -- the manifest in words -------------------------------------------------------------------------------
+
+
+def model_in_words(manifest: Manifest) -> str:
+    """Return the base model without a machine's folders."""
+    trained = sum(one.out_features * one.in_features for one in manifest.model.parsed_targets())
+    matrices = len(manifest.model.targets)
+    name = public_name(manifest.model.source)
+    return _line(f"{name}, {matrices} matrices with {trained:,} weights are trained")
+
+
+def task_in_words(manifest: Manifest) -> str:
+    """Return the task with its answers."""
+    task = manifest.task
+    answers = " / ".join(word.strip() for word in task.verbalizer.values())
+    return _line(f"{task.kind.replace('-', ' ')}{f': {answers}' if answers else ''}")
+
+
+def data_in_words(manifest: Manifest) -> str:
+    """Return the sources of rows."""
+    data = manifest.data
+    train = _source(data.train) if data.train else "each member's own"
+    return _line(train + (f", tested on {_source(data.test)}" if data.test else ""))
+
+
+def _source(source: str) -> str:
+    return source if source.startswith(("builtin:", "hf:")) else Path(source).name
+
+
+def _line(text: str) -> str:
+    """Return a manifest's text, which is its organiser's, as one line that shows nothing but itself."""
+    text = "".join(letter if readable(letter) else " " for letter in text)
+    return text if len(text) <= MAX_WORDS else text[: MAX_WORDS - 1] + "…"

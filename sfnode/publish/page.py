@@ -1,0 +1,234 @@
+"""Pages as text: templates with automatic escaping, no script, one style that the page's policy knows by its
+hash. What strangers have written stands in them as text and nowhere else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import segno
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+import sfnode
+from sfnode.dashboard.formatting import count, percent, span
+from sfnode.organising.guard import PATIENCE
+from sfnode.publish.chart import NARROW, SHARES, WIDE, chart, figure
+from sfnode.publish.downloads import Downloads
+from sfnode.publish.facts import Facts, Member, teams
+from sfnode.publish.run_file import NAME, RunFile
+from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.node_state import LOWER_IS_BETTER, RunHealth
+from sfnode.sizes import size_text
+from sfprotocol.worths import WORTH_ONE
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+TOP = 10
+"""Members that are shown at once, in either order."""
+
+LISTED = 1_000
+"""Members that are listed: 250 kB, and more than anybody reads."""
+
+TEAMS = 50
+"""Teams that are listed."""
+
+SHORT = 40
+"""Characters of an answer that fits a table."""
+
+DIGITS = 3
+"""Significant digits of the greatest worth."""
+
+
+class Words(NamedTuple):
+    """A verdict for people."""
+
+    text: str
+    tone: str
+    """Class of the style: good, warn, bad or quiet."""
+
+
+VERDICTS = {
+    RunHealth.BETTER: Words("Better than the base model", "good"),
+    RunHealth.NO_BETTER: Words("Not better than the base model yet", "warn"),
+    RunHealth.WORSE: Words("Worse than it was", "bad"),
+    RunHealth.UNKNOWN: Words("Not measured yet", "quiet"),
+}
+
+METRICS = {"f1": "F1", "exact_match": "exact match"}
+"""Names of metrics that do not read as they are."""
+
+
+class Sample(NamedTuple):
+    """A test row, and how the base model and a later one have answered it."""
+
+    text: str
+    right: str
+    """The right answer."""
+    before: str
+    after: str
+    epoch: int | None
+
+
+@cache
+def environment() -> Environment:
+    """Return the environment of the templates."""
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    made.globals |= {"style": Markup(style), "style_hash": digest, "version": sfnode.__version__}
+    made.filters |= {
+        "count": count,
+        "bytes": size_text,
+        "percent": percent,
+        "figure": lambda value, metric: figure(metric, value),
+        "metric_name": metric_name,
+    }
+    return made
+
+
+def metric_name(metric: str) -> str:
+    """Return the name of a metric for people."""
+    return METRICS.get(metric, metric)
+
+
+def run_page(
+    run: RunFile,
+    facts: Facts,
+    *,
+    downloads: Downloads | None,
+    samples: Sequence[Sample],
+    by_running_node: bool,
+) -> str:
+    """Return the page of a run."""
+    quality = run.quality
+    metric = quality.latest.metric if quality and quality.latest else ""
+    base = quality.base.value if quality and quality.base else None
+    drawn = {name: chart(run.curve, base, metric, box) for name, box in (("wide", WIDE), ("narrow", NARROW))}
+    return render(
+        "run.html",
+        run=run,
+        worth=_worth_format(one.worth or 0 for one in facts.members),
+        title=run.title,
+        summary=summary(run),
+        url=run.url,
+        verdict=verdict_of(run),
+        metric=metric,
+        gain=gain(run),
+        label=_label(run),
+        **drawn,
+        join=f"sfnode join {f'{run.url}{NAME}' if run.url else run.link}",
+        qr=_qr(run.link) if run.link else "",
+        download=size_text(run.sizes.model) if run.sizes.model is not None else "",
+        left=_left(run),
+        members=facts.members,
+        by_updates=sorted(facts.members, key=_by_updates),
+        top=TOP,
+        listed=LISTED,
+        teams=teams(facts.members)[:TEAMS],
+        announcements=facts.announcements,
+        samples=sorted(samples, key=lambda one: one.before == one.after),
+        short=all(len(text) <= SHORT for one in samples for text in (one.before, one.after, one.right)),
+        downloads=downloads.files if downloads else (),
+        sums=downloads.sums if downloads else "",
+        export_epoch=downloads.epoch if downloads else None,
+        updated=moment(run.updated),
+        by_running_node=by_running_node,
+    )
+
+
+def verdict_of(run: RunFile) -> Words:
+    """Return the headline."""
+    if run.quality is None:
+        return Words("An open run", "quiet")
+    words, best = VERDICTS[run.quality.verdict], run.quality.best
+    if run.quality.verdict is RunHealth.WORSE and _is_better(run.quality.latest, run.quality.base):
+        return Words("Better than the base model, but below its best", "warn")
+    since = sum(one.epoch > best.epoch for one in run.curve) if best else PATIENCE
+    if run.quality.verdict is not RunHealth.BETTER or run.complete or since >= PATIENCE:
+        return words
+    return words._replace(text=f"{words.text}, and still getting better")
+
+
+def _is_better(one: Evaluation | None, other: Evaluation | None) -> bool:
+    """Return whether one result is better than another: their intervals do not touch."""
+    if one is None or other is None:
+        return False
+    return one.high < other.low if one.metric in LOWER_IS_BETTER else one.low > other.high
+
+
+def summary(run: RunFile) -> str:
+    """Return the run in a sentence, for search engines and for those who get its address in a chat."""
+    told = [run.description.split("\n")[0]] if run.description else []
+    if run.quality and run.quality.latest:
+        latest, base = run.quality.latest, run.quality.base
+        against = f" ({figure(base.metric, base.value)} before)" if base else ""
+        told.append(
+            f"{metric_name(latest.metric)} {figure(latest.metric, latest.value)}{against}".capitalize()
+        )
+    told.append(f"{count(run.members)} members, {count(run.updates)} updates")
+    return ". ".join(part.rstrip(".") for part in told) + "."
+
+
+def gain(run: RunFile) -> str:
+    """Return the difference to the base model in words: `+35.2 points over the`."""
+    if not (run.quality and run.quality.latest and run.quality.base):
+        return ""
+    latest, base = run.quality.latest, run.quality.base
+    if latest.metric not in SHARES or not math.isfinite(latest.value - base.value):
+        return "after"
+    points = 100 * (latest.value - base.value)
+    return f"{points:+.1f} points over the" if points >= 0 else f"{points:.1f} points under the"
+
+
+def moment(at: datetime) -> str:
+    """Return a time for people: `23 November 2026, 11:55 UTC`."""
+    return f"{at.day} {at:%B %Y, %H:%M} UTC"
+
+
+def _label(run: RunFile) -> str:
+    return f"{summary(run)} The curve has {len(run.curve)} sealed epochs."
+
+
+def _left(run: RunFile) -> str:
+    if run.complete or not run.updates_per_hour:
+        return ""
+    return span((run.budget - run.updates) * 3600 / run.updates_per_hour)
+
+
+def _by_updates(one: Member) -> tuple[int, int, str]:
+    return -one.updates, -(one.worth or 0), one.key
+
+
+def _worth_format(worths: Iterable[int]) -> Callable[[int], str]:
+    """Return what formats worths with as many decimals as the greatest has significant digits."""
+    greatest = max((abs(worth) for worth in worths), default=0) / WORTH_ONE
+    decimals = min(9, max(0, DIGITS - 1 - math.floor(math.log10(greatest)))) if greatest else 1
+
+    def form(worth: int) -> str:
+        return f"{worth / WORTH_ONE:+.{decimals}f}".replace("-", "−")
+
+    return form
+
+
+def _qr(link: str) -> Markup:
+    """Return a QR code as an SVG without sizes; segno escapes nothing but writes numbers only."""
+    code = segno.make(link, error="l", boost_error=False, micro=False)
+    return Markup(code.svg_inline(svgclass=None, lineclass=None, omitsize=True, border=2))
+
+
+def render(template: str, **values: Any) -> str:
+    """Return another page."""
+    return environment().get_template(template).render(**values)

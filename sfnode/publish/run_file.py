@@ -1,0 +1,213 @@
+"""`run.json`: what a published page says, for programs: `join` reads its contacts, a directory its figures.
+
+It has the fields that `sfnode.peers.contacts` reads, and more. Whoever reads one reads a stranger's words:
+every text is bounded and shows nothing but itself, and every list is short. Readers ignore keys that they do
+not know, so that later versions can add some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import MAX_DESCRIPTION
+from sfnode.peers.contacts import MAX_FILE
+from sfnode.schema.base import Answer
+from sfnode.schema.node_state import RunHealth
+from sfnode.schema.organising import EpochEvaluation, Hex32
+from sfprotocol.invitation import MAX_LINK
+from sfprotocol.names import readable
+
+VERSION = 1
+"""Version of the file; later ones that an older reader still understands keep the number."""
+
+NAME = "run.json"
+
+MAX_TITLE, MAX_WORDS = 120, 400
+"""Characters of a line, and of a sentence."""
+
+MAX_CURVE = 200
+"""Points of the curve: more than a page has room for."""
+
+MAX_PROGRESS = 200
+"""Earlier publications that are remembered, thinned out as they grow: what rates are computed from."""
+
+MAX_CONTACTS = 32
+"""Addresses: as many as a link holds."""
+
+
+def _readable(text: str) -> str:
+    if not all(map(readable, text.split("\n"))):
+        raise ValueError("it has characters that cannot be seen")
+    return text
+
+
+def _web_address(text: str) -> str:
+    if text and (urlsplit(text).scheme not in ("http", "https") or not urlsplit(text).hostname):
+        raise ValueError("it is no address of a page")
+    return text
+
+
+Line = Annotated[str, Field(max_length=MAX_WORDS), AfterValidator(_readable)]
+WebAddress = Annotated[str, Field(max_length=2_000), AfterValidator(_web_address), AfterValidator(_readable)]
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+class PublishedSeal(Answer):
+    """The last seal of which everything was here."""
+
+    epoch: Count
+    updates: Count
+    """Updates that counted by it."""
+    named_digest: Hex32
+    """Digest in the seal of what was named (SPEC O10)."""
+    core_digest: Hex32
+    """Digest of the cores, computed from the log (SPEC D5): equal digests, equal models."""
+
+
+class Quality(Answer):
+    """Results of the organiser on the validation rows."""
+
+    verdict: RunHealth
+    latest: EpochEvaluation | None
+    base: EpochEvaluation | None
+    best: EpochEvaluation | None
+    calibrated: EpochEvaluation | None
+    """The base model less its prior over the answers."""
+
+
+class Point(Answer):
+    """A sealed epoch on the curve."""
+
+    epoch: Count
+    value: float
+    low: float
+    high: float
+
+
+class Moment(Answer):
+    """Progress of the run at an earlier publication."""
+
+    at: Annotated[int, Field(ge=0, lt=1 << 40)]
+    """Seconds since 1970."""
+    updates: Count
+
+
+class Sizes(Answer):
+    """Numbers of bytes."""
+
+    log: Count
+    """Signed log on the disk of the node that has published this."""
+    model: Count | None
+    """Files of the base model; None if they are not in that node's folder."""
+
+
+class RunFile(Answer):
+    """A run as its page shows it."""
+
+    version: Literal[1] = 1
+    run_id: Hex32
+    run_name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")]
+    title: Annotated[str, Field(max_length=MAX_TITLE), AfterValidator(_readable)]
+    description: Annotated[str, Field(max_length=MAX_DESCRIPTION), AfterValidator(_readable)] = ""
+    link: Annotated[str, Field(max_length=MAX_LINK, pattern="^(sfnode:[A-Za-z0-9_-]+)?$")] = ""
+    """Invitation with current contacts; empty if none is published."""
+    addresses: Annotated[tuple[Line, ...], Field(max_length=MAX_CONTACTS)] = ()
+    """Full addresses of the contacts in the link (SPEC N6)."""
+    updated: datetime
+    """Time of this publication, in UTC."""
+    url: WebAddress = ""
+    """Address of the page, with / at its end; empty if its organiser has not said it."""
+    protocol: Annotated[int, Field(ge=1, lt=1 << 32)]
+    organised: bool
+    complete: bool
+    model: Line
+    licence: Line = ""
+    """Licence that the base model's card names; empty if it is not there, or names none."""
+    task: Line
+    data: Line
+    updates: Count
+    """Updates that count; in an open run all that are there."""
+    budget: Count
+    members: Count
+    """Origins of which something counts."""
+    updates_per_hour: Annotated[float, Field(ge=0)] | None
+    """None if it is not known yet."""
+    seal: PublishedSeal | None
+    """None in an open run, and before the first seal."""
+    digest: Hex32 | None
+    """State digest of an open run; None in an organised one, whose seal tells more."""
+    quality: Quality | None
+    """None in an open run, where nobody measures for all."""
+    curve: Annotated[tuple[Point, ...], Field(max_length=MAX_CURVE)] = ()
+    """Sealed evaluations, the oldest first."""
+    sizes: Sizes
+    progress: Annotated[tuple[Moment, ...], Field(max_length=MAX_PROGRESS)] = ()
+
+    @classmethod
+    def parse(cls, data: bytes, source: str) -> Self:
+        """Read the bytes of such a file. Raises UserError BAD_RUN_FILE."""
+        if len(data) > MAX_FILE:
+            raise bad_run_file(source, f"it has more than {MAX_FILE} bytes")
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
+            raise bad_run_file(source, f"{where}: {first['msg']}") from error
+
+    def write(self) -> bytes:
+        """Return the bytes of the file."""
+        return self.model_dump_json().encode() + b"\n"
+
+
+def bad_run_file(source: str, reason: str) -> UserError:
+    """Return the error for a file that cannot be used."""
+    return UserError(
+        Code.BAD_RUN_FILE,
+        f"{source} is no run.json that can be used: {reason}",
+        "Name the run.json of a published page, or its address.",
+    )
+
+
+def earlier(folder: Path, run_id: bytes) -> RunFile | None:
+    """Return what was published to a folder before; None if nothing of this run that can be read."""
+    try:
+        found = RunFile.parse((folder / NAME).read_bytes(), NAME)
+    except (OSError, UserError):
+        return None
+    return found if found.run_id == run_id.hex() else None
+
+
+def progress(before: RunFile | None, now: datetime, updates: int) -> tuple[Moment, ...]:
+    """Return the earlier moments and this one; every second of the older half goes when they are too many."""
+    moments = [one for one in (before.progress if before else []) if one.at < int(now.timestamp())]
+    if len(moments) >= MAX_PROGRESS:
+        half = len(moments) // 2
+        moments = moments[:half:2] + moments[half:]
+    return (*moments, Moment(at=int(now.timestamp()), updates=updates))
+
+
+DAY, LEAST_SPAN = 86_400, 300
+"""Seconds over which a rate is taken where there are moments so old, and for which it has to be known."""
+
+
+def hourly(moments: Sequence[Moment]) -> float | None:
+    """Return the updates in an hour over the last day, or since the first moment; None if that is too
+    short."""
+    last = moments[-1]
+    old = [one for one in moments if one.at <= last.at - DAY]
+    first = old[-1] if old else moments[0]
+    span = last.at - first.at
+    return max(0, last.updates - first.updates) * 3600 / span if span >= LEAST_SPAN else None
+
+
+def utc_now() -> datetime:
+    """Return the time, to the second."""
+    return datetime.now(UTC).replace(microsecond=0)

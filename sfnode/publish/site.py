@@ -1,0 +1,160 @@
+"""The folder of a published page: what is written to it, and that no reader ever sees half of it.
+
+Every file is written beside its place and renamed. The page needs no other file to be read, and goes last: by
+then everything that it links to is there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.models.files import BUILTIN, EMBEDDED, licence_of
+from sfnode.publish import downloads, run_file
+from sfnode.publish.asking import Told
+from sfnode.publish.facts import Digests, Facts, data_in_words, gather, model_in_words, task_in_words
+from sfnode.publish.page import run_page
+from sfnode.publish.run_file import NAME, RunFile, Sizes
+from sfnode.store.data_folder import Layout
+from sfnode.store.disk_errors import disk_faults
+from sfnode.store.log import UpdateLog
+
+PAGE = "index.html"
+
+MANIFEST = "run.toml"
+
+
+class Published(NamedTuple):
+    """A page that was written."""
+
+    run: RunFile
+    page_bytes: int
+    unmatched: list[str]
+    """Keys that were to be hidden and of which there is nothing."""
+
+
+class Site:
+    """One page, published again and again."""
+
+    def __init__(
+        self,
+        folder: Path,
+        data_dir: Path,
+        *,
+        title: str = "",
+        hidden: Collection[str] = (),
+        url: str = "",
+        export: Path | None = None,
+    ) -> None:
+        self._folder, self._layout = folder, Layout(data_dir)
+        self._title, self._hidden, self._url, self._export = title, hidden, url, export
+        self._digests: Digests = {}
+
+    def publish(
+        self,
+        manifest: Manifest,
+        update_log: UpdateLog,
+        told: Told,
+        now: datetime,
+    ) -> Published:
+        """Write the page as the log is now.
+
+        Raises UserError BAD_OPTION for a folder with a page of something else or an export that is none,
+        DATA_DIR_UNUSABLE and DISK_FULL if it cannot be written, and as `facts.gather`.
+        """
+        with disk_faults(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._check_ours(manifest)
+            facts = gather(manifest, update_log, self._layout.path, self._hidden, self._digests)
+            run = self._run(manifest, update_log, facts, told, now)
+            offered = (
+                downloads.offer(self._export, self._folder)
+                if self._export
+                else downloads.offered(self._folder)
+            )
+            page = run_page(
+                run, facts, downloads=offered, samples=told.samples, by_running_node=told.running
+            ).encode()
+            write(self._folder / MANIFEST, manifest.to_toml().encode())
+            write(self._folder / NAME, run.write())
+            write(self._folder / PAGE, page)
+        return Published(run, len(page), facts.unmatched)
+
+    def _check_ours(self, manifest: Manifest) -> None:
+        """Refuse a folder with a page that is not of this run."""
+        has = (self._folder / PAGE).exists()
+        if has and run_file.earlier(self._folder, manifest.run_id) is None:
+            raise UserError(
+                Code.BAD_OPTION,
+                f"{self._folder} has an {PAGE} that is not of this run",
+                "Name another folder, or remove that page first.",
+            )
+
+    def _run(
+        self, manifest: Manifest, update_log: UpdateLog, facts: Facts, told: Told, now: datetime
+    ) -> RunFile:
+        moments = run_file.progress(run_file.earlier(self._folder, manifest.run_id), now, facts.updates)
+        hourly = run_file.hourly(moments)
+        return RunFile(
+            run_id=manifest.run_id.hex(),
+            run_name=manifest.name,
+            title=self._title or manifest.name,
+            description=manifest.description,
+            link=told.contact.link,
+            addresses=tuple(told.contact.addresses),
+            updated=now,
+            url=self._url,
+            protocol=manifest.protocol,
+            organised=manifest.organised.organiser != "",
+            complete=facts.complete,
+            model=model_in_words(manifest),
+            licence=_licence(manifest, self._layout.model),
+            task=task_in_words(manifest),
+            data=data_in_words(manifest),
+            updates=facts.updates,
+            budget=facts.budget,
+            members=len(facts.members),
+            updates_per_hour=told.updates_per_hour if hourly is None else hourly,
+            seal=facts.seal,
+            digest=facts.digest,
+            quality=facts.quality,
+            curve=facts.curve,
+            sizes=Sizes(log=update_log.size_bytes(), model=_size_of(self._layout.model)),
+            progress=moments,
+        )
+
+
+def _licence(manifest: Manifest, downloaded: Path) -> str:
+    """Return the licence of the base model, by the card in its folder if that is here."""
+    source = manifest.model.source
+    folder = EMBEDDED / source.removeprefix(BUILTIN) if source.startswith(BUILTIN) else Path(source)
+    return licence_of(downloaded if downloaded.is_dir() else folder) or ""
+
+
+def _size_of(folder: Path) -> int | None:
+    """Return the bytes of the files in a folder; None if it is not there."""
+    if not folder.is_dir():
+        return None
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def write(path: Path, content: bytes) -> None:
+    """Put a file in its place, for everybody to read: as a whole, or not at all. Raises OSError."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        scratch.write_bytes(content)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def remove_partial(folder: Path, names: Iterable[str] = (PAGE, NAME, MANIFEST)) -> None:
+    """Remove what a process that was killed has left unfinished."""
+    for name in names:
+        for path in folder.glob(f".{name}.*.partial"):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,112 @@
+"""Arithmetic expressions of Countdown: numbers, the four operations and parentheses, computed exactly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import NamedTuple
+
+from sfnode.verifiers.bounds import WHITE_SPACE
+
+MAX_NUMBERS = 32
+"""Numbers of an expression, and of a row; the game has six."""
+
+MAX_DIGITS = 9
+"""Digits of a number; a result then has at most some 300."""
+
+MAX_NESTING = 16
+"""Parentheses within each other."""
+
+_TOKEN = re.compile(rf"[{WHITE_SPACE}]*([0-9]+|[-+*/()]|\Z)")
+_OPERATORS = str.maketrans("×÷−", "*/-")
+
+
+class MalformedError(ValueError):
+    """A text is no expression."""
+
+
+class Expression(NamedTuple):
+    """An expression that was read."""
+
+    value: Fraction | None
+    """None where it divides by zero."""
+    numbers: tuple[int, ...]
+    """The numbers that it uses, in order."""
+
+
+def numbers(text: str) -> tuple[int, ...] | None:
+    """Return the runs of digits in a text; None where there are none, too many or too long ones."""
+    runs = re.findall("[0-9]+", text)
+    if not 0 < len(runs) <= MAX_NUMBERS or max(map(len, runs)) > MAX_DIGITS:
+        return None
+    return tuple(map(int, runs))
+
+
+def parse(text: str) -> Expression:
+    """Read and compute an expression. Raises MalformedError. Stops at the first bound that is passed."""
+    parser = _Parser(_tokens(text.translate(_OPERATORS)))
+    value = parser.sum(0)
+    if parser.token:
+        raise MalformedError
+    return Expression(value, tuple(parser.used))
+
+
+def _tokens(text: str) -> Iterator[str]:
+    """Yield the tokens, then empty ones."""
+    place = 0
+    while found := _TOKEN.match(text, place):
+        yield found[1]
+        place = found.end()
+    raise MalformedError
+
+
+class _Parser:
+    """Recursive descent, one token ahead."""
+
+    def __init__(self, tokens: Iterator[str]) -> None:
+        self._tokens = tokens
+        self.token = next(tokens)
+        self.used: list[int] = []
+
+    def _take(self) -> str:
+        taken, self.token = self.token, next(self._tokens)
+        return taken
+
+    def sum(self, depth: int) -> Fraction | None:
+        value = self._product(depth)
+        while self.token and self.token in "+-":
+            value = _computed(value, self._take(), self._product(depth))
+        return value
+
+    def _product(self, depth: int) -> Fraction | None:
+        value = self._operand(depth)
+        while self.token and self.token in "*/":
+            value = _computed(value, self._take(), self._operand(depth))
+        return value
+
+    def _operand(self, depth: int) -> Fraction | None:
+        token = self._take()
+        if token == "(" and depth < MAX_NESTING:
+            value = self.sum(depth + 1)
+            if self._take() != ")":
+                raise MalformedError
+            return value
+        if not token.isdigit() or len(token) > MAX_DIGITS or len(self.used) == MAX_NUMBERS:
+            raise MalformedError
+        self.used.append(int(token))
+        return Fraction(int(token))
+
+
+def _computed(left: Fraction | None, operator: str, right: Fraction | None) -> Fraction | None:
+    if left is None or right is None or (operator == "/" and not right):
+        return None
+    match operator:
+        case "+":
+            return left + right
+        case "-":
+            return left - right
+        case "*":
+            return left * right
+        case _:
+            return left / right

@@ -1,0 +1,210 @@
+"""The score of an answer: a pure function of the verifier, the answer and the row (docs/verifiers.md)."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple, assert_never
+
+from sfnode.verifiers import arithmetic, json_values, patterns, python_source, rationals, schemas
+from sfnode.verifiers.bounds import MAX_ANSWER, WHITE_SPACE
+from sfnode.verifiers.specs import (
+    Boxed,
+    Code,
+    Countdown,
+    Exact,
+    Extract,
+    Format,
+    Json,
+    Length,
+    Numeric,
+    Regex,
+    Sum,
+    Verifier,
+    leaves,
+)
+
+Row = Mapping[str, str]
+"""Values of a row as text, by column."""
+
+_BRACES = re.compile(r"(\\boxed\{)|(\{)|(\})|\\.", re.DOTALL)
+"""The beginning of a box, other braces, and characters that a backslash makes harmless."""
+
+
+def score(verifier: Verifier, answer: str, row: Row) -> float:
+    """Return the score of an answer, in [0, 1]. Never raises, whatever the answer and the values of the row.
+
+    Only the first MAX_ANSWER characters of either count. A column that the row lacks is empty.
+    """
+    text = answer[:MAX_ANSWER]
+    match verifier:
+        case Exact():
+            return float(_plain(text, verifier) == _plain(_value(row, verifier.column), verifier))
+        case Numeric():
+            return float(_close(text, _value(row, verifier.column), verifier))
+        case Regex():
+            return float(patterns.matches(verifier.pattern, text, whole=verifier.whole))
+        case Json():
+            return _json(text, row, verifier)
+        case Countdown():
+            return _countdown(text, row, verifier)
+        case Code():
+            return float(_defines(text, verifier))
+        case Length():
+            return float(verifier.least <= len(text) <= verifier.most)
+        case Format():
+            return float(_formatted(text.strip(WHITE_SPACE), verifier))
+        case Boxed() | Extract():
+            part = boxed(text) if isinstance(verifier, Boxed) else _between(text, verifier)
+            return 0.0 if part is None else score(verifier.then, part, row)
+        case Sum():
+            total = math.fsum(term.weight * score(term.verifier, text, row) for term in verifier.terms)
+            return min(total, 1.0)
+    assert_never(verifier)
+
+
+def columns(verifier: Verifier) -> tuple[str, ...]:
+    """Return the columns of a row that a verifier reads, in order, each once."""
+    names: list[str] = []
+    for leaf in leaves(verifier):
+        match leaf:
+            case Exact() | Numeric() | Json():
+                names.append(leaf.column)
+            case Countdown():
+                names += leaf.numbers, leaf.target
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def texts(verifier: Verifier, row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values that a verifier reads of a row of data, as text: JSON if they are neither text nor a
+    number. A column without a value is left out."""
+    found = {name: row[name] for name in columns(verifier) if row.get(name) is not None}
+    return {name: _text(value) for name, value in found.items()}
+
+
+def problem(verifier: Verifier, row: Row) -> str | None:
+    """Return why no answer about a row can get the full score, or None if one may."""
+    lacking = [repr(name) for name in columns(verifier) if name not in row]
+    if lacking:
+        return f"no {', '.join(lacking)}; the row has {', '.join(map(repr, row)) or 'nothing'}"
+    for leaf in leaves(verifier):
+        match leaf:
+            case Numeric() if rationals.number(_value(row, leaf.column), "last") is None:
+                return f"{leaf.column!r} has no number"
+            case Json() if leaf.column and _parsed(_value(row, leaf.column)) is None:
+                return f"{leaf.column!r} is not JSON"
+            case Countdown() if arithmetic.numbers(_value(row, leaf.numbers)) is None:
+                return f"{leaf.numbers!r} does not have 1 to {arithmetic.MAX_NUMBERS} short numbers"
+            case Countdown() if rationals.number(_value(row, leaf.target), "only") is None:
+                return f"{leaf.target!r} is not one number"
+    return None
+
+
+def boxed(text: str) -> str | None:
+    """Return what is in the box that begins last of those that are closed; None without one. One pass."""
+    opened: list[int | None] = []
+    start, end = -1, -1
+    for found in _BRACES.finditer(text):
+        if found[1] or found[2]:
+            opened.append(found.end() if found[1] else None)
+        elif found[3] and opened:
+            began = opened.pop()
+            if began is not None and began > start:
+                start, end = began, found.start()
+    return text[start:end] if end >= 0 else None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict | list | bool):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
+
+
+def _value(row: Row, column: str) -> str:
+    return row.get(column, "")[:MAX_ANSWER]
+
+
+def _plain(text: str, spec: Exact) -> str:
+    text = text.strip(WHITE_SPACE) if spec.strip else text
+    return text.casefold() if spec.ignore_case else text
+
+
+def _close(text: str, reference: str, spec: Numeric) -> bool:
+    given, right = rationals.number(text, spec.which), rationals.number(reference, "last")
+    if given is None or right is None:
+        return False
+    allowed = max(rationals.decimal(spec.absolute), rationals.decimal(spec.relative) * abs(right))
+    return abs(given - right) <= allowed
+
+
+class _Read(NamedTuple):
+    """A JSON value, which may be null."""
+
+    value: Any
+
+
+def _parsed(text: str) -> _Read | None:
+    try:
+        return _Read(json_values.parse(text))
+    except ValueError:
+        return None
+
+
+def _json(text: str, row: Row, spec: Json) -> float:
+    read = _parsed(text)
+    if read is None or not schemas.conforms(read.value, spec.satisfies):
+        return 0.0
+    if not spec.column:
+        return 1.0
+    right = _parsed(_value(row, spec.column))
+    return 0.0 if right is None else json_values.agreement(read.value, right.value)
+
+
+def _countdown(text: str, row: Row, spec: Countdown) -> float:
+    try:
+        found = arithmetic.parse(text)
+    except arithmetic.MalformedError:
+        return 0.0
+    given = arithmetic.numbers(_value(row, spec.numbers))
+    target = rationals.number(_value(row, spec.target), "only")
+    if given is None or found.value is None or found.value != target:
+        return spec.well_formed
+    used, available = Counter(found.numbers), Counter(given)
+    right = used == available if spec.uses == "exactly-once" else used <= available
+    return 1.0 if right else spec.well_formed
+
+
+def _defines(text: str, spec: Code) -> bool:
+    found = python_source.parse(text)
+    if found is None or not found.modules <= set(spec.imports):
+        return False
+    return all(found.functions.get(name) == names for name, names in spec.functions.items())
+
+
+def _formatted(text: str, spec: Format) -> bool:
+    if not text.startswith(spec.begins):
+        return False
+    place = len(spec.begins)
+    for marker in spec.contains:
+        found = text.find(marker, place)
+        if found < 0:
+            return False
+        place = found + len(marker)
+    return text.endswith(spec.ends) and len(text) - len(spec.ends) >= place
+
+
+def _between(text: str, spec: Extract) -> str | None:
+    """Return what stands between the first or last opening marker with an end after it, and that end."""
+    if spec.which == "first":
+        start = text.find(spec.begin)
+    else:
+        latest = text.rfind(spec.end) if spec.end else len(text)
+        start = text.rfind(spec.begin, 0, latest) if latest >= 0 else -1
+    if start < 0:
+        return None
+    start += len(spec.begin)
+    end = text.find(spec.end, start) if spec.end else len(text)
+    return text[start:end] if end >= 0 else None

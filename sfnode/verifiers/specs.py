@@ -1,0 +1,238 @@
+"""The kinds of verifiers, as data: a closed list, told apart by `kind` (docs/verifiers.md has their rules).
+
+The meaning of a kind never changes. A later version may add kinds, and whoever does not know one refuses it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import Field, TypeAdapter, field_validator, model_validator
+
+from sfnode.verifiers import patterns
+from sfnode.verifiers.base import Name, Names, Table
+from sfnode.verifiers.bounds import MAX_ANSWER, MAX_COST, MAX_DEPTH, MAX_LISTED, MAX_MARKER, MAX_NAME
+from sfnode.verifiers.rationals import Which
+from sfnode.verifiers.schemas import Schema
+
+VERSION = 1
+"""Version of the list."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Tolerance = Annotated[float, Field(ge=0, le=1e9)]
+Marker = Annotated[str, Field(max_length=MAX_MARKER)]
+GivenMarker = Annotated[str, Field(min_length=1, max_length=MAX_MARKER)]
+
+
+class Kind(Table):
+    """A kind of verifier."""
+
+    cost: ClassVar[int] = 1
+
+
+class Exact(Kind):
+    """The answer is the row's value, to the character."""
+
+    kind: Literal["exact"] = "exact"
+    column: Name
+    strip: bool = True
+    """Whether white space at both ends of either counts for nothing."""
+    ignore_case: bool = False
+
+
+class Numeric(Kind):
+    """The first, last or only number of the answer is the last of the row's value."""
+
+    kind: Literal["numeric"] = "numeric"
+    column: Name
+    which: Which = "last"
+    absolute: Tolerance = 0.0
+    relative: Tolerance = 0.0
+    """Share of the row's number; the larger of the two tolerances counts."""
+
+
+class Regex(Kind):
+    """A part of the answer, or the whole of it, matches a regular expression of RE2's syntax.
+
+    Reading one raises UserError EXTRA_MISSING where RE2 is not installed.
+    """
+
+    cost: ClassVar[int] = 4
+    kind: Literal["regex"] = "regex"
+    pattern: Annotated[str, Field(min_length=1, max_length=patterns.MAX_PATTERN)]
+    whole: bool = False
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        patterns.compiled(value)
+        return value
+
+
+class Json(Kind):
+    """The answer is JSON that satisfies a schema, and agrees with the row's value if there is a column."""
+
+    cost: ClassVar[int] = 2
+    kind: Literal["json"] = "json"
+    satisfies: Schema = Schema()
+    column: str = Field(default="", max_length=MAX_NAME)
+
+
+class Countdown(Kind):
+    """The answer is an arithmetic expression that makes the row's target of the row's numbers."""
+
+    kind: Literal["countdown"] = "countdown"
+    numbers: Name
+    """Column with the numbers, in any notation that keeps them apart."""
+    target: Name
+    uses: Literal["exactly-once", "at-most-once"] = "exactly-once"
+    well_formed: Share = 0.0
+    """Score of any other expression that can be read."""
+
+
+class Code(Kind):
+    """The answer is Python that defines the functions and imports only these packages. It is never run."""
+
+    cost: ClassVar[int] = 3
+    kind: Literal["code"] = "code"
+    functions: Annotated[dict[Name, Names], Field(max_length=MAX_LISTED)] = Field(default_factory=dict)
+    """Names of the parameters, in order, by the name of the function."""
+    imports: Names = ()
+    """Top-level packages."""
+
+
+class Length(Kind):
+    """The answer has a number of characters between the two bounds, both included."""
+
+    kind: Literal["length"] = "length"
+    least: int = Field(default=0, ge=0, le=MAX_ANSWER)
+    most: int = Field(default=MAX_ANSWER, ge=0, le=MAX_ANSWER)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Length:
+        if self.least > self.most:
+            raise ValueError("no text is as long as least and as short as most")
+        return self
+
+
+class Format(Kind):
+    """The answer has the markers, in this order and apart from each other."""
+
+    kind: Literal["format"] = "format"
+    begins: Marker = ""
+    contains: Annotated[tuple[GivenMarker, ...], Field(max_length=MAX_LISTED, strict=False)] = ()
+    ends: Marker = ""
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Format:
+        if not (self.begins or self.contains or self.ends):
+            raise ValueError("a format names a marker in begins, contains or ends")
+        return self
+
+
+class Boxed(Kind):
+    r"""The content of the last balanced \boxed{} of the answer is scored by another verifier."""
+
+    kind: Literal["boxed"] = "boxed"
+    then: Verifier
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Boxed:
+        _require_bounds(self)
+        return self
+
+
+class Extract(Kind):
+    """The part between two markers of the answer is scored by another verifier."""
+
+    kind: Literal["extract"] = "extract"
+    begin: GivenMarker
+    end: Marker = ""
+    """Nothing for the end of the answer."""
+    which: Literal["last", "first"] = "last"
+    then: Verifier
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Extract:
+        _require_bounds(self)
+        return self
+
+
+class Term(Table):
+    """A part of a sum."""
+
+    weight: float = Field(gt=0, le=1)
+    verifier: Verifier
+
+
+class Sum(Kind):
+    """The weighted mean of other scores."""
+
+    cost: ClassVar[int] = 0
+    kind: Literal["sum"] = "sum"
+    terms: Annotated[tuple[Term, ...], Field(min_length=1, max_length=MAX_LISTED, strict=False)]
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Sum:
+        total = math.fsum(term.weight for term in self.terms)
+        if abs(total - 1) > 1e-9:
+            raise ValueError(f"the weights of a sum add up to 1, and not to {total:g}")
+        _require_bounds(self)
+        return self
+
+
+Verifier: TypeAlias = Annotated[
+    Exact | Numeric | Regex | Json | Countdown | Code | Length | Format | Boxed | Extract | Sum,
+    Field(discriminator="kind"),
+]
+
+for _model in (Boxed, Extract, Term, Sum):
+    _model.model_rebuild()
+
+_READER: TypeAdapter[Any] = TypeAdapter(Verifier)
+
+
+def read(data: Any) -> Verifier:
+    """Read a verifier from plain data. Raises ValueError; for a regex without RE2 UserError EXTRA_MISSING."""
+    found: Verifier = _READER.validate_python(data)
+    return found
+
+
+def within(verifier: Verifier) -> tuple[Verifier, ...]:
+    """Return the verifiers that another one applies."""
+    match verifier:
+        case Boxed() | Extract():
+            return (verifier.then,)
+        case Sum():
+            return tuple(term.verifier for term in verifier.terms)
+    return ()
+
+
+def leaves(verifier: Verifier) -> Iterator[Verifier]:
+    """Yield the verifiers that apply no other one, in order."""
+    others = within(verifier)
+    if not others:
+        yield verifier
+    for other in others:
+        yield from leaves(other)
+
+
+def _require_bounds(verifier: Verifier) -> None:
+    """Raise ValueError where a verifier that applies others could take too long."""
+    if _depth(verifier) > MAX_DEPTH:
+        raise ValueError(f"verifiers are nested more than {MAX_DEPTH} deep")
+    cost = _cost(verifier)
+    if cost > MAX_COST:
+        raise ValueError(
+            f"scoring could take too long: the costs of all verifiers add up to {cost}, over {MAX_COST}"
+        )
+
+
+def _cost(verifier: Verifier) -> int:
+    return verifier.cost + sum(map(_cost, within(verifier)))
+
+
+def _depth(verifier: Verifier) -> int:
+    return 1 + max(map(_depth, within(verifier)), default=0)

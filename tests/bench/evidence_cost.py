@@ -1,0 +1,145 @@
+"""What line searches, evaluations and evidence cost swarms of nodes of equal speed.
+
+The organiser's policy as it ships, on a virtual clock, with members who are all honest; measurements take as
+long as their forwards do on a node that makes an update a second, and say what good work brings. A search
+takes all rows that it may, which is the most that it can cost.
+
+    python -m tests.bench.evidence_cost --members 10 --members 100 --updates 400
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from sfnode.organising.events import Evaluate, EvaluationEnded
+from sfnode.organising.line_search import AMOUNTS, Found
+from sfnode.organising.origins import Brought
+from sfnode.organising.searching import ORIGIN_FORWARDS
+from sfprotocol.decisions import Worth
+from tests.organising.bench import EVALUATED, Bench, feed_of, scores
+
+FORWARDS = 8
+"""Example-forwards of an update."""
+
+SPEED = float(FORWARDS)
+"""Example-forwards a second, of every node: an update a second."""
+
+ROWS = 256
+"""Validation rows."""
+
+DRIFT = 0.35
+"""Mean score of one honest update."""
+
+TICK = 8
+"""Seconds after which members tell of their updates."""
+
+
+class Cost(NamedTuple):
+    """Costs of a run."""
+
+    share: float
+    """Share of all example-forwards that measurements took."""
+    later: float
+    """The same from the first epoch on that was made once the rate had settled."""
+    busy: float
+    """Share of the organiser's time that they took since then."""
+    updates: float
+    """Updates of an epoch since then, on average."""
+    searched: float
+    """Share of these epochs that were searched."""
+    measured: float
+    """Share of these epochs in which it was measured what members brought."""
+
+
+class Swarm:
+    """Members of equal speed, and an organiser among them."""
+
+    def __init__(self, members: int, budget: int, epoch_updates: int, rows: int = ROWS) -> None:
+        """`rows`: most after which a search is clear."""
+        self.rows = rows
+        policy = replace(
+            EVALUATED,
+            target_updates=epoch_updates,
+            longest_epoch=600.0,
+            seal_wait=600.0,
+            search_rows=ROWS,
+            update_forwards=FORWARDS,
+            origins=True,
+        )
+        self.bench = Bench(policy=policy, budget=budget)
+        self.names = [f"member {n}" for n in range(members)]
+        self.bench.begin(*self.names, quota=1 << 20)
+        self.made = self.spent = self.answered = 0
+        self.free_at = self.bench.now
+        self._draws = np.random.default_rng(0)
+
+    def run(self, updates: int) -> Cost:
+        """Let every member make so many updates."""
+        bench, began, before, first = self.bench, self.bench.now, (0, 0), 0
+        for _ in range(updates // TICK):
+            for name in self.names:
+                bench.update(feed_of(name), TICK)
+            self.made += len(self.names) * TICK
+            until = bench.now + TICK
+            while self.answered < len(bench.plans) and self.free_at <= until:
+                self._answer(bench.plans[self.answered])
+            bench.advance(max(0.0, until - bench.now))
+            assert bench.organiser.search
+            if not first and bench.organiser.search.settled:
+                began, before, first = bench.now, (self.spent, self.made), bench.counting.sealed + 1
+        spent, made = self.spent - before[0], self.made - before[1]
+        sealed = range(first, bench.counting.sealed)
+        lengths = [bench.counting.closed_updates(epoch) for epoch in sealed]
+        count = max(1, len(lengths))
+        return Cost(
+            self.spent / (self.spent + self.made * FORWARDS),
+            spent / (spent + made * FORWARDS),
+            spent / SPEED / (bench.now - began),
+            sum(lengths) / count,
+            len({plan.epoch for plan in bench.plans if plan.rows and plan.epoch in sealed}) / count,
+            len({worth.epoch for worth in bench.of(Worth) if worth.epoch in sealed}) / count,
+        )
+
+    def _answer(self, plan: Evaluate) -> None:
+        bench = self.bench
+        self.answered += 1
+        rows = min(plan.rows, self.rows)
+        forwards = rows * len(AMOUNTS) + plan.origins * ORIGIN_FORWARDS + plan.scored * ROWS
+        self.spent += forwards
+        self.free_at = max(self.free_at, bench.now) + forwards / SPEED
+        bench.advance(self.free_at - bench.now)
+        found = Found(1.0, 2.0, rows) if rows else None
+        result = scores(0.6) if plan.scored else None
+        brought = tuple(self._brought(plan)) if plan.origins else ()
+        bench.do(EvaluationEnded(plan.epoch, result, None, None, found, forwards, brought=brought))
+
+    def _brought(self, plan: Evaluate) -> list[Brought]:
+        counting = self.bench.counting
+        found = []
+        for number in counting.moved(plan.epoch):
+            count = counting.named(number, plan.epoch) - counting.named(number, plan.epoch - 1)
+            score = DRIFT * math.sqrt(count) + self._draws.standard_normal()
+            found.append(Brought(counting.feed(number), count, score * 6, 36.0, score * 1e-3, 1e-4))
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--members", type=int, action="append")
+    parser.add_argument("--updates", type=int, default=400, help="of each member")
+    parser.add_argument("--epoch-updates", type=int, default=1024)
+    given = parser.parse_args()
+    print("members, share, share once settled, organiser's time, updates of an epoch, searched, measured")
+    for members in given.members or [10, 100, 1000]:
+        cost = Swarm(members, 2 * members * given.updates, given.epoch_updates).run(given.updates)
+        figures = f"{cost.share:.3f} {cost.later:.3f} {cost.busy:.3f} {cost.updates:.0f}"
+        print(members, figures, f"{cost.searched:.2f} {cost.measured:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

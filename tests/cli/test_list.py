@@ -1,0 +1,61 @@
+"""`sfnode list`: every run on this machine, whether its node runs or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from sfnode.cli import folders
+from sfnode.defaults import FOLDERS, PROFILES
+from sfnode.models.manifest_builder import default_manifest
+from sfnode.store.data_folder import open_data_dir
+from sfnode.store.log import UpdateLog
+from tests.cli.fake_node import fake_node
+from tests.cli.helpers import Ended
+
+Run = Callable[..., Ended]
+
+
+def test_runs_are_found_in_the_default_folder_in_profiles_and_where_nodes_have_run(
+    home: Path, tmp_path: Path, sfnode: Run
+) -> None:
+    run = default_manifest()
+    profile = home / PROFILES.relative_to("~") / "owls"
+    elsewhere = tmp_path / "elsewhere"
+    profile.mkdir(parents=True)
+    for folder in (profile, elsewhere):
+        with open_data_dir(folder) as data_dir, UpdateLog.open(data_dir.log, run.run_id):
+            data_dir.manifest.write_text(run.to_toml())
+    folders.note(elsewhere)
+    with fake_node(home / ".sfnode"), open_data_dir(home / ".sfnode") as running:
+        running.manifest.touch()
+        found = json.loads(sfnode("list", "--json").out)
+        table = sfnode("list").out
+    stopped = {"run_name": run.name, "run_id": run.run_id.hex(), "state": "not running", "contributed": 0}
+    assert found[1:] == [{"folder": str(folder)} | stopped for folder in (profile, elsewhere)]
+    assert found[0]["folder"] == str(home / ".sfnode")
+    assert (found[0]["state"], found[0]["run_name"]) == ("idle", "NaN")
+    assert table.count("\n") == 4
+    assert f"{run.run_id.hex()[:16]}  not running" in table
+
+
+def test_a_folder_is_listed_once_and_only_if_it_would_not_be_found_without(
+    home: Path, tmp_path: Path
+) -> None:
+    for folder in (tmp_path, tmp_path, home / ".sfnode", home / PROFILES.relative_to("~") / "owls"):
+        folders.note(folder)
+    assert (home / FOLDERS.relative_to("~")).read_text() == f"{tmp_path}\n"
+
+
+def test_without_a_run_the_way_to_one_is_told(sfnode: Run) -> None:
+    assert sfnode("list").out.startswith("No run on this machine yet")
+    assert json.loads(sfnode("list", "--json").out) == []
+
+
+def test_a_folder_whose_files_cannot_be_read_is_listed_all_the_same(home: Path, sfnode: Run) -> None:
+    broken = home / ".sfnode"
+    broken.mkdir()
+    (broken / "run.toml").write_text("no = TOML")
+    (run,) = json.loads(sfnode("list", "--json").out)
+    assert (run["state"], run["run_name"], run["contributed"]) == ("not running", None, None)

@@ -1,0 +1,204 @@
+"""A node that is only told of: what a dashboard asks of a client, answered with the same example every time.
+
+The run has gone well for forty epochs, its node is paused, has a GPU and neighbours with hostile names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sfnode import schema
+from sfnode.limits import Limits
+from sfnode.schema.node_state import NodeState, RunHealth
+from sfnode.schema.organising import EpochEvaluation, HealthStatus
+from sfnode.schema.status import GpuStatus, MachineStatus, RunStatus
+from sfnode.schema.views import (
+    HistoryPoint,
+    Leader,
+    Origin,
+    SampleMoment,
+    SampleRow,
+    SwarmEdge,
+    SwarmNode,
+    Team,
+    TimelineEntry,
+)
+from tests.schema.helpers import status
+
+EPOCHS = 40
+OWN, OTHER = "1a2b3c4d" * 8, "5e6f7a8b" * 8
+HOSTILE = "<b>=cmd|'/C calc'</b>"
+DESCRIPTION = "Teaches a small model to tell whether somebody liked a film, in twelve languages."
+
+
+def result(value: float, epoch: int, *, base: bool = False, calibrated: bool = True) -> EpochEvaluation:
+    return EpochEvaluation(
+        metric="accuracy", value=value, low=value - 0.03, high=value + 0.03, loss=0.5, count=1024,
+        calibrated=calibrated, epoch=epoch, base=base,
+    )  # fmt: skip
+
+
+SEALED = [result(0.9 - 0.28 * math.exp(-epoch / 9), epoch) for epoch in range(EPOCHS)]
+BASES = [result(0.52, 0, base=True, calibrated=False), result(0.61, 0, base=True)]
+
+
+class ExampleNode:
+    """A client of that node; `told` is what the page has ordered."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+
+    async def status(self) -> schema.Status:
+        latest, base = SEALED[-1], BASES[1]
+        health = HealthStatus(
+            verdict=RunHealth.BETTER, latest=latest, base=base, calibrated=base, best=latest, worse_than=[]
+        )
+        run = RunStatus(
+            sealed=EPOCHS, counted=1_234_567, members=212, behind=0, seconds_since_seal=42.0, organiser=None,
+            member=3, quota=4096, room=1024, health=health,
+        )  # fmt: skip
+        gpu = GpuStatus(
+            name="NVIDIA H100",
+            memory=2 * 10**9,
+            memory_total=80 * 10**9,
+            busy=0.43,
+            celsius=54.0,
+            watts=210.0,
+        )
+        machine = MachineStatus(
+            device="cuda", cpu=1.2, cores=8.0, memory=812 * 10**6, memory_total=32 * 10**9, gpu=gpu
+        )
+        return status(
+            version="0.1.0", run_id="ab" * 32, run_name="films", role="trainer", state=NodeState.PAUSED,
+            pauses=["battery"], paused_by=["mains"], origin=OWN, known=1_250_000, contributed=31_415,
+            updates_per_second=1.5, loss=0.41, machine=machine, organised=run,
+            limits=Limits(cpu=50, mains=True),
+            bytes_sent=123_456_789, bytes_received=98_765_432, uptime=86_400.0, peer="Qm" + "x" * 44,
+            digest="cd" * 32, log_bytes=7_000_000, update_budget=4_000_000,
+        )  # fmt: skip
+
+    async def progress(self) -> schema.Progress:
+        return schema.Progress(
+            known=1_234_567, update_budget=4_000_000, epoch=40, epochs=128, epoch_known=12_000,
+            epoch_updates=32_768, updates_per_second=320.0, epoch_seconds_left=65.0, seconds_left=8_640.0,
+        )  # fmt: skip
+
+    async def swarm(self) -> schema.Swarm:
+        def node(peer: str, **fields: Any) -> SwarmNode:
+            usual = {"kind": "neighbour", "role": "trainer", "known": 1_250_000, "lag": 0, "agrees": True}
+            return SwarmNode.model_validate(usual | {"peer": peer, "latency": 0.031} | fields)
+
+        itself = node("Qm" + "x" * 44, kind="self", name="Ada's desktop", origin=OWN, latency=None)
+        near = [
+            node("QmA" + "a" * 43, name=HOSTILE, origin=OTHER),
+            node(
+                "QmB" + "b" * 43,
+                name="basement GPU",
+                origin="99" * 32,
+                agrees=False,
+                known=1_249_000,
+                lag=1000,
+            ),
+            node("QmC" + "c" * 43, role="relay"),
+        ]
+        edges = [SwarmEdge(source=itself.peer, target=one.peer) for one in near]
+        return schema.Swarm(nodes=[itself, *near], edges=edges)
+
+    async def curves(self) -> schema.Curves:
+        moments = range(240)
+        return schema.Curves(
+            now=2400.0, interval=10.0, seconds=[10.0 * n for n in moments], known=[5000 * n for n in moments],
+            own_rate=[1.5 + math.sin(n / 9) for n in moments],
+            swarm_rate=[300 + 40 * math.cos(n / 15) for n in moments],
+            loss=[0.03 + 0.8 * math.exp(-n / 40) for n in moments],
+            cpu=[1 + math.sin(n / 20) for n in moments],
+            memory=[800_000_000 for _ in moments], gpu=[0.5 for _ in moments], measurements=[],
+        )  # fmt: skip
+
+    async def organising(self) -> Any:
+        class Told:
+            evaluations = [*BASES, *SEALED]  # noqa: RUF012
+
+        return Told()
+
+    async def origins(self, **_: Any) -> schema.Origins:
+        def origin(rank: int, key: str, name: str, *, own: bool = False) -> Origin:
+            return Origin(
+                rank=rank, origin=key, updates=31_415 // rank, share=0.3 / rank, feeds=1, first_step=0,
+                last_step=9, first_epoch=0, last_epoch=39, cut=False, counted=30_000 // rank,
+                worth=41_250_000 // rank, own=own, name=name, team="Rhine & Main",
+            )  # fmt: skip
+
+        found = [origin(1, OTHER, HOSTILE), origin(2, OWN, "Ada's desktop", own=True)]
+        teams = [Team(team="Rhine & Main", updates=47_000, share=0.45, origins=2)]
+        return schema.Origins(
+            total=2, offset=0, updates=1_250_000, indexed=1_250_000, origins=found, teams=teams
+        )
+
+    async def history(self, **_: Any) -> schema.History:
+        points = [
+            HistoryPoint(first_epoch=n, last_epoch=n, updates=31_250, known=31_250 * (n + 1), origins=40 + n)
+            for n in range(EPOCHS)
+        ]
+        leaders = [Leader(origin=OTHER, name=HOSTILE, known=[9_000 * (n + 1) for n in range(EPOCHS)])]
+        others = [22_250 * (n + 1) for n in range(EPOCHS)]
+        return schema.History(indexed=1_250_000, points=points, leaders=leaders, others=others)
+
+    async def about(self) -> schema.About:
+        return schema.About(
+            run_id="ab" * 32, run_name="films", description=DESCRIPTION, organised=True,
+            model="facebook/opt-125m", parent=None, licence="mit", task="classification",
+            template="{text} It was", answers=["terrible", "great"], train="hf:films:train",
+            test="hf:films:test",
+        )  # fmt: skip
+
+    async def standing(self) -> schema.OwnStanding:
+        return schema.OwnStanding(
+            rank=2, of=212, updates=31_415, share=0.0251, counted=30_000, worth=20_625_000
+        )
+
+    async def samples(self) -> schema.Samples:
+        rows = [
+            SampleRow(
+                text="The plot is thin but the actors carry it. It was", right="great", base="terrible"
+            ),
+            SampleRow(text="Two hours that I shall not get back. It was", right="terrible", base="terrible"),
+        ]
+        moments = [
+            SampleMoment(epoch=3, known=90_000, answers=["terrible", "terrible"]),
+            SampleMoment(epoch=39, known=1_234_567, answers=["great", "terrible"]),
+        ]
+        return schema.Samples(rows=rows, moments=moments)
+
+    async def timeline(self) -> schema.Timeline:
+        def entry(position: int, kind: str, text: str, **fields: Any) -> TimelineEntry:
+            blank = dict.fromkeys(("epoch", "counted", "origins", "evaluation"))
+            return TimelineEntry.model_validate(
+                {"position": position, "kind": kind, "text": text} | blank | fields
+            )
+
+        seals = [
+            entry(
+                2 * n + 2, "seal", f"31250 of 32000 updates of epoch {n} count",
+                epoch=n, counted=31_250, origins=40, evaluation=SEALED[n],
+            )
+            for n in reversed(range(EPOCHS))
+        ]  # fmt: skip
+        said = entry(81, "announce", f"announces: thank you all, {HOSTILE}")
+        return schema.Timeline(
+            total=83, entries=[said, *seals, entry(1, "admit", "admits 5e6f7a8b with a quota")]
+        )
+
+    async def pause(self, seconds: float | None = None) -> None:
+        self.told.append(("pause", seconds))
+
+    async def resume(self) -> None:
+        self.told.append(("resume", None))
+
+    async def limit(self, changes: Mapping[str, Any]) -> None:
+        self.told.append(("limit", dict(changes)))
+
+    async def leave(self) -> None:
+        self.told.append(("leave", None))

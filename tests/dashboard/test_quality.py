@@ -1,0 +1,117 @@
+"""Whether a run's model gets better, in figures and in one sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfnode.dashboard.quality import quality
+from sfnode.dashboard.snapshot import Mood, contributed
+from sfnode.schema.evaluation import NodeEvaluation
+from sfnode.schema.node_state import RunHealth
+from sfnode.schema.organising import EpochEvaluation, HealthStatus
+from sfnode.schema.views import OwnStanding
+from tests.schema.helpers import organised, status
+
+
+def result(value: float, epoch: int = 0, *, base: bool = False, calibrated: bool = False) -> EpochEvaluation:
+    return EpochEvaluation(
+        metric="accuracy", value=value, low=value - 0.02, high=value + 0.02, loss=0.5, count=256,
+        calibrated=calibrated, epoch=epoch, base=base,
+    )  # fmt: skip
+
+
+def measured(
+    metric: str, value: float, known: int, *, base: bool = False, room: float = 0.02
+) -> NodeEvaluation:
+    return NodeEvaluation(
+        metric=metric, value=value, low=value - room, high=value + room, loss=0.5, count=200, seconds=1.0,
+        known=known, base=base, digest=None,
+    )  # fmt: skip
+
+
+def health(verdict: RunHealth, latest: EpochEvaluation | None, **fields: object) -> HealthStatus:
+    base = result(0.5, base=True)
+    return HealthStatus.model_validate(
+        {"verdict": verdict, "latest": latest, "base": base, "best": latest, "worse_than": []} | fields
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence", "mood"),
+    [
+        (
+            health(RunHealth.BETTER, result(0.8, 7), best=result(0.9, 5)),
+            "Getting better: accuracy 0.800 (0.780-0.820) now, 0.500 (0.480-0.520) before training, "
+            "0.900 at best (epoch 5).",
+            Mood.GOOD,
+        ),
+        (
+            health(RunHealth.NO_BETTER, result(0.51, 7)),
+            "No better yet: accuracy 0.510 (0.490-0.530) now, 0.500 (0.480-0.520) before training.",
+            Mood.WARN,
+        ),
+        (
+            health(RunHealth.WORSE, result(0.4, 7), worse_than=[result(0.5, base=True)]),
+            "WORSE than before training: accuracy 0.400 (0.380-0.420) now, 0.500 (0.480-0.520) before "
+            "training.",
+            Mood.BAD,
+        ),
+        (
+            health(RunHealth.UNKNOWN, result(0.8, 7), base=None),
+            "Not compared yet: accuracy 0.800 (0.780-0.820) now.",
+            Mood.NEUTRAL,
+        ),
+        (
+            health(RunHealth.UNKNOWN, None),
+            "Too early to tell: nothing was evaluated so far.",
+            Mood.NEUTRAL,
+        ),
+    ],
+)
+def test_an_organised_run_is_judged_by_its_seals(found: HealthStatus, sentence: str, mood: Mood) -> None:
+    assert quality(status(**organised(health=found)), []).headline == (sentence, mood)
+
+
+def test_before_the_first_seal_it_is_too_early_to_tell() -> None:
+    early = organised(health=health(RunHealth.UNKNOWN, None), sealed=0)
+    assert quality(status(**early), []).headline.text == "Too early to tell: no epoch is sealed yet."
+
+
+def test_the_curve_has_each_epoch_once_and_begins_with_what_it_is_compared_with() -> None:
+    base, calibrated = result(0.5, base=True), result(0.6, base=True, calibrated=True)
+    found = health(RunHealth.BETTER, result(0.8, 2, calibrated=True), base=calibrated)
+    later = [
+        result(0.7, 1, calibrated=True),
+        result(0.8, 2, calibrated=True),
+        result(0.75, 1, calibrated=True),
+    ]
+    seen = quality(status(**organised(health=found)), [], [base, calibrated, *later])
+    assert [(point.x, point.value) for point in seen.points] == [(1, 0.75), (2, 0.8)]
+    assert [(one.name, one.value) for one in seen.compared] == [
+        ("before training", 0.6), ("uncalibrated", 0.5)
+    ]  # fmt: skip
+    assert (seen.across, seen.now and seen.now.x) == ("epoch", 2)
+
+
+def test_an_open_run_is_judged_by_what_was_measured_here() -> None:
+    nothing = quality(status(role="trainer"), [])
+    assert nothing.headline.text.startswith("Not measured: ")
+    fell = [measured("perplexity", 20.0, 0, base=True), measured("perplexity", 12.0, 900)]
+    seen = quality(status(), fell)
+    assert seen.headline.text.startswith("Getting better: perplexity 12.000 ")
+    assert (seen.across, seen.points[-1].x) == ("updates", 900)
+    rose = [*fell, measured("perplexity", 25.0, 1800)]
+    worse = quality(status(), rose)
+    assert worse.headline.text.startswith("WORSE than before training: perplexity 25.000 ")
+    assert worse.headline.text.endswith("12.000 at best (900 updates).")
+    near = [measured("accuracy", 0.5, 0, base=True), measured("accuracy", 0.52, 9)]
+    assert quality(status(), near).headline.text.startswith("No better yet: ")
+
+
+def test_what_a_node_has_done_is_told_in_one_sentence() -> None:
+    own = OwnStanding(rank=2, of=14, updates=12_345, share=0.31, counted=12_000, worth=41_250_000)
+    assert contributed(status(origin="ab"), own).text == (
+        "You: 12,345 updates (31 % of all), 12,000 of them sealed, worth +0.041250 nats, rank 2 of 14."
+    )
+    assert contributed(status(origin="ab"), None).text == "You have contributed no update yet."
+    assert contributed(status(), None).text.startswith("This relay passes on ")

@@ -1,0 +1,57 @@
+"""Answers of a model to a few rows: chosen as in evaluations, or written, and never more than is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfnode.engine import samples
+from sfnode.errors import UserError
+from sfnode.manifest import Data, Manifest, Task
+from tests.engine.helpers import ROWS, data_file, manifest, trainer, updates
+
+
+def with_task(task: Task, file: Path, rows: list[dict[str, Any]]) -> Manifest:
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return manifest("opt").model_copy(update={"task": task, "data": Data(test=str(file))})
+
+
+def test_rows_of_classes_come_by_turns_and_are_answered_as_evaluations_answer_them(tmp_path: Path) -> None:
+    run = trainer(manifest("opt", str(data_file(tmp_path)), learning_rate=1e-3))
+    base = run.answer(5, base=True)
+    assert {one.right for one in base[:2]} == {"terrible", "great ."}
+    assert {one.said for one in base} <= {"terrible", "great ."}
+    assert {one.text for one in base} == {f"{row['sentence']} It was" for row in ROWS}
+    hits = sum(one.said == one.right for one in base)
+    assert hits / len(ROWS) == pytest.approx(run.evaluate_base().value)
+    run.apply(updates(40, (0,)))
+    now = run.answer(5, base=False)
+    assert [one.text for one in now] == [one.text for one in base]
+    assert sum(one.said == one.right for one in now) / len(ROWS) == pytest.approx(run.evaluate().value)
+    assert run.answer(5, base=True) == base
+
+
+def test_what_a_model_writes_is_cut_to_what_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "WRITTEN", 4)
+    rows = [{"question": "a " * 300 + "story", "answer": "good " * 100}]
+    task = Task(kind="completion", template="{question}", completion="{answer}", max_tokens=2048)
+    (one,) = trainer(with_task(task, tmp_path / "rows.jsonl", rows)).answer(4, base=True)
+    assert (len(one.text), one.text[0], one.text[-5:]) == (samples.SHOWN, "…", "story")
+    assert len(one.right) == samples.SHOWN_ANSWER
+
+
+def test_a_plain_text_is_to_be_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "WRITTEN", 4)
+    task = Task(kind="text", template="{text}")
+    (one,) = trainer(with_task(task, tmp_path / "rows.jsonl", [{"text": "the film was bright"}])).answer(
+        1, base=True
+    )
+    assert (one.text, one.right) == ("the film", "was bright")
+
+
+def test_a_run_without_test_rows_has_nothing_to_answer() -> None:
+    with pytest.raises(UserError, match="no test data"):
+        trainer(manifest("opt")).answer(4, base=True)

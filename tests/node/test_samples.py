@@ -1,0 +1,84 @@
+"""Samples: what the model says of a few test rows, recorded at each seal, at a bounded cost."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.node import samples
+from tests.node.helpers import Answered, SmallEngine, Swarm, eventually
+from tests.node.test_organising import little_work, options, organised  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "LOOK_INTERVAL", 0.01)
+
+
+async def test_each_seal_s_model_answers_the_same_rows_as_the_base_model(
+    organised: Swarm,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    a = await organised.first(**options(tmp_path), samples=2)
+    await a.until(lambda: a.machine.complete)
+    last = a.machine.organised.counting.sealed - 1
+    await eventually(lambda: (seen := a.node.sampling.view().moments) and seen[-1].epoch == last)
+    found = await a.client.samples()
+    assert [(row.text, row.right, row.base) for row in found.rows] == [
+        ("row 0", "much", "?"), ("row 1", "much", "?")
+    ]  # fmt: skip
+    epochs = [moment.epoch for moment in found.moments]
+    assert epochs == sorted(set(epochs))
+    assert all(moment.answers == [str(moment.known)] * 2 for moment in found.moments)
+    timeline = await a.client.timeline(limit=3)
+    assert len(timeline.entries) == 3 <= timeline.total
+    seals = [one for one in (await a.client.timeline()).entries if one.kind == "seal"]
+    assert [one.epoch for one in seals] == list(range(last, -1, -1))
+    assert sum(one.counted or 0 for one in seals) == a.machine.organised.counting.counted
+    own = await a.client.standing()
+    assert (own.rank, own.of, own.counted) == (1, 1, a.machine.organised.counting.counted)
+
+
+async def test_an_open_run_is_sampled_when_an_epoch_begins_and_not_where_that_was_not_wanted(
+    swarm: Swarm,
+) -> None:
+    a, b = await swarm.first(samples=1), await swarm.join("b", samples=0)
+    await eventually(lambda: a.node.sampling.view().moments)
+    assert (await b.client.samples()).rows == []
+    assert (await a.client.timeline()).total == 0
+
+
+async def test_many_moments_are_thinned_out(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "MAX_MOMENTS", 4)
+    monkeypatch.setattr(samples, "COST", 0)
+    a = await swarm.first(samples=1)
+    await a.until(lambda: a.machine.epoch > 12)
+    moments = a.node.sampling.view().moments
+    assert 0 < len(moments) <= 4
+    assert [moment.known for moment in moments] == sorted(moment.known for moment in moments)
+
+
+class WithoutRows(SmallEngine):
+    """An engine of a run without test rows."""
+
+    def answer(self, rows: int, *, base: bool) -> list[Answered]:
+        raise UserError(Code.DATA_NEEDED, "the run names no test data", "Name some.")
+
+
+async def test_a_run_without_test_rows_has_no_samples_and_its_node_goes_on(
+    swarm: Swarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    def engine(run: Manifest) -> Any:
+        return WithoutRows(run).go()
+
+    caplog.set_level(logging.INFO)
+    a = swarm.node("a", make_engine=engine)
+    await a.start(swarm.run_file, samples=1)
+    await eventually(lambda: "no samples of the model's answers" in caplog.text)
+    before = a.known
+    await a.until(lambda: a.known > before)

@@ -1,0 +1,35 @@
+"""Introductions of neighbours: an origin is believed only for the peer that it has signed for (SPEC L6)."""
+
+from __future__ import annotations
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sfnode.peers.latency import ECHO, introduced, introduction
+
+RUN_ID = b"r" * 32
+KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
+ORIGIN = KEY.public_key().public_bytes_raw()
+SAID = introduction(RUN_ID, ORIGIN, "QmAda", KEY.sign)
+
+
+def test_a_peer_shows_its_origin() -> None:
+    assert SAID.startswith(ECHO)
+    assert introduced(RUN_ID, "QmAda", SAID) == ORIGIN
+
+
+@pytest.mark.parametrize(
+    ("run_id", "peer", "answer"),
+    [
+        (RUN_ID, "QmEve", SAID),
+        (b"x" * 32, "QmAda", SAID),
+        (RUN_ID, "QmAda", ECHO),
+        (RUN_ID, "QmAda", SAID[:-1]),
+        (RUN_ID, "QmAda", SAID + b"x"),
+        (RUN_ID, "QmAda", ECHO + bytes(96)),
+    ],
+)
+def test_nobody_is_taken_for_an_origin_that_has_not_signed_for_this_peer_and_run(
+    run_id: bytes, peer: str, answer: bytes
+) -> None:
+    assert introduced(run_id, peer, answer) is None

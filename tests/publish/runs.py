@@ -1,0 +1,140 @@
+"""Folders of nodes of organised runs, with real signatures and no model, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sfnode.manifest import Manifest, Organised
+from sfnode.models.manifest_builder import default_manifest
+from sfnode.organising.health import published
+from sfnode.schema.evaluation import Evaluation
+from sfnode.store.data_folder import Layout
+from sfnode.store.log import CardRecord, Record, UpdateLog
+from sfnode.store.run_keys import organiser_key
+from sfprotocol import decisions, seeds, signing, wire_codec
+from sfprotocol.control_feed import ControlFeed
+from sfprotocol.counting import Counting, named_digest
+from sfprotocol.decisions import FACTOR_ONE, Admit, Announce, Close, Decision, Move, Part, Seal, Worth
+from sfprotocol.events import KeepControl
+from sfprotocol.holding import tag
+from sfprotocol.messages import Card, EpochScalars, Feed, Segment
+from sfprotocol.names import Names
+from sfprotocol.worths import WORTH_ONE
+from tests.protocol.feeds import origin_of, signing_key
+
+SALT = bytes(8)
+BASE_ACCURACY, GAIN = 0.512, 0.36
+
+HOSTILE = Names("<script>alert(1)</script>", "</title><img src=x>")
+"""Names that are markup; each fits a card."""
+
+
+def manifest_of(**changes: object) -> Manifest:
+    """The built-in run with an organiser whose key is that of `origin_of("organiser")`."""
+    run = default_manifest()
+    rules = Organised(organiser=origin_of("organiser").hex(), quota=1 << 20, subspace_epochs=16)
+    numbers = {"update_budget": 1 << 21, "epoch_updates": 4096, "learning_rate": 2.0**-12}
+    training = run.training.model_copy(update=numbers | {"schedule": "constant"})
+    changed = {"name": "reviews", "admission": "organised", "organised": rules, "training": training}
+    return run.model_copy(update=changed | changes)
+
+
+class Author:
+    """One feed, as its origin makes it."""
+
+    def __init__(self, run_id: bytes, name: str, names: Names) -> None:
+        self._key, self._run_id, self.names = signing_key(name), run_id, names
+        self.feed = Feed(origin_of(name), 0)
+        self.key = seeds.feed_key(run_id, *self.feed)
+        self.chain, self.stop = signing.genesis(run_id, self.feed), 0
+
+    def write(self, epoch: int, count: int) -> Record:
+        scalars = tuple((self.stop + n) * 7919 % 201 - 100 for n in range(count))
+        parts, first = (EpochScalars(epoch, scalars),), self.stop
+        self.chain, self.stop = signing.extend(self.chain, parts), first + count
+        message = signing.head_message(self._run_id, self.feed, self.stop, self.chain)
+        return Record(self.feed, Segment(self.key, first, parts, self._key.sign(message)), self.chain)
+
+    def card(self) -> Iterator[CardRecord]:
+        if any(self.names):
+            card = Card(self.feed, self.stop, *self.names, bytes(64))
+            card = replace(card, signature=self._key.sign(signing.card_message(self._run_id, card)))
+            yield CardRecord(self.feed, wire_codec.encode(card))
+
+
+def accuracy(epoch: int, epochs: int) -> float:
+    """The accuracy after an epoch: it rises fast at first, and wavers."""
+    return BASE_ACCURACY + GAIN * (1 - math.exp(-4 * (epoch + 1) / epochs)) + 0.012 * math.sin(epoch * 1.7)
+
+
+def evaluation(value: float) -> Evaluation:
+    around = 0.025
+    return Evaluation(
+        metric="accuracy", value=value, low=value - around, high=value + around, loss=1.2 - value, count=872
+    )
+
+
+def write_run(
+    folder: Path, manifest: Manifest, names: Sequence[Names], *, updates: int, epochs: int
+) -> list[Author]:
+    """Write the folder of a node of such a run; origins make equal parts, in the order of `names` worth less
+    and less, the last one harmful. Return them."""
+    run = manifest.parameters()
+    assert run.organised
+    layout, key = Layout(folder), signing_key("organiser")
+    folder.mkdir(parents=True)
+    layout.manifest.write_text(manifest.to_toml())
+    control, counting = ControlFeed(run.organised), Counting.of(run)
+    authors = [Author(run.run_id, f"member {n}", one) for n, one in enumerate(names)]
+
+    def decide(decision: Decision) -> None:
+        record = decisions.encode(decision)
+        control.add(control.stop, [control.sign(record, key.sign)])
+        counting.apply(decisions.read(record))
+
+    with UpdateLog.open(layout.log, run.run_id) as log:
+        for author in authors:
+            decide(Admit(author.feed.origin, 1 << 20, 0))
+        decide(published(0, evaluation(BASE_ACCURACY), base=True))
+        for epoch in range(epochs):
+            each = [updates // epochs // len(authors) + (n % 3) for n in range(len(authors))]
+            log.append([author.write(epoch, count) for author, count in zip(authors, each, strict=True)])
+            moves = (
+                (64 * n, count, tag(SALT, author.chain))
+                for n, (author, count) in enumerate(zip(authors, each, strict=True))
+            )
+            heads = [(64 * n, author.stop, author.chain) for n, author in enumerate(authors)]
+            decide(Close(epoch, SALT, tuple(Move(*one) for one in moves)))
+            parts = (
+                Part(64 * n, count, _worth(n, len(authors), epochs), 2000) for n, count in enumerate(each)
+            )
+            decide(Worth(epoch, 872, tuple(parts)))
+            decide(Seal(epoch, (), (), named_digest(run.run_id, heads), FACTOR_ONE, ()))
+            decide(published(epoch, evaluation(accuracy(epoch, epochs))))
+        decide(Announce("Bases were made anew & the rate was lowered <b>by half</b>."))
+        cards = [card for author in authors for card in author.card()]
+        log.append([], cards=cards, control=[KeepControl(0, tuple(control.entries))])
+    return authors
+
+
+def _worth(number: int, count: int, epochs: int) -> int:
+    return round(WORTH_ONE * 0.4 * 2 * (count - 1.2 - number) / count**2 / epochs)
+
+
+def write_organiser_key(manifest: Manifest, keys_dir: Path, key: Ed25519PrivateKey | None = None) -> None:
+    """Write the organiser's key of the run as `sfnode init` does, or another one in its place."""
+    from cryptography.hazmat.primitives import serialization
+
+    keys_dir.mkdir(mode=0o700, exist_ok=True)
+    file = organiser_key(manifest.run_id, keys_dir)
+    file.write_bytes(
+        (key or signing_key("organiser")).private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    file.chmod(0o600)

@@ -1,0 +1,332 @@
+"""`sfnode publish`: what is on a page, what is not, and that readers never see half of one."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sfnode.models.manifest_builder import default_manifest
+from sfnode.peers import contacts
+from sfnode.publish import site as sites
+from sfnode.publish.chart import figure
+from sfnode.publish.run_file import RunFile
+from sfnode.publish.site import remove_partial, write
+from sfnode.schema.results import InviteResult
+from sfnode.schema.views import Progress, SampleMoment, SampleRow, Samples
+from sfprotocol import invitation
+from sfprotocol.names import Names
+from tests.cli.fake_node import fake_node
+from tests.cli.helpers import Ended
+from tests.publish.conftest import EPOCHS, NAMES
+from tests.publish.helpers import PEER, Page, link_to
+from tests.publish.runs import HOSTILE, accuracy, manifest_of, write_run
+from tests.store.folders import Folder
+
+Run = Callable[..., Ended]
+
+RUN = manifest_of()
+PROGRESS = Progress(
+    known=69, update_budget=99, epoch=3, epochs=9, epoch_known=0, epoch_updates=9,
+    updates_per_second=0.5, epoch_seconds_left=None, seconds_left=None,
+)  # fmt: skip
+ROW = SampleRow(text="<b>a fine film</b>", right="good", base="bad")
+THEN, NOW = (SampleMoment(epoch=epoch, known=9, answers=[said]) for epoch, said in ((0, "?"), (2, "good")))
+
+
+@pytest.fixture
+def published(sfnode: Run, folder: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Publish the run; return the folder of the page."""
+
+    def run(*options: object) -> Path:
+        ended = sfnode("publish", tmp_path / "page", "--data-dir", folder, *options)
+        assert ended.status == 0, ended.err
+        return tmp_path / "page"
+
+    return run
+
+
+def run_file(site: Path) -> RunFile:
+    return RunFile.parse((site / "run.json").read_bytes(), "run.json")
+
+
+# -- what is on a page -----------------------------------------------------------------------------------
+
+
+def test_a_page_has_the_figures_of_the_log(published: Callable[..., Path], sfnode: Run, folder: Path) -> None:
+    site = published("--title", "Film reviews", "--public-link", link_to(RUN))
+    said, words = run_file(site), Page.of(site / "index.html").words
+    assert (said.title, said.members, said.updates) == ("Film reviews", len(NAMES), 69)
+    assert said.quality is not None
+    assert said.quality.base is not None
+    assert [point.epoch for point in said.curve] == list(range(EPOCHS))
+    assert "Better than the base model, and still getting better" in words
+    assert figure("accuracy", accuracy(EPOCHS - 1, EPOCHS)) in words
+    assert "base model 51.2 %" in words
+    checkout = json.loads(sfnode("checkout", EPOCHS - 1, "--data-dir", folder, "--json").out)
+    assert said.seal is not None
+    assert (said.seal.epoch, said.seal.core_digest) == (EPOCHS - 1, checkout["core_digest"])
+    assert f"sfnode checkout {EPOCHS - 1}" in words
+    assert checkout["core_digest"] in words
+    assert f"sfnode join {link_to(RUN)}" in words
+
+
+def test_members_stand_in_both_orders_and_teams_by_what_they_call_themselves(
+    published: Callable[..., Path],
+) -> None:
+    words = Page.of(published() / "index.html").words
+    by_worth, by_number = words.split("By what it was worth")[1].split("By number of updates")
+    assert re.findall("Anneli|Zoë", by_worth) == ["Anneli", "Zoë"]
+    assert re.findall(r" (\d{2})\b", by_number)[:4] == ["21", "18", "15", "15"]
+    assert re.search(r"Owls\s*2", words)
+
+
+def test_a_running_node_tells_its_contacts_and_its_rate(sfnode: Run, folder: Path, tmp_path: Path) -> None:
+    said = InviteResult(
+        link=link_to(RUN),
+        run_id=RUN.run_id.hex(),
+        run_name=RUN.name,
+        protocol=RUN.protocol,
+        addresses=[PEER],
+        reach="internet",
+    )
+    answers = {
+        "GET /invitation": said.model_dump_json(),
+        "GET /views/progress": PROGRESS.model_dump_json(),
+        "GET /views/samples": Samples(rows=[ROW], moments=[THEN, NOW]).model_dump_json(),
+    }
+    with fake_node(tmp_path / "node", answers):
+        for file in folder.iterdir():
+            shutil.copy(file, tmp_path / "node" / file.name)
+        ended = sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node")
+    assert ended.err == "reading the log\n"
+    found = run_file(tmp_path / "page")
+    assert (found.link, found.updates_per_hour) == (said.link, 1800.0)
+    words = Page.of(tmp_path / "page" / "index.html").words
+    assert "1,800" in words
+    assert re.search(r"After epoch 2\s*Right\s+<b>a fine film</b> bad good good", words)
+
+
+def test_a_node_that_has_met_nobody_has_no_link_and_says_so(
+    sfnode: Run, folder: Path, tmp_path: Path
+) -> None:
+    ended = sfnode("publish", tmp_path / "page", "--data-dir", folder)
+    assert "The page has no link" in ended.err
+    assert "by invitation" in Page.of(tmp_path / "page" / "index.html").words
+
+
+def test_run_json_is_what_join_reads(published: Callable[..., Path]) -> None:
+    site = published("--public-link", link_to(RUN))
+    said = contacts.read((site / "run.json").read_bytes(), "run.json")
+    assert (said.run_id, said.addresses) == (RUN.run_id, (PEER,))
+
+
+def test_with_the_address_of_its_page_a_link_names_run_json(published: Callable[..., Path]) -> None:
+    site = published("--public-link", link_to(RUN), "--url", "https://example.org/reviews")
+    found = run_file(site)
+    assert invitation.read(found.link).url == "https://example.org/reviews/run.json"
+    page = Page.of(site / "index.html")
+    assert "sfnode join https://example.org/reviews/run.json" in page.words
+    assert {"property": "og:url", "content": "https://example.org/reviews/"} in page.named("meta")
+
+
+def test_an_open_run_has_a_page_too(sfnode: Run, tmp_path: Path) -> None:
+    with Folder(tmp_path / "open", default_manifest(), "a") as made:
+        made.make(5)
+    ended = sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "open")
+    assert "open run, 5 updates" in ended.out
+    found = run_file(tmp_path / "page")
+    assert (found.seal, found.quality, found.members) == (None, None, 1)
+    verified = sfnode("verify", "--data-dir", tmp_path / "open").out
+    assert f"digest       {found.digest}" in verified
+
+
+# -- what is not -----------------------------------------------------------------------------------------
+
+
+def test_hostile_names_are_text(published: Callable[..., Path]) -> None:
+    page = Page.of(published("--public-link", link_to(RUN)) / "index.html")
+    assert list(page.dangers()) == []
+    assert HOSTILE.name in page.words
+    assert HOSTILE.team in page.words
+    assert "the rate was lowered <b>by half</b>" in page.words
+
+
+def test_a_page_needs_no_other_file_and_allows_nothing_but_its_style(published: Callable[..., Path]) -> None:
+    text = (published() / "index.html").read_text()
+    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    policy = next(m["content"] for m in Page(text).named("meta") if "http-equiv" in m)
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:")
+
+
+@pytest.mark.parametrize("digits", [8, 64])
+def test_who_is_hidden_is_a_number_and_no_more(
+    published: Callable[..., Path], sfnode: Run, folder: Path, digits: int
+) -> None:
+    found = json.loads(sfnode("leaderboard", "--data-dir", folder, "--json").out)
+    key = found["members"][0]["origin"]
+    site = published("--hide", key[:digits].upper())
+    text = "".join(path.read_text() for path in site.iterdir())
+    assert "Anneli" not in text
+    assert key[:8] not in text
+    assert "not shown" in text
+    assert run_file(site).members == len(NAMES)
+
+
+def test_a_key_that_hides_nobody_is_told(sfnode: Run, folder: Path, tmp_path: Path) -> None:
+    ended = sfnode("publish", tmp_path / "page", "--data-dir", folder, "--hide", "0" * 64)
+    assert f"--hide {'0' * 64}: nothing of such a key counts" in ended.err
+    refused = sfnode("publish", tmp_path / "page", "--data-dir", folder, "--hide", "ann")
+    assert (refused.status, "8 to 64 hex digits" in refused.err) == (2, True)
+
+
+def test_a_private_run_keeps_its_link_unless_one_is_given(sfnode: Run, tmp_path: Path) -> None:
+    run = manifest_of(organised=RUN.organised.model_copy(update={"private": True}))
+    write_run(tmp_path / "node", run, [Names()], updates=2, epochs=1)
+    ended = sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node")
+    assert (ended.status, ended.err) == (0, "reading the log\n")
+    assert run_file(tmp_path / "page").link == ""
+    sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node", "--public-link", link_to(run))
+    assert run_file(tmp_path / "page").link == link_to(run)
+
+
+def test_no_folder_of_the_machine_is_on_a_page(sfnode: Run, tmp_path: Path) -> None:
+    model = RUN.model.model_copy(update={"source": "/home/ann/models/opt\u3164\u202e"})
+    data = RUN.data.model_copy(update={"train": "/home/ann/rows.tsv", "test": "~/test.csv"})
+    run = manifest_of(model=model, data=data)
+    write_run(tmp_path / "node", run, [Names()], updates=2, epochs=1)
+    sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node")
+    text = "".join((tmp_path / "page" / name).read_text() for name in ("index.html", "run.json"))
+    assert "rows.tsv, tested on test.csv" in text
+    assert "/home" not in text
+
+
+def test_a_link_to_another_run_is_refused(sfnode: Run, folder: Path, tmp_path: Path) -> None:
+    other = link_to(manifest_of(name="other"))
+    ended = sfnode("publish", tmp_path / "page", "--data-dir", folder, "--public-link", other)
+    assert (ended.status, "SF013" in ended.err) == (1, True)
+    assert not (tmp_path / "page" / "index.html").exists()
+
+
+# -- the folder ------------------------------------------------------------------------------------------
+
+
+def test_a_page_of_something_else_is_left_alone(sfnode: Run, folder: Path, tmp_path: Path) -> None:
+    site = tmp_path / "page"
+    site.mkdir()
+    (site / "index.html").write_text("mine")
+    ended = sfnode("publish", site, "--data-dir", folder)
+    assert (ended.status, "SF010" in ended.err) == (1, True)
+    assert (site / "index.html").read_text() == "mine"
+
+
+def test_a_file_is_there_as_a_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "page" / "index.html"
+    file.parent.mkdir()
+    write(file, b"before")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "no space")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="no space"):
+        write(file, b"after")
+    assert [(path.name, path.read_bytes()) for path in file.parent.iterdir()] == [("index.html", b"before")]
+
+
+def test_what_a_killed_process_has_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".index.html.123.partial"
+    left.touch()
+    remove_partial(tmp_path)
+    assert not left.exists()
+
+
+def test_every_so_often_until_somebody_ends_it(
+    sfnode: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sfnode.cli.publish.time.sleep", sleep)
+    ended = sfnode("publish", tmp_path / "page", "--data-dir", folder, "--every", "10m")
+    assert (ended.status, ended.out.count("wrote")) == (130, 2)
+    assert ended.err.count("The page has no link") == 1
+    assert all(0 < wait <= 600 for wait in waits)
+
+
+def test_the_digest_of_a_seal_is_computed_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sfnode.publish.asking import Told
+    from sfnode.publish.run_file import utc_now
+    from sfnode.store.log import UpdateLog
+
+    computed = []
+    result = sites.gather.__globals__["Past"].result
+    monkeypatch.setattr(
+        "sfnode.publish.facts.Past.result", lambda past, epoch: computed.append(epoch) or result(past, epoch)
+    )
+    site = sites.Site(tmp_path / "page", folder)
+    with UpdateLog.open(folder / "updates.sqlite", RUN.run_id, read_only=True) as log:
+        for _ in range(2):
+            site.publish(RUN, log, Told(), utc_now())
+    assert computed == [EPOCHS - 1]
+
+
+# -- downloads -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def exports(tmp_path: Path) -> Path:
+    """The exports of a node with --export-every."""
+    for epoch in (5, 10):
+        made = tmp_path / "exports" / f"epoch-{epoch:06d}"
+        made.mkdir(parents=True)
+        (made / "model.safetensors").write_bytes(bytes(100 + epoch))
+        (made / "README.md").write_text("how to verify")
+        (made / ".hidden").touch()
+    return tmp_path / "exports"
+
+
+def test_the_last_export_is_offered_with_its_sums(published: Callable[..., Path], exports: Path) -> None:
+    site = published("--export", exports)
+    page = Page.of(site / "index.html")
+    offered = [one["href"] for one in page.named("a") if one["href"].startswith("model/")]
+    assert offered == [
+        f"model/epoch-000010/{name}" for name in ("README.md", "model.safetensors", "SHA256SUMS")
+    ]
+    assert "Download the model of epoch 10" in page.words
+    sums = dict(reversed(line.split("  ")) for line in (site / offered[-1]).read_text().splitlines())
+    assert sums["model.safetensors"] == hashlib.sha256(bytes(110)).hexdigest()
+
+
+def test_an_export_is_copied_once_and_goes_when_there_is_a_later_one(
+    published: Callable[..., Path], exports: Path
+) -> None:
+    sums = published("--export", exports) / "model" / "epoch-000010" / "SHA256SUMS"
+    os.utime(sums, (1, 1))
+    site = published("--export", exports)
+    assert sums.stat().st_mtime == 1
+    assert Page.of(published() / "index.html").words.count("Download the model of epoch 10") == 1
+    (exports / "epoch-000010").rename(exports / "epoch-000015")
+    published("--export", exports)
+    assert [path.name for path in (site / "model").iterdir()] == ["epoch-000015"]
+
+
+def test_a_folder_without_an_export_is_refused(sfnode: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    ended = sfnode("publish", tmp_path / "page", "--data-dir", folder, "--export", tmp_path / "empty")
+    assert (ended.status, "there is no export" in ended.err) == (1, True)
