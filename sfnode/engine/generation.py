@@ -59,16 +59,16 @@ class Row(NamedTuple):
     query: int = 0
     """Number of the direction."""
     amount: float = 0.0
-    """How far along it, as +epsilon and -epsilon; 0: at the weights themselves."""
+    """Distance along it, such as +epsilon and -epsilon; 0: the weights themselves."""
     key: int = 0
     """Key of the stream that its tokens are drawn from (`sfprotocol.seeds.token_keys`)."""
 
 
 class Plan(NamedTuple):
-    """How answers are written."""
+    """Way in which answers are written."""
 
     tokens: int
-    """At most so many for an answer, and at least 1."""
+    """Most tokens of an answer, at least 1."""
     temperature: float = 0.0
     """Divides the logits before a token is drawn; 0: always the likeliest one."""
     stop: tuple[str, ...] = ()
@@ -80,10 +80,10 @@ class Plan(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What was written after one prompt."""
+    """Continuation of one prompt."""
 
     text: str
-    """Without special tokens, and up to a stop string."""
+    """The tokens as text, without special ones, up to a stop string."""
     tokens: tuple[int, ...]
     """All of them, but for one that ended the answer."""
     ended: bool
@@ -184,7 +184,7 @@ class _Decoder:
         self._inputs = inspect.signature(loaded.model.forward).parameters
         self._waiting = deque(_Active(number, rows[number]) for number in numbers)
         self._active: list[_Active] = []
-        """In the order of their places in the cache."""
+        """Rows in the order of their places in the cache."""
         columns = max(len(rows[number].prompt) for number in numbers) + plan.tokens if numbers else 0
         self._vocabulary = loaded.model.config.get_text_config(decoder=True).vocab_size
         most = min(len(numbers), max(1, forward.PASS_LOGITS // self._vocabulary))
@@ -327,7 +327,7 @@ class _Cache:
         """Rows that there is room for."""
         self._layers = [_Layer(layer, self.most, columns) for layer in kept]
         self.layers: Any = Cache(layers=list(self._layers))
-        """For the model."""
+        """The cache as the model sees it."""
 
     @property
     def _end(self) -> int:
