@@ -44,7 +44,8 @@ def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=[None])
 def organised(request: pytest.FixtureRequest, swarm_of: SwarmOf, tmp_path: Path) -> Swarm:
-    """A run whose organiser's key lies in `tmp_path / "keys"`; parameters are of its data."""
+    """A run whose organiser's key lies in `tmp_path / "keys"`; parameters are of its data. With validation rows
+    it is long enough to pay for searches, however its epochs fall out."""
     key, deputy = Identity.generate(), Identity.generate()
     said = Organised(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
     fields = {
@@ -52,7 +53,7 @@ def organised(request: pytest.FixtureRequest, swarm_of: SwarmOf, tmp_path: Path)
         "organised": said,
         "data": Data(train="none", validation=request.param or ""),
     }
-    run = manifest(update_budget=400).model_copy(update=fields)
+    run = manifest(update_budget=2000 if request.param else 400).model_copy(update=fields)
     write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
     return swarm_of(run)
 
@@ -240,7 +241,7 @@ async def test_a_seal_is_made_though_nobody_can_tell_what_feeds_have_brought(
 async def test_bases_are_made_anew_at_a_seal_and_everybody_gets_them(
     swarm_of: SwarmOf, tmp_path: Path
 ) -> None:
-    key, rank_1 = Identity.generate(), {"rank": 1, "basis": "published", "update_budget": 400}
+    key, rank_1 = Identity.generate(), {"rank": 1, "basis": "published", "update_budget": 1000}
     first = bases.write(tmp_path / "first", pairs_of(manifest(**rank_1, bases="0" * 64), 8))
     said = Organised(organiser=key.public.hex(), deputies=(Identity.generate().public.hex(),), quota=120)
     fields = {"admission": "organised", "organised": said, "data": Data(train="none")}
