@@ -80,6 +80,7 @@ def complete_run(folder: Path, address: str) -> None:
         peers=(address,),
         host_maddrs=(f"/ip4/{host}/tcp/0",),
         queries=64,
+        samples=0,
         until_complete=True,
     )
 
