@@ -44,8 +44,8 @@ def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=[None])
 def organised(request: pytest.FixtureRequest, swarm_of: SwarmOf, tmp_path: Path) -> Swarm:
-    """A run whose organiser's key lies in `tmp_path / "keys"`; parameters are of its data. With validation rows
-    it is long enough to pay for searches, however its epochs fall out."""
+    """A run whose organiser's key lies in `tmp_path / "keys"`; parameters are of its data. With validation
+    rows it is long enough to pay for searches, however its epochs fall out."""
     key, deputy = Identity.generate(), Identity.generate()
     said = Organised(organiser=key.public.hex(), deputies=(deputy.public.hex(),), quota=120)
     fields = {
