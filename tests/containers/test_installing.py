@@ -17,7 +17,8 @@ from tests.containers.swarm import PROJECT, Swarm, execute, until_sealed, until_
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 
-TOOL = "/root/.local/share/uv/tools/sfnode/bin/python"
+TOOLS = "/tools"
+"""Folder of the environments that uv makes; commands go where every shell looks."""
 
 INSTALL = f"""
 python3 -m venv /uv
@@ -36,11 +37,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sfnode.models.files import EMBEDDED
 
 base = AutoModelForCausalLM.from_pretrained(EMBEDDED / "tiny")
-whole = AutoModelForCausalLM.from_pretrained("/root/model")
-text = AutoTokenizer.from_pretrained("/root/model")("the food was fine", return_tensors="pt").input_ids
+whole = AutoModelForCausalLM.from_pretrained("./model")
+text = AutoTokenizer.from_pretrained("./model")("the food was fine", return_tensors="pt").input_ids
 with torch.inference_mode():
     before, after = base(text).logits, whole(text).logits
-    adapted = PeftModel.from_pretrained(base, "/root/adapter")(text).logits
+    adapted = PeftModel.from_pretrained(base, "./adapter")(text).logits
 assert not torch.allclose(before, after, atol=1e-3)
 assert torch.allclose(adapted, after, atol=1e-3), (adapted - after).abs().max()
 """
@@ -49,11 +50,11 @@ assert torch.allclose(adapted, after, atol=1e-3), (adapted - after).abs().max()
 @pytest.fixture(scope="module")
 def volunteer(swarm: Swarm, images: Bases) -> Iterator[str]:
     """A container in the network of the swarm that has an index of packages, and nothing of sfnode."""
-    path = "PATH=/root/.local/bin:/usr/local/bin:/usr/bin:/bin"
-    environment = [path, "HF_HUB_OFFLINE=1", *([] if images.build_base else ["UV_TORCH_BACKEND=cpu"])]
+    environment = [f"UV_TOOL_DIR={TOOLS}", "UV_TOOL_BIN_DIR=/usr/local/bin", "HF_HUB_OFFLINE=1"]
+    environment += [] if images.build_base else ["UV_TORCH_BACKEND=cpu"]
     container = run(
         *("docker", "run", "--detach", "--init", "--network", f"{PROJECT}_default"),
-        *("--volume", f"{ROOT}:/source:ro", "--workdir", "/root"),
+        *("--volume", f"{ROOT}:/source:ro", "--workdir", "/volunteer"),
         *(word for one in environment for word in ("--env", one)),
         *(images.build_base or images.base, "sleep", "infinity"),
     ).strip()
@@ -77,7 +78,7 @@ def test_a_volunteer_installs_joins_and_can_use_and_verify_the_result(
     with timed("exported, loaded and verified"):
         execute(volunteer, "sfnode", "export", "model")
         execute(volunteer, "sfnode", "export", "adapter", "--format", "lora")
-        execute(volunteer, TOOL, "-c", LOAD)
+        execute(volunteer, f"{TOOLS}/sfnode/bin/python", "-c", LOAD)
         card = execute(volunteer, "cat", "model/README.md")
         commands = "".join(re.findall(r"```sh\n(.*?)```", card, re.DOTALL))
         said = execute(volunteer, "sh", "-euc", commands)
