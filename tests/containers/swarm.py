@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 PROJECT, IMAGE = "sfnode-test", "sfnode-test"
 
-TRAINERS = 3
-"""Trainers besides the one that organises, and the volunteer who comes and goes."""
+TRAINERS = 4
+"""Trainers besides the one that organises."""
 
 BUDGET = 10_000_000
 """Update budget of the run: more than any machine makes during the tests."""
 
 CPU = 10
-"""Percent of all cores for each trainer: four of them leave room for the test's own commands."""
+"""Percent of all cores for each trainer: five of them leave room for the test's own commands."""
 
 PATIENCE = 1200.0
 """Seconds after which something counts as failed: six nodes may share two cores with others."""
