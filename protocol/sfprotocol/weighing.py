@@ -7,7 +7,7 @@ weights, so that it can take exactly that out again. Pure values and functions; 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -85,6 +85,12 @@ class Difference(NamedTuple):
     """Their factor in the one."""
     now: int
     """Their factor in the other."""
+
+
+def counts_alike(before: Mapping[Feed, Counted], now: Mapping[Feed, Counted]) -> bool:
+    """Return whether every update of these feeds has the same weight in both."""
+    feeds = before.keys() | now.keys()
+    return not any(list(differences(before.get(f, NOTHING), now.get(f, NOTHING))) for f in feeds)
 
 
 def differences(before: Counted, now: Counted) -> Iterator[Difference]:

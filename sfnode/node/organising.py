@@ -53,7 +53,7 @@ from sfprotocol.messages import Feed, Petition
 from sfprotocol.organised import Organised
 from sfprotocol.petitions import petition_message
 from sfprotocol.signing import Sign as SignWith
-from sfprotocol.weighing import Counted
+from sfprotocol.weighing import Counted, counts_alike
 
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
@@ -279,7 +279,7 @@ class Organising:
             return self._organised.named(epoch, asked.skipped)
 
         def sealed() -> Mapping[Feed, Counted]:
-            if after == self._organised.named(epoch):  # or else what they have brought is something else now
+            if counts_alike(after, self._organised.named(epoch)):  # or else it is something else by now
                 before.update(self._organised.named(epoch - 1))
             else:
                 after.clear()

@@ -197,15 +197,24 @@ async def test_every_seal_has_the_factor_that_a_line_search_finds(
 
 @pytest.mark.parametrize("organised", ["rows"], indirect=True)
 async def test_what_each_feed_has_brought_is_measured_of_the_updates_that_the_close_has_named(
-    organised: Swarm, tmp_path: Path
+    organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the state of the seal before, without what came later; training goes on from what was there."""
+    """From the state of the seal before, without what came later, though decisions come meanwhile that do not
+    concern it; training goes on from what was there."""
     a = await organised.first(**options(tmp_path), search=False, guard=False)
     b = await organised.join("b")
     counting = a.machine.organised.counting
     await a.until(lambda: counting.sealed > 1 and len(counting.positions(counting.sealed - 1)) == 2)
-    epoch = counting.sealed - 1
-    ended = await evaluated(a, Evaluate(epoch, scored=False, origins=24))
+    epoch, opened, ask_engine = counting.sealed - 1, counting.open_epoch, a.node.ask_engine
+
+    async def ask(*asked: Any) -> Any:
+        found = await ask_engine(*asked)
+        await a.until(lambda: counting.open_epoch > opened)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(a.node, "ask_engine", ask)
+        ended = await evaluated(a, Evaluate(epoch, scored=False, origins=24))
     before, after = counting.positions(epoch - 1), counting.positions(epoch)
     assert a.engine.shared_at == sum(before.values())
     wanted = {counting.feed(feed): after[feed] - before.get(feed, 0) for feed in after}

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from sfprotocol.counting import Counting, Run, multiplier
 from sfprotocol.decisions import FACTOR_ONE, Close, RateFrom, Recorded, Seal
-from sfprotocol.weighing import NOTHING, Counted, Rates, differences, once
+from sfprotocol.messages import Feed
+from sfprotocol.weighing import NOTHING, Counted, Rates, counts_alike, differences, once
 
 STEPS = 12
+FEED = Feed(bytes(32), 0)
 
 
 @st.composite
@@ -56,6 +58,16 @@ def test_rates_of_epochs_to_come_change_nothing_that_is_there() -> None:
     runs = (Run(9, FACTOR_ONE),)
     assert list(differences(Counted(runs, FIRST), Counted(runs, LATER))) == []
     assert list(differences(Counted(runs, FIRST), Counted(runs, DROPPED))) == [(0, 9, FACTOR_ONE, FACTOR_ONE)]
+    assert counts_alike({FEED: Counted(runs, FIRST)}, {FEED: Counted(runs, LATER)})
+    assert not counts_alike({FEED: Counted(runs, FIRST)}, {FEED: Counted(runs, DROPPED)})
+
+
+def test_feeds_count_alike_if_all_that_counts_of_them_does() -> None:
+    assert counts_alike({}, {FEED: NOTHING})
+    assert counts_alike({FEED: once(4)}, {FEED: once(4)})
+    assert not counts_alike({FEED: once(4)}, {FEED: once(5)})
+    assert not counts_alike({FEED: once(4)}, {})
+    assert not counts_alike({}, {FEED: once(4)})
 
 
 def test_what_counts_once_differs_only_where_it_ends() -> None:
