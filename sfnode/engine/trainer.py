@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sfnode.engine import forward, line, making_bases, samples, slopes, step_size, target_check
+from sfnode.engine import drift, forward, line, making_bases, samples, slopes, step_size, target_check
 from sfnode.engine.adapter import Fit
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.decay import Decay
 from sfnode.engine.estimator import Estimate, estimates, quantise
 from sfnode.engine.export import export_lora, export_model
 from sfnode.engine.generation import complete
@@ -33,7 +34,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import PRIOR_ONE, Manifest, Task
 from sfnode.models import bases as published_bases
 from sfnode.models import loader
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import Drift, Evaluation
 from sfnode.schema.provenance import Provenance
 from sfnode.tasks import calibration, dataset
 from sfnode.tasks.encoding import (
@@ -125,11 +126,13 @@ class Trainer:
         self.run = manifest.parameters()
         self.loaded = loaded
         self.core = Core(len(targets), numbers.rank)
+        self._meter = drift.Meter(self)
         self.space = Subspace(
             self._basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact
         )
         self.scale = scale_of(manifest)
-        self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic)
+        self.decay = Decay(numbers.decay)
+        self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic, self.decay)
         self._offloaded = False
         self._rows = rows
         self._data = data
@@ -355,6 +358,11 @@ class Trainer:
             self._base[key] = measure(self.manifest.task, found, prior)
         return self._base[key]
 
+    def drift(self, text: str = "") -> Drift:
+        """Return how far the model as of now is from the base model, also by its answers on a neutral text,
+        or on another one. Raises as `engine.drift.Meter.measure`."""
+        return self._meter.measure(text)
+
     def _score_base(self, limit: int, go_on: GoOn, which: dataset.HeldOut) -> list[ScoredBatch]:
         self.restore()
         with self.weights.at_base():
@@ -395,11 +403,12 @@ class Trainer:
         Others of the rows with every `turn`. Raises UserError DATA_*, PAUSED, and as `slopes.measure`.
         """
         self.restore()
-        self.weights.rebuild()
+        self.weights.rebuild(max(after, default=0))
         task, held_out = self.manifest.task, self._held_out_rows("validation", 0)
         batches = slopes.batches_of(task, self.loaded.tokenizer, line_rows(task, held_out), rows, turn)
         step, delta = line.difference(after, self.core.cores()), self.manifest.training.scalar_delta
-        found = slopes.shares(self.loaded, self.space, self.scale, step, updates, batches, delta, go_on)
+        scale = self.weights.scale
+        found = slopes.shares(self.loaded, self.space, scale, step, updates, batches, delta, go_on)
         if found is None:
             raise _paused()
         return found
@@ -426,6 +435,8 @@ class Trainer:
         self, after: Mapping[int, I64], amount: float, go_on: GoOn = always, rows: dataset.HeldOut = "test"
     ) -> Evaluation:
         """Measure the model at `amount` of the way to the cores `after` like `evaluate`."""
+        if not amount:  # what does not count makes nothing older
+            return self.evaluate(0, go_on, rows)
         with self._line_to(after).at(amount) as perturb:
             centred = self.manifest.task.loss == CENTRED
             prior = self._measured_prior(go_on, perturb) if centred else None
@@ -433,8 +444,9 @@ class Trainer:
 
     def _line_to(self, after: Mapping[int, I64]) -> line.Line:
         self.restore()
-        self.weights.rebuild()
-        return line.Line(self.loaded, self.space, self.scale, line.difference(after, self.core.cores()))
+        self.weights.rebuild(max(after, default=0))
+        step = line.difference(after, self.core.cores())
+        return line.Line(self.loaded, self.space, self.weights.scale, step)
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         """Return what the base model and the model as of now write after `prompt`, in at most `tokens`

@@ -32,6 +32,30 @@ class EvaluationOfRows(Evaluation):
     """Loss of each row, in the same order whenever the same rows are measured."""
 
 
+class LayerDrift(Answer):
+    """Drift of the weights of one trained matrix."""
+
+    name: str
+    norm: float
+    """Frobenius norm of what training has changed."""
+    distance: float
+    """The same relative to the norm of the base weights."""
+
+
+class Drift(Answer):
+    """Distance of a model from its base (`engine.drift`)."""
+
+    norm: float
+    """Frobenius norm of what training has changed, over all trained matrices."""
+    distance: float
+    """The same relative to the norm of their base weights."""
+    kl: float | None
+    """Mean of KL(base || model) over the tokens of a neutral text, in nats; None for a classifier."""
+    tokens: int
+    """Tokens of that text."""
+    layers: list[LayerDrift]
+
+
 class NodeEvaluation(Evaluation):
     """An evaluation that a running node was asked for: also which model it is about, and when."""
 
