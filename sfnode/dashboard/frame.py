@@ -98,7 +98,7 @@ def frame(shown: Shown, width: int, height: int) -> list[Text]:
     said = [*_alarm(shown.now, width), *_headline(found, width), *_doing(shown.now, width)]
     limits = _limits(shown.now, width)
     if height >= TALL:
-        said += [Text(contributed(shown.now.status, shown.own).text, "bold")]
+        said += [Text(contributed(shown.now.status, shown.own).text, "bold"), *_drift(shown.curves)]
         limits = [*_machine(shown.now), *limits]
     room = height - FIXED_LINES - len(said) - len(limits)
     lines = [_title(shown.now, width), *said, *_bars(shown.now, width), Text()]
@@ -107,6 +107,12 @@ def frame(shown: Shown, width: int, height: int) -> list[Text]:
     lines += _table(shown, width, height - len(lines) - 1)
     lines += [Text()] * (height - len(lines) - 1)
     return _fitting([*lines[: height - 1], _foot(shown)], width)
+
+
+def _drift(curves: Curves) -> list[Text]:
+    """Return the drift of the model that was evaluated last; nothing if none was."""
+    found = [one.drift for one in curves.measurements if one.drift]
+    return [Text(f"Drift from the base: {found[-1].in_words}", "dim")] if found else []
 
 
 def absent(folder: object, reason: str, width: int, height: int) -> list[Text]:

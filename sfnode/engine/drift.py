@@ -22,7 +22,7 @@ from sfnode.engine.generation import prompt_ids
 from sfnode.engine.subspace import Subspace
 from sfnode.models.loader import LoadedModel
 from sfnode.models.quantized import row_blocks
-from sfnode.schema.evaluation import Drift, LayerDrift
+from sfnode.schema.evaluation import LayerDrift, LayeredDrift
 
 if TYPE_CHECKING:
     from sfnode.engine.trainer import Trainer
@@ -63,7 +63,7 @@ class Meter:
         self._base: tuple[str, list[Tensor]] | None = None
         """A text, and the base model's log-probabilities on each of its lines, (tokens, vocabulary)."""
 
-    def measure(self, text: str = "") -> Drift:
+    def measure(self, text: str = "") -> LayeredDrift:
         """Return the drift of the model as of now, by NEUTRAL or another text, one sample a line.
 
         Raises UserError BASES_MISSING, BASES_UNUSABLE, MODEL_*, OUT_OF_MEMORY.
@@ -80,7 +80,7 @@ class Meter:
         ]
         norm = math.hypot(*changes)
         kl = None if trainer.loaded.classifies else self._kl(text or NEUTRAL)
-        return Drift(
+        return LayeredDrift(
             norm=norm,
             distance=_ratio(norm, math.hypot(*self._base_norms)),
             kl=kl and kl[0],

@@ -34,7 +34,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import PRIOR_ONE, Manifest, Task
 from sfnode.models import bases as published_bases
 from sfnode.models import loader
-from sfnode.schema.evaluation import Drift, Evaluation
+from sfnode.schema.evaluation import Evaluation, LayeredDrift
 from sfnode.schema.provenance import Provenance
 from sfnode.tasks import calibration, dataset
 from sfnode.tasks.encoding import (
@@ -358,7 +358,7 @@ class Trainer:
             self._base[key] = measure(self.manifest.task, found, prior)
         return self._base[key]
 
-    def drift(self, text: str = "") -> Drift:
+    def drift(self, text: str = "") -> LayeredDrift:
         """Return how far the model as of now is from the base model, also by its answers on a neutral text,
         or on another one. Raises as `engine.drift.Meter.measure`."""
         return self._meter.measure(text)

@@ -515,19 +515,22 @@ class RunningNode:
     async def evaluate(self, base: bool, limit: int, calibrated: bool = False) -> NodeEvaluation:
         """Accuracy or loss on the test rows, of the model that counts (`ask_of_model`) or of the base model,
         which may be `calibrated`."""
-        wanted = self.limiter.until_a_pause()
+        wanted, drift = self.limiter.until_a_pause(), None
         if base:
             moment, result = await self.ask_engine(
                 lambda engine: engine.evaluate_base(limit, wanted, calibrated=calibrated)
             )
         else:
-            moment, result = await self.ask_of_model(lambda engine: engine.evaluate(limit, wanted))
+            moment, (result, drift) = await self.ask_of_model(
+                lambda engine: (engine.evaluate(limit, wanted), engine.drift().whole)
+            )
         answer = NodeEvaluation(
             **dict(result),
             seconds=self.clock() - self.started_at,
             known=0 if base else moment.known,
             base=base,
             digest=None if base else moment.digest,
+            drift=drift,
         )
         self.views.remember(answer)
         self.recorder.evaluated(answer)

@@ -52,8 +52,24 @@ class Drift(Answer):
     kl: float | None
     """Mean of KL(base || model) over the tokens of a neutral text, in nats; None for a classifier."""
     tokens: int
-    """Tokens of that text."""
+    """Tokens of that text that were predicted; 0 for a classifier."""
+
+    @property
+    def in_words(self) -> str:
+        """The drift for people."""
+        moved = f"weights moved by {self.distance:.3g} of the base's norm"
+        return moved if self.kl is None else f"{moved}, KL on neutral text {self.kl:.3g} nats a token"
+
+
+class LayeredDrift(Drift):
+    """A drift, also of each trained matrix."""
+
     layers: list[LayerDrift]
+
+    @property
+    def whole(self) -> Drift:
+        """The drift alone."""
+        return Drift(norm=self.norm, distance=self.distance, kl=self.kl, tokens=self.tokens)
 
 
 class NodeEvaluation(Evaluation):
@@ -68,3 +84,5 @@ class NodeEvaluation(Evaluation):
     digest: str | None
     """State digest (SPEC D3) of the model; of a seal, the core digest of what it counts; None for the base
     model."""
+    drift: Drift | None = None
+    """Distance of the model from its base; None for the base model."""

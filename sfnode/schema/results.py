@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from sfnode.schema.base import Answer
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import Evaluation, LayeredDrift
 from sfnode.schema.status import Status
 from sfnode.schema.views import FeedStatus
 
@@ -41,6 +41,8 @@ class EvalResult(Answer):
     """The run's loss."""
     prior: dict[str, float] | None
     """Prior of each answer of the trained model in nats, which was subtracted; None where nothing was."""
+    drift: LayeredDrift
+    """Distance of the trained model from the base model."""
 
 
 class UpdateLine(Answer):

@@ -14,7 +14,7 @@ from sfnode.errors import Code
 from sfnode.limits import Limits
 from sfnode.schema import history, organising, views
 from sfnode.schema.audits import AuditedOrigin, AuditResult, AuditStatus
-from sfnode.schema.evaluation import Evaluation, NodeEvaluation
+from sfnode.schema.evaluation import Evaluation, LayerDrift, LayeredDrift, NodeEvaluation
 from sfnode.schema.results import (
     ArchiveStatement,
     BatchResult,
@@ -73,7 +73,7 @@ SECTIONS = {
     "archive --json": (ArchiveStatement,),
     "import --json": (ImportResult,),
     "log --updates": (UpdateLine,),
-    "eval --json": (EvalResult, Evaluation),
+    "eval --json": (EvalResult, Evaluation, LayeredDrift, LayerDrift),
     "invite --json": (InviteResult,),
     "organise status --json": (
         organising.OrganiserStatus,

@@ -201,6 +201,7 @@ def it_uses_the_room_of_a_wide_terminal(seen: Shown, page: Origins) -> None:
     (charts,) = [line for line in lines if line.startswith("accuracy")]
     assert charts.index("loss") < charts.index("updates/s")
     assert "You: 99 updates (50 % of all), rank 1 of 2." in lines
+    assert any(line.startswith("Drift from the base: weights moved by ") for line in lines)
     alone = seen._replace(origins=page, only_origins=True)
     assert not any(line.plain.startswith("peer ") for line in frame(alone, 160, 45))
 

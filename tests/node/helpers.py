@@ -27,7 +27,7 @@ from sfnode.node.driver import Driver
 from sfnode.node.engine_thread import HeldOut, Searches
 from sfnode.node.node import Node as PublicNode
 from sfnode.node.running import RunningNode
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import Evaluation, LayeredDrift
 from sfnode.schema.provenance import Provenance
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
@@ -201,6 +201,9 @@ class SmallEngine:
                 raise UserError(Code.PAUSED, "paused", "Ask again.")
         value = float(len(self.applied))
         return accuracy(value, value - 1, value + 1, loss=0.5, rows=limit)
+
+    def drift(self) -> LayeredDrift:
+        return LayeredDrift(norm=1.0, distance=0.01 * len(self.applied), kl=0.5, tokens=9, layers=[])
 
     def evaluate_base(
         self, limit: int, wanted: Callable[[], bool], rows: HeldOut = "test", *, calibrated: bool = False
