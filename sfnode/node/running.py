@@ -43,7 +43,7 @@ from sfnode.peers.latency import ECHO, introduction
 from sfnode.resources.limiter import ResourceLimiter
 from sfnode.resources.quotas import DailyTraffic
 from sfnode.resources.sensors import Sensors
-from sfnode.schema.evaluation import NodeEvaluation
+from sfnode.schema.evaluation import Drift, Evaluation, NodeEvaluation
 from sfnode.schema.status import AlarmStatus, CoreStatus, Status
 from sfnode.schema.views import Generated
 from sfnode.settings import Settings
@@ -515,15 +515,18 @@ class RunningNode:
     async def evaluate(self, base: bool, limit: int, calibrated: bool = False) -> NodeEvaluation:
         """Accuracy or loss on the test rows, of the model that counts (`ask_of_model`) or of the base model,
         which may be `calibrated`."""
-        wanted, drift = self.limiter.until_a_pause(), None
+        wanted = self.limiter.until_a_pause()
+
+        def of_model(engine: Engine) -> tuple[Evaluation, Drift]:
+            return engine.evaluate(limit, wanted), engine.drift().whole
+
+        drift: Drift | None = None
         if base:
             moment, result = await self.ask_engine(
                 lambda engine: engine.evaluate_base(limit, wanted, calibrated=calibrated)
             )
         else:
-            moment, (result, drift) = await self.ask_of_model(
-                lambda engine: (engine.evaluate(limit, wanted), engine.drift().whole)
-            )
+            moment, (result, drift) = await self.ask_of_model(of_model)
         answer = NodeEvaluation(
             **dict(result),
             seconds=self.clock() - self.started_at,
