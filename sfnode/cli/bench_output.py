@@ -20,6 +20,8 @@ def show(result: BenchResult, console: Console) -> None:
     if any(batch.mezo_matrices_ratio is not None for batch in result.batches):
         console.print(_mezo(result))
     console.print(_incoming(result), highlight=False)
+    if result.together:
+        console.print(_together(result))
     if result.fits:
         console.print(_fits(result))
 
@@ -100,6 +102,16 @@ def _incoming(result: BenchResult) -> Table:
             _seconds(incoming.add_seconds),
             _seconds(incoming.fold_seconds),
             *(f"{share:.2%}" for share in incoming.shares.values()),
+        )
+    return table
+
+
+def _together(result: BenchResult) -> Table:
+    table = _table("Devices together", "batch", "devices", "threads each", "updates/h", "together / this")
+    for one in result.together:
+        table.add_row(
+            *(str(one.batch), one.devices, str(one.threads), f"{one.updates_per_hour:,.0f}"),
+            f"{one.ratio:.2f}",
         )
     return table
 

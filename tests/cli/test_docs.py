@@ -35,6 +35,7 @@ from sfnode.schema.results import (
 )
 from sfnode.schema.status import (
     AlarmStatus,
+    DeviceStatus,
     FetchStatus,
     GpuStatus,
     LinkStatus,
@@ -57,6 +58,7 @@ SECTIONS = {
         AlarmStatus,
         RunStatus,
         AuditStatus,
+        DeviceStatus,
         MachineStatus,
         GpuStatus,
         PrivacyStatus,

@@ -123,6 +123,7 @@ class SmallEngine:
         self.bases: list[tuple[Bases, ...]] = []
         """What it was told of published bases."""
         self.mini_batches = NothingToPrepare()
+        self.devices = ()
         self.odds = (4, 1024)
         self.applied: dict[int, int] = {}
         """Amounts of the updates in the core by seed, which names an update in the whole run."""
