@@ -54,10 +54,11 @@ def run_benchmark(spec: SubjectSpec, plan: Plan, say: Callable[[str], None]) -> 
         free = sensors.look(Limits()).free
         torch.set_num_threads(plan.threads or min(torch.get_num_threads(), spare_cores(free, None)))
         result = _measured(subject, plan, sensors.cores - free, say)
-        if len(spec.devices) > 1:
-            say("all devices together")
-            result.together = together.measure(spec, subject, plan.batches, plan.queries, plan.repetitions)
-        return result
+        if len(spec.devices) == 1:
+            return result
+        say("all devices together")
+        found = together.measure(spec, subject, plan.batches, plan.queries, plan.repetitions)
+        return result.model_copy(update={"together": found})
 
 
 def _measured(subject: Subject, plan: Plan, busy: float, say: Callable[[str], None]) -> BenchResult:
@@ -147,6 +148,7 @@ def _result(
         overhead_bytes=overhead,
         free_bytes=before.free,
         fits=[FitResult(**fit._asdict()) for fit in fits],
+        together=[],
     )
 
 

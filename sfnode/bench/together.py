@@ -83,6 +83,7 @@ def _contestants(
         ]
 
     share = trainer.share(threads)
+    found: dict[tuple[str, int], Callable[[Sequence[int]], object]]
     found = {(",".join(device.name for device in trainer.devices), share): step}
     kinds = [str(device.trainer.loaded.device) for device in trainer.devices]
     for kind in dict.fromkeys(kinds):

@@ -303,5 +303,5 @@ class BenchResult(Answer):
     free_bytes: int | None
     """Memory that was free on the device before the model was loaded."""
     fits: list[FitResult]
-    together: list[TogetherResult] = []
+    together: list[TogetherResult]
     """What several devices do together; none for one."""

@@ -52,6 +52,7 @@ def test_it_measures_the_built_in_model(sfnode: Run) -> None:
         assert batch.mezo_all_ratio is not None
         assert batch.mezo_all_seconds == pytest.approx(batch.mezo_all_ratio * batch.step_seconds)
     assert [incoming.updates for incoming in result.incoming] == [16, 128, 1024, 8192]
+    assert result.together == [], "there is one device"
     assert all(min(incoming.shares.values()) > 0 for incoming in result.incoming)
 
 
@@ -195,3 +196,20 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_made(sfnode: Run, confi
     assert (ended.status, ended.out) == (1, "")
     assert ended.err.startswith(f"sfnode: SF025: {config_only} has 64000.00 billion parameters, 256000.")
     assert "--dtype" in ended.err
+
+
+def test_several_devices_are_measured_together_and_each_alone(sfnode: Run) -> None:
+    ended = sfnode(
+        "bench", "--json", "--batch", 2, "--device", "cpu,cpu", "--repetitions", "1", "--threads", "2"
+    )
+    result = measured(ended)
+    assert [(one.devices, one.threads) for one in result.together] == [
+        ("cpu 1,cpu 2", 1),
+        ("cpu alone", 1),
+        ("cpu alone", 2),
+    ]
+    assert result.together[0].ratio == 1.0
+    whole, *others = result.together
+    for one in others:
+        assert one.ratio == pytest.approx(whole.updates_per_hour / one.updates_per_hour)  # of a single turn
+    assert result.device == "cpu"

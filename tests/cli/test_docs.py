@@ -29,6 +29,7 @@ from sfnode.schema.results import (
     SealsResult,
     StatusResult,
     SwarmResult,
+    TogetherResult,
     UpdateLine,
     UpgradeResult,
     VerifyResult,
@@ -100,7 +101,7 @@ SECTIONS = {
     "GET /views/origins": (views.Origins, views.Origin, views.Team),
     "GET /views/history": (views.History, views.HistoryPoint, views.Leader),
     "POST /generate": (views.Generated,),
-    "bench --json": (BenchResult, BatchResult, IncomingResult, FitResult),
+    "bench --json": (BenchResult, BatchResult, IncomingResult, FitResult, TogetherResult),
 }
 
 

@@ -15,6 +15,7 @@ from sfnode.engine.replicas import Replica, ReplicatedTrainer, _shares, divide, 
 from sfnode.engine.trainer import StepResult, Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
+from sfnode.models import loader
 from tests.engine.helpers import data_file, manifest, model_folder, trainer, updates, weights
 from tests.engine.test_offloading import KINDS
 
@@ -67,6 +68,11 @@ def break_down(made: ReplicatedTrainer, device: int, error: Exception, after: in
     def estimate(seeds: Sequence[int], epoch: int, distance: float) -> Any:
         asked.append(len(seeds))
         if len(asked) > after:
+            if isinstance(error, RuntimeError):  # of the device, in the middle of a change
+                site = made.devices[device].trainer.loaded.sites[0]
+                loader.store_rows(
+                    site, 0, torch.full((site.target.out_features, site.target.in_features), 7.0)
+                )
             raise error
         return measure(seeds, epoch, distance)
 
@@ -176,15 +182,23 @@ def test_after_a_pause_it_is_tried_again_with_all_that_has_been_applied_meanwhil
 ) -> None:
     run = manifest("opt", learning_rate=1e-3)
     made, other = replicated(run, tmp_path, dtype=dtype), alone(run, tmp_path, dtype=dtype)
-    break_down(made, 1, torch.OutOfMemoryError())
-    made.step(SEEDS, 1)
-    for one in (made, other):
-        one.apply(updates(30, (0, 1, 2), key=5))
-    made.offload()
-    assert made.devices[1].fault is None
-    del made.devices[1].trainer.estimate  # type: ignore[method-assign]
+    second = made.devices[1]
+
+    def fail_and_pause(meanwhile: int) -> None:
+        break_down(made, 1, torch.OutOfMemoryError())
+        made.step(SEEDS, 1)
+        for one in (made, other):
+            one.apply(updates(meanwhile, (0, 1, 2), key=5))
+        made.offload()
+        assert second.fault is None
+        del second.trainer.estimate  # type: ignore[method-assign]
+
+    fail_and_pause(meanwhile=0)
+    made_before = second.updates
+    assert list(made.step(SEEDS, 1).scalars) == one_after_another(other, 1)
+    assert second.updates > made_before
+    fail_and_pause(meanwhile=30)
     assert made.recompute(SEEDS, 2).scalars == tuple(one_after_another_exactly(other))
-    assert made.devices[1].updates > 2
 
 
 def one_after_another_exactly(run: Trainer) -> list[int]:
@@ -212,6 +226,7 @@ def test_what_is_not_the_fault_of_a_device_is_raised_when_all_have_ended(device:
     with pytest.raises(UserError, match="a row"):
         made.step(SEEDS, 1)
     assert made.devices[device].fault is None
+    assert made.devices[1 - device].updates == len(SEEDS) // 2
     asked.clear()
     del made.devices[device].trainer.estimate  # type: ignore[method-assign]
     assert list(made.step(SEEDS, 1).scalars) == one_after_another(other, 1), "nothing of that step is left"
@@ -288,5 +303,5 @@ def test_a_device_that_was_too_slow_once_is_tried_again() -> None:
     )
     batches = {number: [number] for number in range(8)}
     turns = next(turn for turn in range(1000) if _shares(batches, [fast, slow])[1])
-    assert 100 < turns
+    assert turns > 100
     assert fast.nanoseconds == 1000
