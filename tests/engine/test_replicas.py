@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfnode.engine.replicas import Replica, ReplicatedTrainer, _shares, divide, names
+from sfnode.engine.replicas import FORGET, Replica, ReplicatedTrainer, _shares, divide, names
 from sfnode.engine.trainer import StepResult, Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -295,13 +295,11 @@ def test_no_other_division_ends_sooner_by_moving_one_batch(batches: int, costs: 
     assert all((count + 1) * cost >= last for count, cost in zip(taken, costs, strict=True))
 
 
-def test_a_device_that_was_too_slow_once_is_tried_again() -> None:
+def test_a_device_that_was_too_slow_is_tried_again_now_and_then() -> None:
     nobody: Any = None
-    fast, slow = (
-        Replica("fast", nobody, None, nanoseconds=1000),
-        Replica("slow", nobody, None, nanoseconds=50_000),
-    )
+    fast = Replica("fast", nobody, None, nanoseconds=1000)
+    slow = Replica("slow", nobody, None, nanoseconds=50_000)
     batches = {number: [number] for number in range(8)}
-    turns = next(turn for turn in range(1000) if _shares(batches, [fast, slow])[1])
-    assert turns > 100
-    assert fast.nanoseconds == 1000
+    turns = [turn for turn in range(2000) if _shares(batches, [fast, slow])[1]]
+    assert turns == [3 * FORGET, 6 * FORGET + 1]
+    assert (fast.nanoseconds, slow.nanoseconds) == (1000, 50_000)
