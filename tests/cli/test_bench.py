@@ -196,20 +196,3 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_made(sfnode: Run, confi
     assert (ended.status, ended.out) == (1, "")
     assert ended.err.startswith(f"sfnode: SF025: {config_only} has 64000.00 billion parameters, 256000.")
     assert "--dtype" in ended.err
-
-
-def test_several_devices_are_measured_together_and_each_alone(sfnode: Run) -> None:
-    ended = sfnode(
-        "bench", "--json", "--batch", 2, "--device", "cpu,cpu", "--repetitions", "1", "--threads", "2"
-    )
-    result = measured(ended)
-    assert [(one.devices, one.threads) for one in result.together] == [
-        ("cpu 1,cpu 2", 1),
-        ("cpu alone", 1),
-        ("cpu alone", 2),
-    ]
-    assert result.together[0].ratio == 1.0
-    whole, *others = result.together
-    for one in others:
-        assert one.ratio == pytest.approx(whole.updates_per_hour / one.updates_per_hour)  # of a single turn
-    assert result.device == "cpu"

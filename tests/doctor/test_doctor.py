@@ -368,3 +368,21 @@ def test_every_number_is_documented_and_every_entry_is_a_number() -> None:
     assert list(entries) == list(numbered), "nothing else is a section of its own"
     assert list(numbered) == [f"{number(one)} {one.name.lower().replace('_', '-')}" for one in Subject]
     assert [heading for heading, text in numbered.items() if len(text.split()) < 12] == []
+
+
+def test_every_replica_has_to_fit_and_every_device_is_named(
+    case: Case, run: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = compute.Size(7_000_000_000, True)
+    assert compute._fit(size, "bfloat16", 16 << 30, "cuda:0").verdict == "ok"
+    twice = compute._fit(size, "bfloat16", 16 << 30, "cpu", replicas=2)
+    assert (twice.verdict, "2 times" in twice.what) == ("problem", True)
+    both = dataclasses.replace(case, device="cpu,cpu", model="builtin:tiny")
+    assert [finding.verdict for finding in compute.look_at_fit(both, run)] == ["ok"]
+    found = compute.look_at_devices(["cpu", "cuda:77", "cuda:77"])
+    assert [finding.verdict for finding in found][-1] == "problem"
+    assert len(found) == 2
+    monkeypatch.setattr(compute, "MEASURED_STEPS", 1)
+    speed = compute.look_at_speed(both, run)
+    assert speed is not None
+    assert "on cpu,cpu" in speed.what
