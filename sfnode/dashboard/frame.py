@@ -268,11 +268,16 @@ def _machine(now: Now) -> list[Text]:
         name = gpu.name if len(found.gpus) == 1 else f"{gpu.device} {gpu.name}"
         told.append(f"{name}{busy} {size_text(gpu.memory)} of {size_text(gpu.memory_total)}")
     line = Text().append("machine ", "bold").append(", ".join(told))
-    several = now.status.devices if len(now.status.devices) > 1 else []
-    for device in several:
-        line.append("  ").append(f"{device.name} ", "bold").append(f"{count(device.updates)} updates")
+    return [line] if len(now.status.devices) < 2 else [line, _devices(now)]
+
+
+def _devices(now: Now) -> Text:
+    """Draw what each of several devices has measured."""
+    line = Text().append("devices", "bold")
+    for device in now.status.devices:
+        line.append(f"  {device.name}: ").append(f"{count(device.updates)} updates")
         line.append(" failed" if device.problem else "", "red")
-    return [line]
+    return line
 
 
 def _limits(now: Now, width: int) -> list[Text]:
