@@ -269,10 +269,21 @@ def _machine(now: Now) -> list[Text]:
     if found is None:
         return [Text()]
     told = [f"{found.cpu:.1f} of {found.cores:g} cores", f"{size_text(found.memory)} of memory"]
-    if gpu := found.gpu:
+    for gpu in found.gpus:
         busy = "" if gpu.busy is None else f" {percent(gpu.busy)} busy,"
-        told.append(f"{gpu.name}{busy} {size_text(gpu.memory)} of {size_text(gpu.memory_total)}")
-    return [Text().append("machine ", "bold").append(", ".join(told))]
+        name = gpu.name if len(found.gpus) == 1 else f"{gpu.device} {gpu.name}"
+        told.append(f"{name}{busy} {size_text(gpu.memory)} of {size_text(gpu.memory_total)}")
+    line = Text().append("machine ", "bold").append(", ".join(told))
+    return [line] if len(now.status.devices) < 2 else [line, _devices(now)]
+
+
+def _devices(now: Now) -> Text:
+    """Draw what each of several devices has measured."""
+    line = Text().append("devices", "bold")
+    for device in now.status.devices:
+        line.append(f"  {device.name}: ").append(f"{count(device.updates)} updates")
+        line.append(" failed" if device.problem else "", "red")
+    return line
 
 
 def _limits(now: Now, width: int) -> list[Text]:

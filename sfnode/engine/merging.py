@@ -143,18 +143,22 @@ class MergedWeights:
         1, as of the last rebuild."""
         return self._undecayed(epoch) * self._decay(self._newest - epoch)
 
-    def add(self, batch: UpdateBatch) -> None:
-        """Add updates to the core at once; the weights follow with `follow` or `rebuild`."""
+    def add(self, batch: UpdateBatch, *replicas: MergedWeights) -> None:
+        """Add updates to the core at once; the weights, and those of `replicas` with the same core, follow
+        with `follow` or `rebuild`."""
         if not len(batch.seeds):
             return
-        self._core.add(batch, *(() if self._blank else (self._pending,)))
-        self._exact = False
-        self._changed = not self._blank
+        every = (self, *replicas)
+        self._core.add(batch, *(weights._pending for weights in every if not weights._blank))
+        for weights in every:
+            weights._exact = False
+            weights._changed = not weights._blank
 
-    def begin(self, cores: Mapping[int, I64]) -> None:
+    def begin(self, cores: Mapping[int, I64], *replicas: MergedWeights) -> None:
         """Begin with these cores, which stand for updates that are not added; before anything else."""
         self._core.put(cores)
-        self._exact = False
+        for weights in (self, *replicas):
+            weights._exact = False
 
     def follow(self, epoch: int) -> None:
         """Bring the weights nearer to the core as far as the duty cycles allow; to be called before every

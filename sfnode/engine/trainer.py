@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -114,10 +114,12 @@ class Trainer:
         secret: bytes = b"",
         noise: LocalNoise | None = None,
         data: Path | None = None,
+        core: Core | None = None,
     ) -> None:
         """`public`: the run's public training rows, if they were read already; `bases`: the folder with
         published bases, for a run that has them. `secret` hides which rows are drawn (`tasks.shard`), and
-        `noise` what is measured on them. `data` is the folder with files of the run's data."""
+        `noise` what is measured on them. `data` is the folder with files of the run's data. `core` is that of
+        the trainer of which this one is a replica (`engine.replicas`)."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device
@@ -125,7 +127,7 @@ class Trainer:
         self.manifest = manifest
         self.run = manifest.parameters()
         self.loaded = loaded
-        self.core = Core(len(targets), numbers.rank)
+        self.core = Core(len(targets), numbers.rank) if core is None else core
         self._meter = drift.Meter(self)
         self.space = Subspace(
             self._basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact
@@ -173,7 +175,7 @@ class Trainer:
         secret: bytes = b"",
         noise: LocalNoise | None = None,
         data: Path | None = None,
-    ) -> Trainer:
+    ) -> Self:
         """Load the base model and the training rows of a run.
 
         `model_override` and `data_override` replace the manifest's sources (the manifest's limit on rows does
@@ -187,7 +189,7 @@ class Trainer:
         loaded = load_model(manifest, model_override, where, dtype)
         return cls(manifest, loaded, rows, public, bases, secret, noise, data)
 
-    def __enter__(self) -> Trainer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

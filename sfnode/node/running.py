@@ -35,7 +35,7 @@ from sfnode.node.recorder import Recorder
 from sfnode.node.samples import Sampling
 from sfnode.node.shutdown import Departure
 from sfnode.node.state import describe
-from sfnode.node.step_scheduler import StepScheduler
+from sfnode.node.step_scheduler import StepScheduler, batches_of
 from sfnode.node.views import Views
 from sfnode.organising.reports import Reports
 from sfnode.peers.address_book import AddressBook
@@ -144,7 +144,7 @@ class RunningNode:
         self.clock_check = ClockCheck(transport.clock_ahead, lambda: self.book.sample(clock.PEERS))
         self.limiter = ResourceLimiter(
             settings.limits,
-            machine=Sensors(settings.device),
+            machine=Sensors(*settings.devices),
             bandwidth=self.driver.bandwidth,
             traffic=DailyTraffic(update_log),
             close_links=self.peering.stay_away,
@@ -393,7 +393,7 @@ class RunningNode:
             order=self.engine_thread.order,
             post=self.driver.post,
             clock=self.clock,
-            queries=self.settings.queries,
+            queries=self.settings.queries * batches_of(len(self.settings.devices)),
             steps=self.settings.steps,
             together=self.manifest.training.batch_updates,
         )

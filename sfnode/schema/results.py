@@ -264,6 +264,19 @@ class FitResult(Answer):
     parameters: int
 
 
+class TogetherResult(Answer):
+    """One contestant of `sfnode bench` with several devices: all of them, or one alone."""
+
+    batch: int
+    devices: str
+    threads: int
+    """CPU threads of each replica."""
+    updates_per_hour: float
+    ratio: float
+    """How many times as fast all devices together are: the median over turns, compared turn by turn; 1 for
+    themselves."""
+
+
 class BenchResult(Answer):
     """`sfnode bench --json`."""
 
@@ -292,3 +305,5 @@ class BenchResult(Answer):
     free_bytes: int | None
     """Memory that was free on the device before the model was loaded."""
     fits: list[FitResult]
+    together: list[TogetherResult]
+    """What several devices do together; none for one."""

@@ -29,12 +29,14 @@ from sfnode.schema.results import (
     SealsResult,
     StatusResult,
     SwarmResult,
+    TogetherResult,
     UpdateLine,
     UpgradeResult,
     VerifyResult,
 )
 from sfnode.schema.status import (
     AlarmStatus,
+    DeviceStatus,
     FetchStatus,
     GpuStatus,
     LinkStatus,
@@ -57,6 +59,7 @@ SECTIONS = {
         AlarmStatus,
         RunStatus,
         AuditStatus,
+        DeviceStatus,
         MachineStatus,
         GpuStatus,
         PrivacyStatus,
@@ -98,7 +101,7 @@ SECTIONS = {
     "GET /views/origins": (views.Origins, views.Origin, views.Team),
     "GET /views/history": (views.History, views.HistoryPoint, views.Leader),
     "POST /generate": (views.Generated,),
-    "bench --json": (BenchResult, BatchResult, IncomingResult, FitResult),
+    "bench --json": (BenchResult, BatchResult, IncomingResult, FitResult, TogetherResult),
 }
 
 

@@ -269,7 +269,7 @@ async def test_who_looks_is_told_what_the_run_is_for_and_what_it_takes_of_the_ma
     machine = (await a.client.status()).machine
     assert machine is not None
     assert 0 < machine.memory < machine.memory_total
-    assert (machine.device, machine.gpu) == ("cpu", None)
+    assert (machine.device, machine.gpus) == ("cpu", [])
 
 
 # -- writing -----------------------------------------------------------------------------------------
