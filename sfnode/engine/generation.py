@@ -32,6 +32,7 @@ from sfnode.engine.forward import Batch, Pass
 from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions, Perturbation
+from sfnode.tasks import tokenization
 from sfnode.tasks.tokenization import lock_of
 from sfprotocol.seeds import U64, token_draws
 
@@ -127,18 +128,11 @@ def complete(loaded: LoadedModel, prompts: Sequence[str], tokens: int) -> list[s
 
 
 def prompt_ids(loaded: LoadedModel, prompt: str, tokens: int) -> list[int]:
-    """Return a prompt's tokens as training encodes texts: after the beginning-of-text token, if any.
-
-    One that is too long for the model, with an answer of `tokens`, loses its beginning.
-    """
-    tokenizer = loaded.tokenizer
-    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    with lock_of(tokenizer):
-        ids: list[int] = tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids
+    """Return a prompt's tokens (`tokenization.prompt_ids`), so many that the model has positions for an
+    answer of `tokens`, too."""
     text = loaded.model.config.get_text_config(decoder=True)
-    longest = int(getattr(text, "max_position_embeddings", None) or 1 << 30)
-    room = max(1, longest - tokens - len(start))
-    return start + ids[-room:] or [0]
+    positions = int(getattr(text, "max_position_embeddings", None) or 1 << 30)
+    return tokenization.prompt_ids(loaded.tokenizer, prompt, positions - tokens)
 
 
 def _together(rows: Sequence[Row], *, apart: bool) -> dict[tuple[int, float], list[int]]:
