@@ -355,12 +355,12 @@ def init(
 
 
 def _has_numbers(manifest: Manifest, basis: str, given: dict[str, Any]) -> bool:
-    """Return whether it is known what numbers suit a run with this basis: its owner says it, or it is the
+    """Return whether it is known what numbers suit a run with this basis: its owner says it, or it is a
     built-in one, whose numbers were measured for random bases."""
     if {"epsilon", "scalar_delta", "learning_rate"} <= given.keys():
         return True
-    model, data = manifest.model.source, manifest.data.train
-    return basis == "random" and (model, data) == (DEFAULT_MODEL, default_run().data.train)
+    built_in = {(one.model, one.data.train) for one in PRESETS.values() if one.training}
+    return basis == "random" and (manifest.model.source, manifest.data.train) in built_in
 
 
 def _published(file: Path) -> dict[str, Any]:
