@@ -10,13 +10,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from threading import Lock
-
-from sfnode.tasks.encoding import Encoded
+from typing import Any
 
 PREPARED_STEPS = 4
 """Steps whose mini-batches are kept ready; those of steps that are never taken make room."""
 
-Draw = Callable[[int], Encoded]
+Draw = Callable[[int], Any]
 """Encodes the mini-batch that a seed draws; called from several threads."""
 
 
@@ -29,7 +28,7 @@ class MiniBatches:
         self._together = together
         self._executor = executor
         self._lock = Lock()
-        self._prepared: OrderedDict[int, Future[Encoded]] = OrderedDict()
+        self._prepared: OrderedDict[int, Future[Any]] = OrderedDict()
         """Mini-batches by the seeds that draw them: whoever takes a step may take it in pieces."""
         self._largest = 0
         """Mini-batches of the largest step that was prepared."""
@@ -44,7 +43,7 @@ class MiniBatches:
             while len(self._prepared) > PREPARED_STEPS * self._largest:
                 self._prepared.popitem(last=False)
 
-    def take(self, seeds: Sequence[int]) -> list[Encoded]:
+    def take(self, seeds: Sequence[int]) -> list[Any]:
         """Return the mini-batch of each seed, waiting for those that are being prepared."""
         drawing = seeds[:: self._together]
         with self._lock:

@@ -23,8 +23,9 @@ from typing import Any, Self
 import torch
 
 from sfnode.engine.core import UpdateBatch
+from sfnode.engine.loading import load_model, usable_device
 from sfnode.engine.noise import LocalNoise
-from sfnode.engine.trainer import THREADS, StepResult, Trainer, load_model, usable_device
+from sfnode.engine.trainer import THREADS, StepResult, Trainer
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
