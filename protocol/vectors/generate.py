@@ -393,14 +393,40 @@ CHILD: dict[str, Any] = OPEN | {
     "model": OPEN["model"] | {"parent": {"run_id": "12" * 32, "epoch": 65535, "digest": "34" * 32}}
 }
 
+REWARD: dict[str, Any] = OPEN | {
+    "task": OPEN["task"]
+    | {
+        "kind": "reward",
+        "template": "{question}\n",
+        "verbalizer": {},
+        "verifier": {
+            "kind": "sum",
+            "terms": [
+                {"weight": 0.25, "verifier": {"kind": "format", "contains": ["####"]}},
+                {
+                    "weight": 0.75,
+                    "verifier": {
+                        "kind": "extract",
+                        "begin": "####",
+                        "then": {"kind": "numeric", "column": "answer", "which": "first", "absolute": 0.5},
+                    },
+                },
+            ],
+        },
+        "answer_tokens": 64,
+        "temperature": 0.7,
+        "stop": ["\n\n", "Q:"],
+    }
+}
+
 
 def manifest_vectors() -> dict[str, Any]:
-    """Return a manifest of version 1, seven of version 2, and fields that none of version 2 may have."""
+    """Return a manifest of version 1, eight of version 2, and fields that none of version 2 may have."""
     return {
         **_manifest(MANIFEST),
         "version 2": [
             {"admission": fields["admission"], **_manifest(fields)}
-            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED, CHILD, GROUPS, SHARED_DATA)
+            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED, CHILD, GROUPS, SHARED_DATA, REWARD)
         ],
         "rates": [
             {"learning_rate": rate, "rate": str(units)}
@@ -467,6 +493,10 @@ def _invalid_manifests() -> list[dict[str, Any]]:
             for name, rule, change in _invalid_digests()
         ),
         *({"name": name, "rule": rule, "task": change} for name, rule, change in _invalid_losses()),
+        *(
+            {"name": name, "rule": rule, "task": REWARD["task"] | change}
+            for name, rule, change in _invalid_rewards()
+        ),
         {"name": "a critical extension", "rule": "M5", "extensions": {"2": ""}},
         {"name": "an extension with a leading zero", "rule": "M5", "extensions": {"01": ""}},
     ]
@@ -492,7 +522,29 @@ def _invalid_losses() -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
+def _invalid_rewards() -> list[tuple[str, str, dict[str, Any]]]:
+    exact = {"kind": "exact", "column": "answer"}
+    return [
+        ("a verifier of a task whose answers are not written", "M1", {"kind": "text"}),
+        ("rewards without a verifier", "M1", {"verifier": {}}),
+        ("a verifier of no such kind", "M1", {"verifier": {"kind": "classifier"}}),
+        (
+            "a key of a verifier with the value that it has without it",
+            "M2",
+            {"verifier": exact | {"strip": True}},
+        ),
+        ("answers without tokens", "M1", {"answer_tokens": 0}),
+        ("no room for a prompt", "M1", {"answer_tokens": 256}),
+        ("too low a temperature", "M1", {"temperature": 0.01}),
+        ("no temperature, said", "M2", {"temperature": 0.0}),
+        ("too many texts that end an answer", "M1", {"stop": ["a"] * 9}),
+        ("an empty text that ends an answer", "M1", {"stop": [""]}),
+    ]
+
+
 def _by_key(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_by_key(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {key: _by_key(value[key]) for key in sorted(value, key=str.encode)}
