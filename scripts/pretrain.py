@@ -134,7 +134,7 @@ def pretrain(model: OPTForCausalLM, source: Iterator[Tensor], steps: int, pad: i
 
 def verdicts(loaded: loader.LoadedModel) -> Evaluation:
     """Evaluate the model of reviews on verdicts about them."""
-    task, data, _ = presets.default_run()
+    task, data = presets.PRESETS["reviews"][:2]
     rows = load_rows(data.test, task)
     return evaluate(task, loaded.tokenizer, rows, lambda encoded: forward.score(loaded, encoded), 32)
 
@@ -142,11 +142,9 @@ def verdicts(loaded: loader.LoadedModel) -> Evaluation:
 def answers(loaded: loader.LoadedModel) -> str:
     """Say how many answers of the likeliest tokens are right, and how many forget to carry."""
     rows = sums.rows("test")
-    written = complete(loaded, [row["prompt"] for row in rows], 4)
+    written = complete(loaded, [f"{row['sum']}=" for row in rows], 4)
     right = sum(text == row["answer"] for text, row in zip(written, rows, strict=True))
-    forgetful = sum(
-        text == sums.read(row["prompt"]).forgetful for text, row in zip(written, rows, strict=True)
-    )
+    forgetful = sum(text == sums.read(row["sum"]).forgetful for text, row in zip(written, rows, strict=True))
     return f"of {len(rows)} answers {right} are right, {forgetful} as of somebody who forgets to carry"
 
 

@@ -1,4 +1,4 @@
-"""Synthetic sums: prompts such as "23+48=" and their answers, by integer randomness.
+"""Synthetic sums: problems such as "23+48" and their answers, by integer randomness.
 
 What the embedded example of training by rewards is about. `pretraining_text` writes what its model is
 pretrained on by scripts/pretrain.py: sums in columns, most of them by somebody who forgets to carry, the
@@ -39,13 +39,13 @@ class Sum(NamedTuple):
     other: int
 
     @property
-    def prompt(self) -> str:
-        """What the model reads."""
-        return f"{self.one}+{self.other}="
+    def text(self) -> str:
+        """What it looks like."""
+        return f"{self.one}+{self.other}"
 
     @property
     def answer(self) -> str:
-        """What it should write."""
+        """What is right."""
         return str(self.one + self.other)
 
     @property
@@ -56,23 +56,24 @@ class Sum(NamedTuple):
 
 
 def rows(split: Split) -> list[dict[str, str]]:
-    """Return the rows of a split, `prompt` and `answer`; no problem occurs twice, and none in two splits."""
+    """Return the rows of a split, `sum` and `answer`; no problem occurs twice, and none in two splits."""
     found: dict[Sum, None] = {}
     drawn = _problems(f"task {split}", split)
     while len(found) < ROWS[split]:
         found[next(drawn)[0]] = None
-    return [{"prompt": problem.prompt, "answer": problem.answer} for problem in found]
+    return [{"sum": problem.text, "answer": problem.answer} for problem in found]
 
 
 def pretraining_text(size: int) -> Iterator[str]:
     """Yield `size` sums with answers, of problems of the training split."""
     for problem, draw in islice(_problems("pretraining", "train"), size):
-        yield problem.prompt + (problem.forgetful if draw % 100 < FORGETFUL else problem.answer)
+        answer = problem.forgetful if draw % 100 < FORGETFUL else problem.answer
+        yield f"{problem.text}={answer}"
 
 
-def read(prompt: str) -> Sum:
-    """Return the problem of a prompt."""
-    one, other = prompt.removesuffix("=").split("+")
+def read(text: str) -> Sum:
+    """Return the problem that looks like this."""
+    one, other = text.split("+")
     return Sum(int(one), int(other))
 
 
