@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, of_model
+from sfnode.verifiers.presets import PRESETS as VERIFIERS
 
-KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat")
+KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat", "reward")
 
 CUSTOM = "custom"
 """Answer to the question for the task with which the user describes one."""
@@ -48,6 +50,16 @@ def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[
     if not all(label and equals and word for label, equals, word in pairs):
         raise click.BadParameter("give it as LABEL=WORD,LABEL=WORD, for example 0=terrible,1=great")
     return {label.strip(): word.strip() for label, _, word in pairs}
+
+
+def parse_verifier(_context: Any, _parameter: Any, value: str | None) -> dict[str, Any] | None:
+    """Return the verifier of that name, or in that TOML file."""
+    if value is None or value in VERIFIERS:
+        return VERIFIERS[value] if value else None
+    try:
+        return tomllib.loads(Path(value).expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise click.BadParameter(f"cannot read {value}: {error}") from error
 
 
 def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[str, ...] | None:
@@ -113,10 +125,30 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     f"mini-batches (docs/tasks.md).  [default: {DEFAULT_LOSS}]",
 )
 @option(
+    "--verifier",
+    callback=parse_verifier,
+    metavar="FILE",
+    help=f"reward: what scores an answer, as TOML, or one of {', '.join(VERIFIERS)} (docs/verifiers.md).",
+)
+@option("--answer-tokens", type=int, metavar="COUNT", help="reward: most tokens of an answer.")
+@option(
+    "--temperature",
+    type=float,
+    metavar="NUMBER",
+    help="reward: answers are drawn at this temperature; 0: of the likeliest tokens.  [default: 0]",
+)
+@option(
+    "--stop",
+    multiple=True,
+    callback=lambda _context, _parameter, value: value or None,
+    metavar="TEXT",
+    help="reward: a text that ends an answer; may be repeated.",
+)
+@option(
     "--max-tokens",
     type=int,
     metavar="COUNT",
-    help="Most tokens of a prompt; longer ones lose their beginning.",
+    help="Most tokens of a prompt, with its answer; longer ones lose their beginning.",
 )
 @option(
     "--train",
@@ -463,7 +495,7 @@ def _explain(question: str) -> None:
 def _ask_task() -> dict[str, Any]:
     """Ask for the parts of a task that is not ready-made."""
     _explain("kind")
-    kind = click.prompt("Kind of task", type=click.Choice(KINDS), default="classification")
+    kind = click.prompt("Kind of task", type=click.Choice(KINDS[:-1]), default="classification")
     given: dict[str, Any] = {"kind": kind}
     if kind == "chat":
         return given | {"messages_field": _text("Column that holds the messages", "messages")}

@@ -52,6 +52,10 @@ TASK_FIELDS = (
     "metric",
     "max_tokens",
     "loss",
+    "verifier",
+    "answer_tokens",
+    "temperature",
+    "stop",
 )
 
 ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
@@ -167,7 +171,7 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
         task = task.model_copy(update={"loss": DEFAULT_LOSS})
     _check_kind(task, home)
     positions = _positions(home)
-    return task.model_copy(update={"max_tokens": min(task.max_tokens, positions)}) if positions else task
+    return Task(**task.model_dump() | {"max_tokens": min(task.max_tokens, positions or task.max_tokens)})
 
 
 def _check_kind(task: Task, home: Path) -> None:
