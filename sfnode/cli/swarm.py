@@ -36,6 +36,7 @@ from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm
 @run_option("Run manifest.  [default: the built-in model and task]")
 @option(
     "--task",
+    "preset",
     metavar="PRESET",
     help="Without a manifest: a ready-made task, such as sums, and its model.  [default: reviews]",
 )
@@ -64,7 +65,7 @@ from sfnode.swarm.local_swarm import MOST_NODES, LocalSwarm
 def swarm(
     nodes: int,
     run: Path | None,
-    task: str | None,
+    preset: str | None,
     organised: bool,
     split_data: bool,
     folder: Path | None,
@@ -76,17 +77,17 @@ def swarm(
     """Run a local swarm of real processes until the run is complete, and compare the nodes.
 
     Without options: four nodes train a model that comes with sfnode on synthetic reviews; with `--task sums`
-    another one, by rewards, on sums. Exit status 1 when a node
-    fails or when the nodes do not end with the same digest. Ctrl-C ends all of them. Nobody's key is used:
-    for an organised run the swarm makes keys of its own, so that the run has another id.
+    another one, by rewards, on sums. Exit status 1 when a node fails or when the nodes do not end with the
+    same digest. Ctrl-C ends all of them. Nobody's key is used: for an organised run the swarm makes keys of
+    its own, so that the run has another id.
     """
     if run and not organised:
         raise UserError(Code.BAD_OPTION, "--open: the manifest says it", "Leave --open out.")
-    if run and task:
+    if run and preset:
         raise UserError(Code.BAD_OPTION, "--task: the manifest says it", "Leave --task out.")
     started = time.monotonic()
     local = LocalSwarm(
-        Manifest.from_toml(run) if run else _built_in(task, organised),
+        Manifest.from_toml(run) if run else _built_in(preset, organised),
         nodes=nodes,
         folder=folder,
         split_data=split_data,
@@ -108,9 +109,9 @@ def swarm(
         )
 
 
-def _built_in(task: str | None, organised: bool) -> Manifest:
+def _built_in(preset: str | None, organised: bool) -> Manifest:
     from sfnode.models.manifest_builder import build
     from sfnode.store.run_keys import RunKeys
 
-    chosen = {"preset": task} if task else {}
+    chosen = {"preset": preset} if preset else {}
     return build(chosen | (RunKeys.generate().options() if organised else {}))
