@@ -151,11 +151,11 @@ PRESETS: dict[str, Preset] = {
             Training(
                 rank=8,
                 epsilon=5e-3,
-                learning_rate=2e-5,
+                learning_rate=1e-5,
                 batch_size=16,
                 group=16,
                 epoch_updates=512,
-                update_budget=6144,
+                update_budget=8192,
                 scalar_limit=2560,
             ),
         ),

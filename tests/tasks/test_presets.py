@@ -112,7 +112,8 @@ def test_a_preset_is_found_whatever_the_case_and_missed_with_a_list() -> None:
 def test_an_embedded_model_and_its_task_are_a_whole_run(name: str) -> None:
     found = preset(name)
     training = found.training(found.model)
-    assert training is not None and of_model(found.model) == name
+    assert training is not None
+    assert of_model(found.model) == name
     run = Manifest(
         model=loader.describe(found.model, ""), task=found.task, data=found.data, training=training
     )
