@@ -355,7 +355,7 @@ def init(
 
 
 def _has_numbers(manifest: Manifest, basis: str, given: dict[str, Any]) -> bool:
-    """Return whether it is known what numbers suit a run with this basis: its owner says it, or it is the
+    """Return whether it is known what numbers suit a run with this basis: its owner says it, or it is a
     built-in one, whose numbers were measured for random bases."""
     if {"epsilon", "scalar_delta", "learning_rate"} <= given.keys():
         return True
@@ -477,7 +477,7 @@ def ask(organised: bool) -> tuple[dict[str, Any], bool]:
     _explain("test")
     given["test"] = _text("Test data", data.test if data else "")
     _explain("update_budget")
-    numbers = PRESETS[own].training(given["model"]) if own else None
+    numbers = PRESETS[own].training if own else None
     budget = numbers.update_budget if numbers else HUB_BUDGET
     given["update_budget"] = click.prompt("Updates until the run is complete", default=budget, type=int)
     _explain("organised")

@@ -79,15 +79,16 @@ def build(given: dict[str, Any]) -> Manifest:
     With an `organiser` (64 hex digits) among them the run is organised. Raises UserError: BAD_OPTION,
     MODEL_*, and DATA_* for local data that do not fit the task.
     """
+    source, revision = _absolute(given.get("model", "")), given.get("revision", "")
     name = _preset_name(given)
     preset = _for_data(presets.preset(name), given) if name else None
-    source = given.get("model", preset.model if preset else presets.DEFAULT_MODEL)
-    source, revision = _absolute(source), given.get("revision", "")
+    source = source or (preset.model if preset else "") or presets.DEFAULT_MODEL
     try:
         task = _task(preset, given, files.resolve(source, revision, None))
         described = loader.describe(source, revision, _selection(given), _classes(task))
         data = _section(preset.data if preset else Data(), given)
-        training = _training(described, preset)
+        own = preset.training if preset and described.source == preset.model else None
+        training = own or Training()
         if "organiser" in given:
             data = _validated(data, task, given)
             training = _levelled(training)
@@ -125,7 +126,7 @@ def _preset_name(given: dict[str, Any]) -> str:
         return ""
     if "preset" not in given and given.get("train") and not given["train"].startswith("builtin:"):
         raise proposals.task_needed(given["train"])
-    source = given.get("model", presets.DEFAULT_MODEL)
+    source = given.get("model") or presets.DEFAULT_MODEL
     named = str(given.get("preset", presets.of_model(source) or HUB_TASK))
     return named.removeprefix(files.BUILTIN)
 
@@ -146,10 +147,6 @@ def _selection(given: dict[str, Any]) -> Selection:
 def _classes(task: Task) -> int:
     """Return the number of classes of the model's classification head; 0 for a language model."""
     return len(task.verbalizer) if task.kind == "sequence-classification" else 0
-
-
-def _training(described: Model, preset: presets.Preset | None) -> Training:
-    return (preset.training(described.source) if preset else None) or Training()
 
 
 def _levelled(training: Training) -> Training:

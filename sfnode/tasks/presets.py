@@ -25,13 +25,6 @@ LONGEST_PROMPT = 2048
 """MeZO's bound, which is OPT's; a model with fewer positions needs a smaller one."""
 
 
-class Embedded(NamedTuple):
-    """A model that ships with the package, and the numbers of a run by which it learns its task."""
-
-    model: str
-    training: Training
-
-
 class Preset(NamedTuple):
     """A task and its data."""
 
@@ -41,17 +34,10 @@ class Preset(NamedTuple):
     """Template for a model with a classification head; "" if such a model cannot do the task."""
     called: Mapping[str, str] = MappingProxyType({})
     """Names that columns have in other copies of the data, by their names here."""
-    embedded: Embedded | None = None
-    """None unless a model of the package is for this task."""
-
-    @property
-    def model(self) -> str:
-        """The base model unless another one is named."""
-        return self.embedded.model if self.embedded else DEFAULT_MODEL
-
-    def training(self, model: str) -> Training | None:
-        """Return the numbers for the embedded model, in an open run; None for another model."""
-        return self.embedded.training if self.embedded and self.embedded.model == model else None
+    model: str = ""
+    """Base model that comes with the task; "" if none does."""
+    training: Training | None = None
+    """Numbers that suit that model; None if they are to be tried out."""
 
 
 def preset(name: str) -> Preset:
@@ -65,8 +51,8 @@ def preset(name: str) -> Preset:
 
 
 def of_model(model: str) -> str | None:
-    """Return the name of the preset that an embedded model is for; None for another model."""
-    return next((name for name, found in PRESETS.items() if found.training(model)), None)
+    """Return the name of the preset that a model comes with; None for another model."""
+    return next((name for name, found in PRESETS.items() if found.model == model), None)
 
 
 def for_columns(found: Preset, columns: Collection[str]) -> Preset:
@@ -125,16 +111,14 @@ PRESETS: dict[str, Preset] = {
         ),
         Data(train="builtin:reviews:train", test="builtin:reviews:test"),
         texts="{text}",
-        embedded=Embedded(
-            DEFAULT_MODEL,
-            Training(
-                learning_rate=1e-3,
-                schedule="cosine",
-                batch_size=8,
-                epoch_updates=250,
-                update_budget=3000,
-                scalar_limit=250,  # about the one that `sfnode init` measures
-            ),
+        model=DEFAULT_MODEL,
+        training=Training(
+            learning_rate=1e-3,
+            schedule="cosine",
+            batch_size=8,
+            epoch_updates=250,
+            update_budget=3000,
+            scalar_limit=250,  # about the one that `sfnode init` measures
         ),
     ),
     "sums": Preset(
@@ -146,18 +130,16 @@ PRESETS: dict[str, Preset] = {
             max_tokens=16,
         ),
         Data(train="builtin:sums:train", validation="builtin:sums:validation", test="builtin:sums:test"),
-        embedded=Embedded(
-            "builtin:sums",
-            Training(
-                rank=8,
-                epsilon=5e-3,
-                learning_rate=1e-5,
-                batch_size=16,
-                group=16,
-                epoch_updates=512,
-                update_budget=8192,
-                scalar_limit=2560,
-            ),
+        model="builtin:sums",
+        training=Training(
+            rank=8,
+            epsilon=5e-3,
+            learning_rate=1e-5,
+            batch_size=16,
+            group=16,
+            epoch_updates=512,
+            update_budget=8192,
+            scalar_limit=2560,
         ),
     ),
     "sst2": Preset(

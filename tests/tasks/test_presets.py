@@ -111,11 +111,11 @@ def test_a_preset_is_found_whatever_the_case_and_missed_with_a_list() -> None:
 @pytest.mark.parametrize("name", ["reviews", "sums"])
 def test_an_embedded_model_and_its_task_are_a_whole_run(name: str) -> None:
     found = preset(name)
-    training = found.training(found.model)
+    training = found.training
     assert training is not None
     assert of_model(found.model) == name
     run = Manifest(
         model=loader.describe(found.model, ""), task=found.task, data=found.data, training=training
     )
     assert Manifest.from_canonical(run.canonical(), "itself") == run
-    assert found.training("opt-125m") is None is of_model("opt-125m")
+    assert of_model("opt-125m") is None
