@@ -19,7 +19,7 @@ from sfnode.cli.progress import waiting
 from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
-from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
+from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, of_model
 from sfnode.verifiers.presets import PRESETS as VERIFIERS
 
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat", "reward")
@@ -364,8 +364,8 @@ def _has_numbers(manifest: Manifest, basis: str, given: dict[str, Any]) -> bool:
     built-in one, whose numbers were measured for random bases."""
     if {"epsilon", "scalar_delta", "learning_rate"} <= given.keys():
         return True
-    built_in = {(one.model, one.data.train) for one in PRESETS.values() if one.training}
-    return basis == "random" and (manifest.model.source, manifest.data.train) in built_in
+    name = of_model(manifest.model.source)
+    return basis == "random" and name is not None and manifest.data.train == PRESETS[name].data.train
 
 
 def _published(file: Path) -> dict[str, Any]:
@@ -471,10 +471,10 @@ def ask(organised: bool) -> tuple[dict[str, Any], bool]:
     echo(INTRODUCTION)
     _explain("model")
     given: dict[str, Any] = {"model": _text("Base model", DEFAULT_MODEL)}
-    built_in = given["model"] == DEFAULT_MODEL
+    own = of_model(given["model"])
     _explain("task")
     tasks = click.Choice([*PRESETS, CUSTOM])
-    task = click.prompt("Task", type=tasks, default="reviews" if built_in else "sst2")
+    task = click.prompt("Task", type=tasks, default=own or "sst2")
     data = PRESETS[task].data if task in PRESETS else None
     given |= _ask_task() if data is None else {"preset": task}
     _explain("train")
@@ -482,7 +482,8 @@ def ask(organised: bool) -> tuple[dict[str, Any], bool]:
     _explain("test")
     given["test"] = _text("Test data", data.test if data else "")
     _explain("update_budget")
-    budget = default_run().training.update_budget if built_in else HUB_BUDGET
+    numbers = PRESETS[own].training if own else None
+    budget = numbers.update_budget if numbers else HUB_BUDGET
     given["update_budget"] = click.prompt("Updates until the run is complete", default=budget, type=int)
     _explain("organised")
     kinds = click.Choice([ORGANISED, OPEN])
