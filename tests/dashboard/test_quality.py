@@ -41,13 +41,14 @@ def health(verdict: RunHealth, latest: EpochEvaluation | None, **fields: object)
     [
         (
             health(RunHealth.BETTER, result(0.8, 7), best=result(0.9, 5)),
-            "Better than the base model, and still getting better: accuracy 0.800 (0.780-0.820) now, 0.500 (0.480-0.520) before training, "
-            "0.900 at best (epoch 5).",
+            "Better than the base model, and still getting better: accuracy 0.800 (0.780-0.820) now, 0.500 "
+            "(0.480-0.520) before training, 0.900 at best (epoch 5).",
             Mood.GOOD,
         ),
         (
             health(RunHealth.NO_BETTER, result(0.51, 7)),
-            "No better than the base model yet: accuracy 0.510 (0.490-0.530) now, 0.500 (0.480-0.520) before training.",
+            "No better than the base model yet: accuracy 0.510 (0.490-0.530) now, 0.500 (0.480-0.520) before "
+            "training.",
             Mood.WARN,
         ),
         (
