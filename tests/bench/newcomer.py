@@ -200,9 +200,7 @@ def main() -> None:
     busy = busy_cores()
     load = os.getloadavg()[0]
     print(f"{busy:.1f} of {psutil.cpu_count()} cores are busy with other programs; load {load:.1f}")
-    print(
-        "| case | newcomer | link to first update at the peer, s | processor, s | longest silence, s | after |"
-    )
+    print("| case | newcomer | link to update at the peer, s | processor, s | longest silence, s | after |")
     print("|---|---|---|---|---|---|")
     for case in chosen.case:
         with tempfile.TemporaryDirectory(prefix="newcomer-") as name:
