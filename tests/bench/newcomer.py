@@ -6,9 +6,9 @@ One node organises a run and trains; newcomers with folders of their own join it
 other, each in a fresh interpreter as a user starts it. `embedded`: the run of `sfnode init`, whose model
 comes with sfnode. `peers`: a model of so many megabytes, and rows, that are files of the organiser's;
 newcomers come in a mount namespace (`unshare`, as root) in which the folder of these is empty, so that both
-come from the peer. The silence is the longest span without a line on the newcomer's terminal before that
-update. Prints how many cores other programs kept busy, too: on a loaded machine the processor time that a
-newcomer takes says more than the clock.
+come from the peer. The silence is the longest span without a line on the newcomer's terminal, from its first
+line to that update. Prints how many cores other programs kept busy, too: on a loaded machine the processor
+time that a newcomer takes says more than the clock.
 """
 
 from __future__ import annotations
@@ -97,11 +97,14 @@ class Joined(NamedTuple):
     seconds: float
     computed: float
     """Seconds of processor time that it took, on whatever cores it was given."""
-    silence: float
-    after: str
-    """The line that the silence followed."""
     lines: list[Line]
     """All that it said until then, with seconds since the start."""
+
+    @property
+    def silence(self) -> tuple[float, str]:
+        """The longest silence after its first line, and the line that it followed."""
+        ends = [*(line.at for line in self.lines[1:]), self.seconds]
+        return max((end - line.at, line.text) for line, end in zip(self.lines, ends, strict=True))
 
 
 def shown_link(organiser: Process) -> str:
@@ -138,11 +141,8 @@ def join(home: Path, name: str, link: str, organiser: Path, before: Sequence[str
         done, computed = time.monotonic(), newcomer.computed()
     finally:
         newcomer.end()
-    lines = [Line(newcomer.began, "(start)"), *(line for line in newcomer.lines if line.at < done)]
-    ends = [*(line.at for line in lines[1:]), done]
-    silence, after = max((end - line.at, line.text) for line, end in zip(lines, ends, strict=True))
-    said = [Line(at - newcomer.began, text) for at, text in lines]
-    return Joined(done - newcomer.began, computed, silence, after, said)
+    said = [Line(line.at - newcomer.began, line.text) for line in newcomer.lines if line.at < done]
+    return Joined(done - newcomer.began, computed, said)
 
 
 def make_files(folder: Path, megabytes: int) -> None:
@@ -200,7 +200,7 @@ def main() -> None:
     busy = busy_cores()
     load = os.getloadavg()[0]
     print(f"{busy:.1f} of {psutil.cpu_count()} cores are busy with other programs; load {load:.1f}")
-    print("| case | newcomer | link to update at the peer, s | processor, s | longest silence, s | after |")
+    print("| case | link to update at the peer, s | processor, s | first line, s | silence, s | after |")
     print("|---|---|---|---|---|---|")
     for case in chosen.case:
         with tempfile.TemporaryDirectory(prefix="newcomer-") as name:
@@ -208,9 +208,10 @@ def main() -> None:
             with run(case, home, chosen.megabytes) as (link, organiser, before):
                 for number in range(1, chosen.times + 1):
                     found = join(home, f"newcomer-{number}", link, organiser, before)
-                    after = " ".join(found.after.split()[2:])[:60] or found.after
-                    figures = f"{found.seconds:.1f} | {found.computed:.1f} | {found.silence:.1f}"
-                    print(f"| {case} | {number} | {figures} | {after} |", flush=True)
+                    silence, after = found.silence
+                    seconds = (found.seconds, found.computed, found.lines[0].at, silence)
+                    figures = " | ".join(f"{one:.1f}" for one in seconds)
+                    print(f"| {case} | {figures} | {after[:70]} |", flush=True)
                     for at, text in found.lines if chosen.lines else ():
                         print(f"    {at:5.1f} {text}")
     print(f"load at the end {os.getloadavg()[0]:.1f}")
