@@ -42,6 +42,13 @@ if TYPE_CHECKING:
     metavar="COUNT",
     help="Use only so many test rows.  [default: as many as the manifest says]",
 )
+@option(
+    "--neutral",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Text on which the answers of both models are compared, one sample a line: how far training has "
+    "drifted.  [default: a few sentences of sfnode's own]",
+)
 @as_of_now_option
 @json_option
 def evaluate(
@@ -50,6 +57,7 @@ def evaluate(
     device: str,
     dtype: str,
     limit: int,
+    neutral: Path | None,
     as_of_now: bool,
     as_json: bool,
 ) -> None:
@@ -58,13 +66,16 @@ def evaluate(
     Where a task has fixed answers the base model is measured a second time, less its prior over the answers,
     which up to 512 training rows show without their labels: what training gains beyond that is learnt. Where
     the run's loss is centred the trained model is measured less its own prior, too.
+    The last line says how far the model has drifted from the base: by its weights, and by what it expects of
+    text that has nothing to do with the task.
     Of an organised run it is the model of the last seal, of an open one that with all updates.
     """
     from sfnode.cli.trained_model import check, load
 
+    text = _text(neutral) if neutral else ""
     _require_test(check(data_dir, device))
     trained = load(data_dir, model, device, dtype, as_of_now=as_of_now)
-    result = _measured(trained, limit)
+    result = _measured(trained, limit, text)
     echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result, trained.moment)))
 
 
@@ -77,7 +88,19 @@ def _require_test(manifest: Manifest) -> None:
         )
 
 
-def _measured(trained: TrainedModel, limit: int) -> EvalResult:
+def _text(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            Code.BAD_OPTION, f"cannot read {file}: {error}", "Give --neutral a text file in UTF-8."
+        ) from error
+    if not text.strip():
+        raise UserError(Code.BAD_OPTION, f"there is no text in {file}", "Give --neutral some sentences.")
+    return text
+
+
+def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
     from sfnode.schema.results import EvalResult
 
     trainer = trained.trainer
@@ -86,6 +109,8 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
     calibrated = _calibrated(trainer, limit)
     with waiting("measuring the model"):
         after = trainer.evaluate(limit)
+    with waiting("measuring the drift"):
+        drift = trainer.drift(text)
     return EvalResult(
         run_id=trainer.manifest.run_id.hex(),
         updates=trained.updates,
@@ -96,6 +121,7 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
         after=after,
         loss=trainer.manifest.task.loss,
         prior=trainer.named_prior() if after.calibrated else None,
+        drift=drift,
     )
 
 
@@ -118,4 +144,5 @@ def _lines(result: EvalResult, moment: str) -> list[str]:
     return [
         f"{before.metric} (95 % interval) on {before.count} test rows, {moment} ({result.digest[:16]})",
         *(f"{when:10}  {figure(one)}  loss {one.loss:.4f}" for when, one in rows.items() if one),
+        f"{'drift':10}  {result.drift.in_words}",
     ]

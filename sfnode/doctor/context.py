@@ -26,3 +26,8 @@ class Case:
     """Time server and port; with None, no server is asked."""
     measure: bool = False
     """Measure steps even if the model is large."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices on which a node would compute."""
+        return tuple(self.device.split(","))

@@ -14,7 +14,8 @@ from tests.processes.prometheus import GPU, METRICS, OPERATOR, Prometheus, Targe
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 
-TRAINERS_ONLY = {"sfnode_loss", "sfnode_quota_left"}
+DEVICES = {"sfnode_device_updates_total", "sfnode_device_update_seconds", "sfnode_device_failed"}
+TRAINERS_ONLY = {"sfnode_loss", "sfnode_quota_left", *DEVICES}
 """Metrics that a relay does not have: it has no model, and is no member of the run."""
 
 _SCRAPE = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
