@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, TypeAdapter, field_validator, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from sfnode.verifiers import patterns
 from sfnode.verifiers.base import Name, Names, Table
@@ -195,8 +195,16 @@ _READER: TypeAdapter[Any] = TypeAdapter(Verifier)
 
 
 def read(data: Any) -> Verifier:
-    """Read a verifier from plain data. Raises ValueError; for a regex without RE2 UserError EXTRA_MISSING."""
-    found: Verifier = _READER.validate_python(data)
+    """Read a verifier from plain data.
+
+    Raises ValueError, which names the key that is wrong; for a regex without RE2 UserError EXTRA_MISSING.
+    """
+    try:
+        found: Verifier = _READER.validate_python(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{where}: {reason}" if where else reason) from error
     return found
 
 
