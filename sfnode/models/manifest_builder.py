@@ -17,7 +17,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_QUOTA, Data, Manifest, Model, Open, Organised, Task, Training
 from sfnode.models import files, loader
 from sfnode.models.targets import DEFAULT, Selection
-from sfnode.tasks import chat, dataset, library, presets, proposals
+from sfnode.tasks import chat, dataset, library, presets, proposals, reward_numbers, verifier_sources
 
 DEFAULT_TASK = "reviews"
 HUB_TASK = "sst2"
@@ -53,6 +53,10 @@ TASK_FIELDS = (
     "metric",
     "max_tokens",
     "loss",
+    "verifier",
+    "answer_tokens",
+    "temperature",
+    "stop",
 )
 
 ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
@@ -84,7 +88,7 @@ def build(given: dict[str, Any]) -> Manifest:
         task = _task(preset, given, files.resolve(source, revision, None))
         described = loader.describe(source, revision, _selection(given), _classes(task))
         data = _section(preset.data if preset else Data(), given)
-        training = _training(described, name)
+        training = _training(described, name, task)
         if "organiser" in given:
             data = _validated(data, task, given)
             training = _levelled(training)
@@ -108,7 +112,7 @@ def build(given: dict[str, Any]) -> Manifest:
 
 def _preset_name(given: dict[str, Any], source: str) -> str:
     """Return the preset to start from; an empty name for a task that is not ready-made."""
-    custom = [field for field in ("kind", "template") if field in given]
+    custom = [field for field in ("kind", "template", "verifier") if field in given]
     if "preset" in given and "kind" in given:
         raise UserError(
             Code.BAD_OPTION,
@@ -141,7 +145,9 @@ def _classes(task: Task) -> int:
     return len(task.verbalizer) if task.kind == "sequence-classification" else 0
 
 
-def _training(described: Model, preset: str) -> Training:
+def _training(described: Model, preset: str, task: Task) -> Training:
+    if task.kind == "reward":
+        return reward_numbers.training()
     if described.source == presets.DEFAULT_MODEL and preset == DEFAULT_TASK:
         return presets.default_run().training
     return Training()
@@ -161,11 +167,20 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     fields: dict[str, Any] = {}
     if preset:
         fields = presets.task_of(preset, headed=_is_encoder(_json(home / files.CONFIG))).model_dump()
-    task = Task(**fields | {key: given[key] for key in TASK_FIELDS if key in given})
+    elif given.get("kind", "reward" if "verifier" in given else "") == "reward":
+        tokens = given.get("answer_tokens", reward_numbers.ANSWER_TOKENS)
+        room = tokens + reward_numbers.PROMPT_TOKENS
+        fields = {"kind": "reward", "answer_tokens": tokens, "max_tokens": room}
+    own = {key: given[key] for key in TASK_FIELDS if key in given}
+    if "verifier" in own:
+        own["verifier"] = verifier_sources.load(own["verifier"])
+    task = Task(**fields | own)
     if task.labelled and "loss" not in given:
         task = task.model_copy(update={"loss": DEFAULT_LOSS})
     _check_kind(task, home)
     positions = _positions(home)
+    if task.kind == "reward":
+        return reward_numbers.fitted(task, positions, chosen="answer_tokens" in given)
     return task.model_copy(update={"max_tokens": min(task.max_tokens, positions)}) if positions else task
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
+from sfnode.manifest import Manifest, Task
 from sfnode.models import loader
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run, preset, task_of
 from sfnode.tasks.prompts import LabelledTexts, Prompt, problem, render_row
 from sfnode.tasks.templates import join
+from sfnode.tasks.verifying import score_of
 
 PASSAGE = {
     "premise": "It rains.",
@@ -54,7 +55,44 @@ CLOZE = {
 }
 
 
-@pytest.mark.parametrize("name", PRESETS)
+REWARDED = {
+    "countdown": ({"nums": [44, 19, 35], "target": 98}, "using the numbers [44, 19, 35]", "<think>x</think>"),
+    "gsm8k": (
+        {"question": "How many?", "answer": "48 + 24\n#### 72"},
+        "how many?\nsolution:",
+        "It is\n#### 72",
+    ),
+    "json": (
+        {"text": "Ann, 7", "json": '{"name": "Ann", "age": 7}'},
+        "ann, 7\n\n",
+        '{"name": "Ann", "age": 7}',
+    ),
+}
+"""By preset a row, a part of its prompt in small letters, and an answer that gets something."""
+
+
+@pytest.mark.parametrize("name", REWARDED)
+def test_a_preset_with_rewards_asks_for_what_its_verifier_looks_for(name: str) -> None:
+    task = preset(name).task
+    row, asked, answer = REWARDED[name]
+    assert problem(task, row) is None
+    words = render_row(task, row)
+    assert isinstance(words, Prompt)
+    assert (asked in words.prompt.lower(), words.answers) == (True, ())
+    score = score_of(task)
+    right = f"{answer} <answer>44 + 19 + 35</answer>" if name == "countdown" else answer
+    assert (score(right, row), score("no idea", row)) == (pytest.approx(1.0), 0.0)
+    assert not any(stop in right for stop in task.stop)
+
+
+@pytest.mark.parametrize("name", REWARDED)
+def test_a_preset_with_rewards_is_a_task_as_it_is(name: str) -> None:
+    """It is made without being validated."""
+    task = preset(name).task
+    assert Task(**task.model_dump()) == task
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - REWARDED.keys()))
 def test_a_preset_words_a_row_as_published(name: str) -> None:
     task = preset(name).task
     row: dict[str, Any] = CLOZE if name == "record" else LABELLED
@@ -86,8 +124,8 @@ def test_a_model_with_a_classification_head_reads_the_bare_texts(name: str) -> N
     assert task_of(found, headed=False) == found.task
 
 
-def test_a_task_whose_rows_bring_their_answers_is_none_for_such_a_model() -> None:
-    with pytest.raises(UserError, match="rows bring their own answers") as caught:
+def test_a_task_without_classes_is_none_for_such_a_model() -> None:
+    with pytest.raises(UserError, match="answers are no fixed classes") as caught:
         task_of(preset("record"), headed=True)
     assert caught.value.fix.endswith(f"one of {', '.join(BARE)}.")
 
