@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from sfnode.engine import making_bases, pilot, reward_trial, trial
 from sfnode.engine.making_bases import Made
-from sfnode.engine.pilot import Advance, Pilot
+from sfnode.engine.pilot import Advance, Pilot, prior_of
 from sfnode.engine.reward_trial import RewardTrial
-from sfnode.engine.trainer import Trainer, prior_of
+from sfnode.engine.trainer import Trainer
 from sfnode.engine.trial import Trial
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, is_file

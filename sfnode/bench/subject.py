@@ -20,7 +20,8 @@ import torch
 from pydantic import ValidationError
 
 from sfnode.bench import memory
-from sfnode.engine import trainer
+from sfnode.engine import loading
+from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, Task, Training
 from sfnode.models import files, loader, shapes, vetting
@@ -81,15 +82,15 @@ class Subject(NamedTuple):
         drawn = [self.rows[row] for seed in seeds for row in batch_rows(seed, size, len(self.rows)).tolist()]
         return encode(self.manifest.task, self.loaded.tokenizer, drawn * times)
 
-    def trainer(self) -> trainer.Trainer:
+    def trainer(self) -> Trainer:
         """Make the trainer of a node that trains this model."""
-        return trainer.Trainer(self.manifest, self.loaded, self.rows)
+        return Trainer(self.manifest, self.loaded, self.rows)
 
 
 @contextmanager
 def load_subject(wanted: SubjectSpec) -> Iterator[Subject]:
     """Load the subject. Raises UserError BAD_OPTION, MODEL_*, DATA_*, DEVICE or OUT_OF_MEMORY."""
-    device = trainer.usable_device(wanted.device)
+    device = loading.usable_device(wanted.device)
     with tempfile.TemporaryDirectory(prefix="sfnode-bench-") as scratch:
         named = wanted.source or (wanted.run.model.source if wanted.run else presets.DEFAULT_MODEL)
         source = named
@@ -101,7 +102,7 @@ def load_subject(wanted: SubjectSpec) -> Iterator[Subject]:
         parameters = shapes.parameters(settings)
         check_room(named, parameters, dtype, device)
         before = memory.room(device)
-        loaded = trainer.load_model(manifest, None, device, dtype)
+        loaded = loading.load_model(manifest, None, device, dtype)
         if wanted.run is None:
             numbers = shapes.token_numbers(settings.get_text_config(decoder=True).vocab_size)
             loaded = dataclasses.replace(loaded, tokenizer=numbers)

@@ -67,7 +67,7 @@ def look_at_device(name: str) -> Finding:
     """Examine the chosen device; if it is a CPU, also whether there is an unused GPU."""
     import torch
 
-    from sfnode.engine.trainer import usable_device
+    from sfnode.engine.loading import usable_device
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

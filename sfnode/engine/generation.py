@@ -97,22 +97,27 @@ def generate(
     plan: Plan,
     directions: Directions | None = None,
     go_on: Callable[[], bool] = lambda: True,
+    perturb: forward.Perturb | None = None,
 ) -> list[Answer] | None:
     """Answer all rows, in the order given, at the weights as they are; None once `go_on`, asked before
     each token, says no.
 
-    `directions` are those of the rows' queries; None: no row moves. Where vectors are trained rows of one
-    point alone are written together, as vectors are moved in place. Raises UserError BAD_OPTION for a
+    `directions` are those of the rows' queries; None: no row moves, unless `perturb` moves all
+    alike. Where vectors are trained rows of one point alone are written together, as vectors are moved in
+    place. Raises UserError BAD_OPTION for a
     classifier.
     """
     _check_writes(loaded)
     answers: dict[int, Answer] = {}
+    moved: Perturb | None = None if directions is None else Columns(directions)
+    if perturb is not None:
+        moved = lambda _queries, _amounts, this: perturb(this)  # noqa: E731
     vectors = nullcontext() if directions is None else moving_vectors(loaded, directions)
     with torch.inference_mode(), vectors as move:
         for point, numbers in _together(rows, apart=move is not None).items():
             if move is not None:
                 move(*point)
-            decoder = _Decoder(loaded, rows, numbers, plan, directions, answers)
+            decoder = _Decoder(loaded, rows, numbers, plan, moved, answers)
             while decoder.busy:
                 if not go_on():
                     return None
@@ -130,9 +135,13 @@ def complete(loaded: LoadedModel, prompts: Sequence[str], tokens: int) -> list[s
 def prompt_ids(loaded: LoadedModel, prompt: str, tokens: int) -> list[int]:
     """Return a prompt's tokens (`tokenization.prompt_ids`), so many that the model has positions for an
     answer of `tokens`, too."""
+    return tokenization.prompt_ids(loaded.tokenizer, prompt, positions(loaded) - tokens)
+
+
+def positions(loaded: LoadedModel) -> int:
+    """Return how many tokens the model takes; 2^30 if it does not say."""
     text = loaded.model.config.get_text_config(decoder=True)
-    positions = int(getattr(text, "max_position_embeddings", None) or 1 << 30)
-    return tokenization.prompt_ids(loaded.tokenizer, prompt, positions - tokens)
+    return int(getattr(text, "max_position_embeddings", None) or 1 << 30)
 
 
 def _together(rows: Sequence[Row], *, apart: bool) -> dict[tuple[int, float], list[int]]:
@@ -167,12 +176,12 @@ class _Decoder:
         rows: Sequence[Row],
         numbers: Sequence[int],
         plan: Plan,
-        directions: Directions | None,
+        perturb: Perturb | None,
         answers: dict[int, Answer],
     ) -> None:
         self._loaded = loaded
         self._plan = plan
-        self._perturb: Perturb | None = None if directions is None else Columns(directions)
+        self._perturb = perturb
         self._answers = answers
         self._ends = _ends(loaded) if plan.ends is None else plan.ends
         self._inputs = inspect.signature(loaded.model.forward).parameters

@@ -10,13 +10,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from threading import Lock
-
-from sfnode.tasks.encoding import Encoded
+from typing import Any
 
 PREPARED_STEPS = 4
 """Steps whose mini-batches are kept ready; those of steps that are never taken make room."""
 
-Draw = Callable[[int], Encoded]
+Draw = Callable[[int], Any]
 """Encodes the mini-batch that a seed draws; called from several threads."""
 
 
@@ -29,7 +28,7 @@ class MiniBatches:
         self._together = together
         self._executor = executor
         self._lock = Lock()
-        self._prepared: OrderedDict[tuple[int, ...], Future[list[Encoded]]] = OrderedDict()
+        self._prepared: OrderedDict[tuple[int, ...], Future[list[Any]]] = OrderedDict()
 
     def prepare(self, seeds: Sequence[int]) -> None:
         """Have the mini-batches of a coming step encoded meanwhile; returns at once."""
@@ -39,13 +38,13 @@ class MiniBatches:
             while len(self._prepared) > PREPARED_STEPS:
                 self._prepared.popitem(last=False)
 
-    def take(self, seeds: Sequence[int]) -> list[Encoded]:
+    def take(self, seeds: Sequence[int]) -> list[Any]:
         """Return the mini-batch of each seed, waiting for those that are being prepared."""
         key = tuple(seeds)
         with self._lock:
             prepared = self._prepared.pop(key, None)
         return self._encoded(key) if prepared is None else prepared.result()
 
-    def _encoded(self, seeds: Sequence[int]) -> list[Encoded]:
+    def _encoded(self, seeds: Sequence[int]) -> list[Any]:
         drawn = [self._draw(seed) for seed in seeds[:: self._together]]
         return [batch for batch in drawn for _ in range(self._together)]

@@ -196,7 +196,7 @@ def _training(trainer: Trainer) -> str:
 
 def _calibration(trainer: Trainer) -> str:
     rows = "\n".join(f"| {_quoted(word)} | {part:.5f} |" for word, part in trainer.named_prior().items())
-    return CALIBRATION.format(rows=rows, source=MEASURED if trainer.calibration_rows() else GIVEN)
+    return CALIBRATION.format(rows=rows, source=MEASURED if trainer.run_rows.some_if_any() else GIVEN)
 
 
 def _quoted(text: str) -> str:

@@ -197,10 +197,21 @@ def measure(
     return Slopes(sum(losses) / len(losses), cores)
 
 
+def require(task: Task) -> None:
+    """Raise UserError BAD_OPTION for a task whose loss has no slopes, as rewards have none."""
+    if not task.has_slopes:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"a run of kind {task.kind} has no slopes: what a verifier gives an answer jumps where a word "
+            "changes",
+            "Line searches, worths and bases made for a task need a loss that is smooth (docs/rewards.md).",
+        )
+
+
 def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
     """Return `wanted` of these rows as batches: others with every turn, as long as there are others.
 
-    `rows` have their classes by turns as long as each has rows (`trainer.line_rows`); from there on they are
+    `rows` have their classes by turns as long as each has rows (`losses.line_rows`); from there on they are
     left out, unless there are too few.
     """
     classes = len(task.verbalizer) if task.labelled else 1

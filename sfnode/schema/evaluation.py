@@ -7,22 +7,40 @@ from pydantic import Field
 from sfnode.schema.base import Answer
 
 
+class PassAt(Answer):
+    """How often one of k answers to a prompt is right: has the reward 1 (Chen et al. 2021, arXiv
+    2107.03374)."""
+
+    k: int
+    samples: int
+    """Answers to each prompt that were written."""
+    temperature: float
+    """That at which their tokens were drawn; 0: the likeliest ones."""
+    value: float
+    low: float
+    """Lower end of the value's 95 % confidence interval."""
+    high: float
+
+
 class Evaluation(Answer):
     """Scores of a model on some rows."""
 
     metric: str
-    """accuracy, f1, exact_match (completion, greedily decoded) or perplexity (text, chat)."""
+    """accuracy, f1, exact_match (completion, greedily decoded), perplexity (text, chat) or reward (the
+    mean of a reward run's answers, greedily decoded)."""
     value: float
     low: float
     """Lower end of the value's 95 % confidence interval."""
     high: float
     """Upper end; infinite for the perplexity of a single row."""
     loss: float
-    """Mean loss of the rows in nats, as trained on."""
+    """Mean loss of the rows in nats, as trained on; of rewards 1 less their mean."""
     count: int
     """Number of rows."""
     calibrated: bool = False
     """Whether the model's prior over the answers was subtracted from their scores (docs/tasks.md)."""
+    pass_at: tuple[PassAt, ...] = ()
+    """Of a reward run: pass@1 by greedily decoded answers, and what else was asked for."""
 
 
 class EvaluationOfRows(Evaluation):

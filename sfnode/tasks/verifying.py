@@ -44,6 +44,14 @@ def problem(task: Task, row: Row) -> str | None:
     return scoring.problem(verifier, scoring.texts(verifier, row))
 
 
+def reference(task: Task, row: Row) -> str:
+    """Return what answers to a row are compared with, for people; nothing if the verifier reads no column."""
+    from sfnode.verifiers import scoring
+
+    found = scoring.texts(_verifier(task), row)
+    return next(iter(found.values())) if len(found) == 1 else ", ".join(f"{k}: {v}" for k, v in found.items())
+
+
 def _verifier(task: Task) -> Verifier:
     return _read(json.dumps(task.verifier))
 
