@@ -178,7 +178,8 @@ def _prepare_rewards(
     if not (calibrate or measure):
         return Prepared(manifest, None, None)
     with waiting("writing answers along some directions") as advance:
-        found = reward_trial.run(manifest, advance=advance, **means._asdict())
+        keep = not calibrate or "epsilon" in given
+        found = reward_trial.run(manifest, keep_epsilon=keep, advance=advance, **means._asdict())
     if isinstance(found, Pilot):
         return _limited(manifest, given, found.reason if calibrate else None, found)
     if calibrate:

@@ -62,7 +62,7 @@ def _tried(trainer: Trainer, prompts: int, updates: int, loaded: float, waiting:
     with waiting(f"answering {len(rows)} prompts"):
         judged = objective.judged(rows)
     with waiting("writing answers along some directions") as advance:
-        found = reward_trial.measure(trainer, updates, advance)
+        found = reward_trial.measure(trainer, updates, manifest.training.epsilon, advance)
     mean = metrics.share(sum(one.reward for one in judged), len(judged))
     right = metrics.share(sum(one.reward >= RIGHT for one in judged), len(judged))
     seconds = max(found.seconds, 1e-9)

@@ -212,7 +212,7 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     default=None,
     help="Try the model out before the run starts: epsilon, scalar_delta, scalar_limit and a first learning "
     "rate are chosen for it, but for those that you give; half a minute for a small model. In a reward run "
-    "it writes some answers, and epsilon stays (docs/rewards.md).  "
+    "it writes some answers, and the rate is a recipe's (docs/rewards.md).  "
     "[default: as --measure, unless you give all of them or take the built-in run]",
 )
 @device_option
@@ -346,8 +346,9 @@ def _has_numbers(manifest: Manifest, basis: str, given: dict[str, Any]) -> bool:
     built-in one, whose numbers were measured for random bases."""
     if set(TRIED) <= given.keys():
         return True
-    model, data = manifest.model.source, manifest.data.train
-    return basis == "random" and (model, data) == (DEFAULT_MODEL, default_run().data.train)
+    model, data, kind = manifest.model.source, manifest.data.train, manifest.task.kind
+    usual = default_run()
+    return basis == "random" and (model, data, kind) == (DEFAULT_MODEL, usual.data.train, usual.task.kind)
 
 
 def _published(file: Path) -> dict[str, Any]:

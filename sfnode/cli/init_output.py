@@ -90,16 +90,16 @@ def _answered(found: RewardTrial) -> str:
     """Return how the answers of a reward run came out."""
     return (
         f"The model wrote {found.answers} answers at the points of {found.updates} updates in "
-        f"{found.seconds:.0f} s: mean reward {found.reward:.3f}; in {found.apart:.0%} of the updates the two "
-        "points differ. (`sfnode try-reward` shows answers, and how many a second.)"
+        f"{found.seconds:.0f} s: mean reward {found.reward:.3f}. (`sfnode try-reward` shows answers, and how "
+        "many a second.) Rewards have no slopes to find numbers by:"
     )
 
 
 def _recipe(found: RewardTrial) -> dict[str, str]:
-    """Return why a reward run has the numbers that it has: rewards have no slopes to find better ones by."""
+    """Return why a reward run has the numbers that it has."""
     size = found.pilot.spread / found.delta
     return {
-        "epsilon": "the recipe's, as rewards have no slope to choose one by",
+        "epsilon": f"in {found.apart:.0%} of the updates the rewards of the two points then differ",
         "scalar_delta": f"scalars then have a root mean square of {size:.0f}",
         "learning_rate": "the recipe of evolution strategies for rewards that vary so much (docs/rewards.md)",
     }

@@ -4,7 +4,9 @@ What it is for:
 
     scalar_delta   a power of two of which the alphas' root mean square is UNITS, as in other runs.
     rate           that of the recipe (`tasks.reward_numbers`) for alphas of that size.
-    epsilon        stays: a reward has no slope that a smaller distance would measure better.
+    epsilon        the recipe's, or 4 or 16 times it where too few updates' points differ in reward: a reward
+                   has no slope that a smaller distance would measure better, and small models answer alike
+                   where large ones do not.
     speed          of writing answers along directions, which is all that a node does in such a run.
 
 Where no update's points differ in reward nothing can be learnt, which is an error with advice. This module
@@ -34,6 +36,13 @@ right to a fifth, and a rate need not be."""
 
 TOGETHER = 4
 """Updates whose answers are written at once: 128 answers of 16 prompts fill a small card, and a CPU."""
+
+FACTORS = (1, 4, 16)
+"""Distances that are tried, in units of the run's epsilon."""
+
+ENOUGH = 1 / 4
+"""Share of updates whose points differ with which a distance is taken: where fewer do, most answers are
+written in vain."""
 
 LEAST, PATIENCE = 4, 120.0
 """Updates that are measured however long it takes, and seconds after which no more are begun."""
@@ -66,6 +75,7 @@ class RewardTrial(NamedTuple):
 def run(
     manifest: Manifest,
     *,
+    keep_epsilon: bool = False,
     device: str = "cpu",
     dtype: str = "float32",
     bases: Path | None = None,
@@ -73,13 +83,18 @@ def run(
 ) -> RewardTrial | Pilot:
     """Load the run's base model and try it out; return a pilot without slopes if there are no rows.
 
-    Raises UserError as `pilot.measure`, and REWARDS_ALIKE.
+    With `keep_epsilon` no other one is tried. Raises UserError as `pilot.measure`, and REWARDS_ALIKE.
     """
     trainer, reason = any_trainer(manifest, device, dtype, bases)
     with trainer:
         if reason:
             return Pilot(np.zeros(0), typical_weight(trainer.loaded), reason)
-        found = measure(trainer, UPDATES, advance)
+        tried = []
+        for factor in FACTORS[: 1 if keep_epsilon else None]:
+            tried.append(measure(trainer, UPDATES, factor * manifest.training.epsilon, advance))
+            if tried[-1].apart >= ENOUGH:
+                break
+    found = max(tried, key=lambda one: one.apart)
     if not found.apart:
         raise alike(found)
     return found
@@ -88,11 +103,12 @@ def run(
 def measure(
     trainer: Trainer,
     updates: int,
+    epsilon: float,
     advance: Advance = lambda done, total: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> RewardTrial:
-    """Measure `updates` of a reward run, or a few more that complete a group, at the base model; fewer if
-    it takes longer than PATIENCE."""
+    """Measure `updates` of a reward run, or a few more that complete a group, at this distance from the base
+    model; fewer if it takes longer than PATIENCE."""
     objective, numbers = trainer.objective, trainer.manifest.training
     assert isinstance(objective, Rewards)
     seeds, group = seeds_of(trainer, updates), numbers.batch_updates
@@ -104,7 +120,7 @@ def measure(
         part = seeds[start : start + together]
         batches = trainer.mini_batches.take(part)
         directions = trainer.space.directions(part, 0)
-        written, told = objective.measured(directions, part, batches, numbers.epsilon)
+        written, told = objective.measured(directions, part, batches, epsilon)
         answers += written
         estimates += told
         advance(len(estimates), len(seeds))
@@ -112,10 +128,10 @@ def measure(
     pilot = Pilot(alphas, typical_weight(trainer.loaded))
     spread = pilot.spread
     return RewardTrial(
-        numbers.epsilon,
+        epsilon,
         pilot,
         trial.suitable_delta(numbers, spread) if spread else numbers.scalar_delta,
-        reward_numbers.rate(numbers.epsilon, spread, numbers.points) if spread else numbers.learning_rate,
+        reward_numbers.rate(epsilon, spread, numbers.points) if spread else numbers.learning_rate,
         len(estimates),
         len(answers),
         sum(len(one.tokens) for one in answers),

@@ -50,6 +50,10 @@ UPDATE_BUDGET = 8192
 SCALAR_DELTA = 1.0
 """Unit of scalars: at that deviation alphas have a root mean square of 35."""
 
+SCALAR_LIMIT = 280
+"""Largest scalar unless it is measured: 8 times that, as in other runs (`engine.pilot`). No alpha at
+EPSILON is larger than 500, as rewards are 0 to 1."""
+
 ANSWER_TOKENS = 256
 """Longest answer of a task of one's own."""
 
@@ -73,6 +77,7 @@ def training() -> Training:
         epoch_updates=EPOCH_UPDATES,
         update_budget=UPDATE_BUDGET,
         scalar_delta=SCALAR_DELTA,
+        scalar_limit=SCALAR_LIMIT,
     )
 
 

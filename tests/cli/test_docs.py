@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from sfnode.cli.init import KINDS
+from sfnode.cli.init_questions import KINDS
 from sfnode.doctor.findings import Examination, Finding
 from sfnode.errors import Code
 from sfnode.limits import Limits
@@ -29,6 +29,8 @@ from sfnode.schema.results import (
     SealsResult,
     StatusResult,
     SwarmResult,
+    TriedAnswer,
+    TryRewardResult,
     UpdateLine,
     UpgradeResult,
     VerifyResult,
@@ -74,6 +76,7 @@ SECTIONS = {
     "import --json": (ImportResult,),
     "log --updates": (UpdateLine,),
     "eval --json": (EvalResult, Evaluation),
+    "try-reward --json": (TryRewardResult, TriedAnswer),
     "invite --json": (InviteResult,),
     "organise status --json": (
         organising.OrganiserStatus,

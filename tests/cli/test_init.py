@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sfnode.cli.init import INTRODUCTION, QUESTIONS
+from sfnode.cli.init_questions import INTRODUCTION, QUESTIONS
 from sfnode.defaults import DEFAULT_LOSS, OPEN_WORK_BITS
-from sfnode.engine import pilot, trial
+from sfnode.engine import pilot, reward_trial, trial
 from sfnode.engine.pilot import SLOPES
 from sfnode.manifest import Manifest, Open
 from sfnode.models import bases, loader, manifest_builder, pieces
@@ -35,6 +35,7 @@ ROWS = {
     "choice": '{"question": "2+2", "options": ["3", "4"], "answer": "4"}\n',
     "completion": '{"question": "2+2", "answer": "4"}\n',
     "text": '{"text": "once upon a time"}\n',
+    "reward": '{"question": "fine food", "answer": "not bad"}\n',
     "chat": '{"talk": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}\n',
 }
 FLAGS = {
@@ -47,7 +48,18 @@ FLAGS = {
     "text": ("--template", "{text}"),
     "sequence-classification": ("--template", "{text}", "--verbalizer", "yes=good,no=bad"),
     "chat": ("--messages-field", "talk"),
+    "reward": (
+        *("--template", "{question} it was", "--verifier", "length.toml"),
+        *("--answer-tokens", 4, "--stop", r" .\n"),
+    ),
 }
+CALIBRATE = {False: "false", True: "true"}
+"""By whether answers are rewarded: at the usual epsilon those of the small built-in model are all alike."""
+
+LENGTH = 'kind = "sum"\n' + "".join(
+    f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {2 * n} }}\n' for n in range(1, 9)
+)
+"""A verifier that likes longer answers better."""
 
 
 FEW = 8
@@ -65,6 +77,7 @@ def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure little, and try numbers out only where a test asks for it."""
     monkeypatch.setattr(pilot, "SLOPES", FEW)
     monkeypatch.setattr(calibration, "CALIBRATION_ROWS", FEW)
+    monkeypatch.setattr(reward_trial, "UPDATES", 4)
     monkeypatch.setenv("SFNODE_CALIBRATE", "false")
 
 
@@ -92,17 +105,23 @@ def data_file(kind: str) -> Path:
     """Rows for a task of this kind."""
     path = Path("rows.tsv" if kind == "classification" else "rows.jsonl").resolve()
     path.write_text(ROWS[kind])
+    Path("length.toml").write_text(LENGTH)
     return path
 
 
 PRIOR = "measuring the base model's prior\n"
 """What is said where the loss is centred."""
 
+ANSWERS = "writing answers along some directions\n"
+"""What is said in a reward run."""
+
 
 def written(ended: Ended, file: str = "run.toml") -> Manifest:
     """The manifest that was written; what was printed of it is right."""
-    assert (ended.status, ended.err.removeprefix(PRIOR)) == (0, "measuring scalars\n")
+    assert ended.status == 0, ended.err
     manifest = Manifest.from_toml(Path(file))
+    measured = "measuring scalars\n" if manifest.task.has_slopes else ANSWERS
+    assert ended.err.removeprefix(PRIOR) == measured
     printed = re.search(rf"wrote {re.escape(file)}: run (\S+), id ([0-9a-f]{{64}})\n", ended.out)
     assert printed is not None
     assert printed.groups() == (manifest.name, manifest.run_id.hex())
@@ -134,7 +153,8 @@ def test_a_preset_brings_its_prompt_its_answers_and_its_data(preset: str, model:
     assert manifest.name == preset
     assert manifest.data == expected.data
     loss = DEFAULT_LOSS if expected.task.labelled else "plain"
-    numbers = {"max_tokens": manifest.task.max_tokens, "loss": loss}
+    numbers = {"max_tokens": manifest.task.max_tokens, "answer_tokens": manifest.task.answer_tokens}
+    numbers |= {"loss": loss}
     assert but_for_prior(manifest).task == expected.task.model_copy(update=numbers)
 
 
@@ -144,7 +164,10 @@ def test_prompts_are_never_longer_than_the_model_can_take(model: Path, sfnode: R
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_a_task_of_ones_own_is_described_by_flags(kind: str, model: Path, sfnode: Run) -> None:
+def test_a_task_of_ones_own_is_described_by_flags(
+    kind: str, model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SFNODE_CALIBRATE", CALIBRATE[kind == "reward"])
     data = data_file(kind)
     flags = ("--kind", kind, *FLAGS[kind], "--train", data, "--test", data)
     manifest = written(sfnode("init", "own.toml", "--name", "mine", "--model", model, *flags), "own.toml")
@@ -348,7 +371,8 @@ def test_at_a_terminal_enter_alone_gives_the_built_in_run_with_an_organiser(
     assert "Base model" in ended.out
     manifest = organised(ended, home / ".local/share/sfnode/keys")
     assert but_for_prior(manifest).task == default_manifest().task
-    assert all(QUESTIONS[name] in ended.out for name in QUESTIONS if name != "kind")
+    own = {"kind", "verifier", "answer_tokens", "stop"}
+    assert all(QUESTIONS[name] in ended.out for name in QUESTIONS.keys() - own)
 
 
 def test_explanations_fit_a_terminal() -> None:
@@ -377,11 +401,18 @@ def test_one_is_told_what_others_need_that_lies_on_this_machine_alone(model: Pat
         ("text", ("{text}",)),
         ("sequence-classification", ("{text}", "label", "yes=good,no=bad")),
         ("chat", ("talk",)),
+        ("reward", ("{question} it was", "missing.toml", "length.toml", "4", r" .\n")),
     ],
 )
 def test_at_a_terminal_one_is_asked_for_a_task_of_ones_own(
-    kind: str, told: tuple[str, ...], model: Path, sfnode: Run, answers: Callable[..., None]
+    kind: str,
+    told: tuple[str, ...],
+    model: Path,
+    sfnode: Run,
+    answers: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("SFNODE_CALIBRATE", CALIBRATE[kind == "reward"])
     data = data_file(kind)
     answers(str(model), "custom", kind, *told, str(data), str(data), "123", "open", "Tells sums.")
     asked = sfnode("init", "asked.toml")
