@@ -23,6 +23,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sfnode.engine import trial
+from sfnode.engine.estimator import Estimate
+from sfnode.engine.generation import Answer
 from sfnode.engine.pilot import Advance, Pilot, any_trainer, seeds_of, typical_weight
 from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.trainer import Trainer
@@ -113,7 +115,9 @@ def measure(
     assert isinstance(objective, Rewards)
     seeds, group = seeds_of(trainer, updates), numbers.batch_updates
     together = -(-TOGETHER // group) * group
-    begun, answers, estimates = clock(), [], []
+    begun = clock()
+    answers: list[Answer] = []
+    estimates: list[Estimate] = []
     for start in range(0, len(seeds), together):
         if len(estimates) >= LEAST and clock() - begun > PATIENCE:
             break
