@@ -22,12 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sfnode.engine import forward, slopes
+from sfnode.engine import forward
 from sfnode.errors import Code, UserError
 from sfnode.manifest import PUBLISHED_UNIT, Manifest
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
-from sfnode.tasks import dataset
+from sfnode.tasks import dataset, verifying
 from sfnode.tasks.encoding import Encoded
 from sfnode.tasks.shard import Shard
 from sfprotocol.seeds import derive_key, stream
@@ -88,8 +88,8 @@ def make_on(
     advance: Advance = lambda done, total: None,
 ) -> Made:
     """Return bases at the weights as they are, on mini-batches of these rows that follow from `key`. Raises
-    UserError as `slopes.require`."""
-    slopes.require(manifest.task)
+    UserError as `verifying.require_slopes`."""
+    verifying.require_slopes(manifest.task)
     shard = Shard(manifest.task, loaded.tokenizer, rows, BATCH_ROWS)
     seeds = stream(derive_key(b"sfnode bases", manifest.run_id, key), 0, BATCHES)
     batches = [shard.mini_batch(seed) for seed in seeds.tolist()]

@@ -157,6 +157,11 @@ def shares(training: Training, found: Pilot) -> tuple[float, float]:
     return float(np.mean(zeros)), float(np.mean(exact > training.scalar_limit))
 
 
+def still(found: Pilot) -> float:
+    """Return the share of directions along which the loss does not change at all."""
+    return float(np.mean(found.slopes == 0))
+
+
 def check(training: Training, found: Pilot) -> None:
     """Raise UserError UPDATE_TOO_LARGE if one update at the limit can wreck the model.
 

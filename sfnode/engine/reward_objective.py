@@ -1,7 +1,7 @@
 """The objective of reward runs: answers that the model writes, and what a verifier gives them.
 
-There are no slopes of such a loss by two forward passes: what asks for them is refused (`slopes.require`). It
-knows a model, prompts and a verifier; it knows neither updates nor who asks.
+There are no slopes of such a loss by two forward passes: what asks for them is refused (`tasks.verifying`).
+It knows a model, prompts and a verifier; it knows neither updates nor who asks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sfnode.manifest import Manifest
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions
 from sfnode.schema.evaluation import EvaluationOfRows, PassAt
+from sfnode.schema.node_state import REWARD
 from sfnode.tasks import metrics, tokenization, verifying
 from sfnode.tasks.prompts import Prompt, Row, render_row
 from sfnode.tasks.shard import Shard
@@ -104,7 +105,7 @@ class Rewards:
         found = self._rewards(held.rows, asked, self._likeliest, go_on, perturb)
         mean, passed = sum(found) / len(found), sum(reward >= RIGHT for reward in found)
         return EvaluationOfRows(
-            metric="reward",
+            metric=REWARD,
             **metrics.share(sum(found), len(found))._asdict(),
             loss=1 - mean,
             count=len(found),

@@ -98,7 +98,7 @@ def run(
                 break
     found = max(tried, key=lambda one: one.apart)
     if not found.apart:
-        raise alike(found)
+        raise alike(tried[-1])
     return found
 
 

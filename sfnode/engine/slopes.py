@@ -197,17 +197,6 @@ def measure(
     return Slopes(sum(losses) / len(losses), cores)
 
 
-def require(task: Task) -> None:
-    """Raise UserError BAD_OPTION for a task whose loss has no slopes, as rewards have none."""
-    if not task.has_slopes:
-        raise UserError(
-            Code.BAD_OPTION,
-            f"a run of kind {task.kind} has no slopes: what a verifier gives an answer jumps where a word "
-            "changes",
-            "Line searches, worths and bases made for a task need a loss that is smooth (docs/rewards.md).",
-        )
-
-
 def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
     """Return `wanted` of these rows as batches: others with every turn, as long as there are others.
 

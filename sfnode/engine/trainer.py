@@ -39,7 +39,7 @@ from sfnode.models import bases as published_bases
 from sfnode.models import loader
 from sfnode.schema.evaluation import Evaluation, PassAt
 from sfnode.schema.provenance import Provenance
-from sfnode.tasks import calibration, dataset
+from sfnode.tasks import calibration, dataset, verifying
 from sfnode.tasks.encoding import Prior
 from sfprotocol.decisions import RATE_ONE, Bases
 from sfprotocol.seeds import I64
@@ -328,12 +328,8 @@ class Trainer:
 
         Raises UserError BAD_OPTION in a run without rewards, and as `evaluate`.
         """
-        if not isinstance(self.objective, Rewards):
-            raise UserError(
-                Code.BAD_OPTION,
-                f"the task kind {self.manifest.task.kind} has no answers of which one of {k} could be right",
-                "Leave out --pass-at: it is for reward runs.",
-            )
+        verifying.require_rewards(self.manifest.task)
+        assert isinstance(self.objective, Rewards)
         held = self.run_rows.held_out("test", limit)
         self.restore()
         if base:
@@ -351,9 +347,9 @@ class Trainer:
         validation rows; return how many example-forwards it took.
 
         Raises UserError DATA_*, PAUSED when `go_on`, asked before each part, says no, and as
-        `slopes.require`.
+        `verifying.require_slopes`.
         """
-        slopes.require(self.manifest.task)
+        verifying.require_slopes(self.manifest.task)
         step = self._line_to(after)
         rows = line_rows(self.manifest.task, self.run_rows.held_out("validation").rows)
         taken = 0
@@ -377,9 +373,9 @@ class Trainer:
         the cores `after`, on so many validation rows, and the example-forwards that it took.
 
         Others of the rows with every `turn`. Raises UserError DATA_*, PAUSED, and as `slopes.measure` and
-        `slopes.require`.
+        `verifying.require_slopes`.
         """
-        slopes.require(self.manifest.task)
+        verifying.require_slopes(self.manifest.task)
         self.restore()
         self.weights.rebuild()
         task, held_out = self.manifest.task, self.run_rows.held_out("validation").rows
@@ -392,8 +388,9 @@ class Trainer:
 
     def suitable_rate(self, epoch: int) -> float | None:
         """Return the rate that suits the subspace of an epoch at the weights as of now, by `step_size`; None
-        where that cannot be told, and without training rows. Raises as `estimate` and `slopes.require` do."""
-        slopes.require(self.manifest.task)
+        where that cannot be told, and without training rows. Raises as `estimate` does, and as
+        `verifying.require_slopes`."""
+        verifying.require_slopes(self.manifest.task)
         if not self._rows:
             return None
         self.restore()

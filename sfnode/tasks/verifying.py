@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from sfnode.errors import Code, UserError
 from sfnode.manifest import Task
 
 if TYPE_CHECKING:
@@ -42,6 +43,27 @@ def problem(task: Task, row: Row) -> str | None:
 
     verifier = _verifier(task)
     return scoring.problem(verifier, scoring.texts(verifier, row))
+
+
+def require_slopes(task: Task) -> None:
+    """Raise UserError BAD_OPTION for a task whose loss has no slopes, as rewards have none."""
+    if not task.has_slopes:
+        raise UserError(
+            Code.BAD_OPTION,
+            "rewards have no slopes that two forward passes could measure: what a verifier gives an answer "
+            "jumps where a word changes",
+            "Line searches, worths, and bases made for a task need a loss that is smooth (docs/rewards.md).",
+        )
+
+
+def require_rewards(task: Task) -> None:
+    """Raise UserError BAD_OPTION for a task whose answers are not written."""
+    if task.has_slopes:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"a task of kind {task.kind} has no answers of which one of several could be right",
+            "Leave out --pass-at: it is for reward runs (docs/rewards.md).",
+        )
 
 
 def reference(task: Task, row: Row) -> str:

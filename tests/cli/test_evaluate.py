@@ -72,7 +72,7 @@ def test_for_people_it_has_the_interval_in_brackets(folder: Path, sfnode: Run) -
     assert said[0].startswith("accuracy (95 % interval) on 40 test rows, 0 updates (")
     number = r"[01]\.\d{3}"
     for line, when in zip(said[1:], ("before", "calibrated", "after"), strict=True):
-        assert re.fullmatch(rf"{when} +{number} \({number}-{number}\)  loss \d\.\d{{4}}", line)
+        assert re.fullmatch(rf"{when} +{number} \({number}-{number}\), loss \d\.\d{{4}}", line)
 
 
 def test_where_no_training_rows_can_be_read_there_is_no_calibrated_figure(

@@ -35,7 +35,11 @@ ROWS = {
     "choice": '{"question": "2+2", "options": ["3", "4"], "answer": "4"}\n',
     "completion": '{"question": "2+2", "answer": "4"}\n',
     "text": '{"text": "once upon a time"}\n',
-    "reward": '{"question": "fine food", "answer": "not bad"}\n',
+    "reward": "".join(
+        f'{{"question": "{how} {what}", "answer": "7"}}\n'
+        for how in ("fine", "stale", "good", "poor")
+        for what in ("food", "rooms", "staff", "music")
+    ),
     "chat": '{"talk": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}\n',
 }
 FLAGS = {
@@ -77,7 +81,7 @@ def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure little, and try numbers out only where a test asks for it."""
     monkeypatch.setattr(pilot, "SLOPES", FEW)
     monkeypatch.setattr(calibration, "CALIBRATION_ROWS", FEW)
-    monkeypatch.setattr(reward_trial, "UPDATES", 4)
+    monkeypatch.setattr(reward_trial, "UPDATES", FEW)
     monkeypatch.setenv("SFNODE_CALIBRATE", "false")
 
 
@@ -175,6 +179,65 @@ def test_a_task_of_ones_own_is_described_by_flags(
     assert FLAGS[kind][1] in (manifest.task.template, manifest.task.messages_field)
     assert manifest.data.train == manifest.data.test == data.name
     assert manifest.data.digests == dict.fromkeys(("train", "test"), public_files.digest_of(data))
+
+
+def test_a_verifier_may_be_in_a_file(model: Path, sfnode: Run) -> None:
+    Path("verifier.toml").write_text('kind = "numeric"\ncolumn = "answer"\nwhich = "last"\n')
+    Path("rows.jsonl").write_text('{"sum": "2+2=", "answer": 4}\n')
+    flags = ("--template", "{sum}", "--train", "rows.jsonl")
+    made = ("init", "--model", model, *flags, "--no-measure", "--verifier")
+    assert sfnode(*made, "verifier.toml").status == 0
+    found = Manifest.from_toml(Path("run.toml")).task
+    assert (found.kind, found.verifier) == ("reward", {"kind": "numeric", "column": "answer"})
+    assert (found.answer_tokens, found.max_tokens) == (32, 64)
+    Path("verifier.toml").write_text('kind = "numeric"\n')
+    assert (
+        "--verifier: verifier.toml: numeric.column: Field required"
+        in sfnode(*made, "verifier.toml", "--force").err
+    )
+    assert "cannot read nothing.toml" in sfnode(*made, "nothing.toml", "--force").err
+
+
+def test_rows_that_a_verifier_cannot_score_are_found_before_anybody_joins(model: Path, sfnode: Run) -> None:
+    Path("rows.jsonl").write_text('{"sum": "2+2=", "answer": 4}\n{"sum": "2+3="}\n')
+    flags = ("--template", "{sum}", "--verifier", "sums", "--answer-tokens", 4, "--train", "rows.jsonl")
+    ended = sfnode("init", "--model", model, "--kind", "reward", *flags)
+    assert ended.status == 1
+    assert "rows.jsonl, line 2: no 'answer'" in ended.err
+
+
+def test_of_rewards_it_says_where_the_numbers_are_from(
+    model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SFNODE_CALIBRATE")
+    data = data_file("reward")
+    made = ("init", "--model", model, *FLAGS["reward"], "--train", data)
+    ended = sfnode(*made)
+    training = written(ended).training
+    assert "The model wrote 256 answers at the points of 8 updates in " in ended.out
+    assert f"epsilon is {training.epsilon:g}: in " in ended.out
+    assert f"learning_rate is {training.learning_rate:g}: the recipe of evolution strategies" in ended.out
+    assert "Measured 8 scalars: root mean square " in ended.out
+    assert training.basis == "random"
+    refused = sfnode(*made, "--basis", "activations", "--force")
+    assert "rewards have no slopes" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--answer-tokens", 64), "fewer than the max_tokens of prompt and answer"),
+        (("--temperature", 0.001), "temperature is 0 or at least"),
+        (("--task", "sst2"), "the task kind classification has no answers that are written"),
+        (("--stop", "x" * 65), "--stop: "),
+    ],
+)
+def test_what_makes_no_answers_is_refused(
+    flags: tuple[object, ...], says: str, model: Path, sfnode: Run
+) -> None:
+    usual = () if "--task" in flags else ("--template", "{question}", "--train", data_file("reward"))
+    ended = sfnode("init", "--model", model, "--verifier", "gsm8k", *usual, *flags)
+    assert (ended.status, ended.err.startswith("sfnode: SF010: "), says in ended.err) == (1, True, True)
 
 
 def test_a_run_may_have_no_public_training_data(model: Path, sfnode: Run) -> None:

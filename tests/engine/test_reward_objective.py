@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sfnode.engine import rewards, slopes
+from sfnode.engine import rewards
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.generation import Plan, generate
@@ -19,7 +19,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, Task
 from sfnode.models.targets import Selection
-from sfnode.tasks.verifying import score_of
+from sfnode.tasks.verifying import require_slopes, score_of
 from sfprotocol.seeds import batch_rows, update_seeds
 from tests.engine.helpers import manifest, trainer, updates
 
@@ -173,7 +173,7 @@ def test_what_needs_slopes_says_that_there_are_none(tmp_path: Path) -> None:
         lambda: run.suitable_rate(0),
         lambda: run.make_bases(tmp_path),
         lambda: run.shares({}, [], 4, 0),
-        lambda: slopes.require(TASK),
+        lambda: require_slopes(TASK),
     ]
     for ask in asked:
         with pytest.raises(UserError, match="no slopes") as caught:
