@@ -1,4 +1,4 @@
-"""What differs between runs by their task: what an update measures, and how a model is evaluated.
+"""Objectives of runs, which differ by task: what an update measures, and how a model is evaluated.
 
 A trainer has one objective, and gives it the model at the weights that are asked about.
 """
@@ -46,7 +46,7 @@ class Held(NamedTuple):
 
     which: HeldOut
     limit: int
-    """As it was asked for; 0: as many as the manifest says."""
+    """Number of rows that was asked for; 0: as many as the manifest says."""
     rows: Sequence[Row]
 
 

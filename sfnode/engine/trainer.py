@@ -122,7 +122,7 @@ class Trainer:
             if manifest.task.has_slopes
             else Rewards(manifest, loaded, rows, secret)
         )
-        """What updates measure, and how models are evaluated."""
+        """Says what updates measure, and evaluates models."""
         self._base: dict[tuple[dataset.HeldOut, int, bool], Evaluation] = {}
         """Results of the base model, which do not change."""
         self.odds = self.objective.odds if rows else (0, 0)

@@ -8,14 +8,14 @@ from sfnode.schema.base import Answer
 
 
 class PassAt(Answer):
-    """How often one of k answers to a prompt is right: has the reward 1 (Chen et al. 2021, arXiv
+    """Probability that one of k answers to a prompt is right: that its reward is 1 (Chen et al. 2021, arXiv
     2107.03374)."""
 
     k: int
     samples: int
     """Answers to each prompt that were written."""
     temperature: float
-    """That at which their tokens were drawn; 0: the likeliest ones."""
+    """Temperature at which their tokens were drawn; 0: the likeliest ones."""
     value: float
     low: float
     """Lower end of the value's 95 % confidence interval."""
@@ -40,7 +40,7 @@ class Evaluation(Answer):
     calibrated: bool = False
     """Whether the model's prior over the answers was subtracted from their scores (docs/tasks.md)."""
     pass_at: tuple[PassAt, ...] = ()
-    """Of a reward run: pass@1 by greedily decoded answers, and what else was asked for."""
+    """Results of a reward run: pass@1 by greedily decoded answers, and what else was asked for."""
 
 
 class EvaluationOfRows(Evaluation):

@@ -14,7 +14,7 @@ from sfnode.errors import Code
 from sfnode.limits import Limits
 from sfnode.schema import history, organising, views
 from sfnode.schema.audits import AuditedOrigin, AuditResult, AuditStatus
-from sfnode.schema.evaluation import Evaluation, NodeEvaluation
+from sfnode.schema.evaluation import Evaluation, NodeEvaluation, PassAt
 from sfnode.schema.results import (
     ArchiveStatement,
     BatchResult,
@@ -75,7 +75,7 @@ SECTIONS = {
     "archive --json": (ArchiveStatement,),
     "import --json": (ImportResult,),
     "log --updates": (UpdateLine,),
-    "eval --json": (EvalResult, Evaluation),
+    "eval --json": (EvalResult, Evaluation, PassAt),
     "try-reward --json": (TryRewardResult, TriedAnswer),
     "invite --json": (InviteResult,),
     "organise status --json": (
@@ -128,7 +128,7 @@ def test_every_field_of_a_json_output_is_documented_in_its_order(heading: str) -
     assert documented == [list(model.model_fields) for model in models]
 
 
-METRICS = ("accuracy", "f1", "exact_match", "perplexity")
+METRICS = ("accuracy", "f1", "exact_match", "reward", "perplexity")
 
 
 def test_every_ready_made_task_every_kind_every_filter_and_every_metric_is_documented() -> None:
