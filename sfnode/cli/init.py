@@ -108,8 +108,8 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
 @option(
     "--verifier",
     metavar="NAME|FILE",
-    help=f"reward: what scores an answer: {', '.join(VERIFIERS)}, or a .toml or .json file that describes it "
-    "(docs/verifiers.md).",
+    help=f"reward: what scores an answer: {', '.join(VERIFIERS)}, a .toml or .json file that describes it, "
+    "or a plug-in MODULE:FUNCTION, whose file others then need (docs/verifiers.md).",
 )
 @option(
     "--answer-tokens",

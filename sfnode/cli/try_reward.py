@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sfnode.cli.options import device_option, dtype_option, json_option, option
+from sfnode.cli.options import device_option, dtype_option, json_option, option, verifier_option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.errors import Code, UserError
@@ -54,6 +54,7 @@ UPDATES = 16
 )
 @option("--epsilon", type=float, metavar="NUMBER", help="Another distance of the points of an update.")
 @option("--temperature", type=float, metavar="NUMBER", help="Another temperature.")
+@verifier_option
 @device_option
 @dtype_option
 @json_option
@@ -66,6 +67,7 @@ def try_reward(
     updates: int,
     epsilon: float | None,
     temperature: float | None,
+    verifier: tuple[str, ...],
     device: str,
     dtype: str,
     as_json: bool,
@@ -77,6 +79,9 @@ def try_reward(
     """
     manifest = _manifest(run, {"preset": preset, "model": model, "train": train})
     manifest = _changed(manifest, epsilon, temperature)
+    from sfnode.tasks import verifying
+
+    verifying.permit(manifest.task, verifier)
     from sfnode.bench import rewards
     from sfnode.preparing import Means
 

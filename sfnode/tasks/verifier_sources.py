@@ -1,4 +1,4 @@
-"""Where a verifier comes from that somebody names at `sfnode init`: a ready-made one, or a file.
+"""Where a verifier comes from that somebody names at `sfnode init`: a ready-made one, a file, or a plug-in.
 
 What a verifier may be is for `sfnode.verifiers` to say.
 """
@@ -18,14 +18,17 @@ MAX_BYTES = 64 * 1024
 
 
 def load(source: str) -> dict[str, Any]:
-    """Return the verifier of this name, or in this .toml or .json file, as it is written there.
+    """Return the verifier of this name, or in this .toml or .json file, as it is written there; or that of a
+    plug-in MODULE:FUNCTION, which may then run in this process.
 
     Raises UserError BAD_OPTION, and EXTRA_MISSING for a regular expression without RE2.
     """
-    from sfnode.verifiers import specs  # a tenth of a second, which other runs save
+    from sfnode.verifiers import plugins, specs  # a tenth of a second, which other runs save
 
     if source.lower() in PRESETS:
         return PRESETS[source.lower()]
+    if plugins.is_plugin(source):
+        return {"kind": "plugin", **plugins.allow(source)._asdict()}
     file = Path(source).expanduser()
     readers = {".toml": tomllib.loads, ".json": json.loads}
     if file.suffix.lower() not in readers:
@@ -51,5 +54,6 @@ def _unusable(what: str) -> UserError:
     return UserError(
         Code.BAD_OPTION,
         what,
-        f"Name {', '.join(PRESETS)}, or a file that describes a verifier (docs/verifiers.md).",
+        f"Name {', '.join(PRESETS)}, a file that describes a verifier, or a plug-in MODULE:FUNCTION "
+        "(docs/verifiers.md).",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -25,6 +26,7 @@ from sfnode.store.identity import Identity, WrongPassphraseError
 from sfnode.store.run_keys import load_organiser_key, recovery_key
 from sfnode.tasks import calibration, public_files
 from sfnode.tasks.presets import PRESETS
+from sfnode.verifiers import plugins
 from tests.cli.helpers import Ended
 
 Run = Callable[..., Ended]
@@ -196,6 +198,23 @@ def test_a_verifier_may_be_in_a_file(model: Path, sfnode: Run) -> None:
         in sfnode(*made, "verifier.toml", "--force").err
     )
     assert "cannot read nothing.toml" in sfnode(*made, "nothing.toml", "--force").err
+
+
+def test_a_plug_in_is_named_by_the_digest_of_its_file(
+    model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "_allowed", {})
+    source = "def longer(answer, row):\n    return min(len(answer) / 20, 1)\n"
+    Path("mine.py").write_text(source)
+    monkeypatch.setenv("SFNODE_CALIBRATE", "true")
+    flags = ("--template", "{question} it was", "--answer-tokens", 4, "--train", data_file("reward"))
+    manifest = written(sfnode("init", "--model", model, "--verifier", "mine:longer", *flags))
+    digest = hashlib.sha256(source.encode()).hexdigest()
+    assert manifest.task.verifier == {"kind": "plugin", "digest": digest, "function": "longer"}
+    monkeypatch.setattr(plugins, "_allowed", {})
+    unasked = sfnode("try-reward", "run.toml")
+    assert (unasked.status, unasked.err.startswith("sfnode: SF090: ")) == (1, True)
+    assert "answers/s" in sfnode("try-reward", "run.toml", "--verifier", "mine:longer", "--updates", 4).out
 
 
 def test_rows_that_a_verifier_cannot_score_are_found_before_anybody_joins(model: Path, sfnode: Run) -> None:
