@@ -20,7 +20,7 @@ from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
 from sfnode.tasks import reward_numbers
-from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
+from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS
 from sfnode.verifiers.presets import PRESETS as VERIFIERS
 
 RANKS = {"activations": 8, "gradients": 1}
@@ -342,13 +342,13 @@ def init(
 
 
 def _has_numbers(manifest: Manifest, basis: str, given: dict[str, Any]) -> bool:
-    """Return whether it is known what numbers suit a run with this basis: its owner says it, or it is the
+    """Return whether it is known what numbers suit a run with this basis: its owner says it, or it is a
     built-in one, whose numbers were measured for random bases."""
     if set(TRIED) <= given.keys():
         return True
-    model, data, kind = manifest.model.source, manifest.data.train, manifest.task.kind
-    usual = default_run()
-    return basis == "random" and (model, data, kind) == (DEFAULT_MODEL, usual.data.train, usual.task.kind)
+    built_in = {(one.model, one.data.train, one.task.kind) for one in PRESETS.values() if one.training}
+    found = manifest.model.source, manifest.data.train, manifest.task.kind
+    return basis == "random" and found in built_in
 
 
 def _published(file: Path) -> dict[str, Any]:

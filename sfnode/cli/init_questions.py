@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -104,19 +105,33 @@ def ask(organised: bool) -> tuple[dict[str, Any], bool]:
     task = click.prompt("Task", type=tasks, default="reviews" if built_in else "sst2")
     data = PRESETS[task].data if task in PRESETS else None
     given |= _ask_task() if data is None else {"preset": task}
+    if built_in and data is not None and PRESETS[task].model:
+        given["model"] = PRESETS[task].model
     _explain("train")
     given["train"] = _text("Training data", data.train if data else "")
     _explain("test")
     given["test"] = _text("Test data", data.test if data else "")
     _explain("update_budget")
-    budget = default_run().training.update_budget if built_in else HUB_BUDGET
-    given["update_budget"] = click.prompt("Updates until the run is complete", default=budget, type=int)
+    given["update_budget"] = click.prompt(
+        "Updates until the run is complete", default=_usual_budget(given), type=int
+    )
     _explain("organised")
     kinds = click.Choice([ORGANISED, OPEN])
     kind = click.prompt("Kind of run", type=kinds, default=ORGANISED if organised else OPEN)
     _explain("description")
     given["description"] = _text("Description", "")
     return given, kind == ORGANISED
+
+
+def _usual_budget(given: Mapping[str, Any]) -> int:
+    """Return the budget that is proposed for a run with these answers."""
+    ready = PRESETS.get(given.get("preset", ""))
+    if ready and ready.training and ready.model == given["model"]:
+        return ready.training.update_budget
+    kind = ready.task.kind if ready else given["kind"]
+    if kind == "reward":
+        return reward_numbers.UPDATE_BUDGET
+    return default_run().training.update_budget if given["model"] == DEFAULT_MODEL else HUB_BUDGET
 
 
 def _explain(question: str) -> None:

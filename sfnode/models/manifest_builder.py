@@ -80,15 +80,16 @@ def build(given: dict[str, Any]) -> Manifest:
     With an `organiser` (64 hex digits) among them the run is organised. Raises UserError: BAD_OPTION,
     MODEL_*, and DATA_* for local data that do not fit the task.
     """
-    source, revision = given.get("model", presets.DEFAULT_MODEL), given.get("revision", "")
-    source = _absolute(source)
+    source, revision = _absolute(given.get("model", "")), given.get("revision", "")
     name = _preset_name(given, source)
     preset = _for_data(presets.preset(name), given) if name else None
+    source = source or (preset.model if preset else "") or presets.DEFAULT_MODEL
     try:
         task = _task(preset, given, files.resolve(source, revision, None))
         described = loader.describe(source, revision, _selection(given), _classes(task))
         data = _section(preset.data if preset else Data(), given)
-        training = _training(described, name, task)
+        own = preset.training if preset and described.source == preset.model else None
+        training = own or (Training() if task.has_slopes else reward_numbers.training())
         if "organiser" in given:
             data = _validated(data, task, given)
             training = _levelled(training)
@@ -123,7 +124,7 @@ def _preset_name(given: dict[str, Any], source: str) -> str:
         return ""
     if "preset" not in given and given.get("train") and not given["train"].startswith("builtin:"):
         raise proposals.task_needed(given["train"])
-    default = DEFAULT_TASK if source == presets.DEFAULT_MODEL else HUB_TASK
+    default = DEFAULT_TASK if source in ("", presets.DEFAULT_MODEL) else HUB_TASK
     return str(given.get("preset", default))
 
 
@@ -143,14 +144,6 @@ def _selection(given: dict[str, Any]) -> Selection:
 def _classes(task: Task) -> int:
     """Return the number of classes of the model's classification head; 0 for a language model."""
     return len(task.verbalizer) if task.kind == "sequence-classification" else 0
-
-
-def _training(described: Model, preset: str, task: Task) -> Training:
-    if task.kind == "reward":
-        return reward_numbers.training()
-    if described.source == presets.DEFAULT_MODEL and preset == DEFAULT_TASK:
-        return presets.default_run().training
-    return Training()
 
 
 def _levelled(training: Training) -> Training:

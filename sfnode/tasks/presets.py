@@ -38,6 +38,10 @@ class Preset(NamedTuple):
     """Template for a model with a classification head; "" if such a model cannot do the task."""
     called: Mapping[str, str] = MappingProxyType({})
     """Names that columns have in other copies of the data, by their names here."""
+    model: str = ""
+    """Base model that comes with the task; "" if none does."""
+    training: Training | None = None
+    """Numbers that suit that model; None if they are to be tried out."""
 
 
 class DefaultRun(NamedTuple):
@@ -90,20 +94,10 @@ def task_of(found: Preset, *, headed: bool) -> Task:
 
 
 def default_run() -> DefaultRun:
-    """Return the embedded default: the tiny model learns to answer good or bad about synthetic reviews.
-
-    The limit is about the one that `sfnode init` measures for it.
-    """
-    training = Training(
-        learning_rate=1e-3,
-        schedule="cosine",
-        batch_size=8,
-        epoch_updates=250,
-        update_budget=3000,
-        scalar_limit=250,
-    )
+    """Return the embedded default: the tiny model learns to answer good or bad about synthetic reviews."""
     reviews = PRESETS["reviews"]
-    return DefaultRun(reviews.task, reviews.data, training)
+    assert reviews.training is not None
+    return DefaultRun(reviews.task, reviews.data, reviews.training)
 
 
 def _hub(name: str) -> Data:
@@ -146,6 +140,15 @@ PRESETS: dict[str, Preset] = {
         ),
         Data(train="builtin:reviews:train", test="builtin:reviews:test"),
         texts="{text}",
+        model=DEFAULT_MODEL,
+        training=Training(  # the limit is about the one that `sfnode init` measures for it
+            learning_rate=1e-3,
+            schedule="cosine",
+            batch_size=8,
+            epoch_updates=250,
+            update_budget=3000,
+            scalar_limit=250,
+        ),
     ),
     "sst2": Preset(
         _labelled("{sentence|strip} It was", "terrible", "great"),

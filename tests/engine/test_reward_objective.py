@@ -14,22 +14,26 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.generation import Plan, generate
 from sfnode.engine.generation import Row as Asked
+from sfnode.engine.model_card import model_card
 from sfnode.engine.rewards import Question
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, Task
 from sfnode.models.targets import Selection
+from sfnode.tasks import public_files
+from sfnode.tasks.encoding import encode
 from sfnode.tasks.verifying import require_slopes, score_of
 from sfprotocol.seeds import batch_rows, update_seeds
 from tests.engine.helpers import manifest, trainer, updates
+from tests.engine.test_export import ABOUT
 
 VERIFIER: dict[str, Any] = {
     "kind": "sum",
     "terms": [
-        {"weight": 0.25, "verifier": {"kind": "length", "least": 16}},
-        {"weight": 0.25, "verifier": {"kind": "length", "least": 24}},
         {"weight": 0.25, "verifier": {"kind": "format", "contains": ["o"]}},
-        {"weight": 0.25, "verifier": {"kind": "length", "most": 32}},
+        {"weight": 0.25, "verifier": {"kind": "format", "contains": ["b"]}},
+        {"weight": 0.25, "verifier": {"kind": "length", "least": 18}},
+        {"weight": 0.25, "verifier": {"kind": "length", "most": 24}},
     ],
 }
 """Gives answers of random words all kinds of rewards, and 1 to some."""
@@ -57,12 +61,14 @@ def run_of(
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     numbers = {"epsilon": 0.05, "learning_rate": 1e-3} | training
     made = manifest(family, **{"selection": selection} if selection else {}, **numbers)
-    return made.model_copy(update={"task": task, "data": Data(train=str(rows), test=str(rows))})
+    digest = public_files.digest_of(rows)  # and no path: the run's id, and so its bases, never vary
+    data = Data(train=rows.name, test=rows.name, digests={"train": digest, "test": digest})
+    return made.model_copy(update={"task": task, "data": data})
 
 
 def started(folder: Path, **of: Any) -> Trainer:
     run = run_of(folder, **of)
-    return trainer(run, folder / "rows.jsonl")
+    return trainer(run, folder / "rows.jsonl", data=folder)
 
 
 def ids_of(run: Trainer, row: dict[str, str]) -> list[int]:
@@ -125,7 +131,7 @@ def test_the_greedy_answers_of_an_evaluation_are_rewarded_one_by_one(tmp_path: P
     run = started(tmp_path)
     run.apply(updates(40, (0,)))
     base, now = run.evaluate_base(), run.evaluate()
-    assert base == trainer(run.manifest).evaluate()
+    assert base == trainer(run.manifest, data=tmp_path).evaluate()
     answers = generate(run.loaded, [Asked(ids_of(run, row)) for row in ROWS], Plan(5)) or []
     found = [score_of(TASK)(answer.text, row) for answer, row in zip(answers, ROWS, strict=True)]
     assert now.losses == tuple(1 - reward for reward in found)
@@ -151,12 +157,12 @@ def test_sampled_answers_are_the_same_for_everybody(tmp_path: Path) -> None:
     found = run.pass_at(0, 2, 6)
     assert (found.k, found.samples, found.temperature) == (2, 6, 1.0)
     assert 0 < found.value < 1
-    assert trainer(run.manifest).pass_at(0, 2, 6, base=True) == found
+    assert trainer(run.manifest, data=tmp_path).pass_at(0, 2, 6, base=True) == found
     assert run.pass_at(0, 6, 6).value >= found.value
 
 
 def test_a_run_without_rewards_has_no_pass_at_k() -> None:
-    with pytest.raises(UserError, match="one of 2") as caught:
+    with pytest.raises(UserError, match="one of several") as caught:
         trainer(manifest("opt")).pass_at(0, 2, 2)
     assert caught.value.code is Code.BAD_OPTION
 
@@ -192,3 +198,20 @@ def test_a_model_without_positions_for_an_answer_is_refused(tmp_path: Path) -> N
     task = TASK.model_copy(update={"max_tokens": 65_536, "answer_tokens": 4096})
     with pytest.raises(UserError, match="positions"):
         started(tmp_path, family="opt", task=task)
+
+
+def test_the_card_says_how_answers_were_scored(tmp_path: Path) -> None:
+    card = model_card(started(tmp_path, task=TASK.model_copy(update={"stop": ("\n",)})), ABOUT)
+    assert '`"the {noun} was"`,\nof at most 5 tokens, up to `"\\n"`, and this' in card
+    assert json.dumps(VERIFIER, indent=1) in card
+    assert "| task | reward of answers that it writes |" in card
+    assert "1 - mean reward" in card
+    assert "nats" not in card
+    assert "calibrated" not in card
+
+
+def test_what_measures_losses_of_given_answers_says_that_there_are_none(tmp_path: Path) -> None:
+    run = started(tmp_path)
+    with pytest.raises(UserError, match="written, and not given") as caught:
+        encode(TASK, run.loaded.tokenizer, ROWS)
+    assert caught.value.code is Code.BAD_OPTION
