@@ -165,7 +165,7 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
         room = tokens + reward_numbers.PROMPT_TOKENS
         fields = {"kind": "reward", "answer_tokens": tokens, "max_tokens": room}
     own = {key: given[key] for key in TASK_FIELDS if key in given}
-    if "verifier" in own:
+    if isinstance(own.get("verifier"), str):  # else it is what such a name stands for
         own["verifier"] = verifier_sources.load(own["verifier"])
     task = Task(**fields | own)
     if task.labelled and "loss" not in given:
