@@ -20,7 +20,7 @@ from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
 from sfnode.tasks import reward_numbers
-from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS
+from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, of_model
 from sfnode.verifiers.presets import PRESETS as VERIFIERS
 
 RANKS = {"activations": 8, "gradients": 1}
@@ -346,9 +346,9 @@ def _has_numbers(manifest: Manifest, basis: str, given: dict[str, Any]) -> bool:
     built-in one, whose numbers were measured for random bases."""
     if set(TRIED) <= given.keys():
         return True
-    built_in = {(one.model, one.data.train, one.task.kind) for one in PRESETS.values() if one.training}
-    found = manifest.model.source, manifest.data.train, manifest.task.kind
-    return basis == "random" and found in built_in
+    ready = PRESETS.get(of_model(manifest.model.source) or "")
+    found = manifest.data.train, manifest.task.kind
+    return basis == "random" and ready is not None and found == (ready.data.train, ready.task.kind)
 
 
 def _published(file: Path) -> dict[str, Any]:

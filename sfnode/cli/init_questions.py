@@ -10,7 +10,7 @@ import click
 from sfnode.cli.output import echo
 from sfnode.errors import UserError
 from sfnode.tasks import reward_numbers, verifier_sources
-from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
+from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, of_model
 from sfnode.verifiers.presets import PRESETS as VERIFIERS
 
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat", "reward")
@@ -99,13 +99,13 @@ def ask(organised: bool) -> tuple[dict[str, Any], bool]:
     echo(INTRODUCTION)
     _explain("model")
     given: dict[str, Any] = {"model": _text("Base model", DEFAULT_MODEL)}
-    built_in = given["model"] == DEFAULT_MODEL
+    own = of_model(given["model"])
     _explain("task")
     tasks = click.Choice([*PRESETS, CUSTOM])
-    task = click.prompt("Task", type=tasks, default="reviews" if built_in else "sst2")
+    task = click.prompt("Task", type=tasks, default=own or "sst2")
     data = PRESETS[task].data if task in PRESETS else None
     given |= _ask_task() if data is None else {"preset": task}
-    if built_in and data is not None and PRESETS[task].model:
+    if own and data is not None and PRESETS[task].model:
         given["model"] = PRESETS[task].model
     _explain("train")
     given["train"] = _text("Training data", data.train if data else "")
@@ -125,13 +125,11 @@ def ask(organised: bool) -> tuple[dict[str, Any], bool]:
 
 def _usual_budget(given: Mapping[str, Any]) -> int:
     """Return the budget that is proposed for a run with these answers."""
-    ready = PRESETS.get(given.get("preset", ""))
-    if ready and ready.training and ready.model == given["model"]:
-        return ready.training.update_budget
-    kind = ready.task.kind if ready else given["kind"]
-    if kind == "reward":
-        return reward_numbers.UPDATE_BUDGET
-    return default_run().training.update_budget if given["model"] == DEFAULT_MODEL else HUB_BUDGET
+    own = of_model(given["model"])
+    if own and (numbers := PRESETS[own].training):
+        return numbers.update_budget
+    kind = PRESETS[given["preset"]].task.kind if "preset" in given else given["kind"]
+    return reward_numbers.UPDATE_BUDGET if kind == "reward" else HUB_BUDGET
 
 
 def _explain(question: str) -> None:

@@ -19,7 +19,6 @@ from sfnode.models import files, loader
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks import chat, dataset, library, presets, proposals, reward_numbers, verifier_sources
 
-DEFAULT_TASK = "reviews"
 HUB_TASK = "sst2"
 """The task for a model that is not built in: a small one that every language model can learn."""
 
@@ -81,7 +80,7 @@ def build(given: dict[str, Any]) -> Manifest:
     MODEL_*, and DATA_* for local data that do not fit the task.
     """
     source, revision = _absolute(given.get("model", "")), given.get("revision", "")
-    name = _preset_name(given, source)
+    name = _preset_name(given)
     preset = _for_data(presets.preset(name), given) if name else None
     source = source or (preset.model if preset else "") or presets.DEFAULT_MODEL
     try:
@@ -111,8 +110,11 @@ def build(given: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _preset_name(given: dict[str, Any], source: str) -> str:
-    """Return the preset to start from; an empty name for a task that is not ready-made."""
+def _preset_name(given: dict[str, Any]) -> str:
+    """Return the preset to start from; an empty name for a task that is not ready-made.
+
+    What a model of the package is for may be called as the model is, `builtin:NAME`.
+    """
     custom = [field for field in ("kind", "template", "verifier") if field in given]
     if "preset" in given and "kind" in given:
         raise UserError(
@@ -124,8 +126,9 @@ def _preset_name(given: dict[str, Any], source: str) -> str:
         return ""
     if "preset" not in given and given.get("train") and not given["train"].startswith("builtin:"):
         raise proposals.task_needed(given["train"])
-    default = DEFAULT_TASK if source in ("", presets.DEFAULT_MODEL) else HUB_TASK
-    return str(given.get("preset", default))
+    source = given.get("model") or presets.DEFAULT_MODEL
+    named = str(given.get("preset", presets.of_model(source) or HUB_TASK))
+    return named.removeprefix(files.BUILTIN)
 
 
 def _for_data(preset: presets.Preset, given: dict[str, Any]) -> presets.Preset:

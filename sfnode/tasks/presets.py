@@ -1,4 +1,4 @@
-"""Ready-made tasks: the embedded default, benchmarks of the literature with MeZO's published prompts, and
+"""Ready-made tasks: the embedded ones, benchmarks of the literature with MeZO's published prompts, and
 tasks whose answers a program can check.
 
 The prompts of classifications and choices but that of AG News are those of princeton-nlp/MeZO
@@ -44,14 +44,6 @@ class Preset(NamedTuple):
     """Numbers that suit that model; None if they are to be tried out."""
 
 
-class DefaultRun(NamedTuple):
-    """The parts of a run of the embedded default, besides the model `DEFAULT_MODEL`."""
-
-    task: Task
-    data: Data
-    training: Training
-
-
 def preset(name: str) -> Preset:
     """Return a preset by its name, whatever the case. Raises UserError BAD_OPTION."""
     found = PRESETS.get(name.lower())
@@ -60,6 +52,11 @@ def preset(name: str) -> Preset:
             Code.BAD_OPTION, f"there is no preset {name!r}", f"The presets are {', '.join(PRESETS)}."
         )
     return found
+
+
+def of_model(model: str) -> str | None:
+    """Return the name of the preset that a model comes with; None for another model."""
+    return next((name for name, found in PRESETS.items() if found.model == model), None)
 
 
 def for_columns(found: Preset, columns: Collection[str]) -> Preset:
@@ -93,13 +90,6 @@ def task_of(found: Preset, *, headed: bool) -> Task:
     return Task(**found.task.model_dump() | changed)
 
 
-def default_run() -> DefaultRun:
-    """Return the embedded default: the tiny model learns to answer good or bad about synthetic reviews."""
-    reviews = PRESETS["reviews"]
-    assert reviews.training is not None
-    return DefaultRun(reviews.task, reviews.data, reviews.training)
-
-
 def _hub(name: str) -> Data:
     """Return the training and validation splits of a data set on the hub, named with its configuration."""
     return Data(train=f"hf:{name}:train", test=f"hf:{name}:validation", test_limit=EVALUATED_ROWS)
@@ -115,7 +105,9 @@ def _labelled(template: str, *answers: str) -> Task:
     )
 
 
-def _rewarded(name: str, template: str, tokens: int, stop: str) -> Task:
+def _rewarded(
+    name: str, template: str, tokens: int, *stop: str, prompt_tokens: int = REWARDED_PROMPT
+) -> Task:
     """Return the task of writing answers of so many tokens for the verifier of this name.
 
     It is not validated: that would import all verifiers whenever this module is, which takes as long as it.
@@ -125,8 +117,8 @@ def _rewarded(name: str, template: str, tokens: int, stop: str) -> Task:
         template=template,
         verifier=VERIFIERS[name],
         answer_tokens=tokens,
-        max_tokens=tokens + REWARDED_PROMPT,
-        stop=(stop,),
+        max_tokens=tokens + prompt_tokens,
+        stop=stop,
     )
 
 
@@ -141,13 +133,28 @@ PRESETS: dict[str, Preset] = {
         Data(train="builtin:reviews:train", test="builtin:reviews:test"),
         texts="{text}",
         model=DEFAULT_MODEL,
-        training=Training(  # the limit is about the one that `sfnode init` measures for it
+        training=Training(
             learning_rate=1e-3,
             schedule="cosine",
             batch_size=8,
             epoch_updates=250,
             update_budget=3000,
-            scalar_limit=250,
+            scalar_limit=250,  # about the one that `sfnode init` measures
+        ),
+    ),
+    "sums": Preset(
+        _rewarded("sums", "{sum}=", 4, prompt_tokens=12),  # three digits and the end
+        Data(train="builtin:sums:train", validation="builtin:sums:validation", test="builtin:sums:test"),
+        model="builtin:sums",
+        training=Training(
+            rank=8,
+            epsilon=5e-3,
+            learning_rate=1e-5,
+            batch_size=16,
+            group=16,
+            epoch_updates=512,
+            update_budget=8192,
+            scalar_limit=2560,
         ),
     ),
     "sst2": Preset(

@@ -1,4 +1,4 @@
-"""The presets word rows as MeZO does, to the character, and the default is a whole run."""
+"""The presets word rows as MeZO does, to the character, and the embedded ones are whole runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest, Task
 from sfnode.models import loader
-from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run, preset, task_of
+from sfnode.tasks.presets import PRESETS, of_model, preset, task_of
 from sfnode.tasks.prompts import LabelledTexts, Prompt, problem, render_row
 from sfnode.tasks.templates import join
 from sfnode.tasks.verifying import score_of
@@ -62,6 +62,7 @@ REWARDED = {
         "how many?\nsolution:",
         "It is\n#### 72",
     ),
+    "sums": ({"sum": "23+48", "answer": "71"}, "23+48=", "71"),
     "json": (
         {"text": "Ann, 7", "json": '{"name": "Ann", "age": 7}'},
         "ann, 7\n\n",
@@ -132,12 +133,21 @@ def test_a_task_without_classes_is_none_for_such_a_model() -> None:
 
 def test_a_preset_is_found_whatever_the_case_and_missed_with_a_list() -> None:
     assert preset("SST2") == preset("sst2")
-    with pytest.raises(UserError, match="reviews, sst2, rte, boolq, wic, multirc, record, agnews") as caught:
+    with pytest.raises(
+        UserError, match="reviews, sums, sst2, rte, boolq, wic, multirc, record, ag"
+    ) as caught:
         preset("imdb")
     assert caught.value.code == Code.BAD_OPTION
 
 
-def test_the_default_is_a_whole_run_on_the_embedded_model() -> None:
-    task, data, training = default_run()
-    run = Manifest(model=loader.describe(DEFAULT_MODEL, ""), task=task, data=data, training=training)
+@pytest.mark.parametrize("name", ["reviews", "sums"])
+def test_an_embedded_model_and_its_task_are_a_whole_run(name: str) -> None:
+    found = preset(name)
+    training = found.training
+    assert training is not None
+    assert of_model(found.model) == name
+    run = Manifest(
+        model=loader.describe(found.model, ""), task=found.task, data=found.data, training=training
+    )
     assert Manifest.from_canonical(run.canonical(), "itself") == run
+    assert of_model("opt-125m") is None
