@@ -154,8 +154,8 @@ def test_without_options_and_without_a_terminal_it_describes_the_built_in_run(
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_brings_its_prompt_its_answers_and_its_data(preset: str, model: Path, sfnode: Run) -> None:
-    manifest = written(sfnode("init", "--open", "--model", model, "--task", preset))
     expected = PRESETS[preset]
+    manifest = written(sfnode("init", "--open", "--model", expected.model or model, "--task", preset))
     assert manifest.name == preset
     assert manifest.data == expected.data
     loss = DEFAULT_LOSS if expected.task.labelled else "plain"
