@@ -57,10 +57,11 @@ def manifest(name: str = "test", **training: Any) -> Manifest:
 
 
 def pairs_of(run: Manifest, entry: int) -> list[tuple[NDArray[np.int8], NDArray[np.int8]]]:
-    """Bases of a run, of which all entries are the same."""
-    full, rank = partial(np.full, fill_value=entry, dtype=np.int8), run.training.rank
-    targets = run.model.parsed_targets()
-    return [(full((t.out_features, rank)), full((t.in_features, rank))) for t in targets]
+    """Bases of a run, of which all entries of U are the same, and all of V: others for every `entry` below
+    10,000."""
+    (high, low), rank = divmod(entry, 100), run.training.rank
+    full, targets = partial(np.full, dtype=np.int8), run.model.parsed_targets()
+    return [(full((t.out_features, rank), 1 + low), full((t.in_features, rank), 1 + high)) for t in targets]
 
 
 PERFECT = Faults()
@@ -246,7 +247,7 @@ class SmallEngine:
     def make_bases(self, folder: Path) -> str:
         """Write others for every number of updates."""
         self.made_at = len(self.applied)
-        return published_bases.write(folder, pairs_of(self.run, 1 + self.made_at % 100))
+        return published_bases.write(folder, pairs_of(self.run, self.made_at))
 
     def evaluate_towards(
         self, after: Mapping[int, I64], amount: float, go_on: Callable[[], bool], rows: HeldOut = "test"
