@@ -77,7 +77,7 @@ OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
     "data": frozenset({"digests"}),
     "model": frozenset({"parent"}),
     "task": frozenset({"loss", "prior", "verifier", "answer_tokens", "temperature", "stop"}),
-    "training": frozenset({"bases", "group"}),
+    "training": frozenset({"bases", "decay", "group"}),
 }
 """Keys, by table, that a manifest does not have where they have their default value (SPEC M2); the empty name
 stands for the manifest itself."""
@@ -392,6 +392,9 @@ class Training(Section):
     each has a mini-batch of its own, and two points."""
     epoch_updates: int = Field(default=1024, ge=1, le=1 << 32)
     update_budget: int = Field(default=4096, ge=1, le=(1 << 32) - 1)
+    decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor by which what an organised run has learnt shrinks with each subspace that follows (SPEC O17); 1:
+    it stays."""
     scalar_bits: Literal[8, 16] = 16
     scalar_delta: float = Field(default=1 / 64, gt=0, allow_inf_nan=False)
     scalar_limit: int = Field(default=32_767, ge=1, le=32_767)
@@ -504,6 +507,7 @@ class Manifest(Section):
             or self.extensions
             or self.training.bases
             or self.training.group
+            or self.training.decay != 1
             or self.data.digests
             or centred
             or self.task.kind == "reward"
@@ -521,6 +525,11 @@ class Manifest(Section):
             raise ValueError(
                 "the rates of an organised run follow from its seals: schedule is constant; others are for "
                 "open runs"
+            )
+        if not self.organised.organiser and self.training.decay != 1:
+            raise ValueError(
+                "only an organised run has a decay: in an open one anybody could label an update with the "
+                "last epoch, and so make all others old"
             )
         if self.organised.organiser and not 0 < self._rate() < RATE_ONE:
             raise ValueError("the learning_rate of an organised run is a multiple of 2^-32 below 1")

@@ -363,6 +363,20 @@ def test_a_run_with_groups_says_so_and_others_keep_their_bytes() -> None:
     assert said.training.update_forwards == said.training.batch_size
 
 
+def test_a_run_with_a_decay_says_so_and_others_keep_their_bytes() -> None:
+    said = Manifest.model_validate(organised(training={"decay": 0.99}))
+    assert said.fields()["training"]["decay"] == 0.99
+    plain = Manifest.model_validate(organised())
+    assert "decay" not in plain.fields()["training"]
+    assert Manifest.from_canonical(said.canonical(), "a peer") == said != plain
+
+
+@pytest.mark.parametrize("decay", [0.0, -0.5, 1.0001, float("nan")])
+def test_a_decay_leaves_something_and_adds_nothing(decay: float) -> None:
+    with pytest.raises(ValueError, match="decay"):
+        Manifest.model_validate(organised(training={"decay": decay}))
+
+
 def test_a_run_says_what_it_is_for_and_others_keep_their_bytes(tmp_path: Path) -> None:
     plain, words = Manifest.model_validate(FIELDS), "Reviews of films, für alle."
     assert "description" not in plain.fields()

@@ -54,6 +54,7 @@ class SubjectSpec(NamedTuple):
     tokens: int = 32
     """Length of a random sentence."""
     device: str = "cpu"
+    """One, or several that share the work, separated by commas."""
     dtype: str = loader.AUTO
     rank: int = 0
     """0: the run's, or the usual one."""
@@ -61,6 +62,11 @@ class SubjectSpec(NamedTuple):
     """Updates that share a mini-batch; None: as many as in the run, or pairs."""
     folder: Path | None = None
     """Folder with files of the run's data."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices; the first one is measured by itself."""
+        return tuple(self.device.split(","))
 
 
 class Subject(NamedTuple):
@@ -90,7 +96,7 @@ class Subject(NamedTuple):
 @contextmanager
 def load_subject(wanted: SubjectSpec) -> Iterator[Subject]:
     """Load the subject. Raises UserError BAD_OPTION, MODEL_*, DATA_*, DEVICE or OUT_OF_MEMORY."""
-    device = loading.usable_device(wanted.device)
+    device, *_ = (loading.usable_device(name) for name in wanted.devices)
     with tempfile.TemporaryDirectory(prefix="sfnode-bench-") as scratch:
         named = wanted.source or (wanted.run.model.source if wanted.run else presets.DEFAULT_MODEL)
         source = named
@@ -100,7 +106,10 @@ def load_subject(wanted: SubjectSpec) -> Iterator[Subject]:
         manifest = _manifest(wanted, source)
         settings = _settings(manifest.model.source, manifest.model.revision)
         parameters = shapes.parameters(settings)
-        check_room(named, parameters, dtype, device)
+        for name in dict.fromkeys(wanted.devices):
+            on = torch.device(name)
+            replicas = wanted.devices.count(name)
+            check_room(named, parameters, loader.named_dtype(wanted.dtype, on), on, replicas)
         before = memory.room(device)
         loaded = loading.load_model(manifest, None, device, dtype)
         if wanted.run is None:
@@ -122,13 +131,14 @@ def _settled() -> Iterator[None]:
         gc.unfreeze()
 
 
-def check_room(name: str, parameters: int, dtype: str, device: torch.device) -> None:
-    """Raise UserError OUT_OF_MEMORY when the weights alone are more than what is free."""
-    needed, free = memory.weights(parameters, dtype), memory.free(device)
+def check_room(name: str, parameters: int, dtype: str, device: torch.device, replicas: int = 1) -> None:
+    """Raise UserError OUT_OF_MEMORY when the weights alone, of all replicas, are more than what is free."""
+    needed, free = replicas * memory.weights(parameters, dtype), memory.free(device)
     if free is not None and needed > free:
         raise UserError(
             Code.OUT_OF_MEMORY,
-            f"{name} has {parameters / 1e9:.2f} billion parameters, {needed / 1e9:.1f} GB in {dtype}; "
+            f"{name} has {parameters / 1e9:.2f} billion parameters, {needed / 1e9:.1f} GB in {dtype}"
+            f"{f' for {replicas} replicas' if replicas > 1 else ''}; "
             f"{free / 1e9:.1f} GB are free on {device}",
             "Take a narrower --dtype, a smaller model, or another --device.",
         )

@@ -47,6 +47,13 @@ MOST_SAMPLES = 1000
     help="Use only so many test rows.  [default: as many as the manifest says]",
 )
 @option(
+    "--neutral",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Text on which the answers of both models are compared, one sample a line: how far training has "
+    "drifted.  [default: a few sentences of sfnode's own]",
+)
+@option(
     "--pass-at",
     type=click.IntRange(1, MOST_SAMPLES),
     metavar="K",
@@ -68,6 +75,7 @@ def evaluate(
     device: str,
     dtype: str,
     limit: int,
+    neutral: Path | None,
     pass_at: int | None,
     samples: int | None,
     verifier: tuple[str, ...],
@@ -80,6 +88,8 @@ def evaluate(
     which up to 512 training rows show without their labels: what training gains beyond that is learnt. Where
     the run's loss is centred the trained model is measured less its own prior, too. Of a reward run it is the
     mean reward of the likeliest answers, and the share of them that are right (docs/rewards.md).
+    The last line says how far the model has drifted from the base: by its weights, and by what it expects of
+    text that has nothing to do with the task.
     Of an organised run it is the model of the last seal, of an open one that with all updates.
     """
     from sfnode.cli.trained_model import check, load
@@ -88,10 +98,11 @@ def evaluate(
     manifest = check(data_dir, device)
     _require_test(manifest)
     permit(manifest.task, verifier)
+    text = _text(neutral) if neutral else ""
     if pass_at or samples:
         _require_samples(manifest, pass_at, samples)
     trained = load(data_dir, model, device, dtype, as_of_now=as_of_now)
-    result = _measured(trained, limit)
+    result = _measured(trained, limit, text)
     if pass_at:
         result = _sampled(result, trained.trainer, limit, pass_at, samples or pass_at)
     echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result, trained.moment)))
@@ -104,6 +115,18 @@ def _require_test(manifest: Manifest) -> None:
             "the run's manifest names no test data",
             "`sfnode export` writes the model, to be measured on data of your own.",
         )
+
+
+def _text(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            Code.BAD_OPTION, f"cannot read {file}: {error}", "Give --neutral a text file in UTF-8."
+        ) from error
+    if not text.strip():
+        raise UserError(Code.BAD_OPTION, f"there is no text in {file}", "Give --neutral some sentences.")
+    return text
 
 
 def _require_samples(manifest: Manifest, pass_at: int | None, samples: int | None) -> None:
@@ -129,7 +152,7 @@ def _sampled(result: EvalResult, trainer: Trainer, limit: int, k: int, count: in
     return result.model_copy(update=found)
 
 
-def _measured(trained: TrainedModel, limit: int) -> EvalResult:
+def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
     from sfnode.schema.results import EvalResult
 
     trainer = trained.trainer
@@ -138,6 +161,8 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
     calibrated = _calibrated(trainer, limit)
     with waiting("measuring the model"):
         after = trainer.evaluate(limit)
+    with waiting("measuring the drift"):
+        drift = trainer.drift(text)
     return EvalResult(
         run_id=trainer.manifest.run_id.hex(),
         updates=trained.updates,
@@ -148,6 +173,7 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
         after=after,
         loss=trainer.manifest.task.loss,
         prior=trainer.named_prior() if after.calibrated else None,
+        drift=drift,
     )
 
 
@@ -170,4 +196,5 @@ def _lines(result: EvalResult, moment: str) -> list[str]:
     return [
         f"{before.metric} (95 % interval) on {before.count} test rows, {moment} ({result.digest[:16]})",
         *(f"{when:10}  {figure(one)}{beside(one)}" for when, one in rows.items() if one),
+        f"{'drift':10}  {result.drift.in_words}",
     ]

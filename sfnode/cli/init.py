@@ -196,6 +196,11 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     "Updates that share a mini-batch and are compared with each other, which costs half as many forward "
     "passes an update; 0: each is measured at two points (docs/how-it-works.md).",
 )
+@number_option(
+    "--decay",
+    "Factor by which what was learnt shrinks with each subspace that follows, so that a long run stays near "
+    "the base model; 1: it stays. Not in an open run (docs/organising.md).",
+)
 @number_option("--epoch-updates", "Updates for which one subspace serves.")
 @number_option("--update-budget", "Updates after which the run is complete.")
 @number_option("--scalar-delta", "Unit of the scalars.")

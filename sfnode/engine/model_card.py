@@ -1,8 +1,8 @@
 """The README of an export: what the model is, where it comes from, how its answers are to be scored, and the
 commands with which anybody who has the run's log computes it anew.
 
-The block at its head is metadata as the Hugging Face hub reads it. Priors are measured on the machine that
-exports: only the weights beside the card are equal everywhere. No path of a machine is in it.
+The block at its head is metadata as the Hugging Face hub reads it. Priors and drift are measured on the
+machine that exports: only the weights beside the card are equal everywhere. No path of a machine is in it.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ def model_card(
         parts.append(PLAIN if task.loss != CENTRED else _calibration(trainer))
     if not task.has_slopes:
         parts.append(_rewarded(task))
+    parts.append(f"Drift from the base model: {trainer.drift().in_words}.\n")
     parts += _about(trainer, about, weights or {}) if about else ()
     return "\n".join([*parts, _training(trainer)])
 

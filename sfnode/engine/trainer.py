@@ -11,16 +11,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sfnode.engine import line, making_bases, samples, slopes, step_size
+from sfnode.engine import drift, line, making_bases, samples, slopes, step_size
 from sfnode.engine.adapter import Fit
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.decay import Decay
 from sfnode.engine.estimator import Estimate, quantise
 from sfnode.engine.export import export_lora, export_model
 from sfnode.engine.generation import complete
@@ -37,7 +38,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import PRIOR_ONE, Manifest
 from sfnode.models import bases as published_bases
 from sfnode.models import loader
-from sfnode.schema.evaluation import Evaluation, PassAt
+from sfnode.schema.evaluation import Evaluation, LayeredDrift, PassAt
 from sfnode.schema.provenance import Provenance
 from sfnode.tasks import calibration, dataset, verifying
 from sfnode.tasks.encoding import Prior
@@ -93,10 +94,12 @@ class Trainer:
         secret: bytes = b"",
         noise: LocalNoise | None = None,
         data: Path | None = None,
+        core: Core | None = None,
     ) -> None:
         """`public`: the run's public training rows, if they were read already; `bases`: the folder with
         published bases, for a run that has them. `secret` hides which rows are drawn (`tasks.shard`), and
-        `noise` what is measured on them. `data` is the folder with files of the run's data."""
+        `noise` what is measured on them. `data` is the folder with files of the run's data. `core` is that of
+        the trainer of which this one is a replica (`engine.replicas`)."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device
@@ -104,12 +107,14 @@ class Trainer:
         self.manifest = manifest
         self.run = manifest.parameters()
         self.loaded = loaded
-        self.core = Core(len(targets), numbers.rank)
+        self.core = Core(len(targets), numbers.rank) if core is None else core
+        self._meter = drift.Meter(self)
         self.space = Subspace(
             self._basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact
         )
         self.scale = scale_of(manifest)
-        self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic)
+        self.decay = Decay(numbers.decay)
+        self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic, self.decay)
         self._offloaded = False
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
         self._noise = noise
@@ -147,7 +152,7 @@ class Trainer:
         secret: bytes = b"",
         noise: LocalNoise | None = None,
         data: Path | None = None,
-    ) -> Trainer:
+    ) -> Self:
         """Load the base model and the training rows of a run.
 
         `model_override` and `data_override` replace the manifest's sources (the manifest's limit on rows does
@@ -161,7 +166,7 @@ class Trainer:
         loaded = load_model(manifest, model_override, where, dtype)
         return cls(manifest, loaded, rows, public, bases, secret, noise, data)
 
-    def __enter__(self) -> Trainer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -323,6 +328,11 @@ class Trainer:
                 self._base[key] = self.objective.evaluate_base(held, go_on, calibrated=calibrated)
         return self._base[key]
 
+    def drift(self, text: str = "") -> LayeredDrift:
+        """Return how far the model as of now is from the base model, also by its answers on a neutral text,
+        or on another one. Raises as `engine.drift.Meter.measure`."""
+        return self._meter.measure(text)
+
     def pass_at(self, limit: int, k: int, count: int, *, base: bool = False) -> PassAt:
         """Return how often one of `k` answers to a test row is right, by `count` to each of `limit` rows.
 
@@ -377,11 +387,12 @@ class Trainer:
         """
         verifying.require_slopes(self.manifest.task)
         self.restore()
-        self.weights.rebuild()
+        self.weights.rebuild(max(after, default=0))
         task, held_out = self.manifest.task, self.run_rows.held_out("validation").rows
         batches = slopes.batches_of(task, self.loaded.tokenizer, line_rows(task, held_out), rows, turn)
         step, delta = line.difference(after, self.core.cores()), self.manifest.training.scalar_delta
-        found = slopes.shares(self.loaded, self.space, self.scale, step, updates, batches, delta, go_on)
+        scale = self.weights.scale
+        found = slopes.shares(self.loaded, self.space, scale, step, updates, batches, delta, go_on)
         if found is None:
             raise paused()
         return found
@@ -410,13 +421,16 @@ class Trainer:
         self, after: Mapping[int, I64], amount: float, go_on: GoOn = always, rows: dataset.HeldOut = "test"
     ) -> Evaluation:
         """Measure the model at `amount` of the way to the cores `after` like `evaluate`."""
+        if not amount:  # what does not count makes nothing older
+            return self.evaluate(0, go_on, rows)
         with self._line_to(after).at(amount) as perturb:
             return self.objective.evaluate(self.run_rows.held_out(rows), OWN, go_on, perturb)
 
     def _line_to(self, after: Mapping[int, I64]) -> line.Line:
         self.restore()
-        self.weights.rebuild()
-        return line.Line(self.loaded, self.space, self.scale, line.difference(after, self.core.cores()))
+        self.weights.rebuild(max(after, default=0))
+        step = line.difference(after, self.core.cores())
+        return line.Line(self.loaded, self.space, self.weights.scale, step)
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         """Return what the base model and the model as of now write after `prompt`, in at most `tokens`

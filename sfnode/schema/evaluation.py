@@ -50,6 +50,46 @@ class EvaluationOfRows(Evaluation):
     """Loss of each row, in the same order whenever the same rows are measured."""
 
 
+class LayerDrift(Answer):
+    """Drift of the weights of one trained matrix."""
+
+    name: str
+    norm: float
+    """Frobenius norm of what training has changed."""
+    distance: float
+    """The same relative to the norm of the base weights."""
+
+
+class Drift(Answer):
+    """Distance of a model from its base (`engine.drift`)."""
+
+    norm: float
+    """Frobenius norm of what training has changed, over all trained matrices."""
+    distance: float
+    """The same relative to the norm of their base weights."""
+    kl: float | None
+    """Mean of KL(base || model) over the tokens of a neutral text, in nats; None for a classifier."""
+    tokens: int
+    """Tokens of that text that were predicted; 0 for a classifier."""
+
+    @property
+    def in_words(self) -> str:
+        """The drift for people."""
+        moved = f"weights moved by {self.distance:.3g} of the base's norm"
+        return moved if self.kl is None else f"{moved}, KL on neutral text {self.kl:.3g} nats a token"
+
+
+class LayeredDrift(Drift):
+    """A drift, also of each trained matrix."""
+
+    layers: list[LayerDrift]
+
+    @property
+    def whole(self) -> Drift:
+        """The drift alone."""
+        return Drift(norm=self.norm, distance=self.distance, kl=self.kl, tokens=self.tokens)
+
+
 class NodeEvaluation(Evaluation):
     """An evaluation that a running node was asked for: also which model it is about, and when."""
 
@@ -62,3 +102,5 @@ class NodeEvaluation(Evaluation):
     digest: str | None
     """State digest (SPEC D3) of the model; of a seal, the core digest of what it counts; None for the base
     model."""
+    drift: Drift | None = None
+    """Distance of the model from its base; None for the base model."""

@@ -14,7 +14,7 @@ from sfnode.errors import Code
 from sfnode.limits import Limits
 from sfnode.schema import history, organising, views
 from sfnode.schema.audits import AuditedOrigin, AuditResult, AuditStatus
-from sfnode.schema.evaluation import Evaluation, NodeEvaluation, PassAt
+from sfnode.schema.evaluation import Evaluation, LayerDrift, LayeredDrift, NodeEvaluation, PassAt
 from sfnode.schema.results import (
     ArchiveStatement,
     BatchResult,
@@ -29,6 +29,7 @@ from sfnode.schema.results import (
     SealsResult,
     StatusResult,
     SwarmResult,
+    TogetherResult,
     TriedAnswer,
     TryRewardResult,
     UpdateLine,
@@ -37,6 +38,7 @@ from sfnode.schema.results import (
 )
 from sfnode.schema.status import (
     AlarmStatus,
+    DeviceStatus,
     FetchStatus,
     GpuStatus,
     LinkStatus,
@@ -59,6 +61,7 @@ SECTIONS = {
         AlarmStatus,
         RunStatus,
         AuditStatus,
+        DeviceStatus,
         MachineStatus,
         GpuStatus,
         PrivacyStatus,
@@ -75,7 +78,7 @@ SECTIONS = {
     "archive --json": (ArchiveStatement,),
     "import --json": (ImportResult,),
     "log --updates": (UpdateLine,),
-    "eval --json": (EvalResult, Evaluation, PassAt),
+    "eval --json": (EvalResult, Evaluation, PassAt, LayeredDrift, LayerDrift),
     "try-reward --json": (TryRewardResult, TriedAnswer),
     "invite --json": (InviteResult,),
     "organise status --json": (
@@ -101,7 +104,7 @@ SECTIONS = {
     "GET /views/origins": (views.Origins, views.Origin, views.Team),
     "GET /views/history": (views.History, views.HistoryPoint, views.Leader),
     "POST /generate": (views.Generated,),
-    "bench --json": (BenchResult, BatchResult, IncomingResult, FitResult),
+    "bench --json": (BenchResult, BatchResult, IncomingResult, FitResult, TogetherResult),
 }
 
 

@@ -71,6 +71,8 @@ def test_for_people_it_has_the_interval_in_brackets(folder: Path, sfnode: Run) -
     said = sfnode("eval", "--data-dir", folder, "--limit", 40).out.splitlines()
     assert said[0].startswith("accuracy (95 % interval) on 40 test rows, 0 updates (")
     number = r"[01]\.\d{3}"
+    drift = "weights moved by 0 of the base's norm, KL on neutral text 0 nats a token"
+    assert said.pop() == f"drift       {drift}"
     for line, when in zip(said[1:], ("before", "calibrated", "after"), strict=True):
         assert re.fullmatch(rf"{when} +{number} \({number}-{number}\), loss \d\.\d{{4}}", line)
 
@@ -114,6 +116,21 @@ def test_samples_are_asked_for_where_they_say_something(rewarded: Path, folder: 
     assert "it is for reward runs" in other.err
 
 
+def test_the_drift_is_measured_on_a_text_of_ones_own(folder: Path, sfnode: Run, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the film was good\n")
+    ended = sfnode("eval", "--data-dir", folder, "--limit", 8, "--neutral", text, "--json")
+    drift = EvalResult.model_validate(json.loads(ended.out)).drift
+    assert (drift.norm, drift.kl) == (0.0, 0.0)
+    assert 0 < drift.tokens < 10
+    assert {layer.norm for layer in drift.layers} == {0.0}
+    for wrong in (b"\xff", b" \n"):
+        text.write_bytes(wrong)
+        ended = sfnode("eval", "--data-dir", folder, "--neutral", text)
+        assert ended.status != 0
+        assert "--neutral" in ended.err
+
+
 def test_where_no_training_rows_can_be_read_there_is_no_calibrated_figure(
     folder: Path, sfnode: Run, tmp_path: Path
 ) -> None:
@@ -125,7 +142,7 @@ def test_where_no_training_rows_can_be_read_there_is_no_calibrated_figure(
         pass
     ended = sfnode("eval", "--data-dir", layout.path, "--limit", 8)
     assert (ended.status, "SF030" in ended.err) == (0, True)
-    assert [line.split()[0] for line in ended.out.splitlines()[1:]] == ["before", "after"]
+    assert [line.split()[0] for line in ended.out.splitlines()[1:]] == ["before", "after", "drift"]
 
 
 def test_log_prints_every_update_that_counts_as_a_line_of_json(folder: Path, sfnode: Run) -> None:

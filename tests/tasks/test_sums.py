@@ -94,3 +94,9 @@ def test_rewards_teach_it_to_carry(run: Trainer) -> None:
         scalars = np.array(run.recompute(own.tolist(), epoch).scalars)
         run.apply(UpdateBatch(np.full(len(own), epoch), own, scalars))
     assert run.evaluate().value >= 0.6
+
+
+def test_the_run_is_called_by_its_task_or_by_its_model() -> None:
+    run = build({"preset": "sums"})
+    assert build({"preset": "builtin:sums"}) == build({"model": "builtin:sums"}) == run
+    assert (run.model.source, run.name, run.training.group) == ("builtin:sums", "sums", 16)
