@@ -7,20 +7,23 @@ arrived: what may not be held yet may be held once the decisions are here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import TAG_BYTES
 from sfprotocol.frontier import FeedState
-from sfprotocol.messages import EpochScalars, Segment
+from sfprotocol.messages import EpochScalars, Feed, Segment
 from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import extend
 from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 
 
-def early(counting: Counting | None, segment: Segment) -> bool:
-    """Return whether a label is of an epoch that is not known to be open: to be asked for again later."""
-    return counting is not None and segment.parts[-1].epoch > counting.open_epoch
+def early(counting: Counting, feeds: Sequence[Feed], segment: Segment) -> bool:
+    """Return whether decisions are missing here: a label is of an epoch that is not known to be open, or
+    `feeds`, one of which this is of, are of origins that are not known to be admitted. It is to be asked for
+    again later."""
+    strangers = all(counting.member(feed.origin) is None for feed in feeds)
+    return segment.parts[-1].epoch > counting.open_epoch or (bool(feeds) and strangers)
 
 
 def fault(counting: Counting, state: FeedState, segment: Segment) -> str | None:
@@ -32,7 +35,7 @@ def fault(counting: Counting, state: FeedState, segment: Segment) -> str | None:
     member = counting.member(state.feed.origin)
     if member is None or counting.number(state.feed) is None:
         return "O6: the feed of an origin that is not admitted"
-    if early(counting, segment):
+    if segment.parts[-1].epoch > counting.open_epoch:
         return "O6: a label of an epoch that is not open"
     labelled, epoch = state.labelled, state.epoch
     for part in segment.parts:

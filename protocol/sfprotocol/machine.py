@@ -432,7 +432,7 @@ class Machine:
         feeds = link.names.matching(segment.feed_key, self.frontier)
         states = [self.frontier.state(feed) for feed in feeds]
         counting = self.frontier.counting
-        if self.organised and holding.early(counting, segment):
+        if self.organised and holding.early(self.organised.counting, feeds, segment):
             self.counters.gaps += 1
             self.organised.early(link, feeds, segment, now)
             return []

@@ -267,10 +267,12 @@ class Organised:
         return [*self._petitions.wake(self.counting, now), *compared]
 
     def early(self, link: Link, feeds: list[Feed], segment: Segment, now: float) -> None:
-        """Ask again later for what is labelled with an epoch of which we have not heard (SPEC O6)."""
+        """Ask again later for what is labelled with an epoch of which we have not heard, or is of an origin
+        of whose admission we have not (SPEC O6)."""
         if len(feeds) == 1:
             self._pulls.heard_of(link, feeds[0], segment.stop, now)
-            self._early.add(feeds[0])
+            if self.counting.member(feeds[0].origin):
+                self._early.add(feeds[0])
 
     # -- checkpoints -------------------------------------------------------------------------------
 

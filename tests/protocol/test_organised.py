@@ -15,6 +15,7 @@ from sfprotocol.messages import (
     Authority,
     Branch,
     Control,
+    ControlHead,
     EpochScalars,
     Feed,
     Petition,
@@ -26,7 +27,7 @@ from sfprotocol.messages import (
 from sfprotocol.petitions import SEND_AGAIN, petition_message
 from sfprotocol.signing import extend, genesis
 from tests.protocol.feeds import RUN, origin_of, signed, signing_key
-from tests.protocol.swarm import Node, Swarm
+from tests.protocol.swarm import Node, Swarm, Wire
 
 AUTHORITY = Authority(RUN.run_id, origin_of("organiser"), tuple(map(origin_of, ("d1", "d2", "d3"))), 2)
 ORGANISED = replace(RUN, organised=AUTHORITY, rate=1 << 22)
@@ -97,6 +98,35 @@ def test_nobody_makes_updates_before_it_is_admitted() -> None:
     assert made["b"].compute(3)
     made.run(2)
     assert made["a"].machine.frontier.known == 3
+    assert same(made)
+
+
+def test_updates_that_arrive_before_their_origins_admission_are_asked_for_once_it_is_here() -> None:
+    """Floods do not keep the order in which things were decided; whoever passes them on is honest."""
+    made = Swarm(run=ORGANISED, organiser="a")
+    made.add("a"), made.add("b")
+    made.mesh()
+    made.run(1)
+    transmit, held = made.transmit, list[tuple[Wire, bytes]]()
+
+    def hold(wire: Wire, frame: bytes, *, segment: bool) -> None:
+        if isinstance(wire_codec.decode(frame), Control | ControlHead):
+            held.append((wire, frame))
+        else:
+            transmit(wire, frame, segment=segment)
+
+    made.transmit = hold  # type: ignore[method-assign]
+    decide(made["a"], Admit(origin_of("a"), QUOTA, 0))
+    assert made["a"].compute(3)
+    made.run(2)
+    counters = made["b"].machine.counters
+    assert (counters.admitted, counters.rejected) == (0, 0)
+    assert counters.gaps
+    made.transmit = transmit  # type: ignore[method-assign]
+    for wire, frame in held:
+        transmit(wire, frame, segment=False)
+    made.run(2)
+    assert counters.admitted == 3
     assert same(made)
 
 
