@@ -327,7 +327,7 @@ class Swarm:
             arrival = self.now + self.random.uniform(*self.faults.latency)
             if not self.faults.reorder:
                 arrival = wire.last_arrival = max(arrival, wire.last_arrival)
-            self.later(arrival - self.now, partial(self._arrive, wire, frame))
+            self._at(arrival, partial(self._arrive, wire, frame))
         if segment:
             self.later(0.0, partial(self._written, wire))
 
@@ -353,7 +353,10 @@ class Swarm:
     # -- time --------------------------------------------------------------------------------------
 
     def later(self, seconds: float, do: Callable[[], None]) -> None:
-        heappush(self._agenda, (self.now + seconds, next(self._numbers), do))
+        self._at(self.now + seconds, do)
+
+    def _at(self, time: float, do: Callable[[], None]) -> None:
+        heappush(self._agenda, (time, next(self._numbers), do))
 
     def run(self, seconds: float) -> None:
         """Let everything happen that is due within `seconds`."""
