@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
+from traceback import format_exception_only
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ def score(name: Name, answer: str, row: Mapping[str, str]) -> float:
     try:
         found = float(_allowed[name](answer, dict(row)))
     except (Exception, SystemExit) as error:  # a stranger's code may raise anything
-        return _failed(name, f"{type(error).__name__}: {error}")
+        return _failed(name, format_exception_only(error)[-1].strip())
     if not 0 <= found <= 1:  # also of what is no number
         return _failed(name, f"it returned {found!r}, and a reward is a number from 0 to 1")
     return found

@@ -36,6 +36,13 @@ def strange(answer, row):
 def leaves(answer, row):
     raise SystemExit(3)
 
+class Unsaid(Exception):
+    def __str__(self):
+        raise ValueError(self)
+
+def unsaid(answer, row):
+    raise Unsaid
+
 word = "no function"
 """
 
@@ -121,8 +128,9 @@ def test_what_is_no_reward_is_0_and_said_once(answer: str, caplog: pytest.LogCap
     assert caplog.text.count("the plug-in strange failed") == 1
 
 
-def test_one_that_ends_the_process_does_not() -> None:
-    assert plugins.score(allow("mine:leaves"), "x", {}) == 0.0
+@pytest.mark.parametrize("function", ["leaves", "unsaid"])
+def test_one_that_ends_the_process_or_whose_error_cannot_be_said_scores_0(function: str) -> None:
+    assert plugins.score(allow(f"mine:{function}"), "x", {}) == 0.0
 
 
 @pytest.mark.parametrize(
