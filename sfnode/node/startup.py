@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from sfnode.peers.compatibility import ask_manifest
 from sfnode.settings import Settings
 from sfnode.store import data_folder
 from sfnode.store.data_folder import DataDir, Layout
-from sfnode.store.disk_errors import disk_faults, sync_folder
+from sfnode.store.disk_errors import write_whole
 from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of, kept_control, sound_control
@@ -185,14 +184,7 @@ async def _peers_manifest(settings: Settings, transport: Transport, data_dir: Da
 
 def keep_manifest(manifest: Manifest, path: Path) -> None:
     """Write the manifest durably, all or nothing."""
-    with disk_faults(path):
-        partial = path.with_suffix(".partial")
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(manifest.to_toml())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        sync_folder(path.parent)
+    write_whole(path, manifest.to_toml().encode())
 
 
 def open_machine(
