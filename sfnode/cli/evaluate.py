@@ -21,6 +21,7 @@ from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import beside, figure
 from sfnode.errors import Code, UserError
+from sfnode.schema.metrics import metric_of
 
 if TYPE_CHECKING:
     from sfnode.cli.trained_model import TrainedModel
@@ -187,9 +188,10 @@ def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
 
 def _lines(result: EvalResult, moment: str) -> list[str]:
     before = result.before
+    name = metric_of(before.metric).name
     rows = {"before": before, "calibrated": result.calibrated, "after": result.after}
     return [
-        f"{before.metric} (95 % interval) on {before.count} test rows, {moment} ({result.digest[:16]})",
+        f"{name} (95 % interval) on {before.count} test rows, {moment} ({result.digest[:16]})",
         *(f"{when:10}  {figure(one)}{beside(one)}" for when, one in rows.items() if one),
         f"{'drift':10}  {result.drift.in_words}",
     ]

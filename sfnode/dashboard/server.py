@@ -39,8 +39,17 @@ from sfnode.dashboard.snapshot import (
 )
 from sfnode.errors import NO_ANSWER, Code, UserError
 from sfnode.schema.base import Answer
+from sfnode.schema.metrics import METRICS, Trained, trained_by
 from sfnode.schema.status import Status
-from sfnode.schema.views import About, GenerateRequest, OriginsQuery, OwnStanding, Progress, Swarm
+from sfnode.schema.views import (
+    About,
+    GenerateRequest,
+    OriginsQuery,
+    OwnStanding,
+    Progress,
+    Swarm,
+    Timeline,
+)
 
 STATIC = Path(__file__).with_name("static")
 
@@ -68,6 +77,10 @@ class NowAnswer(Answer):
     """State of each neighbour compared with ours, by peer id."""
     limits: dict[str, str]
     """Limits in force, formatted for people."""
+    trained: Trained
+    """What losses are told as."""
+    drift: str
+    """Distance of the model that was evaluated last from its base, in words; empty before that."""
 
     @classmethod
     def of(cls, now: Now) -> NowAnswer:
@@ -78,6 +91,8 @@ class NowAnswer(Answer):
             together=together(now),
             agreement={node.peer: agreement(node, now.known) for node in now.near},
             limits=limits_in_words(now.status.limits),
+            trained=trained_by(now.status.task),
+            drift=now.status.drift.in_words if now.status.drift else "",
         )
 
 
@@ -92,6 +107,12 @@ class QualityAnswer(Answer):
     """The quality of the run's model."""
 
     quality: Quality
+
+
+class TimelineAnswer(Timeline):
+    """The last decisions, and what metrics are called."""
+
+    names: dict[str, str]
 
 
 class OwnAnswer(Answer):
@@ -182,7 +203,9 @@ def _answers(client: Client, control: bool) -> list[web.RouteDef]:
         return answer(await client.samples())
 
     async def timeline(_: web.Request) -> web.Response:
-        return answer(await client.timeline())
+        found = await client.timeline()
+        names = {name: metric.name for name, metric in METRICS.items()}
+        return answer(TimelineAnswer(total=found.total, entries=found.entries, names=names))
 
     async def origins(request: web.Request) -> web.Response:
         query = OriginsQuery.model_validate(dict(request.query))

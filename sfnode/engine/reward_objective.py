@@ -20,7 +20,7 @@ from sfnode.manifest import Manifest
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions
 from sfnode.schema.evaluation import EvaluationOfRows, PassAt
-from sfnode.schema.node_state import REWARD
+from sfnode.schema.metrics import PASS_AT_1
 from sfnode.tasks import metrics, tokenization, verifying
 from sfnode.tasks.prompts import Prompt, Row, render_row
 from sfnode.tasks.shard import Shard
@@ -88,12 +88,11 @@ class Rewards:
         found = self._rewards(held.rows, asked, self._likeliest, go_on, perturb)
         mean, passed = sum(found) / len(found), sum(reward >= RIGHT for reward in found)
         return EvaluationOfRows(
-            metric=REWARD,
-            **metrics.share(sum(found), len(found))._asdict(),
+            metric=PASS_AT_1,
+            **metrics.share(passed, len(found))._asdict(),
             loss=1 - mean,
             count=len(found),
             losses=tuple(1 - reward for reward in found),
-            pass_at=(PassAt(k=1, samples=1, temperature=0.0, **metrics.share(passed, len(found))._asdict()),),
         )
 
     def evaluate_base(
@@ -127,7 +126,12 @@ class Rewards:
         """Return what the model writes, beside what the verifier compares it with."""
         answers = generate(self._loaded, [Asked(self._prompt(row)) for row in rows], self._likeliest) or []
         return [
-            samples.shown(self._text(row), verifying.reference(self._task, row), answer.text)
+            samples.shown(
+                self._text(row),
+                verifying.reference(self._task, row),
+                answer.text,
+                self._score(answer.text, row),
+            )
             for row, answer in zip(rows, answers, strict=True)
         ]
 

@@ -447,7 +447,7 @@ class Trainer:
     def read_test_rows(self) -> None:
         """Read the test rows, so that questions about them read no file. Any thread may call this: it touches
         nothing that training uses. Raises UserError DATA_*."""
-        self._held_out_rows("test", 0)
+        self.run_rows.held_out("test")
 
     def answer(self, rows: int, *, base: bool) -> list[samples.Answered]:
         """Return how the model as of now, or the base model, answers `rows` test rows, for everybody the same

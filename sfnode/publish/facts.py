@@ -42,7 +42,7 @@ class Member(NamedTuple):
     team: str
     updates: int
     worth: int | None
-    """Units of 10^-9 nats; None in an open run."""
+    """Units of 10^-9 nats; None where nobody's was measured."""
 
 
 class Team(NamedTuple):
@@ -125,6 +125,7 @@ def _organised(manifest: Manifest, update_log: UpdateLog, data_dir: Path, known:
     said = [decisions.read(entry.record).decision for entry in past.entries]
     names = past.machine.cards.names()
     ranked = standings(past.run, past.entries)
+    has_worths = any(one.measured for one in ranked)
     return Facts(
         updates=past.latest.counted,
         budget=past.latest.budget,
@@ -133,7 +134,11 @@ def _organised(manifest: Manifest, update_log: UpdateLog, data_dir: Path, known:
         digest=None,
         quality=_quality(said),
         curve=_curve(said),
-        members=[_member(one.origin, names, one.counted, one.worth) for one in ranked if one.counted],
+        members=[
+            _member(one.origin, names, one.counted, one.worth if has_worths else None)
+            for one in ranked
+            if one.counted
+        ],
         announcements=_announcements(said)[-ANNOUNCEMENTS:],
         unmatched=[],
     )

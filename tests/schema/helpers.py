@@ -13,7 +13,7 @@ from sfnode.schema.status import AlarmStatus, RunStatus, Status
 def status(**fields: Any) -> Status:
     """A relay without neighbours, but for `fields`."""
     values: dict[str, Any] = dict.fromkeys(Status.model_fields, 0)
-    values |= dict.fromkeys(("version", "run_id", "run_name", "role", "peer", "digest"), "")
+    values |= dict.fromkeys(("version", "run_id", "run_name", "task", "role", "peer", "digest"), "")
     values |= {"addresses": [], "links": [], "pauses": [], "paused_by": [], "limits": Limits()}
     values |= {
         "devices": [],
@@ -21,6 +21,7 @@ def status(**fields: Any) -> Status:
         "origin": None,
         "incarnation": None,
         "loss": None,
+        "drift": None,
         "fetch": None,
     }
     values |= {"wait": None, "alarms": [], "organised": None, "audits": None, "privacy": None}
