@@ -28,7 +28,7 @@ from sfnode.dashboard.formatting import (
 )
 from sfnode.dashboard.quality import Quality, quality
 from sfnode.dashboard.snapshot import Mood, Now, alarms, contributed, doing, together
-from sfnode.schema.metrics import metric_of, trained_by
+from sfnode.schema.metrics import drift_in_words, metric_of, trained_by
 from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ def frame(shown: Shown, width: int, height: int) -> list[Text]:
     said = [*_alarm(shown.now, width), *_headline(found, width), *_doing(shown.now, width)]
     limits = _limits(shown.now, width)
     if height >= TALL:
-        said += [Text(contributed(shown.now.status, shown.own).text, "bold"), *_drift(shown.now)]
+        said += [Text(contributed(shown.now.status, shown.own).text, "bold")]
+        said += [Text(found.beside, "dim")] if found.beside else []
+        said += _drift(shown.now)
         limits = [*_machine(shown.now), *limits]
     room = height - FIXED_LINES - len(said) - len(limits)
     lines = [_title(shown.now, width), *said, *_bars(shown.now, width), Text()]
@@ -113,7 +115,7 @@ def frame(shown: Shown, width: int, height: int) -> list[Text]:
 def _drift(now: Now) -> list[Text]:
     """Return the drift of the model that was evaluated last; nothing if none was."""
     found = now.status.drift
-    return [Text(f"Drift from the base: {found.in_words}", "dim")] if found else []
+    return [Text(f"Drift from the base: {drift_in_words(found.distance, found.kl)}", "dim")] if found else []
 
 
 def absent(folder: object, reason: str, width: int, height: int) -> list[Text]:

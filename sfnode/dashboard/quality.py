@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sfnode.dashboard.formatting import count, figure, measured
 from sfnode.dashboard.snapshot import Mood, Words, base_of
-from sfnode.schema.metrics import metric_of
+from sfnode.schema.metrics import LOSS, metric_of
 from sfnode.schema.node_state import NodeState, RunHealth
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class Quality:
     best: Point | None
     points: list[Point]
     """Oldest first."""
+    beside: str = ""
+    """What is trained, if people understand it: `Mean reward 0.922 now, 0.316 before training.`"""
 
 
 def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
@@ -101,6 +103,7 @@ def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
         now=_point(latest, latest.epoch) if latest else None,
         best=_point(best, best.epoch) if best else None,
         points=points,
+        beside=beside(latest, base),
     )
 
 
@@ -139,6 +142,7 @@ def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
         now=_point(latest, latest.known),
         best=_point(best, best.known),
         points=[_point(m, m.known) for m in sorted(alike, key=lambda m: m.known)],
+        beside=beside(latest, base),
     )
 
 
@@ -200,16 +204,16 @@ def _sentence(
     parts = [f"{measured(latest)} now"]
     parts += [f"{figure(base)} {BEFORE}"] if base else []
     parts += [f"{best.value:.3f} at best ({where})"] if best else []
-    return f"{lead}: {', '.join(parts)}{_rewards(latest, base)}."
+    return f"{lead}: {', '.join(parts)}."
 
 
-def _rewards(latest: Evaluation, base: Evaluation | None) -> str:
-    """Say what is trained where people understand it: rewards, but no nats."""
-    trained = metric_of(latest.metric).trained
-    if not trained.rises:
+def beside(latest: Evaluation | None, base: Evaluation | None) -> str:
+    """Say what is trained, where people understand it: rewards, but no nats."""
+    trained = metric_of(latest.metric).trained if latest else LOSS
+    if latest is None or not trained.rises:
         return ""
     before = f", {trained.of(base.loss):.3f} {BEFORE}" if base else ""
-    return f"; {trained.name} {trained.of(latest.loss):.3f} now{before}"
+    return f"{trained.name} {trained.of(latest.loss):.3f} now{before}.".capitalize()
 
 
 def _point(found: Evaluation, x: int) -> Point:

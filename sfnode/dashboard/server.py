@@ -39,7 +39,7 @@ from sfnode.dashboard.snapshot import (
 )
 from sfnode.errors import NO_ANSWER, Code, UserError
 from sfnode.schema.base import Answer
-from sfnode.schema.metrics import METRICS, Trained, trained_by
+from sfnode.schema.metrics import METRICS, Trained, drift_in_words, task_of, trained_by
 from sfnode.schema.status import Status
 from sfnode.schema.views import (
     About,
@@ -84,6 +84,7 @@ class NowAnswer(Answer):
 
     @classmethod
     def of(cls, now: Now) -> NowAnswer:
+        drift = now.status.drift
         return cls(
             **now._asdict(),
             alarms=alarms(now.status),
@@ -92,7 +93,7 @@ class NowAnswer(Answer):
             agreement={node.peer: agreement(node, now.known) for node in now.near},
             limits=limits_in_words(now.status.limits),
             trained=trained_by(now.status.task),
-            drift=now.status.drift.in_words if now.status.drift else "",
+            drift=drift_in_words(drift.distance, drift.kl) if drift else "",
         )
 
 
@@ -100,6 +101,8 @@ class AboutAnswer(Answer):
     """The purpose of the run, and whether whoever sees the page may direct the node."""
 
     about: About
+    task: str
+    """Its task in words."""
     control: bool
 
 
@@ -181,7 +184,8 @@ def _answers(client: Client, control: bool) -> list[web.RouteDef]:
     """Return the routes that the page asks."""
 
     async def about(_: web.Request) -> web.Response:
-        return answer(AboutAnswer(about=await client.about(), control=control))
+        found = await client.about()
+        return answer(AboutAnswer(about=found, task=task_of(found.task).name, control=control))
 
     async def now(_: web.Request) -> web.Response:
         return answer(NowAnswer.of(await look(client)))

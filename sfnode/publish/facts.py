@@ -17,6 +17,7 @@ from sfnode.node.time_travel import Past
 from sfnode.organising import health
 from sfnode.organising.guard import Guard
 from sfnode.publish.run_file import MAX_CURVE, MAX_WORDS, Point, PublishedSeal, Quality
+from sfnode.schema.metrics import task_of
 from sfnode.schema.organising import EpochEvaluation
 from sfnode.stats.contributions import Contributions
 from sfnode.stats.leaderboard import standings
@@ -237,7 +238,7 @@ def task_in_words(manifest: Manifest) -> str:
     """Return the task with its answers."""
     task = manifest.task
     answers = " / ".join(word.strip() for word in task.verbalizer.values())
-    return _line(f"{task.kind.replace('-', ' ')}{f': {answers}' if answers else ''}")
+    return _line(f"{task_of(task.kind).name}{f': {answers}' if answers else ''}")
 
 
 def data_in_words(manifest: Manifest) -> str:

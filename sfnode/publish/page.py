@@ -18,13 +18,13 @@ from markupsafe import Markup
 
 import sfnode
 from sfnode.dashboard.formatting import count, percent, span
-from sfnode.dashboard.quality import BEFORE, STALE, UNJUDGED, verdict
+from sfnode.dashboard.quality import STALE, UNJUDGED, beside, verdict
 from sfnode.dashboard.snapshot import Words
 from sfnode.publish.chart import NARROW, WIDE, chart, figure
 from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, Member, teams
 from sfnode.publish.run_file import NAME, RunFile
-from sfnode.schema.metrics import LOSS, metric_of
+from sfnode.schema.metrics import metric_of
 from sfnode.sizes import size_text
 from sfprotocol.worths import WORTH_ONE
 
@@ -117,7 +117,7 @@ def run_page(
         verdict=verdict_of(run),
         metric=metric,
         gain=gain(run),
-        rewards=rewards(run),
+        rewards=beside(run.quality.latest, run.quality.base) if run.quality else "",
         label=_label(run),
         **drawn,
         join=f"sfnode join {f'{run.url}{NAME}' if run.url else run.link}",
@@ -171,17 +171,6 @@ def gain(run: RunFile) -> str:
         return "after"
     points = 100 * (latest.value - base.value)
     return f"{points:+.1f} points over the" if points >= 0 else f"{points:.1f} points under the"
-
-
-def rewards(run: RunFile) -> str:
-    """Return what is trained, where people understand it: `mean reward 0.93, 0.41 before training`."""
-    latest = run.quality.latest if run.quality else None
-    trained = metric_of(latest.metric).trained if latest else LOSS
-    if latest is None or not trained.rises:
-        return ""
-    base = run.quality.base if run.quality else None
-    before = f", {trained.of(base.loss):.2f} {BEFORE}" if base else ""
-    return f"{trained.name} {trained.of(latest.loss):.2f}{before}"
 
 
 def moment(at: datetime) -> str:

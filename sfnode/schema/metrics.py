@@ -45,7 +45,16 @@ METRICS = {
     PASS_AT_1: Metric("right answers (pass@1)", trained=REWARD),
 }
 
-_TRAINED = {"reward": REWARD}
+
+class Task(NamedTuple):
+    """A kind of task, as it is shown."""
+
+    name: str
+    trained: Trained = LOSS
+
+
+TASKS = {"reward": Task("answers that the model writes and a program scores", REWARD)}
+"""Kinds of which there is more to say than their names."""
 
 
 def metric_of(name: str) -> Metric:
@@ -62,4 +71,9 @@ def drift_in_words(distance: float, kl: float | None) -> str:
 
 def trained_by(task: str) -> Trained:
     """Return what a task of this kind trains."""
-    return _TRAINED.get(task, LOSS)
+    return task_of(task).trained
+
+
+def task_of(kind: str) -> Task:
+    """Return a kind of task."""
+    return TASKS.get(kind) or Task(kind.replace("-", " "))

@@ -23,7 +23,8 @@ async function showNow() {
   const now = await ask("now");
   const { status, progress, swarm } = now;
   seenAt = new Date();
-  trained = now.trained;
+  const [name, rises] = now.trained;
+  trained = { name, rises };
   tell("trained", trained.name);
   tell("drift", now.drift ? `Drift from the base: ${now.drift}.` : "");
   document.title = `${now.alarms.length ? "(!) " : ""}${status.run_name} – sfnode`;
@@ -52,12 +53,12 @@ function showAlarms(alarms) {
 }
 
 async function showAbout() {
-  const { about, control } = await ask("about");
+  const { about, task, control } = await ask("about");
   allowControl(control);
   tell("description", about.description || "Its owner has not said.");
   tell("about-model", about.model + (about.parent ? `, a state of run ${about.parent.slice(0, 8)}` : ""));
   const answers = about.answers.length ? `, ${about.answers.join(" or ")}` : "";
-  tell("about-task", `${about.task.replaceAll("-", " ")}${answers}`);
+  tell("about-task", `${task}${answers}`);
   byId("about-task").title = about.template;
   tell("about-data", about.train || "everybody's own");
   tell("about-licence", about.licence ?? "not stated here");

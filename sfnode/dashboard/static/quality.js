@@ -18,6 +18,7 @@ export function redraw() {
   if (!seen) return;
   say("headline", seen.headline);
   const before = seen.compared.find((one) => one.name === "before training");
+  tell("beside", seen.beside);
   figure("before", before, "");
   figure("now", seen.now, where(seen.now));
   figure("best", seen.best, where(seen.best));
