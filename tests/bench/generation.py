@@ -157,9 +157,8 @@ def main(
             found = measure(contestants(subject, rows, tokens), turns)
             queue = measure(queued(subject, rows), max(1, turns // 3))
         ours = found["directions"]
-        print(
-            f"{name}, {rows} rows of {tokens} tokens on {device} in {dtype}, {torch.get_num_threads()} threads"
-        )
+        where = f"on {device} in {dtype}, {torch.get_num_threads()} threads"
+        print(f"{name}, {rows} rows of {tokens} tokens {where}")
         for other, times in found.items():
             rates = [rows * tokens / median(column) for column in zip(*times, strict=True)]
             ratios = [
