@@ -206,7 +206,7 @@ METRICS: Sequence[Described] = (
     _of_node("sfnode_drift", lambda s: s.drift.distance if s.drift else None,
              "Distance of the weights from the base, relative to its norm, when this node last evaluated."),
     _of_node("sfnode_drift_kl", lambda s: s.drift.kl if s.drift else None,
-             "KL(base || model) on neutral text, in nats a token, at the same time."),
+             "KL from the base model on neutral text, in nats a token, at the same time."),
     _of_node("sfnode_feeds", "feed_count", "Feeds in the log."),
     _of_node("sfnode_links", lambda s: len(s.links), "Neighbours."),
     _of_node("sfnode_links_agreeing", lambda s: sum(link.agrees for link in s.links),

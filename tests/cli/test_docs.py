@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from sfnode.cli.init import KINDS
+from sfnode.cli.init_questions import KINDS
 from sfnode.doctor.findings import Examination, Finding
 from sfnode.errors import Code
 from sfnode.limits import Limits
@@ -30,6 +30,8 @@ from sfnode.schema.results import (
     StatusResult,
     SwarmResult,
     TogetherResult,
+    TriedAnswer,
+    TryRewardResult,
     UpdateLine,
     UpgradeResult,
     VerifyResult,
@@ -76,7 +78,8 @@ SECTIONS = {
     "archive --json": (ArchiveStatement,),
     "import --json": (ImportResult,),
     "log --updates": (UpdateLine,),
-    "eval --json": (EvalResult, Evaluation, LayeredDrift, LayerDrift, PassAt),
+    "eval --json": (EvalResult, Evaluation, PassAt, LayeredDrift, LayerDrift),
+    "try-reward --json": (TryRewardResult, TriedAnswer),
     "invite --json": (InviteResult,),
     "organise status --json": (
         organising.OrganiserStatus,
@@ -128,7 +131,7 @@ def test_every_field_of_a_json_output_is_documented_in_its_order(heading: str) -
     assert documented == [list(model.model_fields) for model in models]
 
 
-METRICS = ("accuracy", "f1", "exact_match", "reward", "perplexity")
+METRICS = ("accuracy", "f1", "exact_match", "pass_at_1", "perplexity")
 
 
 def test_every_ready_made_task_every_kind_every_filter_and_every_metric_is_documented() -> None:

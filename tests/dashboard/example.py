@@ -163,13 +163,21 @@ class ExampleNode:
     async def samples(self) -> schema.Samples:
         rows = [
             SampleRow(
-                text="The plot is thin but the actors carry it. It was", right="great", base="terrible"
+                text="The plot is thin but the actors carry it. It was",
+                right="great",
+                base="terrible",
+                base_score=0.0,
             ),
-            SampleRow(text="Two hours that I shall not get back. It was", right="terrible", base="terrible"),
+            SampleRow(
+                text="Two hours that I shall not get back. It was",
+                right="terrible",
+                base="terrible",
+                base_score=1.0,
+            ),
         ]
         moments = [
-            SampleMoment(epoch=3, known=90_000, answers=["terrible", "terrible"]),
-            SampleMoment(epoch=39, known=1_234_567, answers=["great", "terrible"]),
+            SampleMoment(epoch=3, known=90_000, answers=["terrible", "terrible"], scores=[0.0, 1.0]),
+            SampleMoment(epoch=39, known=1_234_567, answers=["great", "terrible"], scores=[1.0, 1.0]),
         ]
         return schema.Samples(rows=rows, moments=moments)
 

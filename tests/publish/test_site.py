@@ -37,8 +37,11 @@ PROGRESS = Progress(
     known=69, update_budget=99, epoch=3, epochs=9, epoch_known=0, epoch_updates=9,
     updates_per_second=0.5, epoch_seconds_left=None, seconds_left=None,
 )  # fmt: skip
-ROW = SampleRow(text="<b>a fine film</b>", right="good", base="bad")
-THEN, NOW = (SampleMoment(epoch=epoch, known=9, answers=[said]) for epoch, said in ((0, "?"), (2, "good")))
+ROW = SampleRow(text="<b>a fine film</b>", right="good", base="bad", base_score=0.0)
+THEN, NOW = (
+    SampleMoment(epoch=epoch, known=9, answers=[said], scores=[score])
+    for epoch, said, score in ((0, "?", 0.0), (2, "good", 1.0))
+)
 
 
 @pytest.fixture
