@@ -20,6 +20,11 @@ class Trained(NamedTuple):
         return 1 - loss if self.rises else loss
 
 
+LOSS = Trained("loss")
+REWARD = Trained("mean reward", rises=True)
+"""That of reward runs. Losses of rows are 1 less a reward, and not nats; they jump where a word changes."""
+
+
 class Metric(NamedTuple):
     """A metric, as it is shown."""
 
@@ -27,12 +32,8 @@ class Metric(NamedTuple):
     is_share: bool = True
     """Whether it is between 0 and 1, and shown in per cent to whom knows nothing of it."""
     lower_is_better: bool = False
-    trained: Trained = Trained("loss")
+    trained: Trained = LOSS
 
-
-LOSS = Trained("loss")
-REWARD = Trained("mean reward", rises=True)
-"""That of reward runs. Losses of rows are 1 less a reward, and not nats; they jump where a word changes."""
 
 PASS_AT_1 = "pass_at_1"
 """The metric of reward runs: the share of answers that are right, one to a row, of the likeliest tokens."""
@@ -41,8 +42,8 @@ METRICS = {
     "accuracy": Metric("accuracy"),
     "f1": Metric("F1"),
     "exact_match": Metric("exact match"),
-    "perplexity": Metric("perplexity", is_share=False, lower_is_better=True),
     PASS_AT_1: Metric("right answers (pass@1)", trained=REWARD),
+    "perplexity": Metric("perplexity", is_share=False, lower_is_better=True),
 }
 
 

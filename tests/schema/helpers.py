@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sfnode.limits import Limits
+from sfnode.schema.evaluation import Drift
 from sfnode.schema.node_state import NodeState, RunHealth
 from sfnode.schema.organising import EpochEvaluation, HealthStatus
 from sfnode.schema.status import AlarmStatus, RunStatus, Status
@@ -26,6 +27,23 @@ def status(**fields: Any) -> Status:
     }
     values |= {"wait": None, "alarms": [], "organised": None, "audits": None, "privacy": None}
     return Status(**values | {"role": "relay", "state": NodeState.IDLE} | fields)
+
+
+def rewarded(**fields: Any) -> dict[str, Any]:
+    """The fields of the status of a member of a reward run that goes well, but for `fields`."""
+
+    def result(value: float, epoch: int, base: bool = False) -> EpochEvaluation:
+        return EpochEvaluation(
+            metric="pass_at_1", value=value, low=value - 0.02, high=value + 0.02, loss=0.9 - value, count=256,
+            epoch=epoch, base=base,
+        )  # fmt: skip
+
+    base, latest = result(0.3, 0, base=True), result(0.85, 7)
+    health = HealthStatus(verdict=RunHealth.BETTER, latest=latest, base=base, best=latest, worse_than=[])
+    told = organised()["organised"].model_copy(update={"health": health})
+    drift = Drift(norm=1.0, distance=0.177, kl=0.003, tokens=99)
+    told = told.model_copy(update=fields)
+    return {"organised": told, "task": "reward", "loss": 0.06, "drift": drift}
 
 
 def organised(**fields: Any) -> dict[str, Any]:
