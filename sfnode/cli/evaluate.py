@@ -88,7 +88,7 @@ def evaluate(
     Where a task has fixed answers the base model is measured a second time, less its prior over the answers,
     which up to 512 training rows show without their labels: what training gains beyond that is learnt. Where
     the run's loss is centred the trained model is measured less its own prior, too. Of a reward run it is the
-    mean reward of the likeliest answers, and the share of them that are right (docs/rewards.md).
+    share of the likeliest answers that are right, and their mean reward (docs/rewards.md).
     The last line says how far the model has drifted from the base: by its weights, and by what it expects of
     text that has nothing to do with the task.
     Of an organised run it is the model of the last seal, of an open one that with all updates.

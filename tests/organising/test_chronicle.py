@@ -76,6 +76,15 @@ def test_every_decision_has_words(decision: Decision, text: str) -> None:
     assert (found[1].kind, found[1].text, found[1].position) == (type(decision).__name__.lower(), text, 1)
 
 
+def test_a_result_is_told_with_what_is_trained() -> None:
+    def said(metric: str) -> str:
+        result = Evaluation(metric=metric, value=0.5, low=0.4, high=0.6, loss=0.25, count=9)
+        return words(health.published(0, result, base=True))[0][1]
+
+    assert said("accuracy") == "tells of the base model: accuracy 0.500 (0.400-0.600), loss 0.2500"
+    assert said("pass_at_1").endswith(": right answers (pass@1) 0.500 (0.400-0.600), mean reward 0.7500")
+
+
 def test_no_kind_of_decision_is_forgotten() -> None:
     """What is not among these stands as it is written, which is for programmers."""
     said = {

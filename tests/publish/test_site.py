@@ -183,6 +183,9 @@ def test_a_reward_run_is_told_by_right_answers_before_and_after_and_has_no_worth
     assert page.count('class="good"') >= 2, "the headline, and the answer that is right"
     assert not re.search("worth|nats|loss|accuracy", words, re.IGNORECASE)
     assert "By number of updates" in words
+    board = sfnode("leaderboard", "--data-dir", tmp_path / "node").out
+    assert board.splitlines()[0].split() == ["rank", "origin", "count"]
+    assert "worth" not in board
 
 
 def test_hostile_names_are_text(published: Callable[..., Path]) -> None:
