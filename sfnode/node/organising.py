@@ -258,7 +258,7 @@ class Organising:
                 found, result, taken = await self._search(asked, wanted)
                 forwards += taken
             elif asked.scored:
-                named = partial(self._organised.named, epoch, asked.skipped)
+                named = partial(self._organised.named, epoch, asked.skipped, asked.recounted)
                 _, result = await ask(lambda engine: engine.evaluate(0, wanted, "validation"), named)
             forwards += result.count if result else 0
         except UserError as error:
@@ -339,7 +339,7 @@ class Organising:
                 return None, taken
             return engine.evaluate_towards(after, search.found.factor, wanted, "validation"), taken
 
-        closed = partial(self._organised.named, asked.epoch, asked.skipped)
+        closed = partial(self._organised.named, asked.epoch, asked.skipped, asked.recounted)
         _, after = await ask(lambda engine: engine.cores(), partial(named, closed))
         _, (result, taken) = await ask(look, partial(named, before))
         if not counts_alike(*begun):

@@ -160,16 +160,24 @@ class Search:
         rate, and this one's work, at a rate that is far off, is worth little or does harm."""
         return self._cut is not None and self._cut[0] == counting.open_epoch
 
+    def is_empty(self, epoch: int, counting: Counting) -> bool:
+        """Return whether a closed epoch has named nothing, and was not cut short: its seal is there to count
+        what others have skipped, with a factor of its own, from which no rate follows."""
+        closed = 0 <= epoch < counting.open_epoch
+        return closed and not counting.closed_updates(epoch) and not self._is_cut(epoch)
+
     def _is_cut(self, epoch: int) -> bool:
         return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
 
-    def plan(self, counting: Counting, *, last: bool = False) -> Plan | None:
+    def plan(self, counting: Counting, *, last: bool = False, waiting: bool = False) -> Plan | None:
         """Return what the oldest epoch without a seal is worth; None if nothing. The model of the `last` one
-        is evaluated whatever that costs."""
+        is evaluated whatever that costs. `waiting`: it is there to count what others have skipped."""
         self._earn(counting)
         if self._is_cut(counting.sealed) and not last:
             return None
         policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
+        if waiting:
+            return Plan(max(first, min(policy.search_rows, int(self._credit // len(AMOUNTS)))), False)
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
         cost = policy.search_rows * (1 if self._has_base else 2)
         least = 0 if self.settled else self._cheapest  # an epoch at a rate that may be far off is searched
@@ -210,6 +218,8 @@ class Search:
         if found is None:
             return
         self._found = counting.sealed, epoch, found
+        if self.is_empty(epoch, counting):
+            return
         stays = found.factor == 1.0 and not found.full
         if stays:
             most = max(self._first, self._policy.longest)
@@ -238,6 +248,8 @@ class Search:
         if self._found is None or self._found[0] != counting.sealed:
             return replace(judgement, rates=())
         _, epoch, found = self._found
+        if self.is_empty(epoch, counting):
+            return replace(judgement, factor=round(found.factor * FACTOR_ONE), rates=())
         rate = next_rate(counting.rate(epoch), found, young=not self.settled)
         as_it_is = found.factor == 1.0 and not found.full
         stays = as_it_is or coming >= MAX_EPOCHS or rate == counting.rate(coming)
