@@ -139,6 +139,8 @@ def test_among_nodes_of_equal_speed_no_more_than_a_quarter_of_the_organisers_tim
     assert cost.share < 0.05
     assert cost.later < 0.05
     assert 0 < cost.busy < 0.25
+    assert cost.measured > 0.5, "most epochs are judged"
+    assert 0 < cost.searched < cost.measured / 2, "searches cost more, and are rarer"
 
 
 def test_the_model_is_evaluated_every_few_epochs() -> None:
