@@ -18,7 +18,6 @@ from sfnode.organising.origins import (
     OUTLIER,
     PARTS_PER_WORTH,
     RECOUNTED_AT_LAST,
-    RECOUNTED_FROM,
     SCORE_ONE,
     TRUSTED_FROM,
     Brought,
@@ -97,7 +96,7 @@ class Swarm:
             self.origins.take(Worth(self.epoch, 64, tuple(map(part, range(len(q)), q * p))))
             self.skipped.append([not self.origins.trusts(member) for member in range(len(q))])
             waits = np.array([*self.waits, self.skipped[-1]])
-            self.waits = list(waits & ~self.recounted(RECOUNTED_FROM))
+            self.waits = list(waits & ~self.recounted(TRUSTED_FROM))
             self.epoch += 1
         return self
 
@@ -383,7 +382,6 @@ def test_it_counts_after_all_once_later_work_speaks_for_it() -> None:
     assert len(seals) > 1
     assert seals[-1].skipped == ()
     assert seals[-1].recounted == tuple(Recount(EVE, seal.epoch) for seal in seals if seal.skipped)
-    assert run.bench.origins.members[4].useful >= RECOUNTED_FROM > TRUSTED_FROM
     assert run.bench.counting.counts_of(4) == run.bench.counting.counts_of(0)
 
 
@@ -431,10 +429,14 @@ def test_what_evidently_was_in_vain_never_counts() -> None:
 def test_nothing_is_recounted_where_it_would_count_for_nothing() -> None:
     run = Organised(revokes=False)
     run.epoch(BAD)
-    while not run.bench.of(Seal)[-1].recounted:
-        run.factor = 1.0 if run.bench.origins.members[4].useful < RECOUNTED_FROM else 0.0
-        run.epoch(GOOD)
-    assert run.bench.of(Seal)[-1].factor
+    run.factor = 0.0
+    while run.bench.origins.members[4].useful < TRUSTED_FROM:
+        assert run.epoch(GOOD).recounted == ()
+    assert run.bench.of(Seal)[-1].factor == 0
+    run.factor = 1.0
+    while not (seal := run.epoch(GOOD)).factor:
+        assert seal.recounted == ()
+    assert Recount(EVE, 0) in seal.recounted
 
 
 def test_scalars_of_another_size_never_count() -> None:
