@@ -330,7 +330,7 @@ class SeedFlood:
             most = 0 if rate else asked.rows
             line, search = (
                 self.replicas.line(difference(after, before)),
-                LineSearch(most, wary=not has_few_dimensions(self._problem.manifest)),
+                LineSearch(most, wary=not has_few_dimensions(self._problem.manifest), scale=asked.scale),
             )
             while wanted := search.wanted:
                 tokenizer = self._problem.loaded.tokenizer

@@ -315,8 +315,8 @@ class Organising:
             return None
         return found
 
-    def _line_search(self, rows: int) -> LineSearch:
-        return LineSearch(rows, wary=not has_few_dimensions(self._node.manifest))
+    def _line_search(self, asked: Evaluate) -> LineSearch:
+        return LineSearch(asked.rows, wary=not has_few_dimensions(self._node.manifest), scale=asked.scale)
 
     async def _search(
         self, asked: Evaluate, wanted: Callable[[], bool]
@@ -326,7 +326,7 @@ class Organising:
 
         Nothing is found if what counts of earlier epochs has changed meanwhile.
         """
-        search, begun, ask = self._line_search(asked.rows), [], self._node.ask_engine
+        search, begun, ask = self._line_search(asked), [], self._node.ask_engine
         before = partial(self._organised.named, asked.epoch - 1)
 
         def named(of: Callable[[], Mapping[Feed, Counted]]) -> Mapping[Feed, Counted]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from sfnode.organising.line_search import Found
+from sfnode.organising.line_search import LATE_SCALE, Found
 from sfnode.organising.origins import Brought
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.counting import Counting
@@ -228,6 +228,11 @@ class Evaluate:
     others."""
     recounted: frozenset[Recount] = frozenset()
     """Work that earlier seals have skipped and this one is going to count: it makes part of both."""
+
+    @property
+    def scale(self) -> float:
+        """Scale of the line search."""
+        return LATE_SCALE if self.recounted else 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,10 @@ with what is late. What is left comes next time, the feed first that has waited 
 A seal counts all that its close has named, with the factor that the judge (`judging`) or a line search
 (`searching`, which also says how long epochs are) has found, but for what it skips: work for labels of which
 its member was revoked since, of members that are not trusted, and what the judge says. What was skipped is
-recounted by a later seal if the judge says so, or once the member is trusted (`members`): what each feed has
-brought is measured first and signed, and the search goes along what is left. Before the close that reaches
-the budget one that names nothing is made, if anything waits: its seal recounts that, with a factor of its own
-by a search along it, and no rate follows.
+recounted by a later seal if the judge says so, or once enough evidence speaks for the member (`members`):
+what each feed has brought is measured first and signed, and the search goes along what is left. Before the
+close that reaches the budget one that names nothing is made, if anything waits: its seal recounts that, with
+a factor of its own by a search along it, and no rate follows.
 
 What is named and lost here is fetched from peers like everything else. It is given up (`amend`) when it has
 been missing for long (`OrganiserPolicy.amend_after`) while there were peers, and nothing of it has come.
@@ -80,7 +80,7 @@ from sfnode.organising.feeds import HeldFeeds
 from sfnode.organising.guard import Guard
 from sfnode.organising.judging import Judge, Judgement
 from sfnode.organising.members import Members
-from sfnode.organising.origins import RECOUNTED_AT_LAST, TRUSTED_FROM, Origins
+from sfnode.organising.origins import RECOUNTED_AT_LAST, RECOUNTED_FROM, Origins
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.searching import Plan, Search
 from sfprotocol import holding
@@ -454,7 +454,7 @@ class Organiser:
             return self._waiting()
         if not judgement.factor:
             return ()
-        return self._members.recounted(self._counting, judgement, self.guard, least=TRUSTED_FROM)
+        return self._members.recounted(self._counting, judgement, self.guard, least=RECOUNTED_FROM)
 
     def _waiting(self) -> tuple[Recount, ...]:
         """Return the skipped work that is to count before the run ends."""

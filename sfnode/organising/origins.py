@@ -14,9 +14,9 @@ for useless. Two sums over epochs follow, with d = SHARE * m:
     for       the log-likelihood ratio of `drifts by d` against `does not`: sum of d sqrt(n) z - d^2 n / 2.
               No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Work is skipped
               while the sum is below TRUSTED_FROM, where it begins, and counts after all (is recounted) once
-              it is above it again: it rises by what was skipped, too, so that nobody has hidden bad work
-              behind good. To wait costs little, and what has counted stays. Just before a run ends all counts
-              that waits, of whoever is above RECOUNTED_AT_LAST, with a factor of its own.
+              it is above RECOUNTED_FROM: it rises by what was skipped, too, so that nobody has hidden bad
+              work behind good. To wait costs little, and what has counted stays. Just before a run ends all
+              counts that waits, of whoever is above RECOUNTED_AT_LAST, with a factor of its own.
     against   the wealth that bets against `does no harm`, a drift that is not below 0: the product of
               e^(-d sqrt(n) z - d^2 n / 2), spread over all beginnings (as in `audits`). By Ville's inequality
               it exceeds 1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On
@@ -49,9 +49,13 @@ HOSTILE = 0.3
 half."""
 
 TRUSTED_FROM = 0.0
-"""Evidence from which on work counts: that of somebody of whom nothing was measured yet. With log 3/7 asked
-for, where of as many members as may be hostile one is as likely useful as not, twice as much of useless work
-counted, and with 1 for what was skipped much of honest work waited to the end (docs/research-log.md)."""
+"""Evidence from which on work counts at once: that of somebody of whom nothing was measured yet. With log 3/7
+asked for, where of as many members as may be hostile one is as likely useful as not, twice as much of useless
+work counted (docs/research-log.md)."""
+
+RECOUNTED_FROM = 1.0
+"""Evidence from which on work counts that was skipped. Of useless members a third comes back to TRUSTED_FROM
+at some time, and what they have made since, at rates that may be many times those of now, has spoilt runs."""
 
 GAIN_BY_COST = 3.0
 """What a useful update gains, in terms of what a useless one costs: near half of the best step, which line

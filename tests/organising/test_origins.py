@@ -18,6 +18,7 @@ from sfnode.organising.origins import (
     OUTLIER,
     PARTS_PER_WORTH,
     RECOUNTED_AT_LAST,
+    RECOUNTED_FROM,
     SCORE_ONE,
     TRUSTED_FROM,
     Brought,
@@ -96,7 +97,7 @@ class Swarm:
             self.origins.take(Worth(self.epoch, 64, tuple(map(part, range(len(q)), q * p))))
             self.skipped.append([not self.origins.trusts(member) for member in range(len(q))])
             waits = np.array([*self.waits, self.skipped[-1]])
-            self.waits = list(waits & ~self.recounted(TRUSTED_FROM))
+            self.waits = list(waits & ~self.recounted(RECOUNTED_FROM))
             self.epoch += 1
         return self
 
@@ -430,7 +431,7 @@ def test_nothing_is_recounted_where_it_would_count_for_nothing() -> None:
     run = Organised(revokes=False)
     run.epoch(BAD)
     run.factor = 0.0
-    while run.bench.origins.members[4].useful < TRUSTED_FROM:
+    while run.bench.origins.members[4].useful < RECOUNTED_FROM:
         assert run.epoch(GOOD).recounted == ()
     assert run.bench.of(Seal)[-1].factor == 0
     run.factor = 1.0
