@@ -185,11 +185,11 @@ class Search:
         if self._is_cut(counting.sealed) and not last:
             return None
         policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
+        if waiting:
+            return Plan(max(first, min(policy.search_rows, int(self._credit // len(AMOUNTS)))), False)
         if self.settled and policy.origins and self._lead < 0 and not last:
             least = min(ORIGIN_ROWS, policy.search_rows)
             return Plan(0, False, origins=least) if self._credit >= least * ORIGIN_FORWARDS else None
-        if waiting:
-            return Plan(max(first, min(policy.search_rows, int(self._credit // len(AMOUNTS)))), False)
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
         cost = policy.search_rows * (1 if self._has_base else 2)
         least = 0 if self.settled else self._cheapest  # an epoch at a rate that may be far off is searched
