@@ -52,6 +52,15 @@ MAX_GROUP = 64
 that down by no more than that; an auditor measures a whole group for one scalar, and 64 groups in a step fill
 a segment (SPEC S4)."""
 
+MAX_ANSWER_TOKENS = 4096
+"""Most tokens of an answer of a reward run: verifiers look at no more characters (docs/verifiers.md)."""
+
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1 / 64, 64.0
+"""Bounds of a temperature that is not 0: beyond them the likeliest token, or any, would be drawn."""
+
+MAX_STOPS, MAX_STOP = 8, 64
+"""Most texts that end an answer, and characters of each: they are looked for after every token."""
+
 KNOWN_EXTENSIONS: frozenset[int] = frozenset()
 """Kinds of extensions of a manifest that this version understands."""
 
@@ -67,8 +76,8 @@ OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
     "": frozenset({"description"}),
     "data": frozenset({"digests"}),
     "model": frozenset({"parent"}),
-    "task": frozenset({"loss", "prior"}),
-    "training": frozenset({"bases", "group"}),
+    "task": frozenset({"loss", "prior", "verifier", "answer_tokens", "temperature", "stop"}),
+    "training": frozenset({"bases", "decay", "group"}),
 }
 """Keys, by table, that a manifest does not have where they have their default value (SPEC M2); the empty name
 stands for the manifest itself."""
@@ -177,7 +186,10 @@ class Task(Section):
     choice: the row brings its candidates (`candidates_field`), the answer is `completion` with `{candidate}`
     filled in, and `label_field` has the right one (its text, its index, or a list of texts);
     completion: the answer is `completion`; text: there is no answer, the loss is on the whole of `template`;
-    chat: `messages_field` holds a conversation, the loss is on what the assistant says in it.
+    chat: `messages_field` holds a conversation, the loss is on what the assistant says in it;
+    reward: the model writes the answer, of at most `answer_tokens` tokens and up to one of the texts `stop`;
+    the loss is 1 less what the `verifier` gives it. Tokens are the likeliest ones, or drawn at a
+    `temperature` (docs/rewards.md).
 
     `metric`: accuracy, f1 (macro-averaged, of a classification), or, if empty, what is usual for the kind.
 
@@ -186,7 +198,9 @@ class Task(Section):
     order and in units of 2^-16 nats, for nodes without public training rows; none if it is empty.
     """
 
-    kind: Literal["classification", "sequence-classification", "choice", "completion", "text", "chat"]
+    kind: Literal[
+        "classification", "sequence-classification", "choice", "completion", "text", "chat", "reward"
+    ]
     template: str = ""
     label_field: str = "label"
     verbalizer: dict[str, str] = Field(default_factory=dict)
@@ -197,6 +211,27 @@ class Task(Section):
     max_tokens: int = Field(default=256, ge=8, le=65_536)
     loss: Literal["plain", "centred"] = "plain"
     prior: tuple[Annotated[int, Field(ge=-MOST_PRIOR, le=MOST_PRIOR)], ...] = ()
+    verifier: dict[str, Any] = Field(default_factory=dict)
+    """A verifier as `verifiers.specs` writes it, without keys that have their default."""
+    answer_tokens: int = Field(default=0, ge=0, le=MAX_ANSWER_TOKENS)
+    temperature: float = Field(default=0.0, ge=0, le=MOST_TEMPERATURE)
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP)], ...] = Field(
+        default=(), max_length=MAX_STOPS
+    )
+
+    @field_validator("verifier", mode="before")
+    @classmethod
+    def _as_written(cls, value: Any) -> Any:
+        if not value:
+            return {}
+        from sfnode.verifiers import specs  # a tenth of a second, which other runs save
+
+        try:
+            return specs.read(value).model_dump(mode="json")
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from error
 
     @field_validator("verbalizer")
     @classmethod
@@ -208,6 +243,12 @@ class Task(Section):
     def labelled(self) -> bool:
         """Whether each row has one of the verbalizer's labels."""
         return self.kind in ("classification", "sequence-classification")
+
+    @property
+    def has_slopes(self) -> bool:
+        """Whether the loss of a row changes smoothly with the weights: else there is no line search, no rate
+        and no worth by slopes, and there are no bases made for the task."""
+        return self.kind != "reward"
 
     @model_validator(mode="after")
     def _complete(self) -> Task:
@@ -226,7 +267,23 @@ class Task(Section):
             raise ValueError("a prior has a number for each class of a task whose loss is centred")
         if self.metric and not self.labelled and (self.kind, self.metric) != ("choice", "accuracy"):
             raise ValueError(f"the task kind {self.kind} cannot be measured by {self.metric}")
+        self._check_answers()
         return self
+
+    def _check_answers(self) -> None:
+        """Raise ValueError unless a reward run, and no other, has what it takes to write answers."""
+        if self.kind != "reward":
+            if self.verifier or self.answer_tokens or self.temperature or self.stop:
+                raise ValueError(f"the task kind {self.kind} has no answers that are written and verified")
+            return
+        if not self.verifier:
+            raise ValueError("the task kind reward needs a verifier")
+        if not 0 < self.answer_tokens < self.max_tokens:
+            raise ValueError(
+                "the task kind reward needs answer_tokens, fewer than the max_tokens of prompt and answer"
+            )
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"temperature is 0 or at least {LEAST_TEMPERATURE:g}")
 
 
 def is_file(source: str) -> bool:
@@ -340,6 +397,9 @@ class Training(Section):
     each has a mini-batch of its own, and two points."""
     epoch_updates: int = Field(default=1024, ge=1, le=1 << 32)
     update_budget: int = Field(default=4096, ge=1, le=(1 << 32) - 1)
+    decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor by which what an organised run has learnt shrinks with each subspace that follows (SPEC O17); 1:
+    it stays."""
     scalar_bits: Literal[8, 16] = 16
     scalar_delta: float = Field(default=1 / 64, gt=0, allow_inf_nan=False)
     scalar_limit: int = Field(default=32_767, ge=1, le=32_767)
@@ -452,8 +512,10 @@ class Manifest(Section):
             or self.extensions
             or self.training.bases
             or self.training.group
+            or self.training.decay != 1
             or self.data.digests
             or centred
+            or self.task.kind == "reward"
             or self.model.parent
         )
         if self.protocol == 1 and (added or validates or priced):
@@ -468,6 +530,11 @@ class Manifest(Section):
             raise ValueError(
                 "the rates of an organised run follow from its seals: schedule is constant; others are for "
                 "open runs"
+            )
+        if not self.organised.organiser and self.training.decay != 1:
+            raise ValueError(
+                "only an organised run has a decay: in an open one anybody could label an update with the "
+                "last epoch, and so make all others old"
             )
         if self.organised.organiser and not 0 < self._rate() < RATE_ONE:
             raise ValueError("the learning_rate of an organised run is a multiple of 2^-32 below 1")

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from sfnode.engine import making_bases, pilot, trial
 from sfnode.engine.making_bases import Made
-from sfnode.engine.pilot import Advance, Pilot
-from sfnode.engine.trainer import Trainer, prior_of
+from sfnode.engine.pilot import Advance, Pilot, prior_of
+from sfnode.engine.trainer import Trainer
 from sfnode.engine.trial import Trial
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, is_file

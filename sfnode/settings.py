@@ -61,6 +61,7 @@ class Settings(Section):
     shard: tuple[int, int] | None = None
     """(k, n): every n-th row of the training data, from row k on; k counts from 0."""
     device: str = "cpu"
+    """One or more, separated by commas: the node's steps are measured on all of them (`engine.replicas`)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4"] = "auto"
     queries: int = Field(default=1, ge=1, le=64)
     """Mini-batches evaluated in one batched forward pass."""
@@ -120,6 +121,19 @@ class Settings(Section):
     """Test rows whose answers by the base model and later ones are recorded as the run goes; 0: none."""
     log_to: tuple[str, ...] = ()
     """Loggers that are fed while the node runs, as `sfnode.loggers.open` reads them: `jsonl:FILE`."""
+
+    @field_validator("device")
+    @classmethod
+    def _devices_have_names(cls, value: str) -> str:
+        named = [name.strip() for name in value.split(",")]
+        if not all(named):
+            raise ValueError("name devices as cpu, cuda, cuda:1, mps, several as cuda:0,cuda:1")
+        return ",".join(named)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices that compute; the first one also evaluates."""
+        return tuple(self.device.split(","))
 
     @field_validator("shard")
     @classmethod

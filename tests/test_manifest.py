@@ -7,9 +7,10 @@ from typing import Any
 
 import msgpack
 import pytest
+import tomli_w
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import MAX_DESCRIPTION, MAX_GROUP, MAX_QUOTA, Manifest, Task, Training
+from sfnode.manifest import MAX_ANSWER_TOKENS, MAX_DESCRIPTION, MAX_GROUP, MAX_QUOTA, Manifest, Task, Training
 from sfprotocol import PROTOCOL_VERSION
 from sfprotocol.messages import Authority
 
@@ -219,6 +220,80 @@ def test_an_extension_has_one_form(extension: dict[str, str]) -> None:
         Manifest.model_validate(FIELDS | {"extensions": extension})
 
 
+# -- rewards -----------------------------------------------------------------------------------------
+
+EXACT: dict[str, Any] = {"kind": "exact", "column": "answer"}
+
+
+def reward(**fields: Any) -> dict[str, Any]:
+    said = {"kind": "reward", "template": "{q}", "verifier": EXACT, "answer_tokens": 8}
+    return FIELDS | {"task": said | fields}
+
+
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        EXACT | {"strip": True},
+        {"column": "answer", "ignore_case": False, "kind": "exact"},
+    ],
+)
+def test_a_run_has_one_id_however_its_verifier_is_written(verifier: dict[str, Any]) -> None:
+    manifest = Manifest.model_validate(reward(verifier=verifier, temperature=0, stop=[]))
+    assert manifest.run_id == Manifest.model_validate(reward()).run_id
+    assert manifest.task.verifier == EXACT
+    assert not {"temperature", "stop"} & set(manifest.fields()["task"])
+
+
+def test_a_reward_run_survives_its_two_forms(tmp_path: Path) -> None:
+    numbers = {"kind": "json", "satisfies": {"enum": [1, 10**30], "maximum": 2}}
+    whole = {"weight": 1, "verifier": {"kind": "boxed", "then": numbers}}
+    verifier = {"kind": "sum", "terms": [whole]}
+    manifest = Manifest.model_validate(reward(verifier=verifier, temperature=1, stop=["\r\n", '"""\n']))
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    assert Manifest.from_toml(tmp_path / "run.toml").run_id == manifest.run_id
+    assert Manifest.from_canonical(manifest.canonical(), "a peer") == manifest
+
+
+def test_a_reward_has_no_slopes_and_other_losses_have() -> None:
+    assert not Manifest.model_validate(reward()).task.has_slopes
+    assert Manifest.model_validate(FIELDS).task.has_slopes
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"verifier": {}}, "needs a verifier"),
+        ({"verifier": {"kind": "exact"}}, "exact.column: Field required"),
+        ({"verifier": {"kind": "exact", "colum": "a"}}, "exact.column"),
+        ({"answer_tokens": 0}, "answer_tokens"),
+        ({"answer_tokens": MAX_ANSWER_TOKENS + 1, "max_tokens": 65_536}, "less than"),
+        ({"answer_tokens": 64, "max_tokens": 64}, "answer_tokens"),
+        ({"temperature": 0.01}, "temperature"),
+        ({"temperature": 65.0}, "temperature"),
+        ({"stop": ["x" * 65]}, "stop"),
+        ({"stop": ["x"] * 9}, "stop"),
+        ({"metric": "accuracy"}, "measured"),
+        ({"loss": "centred"}, "centred"),
+        ({"kind": "text"}, "no answers that are written"),
+    ],
+    ids=str,
+)
+def test_a_reward_run_that_cannot_be_measured_is_refused(
+    fields: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        Manifest.model_validate(reward(**fields))
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(reward(**fields)))
+    with pytest.raises(UserError, match=says) as caught:
+        Manifest.from_toml(tmp_path / "run.toml")
+    assert caught.value.code is Code.BAD_MANIFEST
+
+
+def test_a_run_of_version_1_has_no_rewards() -> None:
+    with pytest.raises(ValueError, match="version 1"):
+        Manifest.model_validate(reward() | {"protocol": 1})
+
+
 # -- version 1 ---------------------------------------------------------------------------------------
 
 
@@ -286,6 +361,20 @@ def test_a_run_with_groups_says_so_and_others_keep_their_bytes() -> None:
     assert (plain.batch_updates, plain.points, plain.update_forwards) == (1, 2, 8)
     assert (said.training.batch_updates, said.training.points) == (8, 1)
     assert said.training.update_forwards == said.training.batch_size
+
+
+def test_a_run_with_a_decay_says_so_and_others_keep_their_bytes() -> None:
+    said = Manifest.model_validate(organised(training={"decay": 0.99}))
+    assert said.fields()["training"]["decay"] == 0.99
+    plain = Manifest.model_validate(organised())
+    assert "decay" not in plain.fields()["training"]
+    assert Manifest.from_canonical(said.canonical(), "a peer") == said != plain
+
+
+@pytest.mark.parametrize("decay", [0.0, -0.5, 1.0001, float("nan")])
+def test_a_decay_leaves_something_and_adds_nothing(decay: float) -> None:
+    with pytest.raises(ValueError, match="decay"):
+        Manifest.model_validate(organised(training={"decay": decay}))
 
 
 def test_a_run_says_what_it_is_for_and_others_keep_their_bytes(tmp_path: Path) -> None:

@@ -169,6 +169,7 @@ def _basis(epoch: int, layer: int, side: str, rows: int, rank: int) -> dict[str,
 def weight_vectors() -> dict[str, Any]:
     """Rates, and the weights of one small matrix; computed from the rules U7 and U8, with numpy alone."""
     cores = {0: [(0, 1, 350), (3, 2, -77)], 2: [(0, 1, -9), (1, 1, 32_767)]}
+    aging = {subspace: [(1, 2, 2**36 + subspace)] for subspace in (0, 1, 3, 11)}
     huge = {1: [(0, 0, 2**62), (1, 3, -(2**61) - 12345), (2, 2, 2**40 + 1)]}
     return {
         "rates": [
@@ -182,6 +183,7 @@ def weight_vectors() -> dict[str, Any]:
             _weights("organised", huge | {0: [(0, 1, 123_456_789)]}, 2.0**-20),
             _weights("linear", cores, 6e-6, bases=True),
             _weights("organised", huge | {0: [(0, 1, 123_456_789)]}, 2.0**-24, bases=True),
+            _weights("organised", aging, 0.1, decay=0.9),
         ],
     }
 
@@ -225,7 +227,12 @@ def _rates(schedule: str, learning_rate: float, epoch_updates: int, budget: int)
 
 
 def _weights(
-    schedule: str, cores: dict[int, list[tuple[int, int, int]]], factor: float, *, bases: bool = False
+    schedule: str,
+    cores: dict[int, list[tuple[int, int, int]]],
+    factor: float,
+    *,
+    bases: bool = False,
+    decay: float = 1.0,
 ) -> dict[str, Any]:
     """Weights of a matrix of 3 x 5 at rank 4, for layer 0, with random or published bases. `factor`: the
     learning rate, or of an organised run, whose rates are in its cores, scalar_delta."""
@@ -234,7 +241,9 @@ def _weights(
     base = np.array(values, np.float32).reshape(shape)
     blob = published_bases(shape, rank)
     weights = base.astype(np.float64)
-    terms = []
+    terms, powers = [], [1.0]
+    for _ in range(max(cores)):
+        powers.append(powers[-1] * decay)
     for epoch in sorted(cores):
         core = np.zeros((rank, rank), object)
         for row, column, value in cores[epoch]:
@@ -257,9 +266,11 @@ def _weights(
             width = 64 // len(places)
             parts = [(2**at, core >> at if at == places[0] else (core >> at) % 2**width) for at in places]
         for unit, part in parts:
-            weights = weights - (u @ part @ v.T).astype(np.float64) * (scale * unit)
+            term = (u @ part @ v.T).astype(np.float64) * (scale * powers[max(cores) - epoch] * unit)
+            weights = weights - term
         entries = [{"row": i, "column": j, "value": str(a)} for i, j, a in cores[epoch]]
-        terms.append({"epoch": epoch, "scale": scale, "core": entries})
+        power = {"power": powers[max(cores) - epoch]} if decay != 1 else {}
+        terms.append({"epoch": epoch, "scale": scale, **power, "core": entries})
     result = weights.astype(np.float32)
     return {
         "run_id": RUN_ID.hex(),
@@ -267,6 +278,7 @@ def _weights(
         "learning_rate": factor if schedule != "organised" else None,
         "epochs": 4,
         "scalar_delta": delta,
+        **({"decay": decay} if decay != 1 else {}),
         "rank": rank,
         "layer": 0,
         "bases": _blob(blob) if bases else None,
@@ -383,6 +395,8 @@ CENTRED: dict[str, Any] = OPEN | {
 
 GROUPS: dict[str, Any] = OPEN | {"training": OPEN["training"] | {"group": 8}}
 
+DECAYING: dict[str, Any] = ORGANISED | {"training": ORGANISED["training"] | {"decay": 0.99}}
+
 SHARED_DATA: dict[str, Any] = OPEN | {
     "data": OPEN["data"]
     | {"train": "rows.tsv", "test": "rows.tsv", "validation": "more rows.jsonl", "validation_limit": 0}
@@ -393,14 +407,40 @@ CHILD: dict[str, Any] = OPEN | {
     "model": OPEN["model"] | {"parent": {"run_id": "12" * 32, "epoch": 65535, "digest": "34" * 32}}
 }
 
+REWARD: dict[str, Any] = OPEN | {
+    "task": OPEN["task"]
+    | {
+        "kind": "reward",
+        "template": "{question}\n",
+        "verbalizer": {},
+        "verifier": {
+            "kind": "sum",
+            "terms": [
+                {"weight": 0.25, "verifier": {"kind": "format", "contains": ["####"]}},
+                {
+                    "weight": 0.75,
+                    "verifier": {
+                        "kind": "extract",
+                        "begin": "####",
+                        "then": {"kind": "numeric", "column": "answer", "which": "first", "absolute": 0.5},
+                    },
+                },
+            ],
+        },
+        "answer_tokens": 64,
+        "temperature": 0.7,
+        "stop": ["\n\n", "Q:"],
+    }
+}
+
 
 def manifest_vectors() -> dict[str, Any]:
-    """Return a manifest of version 1, seven of version 2, and fields that none of version 2 may have."""
+    """Return a manifest of version 1, eight of version 2, and fields that none of version 2 may have."""
     return {
         **_manifest(MANIFEST),
         "version 2": [
             {"admission": fields["admission"], **_manifest(fields)}
-            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED, CHILD, GROUPS, SHARED_DATA)
+            for fields in (OPEN, ORGANISED, PUBLISHED, CENTRED, CHILD, GROUPS, SHARED_DATA, DECAYING, REWARD)
         ],
         "rates": [
             {"learning_rate": rate, "rate": str(units)}
@@ -456,6 +496,9 @@ def _invalid_manifests() -> list[dict[str, Any]]:
         {"name": "a group of one", "rule": "M1", "training": training | {"group": 1}},
         {"name": "too large a group", "rule": "M1", "training": training | {"group": 65}},
         {"name": "no groups, said", "rule": "M2", "training": training | {"group": 0}},
+        {"name": "a decay that leaves nothing", "rule": "M1", "training": training | {"decay": 0.0}},
+        {"name": "a decay above 1", "rule": "M1", "training": training | {"decay": 1.01}},
+        {"name": "no decay, said", "rule": "M2", "training": training | {"decay": 1.0}},
         {"name": "work in an organised run", "rule": "M1", "open": {"quota": 0, "work_bits": 1}},
         {
             "name": "a quota of an open run in an organised one",
@@ -467,6 +510,10 @@ def _invalid_manifests() -> list[dict[str, Any]]:
             for name, rule, change in _invalid_digests()
         ),
         *({"name": name, "rule": rule, "task": change} for name, rule, change in _invalid_losses()),
+        *(
+            {"name": name, "rule": rule, "task": REWARD["task"] | change}
+            for name, rule, change in _invalid_rewards()
+        ),
         {"name": "a critical extension", "rule": "M5", "extensions": {"2": ""}},
         {"name": "an extension with a leading zero", "rule": "M5", "extensions": {"01": ""}},
     ]
@@ -492,7 +539,29 @@ def _invalid_losses() -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
+def _invalid_rewards() -> list[tuple[str, str, dict[str, Any]]]:
+    exact = {"kind": "exact", "column": "answer"}
+    return [
+        ("a verifier of a task whose answers are not written", "M1", {"kind": "text"}),
+        ("rewards without a verifier", "M1", {"verifier": {}}),
+        ("a verifier of no such kind", "M1", {"verifier": {"kind": "classifier"}}),
+        (
+            "a key of a verifier with the value that it has without it",
+            "M2",
+            {"verifier": exact | {"strip": True}},
+        ),
+        ("answers without tokens", "M1", {"answer_tokens": 0}),
+        ("no room for a prompt", "M1", {"answer_tokens": 256}),
+        ("too low a temperature", "M1", {"temperature": 0.01}),
+        ("no temperature, said", "M2", {"temperature": 0.0}),
+        ("too many texts that end an answer", "M1", {"stop": ["a"] * 9}),
+        ("an empty text that ends an answer", "M1", {"stop": [""]}),
+    ]
+
+
 def _by_key(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_by_key(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {key: _by_key(value[key]) for key in sorted(value, key=str.encode)}

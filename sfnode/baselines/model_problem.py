@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 from sfnode.baselines import vectors
 from sfnode.baselines.problem import Part
 from sfnode.engine import forward
-from sfnode.engine.trainer import EVALUATION_BATCH
+from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Task
 from sfnode.models import targets

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 import sfnode
-from sfnode.bench import measure, memory
+from sfnode.bench import measure, memory, together
 from sfnode.bench.measure import Case
 from sfnode.bench.subject import Subject, SubjectSpec, load_subject
 from sfnode.errors import Code, UserError
@@ -49,11 +49,16 @@ class Peaks(NamedTuple):
 def run_benchmark(spec: SubjectSpec, plan: Plan, say: Callable[[str], None]) -> BenchResult:
     """Take all measurements; `say` is called with what is being done. Raises UserError."""
     say("loading the model")
-    sensors = Sensors(spec.device)
+    sensors = Sensors(*spec.devices)
     with _out_of_memory_reported(spec), load_subject(spec) as subject:
         free = sensors.look(Limits()).free
         torch.set_num_threads(plan.threads or min(torch.get_num_threads(), spare_cores(free, None)))
-        return _measured(subject, plan, sensors.cores - free, say)
+        result = _measured(subject, plan, sensors.cores - free, say)
+        if len(spec.devices) == 1:
+            return result
+        say("all devices together")
+        found = together.measure(spec, subject, plan.batches, plan.queries, plan.repetitions)
+        return result.model_copy(update={"together": found})
 
 
 def _measured(subject: Subject, plan: Plan, busy: float, say: Callable[[str], None]) -> BenchResult:
@@ -143,6 +148,7 @@ def _result(
         overhead_bytes=overhead,
         free_bytes=before.free,
         fits=[FitResult(**fit._asdict()) for fit in fits],
+        together=[],
     )
 
 

@@ -20,7 +20,8 @@ import torch
 from pydantic import ValidationError
 
 from sfnode.bench import memory
-from sfnode.engine import trainer
+from sfnode.engine import loading
+from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, Task, Training
 from sfnode.models import files, loader, shapes, vetting
@@ -53,6 +54,7 @@ class SubjectSpec(NamedTuple):
     tokens: int = 32
     """Length of a random sentence."""
     device: str = "cpu"
+    """One, or several that share the work, separated by commas."""
     dtype: str = loader.AUTO
     rank: int = 0
     """0: the run's, or the usual one."""
@@ -60,6 +62,11 @@ class SubjectSpec(NamedTuple):
     """Updates that share a mini-batch; None: as many as in the run, or pairs."""
     folder: Path | None = None
     """Folder with files of the run's data."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices; the first one is measured by itself."""
+        return tuple(self.device.split(","))
 
 
 class Subject(NamedTuple):
@@ -81,15 +88,15 @@ class Subject(NamedTuple):
         drawn = [self.rows[row] for seed in seeds for row in batch_rows(seed, size, len(self.rows)).tolist()]
         return encode(self.manifest.task, self.loaded.tokenizer, drawn * times)
 
-    def trainer(self) -> trainer.Trainer:
+    def trainer(self) -> Trainer:
         """Make the trainer of a node that trains this model."""
-        return trainer.Trainer(self.manifest, self.loaded, self.rows)
+        return Trainer(self.manifest, self.loaded, self.rows)
 
 
 @contextmanager
 def load_subject(wanted: SubjectSpec) -> Iterator[Subject]:
     """Load the subject. Raises UserError BAD_OPTION, MODEL_*, DATA_*, DEVICE or OUT_OF_MEMORY."""
-    device = trainer.usable_device(wanted.device)
+    device, *_ = (loading.usable_device(name) for name in wanted.devices)
     with tempfile.TemporaryDirectory(prefix="sfnode-bench-") as scratch:
         named = wanted.source or (wanted.run.model.source if wanted.run else presets.DEFAULT_MODEL)
         source = named
@@ -99,9 +106,12 @@ def load_subject(wanted: SubjectSpec) -> Iterator[Subject]:
         manifest = _manifest(wanted, source)
         settings = _settings(manifest.model.source, manifest.model.revision)
         parameters = shapes.parameters(settings)
-        check_room(named, parameters, dtype, device)
+        for name in dict.fromkeys(wanted.devices):
+            on = torch.device(name)
+            replicas = wanted.devices.count(name)
+            check_room(named, parameters, loader.named_dtype(wanted.dtype, on), on, replicas)
         before = memory.room(device)
-        loaded = trainer.load_model(manifest, None, device, dtype)
+        loaded = loading.load_model(manifest, None, device, dtype)
         if wanted.run is None:
             numbers = shapes.token_numbers(settings.get_text_config(decoder=True).vocab_size)
             loaded = dataclasses.replace(loaded, tokenizer=numbers)
@@ -121,13 +131,14 @@ def _settled() -> Iterator[None]:
         gc.unfreeze()
 
 
-def check_room(name: str, parameters: int, dtype: str, device: torch.device) -> None:
-    """Raise UserError OUT_OF_MEMORY when the weights alone are more than what is free."""
-    needed, free = memory.weights(parameters, dtype), memory.free(device)
+def check_room(name: str, parameters: int, dtype: str, device: torch.device, replicas: int = 1) -> None:
+    """Raise UserError OUT_OF_MEMORY when the weights alone, of all replicas, are more than what is free."""
+    needed, free = replicas * memory.weights(parameters, dtype), memory.free(device)
     if free is not None and needed > free:
         raise UserError(
             Code.OUT_OF_MEMORY,
-            f"{name} has {parameters / 1e9:.2f} billion parameters, {needed / 1e9:.1f} GB in {dtype}; "
+            f"{name} has {parameters / 1e9:.2f} billion parameters, {needed / 1e9:.1f} GB in {dtype}"
+            f"{f' for {replicas} replicas' if replicas > 1 else ''}; "
             f"{free / 1e9:.1f} GB are free on {device}",
             "Take a narrower --dtype, a smaller model, or another --device.",
         )

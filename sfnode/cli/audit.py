@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from sfnode.schema.audits import AuditResult
     from sfnode.store.data_folder import Layout
 
+LIKE_DEVICES = (
+    "Answers are written anew here: another kind of device or number format writes some with other words, "
+    "and honest scalars then differ (docs/rewards.md)."
+)
+
 
 @click.command
 @data_dir_option
@@ -83,6 +88,8 @@ def audit(
     layout = Layout(data_dir)
     source = {"model_override": model_of(layout, model), "shard": shard}
     with opened_run(data_dir) as (manifest, update_log), waiting("recomputing updates") as advance:
+        if not manifest.task.has_slopes:
+            echo(LIKE_DEVICES, err=True)
         load = partial(_trainer, manifest, layout, source | engine)
         chosen = Chosen(origin, sample, tolerance)
         result = audit_folder(manifest, update_log, layout.checkpoints, chosen, load, advance)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from sfnode.cli import bench_output
 from sfnode.cli.options import (
-    device_option,
+    devices_option,
     dtype_option,
     json_option,
     option,
@@ -56,7 +56,7 @@ MOST_TOKENS = 65_535
     help="Length of a random sentence.",
 )
 @queries_option("Mini-batches of a step, each for one update or for a group.")
-@device_option
+@devices_option
 @dtype_option
 @threads_option("CPU threads.  [default: as many as find a core that is free]")
 @option(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
-from sfnode.schema.results import BatchResult, BenchResult
+from sfnode.schema.results import BatchResult, BenchResult, TogetherResult
 
 GB = 1e9
 
@@ -20,6 +22,8 @@ def show(result: BenchResult, console: Console) -> None:
     if any(batch.mezo_matrices_ratio is not None for batch in result.batches):
         console.print(_mezo(result))
     console.print(_incoming(result), highlight=False)
+    if result.together:
+        console.print(together(result.together))
     if result.fits:
         console.print(_fits(result))
 
@@ -100,6 +104,17 @@ def _incoming(result: BenchResult) -> Table:
             _seconds(incoming.add_seconds),
             _seconds(incoming.fold_seconds),
             *(f"{share:.2%}" for share in incoming.shares.values()),
+        )
+    return table
+
+
+def together(results: Sequence[TogetherResult]) -> Table:
+    """Format what several devices do together, beside each alone."""
+    table = _table("Devices together", "batch", "devices", "threads each", "updates/h", "together / this")
+    for one in results:
+        table.add_row(
+            *(str(one.batch), one.devices, str(one.threads), f"{one.updates_per_hour:,.0f}"),
+            f"{one.ratio:.2f}",
         )
     return table
 

@@ -10,7 +10,7 @@ import click
 from sfnode.cli.exit import DONE, FAILED
 from sfnode.cli.options import (
     data_dir_option,
-    device_option,
+    devices_option,
     dtype_option,
     host_maddrs_option,
     json_option,
@@ -46,7 +46,7 @@ def parse_ntp(_context: Any, _parameter: Any, value: str) -> tuple[str, int] | N
 @run_option("Run manifest.  [default: the data folder's, or the peers']")
 @data_dir_option
 @option("--model", default="", metavar="SOURCE", help="Would this model fit? A folder, or shape:NAME.")
-@device_option
+@devices_option
 @dtype_option
 @host_maddrs_option("Address on which the node would listen. Repeat for more.")
 @option(

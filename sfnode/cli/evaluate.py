@@ -19,7 +19,7 @@ from sfnode.cli.options import (
 )
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
-from sfnode.dashboard.formatting import figure
+from sfnode.dashboard.formatting import beside, figure
 from sfnode.errors import Code, UserError
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from sfnode.manifest import Manifest
     from sfnode.schema.evaluation import Evaluation
     from sfnode.schema.results import EvalResult
+
+MOST_SAMPLES = 1000
+"""Answers to a row: five times what pass@100 was estimated from (Chen et al. 2021)."""
 
 
 @click.command("eval")
@@ -42,6 +45,26 @@ if TYPE_CHECKING:
     metavar="COUNT",
     help="Use only so many test rows.  [default: as many as the manifest says]",
 )
+@option(
+    "--neutral",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Text on which the answers of both models are compared, one sample a line: how far training has "
+    "drifted.  [default: a few sentences of sfnode's own]",
+)
+@option(
+    "--pass-at",
+    type=click.IntRange(1, MOST_SAMPLES),
+    metavar="K",
+    help="Reward run: estimate, too, how often one of K answers to a row is right, from answers that are "
+    "drawn at the run's temperature, or at 1.",
+)
+@option(
+    "--samples",
+    type=click.IntRange(1, MOST_SAMPLES),
+    metavar="COUNT",
+    help="Answers to each row for --pass-at: more than K make the estimate better.  [default: K]",
+)
 @as_of_now_option
 @json_option
 def evaluate(
@@ -50,6 +73,9 @@ def evaluate(
     device: str,
     dtype: str,
     limit: int,
+    neutral: Path | None,
+    pass_at: int | None,
+    samples: int | None,
     as_of_now: bool,
     as_json: bool,
 ) -> None:
@@ -57,14 +83,23 @@ def evaluate(
 
     Where a task has fixed answers the base model is measured a second time, less its prior over the answers,
     which up to 512 training rows show without their labels: what training gains beyond that is learnt. Where
-    the run's loss is centred the trained model is measured less its own prior, too.
+    the run's loss is centred the trained model is measured less its own prior, too. Of a reward run it is the
+    mean reward of the likeliest answers, and the share of them that are right (docs/rewards.md).
+    The last line says how far the model has drifted from the base: by its weights, and by what it expects of
+    text that has nothing to do with the task.
     Of an organised run it is the model of the last seal, of an open one that with all updates.
     """
     from sfnode.cli.trained_model import check, load
 
-    _require_test(check(data_dir, device))
+    manifest = check(data_dir, device)
+    _require_test(manifest)
+    text = _text(neutral) if neutral else ""
+    if pass_at or samples:
+        _require_samples(manifest, pass_at, samples)
     trained = load(data_dir, model, device, dtype, as_of_now=as_of_now)
-    result = _measured(trained, limit)
+    result = _measured(trained, limit, text)
+    if pass_at:
+        result = _sampled(result, trained.trainer, limit, pass_at, samples or pass_at)
     echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result, trained.moment)))
 
 
@@ -77,7 +112,42 @@ def _require_test(manifest: Manifest) -> None:
         )
 
 
-def _measured(trained: TrainedModel, limit: int) -> EvalResult:
+def _text(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            Code.BAD_OPTION, f"cannot read {file}: {error}", "Give --neutral a text file in UTF-8."
+        ) from error
+    if not text.strip():
+        raise UserError(Code.BAD_OPTION, f"there is no text in {file}", "Give --neutral some sentences.")
+    return text
+
+
+def _require_samples(manifest: Manifest, pass_at: int | None, samples: int | None) -> None:
+    from sfnode.tasks.verifying import require_rewards
+
+    require_rewards(manifest.task)
+    if pass_at is None or (samples is not None and samples < pass_at):
+        raise UserError(
+            Code.BAD_OPTION,
+            "--samples are the answers of which --pass-at looks at K",
+            "Give --pass-at K, and at least as many --samples.",
+        )
+
+
+def _sampled(result: EvalResult, trainer: Trainer, limit: int, k: int, count: int) -> EvalResult:
+    """Return a result with pass@k of both models."""
+    found = {}
+    for name, base in (("before", True), ("after", False)):
+        with waiting(f"writing {count} answers to each row{' by the base model' if base else ''}"):
+            more = trainer.pass_at(limit, k, count, base=base)
+        one: Evaluation = getattr(result, name)
+        found[name] = one.model_copy(update={"pass_at": (*one.pass_at, more)})
+    return result.model_copy(update=found)
+
+
+def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
     from sfnode.schema.results import EvalResult
 
     trainer = trained.trainer
@@ -86,6 +156,8 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
     calibrated = _calibrated(trainer, limit)
     with waiting("measuring the model"):
         after = trainer.evaluate(limit)
+    with waiting("measuring the drift"):
+        drift = trainer.drift(text)
     return EvalResult(
         run_id=trainer.manifest.run_id.hex(),
         updates=trained.updates,
@@ -96,6 +168,7 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
         after=after,
         loss=trainer.manifest.task.loss,
         prior=trainer.named_prior() if after.calibrated else None,
+        drift=drift,
     )
 
 
@@ -117,5 +190,6 @@ def _lines(result: EvalResult, moment: str) -> list[str]:
     rows = {"before": before, "calibrated": result.calibrated, "after": result.after}
     return [
         f"{before.metric} (95 % interval) on {before.count} test rows, {moment} ({result.digest[:16]})",
-        *(f"{when:10}  {figure(one)}  loss {one.loss:.4f}" for when, one in rows.items() if one),
+        *(f"{when:10}  {figure(one)}{beside(one)}" for when, one in rows.items() if one),
+        f"{'drift':10}  {result.drift.in_words}",
     ]

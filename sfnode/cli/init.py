@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from sfnode.cli.progress import waiting
 from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
-from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run
+from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, of_model
+from sfnode.verifiers.presets import PRESETS as VERIFIERS
 
-KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat")
+KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat", "reward")
 
 CUSTOM = "custom"
 """Answer to the question for the task with which the user describes one."""
@@ -48,6 +50,16 @@ def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[
     if not all(label and equals and word for label, equals, word in pairs):
         raise click.BadParameter("give it as LABEL=WORD,LABEL=WORD, for example 0=terrible,1=great")
     return {label.strip(): word.strip() for label, _, word in pairs}
+
+
+def parse_verifier(_context: Any, _parameter: Any, value: str | None) -> dict[str, Any] | None:
+    """Return the verifier of that name, or in that TOML file."""
+    if value is None or value in VERIFIERS:
+        return VERIFIERS[value] if value else None
+    try:
+        return tomllib.loads(Path(value).expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise click.BadParameter(f"cannot read {value}: {error}") from error
 
 
 def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[str, ...] | None:
@@ -113,10 +125,30 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     f"mini-batches (docs/tasks.md).  [default: {DEFAULT_LOSS}]",
 )
 @option(
+    "--verifier",
+    callback=parse_verifier,
+    metavar="FILE",
+    help=f"reward: what scores an answer, as TOML, or one of {', '.join(VERIFIERS)} (docs/verifiers.md).",
+)
+@option("--answer-tokens", type=int, metavar="COUNT", help="reward: most tokens of an answer.")
+@option(
+    "--temperature",
+    type=float,
+    metavar="NUMBER",
+    help="reward: answers are drawn at this temperature; 0: of the likeliest tokens.  [default: 0]",
+)
+@option(
+    "--stop",
+    multiple=True,
+    callback=lambda _context, _parameter, value: value or None,
+    metavar="TEXT",
+    help="reward: a text that ends an answer; may be repeated.",
+)
+@option(
     "--max-tokens",
     type=int,
     metavar="COUNT",
-    help="Most tokens of a prompt; longer ones lose their beginning.",
+    help="Most tokens of a prompt, with its answer; longer ones lose their beginning.",
 )
 @option(
     "--train",
@@ -177,6 +209,11 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     "--group",
     "Updates that share a mini-batch and are compared with each other, which costs half as many forward "
     "passes an update; 0: each is measured at two points (docs/how-it-works.md).",
+)
+@number_option(
+    "--decay",
+    "Factor by which what was learnt shrinks with each subspace that follows, so that a long run stays near "
+    "the base model; 1: it stays. Not in an open run (docs/organising.md).",
 )
 @number_option("--epoch-updates", "Updates for which one subspace serves.")
 @number_option("--update-budget", "Updates after which the run is complete.")
@@ -323,12 +360,12 @@ def init(
 
 
 def _has_numbers(manifest: Manifest, basis: str, given: dict[str, Any]) -> bool:
-    """Return whether it is known what numbers suit a run with this basis: its owner says it, or it is the
+    """Return whether it is known what numbers suit a run with this basis: its owner says it, or it is a
     built-in one, whose numbers were measured for random bases."""
     if {"epsilon", "scalar_delta", "learning_rate"} <= given.keys():
         return True
-    model, data = manifest.model.source, manifest.data.train
-    return basis == "random" and (model, data) == (DEFAULT_MODEL, default_run().data.train)
+    name = of_model(manifest.model.source)
+    return basis == "random" and name is not None and manifest.data.train == PRESETS[name].data.train
 
 
 def _published(file: Path) -> dict[str, Any]:
@@ -434,10 +471,10 @@ def ask(organised: bool) -> tuple[dict[str, Any], bool]:
     echo(INTRODUCTION)
     _explain("model")
     given: dict[str, Any] = {"model": _text("Base model", DEFAULT_MODEL)}
-    built_in = given["model"] == DEFAULT_MODEL
+    own = of_model(given["model"])
     _explain("task")
     tasks = click.Choice([*PRESETS, CUSTOM])
-    task = click.prompt("Task", type=tasks, default="reviews" if built_in else "sst2")
+    task = click.prompt("Task", type=tasks, default=own or "sst2")
     data = PRESETS[task].data if task in PRESETS else None
     given |= _ask_task() if data is None else {"preset": task}
     _explain("train")
@@ -445,7 +482,8 @@ def ask(organised: bool) -> tuple[dict[str, Any], bool]:
     _explain("test")
     given["test"] = _text("Test data", data.test if data else "")
     _explain("update_budget")
-    budget = default_run().training.update_budget if built_in else HUB_BUDGET
+    numbers = PRESETS[own].training if own else None
+    budget = numbers.update_budget if numbers else HUB_BUDGET
     given["update_budget"] = click.prompt("Updates until the run is complete", default=budget, type=int)
     _explain("organised")
     kinds = click.Choice([ORGANISED, OPEN])
@@ -462,7 +500,7 @@ def _explain(question: str) -> None:
 def _ask_task() -> dict[str, Any]:
     """Ask for the parts of a task that is not ready-made."""
     _explain("kind")
-    kind = click.prompt("Kind of task", type=click.Choice(KINDS), default="classification")
+    kind = click.prompt("Kind of task", type=click.Choice(KINDS[:-1]), default="classification")
     given: dict[str, Any] = {"kind": kind}
     if kind == "chat":
         return given | {"messages_field": _text("Column that holds the messages", "messages")}

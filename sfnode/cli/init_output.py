@@ -112,7 +112,12 @@ def _warnings(training: Training, found: Pilot) -> list[str]:
     zeros, clipped = pilot.shares(training, found)
     limit, delta = pilot.suitable_limit(training, found), pilot.suitable_delta(training, found)
     warnings = []
-    if zeros > MOST:
+    if (still := pilot.still(found)) > MOST:
+        warnings.append(
+            f"Warning: {still:.0%} of them are 0, as the loss is the same at both points: give a larger "
+            "--epsilon or --batch-size."
+        )
+    elif zeros > MOST:
         warnings.append(
             f"Warning: {zeros:.0%} of them are 0, as scalar_delta {training.scalar_delta:g} is too coarse: "
             f"give --scalar-delta {delta:.2g}."

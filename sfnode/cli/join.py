@@ -24,7 +24,7 @@ from sfnode.cli.limit import LIMITS
 from sfnode.cli.limit_options import limit_options, reason, take_limits
 from sfnode.cli.options import (
     data_dir_option,
-    device_option,
+    devices_option,
     dtype_option,
     host_maddrs_option,
     link_argument,
@@ -141,7 +141,7 @@ GROUPS = {
     metavar="K/N",
     help="Train on part K of N of the rows: every N-th row, from row K on.",
 )
-@device_option
+@devices_option
 @dtype_option
 @threads_option(
     "CPU threads of the engine.  [default: as many as there are cores that no other program keeps busy]"

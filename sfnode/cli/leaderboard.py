@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 DIGITS = 16
 """Hex digits of the keys that are shown."""
 
+NO_WORTH = "Rewards have no worth in nats (docs/rewards.md): members are ranked by the updates that count."
+
 
 @click.command
 @option(
@@ -67,6 +69,7 @@ def leaderboard(
     with opened_run(data_dir) as (manifest, update_log):
         from sfnode.stats.leaderboard import standings
         from sfnode.store.verification import verify_log
+        from sfnode.tasks.verifying import require_slopes
 
         run = manifest.parameters()
         if run.organised is None:
@@ -75,6 +78,10 @@ def leaderboard(
                 "an open run has no leaderboard by worth: nobody says what updates have brought",
                 "`sfnode top` ranks its origins by updates.",
             )
+        if not manifest.task.has_slopes:
+            if remeasure:
+                require_slopes(manifest.task)
+            echo(NO_WORTH, err=True)
         if recompute:
             with waiting("verifying the log"):
                 verify_log(manifest, update_log, None)

@@ -138,8 +138,35 @@ def model_option(function: F) -> F:
 
 
 def device_option(function: F) -> F:
-    """Add --device."""
-    return setting("--device", metavar="NAME", help="Device that computes: cpu, cuda, cuda:1, mps.")(function)
+    """Add --device to a command that computes on one: the first, where a file names several for nodes."""
+    return setting(
+        "--device", metavar="NAME", callback=_first, help="Device that computes: cpu, cuda, cuda:1, mps."
+    )(function)
+
+
+def _first(_context: Any, _parameter: Any, value: str) -> str:
+    return value.partition(",")[0]
+
+
+def devices_option(function: F) -> F:
+    """Add --device to a command that computes on one or several."""
+    return setting(
+        "--device",
+        metavar="NAMES",
+        callback=_parse_devices,
+        help="Device that computes: cpu, cuda, cuda:1, mps; several share the work: cuda:0,cuda:1.",
+    )(function)
+
+
+def _parse_devices(_context: Any, _parameter: Any, value: str) -> str:
+    from pydantic import ValidationError
+
+    from sfnode.settings import Settings
+
+    try:
+        return Settings(device=value).device
+    except ValidationError as error:
+        raise click.BadParameter("give names, separated by commas: cuda:0,cuda:1") from error
 
 
 def dtype_option(function: F) -> F:

@@ -47,6 +47,7 @@ def _lines(s: Status, feeds: Sequence[FeedStatus]) -> list[str]:
         f"state    {s.state} as {s.role}, up {s.uptime / 60:.1f} min",
         _updates(s),
         f"own      {s.own_updates} since start, {s.updates_per_second:.1f}/s{loss}",
+        *_device_lines(s),
         f"links    {len(s.links)} ({agreeing} with the same digest)",
         f"digest   {s.digest}",
         f"traffic  {s.bytes_sent / 1000:.1f} kB out, {s.bytes_received / 1000:.1f} kB in",
@@ -63,6 +64,17 @@ def _lines(s: Status, feeds: Sequence[FeedStatus]) -> list[str]:
         lines += [f"limit    {line}" for line in limit_lines(s.limits).splitlines()]
     lines += [f"address  {address}" for address in s.addresses]
     return lines + [f"feed     {feed.origin}/{feed.incarnation} {feed.updates}" for feed in feeds]
+
+
+def _device_lines(s: Status) -> list[str]:
+    """Say what each of several devices has done."""
+    if len(s.devices) < 2:
+        return []
+    speeds = ["" if one.seconds is None else f", {one.seconds * 1000:.3g} ms each" for one in s.devices]
+    return [
+        f"device   {one.name}: {one.updates} updates{speed}{'; it has failed' if one.problem else ''}"
+        for one, speed in zip(s.devices, speeds, strict=True)
+    ]
 
 
 def _updates(s: Status) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from sfnode.dashboard.formatting import figure
+from sfnode.dashboard.formatting import beside, figure
 from sfnode.schema import OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
-from sfnode.schema.node_state import NodeState
+from sfnode.schema.node_state import REWARD, NodeState
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import Status
 
@@ -79,8 +79,15 @@ def closing_table(result: SwarmResult) -> Table:
 
 def measurement_line(when: str, measured: Evaluation) -> str:
     """Format an evaluation: `base model: accuracy 0.526 (0.493-0.559), loss 0.687 on 872 held-out rows`."""
-    what = f"{measured.metric} {figure(measured)}, loss {measured.loss:.3f}"
+    what = f"{measured.metric} {figure(measured)}{beside(measured, 3)}"
     return f"{when}: {what} on {measured.count} held-out rows"
+
+
+def _beside(before: Evaluation, after: Evaluation) -> list[str]:
+    if after.metric != REWARD:
+        return [f"loss {before.loss:.3f} -> {after.loss:.3f}"]
+    pairs = zip(before.pass_at, after.pass_at, strict=True)
+    return [f"pass@{now.k} {figure(then)} -> {figure(now)}" for then, now in pairs]
 
 
 def verdict(result: SwarmResult) -> list[str]:
@@ -89,9 +96,9 @@ def verdict(result: SwarmResult) -> list[str]:
     if result.before and result.after:
         before, after, calibrated = result.before, result.after, result.calibrated
         lines.append(f"{after.metric} {figure(before)} -> {figure(after)} on {after.count} held-out rows")
-        lines.append(f"loss {before.loss:.3f} -> {after.loss:.3f}")
+        lines += _beside(before, after)
         if calibrated:
-            what = f"{calibrated.metric} {figure(calibrated)}, loss {calibrated.loss:.3f}"
+            what = f"{calibrated.metric} {figure(calibrated)}{beside(calibrated, 3)}"
             lines.append(f"the base model, calibrated without training: {what}")
     lines.append(f"{result.updates} updates in {result.seconds:.1f} s")
     if result.counted is not None:

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from sfnode.control.rebinding import only_known_hosts
 from sfnode.errors import Code, UserError
 from sfnode.schema.node_state import NodeState
-from sfnode.schema.status import MachineStatus, Status
+from sfnode.schema.status import DeviceStatus, MachineStatus, Status
 
 STOP_GRACE = 0.1
 """Seconds for which a stopping node waits for a scrape under way."""
@@ -109,14 +109,24 @@ def _of_machine(name: str, value: Callable[[MachineStatus], float], text: str) -
 
 
 def _of_gpu(name: str, field: str, text: str) -> Described:
-    """Return the metric of a field about the GPU; it is absent without one, and where nothing tells it."""
+    """Return the metric of a field about GPUs; it is absent without one, and where nothing tells it."""
 
     def samples(status: Status) -> list[Sample]:
-        gpu = status.machine.gpu if status.machine else None
-        found = getattr(gpu, field) if gpu else None
-        return [] if gpu is None or found is None else [Sample((gpu.name,), float(found))]
+        gpus = status.machine.gpus if status.machine else []
+        found = [((gpu.name, gpu.device), getattr(gpu, field)) for gpu in gpus]
+        return [Sample(labels, float(value)) for labels, value in found if value is not None]
 
-    return Described(name, text, samples, ("gpu",))
+    return Described(name, text, samples, ("gpu", "device"))
+
+
+def _of_device(name: str, value: Callable[[DeviceStatus], float | None], text: str) -> Described:
+    """Return the metric of the devices that compute; it is absent before the model is loaded."""
+
+    def samples(status: Status) -> list[Sample]:
+        found = [(device.name, value(device)) for device in status.devices]
+        return [Sample((device,), float(one)) for device, one in found if one is not None]
+
+    return Described(name, text, samples, ("device",))
 
 
 def _alarms(status: Status) -> list[Sample]:
@@ -194,6 +204,12 @@ METRICS: Sequence[Described] = (
     _of_machine("sfnode_cpu_cores_allowed", lambda machine: machine.cores, "Cores that the node may use."),
     _of_machine("sfnode_memory_bytes", lambda machine: machine.memory,
                 "Resident memory of the node and its network daemon."),
+    _of_device("sfnode_device_updates_total", lambda device: device.updates,
+               "Updates that a device has measured since the start, audits included."),
+    _of_device("sfnode_device_update_seconds", lambda device: device.seconds,
+               "Time in which a device measures an update, averaged; absent before the first one."),
+    _of_device("sfnode_device_failed", lambda device: device.problem is not None,
+               "1 while a device has failed and the others go on without it, else 0."),
     _of_gpu("sfnode_gpu_memory_bytes", "memory", "Memory of the GPU that the node holds."),
     _of_gpu("sfnode_gpu_busy", "busy", "Share of the time in which the GPU was busy, with whatever."),
     _of_gpu("sfnode_gpu_celsius", "celsius", "Temperature of the GPU."),

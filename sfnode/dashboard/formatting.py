@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from sfnode.schema.node_state import RunHealth
+from sfnode.schema.node_state import REWARD, RunHealth
 from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
     from sfnode.schema import Evaluation
+    from sfnode.schema.evaluation import PassAt
     from sfnode.schema.organising import EpochEvaluation, HealthStatus
 
 SIZES = ("memory", "upload_rate", "download_rate")
@@ -97,9 +98,17 @@ def short(name: str, width: int = 12) -> str:
     return name if len(name) <= width else "…" + name[1 - width :]
 
 
-def figure(found: Evaluation) -> str:
+def figure(found: Evaluation | PassAt) -> str:
     """Format a value with its 95 % confidence interval, such as `0.526 (0.493-0.559)`."""
     return f"{found.value:.3f} ({found.low:.3f}-{found.high:.3f})"
+
+
+def beside(found: Evaluation, digits: int = 4) -> str:
+    """Format what is told beside a value, after a comma: `, loss 0.6870`; of rewards `, pass@1 0.300
+    (0.250-0.356)`, as far as it is known."""
+    if found.metric != REWARD:
+        return f", loss {found.loss:.{digits}f}"
+    return "".join(f", pass@{one.k} {figure(one)}" for one in found.pass_at)
 
 
 def result_in_words(found: EpochEvaluation) -> str:

@@ -98,7 +98,7 @@ def frame(shown: Shown, width: int, height: int) -> list[Text]:
     said = [*_alarm(shown.now, width), *_headline(found, width), *_doing(shown.now, width)]
     limits = _limits(shown.now, width)
     if height >= TALL:
-        said += [Text(contributed(shown.now.status, shown.own).text, "bold")]
+        said += [Text(contributed(shown.now.status, shown.own).text, "bold"), *_drift(shown.curves)]
         limits = [*_machine(shown.now), *limits]
     room = height - FIXED_LINES - len(said) - len(limits)
     lines = [_title(shown.now, width), *said, *_bars(shown.now, width), Text()]
@@ -107,6 +107,12 @@ def frame(shown: Shown, width: int, height: int) -> list[Text]:
     lines += _table(shown, width, height - len(lines) - 1)
     lines += [Text()] * (height - len(lines) - 1)
     return _fitting([*lines[: height - 1], _foot(shown)], width)
+
+
+def _drift(curves: Curves) -> list[Text]:
+    """Return the drift of the model that was evaluated last; nothing if none was."""
+    found = [one.drift for one in curves.measurements if one.drift]
+    return [Text(f"Drift from the base: {found[-1].in_words}", "dim")] if found else []
 
 
 def absent(folder: object, reason: str, width: int, height: int) -> list[Text]:
@@ -263,10 +269,21 @@ def _machine(now: Now) -> list[Text]:
     if found is None:
         return [Text()]
     told = [f"{found.cpu:.1f} of {found.cores:g} cores", f"{size_text(found.memory)} of memory"]
-    if gpu := found.gpu:
+    for gpu in found.gpus:
         busy = "" if gpu.busy is None else f" {percent(gpu.busy)} busy,"
-        told.append(f"{gpu.name}{busy} {size_text(gpu.memory)} of {size_text(gpu.memory_total)}")
-    return [Text().append("machine ", "bold").append(", ".join(told))]
+        name = gpu.name if len(found.gpus) == 1 else f"{gpu.device} {gpu.name}"
+        told.append(f"{name}{busy} {size_text(gpu.memory)} of {size_text(gpu.memory_total)}")
+    line = Text().append("machine ", "bold").append(", ".join(told))
+    return [line] if len(now.status.devices) < 2 else [line, _devices(now)]
+
+
+def _devices(now: Now) -> Text:
+    """Draw what each of several devices has measured."""
+    line = Text().append("devices", "bold")
+    for device in now.status.devices:
+        line.append(f"  {device.name}: ").append(f"{count(device.updates)} updates")
+        line.append(" failed" if device.problem else "", "red")
+    return line
 
 
 def _limits(now: Now, width: int) -> list[Text]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,11 +64,23 @@ def look_at_memory() -> Finding:
     return ok(Subject.MEMORY, what) if free >= SCANT else note(Subject.MEMORY, what, fix)
 
 
-def look_at_device(name: str) -> Finding:
-    """Examine the chosen device; if it is a CPU, also whether there is an unused GPU."""
+def look_at_devices(names: Sequence[str]) -> list[Finding]:
+    """Examine the chosen devices; also whether there are GPUs besides."""
     import torch
 
-    from sfnode.engine.trainer import usable_device
+    found = [look_at_device(name) for name in dict.fromkeys(names)]
+    there = torch.cuda.device_count()
+    if 0 < len({name for name in names if name.startswith("cuda")}) < there:
+        every = ",".join(f"cuda:{number}" for number in range(there))
+        found.append(note(Subject.DEVICE, f"there are {there} GPUs", f"Use all with --device {every}."))
+    return found
+
+
+def look_at_device(name: str) -> Finding:
+    """Examine a device; if it is a CPU, also whether there is an unused GPU."""
+    import torch
+
+    from sfnode.engine.loading import usable_device
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -113,38 +126,51 @@ def _driver() -> str:
         return ""
 
 
-def look_at_fit(case: Case, manifest: Manifest | None) -> Finding | None:
-    """Examine whether the model fits into the device's memory; None if no model is known."""
+def look_at_fit(case: Case, manifest: Manifest | None) -> list[Finding]:
+    """Examine whether the model, once for each replica, fits into the devices' memory; nothing if no model is
+    known."""
+    try:
+        size = _size(case.model, manifest)
+    except UserError as error:
+        return [problem(Subject.MODEL_FIT, error.what, error.fix)]
+    if size is None:
+        return []
+    found = (_fit_on(case, size, device) for device in dict.fromkeys(case.devices))
+    return [finding for finding in found if finding]
+
+
+def _fit_on(case: Case, size: Size, name: str) -> Finding | None:
     import torch
 
     from sfnode.bench import memory
     from sfnode.models.loader import named_dtype
 
     try:
-        size = _size(case.model, manifest)
-        device = torch.device(case.device)
+        device = torch.device(name)
         free = memory.free(device)
-    except UserError as error:
-        return problem(Subject.MODEL_FIT, error.what, error.fix)
     except RuntimeError:
         return None  # there is no such device: look_at_device says so
-    if size is None or free is None:
+    if free is None:
         return None
-    return _fit(size, named_dtype(case.dtype, device), free, case.device)
+    return _fit(size, named_dtype(case.dtype, device), free, name, case.devices.count(name))
 
 
-def _fit(size: Size, dtype: str, free: int, device: str) -> Finding:
+def _fit(size: Size, dtype: str, free: int, device: str, replicas: int = 1) -> Finding:
     from sfnode.bench import memory
 
-    weights = memory.weights(size.parameters, dtype)
+    weights = memory.weights(size.parameters, dtype) * replicas
     least = "" if size.exact else "at least "
+    often = f", {replicas} times," if replicas > 1 else ""
     what = (
-        f"the model has {least}{_count(size.parameters)} parameters and takes {least}{size_text(weights)} in "
-        f"{dtype}, and a node {size_text(PROCESS)} besides; {size_text(free)} are free on {device}"
+        f"the model has {least}{_count(size.parameters)} parameters and{often} takes "
+        f"{least}{size_text(weights)} in {dtype}, and a node {size_text(PROCESS)} besides; {size_text(free)} "
+        f"are free on {device}"
     )
     if weights <= free - PROCESS:
         return ok(Subject.MODEL_FIT, what)
-    fitting = [fit.dtype for fit in memory.largest(free, PROCESS) if size.parameters <= fit.parameters]
+    fitting = [
+        fit.dtype for fit in memory.largest(free, PROCESS) if size.parameters * replicas <= fit.parameters
+    ]
     narrower = f"It would fit with --dtype {' or '.join(fitting)}. Otherwise close" if fitting else "Close"
     return problem(
         Subject.MODEL_FIT,
@@ -232,21 +258,24 @@ def _at_hand(case: Case, manifest: Manifest) -> bool:
 
 def _updates_per_hour(case: Case, manifest: Manifest) -> float:
     """Raises UserError MODEL_*, DATA_* or DEVICE."""
-    from sfnode.engine.trainer import Trainer
+    from sfnode.engine.replicas import ReplicatedTrainer
+    from sfnode.node.step_scheduler import batches_of
     from sfnode.store.data_folder import Layout
 
-    trainer = Trainer.load(
+    together = manifest.training.batch_updates
+    whole = together * batches_of(len(case.devices))
+    trainer = ReplicatedTrainer.load_on(
+        case.devices,
         manifest.model_copy(update={"training": manifest.training.with_random_bases()}),
         model_override=_local(case.model) if case.model else None,
         data_override=case.data,
         data=case.run.parent if case.run else Layout(case.data_dir).data,
-        device=case.device,
+        batch=together,
         dtype=case.dtype,
     )
-    together = manifest.training.batch_updates
-    trainer.step(range(together), 0)  # the first step allocates
+    trainer.step(range(whole), 0)  # the first step allocates
     begin, steps = time.perf_counter(), 0
     while steps < MEASURED_STEPS and time.perf_counter() < begin + MEASURED_SECONDS:
         steps += 1
-        trainer.step(range(steps * together, (steps + 1) * together), 0)
-    return 3600 * steps * together / (time.perf_counter() - begin)
+        trainer.step(range(steps * whole, (steps + 1) * whole), 0)
+    return 3600 * steps * whole / (time.perf_counter() - begin)

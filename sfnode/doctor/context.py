@@ -30,6 +30,11 @@ class Case:
     measure: bool = False
     """Measure steps even if the model is large."""
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices on which a node would compute."""
+        return tuple(self.device.split(","))
+
 
 async def in_thread(function: Callable[[], T]) -> T:
     """Call a slow function in a daemon thread and return its result.

@@ -174,11 +174,11 @@ class Examiner:
         return [await in_thread(compute.look_at_memory)]
 
     async def _device(self) -> list[Finding]:
-        return [await in_thread(lambda: compute.look_at_device(self._case.device))]
+        return await in_thread(lambda: compute.look_at_devices(self._case.devices))
 
     async def _fit(self) -> list[Finding]:
         manifest = await self._manifest()
-        return _those(await in_thread(lambda: compute.look_at_fit(self._case, manifest)))
+        return await in_thread(lambda: compute.look_at_fit(self._case, manifest))
 
     async def _speed(self) -> list[Finding]:
         manifest = await self._manifest()

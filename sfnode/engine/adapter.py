@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -53,10 +54,10 @@ class Factors(NamedTuple):
 def factors(trainer: Trainer, most: int | None = None) -> tuple[list[Factors], Fit]:
     """Return what training has changed of each target as factors of rank `most` at most, by truncated SVD;
     None: of the rank that it has. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
-    epochs = trainer.core.epochs()
+    cores = trainer.decay.faded(trainer.core.cores())
     found, full, largest, lost, all_ = list[Factors](), 1, 0.0, 0.0, 0.0
     for layer, target in enumerate(trainer.space.targets):
-        terms = [_term(trainer, epoch, layer) for epoch in epochs]
+        terms = [_term(trainer, epoch, core[layer], layer) for epoch, core in cores.items()]
         u, s, v = _svd(terms, target.out_features, target.in_features)
         has = int((s > s.max() * max(len(u), v.shape[1]) * torch.finfo(s.dtype).eps).sum()) if len(s) else 0
         kept = min(has, most or has)
@@ -69,10 +70,11 @@ def factors(trainer: Trainer, most: int | None = None) -> tuple[list[Factors], F
     return found, Fit(rank, full, largest, math.sqrt(lost / all_) if all_ else 0.0)
 
 
-def _term(trainer: Trainer, epoch: int, layer: int) -> tuple[Tensor, Tensor]:
-    """Return U (out, r) and -scale * core @ V.T (r, in) of one subspace, in float64 on the CPU."""
+def _term(trainer: Trainer, epoch: int, a: NDArray[Any], layer: int) -> tuple[Tensor, Tensor]:
+    """Return U (out, r) and -scale * core @ V.T (r, in) of one subspace, in float64 on the CPU; `a` (r, r) is
+    this layer of the core."""
     u, v = trainer.space.basis.matrices(epoch, layer)
-    core = torch.from_numpy(trainer.core.of(epoch)[layer].astype(np.float64))
+    core = torch.from_numpy(a.astype(np.float64))
     return u.cpu().double(), core @ v.cpu().double().t() * -trainer.scale(epoch)
 
 

@@ -79,6 +79,10 @@ class Core:
         """Return the epochs that have updates, ascending: cheaper than `epochs`, and more if they cancel."""
         return sorted(self._cores)
 
+    def newest(self) -> int:
+        """Return the last epoch whose core is not zero; 0 if there is none. Cheap, however many there are."""
+        return next((epoch for epoch in sorted(self._cores, reverse=True) if self._cores[epoch].any()), 0)
+
     def of(self, epoch: int) -> I64:
         """Return the core of one epoch, (layers, rank, rank), read-only; zero for an epoch without
         updates."""

@@ -32,6 +32,7 @@ from sfnode.engine.forward import Batch, Pass
 from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions, Perturbation
+from sfnode.tasks import tokenization
 from sfnode.tasks.tokenization import lock_of
 from sfprotocol.seeds import U64, token_draws
 
@@ -96,22 +97,27 @@ def generate(
     plan: Plan,
     directions: Directions | None = None,
     go_on: Callable[[], bool] = lambda: True,
+    perturb: forward.Perturb | None = None,
 ) -> list[Answer] | None:
     """Answer all rows, in the order given, at the weights as they are; None once `go_on`, asked before
     each token, says no.
 
-    `directions` are those of the rows' queries; None: no row moves. Where vectors are trained rows of one
-    point alone are written together, as vectors are moved in place. Raises UserError BAD_OPTION for a
+    `directions` are those of the rows' queries; None: no row moves, unless `perturb` moves all
+    alike. Where vectors are trained rows of one point alone are written together, as vectors are moved in
+    place. Raises UserError BAD_OPTION for a
     classifier.
     """
     _check_writes(loaded)
     answers: dict[int, Answer] = {}
+    moved: Perturb | None = None if directions is None else Columns(directions)
+    if perturb is not None:
+        moved = lambda _queries, _amounts, this: perturb(this)  # noqa: E731
     vectors = nullcontext() if directions is None else moving_vectors(loaded, directions)
     with torch.inference_mode(), vectors as move:
         for point, numbers in _together(rows, apart=move is not None).items():
             if move is not None:
                 move(*point)
-            decoder = _Decoder(loaded, rows, numbers, plan, directions, answers)
+            decoder = _Decoder(loaded, rows, numbers, plan, moved, answers)
             while decoder.busy:
                 if not go_on():
                     return None
@@ -127,18 +133,15 @@ def complete(loaded: LoadedModel, prompts: Sequence[str], tokens: int) -> list[s
 
 
 def prompt_ids(loaded: LoadedModel, prompt: str, tokens: int) -> list[int]:
-    """Return a prompt's tokens as training encodes texts: after the beginning-of-text token, if any.
+    """Return a prompt's tokens (`tokenization.prompt_ids`), so many that the model has positions for an
+    answer of `tokens`, too."""
+    return tokenization.prompt_ids(loaded.tokenizer, prompt, positions(loaded) - tokens)
 
-    One that is too long for the model, with an answer of `tokens`, loses its beginning.
-    """
-    tokenizer = loaded.tokenizer
-    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    with lock_of(tokenizer):
-        ids: list[int] = tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids
+
+def positions(loaded: LoadedModel) -> int:
+    """Return how many tokens the model takes; 2^30 if it does not say."""
     text = loaded.model.config.get_text_config(decoder=True)
-    longest = int(getattr(text, "max_position_embeddings", None) or 1 << 30)
-    room = max(1, longest - tokens - len(start))
-    return start + ids[-room:] or [0]
+    return int(getattr(text, "max_position_embeddings", None) or 1 << 30)
 
 
 def _together(rows: Sequence[Row], *, apart: bool) -> dict[tuple[int, float], list[int]]:
@@ -173,12 +176,12 @@ class _Decoder:
         rows: Sequence[Row],
         numbers: Sequence[int],
         plan: Plan,
-        directions: Directions | None,
+        perturb: Perturb | None,
         answers: dict[int, Answer],
     ) -> None:
         self._loaded = loaded
         self._plan = plan
-        self._perturb: Perturb | None = None if directions is None else Columns(directions)
+        self._perturb = perturb
         self._answers = answers
         self._ends = _ends(loaded) if plan.ends is None else plan.ends
         self._inputs = inspect.signature(loaded.model.forward).parameters

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.models.targets import Form
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64
+
+A = TypeVar("A", bound=NDArray[Any])
 
 
 class Line:
@@ -72,26 +75,15 @@ class Line:
         return np.stack(found, 1)
 
 
-def difference(after: Mapping[int, I64], before: Mapping[int, I64]) -> dict[int, I64]:
+def difference(after: Mapping[int, A], before: Mapping[int, A]) -> dict[int, A]:
     """Return the cores that lead from `before` to `after`, without those that are zero."""
-    found = {}
+    found: dict[int, A] = {}
     for subspace in sorted({*after, *before}):
         some = after[subspace] if subspace in after else before[subspace]
         zero = np.zeros_like(some)
         core = after.get(subspace, zero) - before.get(subspace, zero)
         if core.any():
             found[subspace] = core
-    return found
-
-
-def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, I64]) -> list[float]:
-    """Return the Frobenius norm of what these cores change of each target, from their sides alone: the matrix
-    is never made. Nothing is rounded but in float64."""
-    found = []
-    for number in range(len(space.targets)):
-        u, v = _sides(space, scale, cores, number, torch.float64)  # (k, out), (in, k)
-        square = ((u @ u.t()) * (v.t() @ v)).sum()
-        found.append(float(square.clamp(min=0).sqrt()))
     return found
 
 
@@ -110,15 +102,14 @@ def _sides(
     scale: Callable[[int], float],
     cores: Mapping[int, I64],
     number: int,
-    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Return -scale (U A)^T (k, out) and V (in, k) of one target, all subspaces side by side."""
     target = space.targets[number]
-    u = [torch.zeros(0, target.out_features, device=space.device, dtype=dtype)]
-    v = [torch.zeros(target.in_features, 0, device=space.device, dtype=dtype)]
+    u = [torch.zeros(0, target.out_features, device=space.device)]
+    v = [torch.zeros(target.in_features, 0, device=space.device)]
     for subspace, core in cores.items():
         left, right = space.matrices(subspace, number)
-        a = torch.from_numpy(core[number] * -scale(subspace)).to(left.device, dtype)  # (rank, rank)
-        u.append(a.t() @ left.to(dtype).t())
-        v.append(right.to(dtype))
+        a = torch.from_numpy(core[number] * -scale(subspace)).to(left.device, torch.float32)  # (rank, rank)
+        u.append(a.t() @ left.float().t())
+        v.append(right.float())
     return torch.cat(u), torch.cat(v, 1)

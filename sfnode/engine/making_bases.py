@@ -27,7 +27,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import PUBLISHED_UNIT, Manifest
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
-from sfnode.tasks import dataset
+from sfnode.tasks import dataset, verifying
 from sfnode.tasks.encoding import Encoded
 from sfnode.tasks.shard import Shard
 from sfprotocol.seeds import derive_key, stream
@@ -73,7 +73,7 @@ def make(trainer: Trainer, kind: str, advance: Advance = lambda done, total: Non
     On BATCHES mini-batches of the run's public training rows, as its loss draws them. Raises UserError DATA_*
     without such rows, and as `gradients`.
     """
-    rows = trainer.training_rows()
+    rows = trainer.run_rows.training()
     trainer.restore()
     trainer.weights.rebuild()
     return make_on(trainer.loaded, trainer.manifest, rows, kind, trainer.core.digest(), advance)
@@ -87,7 +87,9 @@ def make_on(
     key: bytes,
     advance: Advance = lambda done, total: None,
 ) -> Made:
-    """Return bases at the weights as they are, on mini-batches of these rows that follow from `key`."""
+    """Return bases at the weights as they are, on mini-batches of these rows that follow from `key`. Raises
+    UserError as `verifying.require_slopes`."""
+    verifying.require_slopes(manifest.task)
     shard = Shard(manifest.task, loaded.tokenizer, rows, BATCH_ROWS)
     seeds = stream(derive_key(b"sfnode bases", manifest.run_id, key), 0, BATCHES)
     batches = [shard.mini_batch(seed) for seed in seeds.tolist()]

@@ -9,6 +9,9 @@ this node's own steps are in; when they go on to another, the live core is merge
 stochastic rounding, by which changes far below the rounding are kept on average. The label of somebody else's
 update decides in which core that update is, and nothing else. None of this ever feeds back into the shared
 state. Duty cycles bound the time that all of it takes.
+
+In a run with a decay the weights also depend on which subspace is the newest in the core (SPEC O17): when
+that changes, every target waits for its rebuild, as when another epoch begins.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import torch
 from torch import Tensor
 
 from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.decay import NONE, Decay
 from sfnode.engine.subspace import Subspace
 from sfnode.models.bases import missing
 from sfnode.models.loader import LoadedModel, matrix, store_rows
@@ -89,8 +93,8 @@ class MergedWeights:
     """The target matrices of one model as a function of a core that keeps growing.
 
     `scale(epoch)` is rate * delta * unit^2: by how much one unit of the core changes a weight where entries
-    of the bases are 1. `clock` in seconds. Steps go on without updates whose published bases are not here
-    yet, and nothing else does.
+    of the bases are 1, before any `decay`. `clock` in seconds. Steps go on without updates whose published
+    bases are not here yet, and nothing else does.
     """
 
     def __init__(
@@ -100,11 +104,15 @@ class MergedWeights:
         core: Core,
         scale: Callable[[int], float],
         clock: Callable[[], float],
+        decay: Decay = NONE,
     ) -> None:
         self._loaded = loaded
         self._space = space
         self._core = core
-        self._scale = scale
+        self._undecayed = scale
+        self._decay = decay
+        self._newest = 0
+        """The subspace from which ages are counted; always 0 without a decay."""
         self._clock = clock
         self._merges = DutyCycle(clock, MERGE_REST)
         self._rebuilds = DutyCycle(clock, QUANTISED_REBUILD_REST if loaded.quantised else REBUILD_REST)
@@ -126,22 +134,31 @@ class MergedWeights:
         """No step has been taken: updates that are replayed before that are in the core alone, from which the
         first step rebuilds, so that a long history is added up only once."""
         self._exact = True
-        """The weights are those of a rebuild from the core as it is."""
+        """The weights are those of a rebuild from the core as it is, with the ages from `_newest`."""
         self.incomplete = False
         """Whether updates were left out since the last `renew` whose bases were not here."""
 
-    def add(self, batch: UpdateBatch) -> None:
-        """Add updates to the core at once; the weights follow with `follow` or `rebuild`."""
+    def scale(self, epoch: int) -> float:
+        """Return by how much one unit of the core of an epoch changes a weight where entries of the bases are
+        1, as of the last rebuild."""
+        return self._undecayed(epoch) * self._decay(self._newest - epoch)
+
+    def add(self, batch: UpdateBatch, *replicas: MergedWeights) -> None:
+        """Add updates to the core at once; the weights, and those of `replicas` with the same core, follow
+        with `follow` or `rebuild`."""
         if not len(batch.seeds):
             return
-        self._core.add(batch, *(() if self._blank else (self._pending,)))
-        self._exact = False
-        self._changed = not self._blank
+        every = (self, *replicas)
+        self._core.add(batch, *(weights._pending for weights in every if not weights._blank))
+        for weights in every:
+            weights._exact = False
+            weights._changed = not weights._blank
 
-    def begin(self, cores: Mapping[int, I64]) -> None:
+    def begin(self, cores: Mapping[int, I64], *replicas: MergedWeights) -> None:
         """Begin with these cores, which stand for updates that are not added; before anything else."""
         self._core.put(cores)
-        self._exact = False
+        for weights in (self, *replicas):
+            weights._exact = False
 
     def follow(self, epoch: int) -> None:
         """Bring the weights nearer to the core as far as the duty cycles allow; to be called before every
@@ -156,6 +173,9 @@ class MergedWeights:
                 self._rebuild_all()
         if epoch != self._epoch:
             self._begin(epoch)
+        if (newest := self._newest_of(None)) != self._newest:
+            self._newest = newest
+            self._wait()
         if self._waiting and self._rebuilds.due():
             with self._rebuilds.timed():
                 self._rebuild(self._waiting.popleft())
@@ -167,15 +187,23 @@ class MergedWeights:
                 self._changed = not self._merge_pending()
                 _finish(self._loaded.device)
 
-    def rebuild(self) -> None:
+    def rebuild(self, newest: int | None = None) -> None:
         """Set every weight to base minus the sum over all epochs, rounded once, unless it is that already.
 
-        Raises UserError BASES_MISSING, and changes nothing, if the bases of some epoch are not here.
+        With a decay ages are counted from the newest subspace in the core, or from `newest`, for the
+        beginning of a line to cores that have that one. Raises UserError BASES_MISSING, and changes nothing,
+        if the bases of some epoch are not here.
         """
-        if self._exact:
+        if self._exact and self._newest_of(newest) == self._newest:
             return
         self.require(self._core.touched())
-        self._rebuild_all()
+        self._rebuild_all(newest)
+
+    def _newest_of(self, newest: int | None) -> int:
+        """Return the subspace from which ages are to be counted: `newest`, or the core's newest."""
+        if self._decay.gamma == 1:
+            return 0
+        return self._core.newest() if newest is None else newest
 
     def require(self, epochs: Sequence[int]) -> None:
         """Raise UserError BASES_MISSING unless the bases of these epochs are here."""
@@ -189,7 +217,8 @@ class MergedWeights:
         """Have every weight rebuilt before the next step: bases have come, or are others now."""
         self._blank, self._exact, self.incomplete = True, False, False
 
-    def _rebuild_all(self) -> None:
+    def _rebuild_all(self, newest: int | None = None) -> None:
+        self._newest = self._newest_of(newest)
         for number in range(len(self._live_epochs)):
             self._rebuild(number)
         self._waiting.clear()
@@ -223,9 +252,14 @@ class MergedWeights:
         if self._exact:  # the live cores are empty
             self._live_epochs = [epoch for _ in every]
             return
-        self._waiting.extend(sorted(set(every) - set(self._waiting)))
+        self._wait()
         if not (self._loaded.exact or self._loaded.quantised):
             self._behind.extend(sorted(set(every) - set(self._behind)))
+
+    def _wait(self) -> None:
+        """Have every target rebuilt in its turn."""
+        self._exact = False
+        self._waiting.extend(sorted(set(range(len(self._live_epochs))) - set(self._waiting)))
 
     def _merge_pending(self) -> bool:
         """Merge what is pending, each update with the basis and rate of its own epoch; return whether it is
@@ -263,7 +297,7 @@ class MergedWeights:
         a = self._pending.layer(epoch, number)
         rows = np.flatnonzero(a.any(axis=1))  # (k,)
         u, v = self._space.matrices(epoch, number)
-        return self._scale(epoch), u[:, rows], _float(a[rows], v.device) @ v.float().t()
+        return self.scale(epoch), u[:, rows], _float(a[rows], v.device) @ v.float().t()
 
     def _merge_past(self, number: int) -> None:
         """Merge what is pending of other epochs into a target; the one in training becomes its live core.
@@ -299,7 +333,7 @@ class MergedWeights:
         epoch = self._live_epochs[number]
         u, v = self._space.matrices(epoch, number)  # (out, rank), (in, rank)
         a = _float(self._pending.layer(epoch, number), v.device)
-        self._space.set_live_core(number, u, v.float() @ a.t() * -self._scale(epoch))
+        self._space.set_live_core(number, u, v.float() @ a.t() * -self.scale(epoch))
 
     @property
     def _exact_on(self) -> torch.device:
@@ -343,7 +377,7 @@ class MergedWeights:
         u, v = (side.to(self._exact_on) for side in self._space.matrices(epoch, number))
         dtype = torch.float32 if bound < EXACT else torch.float64
         right = torch.from_numpy(a[rows]).to(v.device, dtype) @ v.to(dtype).t()
-        return self._scale(epoch) * unit, bound, u[:, rows], right
+        return self.scale(epoch) * unit, bound, u[:, rows], right
 
 
 def _exact_parts(a: I64, largest: int) -> list[tuple[int, I64]]:

@@ -10,13 +10,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from threading import Lock
-
-from sfnode.tasks.encoding import Encoded
+from typing import Any
 
 PREPARED_STEPS = 4
 """Steps whose mini-batches are kept ready; those of steps that are never taken make room."""
 
-Draw = Callable[[int], Encoded]
+Draw = Callable[[int], Any]
 """Encodes the mini-batch that a seed draws; called from several threads."""
 
 
@@ -29,23 +28,28 @@ class MiniBatches:
         self._together = together
         self._executor = executor
         self._lock = Lock()
-        self._prepared: OrderedDict[tuple[int, ...], Future[list[Encoded]]] = OrderedDict()
+        self._prepared: OrderedDict[int, Future[Any]] = OrderedDict()
+        """Mini-batches by the seeds that draw them: whoever takes a step may take it in pieces."""
+        self._largest = 0
+        """Mini-batches of the largest step that was prepared."""
 
     def prepare(self, seeds: Sequence[int]) -> None:
         """Have the mini-batches of a coming step encoded meanwhile; returns at once."""
-        key = tuple(seeds)
+        drawing = seeds[:: self._together]
         with self._lock:
-            self._prepared[key] = self._executor.submit(self._encoded, key)
-            while len(self._prepared) > PREPARED_STEPS:
+            self._largest = max(self._largest, len(drawing))
+            for seed in drawing:
+                self._prepared[seed] = self._executor.submit(self._draw, seed)
+            while len(self._prepared) > PREPARED_STEPS * self._largest:
                 self._prepared.popitem(last=False)
 
-    def take(self, seeds: Sequence[int]) -> list[Encoded]:
+    def take(self, seeds: Sequence[int]) -> list[Any]:
         """Return the mini-batch of each seed, waiting for those that are being prepared."""
-        key = tuple(seeds)
+        drawing = seeds[:: self._together]
         with self._lock:
-            prepared = self._prepared.pop(key, None)
-        return self._encoded(key) if prepared is None else prepared.result()
-
-    def _encoded(self, seeds: Sequence[int]) -> list[Encoded]:
-        drawn = [self._draw(seed) for seed in seeds[:: self._together]]
+            prepared = [self._prepared.pop(seed, None) for seed in drawing]
+        drawn = [
+            self._draw(seed) if coming is None else coming.result()
+            for seed, coming in zip(drawing, prepared, strict=True)
+        ]
         return [batch for batch in drawn for _ in range(self._together)]

@@ -1,8 +1,8 @@
 """The README of an export: what the model is, where it comes from, how its answers are to be scored, and the
 commands with which anybody who has the run's log computes it anew.
 
-The block at its head is metadata as the Hugging Face hub reads it. Priors are measured on the machine that
-exports: only the weights beside the card are equal everywhere. No path of a machine is in it.
+The block at its head is metadata as the Hugging Face hub reads it. Priors and drift are measured on the
+machine that exports: only the weights beside the card are equal everywhere. No path of a machine is in it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfnode.engine.adapter import Fit
+from sfnode.manifest import Task
 from sfnode.models.files import BUILTIN, licence_of
 from sfnode.schema.provenance import Contributor, Provenance
 from sfnode.tasks.calibration import CALIBRATION_ROWS
@@ -39,6 +40,18 @@ score of an answer, which is the mean log-probability of its tokens after the pr
 A prior for data of another kind is the mean score of each answer over some hundred of their texts, without
 labels. Programs that compare scores as they are, such as lm-evaluation-harness, measure the model without
 calibration, and mostly its prior.
+"""
+
+REWARDED = """\
+The model was trained by **rewards**: it has written answers to prompts of the template {template},
+of at most {tokens} tokens{stop}, and this
+verifier (of version 1 of the list of sfnode) has scored them from 0 to 1:
+
+```json
+{verifier}
+```
+
+The loss is 1 less the reward. A figure `reward` is the mean of answers of the likeliest tokens.
 """
 
 HUB = "hf:"
@@ -91,6 +104,9 @@ def model_card(
             f"The template of its prompts is {_quoted(task.template)}, and its answers are {answers}.\n"
         )
         parts.append(PLAIN if task.loss != CENTRED else _calibration(trainer))
+    if not task.has_slopes:
+        parts.append(_rewarded(task))
+    parts.append(f"Drift from the base model: {trainer.drift().in_words}.\n")
     parts += _about(trainer, about, weights or {}) if about else ()
     return "\n".join([*parts, _training(trainer)])
 
@@ -126,9 +142,10 @@ def _about(trainer: Trainer, about: Provenance, weights: Mapping[str, str]) -> I
             f"| {one.result.low:.3f} to {one.result.high:.3f} | {one.result.loss:.4f} | {one.result.count} |"
             for one in about.evaluations
         )
+        loss = "loss, nats" if trainer.manifest.task.has_slopes else "1 - mean reward"
         yield (
             "Measured by the organiser on validation rows, on which nobody trains, with 95 % intervals:\n\n"
-            "| model | metric | value | interval | loss, nats | rows |\n|---|---|---|---|---|---|"
+            f"| model | metric | value | interval | {loss} | rows |\n|---|---|---|---|---|---|"
         )
         yield "\n".join(rows) + "\n"
     if about.contributors:
@@ -180,7 +197,7 @@ def _training(trainer: Trainer) -> str:
         "method": "zeroth-order: an update is a seed and one number, from forward passes alone",
         "measured at": points,
         "base model": f"`{public_name(manifest.model.source)}`, digest `{manifest.model.digest}`",
-        "task": f"{task.kind}, {task.loss} loss",
+        "task": f"{task.kind}, {task.loss} loss" if task.has_slopes else "reward of answers that it writes",
         "training data": _rows_of(data.train) if data.train else "each node's own",
         "test data": _rows_of(data.test) if data.test else "none",
         "trained matrices": f"{len(manifest.model.targets)}, {numbers.basis} bases of rank {numbers.rank}",
@@ -194,9 +211,19 @@ def _training(trainer: Trainer) -> str:
     return f"## How it was trained\n\n| | |\n|---|---|\n{table}\n"
 
 
+def _rewarded(task: Task) -> str:
+    stop = f", up to {' or '.join(map(_quoted, task.stop))}" if task.stop else ""
+    return REWARDED.format(
+        template=_quoted(task.template),
+        tokens=task.answer_tokens,
+        stop=stop,
+        verifier=json.dumps(task.verifier, ensure_ascii=False, indent=1),
+    )
+
+
 def _calibration(trainer: Trainer) -> str:
     rows = "\n".join(f"| {_quoted(word)} | {part:.5f} |" for word, part in trainer.named_prior().items())
-    return CALIBRATION.format(rows=rows, source=MEASURED if trainer.calibration_rows() else GIVEN)
+    return CALIBRATION.format(rows=rows, source=MEASURED if trainer.run_rows.some_if_any() else GIVEN)
 
 
 def _quoted(text: str) -> str:

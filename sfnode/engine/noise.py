@@ -21,7 +21,8 @@ class LocalNoise:
     multiplier: float
     """Standard deviation of the noise, in units of the most that one row can change."""
     clip: float
-    draw: Callable[[float, float], float] = field(default=SystemRandom().gauss, repr=False)
+    draw: Callable[[float, float], float] = field(default=SystemRandom().normalvariate, repr=False)
+    """Not `gauss`, from which two threads, as replicas are, may get the same number."""
 
     def __call__(self, alpha: float) -> float:
         """Return what may be told of a slope; of a measurement that failed as if it were 0, as the row that

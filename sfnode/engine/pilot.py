@@ -22,6 +22,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest, Training
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
+from sfnode.tasks import calibration
 from sfprotocol.seeds import feed_key, update_seeds
 
 SLOPES = 64
@@ -156,6 +157,11 @@ def shares(training: Training, found: Pilot) -> tuple[float, float]:
     return float(np.mean(zeros)), float(np.mean(exact > training.scalar_limit))
 
 
+def still(found: Pilot) -> float:
+    """Return the share of directions along which the loss does not change at all."""
+    return float(np.mean(found.slopes == 0))
+
+
 def check(training: Training, found: Pilot) -> None:
     """Raise UserError UPDATE_TOO_LARGE if one update at the limit can wreck the model.
 
@@ -220,6 +226,19 @@ def any_trainer(
                 raise
             reason = error.what
     return Trainer.load(manifest, device=device, dtype=dtype, training=False), reason
+
+
+def prior_of(manifest: Manifest, *, device: str, dtype: str, folder: Path | None = None) -> tuple[int, ...]:
+    """Return the base model's prior as the manifest has it; () if no rows to measure it on are within reach.
+
+    Of public training rows, or else of test rows, without their labels; `folder` has the files of the run's
+    data. Raises UserError as `Trainer.load`.
+    """
+    data = manifest.data
+    if not data.train:
+        manifest = manifest.model_copy(update={"data": data.testing_as_training()})
+    with Trainer.load(manifest, device=device, dtype=dtype, training=False, data=folder) as trainer:
+        return calibration.for_manifest(trainer.base_prior()) if trainer.run_rows.some_if_any() else ()
 
 
 def _in_two_digits(value: float, rounded: Callable[[float], int]) -> float:

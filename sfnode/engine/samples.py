@@ -49,7 +49,7 @@ def answer(
         return _chosen(loaded, task, rows, forward, prior)
     asked = [_asked(loaded, text) for text in texts]
     written = complete(loaded, [prompt for _, prompt, _ in asked], WRITTEN)
-    return [_shown(shown, right, said) for (shown, _, right), said in zip(asked, written, strict=True)]
+    return [shown(beginning, right, said) for (beginning, _, right), said in zip(asked, written, strict=True)]
 
 
 def _chosen(
@@ -62,9 +62,9 @@ def _chosen(
         text = render_row(task, row)
         if isinstance(text, LabelledTexts):
             names = tuple(task.verbalizer.values())
-            found.append(_shown("\n".join(text.texts), names[text.right], names[place]))
+            found.append(shown("\n".join(text.texts), names[text.right], names[place]))
         elif isinstance(text, Prompt):
-            found.append(_shown(text.prompt, text.answers[text.right[0]], text.answers[place]))
+            found.append(shown(text.prompt, text.answers[text.right[0]], text.answers[place]))
     return found
 
 
@@ -83,7 +83,8 @@ def _asked(loaded: LoadedModel, text: Prompt | LabelledTexts | Conversation) -> 
     return beginning, beginning, " ".join(words[count:])
 
 
-def _shown(text: str, right: str, said: str) -> Answered:
+def shown(text: str, right: str, said: str) -> Answered:
+    """Return a row and an answer as people are shown them."""
     text = text if len(text) <= SHOWN else f"…{text[1 - SHOWN :]}"
     return Answered(text, _cut(right.strip()), _cut(said.strip()))
 

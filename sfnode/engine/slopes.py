@@ -200,7 +200,7 @@ def measure(
 def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
     """Return `wanted` of these rows as batches: others with every turn, as long as there are others.
 
-    `rows` have their classes by turns as long as each has rows (`trainer.line_rows`); from there on they are
+    `rows` have their classes by turns as long as each has rows (`losses.line_rows`); from there on they are
     left out, unless there are too few.
     """
     classes = len(task.verbalizer) if task.labelled else 1

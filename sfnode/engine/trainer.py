@@ -8,59 +8,45 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sfnode.engine import forward, line, making_bases, samples, slopes, step_size, target_check
+from sfnode.engine import drift, line, making_bases, samples, slopes, step_size
 from sfnode.engine.adapter import Fit
 from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.estimator import Estimate, estimates, quantise
+from sfnode.engine.decay import Decay
+from sfnode.engine.estimator import Estimate, quantise
 from sfnode.engine.export import export_lora, export_model
 from sfnode.engine.generation import complete
+from sfnode.engine.loading import load_model, training_rows, usable_device
+from sfnode.engine.losses import Losses, Priors, line_batches, line_rows
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.noise import LocalNoise
+from sfnode.engine.objective import BASE, OWN, GoOn, Objective, always, paused
+from sfnode.engine.reward_objective import Rewards
+from sfnode.engine.run_rows import RunRows
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
-from sfnode.manifest import PRIOR_ONE, Manifest, Task
+from sfnode.manifest import PRIOR_ONE, Manifest
 from sfnode.models import bases as published_bases
 from sfnode.models import loader
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import Evaluation, LayeredDrift, PassAt
 from sfnode.schema.provenance import Provenance
-from sfnode.tasks import calibration, dataset
-from sfnode.tasks.encoding import (
-    Encoded,
-    Forward,
-    Prior,
-    Scored,
-    ScoredBatch,
-    encode,
-    measure,
-    scored_batches,
-)
-from sfnode.tasks.shard import CENTRED, Shard
+from sfnode.tasks import calibration, dataset, verifying
+from sfnode.tasks.encoding import Prior
 from sfprotocol.decisions import RATE_ONE, Bases
-from sfprotocol.seeds import I64, derive_key, stream
-
-EVALUATION_BATCH = 32
-"""Rows of an evaluation that are tokenised and cut into passes together."""
+from sfprotocol.seeds import I64
 
 THREADS = torch.get_num_threads()
 """CPU threads that torch uses unless told otherwise."""
-
-BASE = b"base"
-"""Stands for the digest of the base model's cores."""
-
-GoOn = Callable[[], bool]
-"""Asked now and then whether a long measurement should go on."""
 
 
 class LineSearch(Protocol):
@@ -92,11 +78,6 @@ class StepResult(NamedTuple):
     """Measurements that gave no finite number; their scalars are 0."""
 
 
-def always() -> bool:
-    """Go on whatever happens."""
-    return True
-
-
 class Trainer:
     """A base model, the updates so far, and the rows that new ones are measured on.
 
@@ -113,10 +94,12 @@ class Trainer:
         secret: bytes = b"",
         noise: LocalNoise | None = None,
         data: Path | None = None,
+        core: Core | None = None,
     ) -> None:
         """`public`: the run's public training rows, if they were read already; `bases`: the folder with
         published bases, for a run that has them. `secret` hides which rows are drawn (`tasks.shard`), and
-        `noise` what is measured on them. `data` is the folder with files of the run's data."""
+        `noise` what is measured on them. `data` is the folder with files of the run's data. `core` is that of
+        the trainer of which this one is a replica (`engine.replicas`)."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device
@@ -124,35 +107,34 @@ class Trainer:
         self.manifest = manifest
         self.run = manifest.parameters()
         self.loaded = loaded
-        self.core = Core(len(targets), numbers.rank)
+        self.core = Core(len(targets), numbers.rank) if core is None else core
+        self._meter = drift.Meter(self)
         self.space = Subspace(
             self._basis, targets, numbers.rank, device, loaded.dtype, live_core=not loaded.exact
         )
         self.scale = scale_of(manifest)
-        self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic)
+        self.decay = Decay(numbers.decay)
+        self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic, self.decay)
         self._offloaded = False
+        self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
+        self._noise = noise
         self._rows = rows
-        self._data = data
-        self._public = None if public is None else dataset.select(list(public), calibration.CALIBRATION_ROWS)
-        """Public training rows for priors; None if they were not read yet."""
-        self._held_out: dict[tuple[dataset.HeldOut, int], list[dataset.Row]] = {}
-        """Rows that were measured on, by the number asked for."""
+        self.run_rows = RunRows(manifest, data, public)
+        """Public rows of the run."""
+        self.priors = Priors(manifest.task, loaded, self.run_rows)
+        self.objective: Objective = (
+            Losses(manifest, loaded, rows, self.run_rows, self.priors, secret)
+            if manifest.task.has_slopes
+            else Rewards(manifest, loaded, rows, secret)
+        )
+        """Says what updates measure, and evaluates models."""
         self._base: dict[tuple[dataset.HeldOut, int, bool], Evaluation] = {}
         """Results of the base model, which do not change."""
-        self._base_scored: dict[tuple[dataset.HeldOut, int], list[ScoredBatch]] = {}
-        """Scores of the base model on rows of a labelled task, until they were calibrated, too."""
-        self._priors: dict[bytes, Prior] = {}
-        """Priors of the base model and of the last model asked about, by the digest of their cores."""
-        self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
-        shard = Shard(
-            manifest.task, loaded.tokenizer, rows, numbers.batch_size, self.calibration_rows, secret
-        )
-        self.odds = shard.odds if rows else (0, 0)
+        self.odds = self.objective.odds if rows else (0, 0)
         """Rows that a mini-batch draws, and of how many."""
-        self._noise = noise
-        self.mini_batch = shard.mini_batch
+        self.mini_batch: Callable[[int], Any] = self.objective.mini_batch
         """Encodes the mini-batch that a seed draws."""
-        self.mini_batches = MiniBatches(shard.mini_batch, self._ahead, numbers.batch_updates)
+        self.mini_batches = MiniBatches(self.mini_batch, self._ahead, numbers.batch_updates)
         """Mini-batches of coming steps; any thread may prepare them."""
 
     @classmethod
@@ -170,7 +152,7 @@ class Trainer:
         secret: bytes = b"",
         noise: LocalNoise | None = None,
         data: Path | None = None,
-    ) -> Trainer:
+    ) -> Self:
         """Load the base model and the training rows of a run.
 
         `model_override` and `data_override` replace the manifest's sources (the manifest's limit on rows does
@@ -180,11 +162,11 @@ class Trainer:
         the constructor. Raises UserError MODEL_*, DATA_* or DEVICE.
         """
         where = usable_device(device)
-        rows, public = _training_rows(manifest, data_override, shard, data) if training else ([], None)
+        rows, public = training_rows(manifest, data_override, shard, data) if training else ([], None)
         loaded = load_model(manifest, model_override, where, dtype)
         return cls(manifest, loaded, rows, public, bases, secret, noise, data)
 
-    def __enter__(self) -> Trainer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -265,8 +247,7 @@ class Trainer:
         directions = self.space.directions(seeds, subspace)
         coming = epoch + 1 if self.run.organised else min(epoch + 1, self.run.last_epoch)
         self.space.expect(self.run.subspace_of(coming), self._ahead)
-        group, batches = self.manifest.training.group, self.mini_batches.take(seeds)
-        return estimates(self.loaded, directions, batches, distance, group)
+        return self.objective.estimates(directions, seeds, self.mini_batches.take(seeds), distance)
 
     def offload(self) -> None:
         """Move the model to main memory until it is needed again, which restores it by itself."""
@@ -301,15 +282,10 @@ class Trainer:
         self.space.move(device)
 
     def prior(self, go_on: GoOn = always) -> Prior:
-        """Return the prior over the task's answers of the model as of now, (K,).
-
-        From CALIBRATION_ROWS of the run's public training rows, whose labels are not looked at; where they
-        are not within reach it is the manifest's, which is the base model's. Raises UserError BAD_OPTION if
-        the task has no fixed answers, DATA_* if there are neither rows nor a prior in the manifest, PAUSED.
-        """
+        """Return the prior over the task's answers of the model as of now, (K,). Raises as `Priors.of`."""
         self.restore()
         self.weights.rebuild()
-        return self._prior(self.core.digest(), go_on)
+        return self.priors.of(self.core.digest(), go_on)
 
     def named_prior(self) -> dict[str, float]:
         """Return the prior of the model as of now by answer, with 0 for the likeliest. Raises as `prior`
@@ -321,18 +297,16 @@ class Trainer:
         """Return the same of the base model. Raises as `prior` does."""
         self.restore()
         with self.weights.at_base():
-            return self._prior(BASE, go_on)
+            return self.priors.of(BASE, go_on)
 
     def evaluate(self, limit: int = 0, go_on: GoOn = always, rows: dataset.HeldOut = "test") -> Evaluation:
         """Measure the rebuilt model as of now on `limit` of these rows (0: as many as the manifest says).
 
-        Where the run's loss is centred it is calibrated by the prior that it has now. Raises UserError
-        DATA_*, and PAUSED when `go_on`, asked between two batches, says no.
+        Raises UserError DATA_*, and PAUSED when `go_on`, asked now and then, says no.
         """
-        prior = self.prior(go_on) if self.manifest.task.loss == CENTRED else None
         self.restore()
         self.weights.rebuild()
-        return self._evaluate(limit, go_on, rows, prior)
+        return self.objective.evaluate(self.run_rows.held_out(rows, limit), self.core.digest(), go_on)
 
     def evaluate_base(
         self,
@@ -348,17 +322,31 @@ class Trainer:
         """
         key = rows, limit, calibrated
         if key not in self._base:
-            prior = self.base_prior(go_on) if calibrated else None
-            found = self._base_scored.pop((rows, limit), None) or self._score_base(limit, go_on, rows)
-            if self.manifest.task.labelled and not calibrated:
-                self._base_scored[rows, limit] = found
-            self._base[key] = measure(self.manifest.task, found, prior)
+            held = self.run_rows.held_out(rows, limit)
+            self.restore()
+            with self.weights.at_base():
+                self._base[key] = self.objective.evaluate_base(held, go_on, calibrated=calibrated)
         return self._base[key]
 
-    def _score_base(self, limit: int, go_on: GoOn, which: dataset.HeldOut) -> list[ScoredBatch]:
+    def drift(self, text: str = "") -> LayeredDrift:
+        """Return how far the model as of now is from the base model, also by its answers on a neutral text,
+        or on another one. Raises as `engine.drift.Meter.measure`."""
+        return self._meter.measure(text)
+
+    def pass_at(self, limit: int, k: int, count: int, *, base: bool = False) -> PassAt:
+        """Return how often one of `k` answers to a test row is right, by `count` to each of `limit` rows.
+
+        Raises UserError BAD_OPTION in a run without rewards, and as `evaluate`.
+        """
+        verifying.require_rewards(self.manifest.task)
+        assert isinstance(self.objective, Rewards)
+        held = self.run_rows.held_out("test", limit)
         self.restore()
-        with self.weights.at_base():
-            return list(self._score(limit, go_on, which))
+        if base:
+            with self.weights.at_base():
+                return self.objective.pass_at(held, k, count)
+        self.weights.rebuild()
+        return self.objective.pass_at(held, k, count)
 
     def cores(self) -> dict[int, I64]:
         """Return a copy of the cores of all subspaces, (layers, rank, rank) each."""
@@ -368,14 +356,16 @@ class Trainer:
         """Let a line search look from the weights as of now towards those with the cores `after`, on
         validation rows; return how many example-forwards it took.
 
-        Raises UserError DATA_*, and PAUSED when `go_on`, asked before each part, says no.
+        Raises UserError DATA_*, PAUSED when `go_on`, asked before each part, says no, and as
+        `verifying.require_slopes`.
         """
+        verifying.require_slopes(self.manifest.task)
         step = self._line_to(after)
-        rows = line_rows(self.manifest.task, self._held_out_rows("validation", 0))
+        rows = line_rows(self.manifest.task, self.run_rows.held_out("validation").rows)
         taken = 0
         while wanted := search.wanted:
             if not go_on():
-                raise _paused()
+                raise paused()
             encoded = line_batches(self.manifest, self.loaded.tokenizer, rows[wanted.start : wanted.stop])
             search.take(step.losses(encoded, search.amounts))
             taken += len(wanted) * len(search.amounts)
@@ -392,21 +382,26 @@ class Trainer:
         """Return the share of each of these `updates` in what leads from the weights as of now to those with
         the cores `after`, on so many validation rows, and the example-forwards that it took.
 
-        Others of the rows with every `turn`. Raises UserError DATA_*, PAUSED, and as `slopes.measure`.
+        Others of the rows with every `turn`. Raises UserError DATA_*, PAUSED, and as `slopes.measure` and
+        `verifying.require_slopes`.
         """
+        verifying.require_slopes(self.manifest.task)
         self.restore()
-        self.weights.rebuild()
-        task, held_out = self.manifest.task, self._held_out_rows("validation", 0)
+        self.weights.rebuild(max(after, default=0))
+        task, held_out = self.manifest.task, self.run_rows.held_out("validation").rows
         batches = slopes.batches_of(task, self.loaded.tokenizer, line_rows(task, held_out), rows, turn)
         step, delta = line.difference(after, self.core.cores()), self.manifest.training.scalar_delta
-        found = slopes.shares(self.loaded, self.space, self.scale, step, updates, batches, delta, go_on)
+        scale = self.weights.scale
+        found = slopes.shares(self.loaded, self.space, scale, step, updates, batches, delta, go_on)
         if found is None:
-            raise _paused()
+            raise paused()
         return found
 
     def suitable_rate(self, epoch: int) -> float | None:
         """Return the rate that suits the subspace of an epoch at the weights as of now, by `step_size`; None
-        where that cannot be told, and without training rows. Raises as `estimate` does."""
+        where that cannot be told, and without training rows. Raises as `estimate` does, and as
+        `verifying.require_slopes`."""
+        verifying.require_slopes(self.manifest.task)
         if not self._rows:
             return None
         self.restore()
@@ -426,15 +421,16 @@ class Trainer:
         self, after: Mapping[int, I64], amount: float, go_on: GoOn = always, rows: dataset.HeldOut = "test"
     ) -> Evaluation:
         """Measure the model at `amount` of the way to the cores `after` like `evaluate`."""
+        if not amount:  # what does not count makes nothing older
+            return self.evaluate(0, go_on, rows)
         with self._line_to(after).at(amount) as perturb:
-            centred = self.manifest.task.loss == CENTRED
-            prior = self._measured_prior(go_on, perturb) if centred else None
-            return self._evaluate(0, go_on, rows, prior, perturb)
+            return self.objective.evaluate(self.run_rows.held_out(rows), OWN, go_on, perturb)
 
     def _line_to(self, after: Mapping[int, I64]) -> line.Line:
         self.restore()
-        self.weights.rebuild()
-        return line.Line(self.loaded, self.space, self.scale, line.difference(after, self.core.cores()))
+        self.weights.rebuild(max(after, default=0))
+        step = line.difference(after, self.core.cores())
+        return line.Line(self.loaded, self.space, self.weights.scale, step)
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         """Return what the base model and the model as of now write after `prompt`, in at most `tokens`
@@ -454,17 +450,13 @@ class Trainer:
 
         Raises UserError DATA_*, and as `prior` does.
         """
-        task = self.manifest.task
-        chosen = line_rows(task, self._held_out_rows("test", 0))[:rows]
-        prior = None
-        if task.loss == CENTRED:
-            prior = self.base_prior() if base else self.prior()
+        chosen = line_rows(self.manifest.task, self.run_rows.held_out("test").rows)[:rows]
         self.restore()
         if base:
             with self.weights.at_base():
-                return samples.answer(self.loaded, task, chosen, self._forward(always), prior)
+                return self.objective.answer(chosen, BASE)
         self.weights.rebuild()
-        return samples.answer(self.loaded, task, chosen, self._forward(always), prior)
+        return self.objective.answer(chosen, self.core.digest())
 
     def export(
         self,
@@ -485,75 +477,6 @@ class Trainer:
         export_model(self, out, about)
         return None
 
-    def _prior(self, of: bytes, go_on: GoOn) -> Prior:
-        """Return the prior of the weights as they are, which are those `of` this digest."""
-        if of not in self._priors:
-            found = self._measured_prior(go_on)
-            self._priors = {kept: self._priors[kept] for kept in self._priors if kept == BASE} | {of: found}
-        return self._priors[of]
-
-    def _measured_prior(self, go_on: GoOn, perturb: forward.Perturb | None = None) -> Prior:
-        task, tokenizer = self.manifest.task, self.loaded.tokenizer
-        if task.prior and not self.calibration_rows():
-            return calibration.from_manifest(task)
-        rows = self._public_rows() if task.labelled else []
-        return calibration.prior(task, tokenizer, rows, self._forward(go_on, perturb), EVALUATION_BATCH)
-
-    def calibration_rows(self) -> list[dataset.Row]:
-        """Return up to CALIBRATION_ROWS of the public training rows; none if they are not within reach.
-
-        Raises UserError DATA_MALFORMED and the like.
-        """
-        try:
-            return self._public_rows()
-        except UserError as error:
-            if error.code not in (Code.DATA_NEEDED, Code.DATA_NOT_FOUND, Code.DATA_DIFFERS):
-                raise
-            return []
-
-    def _public_rows(self) -> list[dataset.Row]:
-        if self._public is None:
-            self._public = dataset.select(self.training_rows(), calibration.CALIBRATION_ROWS)
-        return self._public
-
-    def training_rows(self) -> list[dataset.Row]:
-        """Return the run's public training rows. Raises UserError as `dataset.training_rows`."""
-        return dataset.training_rows(self.manifest.data, self.manifest.task, self._data)
-
-    def _evaluate(
-        self,
-        limit: int,
-        go_on: GoOn,
-        which: dataset.HeldOut,
-        prior: Prior | None,
-        perturb: forward.Perturb | None = None,
-    ) -> Evaluation:
-        return measure(self.manifest.task, self._score(limit, go_on, which, perturb), prior)
-
-    def _score(
-        self, limit: int, go_on: GoOn, which: dataset.HeldOut, perturb: forward.Perturb | None = None
-    ) -> Iterator[ScoredBatch]:
-        """Run the model as it is on held-out rows."""
-        task, tokenizer, rows = self.manifest.task, self.loaded.tokenizer, self._held_out_rows(which, limit)
-        return scored_batches(task, tokenizer, rows, self._forward(go_on, perturb), EVALUATION_BATCH)
-
-    def _held_out_rows(self, which: dataset.HeldOut, limit: int) -> list[dataset.Row]:
-        if (which, limit) not in self._held_out:
-            data, task = self.manifest.data, self.manifest.task
-            found = dataset.held_out_rows(data, task, which, limit, self._data)
-            self._held_out[which, limit] = found
-        return self._held_out[which, limit]
-
-    def _forward(self, go_on: GoOn, perturb: forward.Perturb | None = None) -> Forward:
-        """Return what scores a batch with the model as it is; it raises UserError PAUSED."""
-
-        def score(encoded: Encoded) -> Scored:
-            if not go_on():
-                raise _paused()
-            return forward.score_in_passes(self.loaded, encoded, perturb)
-
-        return score
-
 
 def scale_of(manifest: Manifest) -> Callable[[int], float]:
     """Return the function that says by how much one unit of a subspace's core changes a weight, where entries
@@ -571,39 +494,6 @@ def scale_of(manifest: Manifest) -> Callable[[int], float]:
     return lambda epoch: float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta * unit
 
 
-def line_rows(task: Task, rows: Sequence[dataset.Row]) -> list[dataset.Row]:
-    """Return rows in the order in which a line search takes them, which is the same for everybody: shuffled,
-    as files are often sorted, and the classes of a labelled task by turns, as long as each has rows."""
-    order = np.argsort(stream(derive_key(b"sfnode line search"), 0, len(rows)))
-    chosen = [rows[place] for place in order]
-    if not task.labelled:
-        return chosen
-    labels = [str(row.get(task.label_field)) for row in chosen]
-    seen: Counter[str] = Counter()
-    turns = []
-    for label in labels:
-        turns.append(seen[label])
-        seen[label] += 1
-    return [chosen[place] for place in np.argsort(turns, kind="stable")]
-
-
-def line_batches(manifest: Manifest, tokenizer: Any, rows: Sequence[dataset.Row]) -> list[Encoded]:
-    """Return rows as batches of which a line search measures losses, the same ones for every c: all in their
-    order, EVALUATION_BATCH at a time."""
-    return [
-        encode(manifest.task, tokenizer, rows[start : start + EVALUATION_BATCH])
-        for start in range(0, len(rows), EVALUATION_BATCH)
-    ]
-
-
-def _paused() -> UserError:
-    return UserError(
-        Code.PAUSED,
-        "the node was paused while it measured the model",
-        "Ask again; a node that is paused already measures all the same.",
-    )
-
-
 def _give_back(device: torch.device) -> None:
     """Return to the system what torch keeps of a device's memory for later."""
     if device.type == "cuda":
@@ -618,57 +508,3 @@ def _no_room(device: torch.device) -> UserError:
         f"there is no room for the model on {str(device)!r} any more",
         "See what else uses its memory. A node that was to go on after a pause tries again by itself.",
     )
-
-
-def load_model(
-    manifest: Manifest, override: Path | None, device: torch.device, dtype: str
-) -> loader.LoadedModel:
-    """Load the manifest's base model and check that all targets can be perturbed.
-
-    Raises UserError as `models.loader.load` does.
-    """
-    loaded = loader.load(manifest, override=override, device=device, dtype=dtype)
-    problem = loader.with_user_errors(loaded.folder, lambda: target_check.problem(loaded))
-    if problem:
-        raise loader.unsupported(loaded.folder, problem)
-    return loaded
-
-
-def _training_rows(
-    manifest: Manifest, override: Path | None, shard: tuple[int, int] | None, data: Path | None
-) -> tuple[list[dataset.Row], list[dataset.Row] | None]:
-    """Return the rows that this node draws its mini-batches from, and the public ones if they were read."""
-    if override is None:
-        public = rows = dataset.training_rows(manifest.data, manifest.task, data)
-    else:
-        public = None
-        rows = dataset.load_rows(str(override), manifest.task, min_words=manifest.data.train_min_words)
-    return dataset.shard(rows, *shard) if shard else rows, public
-
-
-def usable_device(name: str) -> torch.device:
-    """Return the device of that name after trying it out. Raises UserError DEVICE."""
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).add_(1).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            Code.DEVICE,
-            f"the device {name!r} cannot be used here: {reason}",
-            "Use --device cpu, or install a torch build that supports the device.",
-        ) from error
-    return device
-
-
-def prior_of(manifest: Manifest, *, device: str, dtype: str, folder: Path | None = None) -> tuple[int, ...]:
-    """Return the base model's prior as the manifest has it; () if no rows to measure it on are within reach.
-
-    Of public training rows, or else of test rows, without their labels; `folder` has the files of the run's
-    data. Raises UserError as `Trainer.load`.
-    """
-    data = manifest.data
-    if not data.train:
-        manifest = manifest.model_copy(update={"data": data.testing_as_training()})
-    with Trainer.load(manifest, device=device, dtype=dtype, training=False, data=folder) as trainer:
-        return calibration.for_manifest(trainer.base_prior()) if trainer.calibration_rows() else ()

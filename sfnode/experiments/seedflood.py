@@ -21,7 +21,7 @@ from sfnode.engine import making_bases, slopes
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import quantise
 from sfnode.engine.line import difference
-from sfnode.engine.trainer import line_batches, line_rows
+from sfnode.engine.losses import line_batches, line_rows
 from sfnode.experiments import attacks
 from sfnode.experiments.cell import Cell
 from sfnode.experiments.feeds import ClientFeed
@@ -38,7 +38,7 @@ from sfnode.organising.policy import has_few_dimensions
 from sfnode.organising.searching import Memory
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
-from sfnode.tasks.dataset import Row
+from sfnode.tasks.prompts import Row
 from sfnode.tasks.shard import Shard
 from sfprotocol.counting import multiplier
 from sfprotocol.decisions import FACTOR_ONE

@@ -19,7 +19,6 @@ from sfnode.models import files, loader
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks import chat, dataset, library, presets, proposals
 
-DEFAULT_TASK = "reviews"
 HUB_TASK = "sst2"
 """The task for a model that is not built in: a small one that every language model can learn."""
 
@@ -53,6 +52,10 @@ TASK_FIELDS = (
     "metric",
     "max_tokens",
     "loss",
+    "verifier",
+    "answer_tokens",
+    "temperature",
+    "stop",
 )
 
 ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
@@ -76,15 +79,16 @@ def build(given: dict[str, Any]) -> Manifest:
     With an `organiser` (64 hex digits) among them the run is organised. Raises UserError: BAD_OPTION,
     MODEL_*, and DATA_* for local data that do not fit the task.
     """
-    source, revision = given.get("model", presets.DEFAULT_MODEL), given.get("revision", "")
-    source = _absolute(source)
-    name = _preset_name(given, source)
+    source, revision = _absolute(given.get("model", "")), given.get("revision", "")
+    name = _preset_name(given)
     preset = _for_data(presets.preset(name), given) if name else None
+    source = source or (preset.model if preset else "") or presets.DEFAULT_MODEL
     try:
         task = _task(preset, given, files.resolve(source, revision, None))
         described = loader.describe(source, revision, _selection(given), _classes(task))
         data = _section(preset.data if preset else Data(), given)
-        training = _training(described, name)
+        own = preset.training if preset and described.source == preset.model else None
+        training = own or Training()
         if "organiser" in given:
             data = _validated(data, task, given)
             training = _levelled(training)
@@ -106,8 +110,11 @@ def build(given: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _preset_name(given: dict[str, Any], source: str) -> str:
-    """Return the preset to start from; an empty name for a task that is not ready-made."""
+def _preset_name(given: dict[str, Any]) -> str:
+    """Return the preset to start from; an empty name for a task that is not ready-made.
+
+    What a model of the package is for may be called as the model is, `builtin:NAME`.
+    """
     custom = [field for field in ("kind", "template") if field in given]
     if "preset" in given and "kind" in given:
         raise UserError(
@@ -119,8 +126,9 @@ def _preset_name(given: dict[str, Any], source: str) -> str:
         return ""
     if "preset" not in given and given.get("train") and not given["train"].startswith("builtin:"):
         raise proposals.task_needed(given["train"])
-    default = DEFAULT_TASK if source == presets.DEFAULT_MODEL else HUB_TASK
-    return str(given.get("preset", default))
+    source = given.get("model") or presets.DEFAULT_MODEL
+    named = str(given.get("preset", presets.of_model(source) or HUB_TASK))
+    return named.removeprefix(files.BUILTIN)
 
 
 def _for_data(preset: presets.Preset, given: dict[str, Any]) -> presets.Preset:
@@ -139,12 +147,6 @@ def _selection(given: dict[str, Any]) -> Selection:
 def _classes(task: Task) -> int:
     """Return the number of classes of the model's classification head; 0 for a language model."""
     return len(task.verbalizer) if task.kind == "sequence-classification" else 0
-
-
-def _training(described: Model, preset: str) -> Training:
-    if described.source == presets.DEFAULT_MODEL and preset == DEFAULT_TASK:
-        return presets.default_run().training
-    return Training()
 
 
 def _levelled(training: Training) -> Training:
@@ -166,7 +168,7 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
         task = task.model_copy(update={"loss": DEFAULT_LOSS})
     _check_kind(task, home)
     positions = _positions(home)
-    return task.model_copy(update={"max_tokens": min(task.max_tokens, positions)}) if positions else task
+    return Task(**task.model_dump() | {"max_tokens": min(task.max_tokens, positions or task.max_tokens)})
 
 
 def _check_kind(task: Task, home: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from sfnode.engine import line
+from sfnode.engine import drift, line
 from sfnode.engine.basis import PublishedBasis, basis_of
+from sfnode.engine.decay import Decay
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import scale_of
 from sfnode.node.time_travel import Past
@@ -27,7 +28,9 @@ def diff(past: Past, before: int, after: int, bases: Path) -> DiffResult:
     states = [past.result(before), past.result(after)]
     one, other = (past.cores(past.counted(epoch)) for epoch in (before, after))
     targets = past.manifest.model.parsed_targets()
-    norms = line.norms(subspace_of(past, bases), scale_of(past.manifest), line.difference(other, one))
+    fade = Decay(past.manifest.training.decay).faded
+    step = line.difference(fade(other), fade(one))
+    norms = drift.norms(subspace_of(past, bases), scale_of(past.manifest), step)
     layers = [
         LayerChange(name=t.name, norm=norm, per_weight=norm / math.sqrt(t.out_features * t.in_features))
         for t, norm in zip(targets, norms, strict=True)

@@ -27,19 +27,20 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
     import torch
 
     from sfnode.engine.noise import LocalNoise
-    from sfnode.engine.trainer import Trainer
+    from sfnode.engine.replicas import ReplicatedTrainer
 
     layout = Layout(settings.data_dir)
     noise = LocalNoise(settings.noise, clip_of(settings, manifest)) if settings.noise else None
     if settings.limits.threads:
         torch.set_num_threads(settings.limits.threads)
     with _loading:
-        return Trainer.load(
+        return ReplicatedTrainer.load_on(
+            settings.devices,
             manifest,
+            batch=settings.queries * manifest.training.batch_updates,
             model_override=settings.model,
             data_override=settings.data,
             shard=settings.shard,
-            device=settings.device,
             dtype=settings.dtype,
             bases=layout.bases,
             data=layout.data,

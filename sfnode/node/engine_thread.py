@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.schema.evaluation import Evaluation
+from sfnode.errors import UserError
+from sfnode.schema.evaluation import Evaluation, LayeredDrift
 from sfnode.schema.provenance import Provenance
 from sfprotocol.decisions import Bases
 from sfprotocol.messages import Feed
@@ -94,16 +95,31 @@ class MiniBatches(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """The part of `engine.trainer.Trainer` that a node needs, declared without torch.
+class Device(Protocol):
+    """A device that takes part in steps (`engine.replicas.Replica`); any thread may read it."""
 
-    Everything but `mini_batches.prepare` is called on the engine thread.
+    @property
+    def name(self) -> str: ...
+    @property
+    def updates(self) -> int: ...
+    @property
+    def seconds(self) -> float | None: ...
+    @property
+    def fault(self) -> UserError | None: ...
+
+
+class Engine(Protocol):
+    """The part of `engine.replicas.ReplicatedTrainer` that a node needs, declared without torch.
+
+    Everything but `mini_batches.prepare` and `devices` is called on the engine thread.
     """
 
     @property
     def core(self) -> Core: ...
     @property
     def mini_batches(self) -> MiniBatches: ...
+    @property
+    def devices(self) -> Sequence[Device]: ...
     @property
     def odds(self) -> tuple[int, int]: ...
     def begin(self, cores: Mapping[int, I64]) -> None: ...
@@ -129,6 +145,7 @@ class Engine(Protocol):
     def evaluate_base(
         self, limit: int, go_on: Callable[[], bool], rows: HeldOut = ..., *, calibrated: bool = ...
     ) -> Evaluation: ...
+    def drift(self) -> LayeredDrift: ...
     def offload(self) -> None: ...
     def restore(self) -> None: ...
     def use_threads(self, count: int | None, most: int | None) -> None: ...
@@ -191,6 +208,8 @@ class EngineThread:
         self._jobs: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
         self.busy = 0.0
         """Seconds in which a step ran, until now."""
+        self.devices: Sequence[Device] = ()
+        """Devices that compute; none before the engine is loaded."""
         self._lock = threading.Lock()
         """Guards the three below; held for moments only."""
         self._wanted: dict[Feed, Counted] | None = None
@@ -337,7 +356,7 @@ class EngineThread:
         try:
             engine = self._load()
             self._applied = dict(self._begin(engine))
-            self._prepare = engine.mini_batches.prepare
+            self._prepare, self.devices = engine.mini_batches.prepare, engine.devices
             while (job := self._jobs.get()) is not None and not self._stopping.is_set():
                 job(engine)
         except CancelledError:

@@ -68,7 +68,8 @@ WORK_BITS = OrganiserPolicy().work_bits
 
 SEARCH_WAIT = 600.0
 """Seconds that a seal waits for its line search: two hundred rows at seven places each, by a model that takes
-a third of a second for a row. Nothing is closed meanwhile until the rate has settled."""
+a third of a second for a row; or for answers to them, which take a pass for each token. Nothing is closed
+meanwhile until the rate has settled."""
 
 USUAL_ROWS = 256
 """Validation rows of a run that takes all of a source of its own: a search asks for no more."""
@@ -82,19 +83,21 @@ def policy_of(
     guard: bool = True,
 ) -> OrganiserPolicy:
     """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates
-    are found by line searches if `search`, and the run has validation rows; published bases are made anew
-    every `renew_bases` updates, if not 0; with validation rows a `guard` may watch over it."""
-    data, numbers = manifest.data, manifest.training
+    are found by line searches if `search`, and the run has validation rows and a loss with slopes; published
+    bases are made anew every `renew_bases` updates, if not 0, of such a loss; with validation rows a `guard`
+    may watch over it."""
+    data, numbers, slopes = manifest.data, manifest.training, manifest.task.has_slopes
     validates = bool(data.validation or data.validation_limit)
+    search = search and slopes
     return OrganiserPolicy(
         target_updates=numbers.epoch_updates,
         admission=Admission(admission or ("approve" if manifest.organised.private else "anyone")),
         quota=manifest.organised.quota,
-        seal_wait=0.0 if not validates else SEARCH_WAIT if search else 120.0,
+        seal_wait=0.0 if not validates else SEARCH_WAIT if search or not slopes else 120.0,
         search_rows=(data.validation_limit or USUAL_ROWS) if search and validates else 0,
         origins=search and validates,
         size_rate=search and validates and has_few_dimensions(manifest),
-        renew_updates=renew_bases if numbers.bases else 0,
+        renew_updates=renew_bases if numbers.bases and slopes else 0,
         guard=guard and validates,
         update_forwards=numbers.update_forwards,
     )

@@ -79,7 +79,11 @@ class Recorder:
     def evaluated(self, evaluation: NodeEvaluation) -> None:
         """Record an evaluation on the test rows that this node was asked for."""
         of = _which(evaluation.base, evaluation.calibrated)
-        self._logger.record(Record("evaluation", evaluation.known, _scores(of, evaluation)))
+        values = _scores(of, evaluation)
+        if drift := evaluation.drift:
+            values |= {"drift_distance": drift.distance}
+            values |= {} if drift.kl is None else {"drift_kl": drift.kl}
+        self._logger.record(Record("evaluation", evaluation.known, values))
 
     def _look(self) -> None:
         status = self._node.status()

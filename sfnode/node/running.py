@@ -35,7 +35,7 @@ from sfnode.node.recorder import Recorder
 from sfnode.node.samples import Sampling
 from sfnode.node.shutdown import Departure
 from sfnode.node.state import describe
-from sfnode.node.step_scheduler import StepScheduler
+from sfnode.node.step_scheduler import StepScheduler, batches_of
 from sfnode.node.views import Views
 from sfnode.organising.reports import Reports
 from sfnode.peers.address_book import AddressBook
@@ -43,7 +43,7 @@ from sfnode.peers.latency import ECHO, introduction
 from sfnode.resources.limiter import ResourceLimiter
 from sfnode.resources.quotas import DailyTraffic
 from sfnode.resources.sensors import Sensors
-from sfnode.schema.evaluation import NodeEvaluation
+from sfnode.schema.evaluation import Drift, Evaluation, NodeEvaluation
 from sfnode.schema.status import AlarmStatus, CoreStatus, Status
 from sfnode.schema.views import Generated
 from sfnode.settings import Settings
@@ -144,7 +144,7 @@ class RunningNode:
         self.clock_check = ClockCheck(transport.clock_ahead, lambda: self.book.sample(clock.PEERS))
         self.limiter = ResourceLimiter(
             settings.limits,
-            machine=Sensors(settings.device),
+            machine=Sensors(*settings.devices),
             bandwidth=self.driver.bandwidth,
             traffic=DailyTraffic(update_log),
             close_links=self.peering.stay_away,
@@ -393,7 +393,7 @@ class RunningNode:
             order=self.engine_thread.order,
             post=self.driver.post,
             clock=self.clock,
-            queries=self.settings.queries,
+            queries=self.settings.queries * batches_of(len(self.settings.devices)),
             steps=self.settings.steps,
             together=self.manifest.training.batch_updates,
         )
@@ -516,18 +516,24 @@ class RunningNode:
         """Accuracy or loss on the test rows, of the model that counts (`ask_of_model`) or of the base model,
         which may be `calibrated`."""
         wanted = self.limiter.until_a_pause()
+
+        def of_model(engine: Engine) -> tuple[Evaluation, Drift]:
+            return engine.evaluate(limit, wanted), engine.drift().whole
+
+        drift: Drift | None = None
         if base:
             moment, result = await self.ask_engine(
                 lambda engine: engine.evaluate_base(limit, wanted, calibrated=calibrated)
             )
         else:
-            moment, result = await self.ask_of_model(lambda engine: engine.evaluate(limit, wanted))
+            moment, (result, drift) = await self.ask_of_model(of_model)
         answer = NodeEvaluation(
             **dict(result),
             seconds=self.clock() - self.started_at,
             known=0 if base else moment.known,
             base=base,
             digest=None if base else moment.digest,
+            drift=drift,
         )
         self.views.remember(answer)
         self.recorder.evaluated(answer)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import sfnode
 from sfnode.organising.alarms import shown
 from sfnode.schema.node_state import NodeState, Wait
-from sfnode.schema.status import AlarmStatus, FetchStatus, LinkStatus, Status, WaitStatus
+from sfnode.schema.status import (
+    AlarmStatus,
+    DeviceStatus,
+    FetchStatus,
+    LinkStatus,
+    Status,
+    WaitStatus,
+)
 
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
@@ -56,10 +63,11 @@ def describe(node: RunningNode) -> Status:
         pauses=node.limiter.reason_texts(),
         paused_by=node.limiter.reason_names(),
         limits=node.limiter.limits,
+        devices=_devices(node),
         machine=node.views.machine,
         wait=_wait(node),
         alarms=[
-            *_of_what_is_lacking(node),
+            *_of_this_node(node),
             *(reports.alarms(node.organising, now, machine.own) if reports else []),
             *(node.auditing.alarms if node.auditing else []),
         ],
@@ -152,11 +160,27 @@ def _fetch(node: RunningNode) -> FetchStatus | None:
     return FetchStatus(what="bases", **bases._asdict()) if bases else None
 
 
-def _of_what_is_lacking(node: RunningNode) -> list[AlarmStatus]:
+def _devices(node: RunningNode) -> list[DeviceStatus]:
+    return [
+        DeviceStatus(
+            name=device.name,
+            updates=device.updates,
+            seconds=device.seconds,
+            problem=device.fault.what if device.fault else None,
+        )
+        for device in (node.engine_thread.devices if node.engine_thread else ())
+    ]
+
+
+def _of_this_node(node: RunningNode) -> list[AlarmStatus]:
     """Return what is wrong with the checkpoint with which the log begins, with what comes before, with bases,
-    or with this machine's clock."""
+    with this machine's clock, or with its devices."""
     history = node.checkpoints.problem() if node.checkpoints else None
-    problems = (history, node.bases_problem(), node.clock_check.problem)
+    devices = node.engine_thread.devices if node.engine_thread else ()
+    problems = (
+        *(history, node.bases_problem(), node.clock_check.problem),
+        *(device.fault for device in devices),
+    )
     return [shown(problem) for problem in problems if problem]
 
 

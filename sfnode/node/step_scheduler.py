@@ -28,6 +28,10 @@ from sfprotocol.wire_codec import MAX_SEGMENT_UPDATES
 ORDERS_AHEAD = 2
 """Steps handed to the engine at a time: one that runs and one that follows at once."""
 
+BATCHES_A_DEVICE = 4
+"""Batches of a step for each of several devices: with few, devices of different speeds, or mini-batches of
+different lengths, have most of them wait for the last one; with many, a pause waits for a long step."""
+
 RATE_WINDOW = 10.0
 """Seconds over which the update rate is measured."""
 
@@ -38,6 +42,12 @@ FAILURES = 10
 """Measurements in a row without a finite number that end the node: one may be a mini-batch that overflows
 half precision; of so many, the model or the machine is the cause, and every further one would spend the run's
 budget on nothing."""
+
+
+def batches_of(devices: int) -> int:
+    """Return the number of batches, each measured in one batched forward pass, of a step on so many devices;
+    a single one has nothing to divide."""
+    return devices * BATCHES_A_DEVICE if devices > 1 else 1
 
 
 class StepScheduler:

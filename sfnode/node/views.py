@@ -7,7 +7,7 @@ neither how views are asked for (`sfnode.control.routes`) nor how they look on a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
 from typing import TYPE_CHECKING, TypeVar
@@ -19,7 +19,7 @@ from sfnode.node.timeline import Decided
 from sfnode.peers.invitations import compose, invite
 from sfnode.peers.latency import Latency
 from sfnode.schema import InviteResult
-from sfnode.schema.status import MachineStatus
+from sfnode.schema.status import GpuStatus, MachineStatus
 from sfnode.schema.views import (
     About,
     Curves,
@@ -75,7 +75,7 @@ class Views:
         self._measurements: list[NodeEvaluation] = []
         self._index = LogIndex(node.log, self._names, node.machine.run)
         self._decided = Decided(node.log, node.machine.run)
-        self._usage = Usage(node.settings.device)
+        self._usage = Usage(*node.settings.devices)
         self.machine: MachineStatus | None = None
         """Usage of the machine by the node; None until that was looked at."""
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
@@ -256,7 +256,7 @@ class Views:
                 loss=scheduler.loss if scheduler else None,
                 cpu=machine.cpu if machine else None,
                 memory=machine.memory if machine else None,
-                gpu=machine.gpu.busy if machine and machine.gpu else None,
+                gpu=_busy(machine.gpus) if machine else None,
             )
         )
 
@@ -309,6 +309,12 @@ class Views:
             name=(names.get(origin, NAMELESS).name or None) if origin else None,
             origin=origin.hex() if origin else None,
         )
+
+
+def _busy(gpus: Sequence[GpuStatus]) -> float | None:
+    """Return the share of the time in which GPUs were busy, on average; None where nothing tells it."""
+    told = [gpu.busy for gpu in gpus if gpu.busy is not None]
+    return sum(told) / len(told) if told else None
 
 
 def _left(updates: int, rate: float | None) -> float | None:

@@ -4,6 +4,7 @@
     far worse than the best one, or worse twice in a row     back to the best seal, at a lower rate
     no better than the best one for long                     the same; if that was in vain: the end
     no gain over the base model, though losses move far      back to the base model, at a lower rate
+    (or rewards fall)
     worse than the best one when the budget is reached       back to the best seal: the end
 
 A return is a Void of all epochs after that seal. What was under way then, made by models that are gone at a
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from sfnode.organising import health
 from sfnode.organising.judging import Judgement
 from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
+from sfnode.schema.node_state import REWARD
 from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting
 from sfprotocol.decisions import Announce, Close, Decision, Evaluated, Finish, RateFrom, Seal, Void
 
@@ -37,7 +39,7 @@ ERRORS = 2.0
 """Standard errors of a difference, paired by rows, by which it has to exceed what chance makes of it."""
 
 LITTLE = 0.02
-"""Nats that do not matter, even where nothing was gained yet."""
+"""Nats, or rewards, that do not matter, even where nothing was gained yet."""
 
 PART = 0.1
 """Share of what the best seal has gained over the base model that does not matter either."""
@@ -92,6 +94,16 @@ class Result(NamedTuple):
     def loss(self) -> float:
         """Mean loss; infinite if it was no number."""
         return health.measured(self.said).loss
+
+    @property
+    def jumps(self) -> bool:
+        """Whether losses are of rewards, which change by leaps."""
+        return health.measured(self.said).metric == REWARD
+
+    @property
+    def unit(self) -> str:
+        """The unit of losses, after a space."""
+        return "" if self.jumps else " nats"
 
 
 class Rise(NamedTuple):
@@ -257,13 +269,13 @@ class Guard:
         gain = max(0.0, self._start().loss - best.loss)
         gained = self._has_gained(best)
         if self._harmed(latest, best, gain, once=counting.complete):
-            what = f"{_of(latest)} is worse than {_of(best)}, by {_nats(rise(best, latest))}"
+            what = f"{_of(latest)} is worse than {_of(best)}, by {_nats(rise(best, latest), best)}"
             return self._back(counting, what, best if gained else None, ends=counting.complete)
         if counting.complete or not self._is_flat(counting):
             return []
         mark, count = self._mark, self._since_mark()
         assert mark is not None  # there are results
-        least = f"of {BETTER * max(LITTLE, gain):.4f} nats or more over {_of(mark)}"
+        least = f"of {BETTER * max(LITTLE, gain):.4f}{mark.unit} or more over {_of(mark)}"
         what = f"{len(count)} evaluations have shown no certain improvement {least}"
         if not gained:
             return self._back(counting, what, None) if self._has_moved(latest) else []
@@ -352,10 +364,14 @@ class Guard:
         return self._in_vain if mark.epoch == self._improved else 0
 
     def _has_moved(self, latest: Result) -> bool:
-        """Return whether losses of rows are far from those of the base model."""
+        """Return whether losses of rows are far from those of the base model; rewards, of which single ones
+        jump at once, whether they are less on the whole."""
         base = self._base_of(latest)
         if base is None or base.losses is None or latest.losses is None or not math.isfinite(latest.loss):
             return base is None or not math.isfinite(latest.loss)
+        if latest.jumps:
+            by = rise(base, latest)
+            return by.mean > LITTLE and by.mean > ERRORS * by.error
         return float(np.sqrt(((latest.losses - base.losses) ** 2).mean())) > LARGE_MOVE
 
 
@@ -372,8 +388,9 @@ def _updates(counting: Counting, first: int, last: int) -> int:
 
 
 def _of(result: Result) -> str:
-    return f"{health.in_words(result.said)} (loss {result.loss:.4f})"
+    loss = "" if result.jumps else f" (loss {result.loss:.4f})"
+    return f"{health.in_words(result.said)}{loss}"
 
 
-def _nats(by: Rise) -> str:
-    return f"{by.mean:.4f} nats (standard error {by.error:.4f})"
+def _nats(by: Rise, of: Result) -> str:
+    return f"{by.mean:.4f}{of.unit} (standard error {by.error:.4f})"

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from sfnode.publish.facts import thinned
 from sfnode.publish.run_file import Point
+from sfnode.schema.node_state import REWARD
 
-SHARES = frozenset({"accuracy", "f1", "exact_match"})
+SHARES = frozenset({"accuracy", "f1", "exact_match", REWARD})
 """Metrics between 0 and 1, which are shown in per cent."""
 
 MOST_DOTS = 60

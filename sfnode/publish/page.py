@@ -24,7 +24,7 @@ from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, Member, teams
 from sfnode.publish.run_file import NAME, RunFile
 from sfnode.schema.evaluation import Evaluation
-from sfnode.schema.node_state import LOWER_IS_BETTER, RunHealth
+from sfnode.schema.node_state import LOWER_IS_BETTER, REWARD, RunHealth
 from sfnode.sizes import size_text
 from sfprotocol.worths import WORTH_ONE
 
@@ -61,7 +61,7 @@ VERDICTS = {
     RunHealth.UNKNOWN: Words("Not measured yet", "quiet"),
 }
 
-METRICS = {"f1": "F1", "exact_match": "exact match"}
+METRICS = {"f1": "F1", "exact_match": "exact match", REWARD: "mean reward"}
 """Names of metrics that do not read as they are."""
 
 

@@ -46,12 +46,14 @@ class Gpu(Protocol):
 
 
 class Sensors:
-    """The sensors that one node computing on `device` needs. Not for two threads at once, except `joules`."""
+    """The sensors that one node computing on `devices` needs. Not for two threads at once, except
+    `joules`."""
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    def __init__(self, *devices: str) -> None:
+        self._devices = tuple(dict.fromkeys(devices))
         self._process = psutil.Process()
-        self._gpu: Gpu | None = None
+        self._gpus: dict[str, Gpu] = {}
+        """Those that were opened, by device."""
         self._daemon = Daemon(self._process)
         self._load = self._measure_load()
         self._busy = 0.0
@@ -70,7 +72,7 @@ class Sensors:
         May take seconds: it may load NVML and torch.
         """
         if limits.watts is not None:
-            self._open_gpu("watts").joules()
+            self.joules()
         if limits.celsius is not None:
             self._celsius()
 
@@ -91,8 +93,9 @@ class Sensors:
         )
 
     def joules(self) -> float:
-        """Return the energy that the GPU has drawn since its driver was loaded; for the limit on watts."""
-        return self._open_gpu("watts").joules()
+        """Return the energy that the GPUs have drawn since their driver was loaded; for the limit on
+        watts."""
+        return sum(self._open_gpu(device, "watts").joules() for device in self._devices)
 
     def _idle(self) -> float:
         """Return the seconds without a key pressed in a terminal and without much load by other programs."""
@@ -112,16 +115,18 @@ class Sensors:
         return _load(_used_by(self._process).cpu + self._daemon.used().cpu)
 
     def _celsius(self) -> float:
-        if self._device.startswith("cuda"):
-            return self._open_gpu("celsius").celsius()
-        return processor_celsius()
+        """Return the temperature of the hottest device."""
+        return max(
+            self._open_gpu(device, "celsius").celsius() if device.startswith("cuda") else processor_celsius()
+            for device in self._devices
+        )
 
-    def _open_gpu(self, limit: str) -> Gpu:
-        if self._gpu is None:
-            if not self._device.startswith("cuda"):
-                raise _unavailable(limit, f"no sensor tells what {self._device!r} draws", _GPU_ONLY)
-            self._gpu = Nvidia(self._device, limit)
-        return self._gpu
+    def _open_gpu(self, device: str, limit: str) -> Gpu:
+        if device not in self._gpus:
+            if not device.startswith("cuda"):
+                raise _unavailable(limit, f"no sensor tells what {device!r} draws", _GPU_ONLY)
+            self._gpus[device] = Nvidia(device, limit)
+        return self._gpus[device]
 
 
 def allowed_here() -> float:

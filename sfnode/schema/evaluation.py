@@ -7,22 +7,40 @@ from pydantic import Field
 from sfnode.schema.base import Answer
 
 
+class PassAt(Answer):
+    """Probability that one of k answers to a prompt is right: that its reward is 1 (Chen et al. 2021, arXiv
+    2107.03374)."""
+
+    k: int
+    samples: int
+    """Answers to each prompt that were written."""
+    temperature: float
+    """Temperature at which their tokens were drawn; 0: the likeliest ones."""
+    value: float
+    low: float
+    """Lower end of the value's 95 % confidence interval."""
+    high: float
+
+
 class Evaluation(Answer):
     """Scores of a model on some rows."""
 
     metric: str
-    """accuracy, f1, exact_match (completion, greedily decoded) or perplexity (text, chat)."""
+    """accuracy, f1, exact_match (completion, greedily decoded), perplexity (text, chat) or reward (the
+    mean of a reward run's answers, greedily decoded)."""
     value: float
     low: float
     """Lower end of the value's 95 % confidence interval."""
     high: float
     """Upper end; infinite for the perplexity of a single row."""
     loss: float
-    """Mean loss of the rows in nats, as trained on."""
+    """Mean loss of the rows in nats, as trained on; of rewards 1 less their mean."""
     count: int
     """Number of rows."""
     calibrated: bool = False
     """Whether the model's prior over the answers was subtracted from their scores (docs/tasks.md)."""
+    pass_at: tuple[PassAt, ...] = ()
+    """Results of a reward run: pass@1 by greedily decoded answers, and what else was asked for."""
 
 
 class EvaluationOfRows(Evaluation):
@@ -30,6 +48,46 @@ class EvaluationOfRows(Evaluation):
 
     losses: tuple[float, ...] = Field(exclude=True, repr=False)
     """Loss of each row, in the same order whenever the same rows are measured."""
+
+
+class LayerDrift(Answer):
+    """Drift of the weights of one trained matrix."""
+
+    name: str
+    norm: float
+    """Frobenius norm of what training has changed."""
+    distance: float
+    """The same relative to the norm of the base weights."""
+
+
+class Drift(Answer):
+    """Distance of a model from its base (`engine.drift`)."""
+
+    norm: float
+    """Frobenius norm of what training has changed, over all trained matrices."""
+    distance: float
+    """The same relative to the norm of their base weights."""
+    kl: float | None
+    """Mean of KL(base || model) over the tokens of a neutral text, in nats; None for a classifier."""
+    tokens: int
+    """Tokens of that text that were predicted; 0 for a classifier."""
+
+    @property
+    def in_words(self) -> str:
+        """The drift for people."""
+        moved = f"weights moved by {self.distance:.3g} of the base's norm"
+        return moved if self.kl is None else f"{moved}, KL on neutral text {self.kl:.3g} nats a token"
+
+
+class LayeredDrift(Drift):
+    """A drift, also of each trained matrix."""
+
+    layers: list[LayerDrift]
+
+    @property
+    def whole(self) -> Drift:
+        """The drift alone."""
+        return Drift(norm=self.norm, distance=self.distance, kl=self.kl, tokens=self.tokens)
 
 
 class NodeEvaluation(Evaluation):
@@ -44,3 +102,5 @@ class NodeEvaluation(Evaluation):
     digest: str | None
     """State digest (SPEC D3) of the model; of a seal, the core digest of what it counts; None for the base
     model."""
+    drift: Drift | None = None
+    """Distance of the model from its base; None for the base model."""

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from sfnode.schema.base import Answer
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import Evaluation, LayeredDrift
 from sfnode.schema.status import Status
 from sfnode.schema.views import FeedStatus
 
@@ -41,6 +41,8 @@ class EvalResult(Answer):
     """The run's loss."""
     prior: dict[str, float] | None
     """Prior of each answer of the trained model in nats, which was subtracted; None where nothing was."""
+    drift: LayeredDrift
+    """Distance of the trained model from the base model."""
 
 
 class UpdateLine(Answer):
@@ -262,6 +264,19 @@ class FitResult(Answer):
     parameters: int
 
 
+class TogetherResult(Answer):
+    """One contestant of `sfnode bench` with several devices: all of them, or one alone."""
+
+    batch: int
+    devices: str
+    threads: int
+    """CPU threads of each replica."""
+    updates_per_hour: float
+    ratio: float
+    """How many times as fast all devices together are: the median over turns, compared turn by turn; 1 for
+    themselves."""
+
+
 class BenchResult(Answer):
     """`sfnode bench --json`."""
 
@@ -290,3 +305,5 @@ class BenchResult(Answer):
     free_bytes: int | None
     """Memory that was free on the device before the model was loaded."""
     fits: list[FitResult]
+    together: list[TogetherResult]
+    """What several devices do together; none for one."""

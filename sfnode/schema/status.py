@@ -43,9 +43,23 @@ class WaitStatus(Answer):
     """The same in words, with what to do if there is something."""
 
 
-class GpuStatus(Answer):
-    """The GPU on which a node computes; None for what nothing tells here (NVML does)."""
+class DeviceStatus(Answer):
+    """One of the devices on which a trainer measures its steps."""
 
+    name: str
+    """`cuda:1`; with a number where several have the same name."""
+    updates: int
+    """Updates that it has measured since the start, audits included."""
+    seconds: float | None
+    """Time of an update, averaged over the last steps; None before the first one."""
+    problem: str | None
+    """Reason why it computes nothing now; the others go on."""
+
+
+class GpuStatus(Answer):
+    """A GPU on which a node computes; None for what nothing tells here (NVML does)."""
+
+    device: str
     name: str
     memory: int
     """Bytes of its memory that the node holds."""
@@ -60,6 +74,7 @@ class MachineStatus(Answer):
     """The part of its machine that a node takes, its network daemon included."""
 
     device: str
+    """The device that computes, or several, separated by commas."""
     cpu: float
     """Cores that it kept busy over the last ten seconds."""
     cores: float
@@ -68,8 +83,8 @@ class MachineStatus(Answer):
     """Bytes of resident memory."""
     memory_total: int
     """Bytes of memory that the machine has."""
-    gpu: GpuStatus | None
-    """None unless it computes on one, and before the model is loaded."""
+    gpus: list[GpuStatus]
+    """Those that it computes on; none before the model is loaded."""
 
 
 class AlarmStatus(Answer):
@@ -174,12 +189,14 @@ class Status(Answer):
     paused_by: list[str]
     """The same as names: `asked`, `room`, and those of limits."""
     limits: Limits
+    devices: list[DeviceStatus]
+    """Devices that compute; none before the model is loaded, and for a relay."""
     machine: MachineStatus | None
     """None until it was looked at."""
     wait: WaitStatus | None
     """None while it may make updates, for a relay, and in an open run whose bases are here."""
     alarms: list[AlarmStatus]
-    """The gravest first; in an open run only about published bases."""
+    """The gravest first; in an open run only about what is wrong with this node."""
     organised: RunStatus | None
     """None in an open run."""
     audits: AuditStatus | None = None

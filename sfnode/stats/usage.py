@@ -26,48 +26,51 @@ class Gpu(Protocol):
 
 
 class Usage:
-    """The usage of the machine by one node that computes on `device`. Not for two threads at once."""
+    """The usage of the machine by one node that computes on `devices`. Not for two threads at once."""
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    def __init__(self, *devices: str) -> None:
+        self._devices = devices
         self._process = psutil.Process()
         self._daemon = Daemon(self._process)
         self._rate = Rate()
-        self._gpu: Gpu | None = None
-        self._tried = False
-        """Whether the sensors of the GPU were looked for."""
+        self._gpus: dict[str, Gpu | None] = {}
+        """Sensors of the GPUs that were looked for, by device."""
 
     def look(self) -> MachineStatus:
         """Return the usage as of now, that of the CPU since earlier looks. Takes a millisecond."""
         used = self._daemon.used()
         return MachineStatus(
-            device=self._device,
+            device=",".join(self._devices),
             cpu=self._rate.update(time.monotonic(), time.process_time() + used.cpu),
             cores=allowed_here(),
             memory=self._process.memory_info().rss + self._daemon.resident(),
             memory_total=psutil.virtual_memory().total,
-            gpu=self._look_at_gpu(),
+            gpus=self._look_at_gpus(),
         )
 
-    def _look_at_gpu(self) -> GpuStatus | None:
-        """Return the usage of the GPU; None before torch has opened it, which nothing here should do."""
+    def _look_at_gpus(self) -> list[GpuStatus]:
+        """Return the usage of each GPU; none before torch has opened it, which nothing here should do."""
         torch: Any = sys.modules.get("torch")
-        if not self._device.startswith("cuda") or torch is None or not torch.cuda.is_initialized():
-            return None
-        if not self._tried:
-            self._tried = True
+        if torch is None or not torch.cuda.is_initialized():
+            return []
+        chosen = dict.fromkeys(device for device in self._devices if device.startswith("cuda"))
+        return [self._look_at_gpu(device, torch.cuda) for device in chosen]
+
+    def _look_at_gpu(self, device: str, cuda: Any) -> GpuStatus:
+        if device not in self._gpus:
             try:
-                self._gpu = Nvidia(self._device, "watts")
+                self._gpus[device] = Nvidia(device, "watts")
             except UserError:
-                self._gpu = None
-        found = torch.cuda.get_device_properties(self._device)
+                self._gpus[device] = None
+        found, gpu = cuda.get_device_properties(device), self._gpus[device]
         return GpuStatus(
+            device=device,
             name=found.name,
-            memory=torch.cuda.memory_reserved(self._device),
+            memory=cuda.memory_reserved(device),
             memory_total=found.total_memory,
-            busy=_read(self._gpu, "busy"),
-            celsius=_read(self._gpu, "celsius"),
-            watts=_read(self._gpu, "watts"),
+            busy=_read(gpu, "busy"),
+            celsius=_read(gpu, "celsius"),
+            watts=_read(gpu, "watts"),
         )
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Task
 from sfnode.sizes import size_text
-from sfnode.tasks import library, prompts, public_files, synthetic
+from sfnode.tasks import library, prompts, public_files, sums, synthetic
 from sfprotocol.model_listing import MAX_DATA
 from sfprotocol.seeds import derive_key, stream
 
@@ -29,6 +30,15 @@ Row = dict[str, Any]
 
 HeldOut = Literal["test", "validation"]
 """Rows that nobody trains on: those that the model is tested on, and those by which an organiser judges."""
+
+BUILTIN: dict[str, Callable[[], Sequence[Row]]] = {
+    "reviews:train": partial(synthetic.rows, "train"),
+    "reviews:test": partial(synthetic.rows, "test"),
+    "sums:train": partial(sums.rows, "train"),
+    "sums:validation": partial(sums.rows, "validation"),
+    "sums:test": partial(sums.rows, "test"),
+}
+"""Data that are written, rather than read, by what follows `builtin:`."""
 
 _Placed = tuple[str, Row]
 """A row and its place as a user finds it: `train.tsv, line 7`."""
@@ -41,7 +51,7 @@ _FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:NAME[:CONFIG]:SPLIT, or
 
 
 def load_rows(source: str, task: Task, *, limit: int = 0, min_words: int = 0) -> list[Row]:
-    """Load the rows of a file, of `hf:NAME[:CONFIG]:SPLIT` or of `builtin:reviews:train|test` for `task`.
+    """Load the rows of a file, of `hf:NAME[:CONFIG]:SPLIT` or of `builtin:NAME:SPLIT` for `task`.
 
     Rows with fewer than `min_words` words (`prompts.word_count`) are left out; of the rest `limit` rows
     (0: all) are selected, the same ones on every node. Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE,
@@ -181,13 +191,10 @@ def _read(source: str) -> Iterator[_Placed]:
 
 
 def _builtin(source: str, rest: str) -> Iterator[_Placed]:
-    if rest == "reviews:train":
-        rows = synthetic.rows("train")
-    elif rest == "reviews:test":
-        rows = synthetic.rows("test")
-    else:
+    rows = BUILTIN.get(rest)
+    if rows is None:
         raise UserError(Code.DATA_NOT_FOUND, f"sfnode ships no data called {source}", _FORMS)
-    return _numbered(source, "row", rows)
+    return _numbered(source, "row", rows())
 
 
 def _hub(source: str, rest: str) -> Iterator[_Placed]:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sfnode.errors import Code, UserError
 from sfnode.manifest import Task
 from sfnode.schema.evaluation import EvaluationOfRows
 from sfnode.tasks import metrics
@@ -138,11 +139,17 @@ def encode(
     every_candidate: bool = False,
 ) -> Encoded:
     """Encode rows as tensors to train on them. Raises UserError DATA_MALFORMED when a target does not fit
-    max_tokens.
+    max_tokens, BAD_OPTION for rows without answers.
 
     For a `choice` task training needs the first correct candidate only, as in MeZO. A centred loss is so over
     the rows and the `references`. `every_candidate` encodes all, to score them, and nothing is centred.
     """
+    if not task.has_slopes:
+        raise UserError(
+            Code.BAD_OPTION,
+            "the answers of a reward run are written, and not given: this measures losses of given ones",
+            "Take another task (docs/rewards.md).",
+        )
     texts = [render_row(task, row) for row in (*rows, *references)]
     if task.kind == "choice" and not every_candidate:
         texts = [_first_right(text) for text in texts]

@@ -8,6 +8,7 @@ no task.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,15 +37,28 @@ class Measured(NamedTuple):
     high: float
 
 
-def share(hits: int, count: int) -> Measured:
+def share(hits: float, count: int) -> Measured:
     """Return the share hits / count with Wilson's score interval, which stays between 0 and 1.
 
-    Wilson 1927: the shares p from which the observed one is at most Z standard deviations away.
+    Wilson 1927: the shares p from which the observed one is at most Z standard deviations away. Also for a
+    sum of `count` numbers from 0 to 1: nothing with their mean varies more than hits do, so that it may be
+    too wide.
     """
     value, spread = hits / count, Z * Z / count
     middle = (value + spread / 2) / (1 + spread)
     half = Z / (1 + spread) * math.sqrt(value * (1 - value) / count + spread / (4 * count))
     return Measured(value, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def pass_at(right: Sequence[int], samples: int, k: int) -> Measured:
+    """Return the mean probability that one of k answers to a row is right, of whose `samples` answers so many
+    were `right`, with the interval of `share`.
+
+    The estimator is unbiased: 1 less the share of the sets of k answers that have no right one (Chen et al.
+    2021, arXiv 2107.03374).
+    """
+    sets = math.comb(samples, k)
+    return share(sum(1 - math.comb(samples - hits, k) / sets for hits in right), len(right))
 
 
 def perplexity(surprisals: F64, tokens: F64) -> Measured:

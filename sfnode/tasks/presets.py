@@ -1,4 +1,4 @@
-"""Ready-made tasks: the embedded default, and benchmarks of the literature with MeZO's published prompts.
+"""Ready-made tasks: the embedded ones, and benchmarks of the literature with MeZO's published prompts.
 
 The prompts but that of AG News are those of princeton-nlp/MeZO (large_models/templates.py and tasks.py); a
 model with a classification head reads the bare texts instead. The data are where they are on the Hugging Face
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Task, Training
+from sfnode.verifiers import presets as verifiers
 
 DEFAULT_MODEL = "builtin:tiny"
 """The base model that ships with the package."""
@@ -33,14 +34,10 @@ class Preset(NamedTuple):
     """Template for a model with a classification head; "" if such a model cannot do the task."""
     called: Mapping[str, str] = MappingProxyType({})
     """Names that columns have in other copies of the data, by their names here."""
-
-
-class DefaultRun(NamedTuple):
-    """The parts of a run of the embedded default, besides the model `DEFAULT_MODEL`."""
-
-    task: Task
-    data: Data
-    training: Training
+    model: str = ""
+    """Base model that comes with the task; "" if none does."""
+    training: Training | None = None
+    """Numbers that suit that model; None if they are to be tried out."""
 
 
 def preset(name: str) -> Preset:
@@ -51,6 +48,11 @@ def preset(name: str) -> Preset:
             Code.BAD_OPTION, f"there is no preset {name!r}", f"The presets are {', '.join(PRESETS)}."
         )
     return found
+
+
+def of_model(model: str) -> str | None:
+    """Return the name of the preset that a model comes with; None for another model."""
+    return next((name for name, found in PRESETS.items() if found.model == model), None)
 
 
 def for_columns(found: Preset, columns: Collection[str]) -> Preset:
@@ -84,23 +86,6 @@ def task_of(found: Preset, *, headed: bool) -> Task:
     return Task(**found.task.model_dump() | changed)
 
 
-def default_run() -> DefaultRun:
-    """Return the embedded default: the tiny model learns to answer good or bad about synthetic reviews.
-
-    The limit is about the one that `sfnode init` measures for it.
-    """
-    training = Training(
-        learning_rate=1e-3,
-        schedule="cosine",
-        batch_size=8,
-        epoch_updates=250,
-        update_budget=3000,
-        scalar_limit=250,
-    )
-    reviews = PRESETS["reviews"]
-    return DefaultRun(reviews.task, reviews.data, training)
-
-
 def _hub(name: str) -> Data:
     """Return the training and validation splits of a data set on the hub, named with its configuration."""
     return Data(train=f"hf:{name}:train", test=f"hf:{name}:validation", test_limit=EVALUATED_ROWS)
@@ -126,6 +111,36 @@ PRESETS: dict[str, Preset] = {
         ),
         Data(train="builtin:reviews:train", test="builtin:reviews:test"),
         texts="{text}",
+        model=DEFAULT_MODEL,
+        training=Training(
+            learning_rate=1e-3,
+            schedule="cosine",
+            batch_size=8,
+            epoch_updates=250,
+            update_budget=3000,
+            scalar_limit=250,  # about the one that `sfnode init` measures
+        ),
+    ),
+    "sums": Preset(
+        Task(
+            kind="reward",
+            template="{sum}=",
+            verifier=verifiers.PRESETS["sums"],
+            answer_tokens=4,  # three digits and the end
+            max_tokens=16,
+        ),
+        Data(train="builtin:sums:train", validation="builtin:sums:validation", test="builtin:sums:test"),
+        model="builtin:sums",
+        training=Training(
+            rank=8,
+            epsilon=5e-3,
+            learning_rate=1e-5,
+            batch_size=16,
+            group=16,
+            epoch_updates=512,
+            update_budget=8192,
+            scalar_limit=2560,
+        ),
     ),
     "sst2": Preset(
         _labelled("{sentence|strip} It was", "terrible", "great"),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sfnode.manifest import Task
-from sfnode.tasks import templates
+from sfnode.tasks import templates, verifying
 
 Row = Mapping[str, Any]
 
@@ -23,7 +23,8 @@ class Prompt(NamedTuple):
 
     prompt: str
     answers: tuple[str, ...]
-    """Candidates for what follows the prompt; a single one unless the task has several."""
+    """Candidates for what follows the prompt; a single one unless the task has several, and none if the model
+    writes its answer."""
     right: tuple[int, ...]
     """Indices of the correct answers, the one to train on first."""
 
@@ -70,7 +71,7 @@ def render_row(task: Task, row: Row) -> RowText:
         return Prompt(prompt, tuple(_answer(task, row, c) for c in candidates), _right(task, row))
     if task.kind == "completion":
         return Prompt(prompt, (templates.render(task.completion, row),), (0,))
-    return Prompt("", (prompt,), (0,))
+    return Prompt(prompt, (), ()) if task.kind == "reward" else Prompt("", (prompt,), (0,))
 
 
 def fields(task: Task) -> tuple[str, ...]:
@@ -86,6 +87,8 @@ def fields(task: Task) -> tuple[str, ...]:
         names += (task.label_field,)
     if task.kind == "choice":
         names += (task.candidates_field,)
+    if task.kind == "reward":
+        names += verifying.columns(task)
     return tuple(dict.fromkeys(names))
 
 
@@ -99,6 +102,8 @@ def example(task: Task) -> dict[str, Any]:
         row[task.label_field] = next(iter(task.verbalizer))
     if task.kind == "choice":
         row |= {task.candidates_field: ["an answer", "another"], task.label_field: 0}
+    if task.kind == "reward":
+        row |= dict.fromkeys(verifying.columns(task), verifying.EXAMPLE)
     return row
 
 
@@ -108,7 +113,7 @@ def length(words: RowText) -> int:
         return sum(len(message.content) for message in words.messages)
     if isinstance(words, LabelledTexts):
         return sum(map(len, words.texts))
-    return len(words.prompt) + max(map(len, words.answers))
+    return len(words.prompt) + max(map(len, words.answers), default=0)
 
 
 def word_count(task: Task, row: Row) -> int:
@@ -128,6 +133,9 @@ def problem(task: Task, row: Row) -> str | None:
         return f"the label {label(row[task.label_field])!r} is none of the task's labels ({known})"
     if task.kind == "choice":
         return _choice_problem(task, row)
+    if task.kind == "reward":
+        prompt = templates.render(task.template, row)
+        return verifying.problem(task, row) if prompt.strip() else "the prompt is empty"
     wrong = _chat_problem(row[task.messages_field]) if task.kind == "chat" else None
     if wrong:
         return f"{task.messages_field!r} {wrong}"

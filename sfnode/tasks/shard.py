@@ -57,10 +57,15 @@ class Shard:
 
     def mini_batch(self, seed: int) -> Encoded:
         """Return the mini-batch of the update with this seed. Raises UserError as `encode` does."""
+        return encode(self._task, self._tokenizer, *self.draw(seed))
+
+    def draw(self, seed: int) -> tuple[list[Row], list[Row]]:
+        """Return the rows of the update with this seed, and unlabelled ones that join them."""
         seed = derive_key(self._secret, seed.to_bytes(8, "big")) if self._secret else seed
-        rows = [self._rows[row] for row in self._drawn(seed).tolist()]
         references = batch_rows(seed, REFERENCES, len(self._public)).tolist() if self._public else []
-        return encode(self._task, self._tokenizer, rows, [self._public[row] for row in references])
+        return [self._rows[row] for row in self._drawn(seed).tolist()], [
+            self._public[row] for row in references
+        ]
 
     @property
     def odds(self) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Synthetic reviews: the text of the embedded default, written from a key by integer randomness.
 
 One grammar serves two purposes. `pretraining_text` writes what the embedded model is pretrained on by
-scripts/pretrain_tiny.py; `rows` writes the classification task that a run then teaches it: is the review's
+scripts/pretrain.py; `rows` writes the classification task that a run then teaches it: is the review's
 verdict favourable? The main clause decides: negation reverses a clause, and of two opposed clauses the one
 after "but", or the one that "although" does not introduce, counts. Counting good and bad words
 therefore does not solve the task.

@@ -158,6 +158,17 @@ def _sequences(tokenizer: Any, words: Prompt, max_tokens: int) -> list[tuple[lis
     return sequences
 
 
+def prompt_ids(tokenizer: Any, prompt: str, room: int) -> list[int]:
+    """Return a prompt's tokens as training encodes texts: after the beginning-of-text token, if any.
+
+    One with more than `room` tokens in all loses its beginning; there is always a token.
+    """
+    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    with lock_of(tokenizer):
+        ids = _ids(tokenizer, prompt)
+    return start + ids[-max(1, room - len(start)) :] or [0]
+
+
 def _ids(tokenizer: Any, text: str) -> list[int]:
     """Tokenise a text without special tokens; where a tokenizer would add them, if at all, varies."""
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False).input_ids

@@ -23,7 +23,13 @@ MAX_SCHEMAS = 128
 """Schemas in a schema, itself counted."""
 
 Type = Literal["object", "array", "string", "number", "integer", "boolean", "null"]
-Scalar = Annotated[str, Field(max_length=MAX_NAME)] | bool | int | float
+Scalar = (
+    Annotated[str, Field(max_length=MAX_NAME)]
+    | bool
+    | Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
+    | float
+)
+"""An integer beyond the 64 bits that the encoding of a manifest has is the binary64 that it means."""
 Count = Annotated[int, Field(ge=0, le=MAX_ANSWER)]
 
 

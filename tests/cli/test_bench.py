@@ -52,6 +52,7 @@ def test_it_measures_the_built_in_model(sfnode: Run) -> None:
         assert batch.mezo_all_ratio is not None
         assert batch.mezo_all_seconds == pytest.approx(batch.mezo_all_ratio * batch.step_seconds)
     assert [incoming.updates for incoming in result.incoming] == [16, 128, 1024, 8192]
+    assert result.together == [], "there is one device"
     assert all(min(incoming.shares.values()) > 0 for incoming in result.incoming)
 
 

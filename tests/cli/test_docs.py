@@ -14,7 +14,7 @@ from sfnode.errors import Code
 from sfnode.limits import Limits
 from sfnode.schema import history, organising, views
 from sfnode.schema.audits import AuditedOrigin, AuditResult, AuditStatus
-from sfnode.schema.evaluation import Evaluation, NodeEvaluation
+from sfnode.schema.evaluation import Evaluation, LayerDrift, LayeredDrift, NodeEvaluation, PassAt
 from sfnode.schema.results import (
     ArchiveStatement,
     BatchResult,
@@ -29,12 +29,14 @@ from sfnode.schema.results import (
     SealsResult,
     StatusResult,
     SwarmResult,
+    TogetherResult,
     UpdateLine,
     UpgradeResult,
     VerifyResult,
 )
 from sfnode.schema.status import (
     AlarmStatus,
+    DeviceStatus,
     FetchStatus,
     GpuStatus,
     LinkStatus,
@@ -57,6 +59,7 @@ SECTIONS = {
         AlarmStatus,
         RunStatus,
         AuditStatus,
+        DeviceStatus,
         MachineStatus,
         GpuStatus,
         PrivacyStatus,
@@ -73,7 +76,7 @@ SECTIONS = {
     "archive --json": (ArchiveStatement,),
     "import --json": (ImportResult,),
     "log --updates": (UpdateLine,),
-    "eval --json": (EvalResult, Evaluation),
+    "eval --json": (EvalResult, Evaluation, LayeredDrift, LayerDrift, PassAt),
     "invite --json": (InviteResult,),
     "organise status --json": (
         organising.OrganiserStatus,
@@ -98,7 +101,7 @@ SECTIONS = {
     "GET /views/origins": (views.Origins, views.Origin, views.Team),
     "GET /views/history": (views.History, views.HistoryPoint, views.Leader),
     "POST /generate": (views.Generated,),
-    "bench --json": (BenchResult, BatchResult, IncomingResult, FitResult),
+    "bench --json": (BenchResult, BatchResult, IncomingResult, FitResult, TogetherResult),
 }
 
 
@@ -125,7 +128,7 @@ def test_every_field_of_a_json_output_is_documented_in_its_order(heading: str) -
     assert documented == [list(model.model_fields) for model in models]
 
 
-METRICS = ("accuracy", "f1", "exact_match", "perplexity")
+METRICS = ("accuracy", "f1", "exact_match", "reward", "perplexity")
 
 
 def test_every_ready_made_task_every_kind_every_filter_and_every_metric_is_documented() -> None:

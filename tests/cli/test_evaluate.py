@@ -71,8 +71,64 @@ def test_for_people_it_has_the_interval_in_brackets(folder: Path, sfnode: Run) -
     said = sfnode("eval", "--data-dir", folder, "--limit", 40).out.splitlines()
     assert said[0].startswith("accuracy (95 % interval) on 40 test rows, 0 updates (")
     number = r"[01]\.\d{3}"
+    drift = "weights moved by 0 of the base's norm, KL on neutral text 0 nats a token"
+    assert said.pop() == f"drift       {drift}"
     for line, when in zip(said[1:], ("before", "calibrated", "after"), strict=True):
-        assert re.fullmatch(rf"{when} +{number} \({number}-{number}\)  loss \d\.\d{{4}}", line)
+        assert re.fullmatch(rf"{when} +{number} \({number}-{number}\), loss \d\.\d{{4}}", line)
+
+
+@pytest.fixture
+def rewarded(tmp_path: Path) -> Path:
+    """A node's folder of a run whose answers are rewarded, without updates."""
+    verifier = {"kind": "format", "contains": ["good"]}
+    task = {"kind": "reward", "template": "{text} it was", "verifier": verifier, "answer_tokens": 3}
+    data = {"train": "builtin:reviews:train", "test": "builtin:reviews:test"}
+    run = build(task | data)
+    layout = Layout(tmp_path / "rewarded")
+    layout.path.mkdir()
+    layout.manifest.write_text(run.to_toml())
+    with UpdateLog.open(layout.log, run.run_id):
+        pass
+    return layout.path
+
+
+def test_of_a_reward_run_it_has_rewards_and_how_many_answers_are_right(rewarded: Path, sfnode: Run) -> None:
+    asked = ("eval", "--data-dir", rewarded, "--limit", 8, "--pass-at", 2)
+    said = sfnode(*asked, "--samples", 3).out.splitlines()
+    assert said[0].startswith("reward (95 % interval) on 8 test rows, 0 updates (")
+    one = r"[01]\.\d{3} \([01]\.\d{3}-[01]\.\d{3}\)"
+    for line, when in zip(said[1:], ("before", "after"), strict=True):
+        assert re.fullmatch(rf"{when} +{one}, pass@1 {one}, pass@2 {one}", line)
+    result = EvalResult.model_validate(json.loads(sfnode(*asked, "--json").out))
+    assert result.before == result.after
+    assert result.calibrated is None
+    found = [(pass_at.k, pass_at.samples, pass_at.temperature) for pass_at in result.after.pass_at]
+    assert found == [(1, 1, 0.0), (2, 2, 1.0)]
+
+
+def test_samples_are_asked_for_where_they_say_something(rewarded: Path, folder: Path, sfnode: Run) -> None:
+    few = sfnode("eval", "--data-dir", rewarded, "--pass-at", 4, "--samples", 3)
+    alone = sfnode("eval", "--data-dir", rewarded, "--samples", 3)
+    other = sfnode("eval", "--data-dir", folder, "--pass-at", 4)
+    assert [one.status for one in (few, alone, other)] == [1, 1, 1]
+    assert "at least as many --samples" in few.err
+    assert "Give --pass-at K" in alone.err
+    assert "it is for reward runs" in other.err
+
+
+def test_the_drift_is_measured_on_a_text_of_ones_own(folder: Path, sfnode: Run, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the film was good\n")
+    ended = sfnode("eval", "--data-dir", folder, "--limit", 8, "--neutral", text, "--json")
+    drift = EvalResult.model_validate(json.loads(ended.out)).drift
+    assert (drift.norm, drift.kl) == (0.0, 0.0)
+    assert 0 < drift.tokens < 10
+    assert {layer.norm for layer in drift.layers} == {0.0}
+    for wrong in (b"\xff", b" \n"):
+        text.write_bytes(wrong)
+        ended = sfnode("eval", "--data-dir", folder, "--neutral", text)
+        assert ended.status != 0
+        assert "--neutral" in ended.err
 
 
 def test_where_no_training_rows_can_be_read_there_is_no_calibrated_figure(
@@ -86,7 +142,7 @@ def test_where_no_training_rows_can_be_read_there_is_no_calibrated_figure(
         pass
     ended = sfnode("eval", "--data-dir", layout.path, "--limit", 8)
     assert (ended.status, "SF030" in ended.err) == (0, True)
-    assert [line.split()[0] for line in ended.out.splitlines()[1:]] == ["before", "after"]
+    assert [line.split()[0] for line in ended.out.splitlines()[1:]] == ["before", "after", "drift"]
 
 
 def test_log_prints_every_update_that_counts_as_a_line_of_json(folder: Path, sfnode: Run) -> None:

@@ -35,6 +35,7 @@ ROWS = {
     "choice": '{"question": "2+2", "options": ["3", "4"], "answer": "4"}\n',
     "completion": '{"question": "2+2", "answer": "4"}\n',
     "text": '{"text": "once upon a time"}\n',
+    "reward": '{"sum": "2+2=", "answer": 4}\n',
     "chat": '{"talk": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}\n',
 }
 FLAGS = {
@@ -46,6 +47,7 @@ FLAGS = {
     "completion": ("--template", "{question} =", "--completion", "{answer}"),
     "text": ("--template", "{text}"),
     "sequence-classification": ("--template", "{text}", "--verbalizer", "yes=good,no=bad"),
+    "reward": ("--template", "{sum}", "--verifier", "sums", "--answer-tokens", "4", "--stop", ";"),
     "chat": ("--messages-field", "talk"),
 }
 
@@ -154,6 +156,48 @@ def test_a_task_of_ones_own_is_described_by_flags(kind: str, model: Path, sfnode
     assert manifest.data.digests == dict.fromkeys(("train", "test"), public_files.digest_of(data))
 
 
+def test_a_verifier_may_be_in_a_file(model: Path, sfnode: Run) -> None:
+    Path("verifier.toml").write_text('kind = "numeric"\ncolumn = "answer"\nwhich = "last"\n')
+    data = data_file("reward")
+    flags = ("--kind", "reward", "--template", "{sum}", "--answer-tokens", 4, "--train", data)
+    made = ("init", "--model", model, *flags, "--no-measure", "--verifier")
+    assert sfnode(*made, "verifier.toml").status == 0
+    found = Manifest.from_toml(Path("run.toml")).task
+    assert found.verifier == {"kind": "numeric", "column": "answer"}
+    Path("verifier.toml").write_text('kind = "numeric"\n')
+    assert "--verifier: numeric.column: Field required" in sfnode(*made, "verifier.toml", "--force").err
+    assert "cannot read nothing.toml" in sfnode(*made, "nothing.toml", "--force").err
+
+
+def test_rows_that_a_verifier_cannot_score_are_found_before_anybody_joins(model: Path, sfnode: Run) -> None:
+    Path("rows.jsonl").write_text('{"sum": "2+2=", "answer": 4}\n{"sum": "2+3="}\n')
+    flags = ("--template", "{sum}", "--verifier", "sums", "--answer-tokens", 4, "--train", "rows.jsonl")
+    ended = sfnode("init", "--model", model, "--kind", "reward", *flags)
+    assert ended.status == 1
+    assert "rows.jsonl, line 2: no 'answer'" in ended.err
+
+
+def test_of_rewards_it_tries_nothing_out_that_needs_slopes_and_says_so(model: Path, sfnode: Run) -> None:
+    data = data_file("reward")
+    flags = (
+        "--template",
+        "{sum}",
+        "--verifier",
+        "sums",
+        "--answer-tokens",
+        4,
+        "--train",
+        data,
+        "--calibrate",
+    )
+    ended = sfnode("init", "--model", model, "--kind", "reward", *flags)
+    assert ended.status == 0, ended.err
+    assert "Numbers were not tried out (rewards have no slopes" in ended.out
+    assert "No scalars were measured (the loss does not change along any direction)" in ended.out
+    made = sfnode("init", "--model", model, "--kind", "reward", *flags, "--basis", "activations", "--force")
+    assert "rewards have no slopes" in made.err
+
+
 def test_a_run_may_have_no_public_training_data(model: Path, sfnode: Run) -> None:
     flags = ("--kind", "text", "--template", "{text}", "--test", data_file("text"))
     assert written(sfnode("init", "--model", model, *flags)).data.train == ""
@@ -236,8 +280,8 @@ def test_a_limit_that_is_given_counts(sfnode: Run) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--scalar-delta", 8), "of them are 0, as scalar_delta 8 is too coarse: give --scalar-delta 0.000"),
-        (("--scalar-delta", 1e-6), "of them are larger than scalar_limit: give --scalar-delta 0.000"),
+        (("--scalar-delta", 8), "of them are 0, as scalar_delta 8 is too coarse: give --scalar-delta "),
+        (("--scalar-delta", 1e-6), "of them are larger than scalar_limit: give --scalar-delta "),
         (("--scalar-limit", 2), "of them are larger than scalar_limit: give --scalar-limit "),
     ],
     ids=["delta too coarse", "delta too fine", "limit too low"],

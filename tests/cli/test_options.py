@@ -111,6 +111,16 @@ def test_a_key_applies_to_every_command_that_has_the_option(
     assert received("join")["data_dir"] == tmp_path / "node"
 
 
+def test_of_several_devices_in_the_file_a_command_that_computes_on_one_takes_the_first(
+    config: Callable[[str], Path], received: Parse
+) -> None:
+    config('device = "cuda:1, cpu"\n')
+    assert {received(command)["device"] for command in ("join", "doctor", "bench")} == {"cuda:1,cpu"}
+    assert {received(*command.split())["device"] for command in ("eval", "export model", "audit")} == {
+        "cuda:1"
+    }
+
+
 def test_a_file_can_be_named_by_flag_or_variable(
     tmp_path: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

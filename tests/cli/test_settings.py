@@ -69,6 +69,8 @@ def test_the_threads_of_the_command_line_are_those_of_the_limits() -> None:
         {"queries": 65},
         {"steps": -1},
         {"dtype": "float64"},
+        {"device": ""},
+        {"device": "cuda:0,,cuda:1"},
         {"display_name": "a" * 33},
         {"team": "\x1b[31mred"},
         {"shard": (4, 4)},
@@ -82,6 +84,11 @@ def test_the_threads_of_the_command_line_are_those_of_the_limits() -> None:
 def test_a_program_gets_no_further_than_the_command_line(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Settings.model_validate(wrong)
+
+
+def test_several_devices_are_separated_by_commas() -> None:
+    assert Settings(device="cuda:0, cuda:1").devices == ("cuda:0", "cuda:1")
+    assert Settings().devices == ("cpu",)
 
 
 def test_the_data_folder_may_begin_at_home(home: Path) -> None:

@@ -113,6 +113,7 @@ def test_the_version_is_the_packages(sfnode: Run) -> None:
         ("join", "--role", "king"),
         ("join", "--shard", "5/4"),
         ("join", "--queries", "0"),
+        ("join", "--device", "cpu,,cpu"),
         ("join", "--display-name", "a" * 33),
         ("join", "--team", "\x1b[31mred"),
         ("swarm", "--nodes", "0"),

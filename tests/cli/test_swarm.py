@@ -146,3 +146,9 @@ def test_a_manifest_that_is_not_there_is_an_error_before_anything_starts(sfnode:
     ended = sfnode("swarm", "--run", "nowhere.toml")
     assert ended.status == 1
     assert ended.err.startswith("sfnode: SF011: cannot read the run manifest nowhere.toml")
+
+
+def test_a_manifest_and_a_ready_made_task_are_one_too_many(tmp_path: Path, sfnode: Run) -> None:
+    ended = sfnode("swarm", "--run", tmp_path / "run.toml", "--task", "sums")
+    assert ended.status
+    assert "--task: the manifest says it" in ended.err

@@ -193,4 +193,4 @@ def test_what_measures_reads_the_data_that_came_with_the_link(home: Path, tmp_pa
     kept.parent.mkdir(parents=True)
     rows.rename(kept)
     with base_model(run, layout, None, "cpu", "float32") as trainer:
-        assert [row["text"] for row in trainer.training_rows()] == ["fine food", "stale bread"]
+        assert [row["text"] for row in trainer.run_rows.training()] == ["fine food", "stale bread"]

@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "sfnode.json"
 METRICS, OPERATOR = ROOT / "docs" / "metrics.md", ROOT / "docs" / "operator.md"
 
-TRAINERS_ONLY = {"sfnode_loss", "sfnode_quota_left"}
+DEVICES = {"sfnode_device_updates_total", "sfnode_device_update_seconds", "sfnode_device_failed"}
+TRAINERS_ONLY = {"sfnode_loss", "sfnode_quota_left", *DEVICES}
 """Metrics that a relay does not have: it has no model, and is no member of the run."""
 
 GPU = {"sfnode_gpu_memory_bytes", "sfnode_gpu_busy", "sfnode_gpu_celsius", "sfnode_gpu_watts"}

@@ -18,7 +18,7 @@ from sfnode.errors import Code, UserError
 from sfnode.organising import alarms
 from sfnode.resources import limiter, policy
 from sfnode.schema.node_state import NodeState
-from sfnode.schema.status import GpuStatus, MachineStatus, Status
+from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, Status
 from tests.node.helpers import Node, Swarm, manifest
 from tests.schema.helpers import organised, status
 
@@ -175,15 +175,33 @@ def test_an_open_run_has_no_metrics_of_an_organised_one() -> None:
 
 
 def test_what_a_node_takes_of_its_machine_and_why_it_pauses_are_metrics() -> None:
-    gpu = GpuStatus(name="H100", memory=2, memory_total=80, busy=0.5, celsius=None, watts=None)
-    machine = MachineStatus(device="cuda", cpu=1.5, cores=4.0, memory=300, memory_total=900, gpu=gpu)
+    known = {"name": "H100", "memory": 2, "memory_total": 80, "celsius": None, "watts": None}
+    gpus = [GpuStatus(device=f"cuda:{n}", busy=busy, **known) for n, busy in enumerate((0.5, 0.9))]
+    machine = MachineStatus(
+        device="cuda:0,cuda:1", cpu=1.5, cores=4.0, memory=300, memory_total=900, gpus=gpus
+    )
     found = samples(status(machine=machine, paused_by=["mains"]))
     assert (found["sfnode_cpu_cores",], found["sfnode_cpu_cores_allowed",]) == (1.5, 4.0)
-    assert (found["sfnode_memory_bytes",], found["sfnode_gpu_memory_bytes", "H100"]) == (300.0, 2.0)
-    assert found["sfnode_gpu_busy", "H100"] == 0.5
-    assert ("sfnode_gpu_celsius", "H100") not in found, "nothing tells it"
+    assert (found["sfnode_memory_bytes",], found["sfnode_gpu_memory_bytes", "H100", "cuda:0"]) == (300.0, 2.0)
+    assert [found["sfnode_gpu_busy", "H100", gpu.device] for gpu in gpus] == [0.5, 0.9]
+    assert ("sfnode_gpu_celsius", "H100", "cuda:0") not in found, "nothing tells it"
     paused = {reason: found["sfnode_paused", reason] for reason in prometheus.PAUSES}
     assert paused == dict.fromkeys(paused, 0.0) | {"mains": 1.0}
+
+
+def test_each_device_says_what_it_has_measured_and_whether_it_has_failed() -> None:
+    one = DeviceStatus(name="cuda:0", updates=12, seconds=0.25, problem=None)
+    other = DeviceStatus(name="cuda:1", updates=0, seconds=None, problem="no room")
+    found = samples(status(devices=[one, other]))
+    assert (
+        found["sfnode_device_updates_total", "cuda:0"],
+        found["sfnode_device_update_seconds", "cuda:0"],
+    ) == (
+        12.0,
+        0.25,
+    )
+    assert ("sfnode_device_update_seconds", "cuda:1") not in found
+    assert [found["sfnode_device_failed", name] for name in ("cuda:0", "cuda:1")] == [0.0, 1.0]
 
 
 def test_every_reason_for_a_pause_has_a_metric() -> None:

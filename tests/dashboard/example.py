@@ -60,6 +60,7 @@ class ExampleNode:
             member=3, quota=4096, room=1024, health=health,
         )  # fmt: skip
         gpu = GpuStatus(
+            device="cuda",
             name="NVIDIA H100",
             memory=2 * 10**9,
             memory_total=80 * 10**9,
@@ -68,7 +69,7 @@ class ExampleNode:
             watts=210.0,
         )
         machine = MachineStatus(
-            device="cuda", cpu=1.2, cores=8.0, memory=812 * 10**6, memory_total=32 * 10**9, gpu=gpu
+            device="cuda", cpu=1.2, cores=8.0, memory=812 * 10**6, memory_total=32 * 10**9, gpus=[gpu]
         )
         return status(
             version="0.1.0", run_id="ab" * 32, run_name="films", role="trainer", state=NodeState.PAUSED,

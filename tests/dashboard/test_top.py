@@ -19,7 +19,7 @@ from sfnode.dashboard.top import can_be_kept_up_to_date
 from sfnode.limits import Limits
 from sfnode.schema.evaluation import NodeEvaluation
 from sfnode.schema.node_state import NodeState, Wait
-from sfnode.schema.status import WaitStatus
+from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, WaitStatus
 from sfnode.schema.views import Origins, OwnStanding, SwarmNode
 from sfnode.sizes import size_text
 from tests.node.helpers import Swarm, eventually, manifest
@@ -50,6 +50,7 @@ async def test_a_frame_tells_what_the_node_says_and_fits_any_terminal(swarm_of: 
     it_tells_all_limits_or_that_there_are_more(seen)
     it_says_first_that_a_run_gets_worse(seen)
     it_says_why_the_node_waits(seen)
+    it_names_several_devices(seen)
     it_uses_the_room_of_a_wide_terminal(seen, await swarm.nodes["b"].client.origins())
     it_calls_neighbours_by_names_that_they_have_proved(seen)
     it_lists_contributions_and_obeys_no_name(seen, await swarm.nodes["b"].client.origins())
@@ -193,6 +194,20 @@ def it_draws_numbers_that_are_none(seen: Shown) -> None:
     )
 
 
+def it_names_several_devices(seen: Shown) -> None:
+    one = DeviceStatus(name="cuda:0", updates=1234, seconds=0.1, problem=None)
+    other = DeviceStatus(name="cuda:1", updates=56, seconds=None, problem="it has failed")
+    gpu = GpuStatus(
+        device="cuda:0", name="H100", memory=1, memory_total=2, busy=None, celsius=None, watts=None
+    )
+    machine = MachineStatus(device="cuda:0,cuda:1", cpu=1.0, cores=8.0, memory=1, memory_total=2, gpus=[gpu])
+    lines = [line.plain for line in frame(with_status(seen, devices=[one, other], machine=machine), 80, 40)]
+    assert "devices  cuda:0: 1,234 updates  cuda:1: 56 updates failed" in lines
+    assert any(line.startswith("machine 1.0 of 8 cores") and "H100" in line for line in lines)
+    lines = [line.plain for line in frame(with_status(seen, devices=[one], machine=machine), 80, 40)]
+    assert not any(line.startswith("devices") for line in lines)
+
+
 def it_uses_the_room_of_a_wide_terminal(seen: Shown, page: Origins) -> None:
     own = OwnStanding(rank=1, of=2, updates=99, share=0.5, counted=None, worth=None)
     lines = [line.plain for line in frame(seen._replace(origins=page, own=own), 160, 45)]
@@ -201,6 +216,7 @@ def it_uses_the_room_of_a_wide_terminal(seen: Shown, page: Origins) -> None:
     (charts,) = [line for line in lines if line.startswith("accuracy")]
     assert charts.index("loss") < charts.index("updates/s")
     assert "You: 99 updates (50 % of all), rank 1 of 2." in lines
+    assert any(line.startswith("Drift from the base: weights moved by ") for line in lines)
     alone = seen._replace(origins=page, only_origins=True)
     assert not any(line.plain.startswith("peer ") for line in frame(alone, 160, 45))
 

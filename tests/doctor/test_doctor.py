@@ -273,7 +273,7 @@ def test_a_free_port_is_fine(closed: int, tmp_path: Path) -> None:
 def test_a_model_that_is_too_large_is_a_problem_with_its_size(case: Case, run: Manifest) -> None:
     enormous = tuple(f"layer{index}:16777216x65536" for index in range(8))
     model = run.model.model_copy(update={"source": "nobody/enormous", "targets": enormous})
-    finding = compute.look_at_fit(case, run.model_copy(update={"model": model}))
+    (finding,) = compute.look_at_fit(case, run.model_copy(update={"model": model}))
     assert finding
     assert finding.verdict == "problem"
     assert "at least 8796.1 billion parameters and takes at least 35.2 TB in float32" in finding.what
@@ -287,7 +287,7 @@ def test_a_narrower_format_is_proposed_where_it_would_do() -> None:
 
 
 def test_the_parameters_of_the_built_in_model_are_counted(case: Case, run: Manifest) -> None:
-    finding = compute.look_at_fit(case, run)
+    (finding,) = compute.look_at_fit(case, run)
     assert finding
     assert finding.verdict == "ok"
     assert "at least" not in finding.what
@@ -297,7 +297,7 @@ def test_a_model_that_is_named_and_not_here_is_a_problem_and_not_passed_over(
     case: Case, run: Manifest
 ) -> None:
     elsewhere = dataclasses.replace(case, model="somebody/elses", measure=True)
-    for finding in (compute.look_at_fit(elsewhere, run), compute.look_at_speed(elsewhere, run)):
+    for finding in (*compute.look_at_fit(elsewhere, run), compute.look_at_speed(elsewhere, run)):
         assert finding
         assert finding.verdict == "problem"
         assert "somebody/elses" in finding.what
@@ -368,3 +368,21 @@ def test_every_number_is_documented_and_every_entry_is_a_number() -> None:
     assert list(entries) == list(numbered), "nothing else is a section of its own"
     assert list(numbered) == [f"{number(one)} {one.name.lower().replace('_', '-')}" for one in Subject]
     assert [heading for heading, text in numbered.items() if len(text.split()) < 12] == []
+
+
+def test_every_replica_has_to_fit_and_every_device_is_named(
+    case: Case, run: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = compute.Size(7_000_000_000, True)
+    assert compute._fit(size, "bfloat16", 16 << 30, "cuda:0").verdict == "ok"
+    twice = compute._fit(size, "bfloat16", 16 << 30, "cpu", replicas=2)
+    assert (twice.verdict, "2 times" in twice.what) == ("problem", True)
+    both = dataclasses.replace(case, device="cpu,cpu", model="builtin:tiny")
+    assert [finding.verdict for finding in compute.look_at_fit(both, run)] == ["ok"]
+    found = compute.look_at_devices(["cpu", "cuda:77", "cuda:77"])
+    assert [finding.verdict for finding in found][-1] == "problem"
+    assert len(found) == 2
+    monkeypatch.setattr(compute, "MEASURED_STEPS", 1)
+    speed = compute.look_at_speed(both, run)
+    assert speed is not None
+    assert "on cpu,cpu" in speed.what

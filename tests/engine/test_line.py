@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.line import Line, difference
-from sfnode.engine.trainer import Trainer, line_batches, line_rows
+from sfnode.engine.losses import line_batches, line_rows
+from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Data
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.organising.line_search import AMOUNTS, LineSearch

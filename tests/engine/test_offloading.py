@@ -142,7 +142,7 @@ def test_threads_go_back_to_what_they_were() -> None:
 def test_a_measurement_ends_when_it_is_not_wanted_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sfnode.engine.trainer.EVALUATION_BATCH", 1)
+    monkeypatch.setattr("sfnode.engine.losses.EVALUATION_BATCH", 1)
     run = trainer(manifest("opt", test=str(data_file(tmp_path))), data_file(tmp_path))
     before = weights(run)
     answers = iter([True, False])

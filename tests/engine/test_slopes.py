@@ -12,8 +12,10 @@ from sfnode.engine import slopes
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import estimates
 from sfnode.engine.line import Line, difference
+from sfnode.engine.losses import line_rows
+from sfnode.engine.objective import Held
 from sfnode.engine.slopes import Share
-from sfnode.engine.trainer import Trainer, line_rows
+from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks.encoding import Encoded
@@ -28,7 +30,7 @@ ORIGINS = [updates(30, (0, 1)), updates(40, (1, 2), key=2), updates(50, (0,), ke
 
 def begun(family: str, selection: Selection = DEFAULT, **options: str) -> Trainer:
     run = trainer(manifest(family, selection=selection, learning_rate=1e-4), **options)
-    run._held_out["validation", 0] = ROWS
+    run.run_rows._held_out["validation", 0] = Held("validation", 0, ROWS)
     run.apply(updates(30, (0, 1), key=9))
     return run
 

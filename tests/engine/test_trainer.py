@@ -14,7 +14,9 @@ import torch
 
 from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.trainer import EVALUATION_BATCH, Trainer, prior_of
+from sfnode.engine.losses import EVALUATION_BATCH
+from sfnode.engine.pilot import prior_of
+from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import PRIOR_ONE, Data, Manifest, Task
 from sfnode.models import loader
@@ -187,10 +189,10 @@ def test_public_rows_are_those_that_the_manifest_names_wherever_they_lie(tmp_pat
     data = Data(train=file.name, test=file.name, digests={"train": digest, "test": digest})
     run = manifest("opt").model_copy(update={"data": data})
     with Trainer.load(run, model_override=model_folder("opt"), device=DEVICE, data=tmp_path) as trained:
-        assert trained.training_rows() == trained.calibration_rows() == ROWS
+        assert trained.run_rows.training() == trained.run_rows.some_if_any() == ROWS
         assert trained.evaluate().count == len(ROWS)
     with trainer(run) as without:
-        assert without.calibration_rows() == []
+        assert without.run_rows.some_if_any() == []
         with pytest.raises(UserError) as caught:
             without.evaluate()
     assert caught.value.code is Code.DATA_NOT_FOUND
@@ -252,13 +254,14 @@ def test_the_base_model_is_measured_as_it_is_and_calibrated_and_only_once(
     )
     anew = [trainer(run.manifest).evaluate_base(calibrated=calibrated) for calibrated in (False, True)]
     passes: list[int] = []
-    monkeypatch.setattr(run, "_score_base", lambda *of, score=run._score_base: passes.append(1) or score(*of))
+    scored = run.objective._scored
+    monkeypatch.setattr(run.objective, "_scored", lambda *of: passes.append(1) or scored(*of))
     first = [run.evaluate_base(calibrated=calibrated) for calibrated in (False, True)]
     assert (first, passes) == (anew, [1])
     assert [one.calibrated for one in first] == [False, True]
     assert first[0].loss != first[1].loss
     run.apply(updates(40))
-    monkeypatch.setattr(run, "_forward", lambda go_on: None)
+    monkeypatch.setattr("sfnode.engine.losses.scorer", lambda *of: None)
     assert [run.evaluate_base(calibrated=calibrated) for calibrated in (False, True)] == first
 
 

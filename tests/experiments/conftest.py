@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sfnode.engine import trainer
+from sfnode.engine import loading
 from sfnode.experiments import problem
 from sfnode.experiments.cell import Cell, Place
 from sfnode.experiments.problem import LoadedProblem
@@ -42,7 +42,7 @@ def _model(digest: str, manifest: Any) -> LoadedModel:
 
 @lru_cache
 def _loaded_model(_digest: str, manifest: Ignored) -> LoadedModel:
-    return trainer.load_model(manifest.value, None, trainer.usable_device("cpu"), "float32")
+    return loading.load_model(manifest.value, None, loading.usable_device("cpu"), "float32")
 
 
 @lru_cache

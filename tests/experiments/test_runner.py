@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sfnode.baselines import registry
-from sfnode.engine import trainer
+from sfnode.engine import loading
 from sfnode.errors import Code, UserError
 from sfnode.experiments import methods, problem, runner
 from sfnode.experiments.cell import Cell, Place
@@ -87,7 +87,7 @@ def test_a_run_that_was_killed_goes_on_with_the_same_numbers(
     monkeypatch.setattr(runner, "SAVE_REST", 0)
     if method != "seedflood":  # which leaves the model to others as it was
         monkeypatch.setattr(problem, "load", LOAD)
-        monkeypatch.setattr(problem, "load_model", trainer.load_model)
+        monkeypatch.setattr(problem, "load_model", loading.load_model)
     cell = small(method=method, evaluate_every=3, network={"loss": 0.2, "hops": 1})
     run_cell(cell, tmp_path / "whole")
     for kill in (1, 5):

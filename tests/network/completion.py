@@ -48,6 +48,7 @@ class Ones:
     def __init__(self, settings: Settings, manifest: Manifest) -> None:
         self.core = Core(len(manifest.model.targets), manifest.training.rank)
         self.mini_batches = NothingToPrepare()
+        self.devices = ()
 
     def apply(self, batch: UpdateBatch) -> None:
         self.core.add(batch)

@@ -27,7 +27,7 @@ from sfnode.node.driver import Driver
 from sfnode.node.engine_thread import HeldOut, Searches
 from sfnode.node.node import Node as PublicNode
 from sfnode.node.running import RunningNode
-from sfnode.schema.evaluation import Evaluation
+from sfnode.schema.evaluation import Evaluation, LayeredDrift
 from sfnode.schema.provenance import Provenance
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
@@ -57,10 +57,11 @@ def manifest(name: str = "test", **training: Any) -> Manifest:
 
 
 def pairs_of(run: Manifest, entry: int) -> list[tuple[NDArray[np.int8], NDArray[np.int8]]]:
-    """Bases of a run, of which all entries are the same."""
-    full, rank = partial(np.full, fill_value=entry, dtype=np.int8), run.training.rank
-    targets = run.model.parsed_targets()
-    return [(full((t.out_features, rank)), full((t.in_features, rank))) for t in targets]
+    """Bases of a run, of which all entries of U are the same, and all of V: others for every `entry` below
+    10,000."""
+    (high, low), rank = divmod(entry, 100), run.training.rank
+    full, targets = partial(np.full, dtype=np.int8), run.model.parsed_targets()
+    return [(full((t.out_features, rank), 1 + low), full((t.in_features, rank), 1 + high)) for t in targets]
 
 
 PERFECT = Faults()
@@ -123,6 +124,7 @@ class SmallEngine:
         self.bases: list[tuple[Bases, ...]] = []
         """What it was told of published bases."""
         self.mini_batches = NothingToPrepare()
+        self.devices = ()
         self.odds = (4, 1024)
         self.applied: dict[int, int] = {}
         """Amounts of the updates in the core by seed, which names an update in the whole run."""
@@ -138,6 +140,8 @@ class SmallEngine:
         """The place of the least loss on every line."""
         self.towards: list[tuple[int, float]] = []
         """Updates in the core, and amounts, of evaluations towards later ones."""
+        self.made = 0
+        """How often bases were made."""
         self.made_at: int | None = None
         """Updates in the core when bases were made last."""
         self.shared_at: int | None = None
@@ -202,6 +206,9 @@ class SmallEngine:
         value = float(len(self.applied))
         return accuracy(value, value - 1, value + 1, loss=0.5, rows=limit)
 
+    def drift(self) -> LayeredDrift:
+        return LayeredDrift(norm=1.0, distance=0.01 * len(self.applied), kl=0.5, tokens=9, layers=[])
+
     def evaluate_base(
         self, limit: int, wanted: Callable[[], bool], rows: HeldOut = "test", *, calibrated: bool = False
     ) -> Evaluation:
@@ -244,9 +251,9 @@ class SmallEngine:
         return None
 
     def make_bases(self, folder: Path) -> str:
-        """Write others for every number of updates."""
-        self.made_at = len(self.applied)
-        return published_bases.write(folder, pairs_of(self.run, 1 + self.made_at % 100))
+        """Write others every time; 8 is the entry of those that runs begin with."""
+        self.made, self.made_at = self.made + 1, len(self.applied)
+        return published_bases.write(folder, pairs_of(self.run, 8 + self.made))
 
     def evaluate_towards(
         self, after: Mapping[int, I64], amount: float, go_on: Callable[[], bool], rows: HeldOut = "test"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,63 @@ async def test_two_nodes_train_a_real_model_and_end_with_the_same_weights(
     assert weights == {fingerprint(alone)}
 
 
-def trainer(run: Manifest) -> Any:
-    return load_trainer(Settings(data_dir=Path("unused"), limits=Limits(threads=1)), run)
+@pytest.mark.parametrize("group", [0, 8], ids=["pairs", "groups"])
+async def test_a_node_with_two_devices_is_one_node_with_one_feed(
+    tmp_path: Path, real: Manifest, group: int
+) -> None:
+    real = real.model_copy(update={"training": real.training.model_copy(update={"group": group})})
+    swarm = Swarm(tmp_path, real)
+    both = swarm.node("a", make_engine=partial(trainer, device="cpu,cpu"))
+    alone = swarm.node("b", make_engine=trainer)
+    await swarm.first(device="cpu,cpu")
+    await swarm.join("b")
+    for node in (alone, both):
+        await node.until(lambda node=node: node.node.status().state == "complete")  # type: ignore[misc]
+    for node in (alone, both):
+        await node.until(lambda: alone.digest == both.digest)
+    assert (await alone.client.digest()) == (await both.client.digest())
+    status = await both.client.status()
+    assert [(one.name, one.problem) for one in status.devices] == [("cpu 1", None), ("cpu 2", None)]
+    assert sum(one.updates for one in status.devices) >= status.own_updates > 0
+    feeds = [state.feed for state in both.machine.frontier if state.feed.origin.hex() == status.origin]
+    assert feeds == [both.machine.own]
+    (single,) = (await alone.client.status()).devices
+    assert single.name == "cpu"
+    one, other = [(await node.client.evaluate()).model_dump(exclude={"seconds"}) for node in (alone, both)]
+    assert one == other
+    await swarm.stop()
+
+
+async def test_a_device_that_fails_is_said_and_the_others_go_on_until_a_pause_lets_it_try_again(
+    tmp_path: Path, real: Manifest
+) -> None:
+    numbers = {"epoch_updates": 1_000_000, "update_budget": 1_000_000}
+    swarm = Swarm(tmp_path, real.model_copy(update={"training": real.training.model_copy(update=numbers)}))
+    node = swarm.node("a", make_engine=partial(trainer, device="cpu,cpu"))
+    await swarm.first(device="cpu,cpu")
+    await node.until(lambda: node.engine and all(one.updates for one in node.engine.devices))
+    first, second = node.engine.devices
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: the GPU has fallen off the bus")
+
+    second.trainer.estimate = fail
+    await node.until(lambda: node.node.status().alarms)
+    (alarm,) = node.node.status().alarms
+    assert (alarm.code, "'cpu 2'" in alarm.what) == ("SF024", True)
+    made = first.updates
+    await node.until(lambda: first.updates > made)
+    await node.client.pause()
+    del second.trainer.estimate
+    made = second.updates
+    await node.client.resume()
+    await node.until(lambda: second.updates > made)
+    assert node.node.status().alarms == []
+    await swarm.stop()
+
+
+def trainer(run: Manifest, device: str = "cpu") -> Any:
+    return load_trainer(Settings(data_dir=Path("unused"), device=device, limits=Limits(threads=1)), run)
 
 
 def fingerprint(engine: Any) -> str:

@@ -87,6 +87,7 @@ class Exact:
     def __init__(self) -> None:
         self.core = Core(len(RUN.model.targets), RUN.training.rank)
         self.mini_batches = self
+        self.devices = ()
         self.sizes: list[int] = []
         self.subtracted = 0
         self.gate = threading.Event()
@@ -158,6 +159,7 @@ class OnOneThread:
         self._thread = threading.current_thread()
         self.prepared: list[tuple[int, ...]] = []
         self.mini_batches = self
+        self.devices = ()
 
     def prepare(self, seeds: Sequence[int]) -> None:
         self.prepared.append(tuple(seeds))

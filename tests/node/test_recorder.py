@@ -61,6 +61,9 @@ async def test_a_node_records_steps_traffic_and_evaluations_until_its_end(
     assert (first["step"], first["values"]["base_accuracy"]) == (0, base.value)
     assert (second["step"], second["values"]["accuracy"]) == (now.known, now.value)
     assert second["values"]["loss"] == now.loss
+    assert (base.drift, now.drift.kl, second["values"]["drift_kl"]) == (None, 0.5, 0.5)
+    assert second["values"]["drift_distance"] == now.drift.distance > 0
+    assert not any(name.startswith("drift") for name in first["values"])
 
 
 async def test_a_node_of_an_organised_run_records_every_seal_with_its_factor_and_rate(

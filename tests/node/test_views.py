@@ -161,6 +161,8 @@ async def test_an_evaluation_is_remembered_where_it_was_made(swarm: Swarm) -> No
     base, after = (await a.client.curves()).measurements
     assert (base.base, base.known, base.value, base.metric) == (True, 0, 0.0, "accuracy")
     assert (after.base, after.known, after.value) == (False, int(now.value), now.value)
+    assert (base.drift, after.drift) == (None, now.drift)
+    assert after.drift.tokens == 9
 
 
 async def test_an_evaluation_with_numbers_that_json_has_no_word_for_can_be_told(swarm: Swarm) -> None:
@@ -267,7 +269,7 @@ async def test_who_looks_is_told_what_the_run_is_for_and_what_it_takes_of_the_ma
     machine = (await a.client.status()).machine
     assert machine is not None
     assert 0 < machine.memory < machine.memory_total
-    assert (machine.device, machine.gpu) == ("cpu", None)
+    assert (machine.device, machine.gpus) == ("cpu", [])
 
 
 # -- writing -----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from sfnode.organising.guard import IN_VAIN, LOWER, MOST_RETURNS, PATIENCE, Guar
 from sfnode.organising.judging import Judgement, by_schedule
 from sfnode.organising.rates import Schedule
 from sfnode.schema.evaluation import EvaluationOfRows
+from sfnode.schema.node_state import REWARD
 from sfnode.tasks import metrics
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
@@ -50,12 +51,14 @@ class Run:
         seed: int = 0,
         noise: float = 0.1,
         searched: bool = False,
+        metric: str = "accuracy",
     ) -> None:
         self.random = np.random.default_rng(seed)
         self.counting = Counting(budget=budget, rate=RATE)
         self.guard = Guard()
         self.searched = searched
         self.noise = noise
+        self.metric = metric
         self.said: list[Decision] = []
         """The decisions that the guard has made."""
         self.decided: list[Decision] = []
@@ -78,7 +81,7 @@ class Run:
         hits = round(ROWS * min(1.0, max(0.5, 1.2 - float(losses.mean()))))
         share = metrics.share(hits, ROWS)._asdict()
         loss = float(losses.mean())
-        found = EvaluationOfRows(metric="accuracy", **share, loss=loss, count=ROWS, losses=tuple(losses))
+        found = EvaluationOfRows(metric=self.metric, **share, loss=loss, count=ROWS, losses=tuple(losses))
         if known:
             self.guard.note(epoch, found, base=base)
         self.decide(health.published(epoch, found, base=base))
@@ -248,6 +251,26 @@ def test_returns_are_bounded_and_the_last_one_ends_the_run() -> None:
 def test_a_run_that_hardly_moves_is_left_to_its_owner() -> None:
     run = Run(noise=0.02, budget=10_000)
     run.learn(*[0.7] * 40)
+
+
+def answered(run: Run, right: float) -> F64:
+    """Losses of rows of which so many, others every time, get the reward 1, and the rest 0."""
+    return np.asarray(run.random.random(ROWS) > right, float)
+
+
+def test_rewards_of_other_answers_that_are_no_worse_are_left_alone_and_worse_ones_taken_back() -> None:
+    run = Run(metric=REWARD)
+    run.publish(0, answered(run, 0.5), base=True)
+    for _ in range(15):
+        assert not run.epoch(answered(run, 0.5))
+    worse = Run(metric=REWARD)
+    worse.publish(0, answered(worse, 0.5), base=True)
+    while not worse.said:
+        worse.epoch(answered(worse, 0.1))
+    assert any(isinstance(one, Void) for one in worse.said)
+    (said,) = [one.text for one in worse.said if isinstance(one, Announce)]
+    assert "nats" not in said
+    assert "loss" not in said
 
 
 def test_what_gets_worse_with_the_last_epochs_is_taken_back_at_the_end() -> None:

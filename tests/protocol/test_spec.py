@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.manifest import MAX_DEPUTIES, MAX_DESCRIPTION, MAX_GROUP, MAX_QUOTA, MAX_WORK_BITS
+from sfnode.manifest import (
+    MAX_ANSWER_TOKENS,
+    MAX_DEPUTIES,
+    MAX_DESCRIPTION,
+    MAX_GROUP,
+    MAX_QUOTA,
+    MAX_STOP,
+    MAX_STOPS,
+    MAX_WORK_BITS,
+)
 from sfnode.modelshare import sharing
 from sfprotocol import (
     anti_entropy,
@@ -133,6 +142,8 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("name, team", f"{names.MAX_NAME} bytes"),
         ("updates between two cards of a feed", f"{cards.CARD_STEPS}"),
         ("updates of a group (U2)", f"{MAX_GROUP}"),
+        ("tokens of an answer (T8)", f"{MAX_ANSWER_TOKENS:,}"),
+        ("texts that end an answer (T8)", f"{MAX_STOPS} of {MAX_STOP} characters"),
         ("description of a run (M8)", f"{MAX_DESCRIPTION} bytes"),
         ("deputies", f"{MAX_DEPUTIES}"),
         ("quota", f"{MAX_QUOTA:,}"),

@@ -204,7 +204,7 @@ def test_selections_of_rows(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "vector",
     [MANIFEST, *MANIFEST["version 2"]],
-    ids=["1", "open", "organised", "published", "centred", "child", "groups", "data"],
+    ids=["1", "open", "organised", "published", "centred", "child", "groups", "data", "decay", "reward"],
 )
 def test_manifests_have_these_bytes_and_these_ids(vector: dict[str, Any]) -> None:
     manifest = Manifest.model_validate(vector["manifest"])
@@ -224,13 +224,16 @@ def test_manifests_that_are_refused(vector: dict[str, Any]) -> None:
 
 
 def _sorted_map(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_sorted_map(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {key: _sorted_map(value[key]) for key in sorted(value, key=str.encode)}
 
 
-def test_all_of_what_makes_a_manifest_refused_is_the_change() -> None:
-    fields = MANIFEST["version 2"][1]["manifest"]
+@pytest.mark.parametrize("task", [1, -1], ids=["classification", "reward"])
+def test_all_of_what_makes_a_manifest_refused_is_the_change(task: int) -> None:
+    fields = MANIFEST["version 2"][1]["manifest"] | {"task": MANIFEST["version 2"][task]["manifest"]["task"]}
     assert Manifest.from_canonical(msgpack.packb(_sorted_map(fields)), "the vectors").admission == "organised"
 
 

@@ -15,6 +15,7 @@ import torch
 
 from sfnode.engine.basis import Basis, PublishedBasis, RandomBasis
 from sfnode.engine.core import Core
+from sfnode.engine.decay import Decay
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.subspace import Subspace
 from sfnode.manifest import Target, Training
@@ -28,7 +29,8 @@ VECTORS = json.loads(
 
 
 def kind(vector: dict[str, Any]) -> str:
-    return f"{vector['schedule']}-{'published' if vector['bases'] else 'random'}"
+    kind = f"{vector['schedule']}-{'published' if vector['bases'] else 'random'}"
+    return f"{kind}-decay" if "decay" in vector else kind
 
 
 def number(bits: str) -> float:
@@ -86,6 +88,10 @@ def test_weights_by_plain_python(vector: dict[str, Any]) -> None:
         assert scale == term["scale"]
         u = rows_of(vector, term["epoch"], "U", len(weights))
         v = rows_of(vector, term["epoch"], "V", len(weights[0]))
+        newest, power = max(term["epoch"] for term in vector["terms"]), 1.0
+        for _ in range(term["epoch"], newest):
+            power *= vector.get("decay", 1.0)
+        assert power == term.get("power", 1.0)
         parts = [(1, core)]
         largest = max(abs(a) for row in u for a in row) * max(abs(a) for row in v for a in row)
         if sum(float(abs(a)) for _, _, a in core) * largest >= 2.0**53:
@@ -97,7 +103,7 @@ def test_weights_by_plain_python(vector: dict[str, Any]) -> None:
             for n, row in enumerate(weights):
                 for m in range(len(row)):
                     exact = sum(u[n][i] * a * v[m][j] for i, j, a in part)
-                    row[m] -= (scale * unit) * float(exact)
+                    row[m] -= (scale * power * unit) * float(exact)
     assert [[bits(entry) for entry in row] for row in weights] == vector["weights"]
 
 
@@ -126,7 +132,8 @@ def test_weights_by_the_engine(vector: dict[str, Any], dtype: torch.dtype, tmp_p
         basis = PublishedBasis(tmp_path, blob["digest"], [target], rank, loaded.device)
     space = Subspace(basis, [target], rank, loaded.device, dtype, live_core=not loaded.exact)
     scales = {term["epoch"]: term["scale"] for term in vector["terms"]}
-    weights = MergedWeights(loaded, space, Core(1, rank), lambda epoch: scales[epoch], lambda: 0.0)
+    decay = Decay(vector.get("decay", 1.0))
+    weights = MergedWeights(loaded, space, Core(1, rank), lambda epoch: scales[epoch], lambda: 0.0, decay)
     cores = {epoch: np.zeros((1, rank, rank), np.int64) for epoch in scales}
     for term in vector["terms"]:
         for one in term["core"]:

@@ -15,7 +15,14 @@ def status(**fields: Any) -> Status:
     values: dict[str, Any] = dict.fromkeys(Status.model_fields, 0)
     values |= dict.fromkeys(("version", "run_id", "run_name", "role", "peer", "digest"), "")
     values |= {"addresses": [], "links": [], "pauses": [], "paused_by": [], "limits": Limits()}
-    values |= {"machine": None, "origin": None, "incarnation": None, "loss": None, "fetch": None}
+    values |= {
+        "devices": [],
+        "machine": None,
+        "origin": None,
+        "incarnation": None,
+        "loss": None,
+        "fetch": None,
+    }
     values |= {"wait": None, "alarms": [], "organised": None, "audits": None, "privacy": None}
     return Status(**values | {"role": "relay", "state": NodeState.IDLE} | fields)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from sfnode.schema.evaluation import Evaluation, NodeEvaluation
+from sfnode.schema.evaluation import Evaluation, LayeredDrift, NodeEvaluation
 from sfnode.schema.results import EvalResult
 
 SFNODE = Path(__file__).parents[2] / "sfnode"
@@ -59,6 +59,7 @@ def test_what_a_command_prints_of_a_nodes_evaluation_is_the_evaluation_alone() -
         after=asked,
         loss="plain",
         prior=None,
+        drift=LayeredDrift(norm=0.0, distance=0.0, kl=None, tokens=0, layers=[]),
     )
     assert json.loads(result.model_dump_json())["after"].keys() == Evaluation.model_fields.keys()
 

@@ -24,7 +24,7 @@ def test_cpu_and_memory_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch
     found = seen.look()
     assert found.cpu == pytest.approx(0.5)
     assert 0 < found.memory < found.memory_total
-    assert found.gpu is None
+    assert found.gpus == []
 
 
 def test_a_gpu_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,8 +45,7 @@ def test_a_gpu_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setitem(sys.modules, "pynvml", Some("pynvml"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    gpu = Usage("cuda").look().gpu
-    assert gpu is not None
+    (gpu,) = Usage("cuda").look().gpus
     assert (gpu.name, gpu.memory, gpu.memory_total, gpu.celsius) == ("H100", 2, 80, 80)
     assert (gpu.busy, gpu.watts) == (0.5, None)
 
@@ -54,4 +53,4 @@ def test_a_gpu_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nobody_opens_a_gpu_to_look_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert Usage("cuda").look().gpu is None
+    assert Usage("cuda").look().gpus == []

@@ -55,7 +55,7 @@ def status(**fields: object) -> Status:
         "feed_count": 2, "bytes_sent": 1,
         "bytes_received": 1, "segment_bytes_sent": 1, "updates_sent": 1, "log_bytes": 1, "uptime": 1.0,
         "fetch": None, "pauses": [], "limits": {}, "alarms": [], "wait": None, "organised": None,
-        "paused_by": [], "machine": None,
+        "paused_by": [], "devices": [], "machine": None,
     }  # fmt: skip
     return Status.model_validate(usual | fields)
 

@@ -1,4 +1,4 @@
-"""The presets word rows as MeZO does, to the character, and the default is a whole run."""
+"""The presets word rows as MeZO does, to the character, and the embedded ones are whole runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models import loader
-from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, default_run, preset, task_of
+from sfnode.tasks.presets import PRESETS, of_model, preset, task_of
 from sfnode.tasks.prompts import LabelledTexts, Prompt, problem, render_row
 from sfnode.tasks.templates import join
 
@@ -27,11 +27,13 @@ LABELLED = {
     "answer": "Yes, wet",
     "label": 1,
     "text": "fine .",
+    "sum": "23+48",
 }
 
 SAME = 'Does the word "bank" have the same meaning in these two sentences? Yes, No?\nA bank.\nThe bank.\n'
 WORDED = {
     "reviews": ["fine . it was bad", "fine . it was good"],
+    "sums": [],
     "sst2": ["a fine film It was terrible", "a fine film It was great"],
     "rte": [
         'It rains.\nDoes this mean that "It is wet." is true? Yes or No?\nYes',
@@ -62,7 +64,12 @@ def test_a_preset_words_a_row_as_published(name: str) -> None:
     words = render_row(task, row)
     assert isinstance(words, Prompt)
     assert [join(words.prompt, answer) for answer in words.answers] == WORDED[name]
-    assert words.right == (1,)
+    assert words.right == ((1,) if words.answers else ())
+
+
+def test_the_answer_to_a_sum_is_written_by_the_model_and_not_shown_to_it() -> None:
+    words = render_row(preset("sums").task, {"sum": "23+48", "answer": "71"})
+    assert words == Prompt("23+48=", (), ())
 
 
 BARE = {
@@ -94,12 +101,21 @@ def test_a_task_whose_rows_bring_their_answers_is_none_for_such_a_model() -> Non
 
 def test_a_preset_is_found_whatever_the_case_and_missed_with_a_list() -> None:
     assert preset("SST2") == preset("sst2")
-    with pytest.raises(UserError, match="reviews, sst2, rte, boolq, wic, multirc, record, agnews") as caught:
+    with pytest.raises(
+        UserError, match="reviews, sums, sst2, rte, boolq, wic, multirc, record, ag"
+    ) as caught:
         preset("imdb")
     assert caught.value.code == Code.BAD_OPTION
 
 
-def test_the_default_is_a_whole_run_on_the_embedded_model() -> None:
-    task, data, training = default_run()
-    run = Manifest(model=loader.describe(DEFAULT_MODEL, ""), task=task, data=data, training=training)
+@pytest.mark.parametrize("name", ["reviews", "sums"])
+def test_an_embedded_model_and_its_task_are_a_whole_run(name: str) -> None:
+    found = preset(name)
+    training = found.training
+    assert training is not None
+    assert of_model(found.model) == name
+    run = Manifest(
+        model=loader.describe(found.model, ""), task=found.task, data=found.data, training=training
+    )
     assert Manifest.from_canonical(run.canonical(), "itself") == run
+    assert of_model("opt-125m") is None

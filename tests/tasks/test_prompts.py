@@ -12,7 +12,17 @@ from pydantic import ValidationError
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Task
 from sfnode.tasks import templates
-from sfnode.tasks.prompts import Conversation, LabelledTexts, Message, Prompt, fields, problem, render_row
+from sfnode.tasks.prompts import (
+    Conversation,
+    LabelledTexts,
+    Message,
+    Prompt,
+    example,
+    fields,
+    problem,
+    render_row,
+)
+from sfnode.tasks.verifying import score_of
 
 LABELLED = Task(kind="classification", template="{a} or {b}?", verbalizer={"0": "no", "true": "yes"})
 CLOZE = Task(
@@ -96,6 +106,14 @@ def test_a_task_needs_the_fields_that_it_names() -> None:
     assert fields(CHAT) == ("talk",)
 
 
+SUM = {
+    "kind": "sum",
+    "terms": [
+        {"weight": 0.5, "verifier": {"kind": "numeric", "column": "n"}},
+        {"weight": 0.5, "verifier": {"kind": "exact", "column": "a"}},
+    ],
+}
+REWARD = Task(kind="reward", template="{q}", verifier=SUM, answer_tokens=8)
 COMPLAINTS = [
     (LABELLED, {"a": "x", "label": "0"}, "no 'b'; the row has 'a', 'label'"),
     (LABELLED, {"a": "x", "b": "y", "label": "2"}, "the label '2' is none of the task's labels (0, true)"),
@@ -109,6 +127,9 @@ COMPLAINTS = [
     (TEXT, {}, "no 'text'; the row has nothing"),
     (PAIR, {"a": "x", "b": "y", "label": 1}, "the label '1' is none of the task's labels (no, yes)"),
     (PAIR, {"a": "x", "label": "no"}, "no 'b'; the row has 'a', 'label'"),
+    (REWARD, {"q": "why", "a": "x"}, "no 'n'; the row has 'q', 'a'"),
+    (REWARD, {"q": "why", "a": "x", "n": "many"}, "'n' has no number"),
+    (REWARD, {"q": " ", "a": "x", "n": 1}, "the prompt is empty"),
     (CHAT, {"talk": "why"}, "'talk' is not a list of messages"),
 ]
 
@@ -118,10 +139,21 @@ def test_a_row_that_cannot_serve_is_complained_about(task: Task, row: dict[str, 
     assert problem(task, row) == said
 
 
-@pytest.mark.parametrize("task", [LABELLED, CLOZE, STORY, TEXT, CHAT])
+@pytest.mark.parametrize("task", [LABELLED, CLOZE, STORY, TEXT, CHAT, REWARD])
 def test_a_row_that_can_serve_is_not(task: Task) -> None:
-    row = {"a": "x", "b": "y", "label": 0, "q": "why", "talk": TALK, **CLOZE_ROW}
+    row = {"a": "x", "b": "y", "label": 0, "q": "why", "talk": TALK, "n": "1 in 3", **CLOZE_ROW}
     assert problem(task, row) is None
+
+
+def test_a_row_whose_answers_are_rewarded_has_what_template_and_verifier_read() -> None:
+    assert fields(REWARD) == ("q", "n", "a")
+    assert problem(REWARD, example(REWARD)) is None
+    assert render_row(REWARD, {"q": "why", "a": "x", "n": 1}) == Prompt("why", (), ())
+
+
+def test_the_reward_of_an_answer_follows_from_verifier_and_row() -> None:
+    score = score_of(REWARD)
+    assert [score(answer, {"a": "7", "n": 7}) for answer in ("7", "I say 7", "8")] == [1.0, 0.5, 0.0]
 
 
 def test_a_separator_parts_a_text_once_and_is_an_ordinary_field_elsewhere() -> None:

@@ -11,9 +11,8 @@ import pytest
 from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
-from sfnode.manifest import Manifest
-from sfnode.models import loader
-from sfnode.tasks import presets, synthetic
+from sfnode.models.manifest_builder import default_manifest
+from sfnode.tasks import synthetic
 from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import evaluate
 from sfprotocol.seeds import update_seeds
@@ -23,9 +22,7 @@ TRAIN, TEST = (synthetic.rows(split) for split in ("train", "test"))
 
 @pytest.fixture(scope="module")
 def run() -> Trainer:
-    task, data, training = presets.default_run()
-    described = loader.describe(presets.DEFAULT_MODEL, "")
-    return Trainer.load(Manifest(model=described, task=task, data=data, training=training))
+    return Trainer.load(default_manifest())
 
 
 def sentences(text: str) -> list[str]:

@@ -8,16 +8,20 @@ import { count, percent, size } from "./format.js";
 
 const SURE = 6000; // milliseconds within which a second click on Leave counts
 
+function usage(gpu) {
+  const more = [gpu.busy === null ? "" : `${percent(gpu.busy)} busy`, `${size(gpu.memory)} of ${size(gpu.memory_total)}`, gpu.celsius === null ? "" : `${Math.round(gpu.celsius)} °C`, gpu.watts === null ? "" : `${Math.round(gpu.watts)} W`];
+  return more.filter(Boolean).join(", ");
+}
+
 export function showMachine(status, limits) {
-  const machine = status.machine, gpu = machine?.gpu;
+  const machine = status.machine, gpus = machine?.gpus ?? [], devices = status.devices;
   tell("cpu", machine ? `${machine.cpu.toFixed(1)} of ${Number(machine.cores.toFixed(1))} cores` : "–");
   tell("memory", machine ? `${size(machine.memory)} of ${size(machine.memory_total)}` : "–");
-  byId("gpu-tile").hidden = byId("gpu-key").hidden = !gpu;
-  if (gpu) {
-    tell("gpu-name", gpu.name);
-    const more = [gpu.busy === null ? "" : `${percent(gpu.busy)} busy`, `${size(gpu.memory)} of ${size(gpu.memory_total)}`, gpu.celsius === null ? "" : `${Math.round(gpu.celsius)} °C`, gpu.watts === null ? "" : `${Math.round(gpu.watts)} W`];
-    tell("gpu", more.filter(Boolean).join(", "));
-  }
+  byId("gpu-tile").hidden = byId("gpu-key").hidden = !gpus.length;
+  tell("gpu-name", gpus.length === 1 ? gpus[0].name : "GPUs");
+  tell("gpu", gpus.map((gpu) => gpus.length === 1 ? usage(gpu) : `${gpu.device} ${gpu.name}: ${usage(gpu)}`).join("; "));
+  byId("devices-tile").hidden = devices.length < 2;
+  tell("devices", devices.map((one) => `${one.name}: ${count(one.updates)}${one.problem ? " (failed)" : ""}`).join(", "));
   tell("traffic", `${size(status.bytes_sent)}, ${size(status.bytes_received)}`);
   const run = status.organised;
   tell("quota", !run ? "no limit" : run.quota === null ? "not admitted" : `${count(run.room)} of ${count(run.quota)}`);

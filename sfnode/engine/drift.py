@@ -1,0 +1,189 @@
+"""Drift of a model from its base: how far its weights are from the base's, and how differently it goes on
+with text that has nothing to do with the task. Long runs of evolution strategies forget; this shows it.
+
+Measures only: nothing here feeds back into a run. It knows cores, bases and a model; it knows neither
+updates nor the task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sfnode.engine import forward
+from sfnode.engine.basis import PublishedBasis
+from sfnode.engine.forward import Pass
+from sfnode.engine.generation import prompt_ids
+from sfnode.engine.subspace import Subspace
+from sfnode.models.loader import LoadedModel
+from sfnode.models.quantized import row_blocks
+from sfnode.schema.evaluation import LayerDrift, LayeredDrift
+
+if TYPE_CHECKING:
+    from sfnode.engine.trainer import Trainer
+
+NEUTRAL = """\
+The harbour is quiet in the early morning. A few boats lie at the wall, and the water moves slowly by.
+Rain that falls on the hills takes about two days to reach the river, and a week more to arrive at the sea.
+The library opens at nine on weekdays. Visitors may borrow up to six books, which are due after four weeks.
+To bake this bread, mix the flour with warm water, add a little salt, and let the dough rest for an hour.
+My brother works as an engineer in a small town, where he looks after the bridges and the railway.
+Most birds of this kind leave in autumn. They fly by night and rest in the fields during the day.
+The committee met on Tuesday to talk about the new road, and will meet again when the plans are ready.
+A triangle with three equal sides also has three equal angles, each of which measures sixty degrees.
+She put the letter on the table, closed the window, and went out to see whether the train had come.
+In winter the lake freezes from its edges inwards, because shallow water loses its warmth more quickly.
+The price of wheat rose a little in March, fell again in April, and has hardly changed since then.
+Please keep this door closed. If you need help, ring the bell, and somebody will be with you shortly.
+Early maps of the coast were drawn by sailors, who measured the depth of the water with a rope.
+When the children had finished their work, they carried the chairs inside and swept the floor.
+"""
+"""Text of no task, written for this: every line is a text of its own."""
+
+TOKENS = 512
+"""Most tokens that are predicted: with a few hundred the mean is known to some percent, which is enough to
+see a drift, in a fraction of a second on small models."""
+
+KEPT_ENTRIES = 1 << 25
+"""Most probabilities that the base model's answers on the text may have: 128 MiB. A vocabulary of 150,000
+leaves 220 tokens."""
+
+
+class Meter:
+    """Measures the drift of one trainer's model; what it needs of the base model is measured once."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._base_norms: list[float] | None = None
+        self._base: tuple[str, list[Tensor]] | None = None
+        """A text, and the base model's log-probabilities on each of its lines, (tokens, vocabulary)."""
+
+    def measure(self, text: str = "") -> LayeredDrift:
+        """Return the drift of the model as of now, by NEUTRAL or another text, one sample a line.
+
+        Raises UserError BASES_MISSING, BASES_UNUSABLE, MODEL_*, OUT_OF_MEMORY.
+        """
+        trainer = self._trainer
+        trainer.restore()
+        cores = trainer.decay.faded(trainer.core.cores())
+        changes = norms(trainer.space, trainer.scale, cores)
+        if self._base_norms is None:
+            self._base_norms = [_base_norm(trainer.loaded, n) for n in range(len(changes))]
+        layers = [
+            LayerDrift(name=target.name, norm=change, distance=_ratio(change, base))
+            for target, change, base in zip(trainer.space.targets, changes, self._base_norms, strict=True)
+        ]
+        norm = math.hypot(*changes)
+        kl = None if trainer.loaded.classifies else self._kl(text or NEUTRAL)
+        return LayeredDrift(
+            norm=norm,
+            distance=_ratio(norm, math.hypot(*self._base_norms)),
+            kl=kl and kl[0],
+            tokens=kl[1] if kl else 0,
+            layers=layers,
+        )
+
+    def _kl(self, text: str) -> tuple[float, int]:
+        """Return the mean of KL(base || now) over the tokens of a text, in nats, and how many there are."""
+        trainer = self._trainer
+        texts = list(_samples(trainer.loaded, text))
+        if self._base is None or self._base[0] != text:
+            with trainer.weights.at_base():
+                self._base = text, [_log_probs(trainer.loaded, this).cpu() for this in texts]
+        trainer.weights.rebuild()
+        total = tokens = 0.0
+        for this, base in zip(texts, self._base[1], strict=True):
+            now = _log_probs(trainer.loaded, this).cpu()
+            total += float((base.exp() * (base - now)).double().sum())
+            tokens += len(base)
+        return (max(0.0, total / tokens), int(tokens)) if tokens else (0.0, 0)
+
+
+def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, NDArray[Any]]) -> list[float]:
+    """Return the Frobenius norm of what these cores change of each target.
+
+    Of all subspaces together, with the products between them: with P = [U_1 A_1, U_2 A_2, ...] and
+    V = [V_1, V_2, ...] it is the root of the sum of the entries of (P^T P) * (V^T V), for which no matrix is
+    made; where the subspaces have so many columns that this takes more work than the matrix, that is made in
+    blocks. Cores, bases and the products of bases alone are exact integers; scales, and sums with them, are
+    rounded in float64. The error is thus about 1e-16 of the sum of the norms of all subspaces' terms in the
+    second way, and the root of that, 1e-8, in the first, if they all but cancel. What float32 weights lose by
+    their own rounding is not in it.
+    """
+    merged = _by_bases(space, scale, cores)
+    return [_norm(space, merged, number) for number in range(len(space.targets))]
+
+
+def _by_bases(
+    space: Subspace, scale: Callable[[int], float], cores: Mapping[int, NDArray[Any]]
+) -> list[tuple[int, NDArray[Any]]]:
+    """Return subspaces with different bases, and their cores in units of a weight, (layers, rank, rank)
+    float64: those of equal bases are one."""
+    found: dict[int | str, tuple[int, NDArray[Any]]] = {}
+    for subspace, core in cores.items():
+        name = space.basis.digest(subspace) if isinstance(space.basis, PublishedBasis) else subspace
+        _, before = found.get(name, (subspace, 0.0))
+        found[name] = subspace, before + core * scale(subspace)
+    return list(found.values())
+
+
+def _norm(space: Subspace, cores: Sequence[tuple[int, NDArray[Any]]], number: int) -> float:
+    if not cores:
+        return 0.0
+    target, sides = space.targets[number], []
+    for subspace, core in cores:
+        u, v = (side.cpu().double() for side in space.basis.matrices(subspace, number))
+        sides.append((u, torch.from_numpy(core[number]), v))
+    rows, columns, width = target.out_features, target.in_features, space.rank * len(sides)
+    if width * (rows + columns) < rows * columns:
+        left = torch.cat([u @ a for u, a, _ in sides], 1)  # (out, k)
+        right = torch.cat([v for *_, v in sides], 1)  # (in, k)
+        return math.sqrt(max(0.0, float(((left.t() @ left) * (right.t() @ right)).sum())))
+    square = 0.0
+    for block in row_blocks(rows, columns):
+        change = torch.zeros(len(range(rows)[block]), columns, dtype=torch.float64)
+        for u, a, v in sides:
+            change.addmm_(u[block] @ a, v.t())
+        square += float(change.square().sum())
+    return math.sqrt(square)
+
+
+def _base_norm(loaded: LoadedModel, number: int) -> float:
+    """Return the Frobenius norm of the base weights of a target."""
+    base = loaded.base_weights.read(number)
+    return math.sqrt(sum(float(base[rows].double().square().sum()) for rows in row_blocks(*base.shape)))
+
+
+def _ratio(change: float, base: float) -> float:
+    """Return a change relative to the base; infinite for a change of a target that is zero in the base."""
+    return change / base if base else math.inf if change else 0.0
+
+
+def _samples(loaded: LoadedModel, text: str) -> Iterator[Pass]:
+    """Yield the lines of a text as passes whose targets are all their tokens but the first, up to TOKENS."""
+    vocabulary = loaded.model.config.get_text_config(decoder=True).vocab_size
+    room = min(TOKENS, max(1, KEPT_ENTRIES // vocabulary))
+    for line in filter(None, map(str.strip, text.splitlines())):
+        ids = torch.tensor(prompt_ids(loaded, line, 0)[: room + 1], device=loaded.device)
+        count = len(ids) - 1
+        if count < 1:
+            continue
+        zeros = torch.zeros(count, dtype=torch.int64, device=loaded.device)
+        columns = torch.arange(count, device=loaded.device)
+        mask = torch.ones_like(ids[None])
+        yield Pass(ids[None], mask, torch.zeros_like(mask), zeros, columns, ids[1:])
+        room -= count
+        if room < 1:
+            return
+
+
+def _log_probs(loaded: LoadedModel, this: Pass) -> Tensor:
+    """Return what the model holds likely after each token, (tokens, vocabulary) float32 at least."""
+    with torch.inference_mode():
+        found = forward.logits(loaded, this)
+        return found.to(torch.promote_types(found.dtype, torch.float32)).log_softmax(-1)

@@ -1,0 +1,54 @@
+"""Loads what a trainer works with: a device that can be used, the base model, and a node's rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from sfnode.engine import target_check
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.models import loader
+from sfnode.tasks import dataset
+
+
+def usable_device(name: str) -> torch.device:
+    """Return the device of that name after trying it out. Raises UserError DEVICE."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).add_(1).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            Code.DEVICE,
+            f"the device {name!r} cannot be used here: {reason}",
+            "Use --device cpu, or install a torch build that supports the device.",
+        ) from error
+    return device
+
+
+def load_model(
+    manifest: Manifest, override: Path | None, device: torch.device, dtype: str
+) -> loader.LoadedModel:
+    """Load the manifest's base model and check that all targets can be perturbed.
+
+    Raises UserError as `models.loader.load` does.
+    """
+    loaded = loader.load(manifest, override=override, device=device, dtype=dtype)
+    problem = loader.with_user_errors(loaded.folder, lambda: target_check.problem(loaded))
+    if problem:
+        raise loader.unsupported(loaded.folder, problem)
+    return loaded
+
+
+def training_rows(
+    manifest: Manifest, override: Path | None, shard: tuple[int, int] | None, data: Path | None
+) -> tuple[list[dataset.Row], list[dataset.Row] | None]:
+    """Return the rows that this node draws its mini-batches from, and the public ones if they were read."""
+    if override is None:
+        public = rows = dataset.training_rows(manifest.data, manifest.task, data)
+    else:
+        public = None
+        rows = dataset.load_rows(str(override), manifest.task, min_words=manifest.data.train_min_words)
+    return dataset.shard(rows, *shard) if shard else rows, public

@@ -1,0 +1,166 @@
+"""The objective of tasks whose loss follows from the log-probabilities of given answers.
+
+It knows a model and rows; it knows neither updates nor who asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sfnode.engine import forward, samples
+from sfnode.engine.estimator import Estimate, estimates
+from sfnode.engine.objective import BASE, OWN, GoOn, Held, always, paused
+from sfnode.engine.run_rows import RunRows
+from sfnode.manifest import Manifest, Task
+from sfnode.models.loader import LoadedModel
+from sfnode.models.perturbation import Directions
+from sfnode.schema.evaluation import Evaluation
+from sfnode.tasks import calibration
+from sfnode.tasks.encoding import (
+    Encoded,
+    Forward,
+    Prior,
+    Scored,
+    ScoredBatch,
+    encode,
+    measure,
+    scored_batches,
+)
+from sfnode.tasks.prompts import Row
+from sfnode.tasks.shard import CENTRED, Shard
+from sfprotocol.seeds import derive_key, stream
+
+EVALUATION_BATCH = 32
+"""Rows of an evaluation that are tokenised and cut into passes together."""
+
+
+def scorer(loaded: LoadedModel, go_on: GoOn = always, perturb: forward.Perturb | None = None) -> Forward:
+    """Return what scores a batch with the model as it is; it raises UserError PAUSED."""
+
+    def score(encoded: Encoded) -> Scored:
+        if not go_on():
+            raise paused()
+        return forward.score_in_passes(loaded, encoded, perturb)
+
+    return score
+
+
+class Priors:
+    """The priors of one run's models over the task's answers."""
+
+    def __init__(self, task: Task, loaded: LoadedModel, rows: RunRows) -> None:
+        self._task, self._loaded, self._rows = task, loaded, rows
+        self._found: dict[bytes, Prior] = {}
+        """Those of the base model and of the last model asked about, by the digest of their cores."""
+
+    def of(self, weights: bytes, go_on: GoOn = always) -> Prior:
+        """Return the prior of the weights as they are, which are those of this digest, (K,).
+
+        From CALIBRATION_ROWS of the run's public training rows, whose labels are not looked at; where they
+        are not within reach it is the manifest's, which is the base model's. Raises UserError BAD_OPTION if
+        the task has no fixed answers, DATA_* if there are neither rows nor a prior in the manifest, PAUSED.
+        """
+        if weights == OWN:
+            return self.measured(go_on)
+        if weights not in self._found:
+            found = self.measured(go_on)
+            kept = {BASE: self._found[BASE]} if BASE in self._found else {}
+            self._found = kept | {weights: found}
+        return self._found[weights]
+
+    def measured(self, go_on: GoOn = always, perturb: forward.Perturb | None = None) -> Prior:
+        """Return that of the weights as they are, moved by `perturb`. Raises as `of`."""
+        task, tokenizer = self._task, self._loaded.tokenizer
+        if task.prior and not self._rows.some_if_any():
+            return calibration.from_manifest(task)
+        rows = self._rows.some() if task.labelled else []
+        return calibration.prior(
+            task, tokenizer, rows, scorer(self._loaded, go_on, perturb), EVALUATION_BATCH
+        )
+
+
+class Losses:
+    """The objective of one trainer."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        loaded: LoadedModel,
+        rows: Sequence[Row],
+        run_rows: RunRows,
+        priors: Priors,
+        secret: bytes = b"",
+    ) -> None:
+        """`rows` are those that mini-batches are drawn from; `secret` as for `Shard`."""
+        self._task, self._loaded, self._priors = manifest.task, loaded, priors
+        self._group = manifest.training.group
+        size = manifest.training.batch_size
+        shard = Shard(manifest.task, loaded.tokenizer, rows, size, run_rows.some_if_any, secret)
+        self.odds = shard.odds
+        self.mini_batch = shard.mini_batch
+        self._base_scored: dict[tuple[str, int], list[ScoredBatch]] = {}
+        """Scores of the base model on rows of a labelled task, until they were calibrated, too."""
+
+    def estimates(
+        self, directions: Directions, seeds: Sequence[int], batches: Sequence[Encoded], distance: float
+    ) -> list[Estimate]:
+        """Estimate slopes by the losses of the rows' own answers (`engine.estimator`)."""
+        return estimates(self._loaded, directions, batches, distance, self._group)
+
+    def evaluate(
+        self, held: Held, of: bytes = OWN, go_on: GoOn = always, perturb: forward.Perturb | None = None
+    ) -> Evaluation:
+        """Measure the model; where the run's loss is centred, calibrated by the prior that it has there."""
+        prior = None
+        if self._task.loss == CENTRED:
+            prior = self._priors.measured(go_on, perturb) if perturb else self._priors.of(of, go_on)
+        return measure(self._task, self._scored(held, go_on, perturb), prior)
+
+    def evaluate_base(self, held: Held, go_on: GoOn = always, *, calibrated: bool = False) -> Evaluation:
+        """Measure the base model; once only for both ways to look at its scores."""
+        prior = self._priors.of(BASE, go_on) if calibrated else None
+        key = held.which, held.limit
+        found = self._base_scored.pop(key, None) or list(self._scored(held, go_on))
+        if self._task.labelled and not calibrated:
+            self._base_scored[key] = found
+        return measure(self._task, found, prior)
+
+    def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
+        """Return the best candidates, or what the model writes; scores of a centred loss less the prior."""
+        prior = self._priors.of(of) if self._task.loss == CENTRED else None
+        return samples.answer(self._loaded, self._task, rows, scorer(self._loaded), prior)
+
+    def _scored(
+        self, held: Held, go_on: GoOn, perturb: forward.Perturb | None = None
+    ) -> Iterator[ScoredBatch]:
+        score = scorer(self._loaded, go_on, perturb)
+        return scored_batches(self._task, self._loaded.tokenizer, held.rows, score, EVALUATION_BATCH)
+
+
+def line_rows(task: Task, rows: Sequence[Row]) -> list[Row]:
+    """Return rows in the order in which a line search takes them, which is the same for everybody: shuffled,
+    as files are often sorted, and the classes of a labelled task by turns, as long as each has rows."""
+    order = np.argsort(stream(derive_key(b"sfnode line search"), 0, len(rows)))
+    chosen = [rows[place] for place in order]
+    if not task.labelled:
+        return chosen
+    labels = [str(row.get(task.label_field)) for row in chosen]
+    seen: Counter[str] = Counter()
+    turns = []
+    for label in labels:
+        turns.append(seen[label])
+        seen[label] += 1
+    return [chosen[place] for place in np.argsort(turns, kind="stable")]
+
+
+def line_batches(manifest: Manifest, tokenizer: Any, rows: Sequence[Row]) -> list[Encoded]:
+    """Return rows as batches of which a line search measures losses, the same ones for every c: all in their
+    order, EVALUATION_BATCH at a time."""
+    return [
+        encode(manifest.task, tokenizer, rows[start : start + EVALUATION_BATCH])
+        for start in range(0, len(rows), EVALUATION_BATCH)
+    ]

@@ -1,0 +1,90 @@
+"""Objectives of runs, which differ by task: what an update measures, and how a model is evaluated.
+
+A trainer has one objective, and gives it the model at the weights that are asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from sfnode.engine.estimator import Estimate
+from sfnode.engine.forward import Perturb
+from sfnode.engine.samples import Answered
+from sfnode.errors import Code, UserError
+from sfnode.models.perturbation import Directions
+from sfnode.schema.evaluation import Evaluation
+from sfnode.tasks.dataset import HeldOut
+from sfnode.tasks.prompts import Row
+
+GoOn = Callable[[], bool]
+"""Asked now and then whether a long measurement should go on."""
+
+OWN = b""
+"""Stands for the digest of weights that nobody asks about again."""
+
+BASE = b"base"
+"""Stands for the digest of the base model's cores."""
+
+
+def always() -> bool:
+    """Go on whatever happens."""
+    return True
+
+
+def paused() -> UserError:
+    """Return the error of a measurement that was broken off."""
+    return UserError(
+        Code.PAUSED,
+        "the node was paused while it measured the model",
+        "Ask again; a node that is paused already measures all the same.",
+    )
+
+
+class Held(NamedTuple):
+    """Some of the rows that nobody trains on."""
+
+    which: HeldOut
+    limit: int
+    """Number of rows that was asked for; 0: as many as the manifest says."""
+    rows: Sequence[Row]
+
+
+class Objective(Protocol):
+    """The objective of a run.
+
+    Weights are those of the model as it is, unless `perturb` moves them; `of` is the digest of their cores,
+    by which what follows from them alone is remembered.
+    """
+
+    @property
+    def odds(self) -> tuple[int, int]:
+        """Rows that a mini-batch draws, and of how many; 0 without any."""
+        ...
+
+    def mini_batch(self, seed: int) -> Any:
+        """Return what a seed draws, as `estimates` takes it; any thread may call this."""
+        ...
+
+    def estimates(
+        self, directions: Directions, seeds: Sequence[int], batches: Sequence[Any], distance: float
+    ) -> list[Estimate]:
+        """Estimate the derivative of each mini-batch's loss along the direction of the same number."""
+        ...
+
+    def evaluate(
+        self, held: Held, of: bytes = OWN, go_on: GoOn = always, perturb: Perturb | None = None
+    ) -> Evaluation:
+        """Measure the model. Raises UserError DATA_*, and PAUSED when `go_on` says no."""
+        ...
+
+    def evaluate_base(self, held: Held, go_on: GoOn = always, *, calibrated: bool = False) -> Evaluation:
+        """Measure the base model, whose weights the model has; `calibrated`: less its own prior.
+
+        Raises UserError as `evaluate`, BAD_OPTION where there is no prior.
+        """
+        ...
+
+    def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[Answered]:
+        """Return the model's answers to these rows."""
+        ...

@@ -1,0 +1,153 @@
+"""The objective of reward runs: answers that the model writes, and what a verifier gives them.
+
+There are no slopes of such a loss by two forward passes: what asks for them is refused (`tasks.verifying`).
+It knows a model, prompts and a verifier; it knows neither updates nor who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sfnode.engine import rewards, samples
+from sfnode.engine.estimator import Estimate
+from sfnode.engine.forward import Perturb
+from sfnode.engine.generation import CACHE_BYTES, Plan, generate, positions
+from sfnode.engine.generation import Row as Asked
+from sfnode.engine.objective import OWN, GoOn, Held, always, paused
+from sfnode.engine.rewards import Question
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.models.loader import LoadedModel
+from sfnode.models.perturbation import Directions
+from sfnode.schema.evaluation import EvaluationOfRows, PassAt
+from sfnode.schema.node_state import REWARD
+from sfnode.tasks import metrics, tokenization, verifying
+from sfnode.tasks.prompts import Prompt, Row, render_row
+from sfnode.tasks.shard import Shard
+from sfprotocol.seeds import derive_key, token_keys
+
+RIGHT = 1 - 1e-8
+"""Reward of an answer that passes: 1, but for the weights of a sum, which add up to it within 10^-9."""
+
+SAMPLED_AT = 1.0
+"""Temperature at which answers are drawn for pass@k in a run that takes the likeliest tokens."""
+
+
+class Rewards:
+    """The objective of one trainer."""
+
+    def __init__(
+        self, manifest: Manifest, loaded: LoadedModel, rows: Sequence[Row], secret: bytes = b""
+    ) -> None:
+        """`rows` are those that prompts are drawn from; `secret` as for `Shard`.
+
+        Raises UserError BAD_OPTION where the model has no positions for a prompt beside an answer.
+        """
+        task = manifest.task
+        self._task, self._loaded = task, loaded
+        self._epsilon, self._group = manifest.training.epsilon, manifest.training.group
+        self._room = min(task.max_tokens, positions(loaded)) - task.answer_tokens
+        if self._room < 1:
+            raise UserError(
+                Code.BAD_OPTION,
+                f"the base model has {positions(loaded)} positions: none is left for a prompt beside answers "
+                f"of {task.answer_tokens} tokens",
+                "Make the run with fewer answer_tokens, or with a model of more positions.",
+            )
+        # bounded by a constant, whatever memory there is: rows that are written together round alike
+        self._plan = Plan(task.answer_tokens, task.temperature, task.stop, cache_bytes=CACHE_BYTES)
+        self._likeliest = self._plan._replace(temperature=0.0)
+        self._score = verifying.score_of(task)
+        self._shard = Shard(task, loaded.tokenizer, rows, manifest.training.batch_size, secret=secret)
+        self.odds = self._shard.odds
+
+    def mini_batch(self, seed: int) -> list[Question]:
+        """Return the prompts that a seed draws."""
+        rows, _ = self._shard.draw(seed)
+        return [Question(self._prompt(row), row) for row in rows]
+
+    def estimates(
+        self,
+        directions: Directions,
+        seeds: Sequence[int],
+        batches: Sequence[Sequence[Question]],
+        distance: float,
+    ) -> list[Estimate]:
+        """Estimate slopes by the rewards of answers that the model writes (`engine.rewards`)."""
+        found = rewards.estimates(
+            self._loaded, directions, seeds, batches, self._score, self._plan, distance, self._group
+        )
+        assert found is not None  # nothing breaks it off
+        return found
+
+    def evaluate(
+        self, held: Held, of: bytes = OWN, go_on: GoOn = always, perturb: Perturb | None = None
+    ) -> EvaluationOfRows:
+        """Measure the rewards of one answer to each row, of the likeliest tokens."""
+        asked = [Asked(self._prompt(row)) for row in held.rows]
+        found = self._rewards(held.rows, asked, self._likeliest, go_on, perturb)
+        mean, passed = sum(found) / len(found), sum(reward >= RIGHT for reward in found)
+        return EvaluationOfRows(
+            metric=REWARD,
+            **metrics.share(sum(found), len(found))._asdict(),
+            loss=1 - mean,
+            count=len(found),
+            losses=tuple(1 - reward for reward in found),
+            pass_at=(PassAt(k=1, samples=1, temperature=0.0, **metrics.share(passed, len(found))._asdict()),),
+        )
+
+    def evaluate_base(
+        self, held: Held, go_on: GoOn = always, *, calibrated: bool = False
+    ) -> EvaluationOfRows:
+        """Measure the base model in the same way."""
+        if calibrated:
+            raise UserError(
+                Code.BAD_OPTION,
+                "answers that are written have no prior to be subtracted",
+                "Leave out `calibrated`.",
+            )
+        return self.evaluate(held, go_on=go_on)
+
+    def pass_at(self, held: Held, k: int, count: int, go_on: GoOn = always) -> PassAt:
+        """Estimate how often one of `k` answers to a row is right, from `count` that are drawn for each.
+
+        By everybody with the same draws. Raises UserError PAUSED.
+        """
+        plan = self._plan._replace(temperature=self._task.temperature or SAMPLED_AT)
+        keys = token_keys(derive_key(b"sfnode pass at k"), count * len(held.rows)).tolist()
+        rows = [row for row in held.rows for _ in range(count)]
+        prompts = [self._prompt(row) for row in held.rows for _ in range(count)]
+        asked = [Asked(prompt, key=key) for prompt, key in zip(prompts, keys, strict=True)]
+        found = [reward >= RIGHT for reward in self._rewards(rows, asked, plan, go_on)]
+        right = [sum(found[start : start + count]) for start in range(0, len(found), count)]
+        measured = metrics.pass_at(right, count, k)
+        return PassAt(k=k, samples=count, temperature=plan.temperature, **measured._asdict())
+
+    def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
+        """Return what the model writes, beside what the verifier compares it with."""
+        answers = generate(self._loaded, [Asked(self._prompt(row)) for row in rows], self._likeliest) or []
+        return [
+            samples.shown(self._text(row), verifying.reference(self._task, row), answer.text)
+            for row, answer in zip(rows, answers, strict=True)
+        ]
+
+    def _rewards(
+        self,
+        rows: Sequence[Row],
+        asked: Sequence[Asked],
+        plan: Plan,
+        go_on: GoOn,
+        perturb: Perturb | None = None,
+    ) -> list[float]:
+        answers = generate(self._loaded, asked, plan, go_on=go_on, perturb=perturb)
+        if answers is None:
+            raise paused()
+        return [self._score(answer.text, row) for answer, row in zip(answers, rows, strict=True)]
+
+    def _text(self, row: Row) -> str:
+        words = render_row(self._task, row)
+        assert isinstance(words, Prompt)
+        return words.prompt
+
+    def _prompt(self, row: Row) -> list[int]:
+        return tokenization.prompt_ids(self._loaded.tokenizer, self._text(row), self._room)

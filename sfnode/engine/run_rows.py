@@ -1,0 +1,55 @@
+"""Rows of a run that everybody has, read when they are first asked for, and once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sfnode.engine.objective import Held
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.tasks import calibration, dataset
+
+
+class RunRows:
+    """The public rows of one run."""
+
+    def __init__(
+        self, manifest: Manifest, folder: Path | None = None, public: Sequence[dataset.Row] | None = None
+    ) -> None:
+        """`folder` has files of the run's data; `public` are its training rows, if they were read already."""
+        self._manifest = manifest
+        self._folder = folder
+        self._public = None if public is None else dataset.select(list(public), calibration.CALIBRATION_ROWS)
+        self._held_out: dict[tuple[dataset.HeldOut, int], Held] = {}
+
+    def held_out(self, which: dataset.HeldOut, limit: int = 0) -> Held:
+        """Return `limit` (0: as many as the manifest says) of the rows on which models are measured.
+
+        Raises UserError as `dataset.held_out_rows`.
+        """
+        if (which, limit) not in self._held_out:
+            data, task = self._manifest.data, self._manifest.task
+            found = dataset.held_out_rows(data, task, which, limit, self._folder)
+            self._held_out[which, limit] = Held(which, limit, found)
+        return self._held_out[which, limit]
+
+    def training(self) -> list[dataset.Row]:
+        """Return the public training rows. Raises UserError as `dataset.training_rows`."""
+        return dataset.training_rows(self._manifest.data, self._manifest.task, self._folder)
+
+    def some(self) -> list[dataset.Row]:
+        """Return up to CALIBRATION_ROWS of them. Raises UserError as `training`."""
+        if self._public is None:
+            self._public = dataset.select(self.training(), calibration.CALIBRATION_ROWS)
+        return self._public
+
+    def some_if_any(self) -> list[dataset.Row]:
+        """Return the same; none if they are not within reach. Raises UserError DATA_MALFORMED and the
+        like."""
+        try:
+            return self.some()
+        except UserError as error:
+            if error.code not in (Code.DATA_NEEDED, Code.DATA_NOT_FOUND, Code.DATA_DIFFERS):
+                raise
+            return []

@@ -1,0 +1,85 @@
+"""Rewards of the answers to a task's rows, by the verifier that its manifest carries.
+
+Reads verifiers once, and only where a task has one: that takes a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Task
+
+if TYPE_CHECKING:
+    from sfnode.verifiers.specs import Verifier
+
+Row = Mapping[str, Any]
+
+EXAMPLE = "1"
+"""Value of a column that every kind of verifier can compare with."""
+
+
+def score_of(task: Task) -> Callable[[str, Row], float]:
+    """Return what gives the reward of an answer, 0 to 1, by its row. It never raises."""
+    from sfnode.verifiers import scoring
+
+    verifier = _verifier(task)
+    return lambda answer, row: scoring.score(verifier, answer, scoring.texts(verifier, row))
+
+
+def columns(task: Task) -> tuple[str, ...]:
+    """Return the columns of a row that the task's verifier reads."""
+    from sfnode.verifiers import scoring
+
+    return scoring.columns(_verifier(task))
+
+
+def problem(task: Task, row: Row) -> str | None:
+    """Return why no answer to a row can be right, or None if one may."""
+    from sfnode.verifiers import scoring
+
+    verifier = _verifier(task)
+    return scoring.problem(verifier, scoring.texts(verifier, row))
+
+
+def require_slopes(task: Task) -> None:
+    """Raise UserError BAD_OPTION for a task whose loss has no slopes, as rewards have none."""
+    if not task.has_slopes:
+        raise UserError(
+            Code.BAD_OPTION,
+            "rewards have no slopes that two forward passes could measure: what a verifier gives an answer "
+            "jumps where a word changes",
+            "Line searches, worths, and bases made for a task need a loss that is smooth (docs/rewards.md).",
+        )
+
+
+def require_rewards(task: Task) -> None:
+    """Raise UserError BAD_OPTION for a task whose answers are not written."""
+    if task.has_slopes:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"a task of kind {task.kind} has no answers of which one of several could be right",
+            "Leave out --pass-at: it is for reward runs (docs/rewards.md).",
+        )
+
+
+def reference(task: Task, row: Row) -> str:
+    """Return what answers to a row are compared with, for people; nothing if the verifier reads no column."""
+    from sfnode.verifiers import scoring
+
+    found = scoring.texts(_verifier(task), row)
+    return next(iter(found.values())) if len(found) == 1 else ", ".join(f"{k}: {v}" for k, v in found.items())
+
+
+def _verifier(task: Task) -> Verifier:
+    return _read(json.dumps(task.verifier))
+
+
+@lru_cache(maxsize=16)
+def _read(text: str) -> Verifier:
+    from sfnode.verifiers import specs
+
+    return specs.read(json.loads(text))

@@ -1,0 +1,217 @@
+"""A reward run's trainer: what it measures follows from seed and state, and evaluations from answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sfnode.engine import rewards
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.estimator import quantise
+from sfnode.engine.generation import Plan, generate
+from sfnode.engine.generation import Row as Asked
+from sfnode.engine.model_card import model_card
+from sfnode.engine.rewards import Question
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Data, Manifest, Task
+from sfnode.models.targets import Selection
+from sfnode.tasks import public_files
+from sfnode.tasks.encoding import encode
+from sfnode.tasks.verifying import require_slopes, score_of
+from sfprotocol.seeds import batch_rows, update_seeds
+from tests.engine.helpers import manifest, trainer, updates
+from tests.engine.test_export import ABOUT
+
+VERIFIER: dict[str, Any] = {
+    "kind": "sum",
+    "terms": [
+        {"weight": 0.25, "verifier": {"kind": "format", "contains": ["o"]}},
+        {"weight": 0.25, "verifier": {"kind": "format", "contains": ["b"]}},
+        {"weight": 0.25, "verifier": {"kind": "length", "least": 18}},
+        {"weight": 0.25, "verifier": {"kind": "length", "most": 24}},
+    ],
+}
+"""Gives answers of random words all kinds of rewards, and 1 to some."""
+
+TASK = Task(
+    kind="reward",
+    template="the {noun} was",
+    verifier=VERIFIER,
+    answer_tokens=5,
+    temperature=1.0,
+    max_tokens=24,
+)
+ROWS = [{"noun": noun} for noun in ("film", "story", "bad film", "good story", "dull")]
+SEEDS = update_seeds(7, 0, 4).tolist()
+
+
+def run_of(
+    folder: Path,
+    family: str = "llama",
+    task: Task = TASK,
+    selection: Selection | None = None,
+    **training: Any,
+) -> Manifest:
+    rows = folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    numbers = {"epsilon": 0.05, "learning_rate": 1e-3} | training
+    made = manifest(family, **{"selection": selection} if selection else {}, **numbers)
+    digest = public_files.digest_of(rows)  # and no path: the run's id, and so its bases, never vary
+    data = Data(train=rows.name, test=rows.name, digests={"train": digest, "test": digest})
+    return made.model_copy(update={"task": task, "data": data})
+
+
+def started(folder: Path, **of: Any) -> Trainer:
+    run = run_of(folder, **of)
+    return trainer(run, folder / "rows.jsonl", data=folder)
+
+
+def ids_of(run: Trainer, row: dict[str, str]) -> list[int]:
+    """The prompt's tokens, after that which begins a text."""
+    tokenizer = run.loaded.tokenizer
+    ids: list[int] = [tokenizer.bos_token_id, *tokenizer(f"the {row['noun']} was").input_ids]
+    return ids
+
+
+def quantised(run: Trainer, alpha: float) -> int:
+    numbers = run.manifest.training
+    return quantise(alpha, numbers.scalar_delta, numbers.scalar_limit)
+
+
+@pytest.mark.parametrize("group", [0, 2])
+def test_scalars_are_those_of_rewards_of_the_prompts_that_seeds_draw(tmp_path: Path, group: int) -> None:
+    run = started(tmp_path, group=group)
+    run.apply(updates(20, (0,)))
+    result = run.recompute(SEEDS, 0)
+    drawn = [batch_rows(seed, 3, len(ROWS)).tolist() for seed in SEEDS[:: group or 1]]
+    batches = [
+        [Question(ids_of(run, ROWS[row]), ROWS[row]) for row in rows]
+        for rows in drawn
+        for _ in range(group or 1)
+    ]
+    directions, plan = run.space.directions(SEEDS, 0), Plan(5, 1.0)
+    found = rewards.estimates(run.loaded, directions, SEEDS, batches, score_of(TASK), plan, 0.05, group)
+    assert found is not None
+    assert result.scalars == tuple(quantised(run, one.alpha) for one in found)
+    assert result.loss == pytest.approx(np.mean([one.loss for one in found]))
+    assert any(result.scalars)
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("family", ["opt", "gpt2", "gemma2"])
+def test_a_measurement_can_be_repeated_by_others(tmp_path: Path, family: str) -> None:
+    """As audits do: by another trainer with the same updates, which has applied them in another way."""
+    one, other = (started(tmp_path, family=family) for _ in range(2))
+    batch = updates(20, (0,))
+    one.apply(batch)
+    one.step(SEEDS, 0)
+    for place in range(19, -1, -1):
+        other.apply(
+            UpdateBatch(*(part[place : place + 1] for part in (batch.epochs, batch.seeds, batch.scalars)))
+        )
+    again = one.recompute(SEEDS, 0)
+    assert other.recompute(SEEDS, 0) == again
+    assert one.recompute(SEEDS, 0) == again
+    assert one.core.digest() == other.core.digest()
+
+
+def test_prepared_mini_batches_are_those_that_a_step_draws(tmp_path: Path) -> None:
+    with started(tmp_path) as run:
+        before = run.step(SEEDS, 0)
+        run.mini_batches.prepare(SEEDS)
+        assert run.step(SEEDS, 0) == before
+
+
+def test_the_greedy_answers_of_an_evaluation_are_rewarded_one_by_one(tmp_path: Path) -> None:
+    run = started(tmp_path)
+    run.apply(updates(40, (0,)))
+    base, now = run.evaluate_base(), run.evaluate()
+    assert base == trainer(run.manifest, data=tmp_path).evaluate()
+    answers = generate(run.loaded, [Asked(ids_of(run, row)) for row in ROWS], Plan(5)) or []
+    found = [score_of(TASK)(answer.text, row) for answer, row in zip(answers, ROWS, strict=True)]
+    assert now.losses == tuple(1 - reward for reward in found)
+    assert now.value == pytest.approx(np.mean(found))
+    assert now.loss == pytest.approx(1 - now.value)
+    (passed,) = now.pass_at
+    assert (passed.k, passed.samples, passed.temperature) == (1, 1, 0.0)
+    assert passed.value == found.count(1.0) / len(found)
+    assert (now.metric, now.count, now.calibrated) == ("reward", len(ROWS), False)
+    assert 0 <= now.low <= now.value <= now.high <= 1
+    assert run.answer(2, base=False)[0].said in [answer.text for answer in answers]
+
+
+def test_an_evaluation_on_the_way_to_other_cores_is_that_of_the_model_there(tmp_path: Path) -> None:
+    run, there = (started(tmp_path, selection=Selection(biases=True)) for _ in range(2))
+    there.apply(updates(40, (0,)))
+    assert run.evaluate_towards(there.cores(), 1.0) == there.evaluate()
+    assert run.evaluate() != there.evaluate()
+
+
+def test_sampled_answers_are_the_same_for_everybody(tmp_path: Path) -> None:
+    run = started(tmp_path)
+    found = run.pass_at(0, 2, 6)
+    assert (found.k, found.samples, found.temperature) == (2, 6, 1.0)
+    assert 0 < found.value < 1
+    assert trainer(run.manifest, data=tmp_path).pass_at(0, 2, 6, base=True) == found
+    assert run.pass_at(0, 6, 6).value >= found.value
+
+
+def test_a_run_without_rewards_has_no_pass_at_k() -> None:
+    with pytest.raises(UserError, match="one of several") as caught:
+        trainer(manifest("opt")).pass_at(0, 2, 2)
+    assert caught.value.code is Code.BAD_OPTION
+
+
+def test_an_evaluation_that_is_broken_off_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        started(tmp_path).evaluate(go_on=lambda: False)
+    assert caught.value.code is Code.PAUSED
+
+
+def test_what_needs_slopes_says_that_there_are_none(tmp_path: Path) -> None:
+    run = started(tmp_path)
+    asked = [
+        lambda: run.suitable_rate(0),
+        lambda: run.make_bases(tmp_path),
+        lambda: run.shares({}, [], 4, 0),
+        lambda: require_slopes(TASK),
+    ]
+    for ask in asked:
+        with pytest.raises(UserError, match="no slopes") as caught:
+            ask()
+        assert caught.value.code is Code.BAD_OPTION
+
+
+def test_a_prompt_loses_its_beginning_and_an_answer_has_its_tokens(tmp_path: Path) -> None:
+    run = started(tmp_path, task=TASK.model_copy(update={"max_tokens": 8}))
+    for question in run.mini_batch(SEEDS[0]):
+        assert len(question.prompt) == 3
+        assert question.prompt[-1] == run.loaded.tokenizer("was").input_ids[-1]
+
+
+def test_a_model_without_positions_for_an_answer_is_refused(tmp_path: Path) -> None:
+    task = TASK.model_copy(update={"max_tokens": 65_536, "answer_tokens": 4096})
+    with pytest.raises(UserError, match="positions"):
+        started(tmp_path, family="opt", task=task)
+
+
+def test_the_card_says_how_answers_were_scored(tmp_path: Path) -> None:
+    card = model_card(started(tmp_path, task=TASK.model_copy(update={"stop": ("\n",)})), ABOUT)
+    assert '`"the {noun} was"`,\nof at most 5 tokens, up to `"\\n"`, and this' in card
+    assert json.dumps(VERIFIER, indent=1) in card
+    assert "| task | reward of answers that it writes |" in card
+    assert "1 - mean reward" in card
+    assert "nats" not in card
+    assert "calibrated" not in card
+
+
+def test_what_measures_losses_of_given_answers_says_that_there_are_none(tmp_path: Path) -> None:
+    run = started(tmp_path)
+    with pytest.raises(UserError, match="written, and not given") as caught:
+        encode(TASK, run.loaded.tokenizer, ROWS)
+    assert caught.value.code is Code.BAD_OPTION

@@ -1,0 +1,139 @@
+"""Reward runs in whole nodes: a tiny random model writes answers, and all end with the same weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfnode.manifest import Data, Manifest, Organised, Task, Training
+from sfnode.node import organising
+from sfnode.node.engine_loading import load_trainer
+from sfnode.node.organising import policy_of
+from sfnode.organising import organiser
+from sfnode.schema.node_state import REWARD
+from sfnode.settings import Settings
+from sfnode.store.identity import Identity
+from sfnode.store.run_keys import organiser_key, write_key
+from sfprotocol.decisions import FACTOR_ONE, Evaluated, RateFrom, Seal, Worth, read
+from tests.node.helpers import Node, Swarm
+from tests.node.test_engine_loading import fingerprint, make_model
+
+VERIFIER: dict[str, Any] = {
+    "kind": "sum",
+    "terms": [
+        {"weight": 0.5, "verifier": {"kind": "exact", "column": "word"}},
+        {"weight": 0.5, "verifier": {"kind": "format", "contains": ["film"]}},
+    ],
+}
+TASK = Task(kind="reward", template="the {word}", verifier=VERIFIER, answer_tokens=3, temperature=1.0)
+ORGANISER = Identity.generate().public.hex()
+ROWS = [{"word": word} for word in ("film", "dull", "bright", "terrible", "great", "was")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """A run on a model and on data that are files."""
+    from sfnode.models import loader
+
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder)
+    sources = {name: folder / f"{name}.jsonl" for name in ("train", "test", "validation")}
+    for file in sources.values():
+        file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return Manifest(
+        name="rewards",
+        model=loader.describe(str(folder), ""),
+        task=TASK,
+        data=Data(**{name: str(file) for name, file in sources.items()}),
+        training=Training(
+            rank=4, batch_size=4, epsilon=0.05, epoch_updates=20, update_budget=60, learning_rate=0.01
+        ),
+    )
+
+
+def engine(run: Manifest) -> Any:
+    return load_trainer(Settings(data_dir=Path("unused")), run)
+
+
+def decided(node: Node) -> int:
+    """The number of the organiser's decisions that a node has."""
+    return len(node.node.log.control())
+
+
+async def complete(swarm: Swarm, **first: Any) -> list[Node]:
+    nodes = [swarm.node(name, make_engine=engine) for name in "ab"]
+    await swarm.first(queries=2, **first)
+    await swarm.join("b", queries=2)
+    for node in nodes:
+        await node.until(lambda node=node: node.machine.complete)  # type: ignore[misc]
+    return nodes
+
+
+async def test_two_nodes_learn_from_rewards_and_end_with_the_same_weights(
+    tmp_path: Path, run: Manifest
+) -> None:
+    swarm = Swarm(tmp_path, run)
+    nodes = await complete(swarm, audit=0.5)
+    for node in nodes:
+        await node.until(lambda: nodes[0].digest == nodes[1].digest)
+    now = await nodes[0].client.evaluate()
+    assert (now.metric, now.count, [one.k for one in now.pass_at]) == (REWARD, len(ROWS), [1])
+    assert now.loss == pytest.approx(1 - now.value)
+    assert (await nodes[1].client.evaluate()).value == now.value
+    assert (await nodes[0].client.evaluate(base=True)).metric == REWARD
+    assert (await nodes[0].client.generate("the film", tokens=2)).now
+    assert any(core.any() for core in nodes[0].engine.cores().values())
+    await swarm.stop()
+    for node in nodes:
+        node.engine.weights.rebuild()
+    assert fingerprint(nodes[0].engine) == fingerprint(nodes[1].engine)
+
+
+async def test_an_organised_run_is_judged_by_answers_and_searches_nothing(
+    tmp_path: Path, run: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = organising.policy_of
+    monkeypatch.setattr(organising, "WORK_BITS", 4)
+    monkeypatch.setattr(organising, "policy_of", lambda *of: replace(policy(*of), work_bits=4))
+    monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
+    key = Identity.generate()
+    said = Organised(organiser=key.public.hex(), quota=60)
+    run = run.model_copy(update={"admission": "organised", "organised": said})
+    write_key(key, organiser_key(run.run_id, tmp_path / "keys"))
+    swarm = Swarm(tmp_path, run)
+    nodes = await complete(swarm, organise=True, keys_dir=tmp_path / "keys")
+    decisions = [read(entry.record).decision for entry in nodes[0].node.log.control()]
+    seals = [one for one in decisions if isinstance(one, Seal)]
+    results = [one for one in decisions if isinstance(one, Evaluated)]
+    assert {seal.factor for seal in seals} == {FACTOR_ONE}
+    assert not any(isinstance(one, Worth) for one in decisions)
+    assert not any(isinstance(rate, RateFrom) for seal in seals for rate in seal.rates)
+    assert {one.metric for one in results} == {f"base {REWARD}", REWARD}
+    assert all(one.rows == len(ROWS) for one in results)
+    models, known = [], -1
+    while known != decided(nodes[0]):  # after the last seal the guard may still have a word
+        known = decided(nodes[0])
+        await nodes[1].until(lambda: decided(nodes[1]) == decided(nodes[0]))
+        models = [await node.client.evaluate() for node in nodes]
+    assert models[0].digest == models[1].digest  # of what the last seal counts
+    assert models[0].pass_at == models[1].pass_at
+    status = nodes[1].node.status().organised
+    assert status is not None
+    assert status.health.latest is not None
+    assert status.health.latest.metric == REWARD
+
+
+def test_an_organiser_of_rewards_has_the_settings_that_need_no_slopes(run: Manifest) -> None:
+    run = run.model_copy(update={"organised": Organised(organiser=ORGANISER, quota=60)})
+    policy = policy_of(run, search=True, renew_bases=100)
+    assert (policy.search_rows, policy.renew_updates) == (0, 0)
+    assert not policy.origins
+    assert not policy.size_rate
+    assert policy.guard
+    assert policy.seal_wait == organising.SEARCH_WAIT
+    plain = run.model_copy(update={"task": Task(kind="text", template="{word}")})
+    assert policy_of(plain, search=True).search_rows
