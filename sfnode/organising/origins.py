@@ -85,10 +85,11 @@ MEMORY = 0.95
 falls as a run goes on."""
 
 OUTLIER = 16.0
-"""Times as much as the median feed's updates that those of an outlier weigh: without a measured limit a scalar
-may be hundreds of times as large as they usually are. With one, which is 8 times their root mean square before
-the run and two to five times less of it later, nobody gets there, and evidence has to do. Scalars of honest
-nodes have heavy tails, so that with 8 two in a hundred updates of theirs were an outlier's, and lost for good."""
+"""Times as much as the median feed's updates that those of an outlier weigh: without a measured limit a
+scalar may be hundreds of times as large as they usually are. With one, which is 8 times their root mean
+square before the run and two to five times less of it later, nobody gets there, and evidence has to do.
+Scalars of honest nodes have heavy tails, so that with 8 two in a hundred updates of theirs were an outlier's,
+and lost for good."""
 
 MEDIAN_ERROR = 1.25
 """Standard error of a median beside that of a mean of normal numbers: the root of pi / 2."""
