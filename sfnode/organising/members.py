@@ -71,12 +71,12 @@ class Members:
         return None
 
     def recounted(
-        self, counting: Counting, judgement: Judgement, guard: Guard | None, *, least: float
+        self, counting: Counting, judgement: Judgement, guard: Guard | None, *, least: float, rate: int
     ) -> tuple[Recount, ...]:
         """Return what seals have skipped and the next one is to count: what the judge says, and work of
-        members whom the owner trusts, or for whom the evidence is `least` or more. It stays skipped
-        where they may have been revoked when they made it, where it would evidently do harm, and where the
-        guard has taken back what it brings."""
+        members whom the owner trusts, or for whom the evidence is `least` or more, of epochs with this `rate`
+        at most. It stays skipped where they may have been revoked when they made it, where it would evidently
+        do harm, and where the guard has taken back what it brings."""
         found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
         evidence, lapsed = self._evidence, self._evidence.lapsed if self._judged else set()
         trusted = {one for one in lapsed - evidence.harmful if evidence.members[one].useful >= least}
@@ -85,6 +85,7 @@ class Members:
         for number in sorted(trusted):
             revoked = counting.members[number].revoked if number < len(counting.members) else 0
             again = [recount for recount in counting.skipped(number) if recount.epoch < revoked]
+            again = [recount for recount in again if counting.rate(recount.epoch) <= rate]
             found += [recount for recount in again if recount not in never]
         if guard:
             found = [recount for recount in found if not guard.is_stale(*recount)]

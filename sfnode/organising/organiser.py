@@ -87,6 +87,7 @@ from sfprotocol import holding
 from sfprotocol.counting import MAX_EPOCHS, Counting, named_digest
 from sfprotocol.decisions import (
     INCARNATIONS,
+    RATE_ONE,
     Amend,
     Bases,
     Checkpoint,
@@ -454,11 +455,14 @@ class Organiser:
             return self._waiting()
         if not judgement.factor:
             return ()
-        return self._members.recounted(self._counting, judgement, self.guard, least=RECOUNTED_FROM)
+        rate = self._counting.rate(epoch)
+        return self._members.recounted(self._counting, judgement, self.guard, least=RECOUNTED_FROM, rate=rate)
 
     def _waiting(self) -> tuple[Recount, ...]:
         """Return the skipped work that is to count before the run ends."""
-        return self._members.recounted(self._counting, Judgement(), self.guard, least=RECOUNTED_AT_LAST)
+        return self._members.recounted(
+            self._counting, Judgement(), self.guard, least=RECOUNTED_AT_LAST, rate=RATE_ONE
+        )
 
     def _is_for_waiting(self, epoch: int) -> bool:
         """Return whether the seal of an epoch is there to count what waits."""

@@ -54,8 +54,9 @@ asked for, where of as many members as may be hostile one is as likely useful as
 work counted (docs/research-log.md)."""
 
 RECOUNTED_FROM = 1.0
-"""Evidence from which on work counts that was skipped. Of useless members a third comes back to TRUSTED_FROM
-at some time, and what they have made since, at rates that may be many times those of now, has spoilt runs."""
+"""Evidence from which on work counts that was skipped, if it was made at no larger rate than that of now: of
+members of all kinds it has spoilt runs otherwise (docs/research-log.md). Of useless members a third comes back
+to TRUSTED_FROM at some time."""
 
 GAIN_BY_COST = 3.0
 """What a useful update gains, in terms of what a useless one costs: near half of the best step, which line

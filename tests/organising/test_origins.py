@@ -427,17 +427,19 @@ def test_what_evidently_was_in_vain_never_counts() -> None:
     assert run.bench.counting.counts_of(4) == 0
 
 
-def test_nothing_is_recounted_where_it_would_count_for_nothing() -> None:
+def test_nothing_is_recounted_where_it_would_count_for_nothing_or_at_a_rate_that_is_too_large_by_now() -> (
+    None
+):
     run = Organised(revokes=False)
     run.epoch(BAD)
     run.factor = 0.0
     while run.bench.origins.members[4].useful < RECOUNTED_FROM:
         assert run.epoch(GOOD).recounted == ()
     assert run.bench.of(Seal)[-1].factor == 0
-    run.factor = 1.0
-    while not (seal := run.epoch(GOOD)).factor:
-        assert seal.recounted == ()
-    assert Recount(EVE, 0) in seal.recounted
+    run.factor, counting = 4.0, run.bench.counting
+    while Recount(EVE, 0) not in (seal := run.epoch(GOOD)).recounted:
+        assert not seal.factor or counting.rate(seal.epoch) < counting.rate(0)
+    assert counting.rate(seal.epoch) >= counting.rate(0)
 
 
 def test_scalars_of_another_size_never_count() -> None:
