@@ -1,4 +1,4 @@
-"""Numbered errors (SF010 to SF088) that a user sees: what happened and why, and what to do about it.
+"""Numbered errors (SF010 to SF090) that a user sees: what happened and why, and what to do about it.
 
 Everything that a user, a peer or a full disk can cause ends as one of these, never as a traceback. The
 numbers are stable; docs/errors.md describes each.
@@ -13,7 +13,8 @@ from sfnode.printable import paragraph
 
 class Code(IntEnum):
     """The numbers of the errors: 1x command line, 2x model, 3x data, 4x disk, 5x network, 6x others, 7x a run
-    that is organised, 8x experiments, loggers, published bases, archives, parents, audits, pages."""
+    that is organised, 8x experiments, loggers, published bases, archives, parents, audits, pages,
+    rewards; 9x rewards."""
 
     BAD_OPTION = 10
     BAD_MANIFEST = 11
@@ -86,6 +87,8 @@ class Code(IntEnum):
     WORK_SKIPPED = 86
     BAD_RUN_FILE = 87
     CERTIFICATE_INVALID = 88
+    REWARDS_ALIKE = 89
+    VERIFIER_NOT_ALLOWED = 90
 
 
 NO_ANSWER = (Code.NODE_NOT_RUNNING, Code.NODE_NOT_ANSWERING)

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from sfnode.engine import making_bases, pilot, trial
+from sfnode.engine import making_bases, pilot, reward_trial, trial
 from sfnode.engine.making_bases import Made
 from sfnode.engine.pilot import Advance, Pilot, prior_of
+from sfnode.engine.reward_trial import RewardTrial
 from sfnode.engine.trainer import Trainer
 from sfnode.engine.trial import Trial
 from sfnode.errors import Code, UserError
@@ -53,7 +54,7 @@ class Prepared(NamedTuple):
     """A manifest, and what its numbers follow from."""
 
     manifest: Manifest
-    trial: Trial | str | None
+    trial: Trial | RewardTrial | str | None
     """Or why there was none; None if it was not asked for."""
     pilot: Pilot | None
     """None if it was not asked for."""
@@ -150,24 +151,58 @@ def prepare(
     """Choose a manifest's numbers by its model, but for those that were `given` by name.
 
     `calibrate` tries out epsilon, scalar_delta and a first learning rate; `measure` takes the base model's
-    prior and the limit of the scalars. Raises UserError as `pilot.measure` and `pilot.check` do.
+    prior and the limit of the scalars. In a reward run answers are written for either. Raises UserError as
+    `pilot.measure`, `pilot.check` and `reward_trial.run` do.
     """
+    if not manifest.task.has_slopes:
+        return _prepare_rewards(manifest, given, means, calibrate=calibrate, measure=measure, waiting=waiting)
     tried = _trial(manifest, "epsilon" in given, means, waiting) if calibrate else None
     if isinstance(tried, Trial):
-        numbers = suitable(tried)
-        chosen = {name: value for name, value in numbers.items() if name not in given}
-        manifest = _changed(manifest, "training", **chosen)
+        manifest = _with_suitable(manifest, tried, given)
     if not measure:
         return Prepared(manifest, tried, None)
     manifest = with_prior(manifest, means, waiting)
     found = tried.pilot if isinstance(tried, Trial) else _slopes(manifest, means, waiting)
+    return _limited(manifest, given, tried, found)
+
+
+def _prepare_rewards(
+    manifest: Manifest,
+    given: Container[str],
+    means: Means,
+    *,
+    calibrate: bool,
+    measure: bool,
+    waiting: Waiting,
+) -> Prepared:
+    if not (calibrate or measure):
+        return Prepared(manifest, None, None)
+    with waiting("writing answers along some directions") as advance:
+        keep = not calibrate or "epsilon" in given
+        found = reward_trial.run(manifest, keep_epsilon=keep, advance=advance, **means._asdict())
+    if isinstance(found, Pilot):
+        return _limited(manifest, given, found.reason if calibrate else None, found)
+    if calibrate:
+        manifest = _with_suitable(manifest, found, given)
+    return _limited(manifest, given, found if calibrate else None, found.pilot)
+
+
+def _limited(
+    manifest: Manifest, given: Container[str], tried: Trial | RewardTrial | str | None, found: Pilot
+) -> Prepared:
+    """Return the manifest with a limit that suits these slopes, unless one is given."""
     if "scalar_limit" in given:
         pilot.check(manifest.training, found)
         return Prepared(manifest, tried, found)
     return Prepared(pilot.with_limit(manifest, found), tried, found)
 
 
-def suitable(found: Trial) -> dict[str, float]:
+def _with_suitable(manifest: Manifest, found: Trial | RewardTrial, given: Container[str]) -> Manifest:
+    chosen = {name: value for name, value in suitable(found).items() if name not in given}
+    return _changed(manifest, "training", **chosen)
+
+
+def suitable(found: Trial | RewardTrial) -> dict[str, float]:
     """Return the numbers that suit the model, by name."""
     return {"epsilon": found.epsilon, "scalar_delta": found.delta, "learning_rate": found.rate}
 

@@ -58,6 +58,8 @@ class Settings(Section):
     share_model: bool | None = None
     """None: trainers do, relays do not."""
     data: Path | None = None
+    verifier: tuple[str, ...] = ()
+    """Plug-ins MODULE:FUNCTION of this machine that may score answers, if they are the run's verifiers."""
     shard: tuple[int, int] | None = None
     """(k, n): every n-th row of the training data, from row k on; k counts from 0."""
     device: str = "cpu"

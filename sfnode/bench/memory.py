@@ -97,6 +97,14 @@ def peak(action: Callable[[], object], device: torch.device) -> int | None:
     return int(statistics.median(_resident_peak(action) for _ in range(RUNS)))
 
 
+def most(device: torch.device) -> int | None:
+    """Return the peak of bytes in use since the process began, or since it was reset; None where that is
+    unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return _line(_SELF / "status", "VmHWM:") if device.type == "cpu" else None
+
+
 def tidy() -> None:
     """Return unused memory to the system."""
     gc.collect()
@@ -112,7 +120,7 @@ def _cuda_peak(action: Callable[[], object], device: torch.device) -> int:
     torch.cuda.reset_peak_memory_stats(device)
     action()
     torch.cuda.synchronize(device)
-    return int(torch.cuda.max_memory_allocated(device))
+    return most(device) or 0
 
 
 def _resident_peak(action: Callable[[], object]) -> int:
@@ -124,7 +132,7 @@ def _resident_peak(action: Callable[[], object]) -> int:
             action()
         return max(seen)
     action()
-    return _line(_SELF / "status", "VmHWM:") or 0
+    return most(torch.device("cpu")) or 0
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from sfnode.cli.options import (
     json_option,
     model_option,
     option,
+    verifier_option,
 )
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
@@ -65,6 +66,7 @@ MOST_SAMPLES = 1000
     metavar="COUNT",
     help="Answers to each row for --pass-at: more than K make the estimate better.  [default: K]",
 )
+@verifier_option
 @as_of_now_option
 @json_option
 def evaluate(
@@ -76,6 +78,7 @@ def evaluate(
     neutral: Path | None,
     pass_at: int | None,
     samples: int | None,
+    verifier: tuple[str, ...],
     as_of_now: bool,
     as_json: bool,
 ) -> None:
@@ -90,9 +93,11 @@ def evaluate(
     Of an organised run it is the model of the last seal, of an open one that with all updates.
     """
     from sfnode.cli.trained_model import check, load
+    from sfnode.tasks.verifying import permit
 
     manifest = check(data_dir, device)
     _require_test(manifest)
+    permit(manifest.task, verifier)
     text = _text(neutral) if neutral else ""
     if pass_at or samples:
         _require_samples(manifest, pass_at, samples)

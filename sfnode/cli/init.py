@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from sfnode.cli.init_questions import KINDS, ask, parse_stop, parse_verbalizer
 from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import chosen, passphrase_file_option
@@ -19,16 +19,9 @@ from sfnode.cli.progress import waiting
 from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
+from sfnode.tasks import reward_numbers
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, of_model
 from sfnode.verifiers.presets import PRESETS as VERIFIERS
-
-KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat", "reward")
-
-CUSTOM = "custom"
-"""Answer to the question for the task with which the user describes one."""
-
-ORGANISED, OPEN = "organised", "open"
-"""Answers to the question for the kind of run."""
 
 RANKS = {"activations": 8, "gradients": 1}
 """Usual ranks by kind of published bases (docs/research-log.md): the stronger the directions, the fewer it
@@ -38,28 +31,11 @@ DEFAULT_BASIS = "activations"
 """Usual kind of bases where numbers are tried out: with the centred loss and rates that are found it learns
 most of what forward passes alone can do, or as much, on three tasks (docs/research-log.md)."""
 
+TRIED = ("epsilon", "scalar_delta", "learning_rate")
+"""Numbers that are tried out."""
+
 NO_MODULES = "none"
 """Value in place of patterns: train no linear layer, only other parameters."""
-
-
-def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[str, str] | None:
-    """Return `0=terrible,1=great` as a table."""
-    if value is None:
-        return None
-    pairs = [item.partition("=") for item in value.split(",")]
-    if not all(label and equals and word for label, equals, word in pairs):
-        raise click.BadParameter("give it as LABEL=WORD,LABEL=WORD, for example 0=terrible,1=great")
-    return {label.strip(): word.strip() for label, _, word in pairs}
-
-
-def parse_verifier(_context: Any, _parameter: Any, value: str | None) -> dict[str, Any] | None:
-    """Return the verifier of that name, or in that TOML file."""
-    if value is None or value in VERIFIERS:
-        return VERIFIERS[value] if value else None
-    try:
-        return tomllib.loads(Path(value).expanduser().read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise click.BadParameter(f"cannot read {value}: {error}") from error
 
 
 def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[str, ...] | None:
@@ -70,6 +46,11 @@ def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[s
     if not all(patterns):
         raise click.BadParameter("give it as PATTERN,PATTERN, for example q_proj,v_proj")
     return patterns
+
+
+def parse_stops(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the texts that end an answer; None for none."""
+    return tuple(map(parse_stop, values)) or None
 
 
 def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
@@ -126,29 +107,34 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
 )
 @option(
     "--verifier",
-    callback=parse_verifier,
-    metavar="FILE",
-    help=f"reward: what scores an answer, as TOML, or one of {', '.join(VERIFIERS)} (docs/verifiers.md).",
+    metavar="NAME|FILE",
+    help=f"reward: what scores an answer: {', '.join(VERIFIERS)}, a .toml or .json file that describes it, "
+    "or a plug-in MODULE:FUNCTION, whose file others then need (docs/verifiers.md).",
 )
-@option("--answer-tokens", type=int, metavar="COUNT", help="reward: most tokens of an answer.")
+@option(
+    "--answer-tokens",
+    type=int,
+    metavar="COUNT",
+    help=f"reward: most tokens of an answer.  [default: {reward_numbers.ANSWER_TOKENS}]",
+)
 @option(
     "--temperature",
     type=float,
     metavar="NUMBER",
-    help="reward: answers are drawn at this temperature; 0: of the likeliest tokens.  [default: 0]",
+    help="reward: draw an answer's tokens at this temperature.  [default: 0, always the likeliest one]",
 )
 @option(
     "--stop",
     multiple=True,
-    callback=lambda _context, _parameter, value: value or None,
+    callback=parse_stops,
     metavar="TEXT",
-    help="reward: a text that ends an answer; may be repeated.",
+    help=r"reward: text that ends an answer, and is no part of it; \n is a line feed. May be repeated.",
 )
 @option(
     "--max-tokens",
     type=int,
     metavar="COUNT",
-    help="Most tokens of a prompt, with its answer; longer ones lose their beginning.",
+    help="Most tokens of a prompt, with reward of prompt and answer; longer prompts lose their beginning.",
 )
 @option(
     "--train",
@@ -230,7 +216,8 @@ def number_option(flag: str, text: str, default: str = "") -> Callable[[F], F]:
     "--calibrate/--no-calibrate",
     default=None,
     help="Try the model out before the run starts: epsilon, scalar_delta, scalar_limit and a first learning "
-    "rate are chosen for it, but for those that you give; half a minute for a small model.  "
+    "rate are chosen for it, but for those that you give; half a minute for a small model. In a reward run "
+    "it writes some answers, and the rate is a recipe's (docs/rewards.md).  "
     "[default: as --measure, unless you give all of them or take the built-in run]",
 )
 @device_option
@@ -333,7 +320,7 @@ def init(
     manifest = build(given | chosen_by)
     said: list[str] = []
     unknown = measure and not _has_numbers(manifest, made_of or ("published" if bases else "random"), given)
-    if made_of or (unknown and not bases and calibrate is None):
+    if made_of or (unknown and not bases and calibrate is None and manifest.task.has_slopes):
         bases, given, said = _made(made_of, given, chosen_by, out.parent, device, dtype)
     if bases:
         given |= _published(bases)
@@ -362,10 +349,11 @@ def init(
 def _has_numbers(manifest: Manifest, basis: str, given: dict[str, Any]) -> bool:
     """Return whether it is known what numbers suit a run with this basis: its owner says it, or it is a
     built-in one, whose numbers were measured for random bases."""
-    if {"epsilon", "scalar_delta", "learning_rate"} <= given.keys():
+    if set(TRIED) <= given.keys():
         return True
-    name = of_model(manifest.model.source)
-    return basis == "random" and name is not None and manifest.data.train == PRESETS[name].data.train
+    ready = PRESETS.get(of_model(manifest.model.source) or "")
+    found = manifest.data.train, manifest.task.kind
+    return basis == "random" and ready is not None and found == (ready.data.train, ready.task.kind)
 
 
 def _published(file: Path) -> dict[str, Any]:
@@ -418,109 +406,6 @@ def keys_folder(keys_dir: Path, out: Path) -> Path:
             "Name a folder that nobody but you reads.",
         )
     return keys_dir
-
-
-INTRODUCTION = """\
-A run is one model that many machines train together. Its description is fixed
-once it has started: to change something is to start another run. Press Enter
-to take what stands in brackets."""
-
-QUESTIONS = {
-    "model": """
-The base model is what the run starts from. It should know language already:
-this way of training teaches it a task, not a language. The built-in one is
-tiny and needs no download; a name such as facebook/opt-125m is looked up on
-the Hugging Face hub, and a folder on this machine is shared with the others by
-your nodes.""",
-    "task": f"""
-The task says what is asked of the model and what it should answer. The
-ready-made ones bring their data along; {CUSTOM} is one that you describe
-(docs/tasks.md).""",
-    "train": """
-What the model learns from: a .tsv, .csv, .jsonl or .parquet file, or a data
-set on the hub (hf:NAME:SPLIT). Everybody trains on it; if it is empty,
-everybody brings their own and keeps it to themselves.""",
-    "test": """
-Held-out examples, to measure what has been learnt: before, now and then, and
-at the end.""",
-    "update_budget": """
-An update is one node's measurement on one mini-batch. The run is complete when
-all nodes together have made so many. A laptop makes a few a second with a
-small model. More updates teach more, up to a point, and take longer.""",
-    "organised": """
-In an organised run your node decides what counts, with a key that is written
-now: it admits newcomers, and can take back what somebody has spoilt. In an open
-run everything counts that anybody makes: for experiments among friends.""",
-    "description": """
-Say in a sentence or two what the run is for. Whoever may join reads it, and it
-stands on every node's dashboard. Press Enter to say nothing.""",
-    "kind": """
-classification: one of a few words. sequence-classification: the same for a
-model with a classification head. choice: each row brings its candidates.
-completion: a text after a prompt. text: plain text. chat: conversations.""",
-}
-"""Explanations for a newcomer, shown before each question."""
-
-HUB_BUDGET = 20_000
-"""Default budget of updates for a model of the hub, as published for OPT."""
-
-
-def ask(organised: bool) -> tuple[dict[str, Any], bool]:
-    """Ask the few questions that matter; return the answers by parameter name, and whether the run is
-    organised, which `organised` proposes."""
-    echo(INTRODUCTION)
-    _explain("model")
-    given: dict[str, Any] = {"model": _text("Base model", DEFAULT_MODEL)}
-    own = of_model(given["model"])
-    _explain("task")
-    tasks = click.Choice([*PRESETS, CUSTOM])
-    task = click.prompt("Task", type=tasks, default=own or "sst2")
-    data = PRESETS[task].data if task in PRESETS else None
-    given |= _ask_task() if data is None else {"preset": task}
-    _explain("train")
-    given["train"] = _text("Training data", data.train if data else "")
-    _explain("test")
-    given["test"] = _text("Test data", data.test if data else "")
-    _explain("update_budget")
-    numbers = PRESETS[own].training if own else None
-    budget = numbers.update_budget if numbers else HUB_BUDGET
-    given["update_budget"] = click.prompt("Updates until the run is complete", default=budget, type=int)
-    _explain("organised")
-    kinds = click.Choice([ORGANISED, OPEN])
-    kind = click.prompt("Kind of run", type=kinds, default=ORGANISED if organised else OPEN)
-    _explain("description")
-    given["description"] = _text("Description", "")
-    return given, kind == ORGANISED
-
-
-def _explain(question: str) -> None:
-    echo(QUESTIONS[question])
-
-
-def _ask_task() -> dict[str, Any]:
-    """Ask for the parts of a task that is not ready-made."""
-    _explain("kind")
-    kind = click.prompt("Kind of task", type=click.Choice(KINDS[:-1]), default="classification")
-    given: dict[str, Any] = {"kind": kind}
-    if kind == "chat":
-        return given | {"messages_field": _text("Column that holds the messages", "messages")}
-    given["template"] = _text("Prompt; {name} stands for what a row has in the column of that name")
-    if kind in ("classification", "sequence-classification", "choice"):
-        given["label_field"] = _text("Column that holds the right answer", "label")
-    if kind in ("classification", "sequence-classification"):
-        given["verbalizer"] = click.prompt(
-            "The word for each label, such as 0=terrible,1=great",
-            value_proc=lambda answer: parse_verbalizer(None, None, answer),
-        )
-    if kind == "choice":
-        given["candidates_field"] = _text("Column that holds the candidates")
-    if kind in ("choice", "completion"):
-        given["completion"] = _text("Answer, with {columns} as in the prompt (choice: {candidate})")
-    return given
-
-
-def _text(question: str, default: str | None = None) -> str:
-    return str(click.prompt(question, default=default, show_default=bool(default)))
 
 
 def write_manifest(out: Path, text: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from sfnode import preparing
 from sfnode.engine import pilot, trial
 from sfnode.engine.pilot import Pilot
+from sfnode.engine.reward_trial import RewardTrial
 from sfnode.engine.trial import Trial
 from sfnode.manifest import Manifest, Training, is_file
 from sfnode.models.manifest_builder import routes_tokens
@@ -60,14 +61,20 @@ def numbers_words(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
     return [*_tried(manifest, tried, given), *measured]
 
 
-def _tried(manifest: Manifest, found: Trial | str | None, given: Mapping[str, Any]) -> list[str]:
+def _tried(
+    manifest: Manifest, found: Trial | RewardTrial | str | None, given: Mapping[str, Any]
+) -> list[str]:
     """Return the numbers that a trial has chosen, and those that it finds far off."""
     if found is None:
         return []
     if isinstance(found, str):
         return [f"Numbers were not tried out ({found}): they are the defaults, or as given."]
     said = [f"Tried the model out for {found.seconds:.0f} s:"]
-    reasons = _reasons(found, organised=bool(manifest.organised.organiser))
+    if isinstance(found, RewardTrial):
+        said = [_answered(found)]
+        reasons = _recipe(found)
+    else:
+        reasons = _reasons(found, organised=bool(manifest.organised.organiser))
     for name, value in preparing.suitable(found).items():
         if name not in given:
             said.append(f"  {name} is {value:g}: {reasons[name]}.")
@@ -77,6 +84,25 @@ def _tried(manifest: Manifest, found: Trial | str | None, given: Mapping[str, An
                 f"{off:.0f} times too {'large' if given[name] > value else 'small'}."
             )
     return said
+
+
+def _answered(found: RewardTrial) -> str:
+    """Return how the answers of a reward run came out."""
+    return (
+        f"The model wrote {found.answers} answers at the points of {found.updates} updates in "
+        f"{found.seconds:.0f} s: mean reward {found.reward:.3f}. (`sfnode try-reward` shows answers, and how "
+        "many a second.) Rewards have no slopes to find numbers by:"
+    )
+
+
+def _recipe(found: RewardTrial) -> dict[str, str]:
+    """Return why a reward run has the numbers that it has."""
+    size = found.pilot.spread / found.delta
+    return {
+        "epsilon": f"in {found.apart:.0%} of the updates the rewards of the two points then differ",
+        "scalar_delta": f"scalars then have a root mean square of {size:.0f}",
+        "learning_rate": "the recipe of evolution strategies for rewards that vary so much (docs/rewards.md)",
+    }
 
 
 def _reasons(found: Trial, *, organised: bool) -> dict[str, str]:

@@ -36,6 +36,7 @@ from sfnode.cli.options import (
     run_option,
     setting,
     threads_option,
+    verifier_option,
 )
 from sfnode.cli.output import echo
 from sfnode.cli.passphrases import asked
@@ -79,7 +80,7 @@ GROUPS = {
     "Which run": "--peers --run --run-id --contacts-url --invitation --data-dir --profile",
     "What this node does": "--role --device --dtype --threads --queries --steps --until-complete "
     "--display-name --team --export-every --samples",
-    "Model and data": "--model --share-model --data --noise --noise-clip --shard",
+    "Model and data": "--model --share-model --data --verifier --noise --noise-clip --shard",
     "What it may use of this machine": " ".join(
         f"--limit-{name.replace('_', '-')}" for name in (*LIMITS, "mains")
     ),
@@ -121,6 +122,7 @@ GROUPS = {
     metavar="FILE",
     help="Train on this private data (.tsv .csv .jsonl .parquet); only scalars leave this machine.",
 )
+@verifier_option
 @setting(
     "--noise",
     type=click.FloatRange(0, 1000),

@@ -61,6 +61,9 @@ COMMANDS = {
     "archive": Entry("sfnode.cli.archive:archive", "Write a run to one file that verifies itself."),
     "import": Entry("sfnode.cli.archive:import_", "Take in the archive of a run, verified."),
     "eval": Entry("sfnode.cli.evaluate:evaluate", "Measure the base and the trained model."),
+    "try-reward": Entry(
+        "sfnode.cli.try_reward:try_reward", "Score a base model's answers before a reward run."
+    ),
     "bases": Entry("sfnode.cli.bases:bases", "Make bases to publish for a run."),
     "lm-eval": Entry("sfnode.cli.lm_eval:lm_eval", "Run the EleutherAI harness on a model."),
     "bench": Entry("sfnode.cli.bench:bench", "Show what this machine can do with a model."),

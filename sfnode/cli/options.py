@@ -178,6 +178,16 @@ def dtype_option(function: F) -> F:
     )(function)
 
 
+def verifier_option(function: F) -> F:
+    """Add --verifier for a run that has its manifest already."""
+    return setting(
+        "--verifier",
+        metavar="MODULE:FUNCTION",
+        help="Let this function of a Python file here score answers, if the run names it by its digest "
+        "(docs/verifiers.md). It runs with all your rights: read it first. May be repeated.",
+    )(function)
+
+
 def peers_option(text: str) -> Callable[[F], F]:
     """Return --peers; `text` says what the command does with them."""
     return setting("--peers", metavar="MULTIADDR", help=text)

@@ -100,7 +100,7 @@ def _address(_context: Any, _parameter: Any, value: str) -> str:
 @option(
     "--samples/--no-samples",
     default=True,
-    help="Whether to show answers to test rows that the running node has recorded.",
+    help="Whether to show answers to test rows that the node has recorded.",
 )
 @data_dir_option
 def publish(

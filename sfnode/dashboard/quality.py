@@ -1,4 +1,5 @@
-"""Whether a run's model gets better: figures and a sentence, the same in the terminal and in the browser.
+"""Whether a run's model gets better: figures and a sentence, the same in the terminal, in the browser and on
+the published page.
 
 Of an organised run from what its organiser has published, of an open one from the evaluations that this node
 was asked for. Knows neither terminal nor browser, and needs no library.
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sfnode.dashboard.formatting import count, figure
-from sfnode.dashboard.snapshot import HEALTH_MOODS, Words, base_of
-from sfnode.schema.node_state import LOWER_IS_BETTER, RunHealth
+from sfnode.dashboard.snapshot import Mood, Words, base_of
+from sfnode.schema.node_state import LOWER_IS_BETTER, NodeState, RunHealth
 
 if TYPE_CHECKING:
     from sfnode.schema import Evaluation, NodeEvaluation, Status
@@ -20,13 +21,11 @@ if TYPE_CHECKING:
 
 BEFORE = "before training"
 
-LEADS = {
-    RunHealth.BETTER: "Getting better",
-    RunHealth.NO_BETTER: "No better yet",
-    RunHealth.WORSE: "WORSE",
-    RunHealth.UNKNOWN: "Not compared yet",
-}
-"""Beginnings of the sentence."""
+STALE = 6
+"""Evaluations without a new best after which nothing says any more that the model is still getting better."""
+
+UNJUDGED = "Not measured: nobody judges an open run"
+"""Verdict on the model of an open run of which no figure is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +80,15 @@ def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
     compared += [
         _reference("uncalibrated" if base and base.calibrated else "calibrated", m) for m in plain[-1:]
     ]
+    since = sum(point.x > best.epoch for point in points) if best else STALE
+    words = verdict(RunHealth(health.verdict), latest, base, since_best=since, complete=_ended(s))
     if latest is None:
         early = "no epoch is sealed yet" if not s.organised.sealed else "nothing was evaluated so far"
-        words = Words(f"Too early to tell: {early}.")
+        words = words._replace(text=f"{words.text}: {early}.")
     else:
-        verdict = RunHealth(health.verdict)
-        worse_than_base = base is not None and any(m.base for m in health.worse_than)
-        lead = LEADS[verdict]
-        if verdict is RunHealth.WORSE:
-            lead += " than before training" if worse_than_base else " than it was"
         other_best = best if best and best.epoch != latest.epoch else None
         where = f"epoch {other_best.epoch}" if other_best else ""
-        words = Words(_sentence(lead, latest, base, other_best, where), HEALTH_MOODS[verdict])
+        words = words._replace(text=_sentence(words.text, latest, base, other_best, where))
     return Quality(
         headline=words,
         metric=latest.metric if latest else None,
@@ -109,7 +105,7 @@ def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
     ours = [m for m in measurements if not m.base]
     if not ours:
         asks = "ask a trainer to measure it" if s.role == "relay" else "measure it here"
-        words = Words(f"Not measured: nobody judges an open run; {asks}.")
+        words = Words(f"{UNJUDGED}; {asks}.")
         return Quality(
             headline=words, metric=None, across="updates", compared=[], now=None, best=None, points=[]
         )
@@ -118,11 +114,11 @@ def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
     better = min if latest.metric in LOWER_IS_BETTER else max
     best = better(alike, key=lambda m: m.value)
     base = base_of(measurements, calibrated=latest.calibrated) or base_of(measurements)
-    verdict = _verdict(latest, base)
+    since = sum(m.known > best.known for m in alike)
+    words = verdict(_compared(latest, base), latest, base, since_best=since, complete=_ended(s))
     other_best = best if best.known != latest.known else None
     where = f"{count(best.known)} updates"
-    lead = LEADS[verdict] + (" than before training" if verdict is RunHealth.WORSE else "")
-    words = Words(_sentence(lead, latest, base, other_best, where), HEALTH_MOODS[verdict])
+    words = words._replace(text=_sentence(words.text, latest, base, other_best, where))
     return Quality(
         headline=words,
         metric=latest.metric,
@@ -141,8 +137,43 @@ def quality(
     return of_run(s, evaluations) if s.organised else of_node(s, measurements)
 
 
-def _verdict(latest: Evaluation, base: Evaluation | None) -> RunHealth:
-    """Compare two measurements: intervals that do not touch differ beyond noise."""
+def verdict(
+    health: RunHealth,
+    latest: Evaluation | None,
+    base: Evaluation | None,
+    *,
+    since_best: int,
+    complete: bool,
+) -> Words:
+    """Return the words that say whether a model gets better, the same wherever they are shown.
+
+    `since_best` is the number of evaluations since the best one; `complete`: nothing more is to come.
+    """
+    if latest is None:
+        return Words("Too early to tell")
+    match health:
+        case RunHealth.BETTER:
+            rises = "" if complete or since_best >= STALE else ", and still getting better"
+            return Words(f"Better than the base model{rises}", Mood.GOOD)
+        case RunHealth.NO_BETTER:
+            return Words(f"No better than the base model{'' if complete else ' yet'}", Mood.WARN)
+        case RunHealth.UNKNOWN:
+            return Words("Not compared with the base model yet")
+    match _compared(latest, base):
+        case RunHealth.BETTER:
+            return Words("Better than the base model, but below its best", Mood.WARN)
+        case RunHealth.WORSE:
+            return Words("Worse than the base model", Mood.BAD)
+        case _:
+            return Words("Worse than it was", Mood.BAD)
+
+
+def _ended(s: Status) -> bool:
+    return s.state == NodeState.COMPLETE
+
+
+def _compared(latest: Evaluation, base: Evaluation | None) -> RunHealth:
+    """Compare two results: intervals that do not touch differ beyond noise."""
     if base is None:
         return RunHealth.UNKNOWN
     low, high = latest.low > base.high, latest.high < base.low

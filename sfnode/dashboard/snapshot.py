@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sfnode.control.client import Client
 from sfnode.dashboard.formatting import count, nats, percent, rate
 from sfnode.errors import UserError
-from sfnode.schema.node_state import NodeState, RunHealth
+from sfnode.schema.node_state import NodeState
 
 if TYPE_CHECKING:
     from sfnode.schema import Curves, NodeEvaluation, OwnStanding, Progress, Status, Swarm, SwarmNode
@@ -33,14 +33,6 @@ class Mood(StrEnum):
     WARN = "warn"
     """It wants attention."""
     BAD = "bad"
-
-
-HEALTH_MOODS = {
-    RunHealth.UNKNOWN: Mood.NEUTRAL,
-    RunHealth.BETTER: Mood.GOOD,
-    RunHealth.NO_BETTER: Mood.WARN,
-    RunHealth.WORSE: Mood.BAD,
-}
 
 
 class Words(NamedTuple):

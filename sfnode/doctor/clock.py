@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
-from sfnode.doctor.context import in_thread
+from sfnode.daemon_thread import in_daemon_thread
 from sfnode.doctor.findings import Finding, Subject, note, ok, problem
 from sfnode.transport.libp2p.reachability import TcpEndpoint, resolve
 from sfnode.transport.roster import CLOCK_WRONG
@@ -39,7 +39,7 @@ async def ntp_ahead(host: str, port: int = NTP_PORT) -> float:
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[float] = loop.create_future()
     async with asyncio.timeout(NTP_DEADLINE):
-        address, *_ = await in_thread(lambda: resolve(TcpEndpoint("dns", host, port)))
+        address, *_ = await in_daemon_thread(lambda: resolve(TcpEndpoint("dns", host, port)))
         transport, _ = await loop.create_datagram_endpoint(lambda: _Asker(answer), remote_addr=address)
         try:
             return await answer

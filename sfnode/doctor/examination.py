@@ -12,8 +12,9 @@ from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import sfnode
+from sfnode.daemon_thread import in_daemon_thread
 from sfnode.doctor import clock, compute, disk, network, ports
-from sfnode.doctor.context import Case, in_thread
+from sfnode.doctor.context import Case
 from sfnode.doctor.findings import Examination, Finding, Subject, note, number, ok, problem
 from sfnode.doctor.peers import Visit, visit
 from sfnode.errors import Code, UserError
@@ -120,7 +121,7 @@ class Examiner:
         return result
 
     async def _libraries(self) -> None:
-        await self._once("libraries", lambda: in_thread(_load_libraries))
+        await self._once("libraries", lambda: in_daemon_thread(_load_libraries))
 
     async def _caller(self) -> HivemindTransport:
         await self._libraries()
@@ -168,24 +169,26 @@ class Examiner:
 
     async def _disk(self) -> list[Finding]:
         manifest = await self._manifest()
-        return await in_thread(lambda: disk.look_at_disk(self._case.data_dir, manifest))
+        return await in_daemon_thread(lambda: disk.look_at_disk(self._case.data_dir, manifest))
 
     async def _memory(self) -> list[Finding]:
-        return [await in_thread(compute.look_at_memory)]
+        return [await in_daemon_thread(compute.look_at_memory)]
 
     async def _device(self) -> list[Finding]:
-        return await in_thread(lambda: compute.look_at_devices(self._case.devices))
+        return await in_daemon_thread(lambda: compute.look_at_devices(self._case.devices))
 
     async def _fit(self) -> list[Finding]:
         manifest = await self._manifest()
-        return await in_thread(lambda: compute.look_at_fit(self._case, manifest))
+        return await in_daemon_thread(lambda: compute.look_at_fit(self._case, manifest))
 
     async def _speed(self) -> list[Finding]:
         manifest = await self._manifest()
-        return _those(await in_thread(lambda: compute.look_at_speed(self._case, manifest)))
+        return _those(await in_daemon_thread(lambda: compute.look_at_speed(self._case, manifest)))
 
     async def _ports(self) -> list[Finding]:
-        listen = await in_thread(lambda: ports.look_at_ports(self._case.host_maddrs, self._case.data_dir))
+        listen = await in_daemon_thread(
+            lambda: ports.look_at_ports(self._case.host_maddrs, self._case.data_dir)
+        )
         return [*listen, ports.look_at_ipv6()]
 
     async def _daemon(self) -> list[Finding]:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from sfnode.doctor.context import in_thread
+from sfnode.daemon_thread import in_daemon_thread
 from sfnode.doctor.findings import Finding, Subject, milliseconds, ok, problem
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -126,7 +126,7 @@ async def _timed(seen: Visit, step: str, work: Awaitable[T]) -> T:
 async def _resolve(address: str, endpoint: TcpEndpoint) -> list[SocketAddress]:
     try:
         async with asyncio.timeout(NAME_DEADLINE):
-            return await in_thread(lambda: resolve(endpoint))
+            return await in_daemon_thread(lambda: resolve(endpoint))
     except (OSError, ValueError) as error:  # TimeoutError is an OSError, UnicodeError a ValueError
         if not endpoint.named:
             raise bad_address(address, f"{endpoint.host} is not an address of its kind") from None

@@ -208,7 +208,8 @@ def _size(loaded: LoadedModel, number: int) -> float:
 def any_trainer(
     manifest: Manifest, device: str, dtype: str, bases: Path | None = None
 ) -> tuple[Trainer, str]:
-    """Return a trainer on whatever public rows the run has, and, if there are none, why.
+    """Return a trainer on whatever public rows the run has, and, if there are none, why. `bases` is the
+    folder with published ones, and with files of the run's data.
 
     It has directions of its own, which do not depend on the limit that is to be found.
     """
@@ -220,7 +221,7 @@ def any_trainer(
     reason = "" if manifest.data.train else "the run names no data"
     if not reason:
         try:
-            return Trainer.load(manifest, device=device, dtype=dtype, bases=bases), ""
+            return Trainer.load(manifest, device=device, dtype=dtype, bases=bases, data=bases), ""
         except UserError as error:
             if error.code is not Code.DATA_NOT_FOUND:
                 raise

@@ -7,11 +7,12 @@ It knows a model, prompts and a verifier; it knows neither updates nor who asks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from sfnode.engine import rewards, samples
+from sfnode.engine import estimator, rewards, samples
 from sfnode.engine.estimator import Estimate
 from sfnode.engine.forward import Perturb
-from sfnode.engine.generation import CACHE_BYTES, Plan, generate, positions
+from sfnode.engine.generation import CACHE_BYTES, Answer, Plan, generate, positions
 from sfnode.engine.generation import Row as Asked
 from sfnode.engine.objective import OWN, GoOn, Held, always, paused
 from sfnode.engine.rewards import Question
@@ -31,6 +32,13 @@ RIGHT = 1 - 1e-8
 
 SAMPLED_AT = 1.0
 """Temperature at which answers are drawn for pass@k in a run that takes the likeliest tokens."""
+
+
+class Judged(NamedTuple):
+    """An answer of the likeliest tokens, as people are shown it, and its reward."""
+
+    shown: samples.Answered
+    reward: float
 
 
 class Rewards:
@@ -74,11 +82,20 @@ class Rewards:
         distance: float,
     ) -> list[Estimate]:
         """Estimate slopes by the rewards of answers that the model writes (`engine.rewards`)."""
-        found = rewards.estimates(
-            self._loaded, directions, seeds, batches, self._score, self._plan, distance, self._group
-        )
-        assert found is not None  # nothing breaks it off
-        return found
+        return self.measured(directions, seeds, batches, distance)[1]
+
+    def measured(
+        self,
+        directions: Directions,
+        seeds: Sequence[int],
+        batches: Sequence[Sequence[Question]],
+        distance: float,
+    ) -> tuple[list[Answer], list[Estimate]]:
+        """Return the same, and the answers before it."""
+        answers = rewards.written(self._loaded, directions, seeds, batches, self._plan, distance, self._group)
+        assert answers is not None  # nothing breaks it off
+        exact = estimator.held(distance, directions)
+        return answers, rewards.told(answers, batches, self._score, exact, self._group)
 
     def evaluate(
         self, held: Held, of: bytes = OWN, go_on: GoOn = always, perturb: Perturb | None = None
@@ -125,9 +142,16 @@ class Rewards:
 
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
         """Return what the model writes, beside what the verifier compares it with."""
+        return [one.shown for one in self.judged(rows)]
+
+    def judged(self, rows: Sequence[Row]) -> list[Judged]:
+        """Return the same with the rewards."""
         answers = generate(self._loaded, [Asked(self._prompt(row)) for row in rows], self._likeliest) or []
         return [
-            samples.shown(self._text(row), verifying.reference(self._task, row), answer.text)
+            Judged(
+                samples.shown(self._text(row), verifying.reference(self._task, row), answer.text),
+                self._score(answer.text, row),
+            )
             for row, answer in zip(rows, answers, strict=True)
         ]
 

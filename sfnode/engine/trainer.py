@@ -444,6 +444,11 @@ class Trainer:
         (now,) = complete(self.loaded, [prompt], tokens)
         return base, now
 
+    def read_test_rows(self) -> None:
+        """Read the test rows, so that questions about them read no file. Any thread may call this: it touches
+        nothing that training uses. Raises UserError DATA_*."""
+        self.run_rows.held_out("test")
+
     def answer(self, rows: int, *, base: bool) -> list[samples.Answered]:
         """Return how the model as of now, or the base model, answers `rows` test rows, for everybody the same
         ones: by turns of each class. In a run with a centred loss scores are less the model's prior.

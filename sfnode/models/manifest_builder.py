@@ -17,7 +17,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_QUOTA, Data, Manifest, Model, Open, Organised, Task, Training
 from sfnode.models import files, loader
 from sfnode.models.targets import DEFAULT, Selection
-from sfnode.tasks import chat, dataset, library, presets, proposals
+from sfnode.tasks import chat, dataset, library, presets, proposals, reward_numbers, verifier_sources
 
 HUB_TASK = "sst2"
 """The task for a model that is not built in: a small one that every language model can learn."""
@@ -88,7 +88,7 @@ def build(given: dict[str, Any]) -> Manifest:
         described = loader.describe(source, revision, _selection(given), _classes(task))
         data = _section(preset.data if preset else Data(), given)
         own = preset.training if preset and described.source == preset.model else None
-        training = own or Training()
+        training = own or (Training() if task.has_slopes else reward_numbers.training())
         if "organiser" in given:
             data = _validated(data, task, given)
             training = _levelled(training)
@@ -115,7 +115,7 @@ def _preset_name(given: dict[str, Any]) -> str:
 
     What a model of the package is for may be called as the model is, `builtin:NAME`.
     """
-    custom = [field for field in ("kind", "template") if field in given]
+    custom = [field for field in ("kind", "template", "verifier") if field in given]
     if "preset" in given and "kind" in given:
         raise UserError(
             Code.BAD_OPTION,
@@ -163,12 +163,21 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     fields: dict[str, Any] = {}
     if preset:
         fields = presets.task_of(preset, headed=_is_encoder(_json(home / files.CONFIG))).model_dump()
-    task = Task(**fields | {key: given[key] for key in TASK_FIELDS if key in given})
+    elif given.get("kind", "reward" if "verifier" in given else "") == "reward":
+        tokens = given.get("answer_tokens", reward_numbers.ANSWER_TOKENS)
+        room = tokens + reward_numbers.PROMPT_TOKENS
+        fields = {"kind": "reward", "answer_tokens": tokens, "max_tokens": room}
+    own = {key: given[key] for key in TASK_FIELDS if key in given}
+    if isinstance(own.get("verifier"), str):  # else it is what such a name stands for
+        own["verifier"] = verifier_sources.load(own["verifier"])
+    task = Task(**fields | own)
     if task.labelled and "loss" not in given:
         task = task.model_copy(update={"loss": DEFAULT_LOSS})
     _check_kind(task, home)
     positions = _positions(home)
-    return Task(**task.model_dump() | {"max_tokens": min(task.max_tokens, positions or task.max_tokens)})
+    if task.kind == "reward":
+        return reward_numbers.fitted(task, positions, chosen="answer_tokens" in given)
+    return task.model_copy(update={"max_tokens": min(task.max_tokens, positions)}) if positions else task
 
 
 def _check_kind(task: Task, home: Path) -> None:

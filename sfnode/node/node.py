@@ -155,6 +155,10 @@ class Node:
             await transport.start()
             manifest = await startup.agree_on_manifest(settings, local, transport, data_dir)
             if settings.role == "trainer":
+                settings = self.settings = await startup.in_thread(
+                    lambda: startup.permitted(self.settings, manifest)
+                )
+            if settings.role == "trainer":
                 await startup.in_thread(lambda: startup.check_own_data(settings, manifest))
             update_log = stack.enter_context(UpdateLog.open(data_dir.log, manifest.run_id))
             draw = await stack.enter_async_context(

@@ -121,6 +121,7 @@ class Organising:
         self._node = node
         self._has_base = False
         self._running: set[asyncio.Task[None]] = set()
+        self._stopped = False
         self._wishes: list[tuple[Decision, asyncio.Future[str | None]]] = []
         self._desk = OrganiserDesk(
             node.machine,
@@ -167,7 +168,9 @@ class Organising:
             self._wishes = [wish for wish in self._wishes if wish[1] is not done]
 
     async def stop(self) -> None:
-        """Cancel what is under way; whoever has a wish is told that it may not come true."""
+        """Cancel what is under way, and decide nothing more while the last updates are handed over; whoever
+        has a wish is told that it may not come true."""
+        self._stopped = True
         for _, done in self._wishes:
             if not done.done():
                 done.set_exception(_unanswered("the node has ended before it was signed"))
@@ -178,6 +181,8 @@ class Organising:
     # -- what the desk asks for --------------------------------------------------------------------
 
     def _tell(self, event: DeskEvent) -> None:
+        if self._stopped:
+            return
         for action in self._desk.handle(event, self._node.clock()):
             self._do(action)
 

@@ -1,20 +1,25 @@
 """Samples: how the base model and later ones answer a few test rows, recorded as the run goes.
 
 The node's own engine answers them between two steps, after a seal has come, or, in an open run, when another
-epoch begins. What they cost is bounded: the longer they take the more seldom they are taken. They are kept in
-memory, for whoever looks (`sfnode.node.views`).
+epoch begins. What they cost is bounded: the longer they take the more seldom they are taken, and test data
+are read beside the engine. They are kept in the data folder, for whoever looks (`sfnode.node.views`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
+from sfnode.daemon_thread import in_daemon_thread
 from sfnode.errors import UserError
 from sfnode.logging import log
 from sfnode.node.engine_thread import Engine
 from sfnode.schema.views import SampleMoment, SampleRow, Samples
+from sfnode.store.disk_errors import write_whole
 
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
@@ -29,33 +34,41 @@ fiftieth of the engine's time at most, but for the base model's answers, which a
 MAX_MOMENTS = 64
 """Most moments that are kept; beyond, every second one is dropped."""
 
+MAX_BYTES = 4 * 2**20
+"""Bytes of the file that are read: several times what it has at most, with 16 rows of 400 characters and
+answers of 200 in letters of four bytes."""
+
 
 class Sampling:
     """The samples of one trainer; `run` takes them until cancelled."""
 
     def __init__(self, node: RunningNode) -> None:
         self._node = node
-        self._rows: list[SampleRow] = []
-        self._moments: list[SampleMoment] = []
+        self._file = node.data_dir.samples
+        self._kept = Samples(rows=[], moments=[])
         self._taken: int | None = None
         """Epoch at which the last ones were taken."""
 
     def view(self) -> Samples:
         """Return what was recorded so far."""
-        return Samples(rows=self._rows, moments=self._moments)
+        return self._kept
 
     async def run(self) -> None:
         """Take samples until cancelled, or until that proves impossible."""
-        while True:
-            await asyncio.sleep(LOOK_INTERVAL)
-            if not self._due():
-                continue
-            try:
-                took = await self._take()
-            except UserError as error:
-                log.info("no samples of the model's answers are recorded: %s", error.what)
-                return
-            await asyncio.sleep(COST * took)
+        self._kept = await asyncio.to_thread(kept, self._file)
+        has_read = False
+        try:
+            while True:
+                await asyncio.sleep(LOOK_INTERVAL)
+                if not self._due():
+                    continue
+                if not has_read:
+                    _, engine = await self._node.ask_engine(lambda engine: engine)
+                    await in_daemon_thread(engine.read_test_rows, "samples")  # which may download them
+                    has_read = True
+                await asyncio.sleep(COST * await self._take())
+        except UserError as error:
+            log.info("no samples of the model's answers are recorded: %s", error.what)
 
     def _epoch(self) -> int:
         organised = self._node.machine.organised
@@ -68,18 +81,34 @@ class Sampling:
     async def _take(self) -> float:
         """Record answers; return the seconds that the engine took for those of the later model."""
         rows, self._taken = self._node.settings.samples, self._epoch()
+        known = [(row.text, row.right) for row in self._kept.rows]
 
-        def answers(engine: Engine) -> tuple[list[str], float]:
-            if not self._rows:
-                found = engine.answer(rows, base=True)
-                self._rows = [SampleRow(text=one.text, right=one.right, base=one.said) for one in found]
+        def answers(engine: Engine) -> tuple[list[SampleRow], list[str], float]:
             began = time.monotonic()
-            return [one.said for one in engine.answer(rows, base=False)], time.monotonic() - began
+            now = engine.answer(rows, base=False)
+            took = time.monotonic() - began
+            if [(one.text, one.right) for one in now] == known:
+                return self._kept.rows, [one.said for one in now], took
+            found = engine.answer(rows, base=True)
+            before = [SampleRow(text=one.text, right=one.right, base=one.said) for one in found]
+            return before, [one.said for one in now], took
 
-        moment, (said, took) = await self._node.ask_of_model(answers)
-        if moment.known == (self._moments[-1].known if self._moments else 0):
-            return took  # nothing has been learnt that can be seen here yet
-        self._moments.append(SampleMoment(epoch=moment.epoch, known=moment.known, answers=said))
-        if len(self._moments) > MAX_MOMENTS:
-            self._moments = self._moments[1::2]
+        moment, (shown, said, took) = await self._node.ask_of_model(answers)
+        moments = self._kept.moments if shown is self._kept.rows else []  # others are of other rows
+        if moment.known != (moments[-1].known if moments else 0):  # else nothing has been learnt since
+            moments = [*moments, SampleMoment(epoch=moment.epoch, known=moment.known, answers=said)]
+        if len(moments) > MAX_MOMENTS:
+            moments = moments[1::2]
+        self._kept = Samples(rows=shown, moments=moments)
+        text = self._kept.model_dump_json()
+        await asyncio.to_thread(write_whole, self._file, text.encode())
         return took
+
+
+def kept(path: Path) -> Samples:
+    """Return the samples that a node has recorded in earlier lives; none if the file is damaged."""
+    try:
+        with path.open("rb") as file:
+            return Samples.model_validate_json(file.read(MAX_BYTES))
+    except (OSError, ValidationError):
+        return Samples(rows=[], moments=[])

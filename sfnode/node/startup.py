@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,12 +21,12 @@ from sfnode.peers.compatibility import ask_manifest
 from sfnode.settings import Settings
 from sfnode.store import data_folder
 from sfnode.store.data_folder import DataDir, Layout
-from sfnode.store.disk_errors import disk_faults, sync_folder
+from sfnode.store.disk_errors import write_whole
 from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of, kept_control, sound_control
 from sfnode.store.run_keys import held_organiser_key, read_passphrase
-from sfnode.tasks import library
+from sfnode.tasks import library, verifying
 from sfnode.transport.base import Transport, TransportError
 from sfprotocol import proof_of_work, wire_codec
 from sfprotocol.errors import RemoteProtocolError
@@ -98,6 +97,20 @@ def check_own_data(settings: Settings, manifest: Manifest) -> None:
         dataset.check_own(str(settings.data), manifest.task)
     else:
         raise dataset.needed(manifest.task)
+
+
+def permitted(settings: Settings, manifest: Manifest) -> Settings:
+    """Return the settings; those of a relay, and say so, where the run's verifier is a plug-in that this
+    machine may not run. Raises UserError BAD_OPTION for a plug-in that cannot be run."""
+    try:
+        verifying.permit(manifest.task, settings.verifier)
+    except UserError as error:
+        if error.code is not Code.VERIFIER_NOT_ALLOWED:
+            raise
+        log.warning("SF%03d: %s. %s", error.code, error.what, error.fix)
+        log.warning("this node takes part without training: it relays updates, and evaluates nothing")
+        return settings.model_copy(update={"role": "relay"})
+    return settings
 
 
 def check_run_id(manifest: Manifest, wanted: str, fix: str = ASK_AGAIN) -> None:
@@ -185,14 +198,7 @@ async def _peers_manifest(settings: Settings, transport: Transport, data_dir: Da
 
 def keep_manifest(manifest: Manifest, path: Path) -> None:
     """Write the manifest durably, all or nothing."""
-    with disk_faults(path):
-        partial = path.with_suffix(".partial")
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(manifest.to_toml())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        sync_folder(path.parent)
+    write_whole(path, manifest.to_toml().encode())
 
 
 def open_machine(

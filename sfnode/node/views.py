@@ -134,7 +134,7 @@ class Views:
         return await self._ask(lambda: self._decided.last(query.limit))
 
     def samples(self) -> Samples:
-        """Return the answers to test rows that were recorded since the start."""
+        """Return the answers to test rows that were recorded."""
         sampling = self._node.sampling
         return sampling.view() if sampling else Samples(rows=[], moments=[])
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any
 
+from sfnode.daemon_thread import in_daemon_thread
 from sfnode.errors import Code, UserError
 from sfprotocol import invitation
 from sfprotocol.errors import LocalProtocolError
@@ -88,32 +88,12 @@ async def fetch(url: str) -> Invitation:
 
     Whatever else hangs ends with FETCH_DEADLINE: a query to a name server is abandoned with its thread.
     """
-    loop = asyncio.get_running_loop()
-    fetched: asyncio.Future[bytes] = loop.create_future()
-
-    def settle(data: bytes | None, problem: Exception | None) -> None:
-        if fetched.done():
-            return
-        if problem:
-            fetched.set_exception(problem)
-        else:
-            fetched.set_result(data or b"")
-
-    def work() -> None:
-        data, problem = None, None
-        try:
-            data = download(url, time.monotonic() + FETCH_DEADLINE)
-        except Exception as error:  # whatever a web server and urllib make of it
-            problem = error
-        try:
-            loop.call_soon_threadsafe(settle, data, problem)
-        except RuntimeError:  # nobody waits any more: the loop is closed
-            return
-
-    threading.Thread(target=work, name="contacts", daemon=True).start()
     try:
         async with asyncio.timeout(FETCH_DEADLINE):
-            return read(await fetched, url)
+            data = await in_daemon_thread(
+                lambda: download(url, time.monotonic() + FETCH_DEADLINE), "contacts"
+            )
+            return read(data, url)
     except (OSError, ValueError, HTTPException) as error:  # TimeoutError is an OSError
         why = str(getattr(error, "reason", "") or error) or "no answer in time"
         raise _unusable(url, why) from error

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
-from sfnode.schema.results import InviteResult, Reach
 from sfnode.transport.base import best_first, is_loopback, is_private
 from sfprotocol import PROTOCOL_VERSION, invitation
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.invitation import Invitation, NewerLinkError
+
+if TYPE_CHECKING:
+    from sfnode.manifest import Manifest
+    from sfnode.schema.results import InviteResult, Reach
 
 OWN_ADDRESSES = 2
 """Addresses of the node itself in a link: one is mostly enough, and a QR code has little room."""
@@ -50,6 +53,10 @@ def compose(
 
 def invite(manifest: Manifest, said: Invitation) -> InviteResult:
     """Return an invitation to the run as a link and in its parts."""
+    from sfnode.schema.results import (
+        InviteResult,
+    )  # a third of what `sfnode join` loads before its first line
+
     return InviteResult(
         link=invitation.write(said),
         contacts_url=said.url,

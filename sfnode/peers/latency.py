@@ -39,6 +39,7 @@ class Latency:
         self._origins: dict[str, bytes] = {}
         self._asked: dict[str, float] = {}
         self._asking: set[asyncio.Task[None]] = set()
+        self._stopped = False
 
     def of(self, peer: str) -> float | None:
         """Return the latency in seconds as last measured; None if the peer never answered."""
@@ -49,7 +50,12 @@ class Latency:
         return self._origins.get(peer)
 
     def look(self, addresses: dict[str, str]) -> None:
-        """Measure these neighbours, given an address for each, unless that was done within INTERVAL."""
+        """Measure these neighbours, given an address for each, unless that was done within INTERVAL.
+
+        After `stop` nothing is measured any more: who looks at a node may do so until its very end.
+        """
+        if self._stopped:
+            return
         now = asyncio.get_running_loop().time()
         self._forget(addresses)
         for peer, address in addresses.items():
@@ -59,7 +65,8 @@ class Latency:
                 task.add_done_callback(self._asking.discard)
 
     async def stop(self) -> None:
-        """Cancel the measurements under way."""
+        """Cancel the measurements under way, for good."""
+        self._stopped = True
         for task in self._asking:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)

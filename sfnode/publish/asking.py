@@ -13,6 +13,7 @@ from sfnode.control.client import SyncClient
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.contacts import known_url
+from sfnode.node.samples import kept
 from sfnode.node.startup import remembered_peers
 from sfnode.peers import contacts
 from sfnode.peers.invitations import check_same_run, compose, invite, reach, read_link
@@ -74,14 +75,14 @@ def ask(
         contact=contact,
         running=progress is not None,
         updates_per_hour=None if rate is None else 3600 * rate,
-        samples=_samples(node) if samples else (),
+        samples=_samples(node, data_dir) if samples else (),
     )
 
 
-def _samples(node: SyncClient) -> Sequence[Sample]:
+def _samples(node: SyncClient, data_dir: Path) -> Sequence[Sample]:
     """Return the answers that a node has recorded last, beside those of the base model."""
-    found = _answer(node.samples)
-    if found is None or not found.moments:
+    found = _answer(node.samples) or kept(Layout(data_dir).samples)
+    if not found.moments:
         return ()
     last = found.moments[-1]
     return [

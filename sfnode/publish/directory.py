@@ -13,10 +13,11 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
+from sfnode.dashboard.snapshot import Words
 from sfnode.errors import UserError
 from sfnode.peers.contacts import FETCH_DEADLINE, MAX_FILE, download
 from sfnode.publish.chart import SPARK, Chart, chart
-from sfnode.publish.page import Words, gain, moment, render, verdict_of
+from sfnode.publish.page import gain, moment, render, verdict_of
 from sfnode.publish.run_file import NAME, RunFile, bad_run_file
 from sfprotocol.invitation import is_url
 

@@ -18,13 +18,13 @@ from markupsafe import Markup
 
 import sfnode
 from sfnode.dashboard.formatting import count, percent, span
-from sfnode.organising.guard import PATIENCE
+from sfnode.dashboard.quality import STALE, UNJUDGED, verdict
+from sfnode.dashboard.snapshot import Words
 from sfnode.publish.chart import NARROW, SHARES, WIDE, chart, figure
 from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, Member, teams
 from sfnode.publish.run_file import NAME, RunFile
-from sfnode.schema.evaluation import Evaluation
-from sfnode.schema.node_state import LOWER_IS_BETTER, REWARD, RunHealth
+from sfnode.schema.node_state import REWARD
 from sfnode.sizes import size_text
 from sfprotocol.worths import WORTH_ONE
 
@@ -45,21 +45,6 @@ SHORT = 40
 DIGITS = 3
 """Significant digits of the greatest worth."""
 
-
-class Words(NamedTuple):
-    """A verdict for people."""
-
-    text: str
-    tone: str
-    """Class of the style: good, warn, bad or quiet."""
-
-
-VERDICTS = {
-    RunHealth.BETTER: Words("Better than the base model", "good"),
-    RunHealth.NO_BETTER: Words("Not better than the base model yet", "warn"),
-    RunHealth.WORSE: Words("Worse than it was", "bad"),
-    RunHealth.UNKNOWN: Words("Not measured yet", "quiet"),
-}
 
 METRICS = {"f1": "F1", "exact_match": "exact match", REWARD: "mean reward"}
 """Names of metrics that do not read as they are."""
@@ -150,23 +135,12 @@ def run_page(
 
 
 def verdict_of(run: RunFile) -> Words:
-    """Return the headline."""
-    if run.quality is None:
-        return Words("An open run", "quiet")
-    words, best = VERDICTS[run.quality.verdict], run.quality.best
-    if run.quality.verdict is RunHealth.WORSE and _is_better(run.quality.latest, run.quality.base):
-        return Words("Better than the base model, but below its best", "warn")
-    since = sum(one.epoch > best.epoch for one in run.curve) if best else PATIENCE
-    if run.quality.verdict is not RunHealth.BETTER or run.complete or since >= PATIENCE:
-        return words
-    return words._replace(text=f"{words.text}, and still getting better")
-
-
-def _is_better(one: Evaluation | None, other: Evaluation | None) -> bool:
-    """Return whether one result is better than another: their intervals do not touch."""
-    if one is None or other is None:
-        return False
-    return one.high < other.low if one.metric in LOWER_IS_BETTER else one.low > other.high
+    """Return the headline, that of the dashboard."""
+    found = run.quality
+    if found is None:
+        return Words(UNJUDGED)
+    since = sum(one.epoch > found.best.epoch for one in run.curve) if found.best else STALE
+    return verdict(found.verdict, found.latest, found.base, since_best=since, complete=run.complete)
 
 
 def summary(run: RunFile) -> str:

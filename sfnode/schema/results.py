@@ -264,6 +264,58 @@ class FitResult(Answer):
     parameters: int
 
 
+class TriedAnswer(Answer):
+    """An answer of the base model to a prompt of a reward run."""
+
+    prompt: str
+    right: str
+    """What the verifier compares an answer with; empty if it reads no column."""
+    answer: str
+    reward: float
+
+
+class TryRewardResult(Answer):
+    """`sfnode try-reward --json`."""
+
+    model: str
+    device: str
+    dtype: str
+    epsilon: float
+    temperature: float
+    prompts: int
+    """Prompts that the base model has answered, each with its likeliest tokens."""
+    reward: float
+    """Mean of these answers."""
+    reward_low: float
+    """Lower end of its 95 % confidence interval."""
+    reward_high: float
+    right: float
+    """Share of answers with the reward 1."""
+    right_low: float
+    right_high: float
+    examples: list[TriedAnswer]
+    updates: int
+    """Updates that were measured then, as a node would."""
+    apart: float
+    """Share of them whose points differ in reward: the others would have the scalar 0."""
+    spread: float
+    """Root mean square of the differences of mean rewards, divided by twice epsilon (in a group by it)."""
+    answers: int
+    """Answers that were written along their directions."""
+    cut: int
+    """Those that had not ended when they had all tokens that they may have."""
+    tokens: int
+    seconds: float
+    """Time of these answers and their scores."""
+    answers_per_second: float
+    tokens_per_second: float
+    updates_per_minute: float
+    load_seconds: float
+    """Time until the model was there."""
+    peak_bytes: int | None
+    """Most memory that the process has had, on CUDA its tensors; None where that is unknown."""
+
+
 class TogetherResult(Answer):
     """One contestant of `sfnode bench` with several devices: all of them, or one alone."""
 

@@ -321,7 +321,7 @@ class SampleMoment(Answer):
 
 class Samples(Answer):
     """Answers to a few test rows, always the same ones, of the base model and of later models: as this node
-    has computed them since it started, thinned out as they grow."""
+    has computed them, thinned out as they grow."""
 
     rows: list[SampleRow]
     moments: list[SampleMoment]

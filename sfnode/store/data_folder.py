@@ -109,6 +109,11 @@ class Layout:
         return self.path / "exports"
 
     @property
+    def samples(self) -> Path:
+        """Answers of the base model and of later ones to a few test rows."""
+        return self.path / "samples.json"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 

@@ -50,6 +50,18 @@ def disk_faults(path: Path) -> Iterator[None]:
         raise _from_os(path, error) from error
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file durably, all or nothing. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
+    with disk_faults(path):
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names of new files in `folder` survive a power cut."""
     sync_file(folder)

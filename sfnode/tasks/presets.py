@@ -1,8 +1,9 @@
-"""Ready-made tasks: the embedded ones, and benchmarks of the literature with MeZO's published prompts.
+"""Ready-made tasks: the embedded ones, benchmarks of the literature with MeZO's published prompts, and
+tasks whose answers a program can check.
 
-The prompts but that of AG News are those of princeton-nlp/MeZO (large_models/templates.py and tasks.py); a
-model with a classification head reads the bare texts instead. The data are where they are on the Hugging Face
-hub. This module only describes; it reads nothing.
+The prompts of classifications and choices but that of AG News are those of princeton-nlp/MeZO
+(large_models/templates.py and tasks.py); a model with a classification head reads the bare texts instead. The
+data are where they are on the Hugging Face hub. This module only describes; it reads nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Task, Training
-from sfnode.verifiers import presets as verifiers
+from sfnode.verifiers.presets import PRESETS as VERIFIERS
 
 DEFAULT_MODEL = "builtin:tiny"
 """The base model that ships with the package."""
@@ -23,6 +24,9 @@ EVALUATED_ROWS = 1000
 
 LONGEST_PROMPT = 2048
 """MeZO's bound, which is OPT's; a model with fewer positions needs a smaller one."""
+
+REWARDED_PROMPT = 512
+"""Tokens of a prompt that is answered: GSM8K's longest questions have about half as many."""
 
 
 class Preset(NamedTuple):
@@ -79,7 +83,7 @@ def task_of(found: Preset, *, headed: bool) -> Task:
     if not found.texts:
         raise UserError(
             Code.BAD_OPTION,
-            "an encoder with a classification head cannot do this task, whose rows bring their own answers",
+            "an encoder with a classification head cannot do this task, whose answers are no fixed classes",
             f"Take a language model, or one of {', '.join(n for n, p in PRESETS.items() if p.texts)}.",
         )
     changed = {"kind": "sequence-classification", "template": found.texts}
@@ -98,6 +102,23 @@ def _labelled(template: str, *answers: str) -> Task:
         template=template,
         verbalizer={str(label): answer for label, answer in enumerate(answers)},
         max_tokens=LONGEST_PROMPT,
+    )
+
+
+def _rewarded(
+    name: str, template: str, tokens: int, *stop: str, prompt_tokens: int = REWARDED_PROMPT
+) -> Task:
+    """Return the task of writing answers of so many tokens for the verifier of this name.
+
+    It is not validated: that would import all verifiers whenever this module is, which takes as long as it.
+    """
+    return Task.model_construct(
+        kind="reward",
+        template=template,
+        verifier=VERIFIERS[name],
+        answer_tokens=tokens,
+        max_tokens=tokens + prompt_tokens,
+        stop=stop,
     )
 
 
@@ -122,13 +143,7 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "sums": Preset(
-        Task(
-            kind="reward",
-            template="{sum}=",
-            verifier=verifiers.PRESETS["sums"],
-            answer_tokens=4,  # three digits and the end
-            max_tokens=16,
-        ),
+        _rewarded("sums", "{sum}=", 4, prompt_tokens=12),  # three digits and the end
         Data(train="builtin:sums:train", validation="builtin:sums:validation", test="builtin:sums:test"),
         model="builtin:sums",
         training=Training(
@@ -197,5 +212,34 @@ PRESETS: dict[str, Preset] = {
         ),
         texts="{text}",
         called=MappingProxyType({"text": "sentence"}),
+    ),
+    # TinyZero's prompt, but that it leaves the first <think> to the model, as the verifier looks for it
+    "countdown": Preset(
+        _rewarded(
+            "countdown",
+            "A conversation between User and Assistant. The user asks a question, and the Assistant solves "
+            "it. The assistant first thinks about the reasoning process in the mind and then provides the "
+            "user with the answer.\nUser: Using the numbers {nums}, create an equation that equals "
+            "{target}. You can use basic arithmetic operations (+, -, *, /) and each number can only be used "
+            "once. Show your work in <think> </think> tags. And return the final answer in <answer> "
+            "</answer> tags, for example <answer> (1 + 2) / 3 </answer>.\nAssistant:",
+            512,
+            "\nUser:",
+        ),
+        Data(train="hf:Jiayi-Pan/Countdown-Tasks-3to4:train"),
+    ),
+    "gsm8k": Preset(
+        _rewarded(
+            "gsm8k",
+            "Solve the problem step by step. Write the number that is the answer on a line of its own at the "
+            "end, after ####.\n\nProblem: {question}\nSolution:",
+            256,
+            "\nProblem:",
+        ),
+        Data(train="hf:openai/gsm8k:main:train", test="hf:openai/gsm8k:main:test", test_limit=EVALUATED_ROWS),
+    ),
+    "json": Preset(
+        _rewarded("json", "{text}\n\nThe same as a JSON object:\n", 256, "\n\n"),
+        Data(),
     ),
 }

@@ -6,7 +6,7 @@ Reads verifiers once, and only where a task has one: that takes a tenth of a sec
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,27 @@ def problem(task: Task, row: Row) -> str | None:
 
     verifier = _verifier(task)
     return scoring.problem(verifier, scoring.texts(verifier, row))
+
+
+def permit(task: Task, sources: Sequence[str] = ()) -> None:
+    """Let the plug-ins of the task's verifier that these MODULE:FUNCTION are score answers in this process.
+
+    Raises UserError VERIFIER_NOT_ALLOWED if that are not all it has, BAD_OPTION if it has none, and as
+    `plugins.allow`.
+    """
+    if not (task.verifier or sources):
+        return
+    from sfnode.verifiers import plugins, specs
+
+    leaves = specs.leaves(_verifier(task)) if task.verifier else iter(())
+    wanted = [leaf.name for leaf in leaves if isinstance(leaf, specs.Plugin)]
+    if sources and not wanted:
+        raise UserError(
+            Code.BAD_OPTION, "--verifier: the run's verifier is no plug-in", "Leave the option out."
+        )
+    for source in sources:
+        plugins.allow(source, wanted)
+    plugins.require(wanted)
 
 
 def require_slopes(task: Task) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple, assert_never
 
-from sfnode.verifiers import arithmetic, json_values, patterns, python_source, rationals, schemas
+from sfnode.verifiers import arithmetic, json_values, patterns, plugins, python_source, rationals, schemas
 from sfnode.verifiers.bounds import MAX_ANSWER, WHITE_SPACE
 from sfnode.verifiers.specs import (
     Boxed,
@@ -21,6 +21,7 @@ from sfnode.verifiers.specs import (
     Json,
     Length,
     Numeric,
+    Plugin,
     Regex,
     Sum,
     Verifier,
@@ -35,7 +36,8 @@ _BRACES = re.compile(r"(\\boxed\{)|(\{)|(\})|\\.", re.DOTALL)
 
 
 def score(verifier: Verifier, answer: str, row: Row) -> float:
-    """Return the score of an answer, in [0, 1]. Never raises, whatever the answer and the values of the row.
+    """Return the score of an answer, in [0, 1]. Never raises, whatever the answer and the values of the row;
+    but UserError VERIFIER_NOT_ALLOWED for a plug-in that may not run here.
 
     Only the first MAX_ANSWER characters of either count. A column that the row lacks is empty.
     """
@@ -60,6 +62,8 @@ def score(verifier: Verifier, answer: str, row: Row) -> float:
         case Boxed() | Extract():
             part = boxed(text) if isinstance(verifier, Boxed) else _between(text, verifier)
             return 0.0 if part is None else score(verifier.then, part, row)
+        case Plugin():
+            return plugins.score(verifier.name, text, {name: _value(row, name) for name in row})
         case Sum():
             total = math.fsum(term.weight * score(term.verifier, text, row) for term in verifier.terms)
             return min(total, 1.0)
@@ -80,8 +84,10 @@ def columns(verifier: Verifier) -> tuple[str, ...]:
 
 def texts(verifier: Verifier, row: Mapping[str, Any]) -> dict[str, str]:
     """Return the values that a verifier reads of a row of data, as text: JSON if they are neither text nor a
-    number. A column without a value is left out."""
-    found = {name: row[name] for name in columns(verifier) if row.get(name) is not None}
+    number. A column without a value is left out; a plug-in reads all."""
+    every = any(isinstance(leaf, Plugin) for leaf in leaves(verifier))
+    names = row.keys() if every else columns(verifier)
+    found = {name: row[name] for name in names if row.get(name) is not None}
     return {name: _text(value) for name, value in found.items()}
 
 

@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, TypeAdapter, field_validator, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from sfnode.verifiers import patterns
+from sfnode.verifiers import patterns, plugins
 from sfnode.verifiers.base import Name, Names, Table
 from sfnode.verifiers.bounds import MAX_ANSWER, MAX_COST, MAX_DEPTH, MAX_LISTED, MAX_MARKER, MAX_NAME
 from sfnode.verifiers.rationals import Which
@@ -183,8 +183,25 @@ class Sum(Kind):
         return self
 
 
+class Plugin(Kind):
+    """A function of a Python file that is not in the manifest scores the answer, where it may (`plugins`).
+
+    Nothing is known of its time, and nothing here runs it.
+    """
+
+    cost: ClassVar[int] = 0
+    kind: Literal["plugin"] = "plugin"
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """SHA-256 of the file."""
+    function: Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=MAX_NAME)]
+
+    @property
+    def name(self) -> plugins.Name:
+        return plugins.Name(self.digest, self.function)
+
+
 Verifier: TypeAlias = Annotated[
-    Exact | Numeric | Regex | Json | Countdown | Code | Length | Format | Boxed | Extract | Sum,
+    Exact | Numeric | Regex | Json | Countdown | Code | Length | Format | Boxed | Extract | Sum | Plugin,
     Field(discriminator="kind"),
 ]
 
@@ -195,8 +212,16 @@ _READER: TypeAdapter[Any] = TypeAdapter(Verifier)
 
 
 def read(data: Any) -> Verifier:
-    """Read a verifier from plain data. Raises ValueError; for a regex without RE2 UserError EXTRA_MISSING."""
-    found: Verifier = _READER.validate_python(data)
+    """Read a verifier from plain data.
+
+    Raises ValueError, which names the key that is wrong; for a regex without RE2 UserError EXTRA_MISSING.
+    """
+    try:
+        found: Verifier = _READER.validate_python(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{where}: {reason}" if where else reason) from error
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from sfnode.cli.init import KINDS
+from sfnode.cli.init_questions import KINDS
 from sfnode.doctor.findings import Examination, Finding
 from sfnode.errors import Code
 from sfnode.limits import Limits
@@ -30,6 +30,8 @@ from sfnode.schema.results import (
     StatusResult,
     SwarmResult,
     TogetherResult,
+    TriedAnswer,
+    TryRewardResult,
     UpdateLine,
     UpgradeResult,
     VerifyResult,
@@ -76,7 +78,8 @@ SECTIONS = {
     "archive --json": (ArchiveStatement,),
     "import --json": (ImportResult,),
     "log --updates": (UpdateLine,),
-    "eval --json": (EvalResult, Evaluation, LayeredDrift, LayerDrift, PassAt),
+    "eval --json": (EvalResult, Evaluation, PassAt, LayeredDrift, LayerDrift),
+    "try-reward --json": (TryRewardResult, TriedAnswer),
     "invite --json": (InviteResult,),
     "organise status --json": (
         organising.OrganiserStatus,

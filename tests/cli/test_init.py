@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -14,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sfnode.cli.init import INTRODUCTION, QUESTIONS
+from sfnode.cli.init_questions import INTRODUCTION, QUESTIONS
 from sfnode.defaults import DEFAULT_LOSS, OPEN_WORK_BITS
-from sfnode.engine import pilot, trial
+from sfnode.engine import pilot, reward_trial, trial
 from sfnode.engine.pilot import SLOPES
 from sfnode.manifest import Manifest, Open
 from sfnode.models import bases, loader, manifest_builder, pieces
@@ -25,6 +26,7 @@ from sfnode.store.identity import Identity, WrongPassphraseError
 from sfnode.store.run_keys import load_organiser_key, recovery_key
 from sfnode.tasks import calibration, public_files
 from sfnode.tasks.presets import PRESETS
+from sfnode.verifiers import plugins
 from tests.cli.helpers import Ended
 
 Run = Callable[..., Ended]
@@ -35,7 +37,11 @@ ROWS = {
     "choice": '{"question": "2+2", "options": ["3", "4"], "answer": "4"}\n',
     "completion": '{"question": "2+2", "answer": "4"}\n',
     "text": '{"text": "once upon a time"}\n',
-    "reward": '{"sum": "2+2=", "answer": 4}\n',
+    "reward": "".join(
+        f'{{"question": "{how} {what}", "answer": "7"}}\n'
+        for how in ("fine", "stale", "good", "poor")
+        for what in ("food", "rooms", "staff", "music")
+    ),
     "chat": '{"talk": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}\n',
 }
 FLAGS = {
@@ -47,9 +53,19 @@ FLAGS = {
     "completion": ("--template", "{question} =", "--completion", "{answer}"),
     "text": ("--template", "{text}"),
     "sequence-classification": ("--template", "{text}", "--verbalizer", "yes=good,no=bad"),
-    "reward": ("--template", "{sum}", "--verifier", "sums", "--answer-tokens", "4", "--stop", ";"),
     "chat": ("--messages-field", "talk"),
+    "reward": (
+        *("--template", "{question} it was", "--verifier", "length.toml"),
+        *("--answer-tokens", 4, "--stop", r" .\n"),
+    ),
 }
+CALIBRATE = {False: "false", True: "true"}
+"""By whether answers are rewarded: at the usual epsilon those of the small built-in model are all alike."""
+
+LENGTH = 'kind = "sum"\n' + "".join(
+    f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {2 * n} }}\n' for n in range(1, 9)
+)
+"""A verifier that likes longer answers better."""
 
 
 FEW = 8
@@ -67,6 +83,7 @@ def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure little, and try numbers out only where a test asks for it."""
     monkeypatch.setattr(pilot, "SLOPES", FEW)
     monkeypatch.setattr(calibration, "CALIBRATION_ROWS", FEW)
+    monkeypatch.setattr(reward_trial, "UPDATES", FEW)
     monkeypatch.setenv("SFNODE_CALIBRATE", "false")
 
 
@@ -94,17 +111,23 @@ def data_file(kind: str) -> Path:
     """Rows for a task of this kind."""
     path = Path("rows.tsv" if kind == "classification" else "rows.jsonl").resolve()
     path.write_text(ROWS[kind])
+    Path("length.toml").write_text(LENGTH)
     return path
 
 
 PRIOR = "measuring the base model's prior\n"
 """What is said where the loss is centred."""
 
+ANSWERS = "writing answers along some directions\n"
+"""What is said in a reward run."""
+
 
 def written(ended: Ended, file: str = "run.toml") -> Manifest:
     """The manifest that was written; what was printed of it is right."""
-    assert (ended.status, ended.err.removeprefix(PRIOR)) == (0, "measuring scalars\n")
+    assert ended.status == 0, ended.err
     manifest = Manifest.from_toml(Path(file))
+    measured = "measuring scalars\n" if manifest.task.has_slopes else ANSWERS
+    assert ended.err.removeprefix(PRIOR) == measured
     printed = re.search(rf"wrote {re.escape(file)}: run (\S+), id ([0-9a-f]{{64}})\n", ended.out)
     assert printed is not None
     assert printed.groups() == (manifest.name, manifest.run_id.hex())
@@ -131,12 +154,13 @@ def test_without_options_and_without_a_terminal_it_describes_the_built_in_run(
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_brings_its_prompt_its_answers_and_its_data(preset: str, model: Path, sfnode: Run) -> None:
-    manifest = written(sfnode("init", "--open", "--model", model, "--task", preset))
     expected = PRESETS[preset]
+    manifest = written(sfnode("init", "--open", "--model", expected.model or model, "--task", preset))
     assert manifest.name == preset
     assert manifest.data == expected.data
     loss = DEFAULT_LOSS if expected.task.labelled else "plain"
-    numbers = {"max_tokens": manifest.task.max_tokens, "loss": loss}
+    numbers = {"max_tokens": manifest.task.max_tokens, "answer_tokens": manifest.task.answer_tokens}
+    numbers |= {"loss": loss}
     assert but_for_prior(manifest).task == expected.task.model_copy(update=numbers)
 
 
@@ -146,7 +170,10 @@ def test_prompts_are_never_longer_than_the_model_can_take(model: Path, sfnode: R
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_a_task_of_ones_own_is_described_by_flags(kind: str, model: Path, sfnode: Run) -> None:
+def test_a_task_of_ones_own_is_described_by_flags(
+    kind: str, model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SFNODE_CALIBRATE", CALIBRATE[kind == "reward"])
     data = data_file(kind)
     flags = ("--kind", kind, *FLAGS[kind], "--train", data, "--test", data)
     manifest = written(sfnode("init", "own.toml", "--name", "mine", "--model", model, *flags), "own.toml")
@@ -158,15 +185,36 @@ def test_a_task_of_ones_own_is_described_by_flags(kind: str, model: Path, sfnode
 
 def test_a_verifier_may_be_in_a_file(model: Path, sfnode: Run) -> None:
     Path("verifier.toml").write_text('kind = "numeric"\ncolumn = "answer"\nwhich = "last"\n')
-    data = data_file("reward")
-    flags = ("--kind", "reward", "--template", "{sum}", "--answer-tokens", 4, "--train", data)
+    Path("rows.jsonl").write_text('{"sum": "2+2=", "answer": 4}\n')
+    flags = ("--template", "{sum}", "--train", "rows.jsonl")
     made = ("init", "--model", model, *flags, "--no-measure", "--verifier")
     assert sfnode(*made, "verifier.toml").status == 0
     found = Manifest.from_toml(Path("run.toml")).task
-    assert found.verifier == {"kind": "numeric", "column": "answer"}
+    assert (found.kind, found.verifier) == ("reward", {"kind": "numeric", "column": "answer"})
+    assert (found.answer_tokens, found.max_tokens) == (32, 64)
     Path("verifier.toml").write_text('kind = "numeric"\n')
-    assert "--verifier: numeric.column: Field required" in sfnode(*made, "verifier.toml", "--force").err
+    assert (
+        "--verifier: verifier.toml: numeric.column: Field required"
+        in sfnode(*made, "verifier.toml", "--force").err
+    )
     assert "cannot read nothing.toml" in sfnode(*made, "nothing.toml", "--force").err
+
+
+def test_a_plug_in_is_named_by_the_digest_of_its_file(
+    model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "_allowed", {})
+    source = "def longer(answer, row):\n    return min(len(answer) / 20, 1)\n"
+    Path("mine.py").write_text(source)
+    monkeypatch.setenv("SFNODE_CALIBRATE", "true")
+    flags = ("--template", "{question} it was", "--answer-tokens", 4, "--train", data_file("reward"))
+    manifest = written(sfnode("init", "--model", model, "--verifier", "mine:longer", *flags))
+    digest = hashlib.sha256(source.encode()).hexdigest()
+    assert manifest.task.verifier == {"kind": "plugin", "digest": digest, "function": "longer"}
+    monkeypatch.setattr(plugins, "_allowed", {})
+    unasked = sfnode("try-reward", "run.toml")
+    assert (unasked.status, unasked.err.startswith("sfnode: SF090: ")) == (1, True)
+    assert "answers/s" in sfnode("try-reward", "run.toml", "--verifier", "mine:longer", "--updates", 4).out
 
 
 def test_rows_that_a_verifier_cannot_score_are_found_before_anybody_joins(model: Path, sfnode: Run) -> None:
@@ -177,25 +225,38 @@ def test_rows_that_a_verifier_cannot_score_are_found_before_anybody_joins(model:
     assert "rows.jsonl, line 2: no 'answer'" in ended.err
 
 
-def test_of_rewards_it_tries_nothing_out_that_needs_slopes_and_says_so(model: Path, sfnode: Run) -> None:
+def test_of_rewards_it_says_where_the_numbers_are_from(
+    model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SFNODE_CALIBRATE")
     data = data_file("reward")
-    flags = (
-        "--template",
-        "{sum}",
-        "--verifier",
-        "sums",
-        "--answer-tokens",
-        4,
-        "--train",
-        data,
-        "--calibrate",
-    )
-    ended = sfnode("init", "--model", model, "--kind", "reward", *flags)
-    assert ended.status == 0, ended.err
-    assert "Numbers were not tried out (rewards have no slopes" in ended.out
-    assert "No scalars were measured (the loss does not change along any direction)" in ended.out
-    made = sfnode("init", "--model", model, "--kind", "reward", *flags, "--basis", "activations", "--force")
-    assert "rewards have no slopes" in made.err
+    made = ("init", "--model", model, *FLAGS["reward"], "--train", data)
+    ended = sfnode(*made)
+    training = written(ended).training
+    assert "The model wrote 256 answers at the points of 8 updates in " in ended.out
+    assert f"epsilon is {training.epsilon:g}: in " in ended.out
+    assert f"learning_rate is {training.learning_rate:g}: the recipe of evolution strategies" in ended.out
+    assert "Measured 8 scalars: root mean square " in ended.out
+    assert training.basis == "random"
+    refused = sfnode(*made, "--basis", "activations", "--force")
+    assert "rewards have no slopes" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--answer-tokens", 64), "fewer than the max_tokens of prompt and answer"),
+        (("--temperature", 0.001), "temperature is 0 or at least"),
+        (("--task", "sst2"), "the task kind classification has no answers that are written"),
+        (("--stop", "x" * 65), "--stop: "),
+    ],
+)
+def test_what_makes_no_answers_is_refused(
+    flags: tuple[object, ...], says: str, model: Path, sfnode: Run
+) -> None:
+    usual = () if "--task" in flags else ("--template", "{question}", "--train", data_file("reward"))
+    ended = sfnode("init", "--model", model, "--verifier", "gsm8k", *usual, *flags)
+    assert (ended.status, ended.err.startswith("sfnode: SF010: "), says in ended.err) == (1, True, True)
 
 
 def test_a_run_may_have_no_public_training_data(model: Path, sfnode: Run) -> None:
@@ -392,7 +453,8 @@ def test_at_a_terminal_enter_alone_gives_the_built_in_run_with_an_organiser(
     assert "Base model" in ended.out
     manifest = organised(ended, home / ".local/share/sfnode/keys")
     assert but_for_prior(manifest).task == default_manifest().task
-    assert all(QUESTIONS[name] in ended.out for name in QUESTIONS if name != "kind")
+    own = {"kind", "verifier", "answer_tokens", "stop"}
+    assert all(QUESTIONS[name] in ended.out for name in QUESTIONS.keys() - own)
 
 
 def test_explanations_fit_a_terminal() -> None:
@@ -421,11 +483,18 @@ def test_one_is_told_what_others_need_that_lies_on_this_machine_alone(model: Pat
         ("text", ("{text}",)),
         ("sequence-classification", ("{text}", "label", "yes=good,no=bad")),
         ("chat", ("talk",)),
+        ("reward", ("{question} it was", "missing.toml", "length.toml", "4", r" .\n")),
     ],
 )
 def test_at_a_terminal_one_is_asked_for_a_task_of_ones_own(
-    kind: str, told: tuple[str, ...], model: Path, sfnode: Run, answers: Callable[..., None]
+    kind: str,
+    told: tuple[str, ...],
+    model: Path,
+    sfnode: Run,
+    answers: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("SFNODE_CALIBRATE", CALIBRATE[kind == "reward"])
     data = data_file(kind)
     answers(str(model), "custom", kind, *told, str(data), str(data), "123", "open", "Tells sums.")
     asked = sfnode("init", "asked.toml")

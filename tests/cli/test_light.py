@@ -95,6 +95,12 @@ def test_top_draws_a_frame_without_validating_it(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "\n"
 
 
+def test_a_newcomer_s_first_line_waits_for_no_library_that_is_needed_later() -> None:
+    later = {"sfnode.schema.results", "sfnode.node", "numpy", "aiohttp", "torch", "hivemind"}
+    script = f"import sys, sfnode.cli.join; print(*{later} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "\n"
+
+
 def test_what_is_printed_as_json_is_what_the_node_said(tmp_path: Path, sfnode: Run) -> None:
     with fake_node(tmp_path / "node"):
         said = {

@@ -55,6 +55,7 @@ COMMANDS = (
     "archive",
     "import",
     "bench",
+    "try-reward",
     "eval",
     "lm-eval",
     "doctor",

@@ -19,8 +19,9 @@ from tests.containers.docker import (
     engine,
     timed,
 )
-from tests.containers.prometheus import Prometheus, prometheus_image
+from tests.containers.prometheus import prometheus_image
 from tests.containers.swarm import BUDGET, CPU, IMAGE, TRAINERS, Swarm, until_status
+from tests.processes.prometheus import Prometheus
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -86,4 +87,4 @@ def prometheus(swarm: Swarm, images: Bases, scratch: Path) -> Prometheus:
     swarm.compose("--profile", "views", "up", "--detach", "--no-build", "--no-deps", "prometheus")
     (container,) = swarm.containers("prometheus")
     address = swarm.compose("--profile", "views", "port", "prometheus", 9090).strip()
-    return Prometheus(container, address)
+    return Prometheus(address, container)

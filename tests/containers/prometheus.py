@@ -6,18 +6,14 @@ in /etc/prometheus, the data in /prometheus.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import urllib.parse
-import urllib.request
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import pytest
 import yaml
 
-from tests.containers.docker import ROOT, build_environment, exists, pulled, run, succeeds
+from tests.containers.docker import ROOT, build_environment, exists, pulled, run
+from tests.processes.prometheus import programs
 
 STAND_IN = "sfnode-test-prometheus"
 
@@ -32,19 +28,6 @@ CMD ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prome
 """
 
 
-class Prometheus(NamedTuple):
-    """A Prometheus that answers at an address of this machine."""
-
-    container: str
-    address: str
-
-    def ask(self, path: str, **parameters: object) -> Any:
-        """Return the data of an answer of its API."""
-        query = urllib.parse.urlencode(parameters)
-        with urllib.request.urlopen(f"http://{self.address}/api/v1/{path}?{query}", timeout=30) as answer:
-            return json.load(answer)["data"]
-
-
 def prometheus_image(base: str, scratch: Path) -> str:
     """Return the public image, or one made here from `base`."""
     services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
@@ -55,20 +38,7 @@ def prometheus_image(base: str, scratch: Path) -> str:
         return STAND_IN
     context = scratch / "prometheus"
     context.mkdir()
-    shutil.copy(_binary(scratch), context / "prometheus")
+    shutil.copy(programs(scratch) / "prometheus", context)
     (context / "Dockerfile").write_text(_DOCKERFILE.format(base=base))
     run("docker", "build", "-t", STAND_IN, context, env=os.environ | build_environment())
     return STAND_IN
-
-
-def _binary(scratch: Path) -> str:
-    """Return the program of this machine, or that of Debian's package, which needs nothing else."""
-    if installed := shutil.which("prometheus"):
-        return installed
-    if not succeeds(
-        "sh", "-c", f"cd {scratch} && apt-get download prometheus && dpkg-deb -x prometheus_*.deb ."
-    ):
-        pytest.skip(
-            "no Prometheus: its image cannot be fetched, it is not installed, and apt-get has no such package"
-        )
-    return str(scratch / "usr" / "bin" / "prometheus")

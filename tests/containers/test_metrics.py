@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.containers.docker import ROOT, run
-from tests.containers.prometheus import Prometheus
+from tests.containers.docker import run
 from tests.containers.swarm import TRAINERS, Swarm, execute, inspect, until, until_status
+from tests.processes.prometheus import GPU, METRICS, OPERATOR, Prometheus, Target, documented, targets
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
-
-DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "sfnode.json"
-METRICS, OPERATOR = ROOT / "docs" / "metrics.md", ROOT / "docs" / "operator.md"
 
 DEVICES = {"sfnode_device_updates_total", "sfnode_device_update_seconds", "sfnode_device_failed"}
 TRAINERS_ONLY = {"sfnode_loss", "sfnode_quota_left", *DEVICES}
 """Metrics that a relay does not have: it has no model, and is no member of the run."""
-
-GPU = {"sfnode_gpu_memory_bytes", "sfnode_gpu_busy", "sfnode_gpu_celsius", "sfnode_gpu_watts"}
-"""Metrics that a node without a GPU does not have."""
 
 _SCRAPE = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
 
@@ -38,29 +30,12 @@ def scraped(container: str) -> dict[str, dict[str, float]]:
     return values
 
 
-def documented() -> set[str]:
+def in_the_table() -> set[str]:
     return set(re.findall(r"^\| `(sfnode_\w+)` \|", METRICS.read_text(), re.MULTILINE))
 
 
-def expressions() -> Iterator[tuple[str, str]]:
-    """Yield every expression that the documentation recommends, with the page's name."""
-    for page in (METRICS, OPERATOR):
-        for line in page.read_text().splitlines():
-            if line.startswith("|") and (found := re.search(r"\| `([^`]*sfnode_[^`]*)` \|$", line)):
-                yield page.name, found[1]
-
-
-def targets(prometheus: Prometheus) -> list[dict[str, Any]]:
+def scraped_targets(prometheus: Prometheus) -> list[dict[str, Any]]:
     return list(prometheus.ask("targets", state="active")["activeTargets"])
-
-
-def values(prometheus: Prometheus, expression: str) -> list[float]:
-    """Return the finite values of an expression now, of all its series."""
-    result = prometheus.ask("query", query=expression)
-    samples = (
-        [result["result"]] if result["resultType"] == "scalar" else [one["value"] for one in result["result"]]
-    )
-    return [float(value) for _, value in samples if math.isfinite(float(value))]
 
 
 def takes_part(status: dict[str, Any]) -> bool:
@@ -69,7 +44,7 @@ def takes_part(status: dict[str, Any]) -> bool:
 
 
 def test_every_node_answers_with_the_documented_metrics(swarm: Swarm, trainers: list[str]) -> None:
-    names = documented() - GPU
+    names = in_the_table() - GPU
     assert len(names) > 20
     for container in swarm.nodes():
         now = until_status("it takes part", container, takes_part)
@@ -90,11 +65,11 @@ def test_prometheus_finds_and_scrapes_every_node(
     }
 
     def all_up() -> bool:
-        seen = targets(prometheus)
+        seen = scraped_targets(prometheus)
         up = {target["labels"]["instance"] for target in seen if target["health"] == "up"}
         return up == addresses and len(seen) == len(addresses)
 
-    until("all targets are up", all_up, lambda: json.dumps(targets(prometheus)))
+    until("all targets are up", all_up, lambda: json.dumps(scraped_targets(prometheus)))
 
 
 def test_prometheus_does_not_run_as_root(prometheus: Prometheus) -> None:
@@ -103,27 +78,25 @@ def test_prometheus_does_not_run_as_root(prometheus: Prometheus) -> None:
     assert "0" not in {line.split()[0] for line in users}
 
 
-def least(target: dict[str, str]) -> int:
+def least(target: Target) -> int:
     """Return the number of series of a panel's expression: one, or one for each node with the metric."""
-    if "{{instance}}" not in target["legendFormat"]:
+    if "{{instance}}" not in target.legend:
         return 1
     trainers = TRAINERS + 1  # one of them organises
-    return trainers if set(re.findall(r"sfnode_\w+", target["expr"])) <= TRAINERS_ONLY else trainers + 1
+    only_trainers = set(re.findall(r"sfnode_\w+", target.expression)) <= TRAINERS_ONLY
+    return trainers if only_trainers else trainers + 1
 
 
 def test_every_panel_of_the_dashboard_has_data_of_every_node(
     prometheus: Prometheus, trainers: list[str]
 ) -> None:
-    for panel in json.loads(DASHBOARD.read_text())["panels"]:
-        for target in panel["targets"]:
-            if set(re.findall(r"sfnode_\w+", target["expr"])) <= GPU:
-                continue
-            seen = until(
-                f"{panel['title']} has {least(target)} series",
-                lambda target=target: enough(values(prometheus, target["expr"]), least(target)),
-                lambda target=target: json.dumps(prometheus.ask("query", query=target["expr"])),
-            )
-            print(f"panel {panel['title']}: {len(seen)} series, such as {seen[0]:.3f}")
+    for target in targets():
+        seen = until(
+            f"{target.panel} has {least(target)} series",
+            lambda target=target: enough(prometheus.values(target.expression), least(target)),
+            lambda target=target: json.dumps(prometheus.ask("query", query=target.expression)),
+        )
+        print(f"panel {target.panel}: {len(seen)} series, such as {seen[0]:.3f}")
 
 
 def enough(seen: list[float], least: int) -> list[float] | None:
@@ -133,10 +106,10 @@ def enough(seen: list[float], least: int) -> list[float] | None:
 def test_prometheus_understands_every_expression_in_the_docs_and_no_alert_fires(
     prometheus: Prometheus, trainers: list[str]
 ) -> None:
-    found = list(expressions())
+    found = list(documented())
     assert {page for page, _ in found} == {METRICS.name, OPERATOR.name}
     for page, expression in found:
-        seen = values(prometheus, expression)
+        seen = prometheus.values(expression)
         alarm = re.search(r"(==|>) \d+$", expression)
         assert not (alarm and seen), f"{page}: {expression} is {seen}"
         print(f"{page}: {expression}: {len(seen)} series")

@@ -41,24 +41,31 @@ def health(verdict: RunHealth, latest: EpochEvaluation | None, **fields: object)
     [
         (
             health(RunHealth.BETTER, result(0.8, 7), best=result(0.9, 5)),
-            "Getting better: accuracy 0.800 (0.780-0.820) now, 0.500 (0.480-0.520) before training, "
-            "0.900 at best (epoch 5).",
+            "Better than the base model, and still getting better: accuracy 0.800 (0.780-0.820) now, 0.500 "
+            "(0.480-0.520) before training, 0.900 at best (epoch 5).",
             Mood.GOOD,
         ),
         (
             health(RunHealth.NO_BETTER, result(0.51, 7)),
-            "No better yet: accuracy 0.510 (0.490-0.530) now, 0.500 (0.480-0.520) before training.",
+            "No better than the base model yet: accuracy 0.510 (0.490-0.530) now, 0.500 (0.480-0.520) before "
+            "training.",
             Mood.WARN,
         ),
         (
             health(RunHealth.WORSE, result(0.4, 7), worse_than=[result(0.5, base=True)]),
-            "WORSE than before training: accuracy 0.400 (0.380-0.420) now, 0.500 (0.480-0.520) before "
+            "Worse than the base model: accuracy 0.400 (0.380-0.420) now, 0.500 (0.480-0.520) before "
             "training.",
             Mood.BAD,
         ),
         (
+            health(RunHealth.WORSE, result(0.7, 7), best=result(0.9, 5), worse_than=[result(0.9, 5)]),
+            "Better than the base model, but below its best: accuracy 0.700 (0.680-0.720) now, 0.500 "
+            "(0.480-0.520) before training, 0.900 at best (epoch 5).",
+            Mood.WARN,
+        ),
+        (
             health(RunHealth.UNKNOWN, result(0.8, 7), base=None),
-            "Not compared yet: accuracy 0.800 (0.780-0.820) now.",
+            "Not compared with the base model yet: accuracy 0.800 (0.780-0.820) now.",
             Mood.NEUTRAL,
         ),
         (
@@ -98,14 +105,16 @@ def test_an_open_run_is_judged_by_what_was_measured_here() -> None:
     assert nothing.headline.text.startswith("Not measured: ")
     fell = [measured("perplexity", 20.0, 0, base=True), measured("perplexity", 12.0, 900)]
     seen = quality(status(), fell)
-    assert seen.headline.text.startswith("Getting better: perplexity 12.000 ")
+    assert seen.headline.text.startswith(
+        "Better than the base model, and still getting better: perplexity 12.000 "
+    )
     assert (seen.across, seen.points[-1].x) == ("updates", 900)
     rose = [*fell, measured("perplexity", 25.0, 1800)]
     worse = quality(status(), rose)
-    assert worse.headline.text.startswith("WORSE than before training: perplexity 25.000 ")
+    assert worse.headline.text.startswith("Worse than the base model: perplexity 25.000 ")
     assert worse.headline.text.endswith("12.000 at best (900 updates).")
     near = [measured("accuracy", 0.5, 0, base=True), measured("accuracy", 0.52, 9)]
-    assert quality(status(), near).headline.text.startswith("No better yet: ")
+    assert quality(status(), near).headline.text.startswith("No better than the base model yet: ")
 
 
 def test_what_a_node_has_done_is_told_in_one_sentence() -> None:

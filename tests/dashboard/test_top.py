@@ -64,8 +64,8 @@ def it_tells_what_the_node_says(seen: Shown) -> None:
     assert len(lines) == 24
     known, mine = seen.now.status.known, seen.now.status.contributed
     assert " ".join(lines[1:3]).startswith(
-        f"Getting better: accuracy {known:.3f} ({known - 1:.3f}-{known + 1:.3f}) now, 0.000 (0.000-0.100) "
-        "before training."
+        f"Better than the base model: accuracy {known:.3f} ({known - 1:.3f}-{known + 1:.3f}) now, 0.000 "
+        "(0.000-0.100) before training."
     )
     assert any(line.startswith(f"The run is complete; {mine:,} updates (") for line in lines[2:4])
     assert f"{known:,} of 120 updates" in text
@@ -138,9 +138,10 @@ def it_says_first_that_a_run_gets_worse(seen: Shown) -> None:
         it_fits(worse, width, height)
     drawn = "\n".join(line.plain for line in frame(worse, 80, 24))
     said = (
-        "WORSE than it was: accuracy 0.848 (0.828-0.868) now, 0.500 (0.480-0.520) before training, 1.000 at"
+        "Better than the base model, but below its best: accuracy 0.848 (0.828-0.868) now, 0.500 "
+        "(0.480-0.520) before training, 1.000 at best (epoch 3)."
     )
-    assert f"{said} best (epoch 3)." in " ".join(drawn.split())
+    assert said in " ".join(drawn.split())
     assert "100 of 512 are left for it in this epoch" in " ".join(drawn.split())
     two = with_status(worse, alarms=2 * worse.now.status.alarms)
     assert frame(two, 80, 24)[1].plain.startswith("(1 of 2: see sfnode status) SF070")

@@ -52,6 +52,15 @@ def test_a_plain_text_is_to_be_gone_on_with(tmp_path: Path, monkeypatch: pytest.
     assert (one.text, one.right) == ("the film", "was bright")
 
 
+def test_rows_that_were_read_before_are_answered_without_their_file(tmp_path: Path) -> None:
+    run = trainer(manifest("opt", str(file := data_file(tmp_path))))
+    run.read_test_rows()
+    file.unlink()
+    assert len(run.answer(2, base=True)) == 2
+
+
 def test_a_run_without_test_rows_has_nothing_to_answer() -> None:
+    with pytest.raises(UserError, match="no test data"):
+        trainer(manifest("opt")).read_test_rows()
     with pytest.raises(UserError, match="no test data"):
         trainer(manifest("opt")).answer(4, base=True)

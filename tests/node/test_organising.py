@@ -341,6 +341,20 @@ async def test_a_wish_that_is_not_signed_when_the_node_ends_is_an_error_for_whoe
         assert not any(read(entry.record).decision == Finish() for entry in log.control())
 
 
+async def test_an_organiser_that_has_stopped_begins_nothing_more_while_its_node_ends(
+    organised: Swarm, tmp_path: Path
+) -> None:
+    """Rounds go on until the last updates are handed over; what they would begin, nobody would end."""
+    a = await organised.first(**options(tmp_path))
+    await a.until(lambda: counted(a) > 0)
+    await a.node.organising.stop()
+    begun = list[DeskEvent]()
+    a.node.organising._desk.handle = lambda event, now: begun.append(event) or []
+    known = a.known
+    await a.until(lambda: a.known > known)
+    assert begun == []
+
+
 async def test_a_wish_of_which_nobody_knows_what_becomes_is_no_false_promise(
     organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from sfnode.schema.node_state import REWARD
 from sfnode.settings import Settings
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import organiser_key, write_key
+from sfnode.verifiers import plugins
 from sfprotocol.decisions import FACTOR_ONE, Evaluated, RateFrom, Seal, Worth, read
 from tests.node.helpers import Node, Swarm
 from tests.node.test_engine_loading import fingerprint, make_model
@@ -137,3 +140,42 @@ def test_an_organiser_of_rewards_has_the_settings_that_need_no_slopes(run: Manif
     assert policy.seal_wait == organising.SEARCH_WAIT
     plain = run.model_copy(update={"task": Task(kind="text", template="{word}")})
     assert policy_of(plain, search=True).search_rows
+
+
+PLUGIN = """
+import threading
+
+entered, gate = threading.Event(), threading.Event()
+
+def judge(answer, row):
+    entered.set()
+    gate.wait(20)
+    return {"film": 1.0}.get(row["word"], 0.0) or len(answer) / "not a number"
+"""
+
+
+async def test_who_says_no_to_a_plug_in_relays_and_one_that_hangs_or_raises_stops_nobody_else(
+    tmp_path: Path, run: Manifest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins, "_allowed", {})
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    digest = hashlib.sha256(PLUGIN.encode()).hexdigest()
+    verifier = {"kind": "plugin", "digest": digest, "function": "judge"}
+    task = Task(**TASK.model_dump() | {"verifier": verifier})
+    training = run.training.model_copy(update={"update_budget": 8, "epoch_updates": 8})
+    swarm = Swarm(tmp_path, run.model_copy(update={"task": task, "training": training}))
+    asked, willing = (swarm.node(name, make_engine=engine) for name in "ab")
+    await swarm.first()
+    assert asked.node.settings.role == "relay"
+    assert "SF090" in caplog.text
+    assert "relays updates, and evaluates nothing" in caplog.text
+    await swarm.join("b", verifier=("mine:judge",))
+    module = plugins._allowed[plugins.Name(digest, "judge")].__globals__  # type: ignore[attr-defined]
+    assert await asyncio.to_thread(module["entered"].wait, 30)
+    assert (await willing.client.status()).known == 0  # the plug-in holds the engine's thread alone
+    module["gate"].set()
+    await willing.until(lambda: willing.machine.complete)
+    await asked.until(lambda: asked.digest == willing.digest)
+    assert caplog.text.count("the plug-in judge failed") == 1
+    await swarm.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,69 @@ async def test_many_moments_are_thinned_out(swarm: Swarm, monkeypatch: pytest.Mo
     assert [moment.known for moment in moments] == sorted(moment.known for moment in moments)
 
 
+async def test_samples_outlive_a_restart_and_the_base_model_is_not_asked_again(
+    swarm: Swarm, tmp_path: Path
+) -> None:
+    a = await swarm.first(samples=2)
+    await eventually(lambda: a.node.sampling.view().moments)
+    await a.stop()
+    before = samples.kept(a.folder / "samples.json")
+    assert before == a.node.sampling.view()
+    asked: list[bool] = []
+
+    class Counting(SmallEngine):
+        def answer(self, rows: int, *, base: bool) -> list[Answered]:
+            asked.append(base)
+            return super().answer(rows, base=base)
+
+    again = swarm.node("a", make_engine=lambda run: Counting(run).go())
+    await again.start(samples=2)
+    await eventually(lambda: again.node.sampling.view().moments[len(before.moments) :])
+    after = await again.client.samples()
+    assert (after.rows, after.moments[: len(before.moments)]) == (before.rows, before.moments)
+    assert True not in asked
+
+
+async def test_samples_of_other_rows_are_begun_anew(swarm: Swarm) -> None:
+    a = await swarm.first(samples=2)
+    await eventually(lambda: a.node.sampling.view().moments)
+    await a.stop()
+    before = a.node.sampling.view()
+    (a.folder / "samples.json").write_text(before.model_dump_json().replace("row 1", "row 7"))
+    again = swarm.node("a")
+    await again.start(samples=2)
+    await eventually(lambda: (now := again.node.sampling.view()).rows and now.rows[1].text == "row 1")
+    assert again.node.sampling.view().moments[0] not in before.moments
+
+
+def test_a_damaged_file_of_samples_is_none(tmp_path: Path) -> None:
+    nothing = samples.kept(tmp_path / "samples.json")
+    (tmp_path / "samples.json").write_text('{"rows": [{"text"')
+    assert samples.kept(tmp_path / "samples.json") == nothing
+
+
+async def test_training_goes_on_while_test_data_are_read(swarm: Swarm) -> None:
+    """They may come from a hub that is slow, or be a large file."""
+    come = threading.Event()
+
+    class Slow(SmallEngine):
+        def read_test_rows(self) -> None:
+            come.wait(60)
+
+    a = swarm.node("a", make_engine=lambda run: Slow(run).go())
+    await a.start(swarm.run_file, samples=1)
+    await eventually(lambda: "samples" in {thread.name for thread in threading.enumerate()})
+    before = a.known
+    await a.until(lambda: a.known > before + 20)
+    assert a.node.sampling.view().moments == []
+    come.set()
+    await eventually(lambda: a.node.sampling.view().moments)
+
+
 class WithoutRows(SmallEngine):
     """An engine of a run without test rows."""
 
-    def answer(self, rows: int, *, base: bool) -> list[Answered]:
+    def read_test_rows(self) -> None:
         raise UserError(Code.DATA_NEEDED, "the run names no test data", "Name some.")
 
 

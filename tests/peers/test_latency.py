@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sfnode.peers.latency import ECHO, introduced, introduction
+from sfnode.peers.latency import ECHO, Latency, introduced, introduction
 
 RUN_ID = b"r" * 32
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
@@ -33,3 +35,20 @@ def test_nobody_is_taken_for_an_origin_that_has_not_signed_for_this_peer_and_run
     run_id: bytes, peer: str, answer: bytes
 ) -> None:
     assert introduced(run_id, peer, answer) is None
+
+
+class Silent:
+    """A transport on which nobody answers."""
+
+    async def request(self, address: str, frame: bytes) -> bytes:
+        return await asyncio.get_running_loop().create_future()
+
+
+async def test_no_measurement_outlives_the_node_even_if_somebody_still_looks_at_it() -> None:
+    tasks = asyncio.all_tasks()
+    latency = Latency(Silent(), RUN_ID)  # type: ignore[arg-type]
+    latency.look({"QmAda": "/ip4/127.0.0.1/tcp/1/p2p/QmAda"})
+    assert asyncio.all_tasks() > tasks
+    await latency.stop()
+    latency.look({"QmEve": "/ip4/127.0.0.1/tcp/1/p2p/QmEve"})
+    assert asyncio.all_tasks() == tasks

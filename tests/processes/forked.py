@@ -32,12 +32,13 @@ LIBRARIES = (
 )
 
 SHORTER = {
+    ("sfnode.node.contacts", "ALONE"): 2.0,
     ("sfnode.node.shutdown", "SETTLE_TIME"): 0.5,
     ("sfnode.organising.organiser", "SETTLE_TIME"): 3.0,
     ("sfnode.organising.organiser", "FIRST_TIME"): 1.0,
 }
 """Seconds of waits for what distant peers may still say; here all are on one machine. The real ones are
-tested with clocks (`tests/node/test_shutdown.py`, `tests/organising/test_organiser.py`)."""
+tested with clocks (`test_shutdown.py` and `test_contacts.py` of `tests/node`, `tests/organising`)."""
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
 _forking = get_context("forkserver")

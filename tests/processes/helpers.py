@@ -193,7 +193,13 @@ class Node:
 
     def link(self) -> str:
         """Return the invitation that it shows the user."""
-        return until("a link", lambda: self.output().partition("sfnode join ")[2].splitlines())[0]
+
+        def shown() -> list[str]:
+            lines = self.output().partition("sfnode join ")[2].splitlines()
+            assert lines or self.running, f"{self.folder.name} has ended: {self.output()}"
+            return lines
+
+        return until("a link", shown)[0]
 
     def address(self) -> str:
         """Return the address that it shows the user."""

@@ -351,7 +351,8 @@ async def test_the_first_screen_says_at_a_glance_whether_it_gets_better_what_it_
                 await context.close()
                 continue
             assert await page.inner_text("#headline") == (
-                "Getting better: accuracy 0.896 (0.866-0.926) now, 0.610 (0.580-0.640) before training."
+                "Better than the base model, and still getting better: accuracy 0.896 (0.866-0.926) now, "
+                "0.610 (0.580-0.640) before training."
             )
             assert await page.inner_text("#description") == DESCRIPTION
             assert await page.inner_text("#pauses") == "Paused: battery."

@@ -88,6 +88,17 @@ def test_members_stand_in_both_orders_and_teams_by_what_they_call_themselves(
     assert re.search(r"Owls\s*2", words)
 
 
+def test_samples_of_a_node_that_does_not_run_are_those_of_its_folder(
+    published: Callable[..., Path], folder: Path
+) -> None:
+    recorded = Samples(rows=[ROW], moments=[THEN, NOW]).model_dump_json()
+    (folder / "samples.json").write_text(recorded)
+    try:
+        assert "bad good good" in Page.of(published() / "index.html").words
+    finally:
+        (folder / "samples.json").unlink()
+
+
 def test_a_running_node_tells_its_contacts_and_its_rate(sfnode: Run, folder: Path, tmp_path: Path) -> None:
     said = InviteResult(
         link=link_to(RUN),

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
+from sfnode.manifest import Manifest, Task
 from sfnode.models import loader
 from sfnode.tasks.presets import PRESETS, of_model, preset, task_of
 from sfnode.tasks.prompts import LabelledTexts, Prompt, problem, render_row
 from sfnode.tasks.templates import join
+from sfnode.tasks.verifying import score_of
 
 PASSAGE = {
     "premise": "It rains.",
@@ -27,13 +28,11 @@ LABELLED = {
     "answer": "Yes, wet",
     "label": 1,
     "text": "fine .",
-    "sum": "23+48",
 }
 
 SAME = 'Does the word "bank" have the same meaning in these two sentences? Yes, No?\nA bank.\nThe bank.\n'
 WORDED = {
     "reviews": ["fine . it was bad", "fine . it was good"],
-    "sums": [],
     "sst2": ["a fine film It was terrible", "a fine film It was great"],
     "rte": [
         'It rains.\nDoes this mean that "It is wet." is true? Yes or No?\nYes',
@@ -56,7 +55,45 @@ CLOZE = {
 }
 
 
-@pytest.mark.parametrize("name", PRESETS)
+REWARDED = {
+    "countdown": ({"nums": [44, 19, 35], "target": 98}, "using the numbers [44, 19, 35]", "<think>x</think>"),
+    "gsm8k": (
+        {"question": "How many?", "answer": "48 + 24\n#### 72"},
+        "how many?\nsolution:",
+        "It is\n#### 72",
+    ),
+    "sums": ({"sum": "23+48", "answer": "71"}, "23+48=", "71"),
+    "json": (
+        {"text": "Ann, 7", "json": '{"name": "Ann", "age": 7}'},
+        "ann, 7\n\n",
+        '{"name": "Ann", "age": 7}',
+    ),
+}
+"""By preset a row, a part of its prompt in small letters, and an answer that gets something."""
+
+
+@pytest.mark.parametrize("name", REWARDED)
+def test_a_preset_with_rewards_asks_for_what_its_verifier_looks_for(name: str) -> None:
+    task = preset(name).task
+    row, asked, answer = REWARDED[name]
+    assert problem(task, row) is None
+    words = render_row(task, row)
+    assert isinstance(words, Prompt)
+    assert (asked in words.prompt.lower(), words.answers) == (True, ())
+    score = score_of(task)
+    right = f"{answer} <answer>44 + 19 + 35</answer>" if name == "countdown" else answer
+    assert (score(right, row), score("no idea", row)) == (pytest.approx(1.0), 0.0)
+    assert not any(stop in right for stop in task.stop)
+
+
+@pytest.mark.parametrize("name", REWARDED)
+def test_a_preset_with_rewards_is_a_task_as_it_is(name: str) -> None:
+    """It is made without being validated."""
+    task = preset(name).task
+    assert Task(**task.model_dump()) == task
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - REWARDED.keys()))
 def test_a_preset_words_a_row_as_published(name: str) -> None:
     task = preset(name).task
     row: dict[str, Any] = CLOZE if name == "record" else LABELLED
@@ -64,12 +101,7 @@ def test_a_preset_words_a_row_as_published(name: str) -> None:
     words = render_row(task, row)
     assert isinstance(words, Prompt)
     assert [join(words.prompt, answer) for answer in words.answers] == WORDED[name]
-    assert words.right == ((1,) if words.answers else ())
-
-
-def test_the_answer_to_a_sum_is_written_by_the_model_and_not_shown_to_it() -> None:
-    words = render_row(preset("sums").task, {"sum": "23+48", "answer": "71"})
-    assert words == Prompt("23+48=", (), ())
+    assert words.right == (1,)
 
 
 BARE = {
@@ -93,8 +125,8 @@ def test_a_model_with_a_classification_head_reads_the_bare_texts(name: str) -> N
     assert task_of(found, headed=False) == found.task
 
 
-def test_a_task_whose_rows_bring_their_answers_is_none_for_such_a_model() -> None:
-    with pytest.raises(UserError, match="rows bring their own answers") as caught:
+def test_a_task_without_classes_is_none_for_such_a_model() -> None:
+    with pytest.raises(UserError, match="answers are no fixed classes") as caught:
         task_of(preset("record"), headed=True)
     assert caught.value.fix.endswith(f"one of {', '.join(BARE)}.")
 

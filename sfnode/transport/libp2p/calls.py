@@ -22,6 +22,7 @@ CANCEL_DEADLINE = 0.2
 _REASON_CHARS = 300
 _STOPPED = "the network is stopped"
 _DESTROYED = "Task was destroyed but it is pending"
+_WAITS = "coro=<Event.wait() "
 _sockets: ContextVar[list[asyncio.StreamWriter] | None] = ContextVar("_sockets", default=None)
 
 T = TypeVar("T")
@@ -109,7 +110,7 @@ class AbandonedTasks(logging.Filter):
     """A filter for asyncio's logger: failures of tasks that a library has abandoned go to DEBUG.
 
     hivemind updates its routing table in such tasks, with data from strangers, and leaves the workers of a
-    cancelled search to the garbage collector.
+    cancelled search to the garbage collector, with tasks that do nothing but wait for its end.
     """
 
     def __init__(self, library: Path, ours: Path) -> None:
@@ -123,7 +124,11 @@ class AbandonedTasks(logging.Filter):
         if error is None and not text.startswith(_DESTROYED):
             return True
         seen = files or [text]
-        if not any(self._library in file for file in seen) or any(self._ours in file for file in seen):
+        waits = (
+            error is None and _WAITS in text
+        )  # whose it is does not show; whoever awaits it is told of, too
+        known = waits or any(self._library in file for file in seen)
+        if not known or any(self._ours in file for file in seen):
             return True
         log.debug("abandoned task: %s", one_line(error) if error else text)
         return False

@@ -7,7 +7,10 @@ import gc
 import logging
 from pathlib import Path
 
+import hivemind
 import pytest
+from hivemind.dht.routing import DHTID
+from hivemind.dht.traverse import traverse_dht
 
 from sfnode.transport.base import TransportError
 from sfnode.transport.libp2p.calls import AbandonedTasks, Calls
@@ -75,3 +78,32 @@ async def test_tasks_that_a_library_leaves_pending_make_no_noise_and_ours_do(lib
         asyncio_log.removeFilter(quiet)
         caplog.clear()
     assert bool(noise) == (library == Path("/elsewhere"))
+
+
+async def test_a_search_that_is_cut_short_makes_no_noise_when_it_is_collected(caplog):
+    """hivemind cancels its workers, but not the tasks in which each of these waits for the search's end."""
+
+    async def get_neighbors(peer, queries):
+        raise ConnectionError
+
+    async def search():
+        await traverse_dht(
+            queries=[DHTID(1)], initial_nodes=[DHTID(2), DHTID(3)], beam_size=2, num_workers=2,
+            queries_per_call=1, get_neighbors=get_neighbors,
+        )  # fmt: skip
+
+    asyncio_log = logging.getLogger("asyncio")
+    asyncio_log.addFilter(quiet := AbandonedTasks(Path(hivemind.__file__).parent, Path("/nowhere")))
+    caplog.set_level(logging.DEBUG)
+    try:
+        with pytest.raises(TransportError):
+            await Calls().within(1, "searching", search())
+        await asyncio.sleep(0)
+        gc.collect()
+    finally:
+        asyncio_log.removeFilter(quiet)
+    assert "abandoned task: Task was destroyed but it is pending! task: <Task" in caplog.text.replace(
+        "\n", " "
+    )
+    assert [record.name for record in caplog.records if record.name == "asyncio"] == []
+    caplog.clear()

@@ -1,0 +1,170 @@
+"""`sfnode try-reward`: what a base model gets for its answers, and whether that can be learnt from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sfnode.cli.options import device_option, dtype_option, json_option, option, verifier_option
+from sfnode.cli.output import echo
+from sfnode.cli.progress import waiting
+from sfnode.errors import Code, UserError
+from sfnode.printable import paragraph
+from sfnode.sizes import size_text
+from sfnode.tasks.presets import PRESETS
+
+if TYPE_CHECKING:
+    from sfnode.manifest import Manifest
+    from sfnode.schema.results import TriedAnswer, TryRewardResult
+
+REWARDED = tuple(name for name, one in PRESETS.items() if not one.task.has_slopes)
+"""Ready-made tasks with rewards."""
+
+MOST_PROMPTS = 512
+"""Prompts whose mean reward is known to 4 points, whatever it is."""
+
+UPDATES = 16
+"""Updates that are measured unless told otherwise, as `sfnode init` does."""
+
+
+@click.command("try-reward")
+@click.argument("run", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[RUN.toml]")
+@option("--task", "preset", type=click.Choice(REWARDED), help="A ready-made task, in place of a manifest.")
+@option("--model", metavar="SOURCE", help="With --task: the base model, a folder or a Hugging Face id.")
+@option(
+    "--train", metavar="SOURCE", help="With --task: other prompts, in the forms of `sfnode init --train`."
+)
+@option(
+    "--prompts",
+    type=click.IntRange(1, MOST_PROMPTS),
+    default=16,
+    show_default=True,
+    metavar="COUNT",
+    help="Prompts that the base model answers.",
+)
+@option(
+    "--updates",
+    type=click.IntRange(1, 4096),
+    default=UPDATES,
+    show_default=True,
+    metavar="COUNT",
+    help="Updates that are measured; after two minutes no more are begun.",
+)
+@option("--epsilon", type=float, metavar="NUMBER", help="Another distance of the points of an update.")
+@option("--temperature", type=float, metavar="NUMBER", help="Another temperature.")
+@verifier_option
+@device_option
+@dtype_option
+@json_option
+def try_reward(
+    run: Path | None,
+    preset: str | None,
+    model: str | None,
+    train: str | None,
+    prompts: int,
+    updates: int,
+    epsilon: float | None,
+    temperature: float | None,
+    verifier: tuple[str, ...],
+    device: str,
+    dtype: str,
+    as_json: bool,
+) -> None:
+    """Score a base model on some prompts of a reward run, and measure some updates as a node would.
+
+    Says what answers look like and what they get, how many this machine writes, and how many updates tell
+    anything: where an update's two points get the same rewards it says nothing. It is an error if none does.
+    """
+    manifest = _manifest(run, {"preset": preset, "model": model, "train": train})
+    manifest = _changed(manifest, epsilon, temperature)
+    from sfnode.tasks import verifying
+
+    verifying.permit(manifest.task, verifier)
+    from sfnode.bench import rewards
+    from sfnode.preparing import Means
+
+    means = Means(device, dtype, run.parent if run else None)
+    result, problem = rewards.try_out(manifest, means, prompts, updates, waiting)
+    echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result)))
+    if problem:
+        raise problem
+
+
+def _manifest(run: Path | None, given: dict[str, str | None]) -> Manifest:
+    """Return the manifest in a file, or of a ready-made task. Raises UserError."""
+    options = {name: value for name, value in given.items() if value is not None}
+    if (run is None) == ("preset" not in options) or (run and options):
+        raise UserError(
+            Code.BAD_OPTION,
+            "it takes a run's manifest, or a ready-made task with --task",
+            "`sfnode try-reward run.toml`, or `sfnode try-reward --task gsm8k --model MODEL`. For a task of "
+            "your own write the manifest first: `sfnode init --no-measure`.",
+        )
+    from sfnode.manifest import Manifest
+
+    if run:
+        return Manifest.from_toml(run)
+    from sfnode.models.manifest_builder import build
+
+    return build(options)
+
+
+def _changed(manifest: Manifest, epsilon: float | None, temperature: float | None) -> Manifest:
+    """Return the manifest with another epsilon and temperature. Raises UserError BAD_OPTION."""
+    from pydantic import ValidationError
+
+    from sfnode.manifest import Task, Training
+
+    task, training = manifest.task, manifest.training
+    try:
+        if temperature is not None:
+            task = Task(**task.model_dump() | {"temperature": temperature})
+        if epsilon is not None:
+            training = Training(**training.model_dump() | {"epsilon": epsilon})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise UserError(
+            Code.BAD_OPTION,
+            f"{' '.join(map(str, first['loc'])) or 'the options'}: {first['msg']}",
+            "`sfnode init --help` says what epsilon and temperature may be.",
+        ) from error
+    return manifest.model_copy(update={"task": task, "training": training})
+
+
+def _lines(result: TryRewardResult) -> list[str]:
+    """Format the result for people."""
+    memory = "" if result.peak_bytes is None else f", {size_text(result.peak_bytes)} at most"
+    return [
+        f"{result.model} on {result.device} in {result.dtype}, loaded in {result.load_seconds:.1f} s{memory}",
+        *(line for one in result.examples for line in _example(one)),
+        "",
+        f"{result.prompts} prompts (95 % interval), the likeliest tokens:",
+        f"  mean reward {_interval(result.reward, result.reward_low, result.reward_high)}",
+        f"  right       {_interval(result.right, result.right_low, result.right_high)}",
+        f"{result.updates} updates at epsilon {result.epsilon:g}, temperature {result.temperature:g}:",
+        f"  {result.apart:.0%} of them tell their two points apart; the others would have the scalar 0",
+        f"  {result.answers} answers in {result.seconds:.1f} s: {result.answers_per_second:,.1f} answers/s, "
+        f"{result.tokens_per_second:,.0f} tokens/s, {result.updates_per_minute:,.1f} updates a minute",
+        *(
+            [f"  {result.cut / result.answers:.0%} of these were cut off by answer_tokens"]
+            if result.cut
+            else []
+        ),
+    ]
+
+
+def _example(one: TriedAnswer) -> list[str]:
+    right = [f"  right   {paragraph(one.right)}"] if one.right else []
+    return [
+        "",
+        f"  prompt  {paragraph(one.prompt)}",
+        *right,
+        f"  answer  {paragraph(one.answer)}",
+        f"  reward  {one.reward:.2f}",
+    ]
+
+
+def _interval(value: float, low: float, high: float) -> str:
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"

@@ -1,0 +1,151 @@
+"""Plug-ins: functions on this machine that score answers, where its owner has said yes to them.
+
+A manifest names a plug-in by the digest of its source file and by the function's name. No code travels:
+whoever has the same file says `--verifier MODULE:FUNCTION`, and only then, and only if the digest is the
+run's, is the file run, from the very bytes that the digest is of. What it imports is not in the digest. It
+runs with all rights of the process, and nothing bounds its time; what it raises, and what is no number from
+0 to 1, scores 0 and is said once.
+
+What is allowed, is so for the process. This is the only module of the package that runs anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
+
+MAX_BYTES = 1 << 20
+"""Size of a source file."""
+
+Function = Callable[[str, Mapping[str, str]], Any]
+"""Takes an answer and its row's columns as text; returns a number from 0 to 1."""
+
+
+class Name(NamedTuple):
+    """What a manifest calls a plug-in."""
+
+    digest: str
+    """SHA-256 of the source file, in hex."""
+    function: str
+
+
+_allowed: dict[Name, Function] = {}
+_said: set[Name] = set()
+"""Those of which a fault has been said."""
+
+
+def is_plugin(source: str) -> bool:
+    """Return whether a text has the form MODULE:FUNCTION."""
+    module, colon, function = source.partition(":")
+    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def allow(source: str, wanted: Sequence[Name] | None = None) -> Name:
+    """Let the function MODULE:FUNCTION score answers in this process, and return what a manifest calls it.
+
+    With `wanted` only if it is one of these: nothing of another file is run. A module is looked for in the
+    current folder, then where Python looks. Raises UserError BAD_OPTION, VERIFIER_NOT_ALLOWED.
+    """
+    module, _, function = source.partition(":")
+    path, text = _source(source, module)
+    name = Name(hashlib.sha256(text).hexdigest(), function)
+    if wanted is not None and name not in wanted:
+        others = ", ".join(f"{one.function} of a file with {one.digest}" for one in wanted)
+        raise UserError(
+            Code.VERIFIER_NOT_ALLOWED,
+            f"--verifier: {source} is {function} of {path} with the SHA-256 {name.digest}, and the run's is "
+            f"{others}",
+            "Get the very file from whoever made the run, and read it before you say yes to it.",
+        )
+    if name not in _allowed:
+        _allowed[name] = _function(source, path, text, name)
+    return name
+
+
+def require(wanted: Sequence[Name]) -> None:
+    """Raise UserError VERIFIER_NOT_ALLOWED unless all of these may score answers here."""
+    for name in wanted:
+        if name not in _allowed:
+            raise UserError(
+                Code.VERIFIER_NOT_ALLOWED,
+                "answers in this run are scored by a plug-in that this machine has not been told to run: the "
+                f"function {name.function} of a Python file with the SHA-256 {name.digest}",
+                "Get the file from whoever made the run, read it, and say --verifier MODULE:FUNCTION "
+                "(docs/verifiers.md).",
+            )
+
+
+def score(name: Name, answer: str, row: Mapping[str, str]) -> float:
+    """Return what an allowed plug-in gives an answer; 0 if it fails. Raises as `require`."""
+    require([name])
+    try:
+        found = float(_allowed[name](answer, dict(row)))
+    except (Exception, SystemExit) as error:  # a stranger's code may raise anything
+        return _failed(name, f"{type(error).__name__}: {error}")
+    if not 0 <= found <= 1:  # also of what is no number
+        return _failed(name, f"it returned {found!r}, and a reward is a number from 0 to 1")
+    return found
+
+
+def _failed(name: Name, why: str) -> float:
+    if name not in _said:
+        _said.add(name)
+        log.warning(
+            "the plug-in %s failed, and its answer gets the reward 0 (this is said once): %s",
+            name.function,
+            why,
+        )
+    return 0.0
+
+
+def _source(source: str, module: str) -> tuple[Path, bytes]:
+    """Return the path and the bytes of a module's source file, without running anything."""
+    places: Sequence[str] | None = [os.getcwd(), *sys.path]
+    origin = None
+    for part in module.split("."):
+        found = PathFinder.find_spec(part, places) if places else None
+        origin, places = (found.origin, found.submodule_search_locations) if found else (None, None)
+    path = Path(origin or "")
+    try:
+        if path.suffix == ".py" and path.stat().st_size <= MAX_BYTES:
+            return path, path.read_bytes()
+    except OSError:
+        pass
+    raise UserError(
+        Code.BAD_OPTION,
+        f"--verifier: {source}: there is no module {module} with a Python file of at most 1 MiB",
+        "Give MODULE:FUNCTION; the file MODULE.py may lie in the current folder.",
+    )
+
+
+def _function(source: str, path: Path, text: bytes, name: Name) -> Function:
+    """Run the file, and return its function."""
+    module = ModuleType(f"sfnode_plugin_{name.digest[:16]}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses and pickle look there
+    try:
+        exec(compile(text, str(path), "exec", dont_inherit=True), module.__dict__)
+        found = getattr(module, name.function, None)
+    except (Exception, SystemExit) as error:
+        raise _unusable(source, f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise _unusable(source, f"{path} has no function {name.function}")
+    function: Function = found
+    return function
+
+
+def _unusable(source: str, why: str) -> UserError:
+    return UserError(
+        Code.BAD_OPTION,
+        f"--verifier: {source}: {why}",
+        "The function takes an answer and a row (docs/verifiers.md).",
+    )

@@ -1,0 +1,97 @@
+"""`sfnode try-reward`: answers, rewards and speed before a run is made; an error where nothing differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sfnode.schema.results import TryRewardResult
+from tests.cli.helpers import Ended
+
+Run = Callable[..., Ended]
+
+LONGER = 'kind = "sum"\n' + "".join(
+    f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {3 * n} }}\n' for n in range(1, 9)
+)
+
+
+@pytest.fixture
+def manifest(sfnode: Run) -> Path:
+    """A reward run on the built-in model and rows of one's own."""
+    Path("longer.toml").write_text(LONGER)
+    rows = [{"q": f"{how} {what}"} for how in ("fine", "stale", "good") for what in ("food", "room", "staff")]
+    Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    flags = ("--template", "{q} it was", "--verifier", "longer.toml", "--answer-tokens", 6)
+    ended = sfnode("init", "--no-measure", *flags, "--train", "rows.jsonl", "--batch-size", 4)
+    assert ended.status == 0, ended.err
+    return Path("run.toml")
+
+
+def test_one_sees_answers_their_rewards_and_what_the_machine_would_do(sfnode: Run, manifest: Path) -> None:
+    ended = sfnode("try-reward", manifest, "--epsilon", 0.03, "--prompts", 5, "--updates", 8)
+    assert ended.status == 0, ended.err
+    assert (ended.out.count("\n  prompt  "), ended.out.count("\n  answer  ")) == (3, 3)
+    assert "5 prompts (95 % interval), the likeliest tokens:\n  mean reward 0." in ended.out
+    assert "8 updates at epsilon 0.03, temperature 0:" in ended.out
+    assert "  64 answers in " in ended.out
+    assert " updates a minute" in ended.out
+
+
+def test_programs_get_the_same_figures(sfnode: Run, manifest: Path) -> None:
+    ended = sfnode("try-reward", manifest, "--epsilon", 0.03, "--updates", 8, "--temperature", 0.5, "--json")
+    found = TryRewardResult.model_validate_json(ended.out)
+    assert (found.prompts, found.updates, found.answers) == (8, 8, 64)  # a ninth row validates
+    assert (found.epsilon, found.temperature) == (0.03, 0.5)
+    assert 0 < found.apart <= 1
+    assert 0 <= found.reward_low < found.reward < found.reward_high <= 1
+    assert found.tokens_per_second == pytest.approx(found.tokens / found.seconds)
+    assert found.updates_per_minute == pytest.approx(60 * 8 / found.seconds)
+    assert all(0 <= one.reward <= 1 and one.answer for one in found.examples)
+
+
+def test_where_no_update_tells_anything_that_is_an_error_after_the_figures(
+    sfnode: Run, manifest: Path
+) -> None:
+    flags = ("--epsilon", 1e-7, "--updates", 4)
+    shown = sfnode("try-reward", manifest, *flags)
+    assert (shown.status, "0% of them tell their two points apart" in shown.out) == (1, True)
+    assert "sfnode: SF089: none of 4 updates" in shown.err
+    told = sfnode("try-reward", manifest, *flags, "--json")
+    assert (told.status, json.loads(told.out)["apart"]) == (1, 0.0)
+    assert "SF089" in told.err
+
+
+def test_a_ready_made_task_takes_rows_of_ones_own(sfnode: Run) -> None:
+    rows = [
+        {"text": f"{name}, {age}", "json": json.dumps({"name": name})}
+        for name, age in (("Ann", 7), ("Bo", 9))
+    ]
+    Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    ended = sfnode("try-reward", "--task", "json", "--train", "rows.jsonl", "--updates", 1)
+    assert (ended.status, "all 32 answers have the reward 0" in ended.err) == (1, True)
+    assert '{"name": "Ann"}' in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "SF010: it takes a run's manifest, or a ready-made task with --task"),
+        (("run.toml", "--task", "gsm8k"), "SF010: it takes"),
+        (("run.toml", "--epsilon", "-1"), "SF010: epsilon: Input should be greater than 0"),
+        (("run.toml", "--temperature", "0.001"), "temperature is 0 or at least"),
+        (("missing.toml",), "SF011: cannot read the run manifest missing.toml"),
+        (("--task", "gsm8k"), "SF032: there are no prompts: cannot load hf:openai/gsm8k"),
+        (("reviews.toml",), "SF010: the task kind classification has no rewards"),
+    ],
+)
+def test_what_makes_no_sense_is_an_error(
+    arguments: tuple[str, ...], says: str, sfnode: Run, manifest: Path
+) -> None:
+    if arguments == ("reviews.toml",):
+        assert sfnode("init", "reviews.toml", "--no-measure").status == 0
+    ended = sfnode("try-reward", *arguments)
+    assert (ended.status, ended.out) == (1, "")
+    assert f"sfnode: {says}" in ended.err or says in ended.err

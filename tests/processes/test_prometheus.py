@@ -1,0 +1,57 @@
+"""A real Prometheus scrapes real nodes: it takes what they say, and no panel of our dashboard stays empty.
+
+This stands for Grafana itself, which no registry here has: its panels are the questions that it would ask.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.processes.helpers import LOOPBACK, PATIENCE, nodes, sfnode, until
+from tests.processes.prometheus import ROOT, documented, free_port, programs, scraping, targets
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs(tmp_path_factory.mktemp("debian"))
+
+
+def promtool(folder: Path, *arguments: object, text: str = "") -> None:
+    """Run promtool, which has nothing to find fault with."""
+    command = [str(folder / "promtool"), *map(str, arguments)]
+    ended = subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
+
+
+def test_the_configuration_of_the_compose_file_is_valid(folder: Path) -> None:
+    promtool(folder, "check", "config", ROOT / "deploy" / "prometheus.yml")
+
+
+def test_no_panel_is_empty_and_promtool_finds_no_fault(folder: Path, tmp_path: Path) -> None:
+    made = sfnode(
+        tmp_path, "init", "run.toml", "--model", "builtin:tiny", "--task", "reviews", "--no-calibrate",
+        "--objective", "plain", "--epoch-updates", 32, "--validation-limit", 16,
+        "--update-budget", 10**6,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    calm = *LOOPBACK, "--samples", 0, "--limit-cpu", 25
+    with nodes(tmp_path) as make, scraping(folder, tmp_path, [first, second]) as prometheus:
+        organiser = make(
+            "organiser", "--run", "run.toml", "--organise", "--no-search", "--metrics", first, *calm
+        ).start()
+        make("member", organiser.link(), "--metrics", second, *calm).start()
+        for target in targets():
+            ask = prometheus.values if target.instant else prometheus.course
+            until(f"{target.panel} has data", lambda ask=ask, target=target: ask(target.expression))
+        for _, expression in documented():
+            prometheus.values(expression)  # raises for one that it does not understand
+        for address in (first, second):
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE) as answer:
+                promtool(folder, "check", "metrics", text=answer.read().decode())

@@ -1,0 +1,117 @@
+"""Every node of a run is restarted, the organiser's included: what yesterday's link is worth then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from sfnode.store.data_folder import Layout
+from sfprotocol import invitation
+from tests.processes.helpers import LOOPBACK, Node, nodes, printed_json, sfnode, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+Make = Callable[..., Node]
+
+TRAINER = (*LOOPBACK, "--samples", 0, "--limit-cpu", 25)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A web server of files that says nothing."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder on this machine; yield the URL of its `run.json`."""
+    folder.mkdir()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/run.json"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def invite(home: Path, node: Node, *arguments: object) -> str:
+    """Return the link that `sfnode invite` shows for this node's folder."""
+    said = printed_json(sfnode(home, "invite", "--data-dir", node.folder, "--json", *arguments))
+    return str(said["link"])
+
+
+def test_yesterdays_link_leads_into_a_run_of_which_every_node_was_restarted(tmp_path: Path) -> None:
+    made = sfnode(
+        tmp_path, "init", "run.toml", "--model", "builtin:tiny", "--task", "reviews", "--update-budget",
+        10**6, "--objective", "plain", "--no-calibrate",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    with served(tmp_path / "www") as url, nodes(tmp_path) as make:
+        organiser = make(
+            "organiser", "--run", "run.toml", "--organise", "--contacts-url", url, *TRAINER
+        ).start()
+        member = make("member", organiser.link(), *TRAINER).start()
+        counts(organiser, member)
+        link = invite(tmp_path, member)
+        said = invitation.read(link)
+        assert (len(said.contacts), said.url) == (2, url)
+
+        everyone = [organiser, member]
+        end(everyone)
+        move(organiser)  # the member's address is the only one of the link that still leads anywhere
+        for node in everyone:
+            node.start()
+        assert len(listening(everyone) & set(said.addresses)) == 1
+        newcomer = make("newcomer", link, *TRAINER).start()
+        counts(organiser, newcomer)
+
+        everyone.append(newcomer)
+        end(everyone)
+        for node in everyone:
+            move(node)
+        organiser.start()
+        listening([organiser])
+        invite(tmp_path, organiser, "--run-json", tmp_path / "www" / "run.json")
+        member.start()
+        late = make("late", link, *TRAINER).start()
+        counts(organiser, late)
+        counts(
+            organiser, member
+        )  # it knows nobody else's address, and has asked the page that its link named
+        assert not listening([organiser, member]) & set(said.addresses)
+
+
+def counts(organiser: Node, member: Node) -> None:
+    """Wait until an update that a node makes from now on has come to the organiser."""
+    own = member.until("it trains", lambda status: status.own_updates > 0)
+    assert own.origin is not None
+    had = made_by(organiser, own.origin)
+    until("the organiser has its updates", lambda: made_by(organiser, own.origin) > had)
+
+
+def made_by(node: Node, origin: str | None) -> int:
+    """Return how many updates of an origin a node has."""
+    return sum(feed.updates for feed in node.feeds() if feed.origin == origin)
+
+
+def listening(running: list[Node]) -> set[str]:
+    """Return the addresses at which these nodes are now."""
+    return {address for node in running for address in node.until("it listens", bool).addresses}
+
+
+def end(running: list[Node]) -> None:
+    for node in running:
+        assert node.end() == 0
+
+
+def move(node: Node) -> None:
+    """Have a node listen on another port when it starts again."""
+    Layout(node.folder).ports.unlink()

@@ -1,0 +1,168 @@
+"""A plug-in runs where its owner says yes to the very file that a manifest names, and nowhere else."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+import pytest
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Task
+from sfnode.tasks import verifying
+from sfnode.tasks.verifier_sources import load
+from sfnode.verifiers import plugins
+from sfnode.verifiers.plugins import Name, allow, is_plugin, require
+from sfnode.verifiers.scoring import score, texts
+from sfnode.verifiers.specs import read
+
+SOURCE = """
+from dataclasses import dataclass
+from pathlib import Path
+
+Path("ran").touch()
+
+@dataclass
+class Kept:
+    word: str
+
+def polite(answer, row):
+    return 0.5 * ("please" in answer) + 0.5 * (answer == row["answer"])
+
+def strange(answer, row):
+    return {"none": None, "more": 1.5, "nan": float("nan"), "yes": True}.get(answer) or {}[answer]
+
+def leaves(answer, row):
+    raise SystemExit(3)
+
+word = "no function"
+"""
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module in the current folder, and a process in which nothing is allowed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins, "_allowed", {})
+    monkeypatch.setattr(plugins, "_said", set())
+    (tmp_path / "mine.py").write_text(SOURCE)
+    return tmp_path / "mine.py"
+
+
+def named(file: Path, function: str = "polite") -> Name:
+    return Name(hashlib.sha256(file.read_bytes()).hexdigest(), function)
+
+
+def task_of(name: Name) -> Task:
+    verifier = {"kind": "plugin", **name._asdict()}
+    return Task(kind="reward", template="{q}", answer_tokens=8, verifier=verifier)
+
+
+def test_a_manifest_names_the_digest_of_the_file_and_the_function(file: Path) -> None:
+    assert load("mine:polite") == {"kind": "plugin", **named(file)._asdict()}
+    assert read(load("mine:polite")).model_dump() == load("mine:polite")
+
+
+def test_it_scores_answers_by_all_of_their_row(file: Path) -> None:
+    task = task_of(allow("mine:polite"))
+    marked = verifying.score_of(task)
+    assert [marked(answer, {"q": 1, "answer": 7}) for answer in ("7", "please", "no")] == [0.5, 0.5, 0.0]
+    halves = read(
+        {
+            "kind": "sum",
+            "terms": [
+                {"weight": 0.5, "verifier": task.verifier},
+                {"weight": 0.5, "verifier": {"kind": "length"}},
+            ],
+        }
+    )
+    assert score(halves, "7", texts(halves, {"answer": 7})) == 0.75
+
+
+def test_without_a_yes_nothing_is_run(file: Path) -> None:
+    task = task_of(named(file))
+    for refused in (lambda: verifying.permit(task), lambda: verifying.score_of(task)("x", {})):
+        with pytest.raises(UserError, match=named(file).digest) as caught:
+            refused()
+        assert caught.value.code is Code.VERIFIER_NOT_ALLOWED
+    assert not Path("ran").exists()
+    verifying.permit(task, ["mine:polite"])
+    assert Path("ran").exists()
+
+
+def test_another_file_or_another_function_is_not_run(file: Path) -> None:
+    task = task_of(named(file))
+    file.write_text(SOURCE + "\n")
+    with pytest.raises(UserError, match="and the run's is polite of a file with") as caught:
+        verifying.permit(task, ["mine:polite"])
+    assert caught.value.code is Code.VERIFIER_NOT_ALLOWED
+    file.write_text(SOURCE)
+    with pytest.raises(UserError, match="the run's is polite"):
+        verifying.permit(task, ["mine:strange"])
+    assert not Path("ran").exists()
+
+
+def test_a_yes_where_there_is_no_plug_in_is_a_mistake() -> None:
+    for task in (Task(kind="text", template="{q}"), task_of(Name("0" * 64, "f"))):
+        other = task.kind == "text"
+        with pytest.raises(UserError) as caught:
+            verifying.permit(task, ["mine:polite"])
+        assert caught.value.code is (Code.BAD_OPTION if other else Code.VERIFIER_NOT_ALLOWED)
+    verifying.permit(Task(kind="text", template="{q}"))
+
+
+@pytest.mark.parametrize("answer", ["none", "more", "nan", "missing"])
+def test_what_is_no_reward_is_0_and_said_once(answer: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "sfnode")
+    name = allow("mine:strange")
+    assert [plugins.score(name, answer, {}) for _ in range(3)] == [0.0] * 3
+    assert plugins.score(name, "yes", {}) == 1.0
+    assert caplog.text.count("the plug-in strange failed") == 1
+
+
+def test_one_that_ends_the_process_does_not() -> None:
+    assert plugins.score(allow("mine:leaves"), "x", {}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("nowhere:polite", "there is no module nowhere"),
+        ("mine.deeper:polite", "there is no module mine.deeper"),
+        ("sys:exit", "there is no module sys"),
+        ("mine:missing", "has no function missing"),
+        ("mine:word", "has no function word"),
+        ("broken:f", "cannot be run: ZeroDivisionError"),
+        ("wrong:f", "cannot be run: SyntaxError"),
+    ],
+)
+def test_one_that_cannot_be_had_is_an_error(source: str, says: str) -> None:
+    Path("broken.py").write_text("1 / 0\n")
+    Path("wrong.py").write_text("def\n")
+    with pytest.raises(UserError, match=says) as caught:
+        allow(source)
+    assert caught.value.code is Code.BAD_OPTION
+
+
+def test_a_module_may_be_in_a_package_which_is_not_run(tmp_path: Path) -> None:
+    package = tmp_path / "deep"
+    package.mkdir()
+    (package / "__init__.py").write_text("1 / 0\n")
+    (package / "mine.py").write_text("def f(answer, row):\n    return 1\n")
+    assert plugins.score(allow("deep.mine:f"), "x", {}) == 1.0
+
+
+def test_what_a_plug_in_is_called() -> None:
+    assert [
+        source
+        for source in ("a:b", "a.b:c", "a", "a:", ":b", "a/b:c", "v.toml", "C:\\v.toml")
+        if is_plugin(source)
+    ] == ["a:b", "a.b:c"]
+
+
+def test_those_that_a_run_needs_are_all_asked_for(file: Path) -> None:
+    first = allow("mine:polite")
+    require([first])
+    with pytest.raises(UserError, match="the function strange"):
+        require([first, named(file, "strange")])
