@@ -55,8 +55,8 @@ work counted (docs/research-log.md)."""
 
 RECOUNTED_FROM = 1.0
 """Evidence from which on work counts that was skipped, if it was made at no larger rate than that of now: of
-members of all kinds it has spoilt runs otherwise (docs/research-log.md). Of useless members a third comes back
-to TRUSTED_FROM at some time."""
+members of all kinds it has spoilt runs otherwise (docs/research-log.md). Of useless members a third comes
+back to TRUSTED_FROM at some time."""
 
 GAIN_BY_COST = 3.0
 """What a useful update gains, in terms of what a useless one costs: near half of the best step, which line
