@@ -59,7 +59,7 @@ members of all kinds it has spoilt runs otherwise (docs/research-log.md). Of use
 back to TRUSTED_FROM at some time."""
 
 GAIN_BY_COST = 3.0
-"""What a useful update gains, in terms of what a useless one costs: near half of the best step, which line
+"""Gain of a useful update, in terms of what a useless one costs: near half of the best step, which line
 searches take, three quarters of its slope and a quarter of it."""
 
 RECOUNTED_AT_LAST = math.log(HOSTILE / (1 - HOSTILE) / GAIN_BY_COST)
