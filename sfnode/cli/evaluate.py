@@ -49,7 +49,7 @@ MOST_SAMPLES = 1000
 )
 @option(
     "--neutral",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Text on which the answers of both models are compared, one sample a line: how far training has "
     "drifted.  [default: a few sentences of sfnode's own]",

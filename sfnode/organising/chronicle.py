@@ -68,9 +68,11 @@ def chronicle(
                 continue
             case Evaluated() if not health.is_base(decision):
                 continue
-            case Seal(epoch=epoch):
+            case Seal(epoch=epoch, recounted=recounted):
                 one = _epoch(latest, decision, evaluations.get(epoch))
                 text = f"{one.counted} of {one.named} updates of epoch {epoch} count"
+                again = sum(latest.counts(*recount) for recount in recounted)
+                text += f", and {again} of others that had been skipped" if again else ""
                 found.append(_entry(position, term, "seal", text, one))
             case _:
                 kind = type(decision).__name__.lower()
