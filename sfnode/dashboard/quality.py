@@ -70,7 +70,7 @@ class Quality:
     points: list[Point]
     """Oldest first."""
     beside: str = ""
-    """What is trained, if people understand it: `Mean reward 0.922 now, 0.316 before training.`"""
+    """Sentence on what is trained, if it says anything: `Mean reward 0.922 now, 0.316 before training.`"""
 
 
 def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:

@@ -78,7 +78,7 @@ class NowAnswer(Answer):
     limits: dict[str, str]
     """Limits in force, formatted for people."""
     trained: Trained
-    """What losses are told as."""
+    """Word and unit of losses."""
     drift: str
     """Distance of the model that was evaluated last from its base, in words; empty before that."""
 

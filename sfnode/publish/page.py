@@ -61,7 +61,7 @@ class Sample(NamedTuple):
 
     @property
     def answers(self) -> tuple[tuple[str, str, float], ...]:
-        """Whose the answers are, what they are, and their scores."""
+        """Authors of answers, the answers, and their scores."""
         return ("Base model", self.before, self.before_score), ("Now", self.after, self.after_score)
 
 

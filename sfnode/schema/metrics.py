@@ -22,7 +22,7 @@ class Trained(NamedTuple):
 
 LOSS = Trained("loss")
 REWARD = Trained("mean reward", rises=True)
-"""That of reward runs. Losses of rows are 1 less a reward, and not nats; they jump where a word changes."""
+"""Metric of reward runs. Losses of rows are 1 less a reward, and not nats; they jump where a word changes."""
 
 
 class Metric(NamedTuple):

@@ -320,7 +320,7 @@ class SampleMoment(Answer):
     """Updates in the model."""
     answers: list[str]
     scores: list[float]
-    """Of these answers, as `base_score`."""
+    """Scores of these answers, as `base_score`."""
 
 
 class Samples(Answer):
