@@ -43,7 +43,7 @@ CHARACTERS = pre_tokenizers.Sequence([WORDS, pre_tokenizers.Split(Regex("."), "i
 
 
 class Recipe(NamedTuple):
-    """What tells one embedded model from the other."""
+    """Differences between one embedded model and the other."""
 
     text: Callable[[int], Iterator[str]]
     """Writes so many documents."""

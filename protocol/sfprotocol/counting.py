@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -280,12 +280,17 @@ class Counting:
         tag = bytes(feed.tags[place * TAG_BYTES : (place + 1) * TAG_BYTES])
         return Landmark(feed.stops[place], self._closes[feed.epochs[place]].salt, tag)
 
-    def runs(self, feed: int, held: int) -> tuple[Run, ...]:
-        """Return the factors of the first `held` steps of a feed; neighbours of equal factor are one run."""
+    def runs(self, feed: int, held: int, recounted: Collection[int] = ()) -> tuple[Run, ...]:
+        """Return the factors of the first `held` steps of a feed; neighbours of equal factor are one run. As
+        if a seal had `recounted`, with factor 1, what the closes of these epochs have named."""
         known = self._feeds.get(feed) or _Feed()
         runs: list[Run] = []
+        factors = known.factors[:]
+        for epoch in recounted:
+            if (place := known.place(epoch)) is not None:
+                factors[place] = FACTOR_ONE
         first = place = 0
-        for factor, places in groupby((*known.factors, 0 if known.ended else FACTOR_ONE)):
+        for factor, places in groupby((*factors, 0 if known.ended else FACTOR_ONE)):
             place += len(list(places))
             stop = min(held, known.stops[place - 1] if place <= len(known.stops) else held)
             if stop > first:

@@ -16,6 +16,7 @@ from sfprotocol import anti_entropy, holding
 from sfprotocol.checkpoints import Base
 from sfprotocol.control_sync import ControlSync, Kept
 from sfprotocol.counting import NEVER, Counting, Run
+from sfprotocol.decisions import Recount
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import (
     Action,
@@ -154,15 +155,20 @@ class Organised:
         number = self.counting.number(feed)
         return () if number is None else self.counting.live(number, held)
 
-    def named(self, epoch: int, skipped: Iterable[int] = ()) -> dict[Feed, Counted]:
+    def named(
+        self, epoch: int, skipped: Iterable[int] = (), recounted: Iterable[Recount] = ()
+    ) -> dict[Feed, Counted]:
         """Return what counts, of each feed, of what closes up to that of `epoch` have named and is here: with
-        factor 1 where no seal has judged it, and without the open window. Without what that of `epoch` itself
-        has named of the feeds with the numbers `skipped`."""
+        factor 1 where no seal has judged it, and without the open window. As if the seal of `epoch` had
+        skipped the feeds with the numbers `skipped`, and `recounted` these."""
         held, counting = self._frontier.next, self.counting
+        again: dict[int, set[int]] = {}
+        for recount in recounted:
+            again.setdefault(recount.feed, set()).add(recount.epoch)
         positions = counting.positions(epoch) | {n: counting.named(n, epoch - 1) for n in skipped}
         stops = ((number, counting.feed(number), stop) for number, stop in positions.items())
         return {
-            feed: Counted(counting.runs(number, min(stop, held(feed))), self.rates)
+            feed: Counted(counting.runs(number, min(stop, held(feed)), again.get(number, ())), self.rates)
             for number, feed, stop in stops
         }
 

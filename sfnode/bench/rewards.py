@@ -60,11 +60,11 @@ def _tried(trainer: Trainer, prompts: int, updates: int, loaded: float, waiting:
     assert isinstance(objective, Rewards)
     rows = line_rows(manifest.task, trainer.run_rows.some())[:prompts]
     with waiting(f"answering {len(rows)} prompts"):
-        judged = objective.judged(rows)
+        judged = objective.answer(rows)
     with waiting("writing answers along some directions") as advance:
         found = reward_trial.measure(trainer, updates, manifest.training.epsilon, advance)
-    mean = metrics.share(sum(one.reward for one in judged), len(judged))
-    right = metrics.share(sum(one.reward >= RIGHT for one in judged), len(judged))
+    mean = metrics.share(sum(one.score for one in judged), len(judged))
+    right = metrics.share(sum(one.score >= RIGHT for one in judged), len(judged))
     seconds = max(found.seconds, 1e-9)
     result = TryRewardResult(
         model=manifest.model.source,
@@ -80,9 +80,7 @@ def _tried(trainer: Trainer, prompts: int, updates: int, loaded: float, waiting:
         right_low=right.low,
         right_high=right.high,
         examples=[
-            TriedAnswer(
-                prompt=one.shown.text, right=one.shown.right, answer=one.shown.said, reward=one.reward
-            )
+            TriedAnswer(prompt=one.text, right=one.right, answer=one.said, reward=one.score)
             for one in judged[:SHOWN]
         ],
         updates=found.updates,

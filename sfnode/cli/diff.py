@@ -13,7 +13,7 @@ from sfnode.cli.log import DIGITS, entry_lines
 from sfnode.cli.options import data_dir_option, epoch_argument, json_option
 from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
-from sfnode.dashboard.formatting import beside, figure
+from sfnode.dashboard.formatting import beside, measured
 
 if TYPE_CHECKING:
     from sfnode.schema.history import DiffResult
@@ -44,7 +44,7 @@ def _lines(found: DiffResult) -> Iterator[str]:
     for state in (found.before, found.after):
         yield f"epoch {state.epoch}: {state.updates} updates count, core digest {state.core_digest}"
     for one in found.evaluations:
-        yield f"epoch {one.epoch}: {one.metric} {figure(one)}{beside(one)}"
+        yield f"epoch {one.epoch}: {measured(one)}{beside(one)}"
     yield "updates:"
     for origin in found.origins:
         yield f"  {origin.origin[: 2 * DIGITS]}  {origin.updates:+}"

@@ -22,6 +22,7 @@ from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import beside, figure
 from sfnode.errors import Code, UserError
+from sfnode.schema.metrics import metric_of
 
 if TYPE_CHECKING:
     from sfnode.cli.trained_model import TrainedModel
@@ -48,7 +49,7 @@ MOST_SAMPLES = 1000
 )
 @option(
     "--neutral",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Text on which the answers of both models are compared, one sample a line: how far training has "
     "drifted.  [default: a few sentences of sfnode's own]",
@@ -87,7 +88,7 @@ def evaluate(
     Where a task has fixed answers the base model is measured a second time, less its prior over the answers,
     which up to 512 training rows show without their labels: what training gains beyond that is learnt. Where
     the run's loss is centred the trained model is measured less its own prior, too. Of a reward run it is the
-    mean reward of the likeliest answers, and the share of them that are right (docs/rewards.md).
+    share of the likeliest answers that are right, and their mean reward (docs/rewards.md).
     The last line says how far the model has drifted from the base: by its weights, and by what it expects of
     text that has nothing to do with the task.
     Of an organised run it is the model of the last seal, of an open one that with all updates.
@@ -192,9 +193,10 @@ def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
 
 def _lines(result: EvalResult, moment: str) -> list[str]:
     before = result.before
+    name = metric_of(before.metric).name
     rows = {"before": before, "calibrated": result.calibrated, "after": result.after}
     return [
-        f"{before.metric} (95 % interval) on {before.count} test rows, {moment} ({result.digest[:16]})",
+        f"{name} (95 % interval) on {before.count} test rows, {moment} ({result.digest[:16]})",
         *(f"{when:10}  {figure(one)}{beside(one)}" for when, one in rows.items() if one),
         f"{'drift':10}  {result.drift.in_words}",
     ]

@@ -146,17 +146,21 @@ def _compared(one: Remeasured) -> str:
 
 
 def _lines(found: LeaderboardResult) -> Iterator[str]:
-    yield f"{'rank':>6}  {'origin':<{DIGITS}}  {'count':>10}  {'measured':>10}  {'worth, nats':>15}"
-    yield from (_line(one) for one in found.members)
+    has_worths = any(one.measured for one in found.members)
+    figures = f"  {'measured':>10}  {'worth, nats':>15}" if has_worths else ""
+    yield f"{'rank':>6}  {'origin':<{DIGITS}}  {'count':>10}{figures}"
+    yield from (_line(one, has_worths) for one in found.members)
     counts = f"{found.sealed} seals, {count(found.counted)} updates count"
+    worth = f", worth {nats(found.worth)} nats" if has_worths else ""
     checked = ", log verified" if found.verified else ""
-    yield f"run {found.run_name} ({found.run_id[:16]}): {counts}, worth {nats(found.worth)} nats{checked}"
+    yield f"run {found.run_name} ({found.run_id[:16]}): {counts}{worth}{checked}"
     if found.tolerance is not None:
         agreeing = sum(one.agrees for one in found.epochs)
         of = f"{agreeing} of {len(found.epochs)} epochs that were measured anew"
         yield f"{of} agree within {found.tolerance:.0%}"
 
 
-def _line(one: Ranked) -> str:
-    figures = f"{count(one.counted):>10}  {count(one.measured):>10}  {nats(one.worth):>15}"
-    return f"{one.rank:>6}  {one.origin[:DIGITS]}  {figures}{'  revoked' if one.revoked else ''}"
+def _line(one: Ranked, has_worths: bool) -> str:
+    figures = f"  {count(one.measured):>10}  {nats(one.worth):>15}" if has_worths else ""
+    revoked = "  revoked" if one.revoked else ""
+    return f"{one.rank:>6}  {one.origin[:DIGITS]}  {count(one.counted):>10}{figures}{revoked}"

@@ -10,7 +10,7 @@ import click
 from sfnode.cli.data_folder import opened_run
 from sfnode.cli.options import as_of_now_option, data_dir_option, json_option, option
 from sfnode.cli.output import echo
-from sfnode.dashboard.formatting import beside, count, figure
+from sfnode.dashboard.formatting import beside, count, measured
 from sfnode.errors import Code, UserError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _figures(epoch: EpochEntry) -> str:
     if epoch.digest:
         said.append(f"digest {epoch.digest[:DIGITS]}")
     if one := epoch.evaluation:
-        said.append(f"{one.metric} {figure(one)}{beside(one)}")
+        said.append(f"{measured(one)}{beside(one)}")
     return "; " + ", ".join(said)
 
 

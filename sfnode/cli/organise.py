@@ -423,4 +423,5 @@ def _doubted(one: EvidenceStatus) -> str:
     about = f"member {one.member} ({one.origin[:16]}): {measured}"
     if one.harmful_since is not None:
         return f"{about}; does harm since epoch {one.harmful_since}: revoked, or `sfnode organise revoke` it"
-    return f"{about}, evidence {one.evidence:.2f} of {one.bound:.2f}; counts after all once later work helps"
+    bounds = f"0 on, or {one.bound:.2f} when the run ends"
+    return f"{about}, evidence {one.evidence:.2f}; counts after all from {bounds}"

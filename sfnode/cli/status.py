@@ -14,6 +14,7 @@ from sfnode.cli.limit import limit_lines
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
 from sfnode.dashboard.formatting import health_in_words, limits_in_words, nats, span
+from sfnode.schema.metrics import drift_in_words, trained_by
 from sfnode.schema.unchecked import plain
 from sfnode.sizes import size_text
 
@@ -40,19 +41,21 @@ def status(data_dir: Path, with_feeds: bool, as_json: bool) -> None:
 
 
 def _lines(s: Status, feeds: Sequence[FeedStatus]) -> list[str]:
-    loss = "" if s.loss is None else f", loss {s.loss:.3f}"
+    trained = trained_by(s.task)
+    told = "" if s.loss is None else f", {trained.name} {trained.of(s.loss):.3f}"
     agreeing = sum(link.agrees for link in s.links)
     lines = [
         f"run      {s.run_name} ({s.run_id[:16]})",
         f"state    {s.state} as {s.role}, up {s.uptime / 60:.1f} min",
         _updates(s),
-        f"own      {s.own_updates} since start, {s.updates_per_second:.1f}/s{loss}",
+        f"own      {s.own_updates} since start, {s.updates_per_second:.1f}/s{told}",
         *_device_lines(s),
         f"links    {len(s.links)} ({agreeing} with the same digest)",
         f"digest   {s.digest}",
         f"traffic  {s.bytes_sent / 1000:.1f} kB out, {s.bytes_received / 1000:.1f} kB in",
     ]
     lines += _run_lines(s.organised) if s.organised else []
+    lines += [f"drift    {drift_in_words(s.drift.distance, s.drift.kl)}"] if s.drift else []
     if s.wait:
         lines.append(f"waits    {s.wait.text}")
     if s.fetch:

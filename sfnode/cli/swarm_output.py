@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from sfnode.dashboard.formatting import beside, figure
+from sfnode.dashboard.formatting import beside, figure, measured
 from sfnode.schema import OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
-from sfnode.schema.node_state import REWARD, NodeState
+from sfnode.schema.metrics import metric_of, trained_by
+from sfnode.schema.node_state import NodeState
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import Status
 
@@ -18,7 +19,7 @@ SHORT_DIGEST = 12
 
 
 def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus | None = None) -> str:
-    """Format the updates of the slowest node, the rate of all nodes, and their mean loss."""
+    """Format the updates of the slowest node, the rate of all nodes, and their mean loss or reward."""
     there = [status for status in statuses if status]
     if len(there) < len(statuses):
         return f"{len(there)} of {len(statuses)} nodes are up"
@@ -26,11 +27,12 @@ def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus 
     known = min(status.known for status in there)
     rate = sum(status.updates_per_second for status in there)
     losses = [status.loss for status in there if status.loss is not None]
-    loss = f", loss {sum(losses) / len(losses):.3f}" if losses else ""
+    trained = trained_by(there[0].task)
+    told = f", {trained.name} {trained.of(sum(losses) / len(losses)):.3f}" if losses else ""
     if organised is None:
-        return f"{known} of {budget} updates, {rate:.0f}/s{loss}"
+        return f"{known} of {budget} updates, {rate:.0f}/s{told}"
     counted = f"{organised.counted} of {organised.budget} count in {organised.sealed} epochs"
-    return f"{known} updates, {counted}, {rate:.0f}/s{loss}"
+    return f"{known} updates, {counted}, {rate:.0f}/s{told}"
 
 
 def progress_table(
@@ -40,7 +42,8 @@ def progress_table(
     table = Table(title=f"run {name}: {progress_line(statuses, organised)}", title_justify="left")
     table.add_column("node", justify="right")
     table.add_column("state")
-    for column in ("known", "own", "per s", "loss", "links"):
+    trained = next((trained_by(status.task).name for status in statuses if status), "")
+    for column in ("known", "own", "per s", trained, "links"):
         table.add_column(column, justify="right")
     table.add_column("digest")
     for number, status in enumerate(statuses, 1):
@@ -54,7 +57,7 @@ def _cells(status: Status) -> list[str]:
         str(status.known),
         str(status.own_updates),
         f"{status.updates_per_second:.1f}",
-        "" if status.loss is None else f"{status.loss:.3f}",
+        "" if status.loss is None else f"{trained_by(status.task).of(status.loss):.3f}",
         str(len(status.links)),
         status.digest[:SHORT_DIGEST],
     ]
@@ -77,17 +80,10 @@ def closing_table(result: SwarmResult) -> Table:
     return table
 
 
-def measurement_line(when: str, measured: Evaluation) -> str:
+def measurement_line(when: str, found: Evaluation) -> str:
     """Format an evaluation: `base model: accuracy 0.526 (0.493-0.559), loss 0.687 on 872 held-out rows`."""
-    what = f"{measured.metric} {figure(measured)}{beside(measured, 3)}"
-    return f"{when}: {what} on {measured.count} held-out rows"
-
-
-def _beside(before: Evaluation, after: Evaluation) -> list[str]:
-    if after.metric != REWARD:
-        return [f"loss {before.loss:.3f} -> {after.loss:.3f}"]
-    pairs = zip(before.pass_at, after.pass_at, strict=True)
-    return [f"pass@{now.k} {figure(then)} -> {figure(now)}" for then, now in pairs]
+    what = f"{measured(found)}{beside(found, 3)}"
+    return f"{when}: {what} on {found.count} held-out rows"
 
 
 def verdict(result: SwarmResult) -> list[str]:
@@ -95,10 +91,11 @@ def verdict(result: SwarmResult) -> list[str]:
     lines = []
     if result.before and result.after:
         before, after, calibrated = result.before, result.after, result.calibrated
-        lines.append(f"{after.metric} {figure(before)} -> {figure(after)} on {after.count} held-out rows")
-        lines += _beside(before, after)
+        trained = metric_of(after.metric).trained
+        lines.append(f"{measured(before)} -> {figure(after)} on {after.count} held-out rows")
+        lines.append(f"{trained.name} {trained.of(before.loss):.3f} -> {trained.of(after.loss):.3f}")
         if calibrated:
-            what = f"{calibrated.metric} {figure(calibrated)}{beside(calibrated, 3)}"
+            what = f"{measured(calibrated)}{beside(calibrated, 3)}"
             lines.append(f"the base model, calibrated without training: {what}")
     lines.append(f"{result.updates} updates in {result.seconds:.1f} s")
     if result.counted is not None:

@@ -18,7 +18,9 @@ from prometheus_client.registry import Collector
 
 from sfnode.control.rebinding import only_known_hosts
 from sfnode.errors import Code, UserError
+from sfnode.schema.metrics import LOSS, REWARD, Trained, metric_of, trained_by
 from sfnode.schema.node_state import NodeState
+from sfnode.schema.organising import EpochEvaluation
 from sfnode.schema.status import DeviceStatus, MachineStatus, Status
 
 STOP_GRACE = 0.1
@@ -80,7 +82,7 @@ def _paused(status: Status) -> list[Sample]:
     return [Sample((reason,), float(reason in status.paused_by)) for reason in PAUSES]
 
 
-def _of_result(name: str, field: str, text: str) -> Described:
+def _of_result(name: str, value: Callable[[EpochEvaluation], float | None], text: str) -> Described:
     """Return the metric of what the organiser has published: of the base model, as it is compared and
     calibrated, of the last seal, and of the best one."""
 
@@ -94,9 +96,21 @@ def _of_result(name: str, field: str, text: str) -> Described:
             ("best", health.best),
             ("last", health.latest),
         )
-        return [Sample((found.metric, of), getattr(found, field)) for of, found in told if found]
+        values = [((found.metric, of), value(found)) for of, found in told if found]
+        return [Sample(labels, one) for labels, one in values if one is not None]
 
     return Described(name, text, samples, ("name", "of"))
+
+
+def _trained(status: Status, trained: Trained) -> float | None:
+    """Return what this node trains by its mini-batches, if it is this."""
+    there = status.loss is not None and trained_by(status.task) is trained
+    return trained.of(status.loss) if there and status.loss is not None else None
+
+
+def _beside(found: EpochEvaluation, trained: Trained) -> float | None:
+    """Return what is trained by an evaluation, if it is this."""
+    return trained.of(found.loss) if metric_of(found.metric).trained is trained else None
 
 
 def _of_machine(name: str, value: Callable[[MachineStatus], float], text: str) -> Described:
@@ -148,7 +162,7 @@ def _of_run(name: str, field: str, text: str) -> Described:
     return Described(name, text, samples)
 
 
-def _of_node(name: str, value: str | Callable[[Status], float], text: str) -> Described:
+def _of_node(name: str, value: str | Callable[[Status], float | None], text: str) -> Described:
     """Return the metric of a field or a function of the status; it is absent while that is None."""
     read = attrgetter(value) if isinstance(value, str) else value
 
@@ -185,8 +199,14 @@ METRICS: Sequence[Described] = (
              "Updates of the node's feed in the log, over all its starts."),
     _of_node("sfnode_own_updates_per_second", "updates_per_second",
              "Own updates per second, over the last ten seconds."),
-    _of_node("sfnode_loss", "loss",
+    _of_node("sfnode_loss", lambda s: _trained(s, LOSS),
              "Recent training loss, a moving average, in nats; absent while there is none."),
+    _of_node("sfnode_reward", lambda s: _trained(s, REWARD),
+             "Recent mean reward in training, a moving average; of reward runs, in place of the loss."),
+    _of_node("sfnode_drift", lambda s: s.drift.distance if s.drift else None,
+             "Distance of the weights from the base, relative to its norm, when this node last evaluated."),
+    _of_node("sfnode_drift_kl", lambda s: s.drift.kl if s.drift else None,
+             "KL from the base model on neutral text, in nats a token, at the same time."),
     _of_node("sfnode_feeds", "feed_count", "Feeds in the log."),
     _of_node("sfnode_links", lambda s: len(s.links), "Neighbours."),
     _of_node("sfnode_links_agreeing", lambda s: sum(link.agrees for link in s.links),
@@ -214,11 +234,13 @@ METRICS: Sequence[Described] = (
     _of_gpu("sfnode_gpu_busy", "busy", "Share of the time in which the GPU was busy, with whatever."),
     _of_gpu("sfnode_gpu_celsius", "celsius", "Temperature of the GPU."),
     _of_gpu("sfnode_gpu_watts", "watts", "Power that the GPU draws."),
-    _of_result("sfnode_metric", "value", "Published result on the validation rows: of the base model, as it "
-               "is compared and calibrated, the best seal, the last one."),
-    _of_result("sfnode_metric_low", "low", "Lower end of its 95 % confidence interval."),
-    _of_result("sfnode_metric_high", "high", "Upper end of it."),
-    _of_result("sfnode_metric_loss", "loss", "Loss on the same rows, in nats."),
+    _of_result("sfnode_metric", lambda found: found.value, "Published result on the validation rows: of the "
+               "base model, as it is compared and calibrated, the best seal, the last one."),
+    _of_result("sfnode_metric_low", lambda found: found.low, "Lower end of its 95 % confidence interval."),
+    _of_result("sfnode_metric_high", lambda found: found.high, "Upper end of it."),
+    _of_result("sfnode_metric_loss", lambda found: _beside(found, LOSS), "Loss on the same rows, in nats."),
+    _of_result("sfnode_metric_reward", lambda found: _beside(found, REWARD),
+               "Mean reward of the answers to the same rows; of reward runs, in place of the loss."),
     Described("sfnode_alarm", "1 while this numbered error stands in the run, else 0.", _alarms, ("code",)),
     _of_run("sfnode_epochs_sealed_total", "sealed", "Epochs that the organiser has sealed."),
     _of_run("sfnode_updates_counted", "counted", "Updates that count by the seals so far."),

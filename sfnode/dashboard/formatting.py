@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from sfnode.schema.node_state import REWARD, RunHealth
+from sfnode.schema.metrics import metric_of
+from sfnode.schema.node_state import RunHealth
 from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
@@ -103,17 +104,22 @@ def figure(found: Evaluation | PassAt) -> str:
     return f"{found.value:.3f} ({found.low:.3f}-{found.high:.3f})"
 
 
+def measured(found: Evaluation) -> str:
+    """Format a result, such as `accuracy 0.526 (0.493-0.559)`."""
+    return f"{metric_of(found.metric).name} {figure(found)}"
+
+
 def beside(found: Evaluation, digits: int = 4) -> str:
-    """Format what is told beside a value, after a comma: `, loss 0.6870`; of rewards `, pass@1 0.300
-    (0.250-0.356)`, as far as it is known."""
-    if found.metric != REWARD:
-        return f", loss {found.loss:.{digits}f}"
-    return "".join(f", pass@{one.k} {figure(one)}" for one in found.pass_at)
+    """Format what is told beside a value, after a comma: `, loss 0.6870`; of a reward run `, mean reward
+    0.3130, pass@8 0.700 (0.650-0.746)`."""
+    trained = metric_of(found.metric).trained
+    told = f", {trained.name} {trained.of(found.loss):.{digits}f}"
+    return told + "".join(f", pass@{one.k} {figure(one)}" for one in found.pass_at)
 
 
 def result_in_words(found: EpochEvaluation) -> str:
     """Format a published result, such as `accuracy 0.526 (0.493-0.559) of epoch 7`."""
-    return f"{found.metric} {figure(found)} of {_model(found)}"
+    return f"{measured(found)} of {_model(found)}"
 
 
 def _model(found: EpochEvaluation) -> str:
@@ -131,8 +137,7 @@ def health_in_words(health: HealthStatus) -> str:
     beside += [f"calibrated base {calibrated.value:.3f}"] if calibrated else []
     if health.best and health.best.epoch != health.latest.epoch:
         beside.append(f"best {health.best.value:.3f} of epoch {health.best.epoch}")
-    value = f"{health.latest.metric} {figure(health.latest)}"
-    told = ", ".join([value, *beside, f"after epoch {health.latest.epoch}"])
+    told = ", ".join([measured(health.latest), *beside, f"after epoch {health.latest.epoch}"])
     return f"{HEALTH_WORDS[RunHealth(health.verdict)]}: {told}"
 
 

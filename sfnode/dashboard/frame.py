@@ -28,6 +28,7 @@ from sfnode.dashboard.formatting import (
 )
 from sfnode.dashboard.quality import Quality, quality
 from sfnode.dashboard.snapshot import Mood, Now, alarms, contributed, doing, together
+from sfnode.schema.metrics import drift_in_words, metric_of, trained_by
 from sfnode.sizes import size_text
 
 if TYPE_CHECKING:
@@ -98,7 +99,9 @@ def frame(shown: Shown, width: int, height: int) -> list[Text]:
     said = [*_alarm(shown.now, width), *_headline(found, width), *_doing(shown.now, width)]
     limits = _limits(shown.now, width)
     if height >= TALL:
-        said += [Text(contributed(shown.now.status, shown.own).text, "bold"), *_drift(shown.curves)]
+        said += [Text(contributed(shown.now.status, shown.own).text, "bold")]
+        said += [Text(found.beside, "dim")] if found.beside else []
+        said += _drift(shown.now)
         limits = [*_machine(shown.now), *limits]
     room = height - FIXED_LINES - len(said) - len(limits)
     lines = [_title(shown.now, width), *said, *_bars(shown.now, width), Text()]
@@ -109,10 +112,10 @@ def frame(shown: Shown, width: int, height: int) -> list[Text]:
     return _fitting([*lines[: height - 1], _foot(shown)], width)
 
 
-def _drift(curves: Curves) -> list[Text]:
+def _drift(now: Now) -> list[Text]:
     """Return the drift of the model that was evaluated last; nothing if none was."""
-    found = [one.drift for one in curves.measurements if one.drift]
-    return [Text(f"Drift from the base: {found[-1].in_words}", "dim")] if found else []
+    found = now.status.drift
+    return [Text(f"Drift from the base: {drift_in_words(found.distance, found.kl)}", "dim")] if found else []
 
 
 def absent(folder: object, reason: str, width: int, height: int) -> list[Text]:
@@ -205,16 +208,20 @@ def _charts(shown: Shown, found: Quality, width: int, height: int) -> list[Text]
     """Draw the loss on the left and rates on the right, with their ranges; first, where there is room, the
     results of the model."""
     c, p, s = shown.curves, shown.now.progress, shown.now.status
-    loss, swarm = smooth(c.loss, SMOOTH), smooth(c.swarm_rate, SMOOTH)
-    told = "none: a relay has no model" if s.role == "relay" else _number(s.loss)
+    trained = trained_by(s.task)
+    courses = [None if loss is None else trained.of(loss) for loss in c.loss]
+    course, swarm = smooth(courses, SMOOTH), smooth(c.swarm_rate, SMOOTH)
+    now = None if s.loss is None else trained.of(s.loss)
+    told = "none: a relay has no model" if s.role == "relay" else _number(now)
     rates = f"all {rate(p.updates_per_second)}  this node {rate(s.updates_per_second)}"
     charts = [
-        _Chart(f"loss  {told}", loss, f"{_ends(loss)} in {span(c.now)}", "yellow"),
+        _Chart(f"{trained.name}  {told}", course, f"{_ends(course)} in {span(c.now)}", "yellow"),
         _Chart(f"updates/s  {rates}", swarm, f"all {_ends(swarm)}", "green"),
     ]
     if width >= WIDE:
         results = [point.value for point in found.points]
-        name = f"{found.metric or 'results'}  {_number(found.now.value if found.now else None)}"
+        metric = metric_of(found.metric).name if found.metric else "results"
+        name = f"{metric}  {_number(found.now.value if found.now else None)}"
         of = f"{found.across} {found.points[0].x} to {found.points[-1].x}" if results else ""
         base = f", {found.compared[0].name} {found.compared[0].value:.3f}" if found.compared else ""
         charts.insert(0, _Chart(name, results, f"{_ends(results)} {of}{base}".strip(), "magenta"))

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sfnode.dashboard.formatting import count, figure
+from sfnode.dashboard.formatting import count, figure, measured
 from sfnode.dashboard.snapshot import Mood, Words, base_of
-from sfnode.schema.node_state import LOWER_IS_BETTER, NodeState, RunHealth
+from sfnode.schema.metrics import LOSS, metric_of
+from sfnode.schema.node_state import NodeState, RunHealth
 
 if TYPE_CHECKING:
     from sfnode.schema import Evaluation, NodeEvaluation, Status
@@ -58,6 +59,8 @@ class Quality:
     headline: Words
     metric: str | None
     """None while nothing was measured."""
+    name: str
+    """The metric for people; empty while nothing was measured."""
     across: str
     """`epoch` or `updates`."""
     compared: list[Reference]
@@ -66,6 +69,8 @@ class Quality:
     best: Point | None
     points: list[Point]
     """Oldest first."""
+    beside: str = ""
+    """Sentence on what is trained, if it says anything: `Mean reward 0.922 now, 0.316 before training.`"""
 
 
 def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
@@ -92,11 +97,13 @@ def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
     return Quality(
         headline=words,
         metric=latest.metric if latest else None,
+        name=metric_of(latest.metric).name if latest else "",
         across="epoch",
         compared=compared,
         now=_point(latest, latest.epoch) if latest else None,
         best=_point(best, best.epoch) if best else None,
         points=points,
+        beside=beside(latest, base),
     )
 
 
@@ -107,11 +114,18 @@ def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
         asks = "ask a trainer to measure it" if s.role == "relay" else "measure it here"
         words = Words(f"{UNJUDGED}; {asks}.")
         return Quality(
-            headline=words, metric=None, across="updates", compared=[], now=None, best=None, points=[]
+            headline=words,
+            metric=None,
+            name="",
+            across="updates",
+            compared=[],
+            now=None,
+            best=None,
+            points=[],
         )
     latest = ours[-1]
     alike = [m for m in ours if (m.metric, m.calibrated) == (latest.metric, latest.calibrated)]
-    better = min if latest.metric in LOWER_IS_BETTER else max
+    better = min if metric_of(latest.metric).lower_is_better else max
     best = better(alike, key=lambda m: m.value)
     base = base_of(measurements, calibrated=latest.calibrated) or base_of(measurements)
     since = sum(m.known > best.known for m in alike)
@@ -122,11 +136,13 @@ def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
     return Quality(
         headline=words,
         metric=latest.metric,
+        name=metric_of(latest.metric).name,
         across="updates",
         compared=[_reference(BEFORE, base)] if base else [],
         now=_point(latest, latest.known),
         best=_point(best, best.known),
         points=[_point(m, m.known) for m in sorted(alike, key=lambda m: m.known)],
+        beside=beside(latest, base),
     )
 
 
@@ -177,7 +193,7 @@ def _compared(latest: Evaluation, base: Evaluation | None) -> RunHealth:
     if base is None:
         return RunHealth.UNKNOWN
     low, high = latest.low > base.high, latest.high < base.low
-    if latest.metric in LOWER_IS_BETTER:
+    if metric_of(latest.metric).lower_is_better:
         low, high = high, low
     return RunHealth.BETTER if low else RunHealth.WORSE if high else RunHealth.NO_BETTER
 
@@ -185,10 +201,19 @@ def _compared(latest: Evaluation, base: Evaluation | None) -> RunHealth:
 def _sentence(
     lead: str, latest: Evaluation, base: Evaluation | None, best: Evaluation | None, where: str
 ) -> str:
-    parts = [f"{latest.metric.replace('_', ' ')} {figure(latest)} now"]
+    parts = [f"{measured(latest)} now"]
     parts += [f"{figure(base)} {BEFORE}"] if base else []
     parts += [f"{best.value:.3f} at best ({where})"] if best else []
     return f"{lead}: {', '.join(parts)}."
+
+
+def beside(latest: Evaluation | None, base: Evaluation | None) -> str:
+    """Say what is trained, where people understand it: rewards, but no nats."""
+    trained = metric_of(latest.metric).trained if latest else LOSS
+    if latest is None or not trained.rises:
+        return ""
+    before = f", {trained.of(base.loss):.3f} {BEFORE}" if base else ""
+    return f"{trained.name} {trained.of(latest.loss):.3f} now{before}.".capitalize()
 
 
 def _point(found: Evaluation, x: int) -> Point:

@@ -39,8 +39,17 @@ from sfnode.dashboard.snapshot import (
 )
 from sfnode.errors import NO_ANSWER, Code, UserError
 from sfnode.schema.base import Answer
+from sfnode.schema.metrics import METRICS, Trained, drift_in_words, task_of, trained_by
 from sfnode.schema.status import Status
-from sfnode.schema.views import About, GenerateRequest, OriginsQuery, OwnStanding, Progress, Swarm
+from sfnode.schema.views import (
+    About,
+    GenerateRequest,
+    OriginsQuery,
+    OwnStanding,
+    Progress,
+    Swarm,
+    Timeline,
+)
 
 STATIC = Path(__file__).with_name("static")
 
@@ -68,9 +77,14 @@ class NowAnswer(Answer):
     """State of each neighbour compared with ours, by peer id."""
     limits: dict[str, str]
     """Limits in force, formatted for people."""
+    trained: Trained
+    """Word and unit of losses."""
+    drift: str
+    """Distance of the model that was evaluated last from its base, in words; empty before that."""
 
     @classmethod
     def of(cls, now: Now) -> NowAnswer:
+        drift = now.status.drift
         return cls(
             **now._asdict(),
             alarms=alarms(now.status),
@@ -78,6 +92,8 @@ class NowAnswer(Answer):
             together=together(now),
             agreement={node.peer: agreement(node, now.known) for node in now.near},
             limits=limits_in_words(now.status.limits),
+            trained=trained_by(now.status.task),
+            drift=drift_in_words(drift.distance, drift.kl) if drift else "",
         )
 
 
@@ -85,6 +101,8 @@ class AboutAnswer(Answer):
     """The purpose of the run, and whether whoever sees the page may direct the node."""
 
     about: About
+    task: str
+    """Its task in words."""
     control: bool
 
 
@@ -92,6 +110,12 @@ class QualityAnswer(Answer):
     """The quality of the run's model."""
 
     quality: Quality
+
+
+class TimelineAnswer(Timeline):
+    """The last decisions, and what metrics are called."""
+
+    names: dict[str, str]
 
 
 class OwnAnswer(Answer):
@@ -160,7 +184,8 @@ def _answers(client: Client, control: bool) -> list[web.RouteDef]:
     """Return the routes that the page asks."""
 
     async def about(_: web.Request) -> web.Response:
-        return answer(AboutAnswer(about=await client.about(), control=control))
+        found = await client.about()
+        return answer(AboutAnswer(about=found, task=task_of(found.task).name, control=control))
 
     async def now(_: web.Request) -> web.Response:
         return answer(NowAnswer.of(await look(client)))
@@ -182,7 +207,9 @@ def _answers(client: Client, control: bool) -> list[web.RouteDef]:
         return answer(await client.samples())
 
     async def timeline(_: web.Request) -> web.Response:
-        return answer(await client.timeline())
+        found = await client.timeline()
+        names = {name: metric.name for name, metric in METRICS.items()}
+        return answer(TimelineAnswer(total=found.total, entries=found.entries, names=names))
 
     async def origins(request: web.Request) -> web.Response:
         query = OriginsQuery.model_validate(dict(request.query))

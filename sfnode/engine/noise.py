@@ -22,7 +22,8 @@ class LocalNoise:
     """Standard deviation of the noise, in units of the most that one row can change."""
     clip: float
     draw: Callable[[float, float], float] = field(default=SystemRandom().normalvariate, repr=False)
-    """Not `gauss`, from which two threads, as replicas are, may get the same number."""
+    """Draws by mean and deviation, also for several threads, as replicas have: `gauss` may give two of them
+    the same number."""
 
     def __call__(self, alpha: float) -> float:
         """Return what may be told of a slope; of a measurement that failed as if it were 0, as the row that

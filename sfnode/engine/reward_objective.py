@@ -7,7 +7,6 @@ It knows a model, prompts and a verifier; it knows neither updates nor who asks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from sfnode.engine import estimator, rewards, samples
 from sfnode.engine.estimator import Estimate
@@ -21,7 +20,7 @@ from sfnode.manifest import Manifest
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions
 from sfnode.schema.evaluation import EvaluationOfRows, PassAt
-from sfnode.schema.node_state import REWARD
+from sfnode.schema.metrics import PASS_AT_1
 from sfnode.tasks import metrics, tokenization, verifying
 from sfnode.tasks.prompts import Prompt, Row, render_row
 from sfnode.tasks.shard import Shard
@@ -32,13 +31,6 @@ RIGHT = 1 - 1e-8
 
 SAMPLED_AT = 1.0
 """Temperature at which answers are drawn for pass@k in a run that takes the likeliest tokens."""
-
-
-class Judged(NamedTuple):
-    """An answer of the likeliest tokens, as people are shown it, and its reward."""
-
-    shown: samples.Answered
-    reward: float
 
 
 class Rewards:
@@ -105,12 +97,11 @@ class Rewards:
         found = self._rewards(held.rows, asked, self._likeliest, go_on, perturb)
         mean, passed = sum(found) / len(found), sum(reward >= RIGHT for reward in found)
         return EvaluationOfRows(
-            metric=REWARD,
-            **metrics.share(sum(found), len(found))._asdict(),
+            metric=PASS_AT_1,
+            **metrics.share(passed, len(found))._asdict(),
             loss=1 - mean,
             count=len(found),
             losses=tuple(1 - reward for reward in found),
-            pass_at=(PassAt(k=1, samples=1, temperature=0.0, **metrics.share(passed, len(found))._asdict()),),
         )
 
     def evaluate_base(
@@ -141,18 +132,17 @@ class Rewards:
         return PassAt(k=k, samples=count, temperature=plan.temperature, **measured._asdict())
 
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
-        """Return what the model writes, beside what the verifier compares it with."""
-        return [one.shown for one in self.judged(rows)]
-
-    def judged(self, rows: Sequence[Row]) -> list[Judged]:
-        """Return the same with the rewards."""
+        """Return what the model writes, beside what the verifier compares it with, and the rewards."""
         answers = generate(self._loaded, [Asked(self._prompt(row)) for row in rows], self._likeliest) or []
+        found = [self._score(answer.text, row) for answer, row in zip(answers, rows, strict=True)]
         return [
-            Judged(
-                samples.shown(self._text(row), verifying.reference(self._task, row), answer.text),
-                self._score(answer.text, row),
+            samples.shown(
+                self._text(row),
+                verifying.reference(self._task, row),
+                answer.text,
+                1.0 if reward >= RIGHT else reward,
             )
-            for row, answer in zip(rows, answers, strict=True)
+            for row, answer, reward in zip(rows, answers, found, strict=True)
         ]
 
     def _rewards(

@@ -51,7 +51,7 @@ LEAST, PATIENCE = 4, 120.0
 
 
 class RewardTrial(NamedTuple):
-    """What some updates of a reward run measure on the base model."""
+    """Findings of some updates of a reward run on the base model."""
 
     epsilon: float
     pilot: Pilot
@@ -61,7 +61,7 @@ class RewardTrial(NamedTuple):
     updates: int
     answers: int
     tokens: int
-    """Of all answers."""
+    """Tokens written, all answers together."""
     cut: int
     """Answers that had not ended when they had all tokens that they may have."""
     reward: float

@@ -35,6 +35,8 @@ class Answered(NamedTuple):
     """The right answer, or how the text goes on."""
     said: str
     """The model's answer."""
+    score: float
+    """1 if the answer is right, else 0; in a reward run its reward."""
 
 
 def answer(
@@ -83,10 +85,11 @@ def _asked(loaded: LoadedModel, text: Prompt | LabelledTexts | Conversation) -> 
     return beginning, beginning, " ".join(words[count:])
 
 
-def shown(text: str, right: str, said: str) -> Answered:
-    """Return a row and an answer as people are shown them."""
-    text = text if len(text) <= SHOWN else f"…{text[1 - SHOWN :]}"
-    return Answered(text, _cut(right.strip()), _cut(said.strip()))
+def shown(text: str, right: str, said: str, score: float | None = None) -> Answered:
+    """Return a row and an answer as people are shown them; without a score it is right if it is the right
+    one."""
+    text, right, said = text if len(text) <= SHOWN else f"…{text[1 - SHOWN :]}", right.strip(), said.strip()
+    return Answered(text, _cut(right), _cut(said), float(right == said) if score is None else score)
 
 
 def _cut(text: str) -> str:

@@ -42,7 +42,7 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes, counted_anew, frontier_of, kept_control
 from sfprotocol import decisions, wire_codec
 from sfprotocol.counting import NEVER, Counting, Run
-from sfprotocol.decisions import FACTOR_ONE, Admit, Bases, Close
+from sfprotocol.decisions import FACTOR_ONE, Admit, Bases, Budget, Close, Recount
 from sfprotocol.events import LinkDown, LinkUp, OwnDecision, Received
 from sfprotocol.host import Advanced, Host
 from sfprotocol.machine import Machine
@@ -284,12 +284,28 @@ class Keeper:
             self._hear(segment)
         self._settle()
 
-    def finish(self) -> None:
-        """Close and seal what is left: the run is over."""
+    def finish(self, segments: Iterable[Segment], made: Mapping[Feed, int]) -> None:
+        """Take what client 0 has received last, and close and seal all that is left of what feeds have made:
+        the run is over."""
+        self._expect_no_more(made)
+        self.take(segments)
+        self._expect_no_more(made)
         self._host.post(LinkDown(LINK))
         self._settle()
         self._now += LONGEST_EPOCH + ROUND
         self._settle()
+
+    def _expect_no_more(self, made: Mapping[Feed, int]) -> None:
+        """Set the budget of an organised run to what counts and what is still to be named of these updates:
+        its organiser knows that it ends."""
+        if self.machine.organised is None:
+            return
+        counting, left = self.machine.organised.counting, 0
+        for feed, stop in made.items():
+            number, member = counting.number(feed), counting.member(feed.origin)
+            if number is not None and member and member.revoked == NEVER:
+                left += stop - counting.named(number)
+        self._tell(OwnerWish(Budget(counting.promised + left)))
 
     def close(self) -> None:
         """Close the log."""
@@ -334,7 +350,7 @@ class Keeper:
                     self._host.post(OwnDecision(decisions.encode(decision)))
                 case Evaluate(epoch=epoch) if self._measure:
                     self._acted += 1
-                    cores = self._cores(epoch - 1), self._cores(epoch, action.skipped)
+                    cores = self._cores(epoch - 1), self._cores(epoch, action.skipped, action.recounted)
                     self._tell(self._measure(action, *cores, self._named_by(epoch)))
                 case MakeBases(epoch=epoch) if self._make:
                     self._acted += 1
@@ -346,12 +362,14 @@ class Keeper:
         named = self.machine.organised.named
         return counted_anew(self._log, named(epoch - 1), named(epoch), self.run.subspace_epochs)
 
-    def _cores(self, epoch: int, skipped: Iterable[int] = ()) -> Mapping[int, I64]:
+    def _cores(
+        self, epoch: int, skipped: Iterable[int] = (), recounted: Iterable[Recount] = ()
+    ) -> Mapping[int, I64]:
         """Return the cores of what closes up to that of `epoch` have named, as it counts now, without what
-        that one has named of the feeds `skipped`."""
+        that one has named of the feeds `skipped`, and with what is `recounted`."""
         assert self.machine.organised
         core = Core(len(self._manifest.model.targets), self._manifest.training.rank)
-        for batch in changes(self._log, {}, self.machine.organised.named(epoch, skipped)):
+        for batch in changes(self._log, {}, self.machine.organised.named(epoch, skipped, recounted)):
             core.add(batch)
         return core.cores()
 

@@ -297,10 +297,12 @@ class SeedFlood:
             return
         after = self.flood.known[0]
         told = zip(self.feeds, before.tolist(), after.tolist(), strict=False)
-        self._keeper.take(one for feed, first, stop in told for one in feed.between(first, stop))
+        segments = [one for feed, first, stop in told for one in feed.between(first, stop)]
         self._kept_own = int(after[0])
         if last:
-            self._keeper.finish()
+            self._keeper.finish(segments, {feed.feed: feed.made for feed in self.feeds})
+        else:
+            self._keeper.take(segments)
         if self.run_is_organised:
             self.flood.known[0, -1] = self._keeper.decided
             self.replicas.use_bases(self._keeper.bases)
@@ -328,7 +330,7 @@ class SeedFlood:
             most = 0 if rate else asked.rows
             line, search = (
                 self.replicas.line(difference(after, before)),
-                LineSearch(most, wary=not has_few_dimensions(self._problem.manifest)),
+                LineSearch(most, wary=not has_few_dimensions(self._problem.manifest), scale=asked.scale),
             )
             while wanted := search.wanted:
                 tokenizer = self._problem.loaded.tokenizer

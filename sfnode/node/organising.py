@@ -266,7 +266,7 @@ class Organising:
                 found, result, taken = await self._search(asked, wanted)
                 forwards += taken
             elif asked.scored:
-                named = partial(self._organised.named, epoch, asked.skipped)
+                named = partial(self._organised.named, epoch, asked.skipped, asked.recounted)
                 _, result = await ask(lambda engine: engine.evaluate(0, wanted, "validation"), named)
             forwards += result.count if result else 0
         except UserError as error:
@@ -323,8 +323,8 @@ class Organising:
             return None
         return found
 
-    def _line_search(self, rows: int) -> LineSearch:
-        return LineSearch(rows, wary=not has_few_dimensions(self._node.manifest))
+    def _line_search(self, asked: Evaluate) -> LineSearch:
+        return LineSearch(asked.rows, wary=not has_few_dimensions(self._node.manifest), scale=asked.scale)
 
     async def _search(
         self, asked: Evaluate, wanted: Callable[[], bool]
@@ -334,11 +334,12 @@ class Organising:
 
         Nothing is found if what counts of earlier epochs has changed meanwhile.
         """
-        search, begun, ask = self._line_search(asked.rows), [], self._node.ask_engine
+        search, begun, ask = self._line_search(asked), [], self._node.ask_engine
+        before = partial(self._organised.named, asked.epoch - 1)
 
-        def named(upto: int, skipped: frozenset[int]) -> Mapping[Feed, Counted]:
-            begun.append(self._organised.named(asked.epoch - 1))
-            return self._organised.named(upto, skipped)
+        def named(of: Callable[[], Mapping[Feed, Counted]]) -> Mapping[Feed, Counted]:
+            begun.append(before())
+            return of()
 
         def look(engine: Engine) -> tuple[Evaluation | None, int]:
             taken = engine.search(after, search, wanted)
@@ -346,9 +347,10 @@ class Organising:
                 return None, taken
             return engine.evaluate_towards(after, search.found.factor, wanted, "validation"), taken
 
-        _, after = await ask(lambda engine: engine.cores(), partial(named, asked.epoch, asked.skipped))
-        _, (result, taken) = await ask(look, partial(named, asked.epoch - 1, frozenset()))
-        if begun[0] != begun[1]:
+        closed = partial(self._organised.named, asked.epoch, asked.skipped, asked.recounted)
+        _, after = await ask(lambda engine: engine.cores(), partial(named, closed))
+        _, (result, taken) = await ask(look, partial(named, before))
+        if not counts_alike(*begun):
             return None, None, taken
         found = search.found
         log.info("epoch %d: factor %g by a line search on %d rows", asked.epoch, found.factor, found.rows)

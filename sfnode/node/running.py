@@ -44,6 +44,7 @@ from sfnode.resources.limiter import ResourceLimiter
 from sfnode.resources.quotas import DailyTraffic
 from sfnode.resources.sensors import Sensors
 from sfnode.schema.evaluation import Drift, Evaluation, NodeEvaluation
+from sfnode.schema.metrics import trained_by
 from sfnode.schema.status import AlarmStatus, CoreStatus, Status
 from sfnode.schema.views import Generated
 from sfnode.settings import Settings
@@ -486,7 +487,8 @@ class RunningNode:
             await asyncio.sleep(REPORT_INTERVAL)
             s = self.status()
             self._sound(s.alarms)
-            loss = "" if s.loss is None else f"  loss {s.loss:.3f}"
+            trained = trained_by(s.task)
+            loss = "" if s.loss is None else f"  {trained.name} {trained.of(s.loss):.3f}"
             log.info(
                 "%s  %d of %d updates  own %d at %.1f/s%s  links %d  digest %s",
                 s.state, s.known, s.update_budget, s.own_updates, s.updates_per_second, loss,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from pydantic import ValidationError
 from sfnode.daemon_thread import in_daemon_thread
 from sfnode.errors import UserError
 from sfnode.logging import log
-from sfnode.node.engine_thread import Engine
+from sfnode.node.engine_thread import Answered, Engine
 from sfnode.schema.views import SampleMoment, SampleRow, Samples
 from sfnode.store.disk_errors import write_whole
 
@@ -83,20 +84,29 @@ class Sampling:
         rows, self._taken = self._node.settings.samples, self._epoch()
         known = [(row.text, row.right) for row in self._kept.rows]
 
-        def answers(engine: Engine) -> tuple[list[SampleRow], list[str], float]:
+        def answers(engine: Engine) -> tuple[list[SampleRow], Sequence[Answered], float]:
             began = time.monotonic()
             now = engine.answer(rows, base=False)
             took = time.monotonic() - began
             if [(one.text, one.right) for one in now] == known:
-                return self._kept.rows, [one.said for one in now], took
+                return self._kept.rows, now, took
             found = engine.answer(rows, base=True)
-            before = [SampleRow(text=one.text, right=one.right, base=one.said) for one in found]
-            return before, [one.said for one in now], took
+            before = [
+                SampleRow(text=one.text, right=one.right, base=one.said, base_score=one.score)
+                for one in found
+            ]
+            return before, now, took
 
         moment, (shown, said, took) = await self._node.ask_of_model(answers)
         moments = self._kept.moments if shown is self._kept.rows else []  # others are of other rows
         if moment.known != (moments[-1].known if moments else 0):  # else nothing has been learnt since
-            moments = [*moments, SampleMoment(epoch=moment.epoch, known=moment.known, answers=said)]
+            answered = SampleMoment(
+                epoch=moment.epoch,
+                known=moment.known,
+                answers=[one.said for one in said],
+                scores=[one.score for one in said],
+            )
+            moments = [*moments, answered]
         if len(moments) > MAX_MOMENTS:
             moments = moments[1::2]
         self._kept = Samples(rows=shown, moments=moments)

@@ -19,6 +19,7 @@ from sfnode.node.timeline import Decided
 from sfnode.peers.invitations import compose, invite
 from sfnode.peers.latency import Latency
 from sfnode.schema import InviteResult
+from sfnode.schema.evaluation import Drift
 from sfnode.schema.status import GpuStatus, MachineStatus
 from sfnode.schema.views import (
     About,
@@ -99,6 +100,11 @@ class Views:
         """Add a finished evaluation to the curves."""
         self._measurements.append(evaluation)
         del self._measurements[:-MAX_MEASUREMENTS]
+
+    @property
+    def drift(self) -> Drift | None:
+        """Distance from the base of the model that was evaluated last."""
+        return next((one.drift for one in reversed(self._measurements) if one.drift), None)
 
     # -- views -------------------------------------------------------------------------------------
 

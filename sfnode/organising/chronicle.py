@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sfnode.organising import health
 from sfnode.schema.history import EpochEntry, HistoryEntry, OriginPart
+from sfnode.schema.metrics import metric_of
 from sfnode.schema.organising import EpochEvaluation
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
@@ -67,9 +68,11 @@ def chronicle(
                 continue
             case Evaluated() if not health.is_base(decision):
                 continue
-            case Seal(epoch=epoch):
+            case Seal(epoch=epoch, recounted=recounted):
                 one = _epoch(latest, decision, evaluations.get(epoch))
                 text = f"{one.counted} of {one.named} updates of epoch {epoch} count"
+                again = sum(latest.counts(*recount) for recount in recounted)
+                text += f", and {again} of others that had been skipped" if again else ""
                 found.append(_entry(position, term, "seal", text, one))
             case _:
                 kind = type(decision).__name__.lower()
@@ -132,8 +135,9 @@ def in_words(decision: Decision, counting: Counting) -> str:
             return f"announces: {text}"
         case Evaluated():
             result = health.measured(decision)
+            trained = metric_of(result.metric).trained
             of = "the base model less its prior" if result.calibrated else "the base model"
-            return f"tells of {of}: {health.figure(result)}, loss {result.loss:.4f}"
+            return f"tells of {of}: {health.figure(result)}, {trained.name} {trained.of(result.loss):.4f}"
         case Checkpoint(epoch=epoch, cores=cores):
             return f"states the checkpoint of epoch {epoch}, core digest {cores.hex()[:DIGITS]}"
         case Worth(epoch=epoch, rows=rows, parts=parts):

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from sfnode.organising.line_search import Found
+from sfnode.organising.line_search import LATE_SCALE, Found
 from sfnode.organising.origins import Brought
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import Checkpoint, Decision
+from sfprotocol.decisions import Checkpoint, Decision, Recount
 from sfprotocol.messages import Feed, Petition, Position
 
 
@@ -226,6 +226,13 @@ class Evaluate:
     """Numbers of feeds whose work in this epoch the seal is going to skip: it makes no part of the step that
     is searched, and of the model that is evaluated. What they have brought is measured beside that of the
     others."""
+    recounted: frozenset[Recount] = frozenset()
+    """Work that earlier seals have skipped and this one is going to count: it makes part of both."""
+
+    @property
+    def scale(self) -> float:
+        """Scale of the line search."""
+        return LATE_SCALE if self.recounted else 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from sfnode.organising import health
 from sfnode.organising.judging import Judgement
 from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
-from sfnode.schema.node_state import REWARD
+from sfnode.schema.metrics import metric_of
 from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting
 from sfprotocol.decisions import Announce, Close, Decision, Evaluated, Finish, RateFrom, Seal, Void
 
@@ -98,7 +98,7 @@ class Result(NamedTuple):
     @property
     def jumps(self) -> bool:
         """Whether losses are of rewards, which change by leaps."""
-        return health.measured(self.said).metric == REWARD
+        return metric_of(health.measured(self.said).metric).trained.rises
 
     @property
     def unit(self) -> str:

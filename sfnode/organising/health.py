@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sfnode.schema.evaluation import Evaluation
-from sfnode.schema.node_state import LOWER_IS_BETTER, RunHealth
+from sfnode.schema.metrics import metric_of
+from sfnode.schema.node_state import RunHealth
 from sfprotocol.decisions import Decision, Evaluated, Void
 
 BASE = "base "
@@ -55,7 +56,7 @@ class Verdict(NamedTuple):
 def published(epoch: int, result: Evaluation, *, base: bool = False) -> Evaluated:
     """Return a result as a decision, rounded to 10^-6. What is not a number is told as the worst there is: a
     model that has diverged must not look like one that nobody has evaluated."""
-    worst = math.inf if result.metric in LOWER_IS_BETTER else 0.0
+    worst = math.inf if metric_of(result.metric).lower_is_better else 0.0
     value, low, high = (_fixed(number, worst) for number in (result.value, result.low, result.high))
     loss = _fixed(result.loss, math.inf)
     metric = CALIBRATED * result.calibrated + BASE * base + result.metric
@@ -107,7 +108,7 @@ def in_words(said: Evaluated) -> str:
 
 def figure(result: Evaluation) -> str:
     """Return a result for people, such as `accuracy 0.610 (0.581-0.642)`."""
-    return f"{result.metric} {result.value:.3f} ({result.low:.3f}-{result.high:.3f})"
+    return f"{metric_of(result.metric).name} {result.value:.3f} ({result.low:.3f}-{result.high:.3f})"
 
 
 def verdict(decisions: Iterable[Decision]) -> Verdict:
@@ -148,11 +149,11 @@ def verdict(decisions: Iterable[Decision]) -> Verdict:
 
 
 def _goodness(metric: str, value: int) -> int:
-    return -value if _bare(metric) in LOWER_IS_BETTER else value
+    return -value if metric_of(_bare(metric)).lower_is_better else value
 
 
 def is_worse(one: Evaluated, other: Evaluated) -> bool:
     """Return whether one result is worse than another of the same rows: their intervals do not touch."""
-    if _bare(one.metric) in LOWER_IS_BETTER:
+    if metric_of(_bare(one.metric)).lower_is_better:
         return one.low > other.high
     return one.high < other.low

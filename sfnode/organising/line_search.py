@@ -50,6 +50,10 @@ YOUNG_STEP, LATER_STEP = 4.0, 2.0
 """Most by which a rate is multiplied or divided: from a first rate that is wrong by 100 it takes four
 searches while the run is young; later nothing changes so fast but by chance."""
 
+LATE_SCALE = 1 / 16
+"""Times AMOUNTS, the c along work that has waited: the rates at which it was made may be many times those of
+now, and the weights are long gone. It is also the factor where nothing better is evident."""
+
 _START, _AS_IT_IS, _TWICE = (AMOUNTS.index(amount) for amount in (0.0, 1.0, 2.0))
 
 
@@ -71,17 +75,17 @@ class Found(NamedTuple):
 class LineSearch:
     """A search along one epoch's direction: asks for losses of rows, in order, until it knows enough."""
 
-    def __init__(self, rows: int, *, wary: bool = True) -> None:
+    def __init__(self, rows: int, *, wary: bool = True, scale: float = 1.0) -> None:
         """`rows`: how many there are, or may be spent; `wary`: whether an epoch that moves losses far is
-        taken for noise unless it evidently helps."""
-        self._most = rows
+        taken for noise unless it evidently helps; `scale` times AMOUNTS are searched."""
+        self._most, self._scale = rows, scale
         self._wary = wary
         self._losses: NDArray[np.float64] = np.zeros((0, len(AMOUNTS)))
 
     @property
     def amounts(self) -> tuple[float, ...]:
         """The c at which losses are wanted."""
-        return AMOUNTS
+        return tuple(self._scale * amount for amount in AMOUNTS)
 
     @property
     def wanted(self) -> range:
@@ -100,6 +104,11 @@ class LineSearch:
     @property
     def found(self) -> Found:
         """The result by the rows so far."""
+        found = self._found()
+        return found._replace(factor=self._scale * found.factor, best=self._scale * found.best)
+
+    def _found(self) -> Found:
+        """Return the result in terms of the scale."""
         rows = len(self._losses)
         if rows < LEAST_ROWS:
             return Found(1.0, 1.0, rows, useful=False)

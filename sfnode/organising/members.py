@@ -34,14 +34,10 @@ class Members:
         """Decisions that follow from evident harm, until they are signed."""
         self._sanctioned: set[int] = set()
         """Members about whom that was decided."""
-        self._restored: set[int] = set()
-        """Members whose skipped work is to be recounted."""
 
     def trust(self, member: int, trusted: bool) -> None:
         """Remember the owner's word on a member."""
         self._trust[member] = trusted
-        if trusted:
-            self._restored.add(member)
 
     def measured(self, worths: Iterable[Worth]) -> None:
         """Have it signed what was measured."""
@@ -74,19 +70,23 @@ class Members:
                 return sanction
         return None
 
-    def recounted(self, counting: Counting, judgement: Judgement, guard: Guard | None) -> tuple[Recount, ...]:
+    def recounted(
+        self, counting: Counting, judgement: Judgement, guard: Guard | None, *, least: float, rate: int
+    ) -> tuple[Recount, ...]:
         """Return what seals have skipped and the next one is to count: what the judge says, and work of
-        members who are trusted again. It stays skipped where they may have been revoked when they made it,
-        where it would evidently do harm, and where the guard has taken back what it brings."""
+        members whom the owner trusts, or for whom the evidence is `least` or more, of epochs with this `rate`
+        at most. It stays skipped where they may have been revoked when they made it, where it would evidently
+        do harm, and where the guard has taken back what it brings."""
         found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
-        lapsed = self._evidence.lapsed if self._judged else frozenset()
-        never = self._evidence.outliers | judgement.recounted
-        for number in sorted(self._restored | {one for one in lapsed if self.trusted(one)}):
+        evidence, lapsed = self._evidence, self._evidence.lapsed if self._judged else set()
+        trusted = {one for one in lapsed - evidence.harmful if evidence.members[one].useful >= least}
+        trusted = {one for one in trusted | self._trust.keys() if self._trust.get(one, True)}
+        never = evidence.outliers | judgement.recounted
+        for number in sorted(trusted):
             revoked = counting.members[number].revoked if number < len(counting.members) else 0
             again = [recount for recount in counting.skipped(number) if recount.epoch < revoked]
+            again = [recount for recount in again if counting.rate(recount.epoch) <= rate]
             found += [recount for recount in again if recount not in never]
-            if len(found) <= RECOUNTS_PER_SEAL:
-                self._restored.discard(number)
         if guard:
             found = [recount for recount in found if not guard.is_stale(*recount)]
         return tuple(sorted(found[:RECOUNTS_PER_SEAL]))

@@ -34,8 +34,10 @@ with what is late. What is left comes next time, the feed first that has waited 
 A seal counts all that its close has named, with the factor that the judge (`judging`) or a line search
 (`searching`, which also says how long epochs are) has found, but for what it skips: work for labels of which
 its member was revoked since, of members that are not trusted, and what the judge says. What was skipped is
-recounted by a later seal if the judge says so, or once the member is trusted (`members`): what each feed has
-brought is measured first and signed, and the search goes along what is left.
+recounted by a later seal if the judge says so, or once enough evidence speaks for the member (`members`):
+what each feed has brought is measured first and signed, and the search goes along what is left. Before the
+close that reaches the budget one that names nothing is made, if anything waits: its seal recounts that, with
+a factor of its own by a search along it, and no rate follows.
 
 What is named and lost here is fetched from peers like everything else. It is given up (`amend`) when it has
 been missing for long (`OrganiserPolicy.amend_after`) while there were peers, and nothing of it has come.
@@ -78,13 +80,14 @@ from sfnode.organising.feeds import HeldFeeds
 from sfnode.organising.guard import Guard
 from sfnode.organising.judging import Judge, Judgement
 from sfnode.organising.members import Members
-from sfnode.organising.origins import Origins
+from sfnode.organising.origins import RECOUNTED_AT_LAST, RECOUNTED_FROM, Origins
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.searching import Plan, Search
 from sfprotocol import holding
 from sfprotocol.counting import MAX_EPOCHS, Counting, named_digest
 from sfprotocol.decisions import (
     INCARNATIONS,
+    RATE_ONE,
     Amend,
     Bases,
     Checkpoint,
@@ -92,6 +95,7 @@ from sfprotocol.decisions import (
     Decision,
     Evaluated,
     Move,
+    Recount,
     Seal,
     Void,
 )
@@ -441,11 +445,29 @@ class Organiser:
             differs = drained or self._asked.skipped != set(skipped)
             self._asked.altered = self._asked.altered or differs
         self._feeds.forget(chains, counting)
-        digest, recounted = (
-            named_digest(self._run_id, chains),
-            self._members.recounted(counting, judgement, self.guard),
-        )
+        digest, recounted = named_digest(self._run_id, chains), self._recounted(epoch, judgement)
         return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
+
+    def _recounted(self, epoch: int, judgement: Judgement) -> tuple[Recount, ...]:
+        """Return the skipped work that the seal of an epoch counts: nothing where that would be in vain, as
+        the epoch is worth nothing."""
+        if self._is_for_waiting(epoch):
+            return self._waiting()
+        if not judgement.factor:
+            return ()
+        rate = self._counting.rate(epoch)
+        return self._members.recounted(self._counting, judgement, self.guard, least=RECOUNTED_FROM, rate=rate)
+
+    def _waiting(self) -> tuple[Recount, ...]:
+        """Return the skipped work that is to count before the run ends."""
+        return self._members.recounted(
+            self._counting, Judgement(), self.guard, least=RECOUNTED_AT_LAST, rate=RATE_ONE
+        )
+
+    def _is_for_waiting(self, epoch: int) -> bool:
+        """Return whether the seal of an epoch is there to count what waits."""
+        drained = self.guard is not None and self.guard.drains(epoch)
+        return self.search is not None and not drained and self.search.is_empty(epoch, self._counting)
 
     def _is_skipped(self, number: int, epoch: int, judgement: Judgement) -> bool:
         if number in judgement.skipped or not self._members.trusted(number // INCARNATIONS):
@@ -469,8 +491,11 @@ class Organiser:
             return False
         last = self.guard is not None and self._counting.promised >= self._counting.budget
         affordable = not asked.running and self.policy.seal_wait > 0
-        if asked.epoch < epoch and affordable and (last or now >= self._evaluate_from):
-            plan = self.search.plan(self._counting, last=last) if self.search else Plan(0, True)
+        waiting = self._is_for_waiting(epoch) and bool(self._waiting())
+        due = last or waiting or now >= self._evaluate_from
+        if asked.epoch < epoch and affordable and due:
+            counting, search = self._counting, self.search
+            plan = search.plan(counting, last=last, waiting=waiting) if search else Plan(0, True)
             asked = self._asked = _Asked(epoch, now, running=False, rest=plan)
         if asked.epoch == epoch and asked.rest and not asked.running:
             self._measure(asked, asked.rest)
@@ -486,7 +511,8 @@ class Organiser:
         rest = plan._replace(origins=0)
         asked.rest = rest if plan.origins and any(rest) else None
         part = Plan(0, False, origins=plan.origins) if plan.origins else plan
-        self._actions.append(Evaluate(asked.epoch, *part, asked.skipped))
+        waiting = self._waiting() if self._is_for_waiting(asked.epoch) else ()
+        self._actions.append(Evaluate(asked.epoch, *part, asked.skipped, frozenset(waiting)))
 
     # -- closes ------------------------------------------------------------------------------------
 
@@ -509,9 +535,20 @@ class Organiser:
         cut = renewed or any(one.cuts(counting) for one in (search, self.guard) if one)
         if not cut and (not chosen or (total < min(target, rest) and not late)):
             return None
+        if not cut and total >= rest and self._is_to_wait():
+            chosen = []  # by a seal of its own, what waits counts before the run ends
         salt = self._draw(SALT_BYTES)
         moves = (Move(one.number, one.steps, holding.tag(salt, one.mark.chain)) for one in sorted(chosen))
         return Close(counting.open_epoch, salt, tuple(moves))
+
+    def _is_to_wait(self) -> bool:
+        """Return whether skipped work is to count before what a close would name now, and no epoch was closed
+        for it."""
+        return (
+            self.search is not None
+            and not self._is_for_waiting(self._counting.open_epoch - 1)
+            and bool(self._waiting())
+        )
 
     # -- bases -------------------------------------------------------------------------------------
 

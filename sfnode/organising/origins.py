@@ -12,9 +12,11 @@ so that somebody with rows of another kind, whose scalars agree with the validat
 for useless. Two sums over epochs follow, with d = SHARE * m:
 
     for       the log-likelihood ratio of `drifts by d` against `does not`: sum of d sqrt(n) z - d^2 n / 2.
-              No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Below
-              SKIPPED_BELOW work is skipped, and counts after all (is recounted) once the sum is above it
-              again: it rises by what was skipped, too, so that nobody has hidden bad work behind good.
+              No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Work is skipped
+              while the sum is below TRUSTED_FROM, where it begins, and counts after all (is recounted) once
+              it is above RECOUNTED_FROM: it rises by what was skipped, too, so that nobody has hidden bad
+              work behind good. To wait costs little, and what has counted stays. Just before a run ends all
+              counts that waits, of whoever is above RECOUNTED_AT_LAST, with a factor of its own.
     against   the wealth that bets against `does no harm`, a drift that is not below 0: the product of
               e^(-d sqrt(n) z - d^2 n / 2), spread over all beginnings (as in `audits`). By Ville's inequality
               it exceeds 1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On
@@ -46,15 +48,27 @@ HOSTILE = 0.3
 """Share of members that may be hostile. The median is one of honest members' as long as it is below a
 half."""
 
-SKIPPED_BELOW = math.log(HOSTILE / (1 - HOSTILE))
-"""Evidence below which work is skipped: where, of as many members as may be hostile, one with that evidence
-is more likely useless than useful. Near half of the best step, which line searches take, an honest update
-gains three quarters of its slope, a useless one costs a quarter and a flipped one five quarters: on balance
-as much."""
+TRUSTED_FROM = 0.0
+"""Evidence from which on work counts at once: that of somebody of whom nothing was measured yet. With log 3/7
+asked for, where of as many members as may be hostile one is as likely useful as not, twice as much of useless
+work counted (docs/research-log.md)."""
+
+RECOUNTED_FROM = 1.0
+"""Evidence from which on work counts that was skipped, if it was made at no larger rate than that of now: of
+members of all kinds it has spoilt runs otherwise (docs/research-log.md). Of useless members a third comes
+back to TRUSTED_FROM at some time."""
+
+GAIN_BY_COST = 3.0
+"""Gain of a useful update, in terms of what a useless one costs: near half of the best step, which line
+searches take, three quarters of its slope and a quarter of it."""
+
+RECOUNTED_AT_LAST = math.log(HOSTILE / (1 - HOSTILE) / GAIN_BY_COST)
+"""The same for what waits just before a run ends: with as many hostile members as there may be, work of
+members with that evidence gains as much as it costs, if the others are useless."""
 
 MOST_EVIDENCE = 2.0
 """Most evidence that is kept for a member. A useless one comes to it in one of e^2 = 7 cases; an honest one
-with the usual drift falls from there below SKIPPED_BELOW in one of 300."""
+with the usual drift falls from there below TRUSTED_FROM in one of 55."""
 
 SHARE = 2 / 3
 """Share of the usual drift that is asked for. On average evidence is for whoever has half of that, a third of
@@ -72,9 +86,11 @@ MEMORY = 0.95
 falls as a run goes on."""
 
 OUTLIER = 16.0
-"""Times as much as the median feed's updates that those of an outlier weigh: a scalar may be hundreds of
-times as large as they usually are. Scalars of honest nodes have heavy tails, so that with 8 two in a hundred
-updates of theirs were an outlier's, and lost for good."""
+"""Times as much as the median feed's updates that those of an outlier weigh: without a measured limit a
+scalar may be hundreds of times as large as they usually are. With one, which is 8 times their root mean
+square before the run and two to five times less of it later, nobody gets there, and evidence has to do.
+Scalars of honest nodes have heavy tails, so that with 8 two in a hundred updates of theirs were an outlier's,
+and lost for good."""
 
 MEDIAN_ERROR = 1.25
 """Standard error of a median beside that of a mean of normal numbers: the root of pi / 2."""
@@ -154,7 +170,7 @@ class Evidence:
     @property
     def trusted(self) -> bool:
         """Whether its work counts."""
-        return self.useful >= SKIPPED_BELOW and not self.harmful
+        return self.useful >= TRUSTED_FROM and not self.harmful
 
     @property
     def weight(self) -> float:
@@ -180,7 +196,7 @@ class Evidence:
         self.useful = min(MOST_EVIDENCE, self.useful + tilt * score - tilt**2 / 2)
         if outlier:
             self.outliers += 1
-            self.useful = min(self.useful, SKIPPED_BELOW) - MOST_EVIDENCE
+            self.useful = min(self.useful, RECOUNTED_AT_LAST) - MOST_EVIDENCE
         if self.harmful:
             return
         against = -tilt * score - tilt**2 / 2

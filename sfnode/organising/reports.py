@@ -17,7 +17,7 @@ from sfnode.organising.admission import invited, work
 from sfnode.organising.alarms import Silence, alarms
 from sfnode.organising.health import Verdict, in_words
 from sfnode.organising.organiser import State
-from sfnode.organising.origins import FALSE_REVOCATIONS, SKIPPED_BELOW, Origins
+from sfnode.organising.origins import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, Origins
 from sfnode.schema.node_state import RunHealth, Wait
 from sfnode.schema.organising import (
     Change,
@@ -328,7 +328,7 @@ class Reports:
             updates=known.updates,
             worth=known.worth,
             evidence=known.useful,
-            bound=SKIPPED_BELOW,
+            bound=RECOUNTED_AT_LAST,
             skipped=not known.trusted,
             harmful_since=known.harm_since if known.harmful else None,
         )

@@ -7,6 +7,10 @@
                 which then drains what was under way
     settled     as long as it is                    a twentieth                          2 at most
 
+Once it has settled, half of what is spent goes into measuring what each feed has brought, on as few rows as
+may be: evidence is a sequence, and many small measurements say more than a few exact ones. Every time that
+these have cost as much as the last search and evaluation, another one is due.
+
 In both an epoch has twice as many updates after each search that changes nothing, up to the manifest's
 epoch_updates.
 
@@ -85,6 +89,7 @@ class Memory(NamedTuple):
     scored: int | None
     steady: int
     cut: tuple[int, int, float] | None
+    lead: float
 
 
 class Search:
@@ -113,6 +118,9 @@ class Search:
         """The epoch whose seal is to say it, the epoch that was searched, and the result."""
         self._cut: tuple[int, int, float] | None = None
         """The first and the last epoch that are cut short, and the factor of the one before."""
+        self._lead = 0.0
+        """Example-forwards by which measurements of origins have cost more than all else, since the rate has
+        settled."""
         self._size: int | None = None
         """The rate that suits the first subspace, in units of 2^-32, until a seal has said it."""
 
@@ -128,12 +136,13 @@ class Search:
             self._scored,
             self._steady,
             self._cut,
+            self._lead,
         )
 
     def remember(self, memory: Memory) -> None:
         """Go on as the search that had this memory when nothing was under way."""
         self._credit, self._credited, self._target, self.settled = memory[:4]
-        self._has_base, self._scored, self._steady, self._cut = memory[4:]
+        self._has_base, self._scored, self._steady, self._cut, self._lead = memory[4:]
 
     def _resume(self, counting: Counting) -> None:
         last = counting.closed_updates(counting.open_epoch - 1) if counting.open_epoch else 0
@@ -160,16 +169,27 @@ class Search:
         rate, and this one's work, at a rate that is far off, is worth little or does harm."""
         return self._cut is not None and self._cut[0] == counting.open_epoch
 
+    def is_empty(self, epoch: int, counting: Counting) -> bool:
+        """Return whether a closed epoch has named nothing, and was not cut short: its seal is there to count
+        what others have skipped, with a factor of its own, from which no rate follows."""
+        closed = 0 <= epoch < counting.open_epoch
+        return closed and not counting.closed_updates(epoch) and not self._is_cut(epoch)
+
     def _is_cut(self, epoch: int) -> bool:
         return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
 
-    def plan(self, counting: Counting, *, last: bool = False) -> Plan | None:
+    def plan(self, counting: Counting, *, last: bool = False, waiting: bool = False) -> Plan | None:
         """Return what the oldest epoch without a seal is worth; None if nothing. The model of the `last` one
-        is evaluated whatever that costs."""
+        is evaluated whatever that costs. `waiting`: it is there to count what others have skipped."""
         self._earn(counting)
         if self._is_cut(counting.sealed) and not last:
             return None
         policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
+        if waiting:
+            return Plan(max(first, min(policy.search_rows, int(self._credit // len(AMOUNTS)))), False)
+        if self.settled and policy.origins and self._lead < 0 and not last:
+            least = min(ORIGIN_ROWS, policy.search_rows)
+            return Plan(0, False, origins=least) if self._credit >= least * ORIGIN_FORWARDS else None
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
         cost = policy.search_rows * (1 if self._has_base else 2)
         least = 0 if self.settled else self._cheapest  # an epoch at a rate that may be far off is searched
@@ -183,6 +203,7 @@ class Search:
             spare = rest - first * len(AMOUNTS)  # both or neither: the cheaper one would always come first
             least = min(ORIGIN_ROWS, policy.search_rows)
             most = min(policy.search_rows, max(least, int(spare / 2) // ORIGIN_FORWARDS))
+            most = least if self.settled else most
             origins = most if spare >= least * ORIGIN_FORWARDS else 0
             rest = rest - origins * ORIGIN_FORWARDS if origins else 0.0
         rows = min(policy.search_rows, int(rest // len(AMOUNTS)))
@@ -205,11 +226,15 @@ class Search:
     ) -> None:
         """Take note of what was measured of an epoch, and of what it cost."""
         self._credit -= forwards
+        self._lead += forwards if found is None and not scored else -forwards
+        self._lead = self._lead if self.settled else 0.0
         if scored:
             self._scored, self._has_base = epoch, True
         if found is None:
             return
         self._found = counting.sealed, epoch, found
+        if self.is_empty(epoch, counting):
+            return
         stays = found.factor == 1.0 and not found.full
         if stays:
             most = max(self._first, self._policy.longest)
@@ -238,6 +263,8 @@ class Search:
         if self._found is None or self._found[0] != counting.sealed:
             return replace(judgement, rates=())
         _, epoch, found = self._found
+        if self.is_empty(epoch, counting):
+            return replace(judgement, factor=round(found.factor * FACTOR_ONE), rates=())
         rate = next_rate(counting.rate(epoch), found, young=not self.settled)
         as_it_is = found.factor == 1.0 and not found.full
         stays = as_it_is or coming >= MAX_EPOCHS or rate == counting.rate(coming)

@@ -86,8 +86,8 @@ def _samples(node: SyncClient, data_dir: Path) -> Sequence[Sample]:
         return ()
     last = found.moments[-1]
     return [
-        Sample(row.text, row.right, row.base, answer, last.epoch)
-        for row, answer in zip(found.rows, last.answers, strict=False)
+        Sample(row.text, row.right, row.base, answer, last.epoch, row.base_score, score)
+        for row, answer, score in zip(found.rows, last.answers, last.scores, strict=False)
     ]
 
 

@@ -11,10 +11,7 @@ from typing import NamedTuple
 
 from sfnode.publish.facts import thinned
 from sfnode.publish.run_file import Point
-from sfnode.schema.node_state import REWARD
-
-SHARES = frozenset({"accuracy", "f1", "exact_match", REWARD})
-"""Metrics between 0 and 1, which are shown in per cent."""
+from sfnode.schema.metrics import metric_of
 
 MOST_DOTS = 60
 """Points that are drawn as dots; of more, only the last one can be seen."""
@@ -78,7 +75,7 @@ def figure(metric: str, value: float) -> str:
     """Return a value for people: `86.4 %`, `12.3`."""
     if not math.isfinite(value):
         return "infinite"
-    return f"{100 * value:.1f} %" if metric in SHARES else f"{value:.3g}"
+    return f"{100 * value:.1f} %" if metric_of(metric).is_share else f"{value:.3g}"
 
 
 def chart(points: Sequence[Point], base: float | None, metric: str, box: Box) -> Chart | None:
@@ -129,7 +126,7 @@ def _title(metric: str, one: Point) -> str:
 
 
 def _tick(metric: str, value: float, step: float) -> str:
-    if metric in SHARES:
+    if metric_of(metric).is_share:
         return f"{100 * value:.{0 if step >= 0.01 else 1}f} %"
     digits = max(0, -math.floor(math.log10(step)))
     return f"{value:.{digits}f}"

@@ -17,6 +17,7 @@ from sfnode.node.time_travel import Past
 from sfnode.organising import health
 from sfnode.organising.guard import Guard
 from sfnode.publish.run_file import MAX_CURVE, MAX_WORDS, Point, PublishedSeal, Quality
+from sfnode.schema.metrics import task_of
 from sfnode.schema.organising import EpochEvaluation
 from sfnode.stats.contributions import Contributions
 from sfnode.stats.leaderboard import standings
@@ -42,7 +43,7 @@ class Member(NamedTuple):
     team: str
     updates: int
     worth: int | None
-    """Units of 10^-9 nats; None in an open run."""
+    """Units of 10^-9 nats; None where nobody's was measured."""
 
 
 class Team(NamedTuple):
@@ -125,6 +126,7 @@ def _organised(manifest: Manifest, update_log: UpdateLog, data_dir: Path, known:
     said = [decisions.read(entry.record).decision for entry in past.entries]
     names = past.machine.cards.names()
     ranked = standings(past.run, past.entries)
+    has_worths = any(one.measured for one in ranked)
     return Facts(
         updates=past.latest.counted,
         budget=past.latest.budget,
@@ -133,7 +135,11 @@ def _organised(manifest: Manifest, update_log: UpdateLog, data_dir: Path, known:
         digest=None,
         quality=_quality(said),
         curve=_curve(said),
-        members=[_member(one.origin, names, one.counted, one.worth) for one in ranked if one.counted],
+        members=[
+            _member(one.origin, names, one.counted, one.worth if has_worths else None)
+            for one in ranked
+            if one.counted
+        ],
         announcements=_announcements(said)[-ANNOUNCEMENTS:],
         unmatched=[],
     )
@@ -232,7 +238,7 @@ def task_in_words(manifest: Manifest) -> str:
     """Return the task with its answers."""
     task = manifest.task
     answers = " / ".join(word.strip() for word in task.verbalizer.values())
-    return _line(f"{task.kind.replace('-', ' ')}{f': {answers}' if answers else ''}")
+    return _line(f"{task_of(task.kind).name}{f': {answers}' if answers else ''}")
 
 
 def data_in_words(manifest: Manifest) -> str:

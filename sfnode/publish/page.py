@@ -18,13 +18,13 @@ from markupsafe import Markup
 
 import sfnode
 from sfnode.dashboard.formatting import count, percent, span
-from sfnode.dashboard.quality import STALE, UNJUDGED, verdict
+from sfnode.dashboard.quality import STALE, UNJUDGED, beside, verdict
 from sfnode.dashboard.snapshot import Words
-from sfnode.publish.chart import NARROW, SHARES, WIDE, chart, figure
+from sfnode.publish.chart import NARROW, WIDE, chart, figure
 from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, Member, teams
 from sfnode.publish.run_file import NAME, RunFile
-from sfnode.schema.node_state import REWARD
+from sfnode.schema.metrics import metric_of
 from sfnode.sizes import size_text
 from sfprotocol.worths import WORTH_ONE
 
@@ -46,10 +46,6 @@ DIGITS = 3
 """Significant digits of the greatest worth."""
 
 
-METRICS = {"f1": "F1", "exact_match": "exact match", REWARD: "mean reward"}
-"""Names of metrics that do not read as they are."""
-
-
 class Sample(NamedTuple):
     """A test row, and how the base model and a later one have answered it."""
 
@@ -59,6 +55,14 @@ class Sample(NamedTuple):
     before: str
     after: str
     epoch: int | None
+    before_score: float
+    """1 if that answer is right, else 0; in a reward run its reward."""
+    after_score: float
+
+    @property
+    def answers(self) -> tuple[tuple[str, str, float], ...]:
+        """Authors of answers, the answers, and their scores."""
+        return ("Base model", self.before, self.before_score), ("Now", self.after, self.after_score)
 
 
 @cache
@@ -86,7 +90,7 @@ def environment() -> Environment:
 
 def metric_name(metric: str) -> str:
     """Return the name of a metric for people."""
-    return METRICS.get(metric, metric)
+    return metric_of(metric).name
 
 
 def run_page(
@@ -105,6 +109,7 @@ def run_page(
     return render(
         "run.html",
         run=run,
+        has_worths=any(one.worth is not None for one in facts.members),
         worth=_worth_format(one.worth or 0 for one in facts.members),
         title=run.title,
         summary=summary(run),
@@ -112,6 +117,7 @@ def run_page(
         verdict=verdict_of(run),
         metric=metric,
         gain=gain(run),
+        rewards=beside(run.quality.latest, run.quality.base) if run.quality else "",
         label=_label(run),
         **drawn,
         join=f"sfnode join {f'{run.url}{NAME}' if run.url else run.link}",
@@ -161,7 +167,7 @@ def gain(run: RunFile) -> str:
     if not (run.quality and run.quality.latest and run.quality.base):
         return ""
     latest, base = run.quality.latest, run.quality.base
-    if latest.metric not in SHARES or not math.isfinite(latest.value - base.value):
+    if not metric_of(latest.metric).is_share or not math.isfinite(latest.value - base.value):
         return "after"
     points = 100 * (latest.value - base.value)
     return f"{points:+.1f} points over the" if points >= 0 else f"{points:.1f} points under the"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from sfnode.schema.base import Answer
+from sfnode.schema.metrics import drift_in_words
 
 
 class PassAt(Answer):
@@ -26,21 +27,21 @@ class Evaluation(Answer):
     """Scores of a model on some rows."""
 
     metric: str
-    """accuracy, f1, exact_match (completion, greedily decoded), perplexity (text, chat) or reward (the
-    mean of a reward run's answers, greedily decoded)."""
+    """accuracy, f1, exact_match (completion, greedily decoded), perplexity (text, chat) or pass_at_1 (the
+    share of a reward run's answers that are right, greedily decoded)."""
     value: float
     low: float
     """Lower end of the value's 95 % confidence interval."""
     high: float
     """Upper end; infinite for the perplexity of a single row."""
     loss: float
-    """Mean loss of the rows in nats, as trained on; of rewards 1 less their mean."""
+    """Mean loss of the rows in nats, as trained on; of a reward run 1 less the mean reward."""
     count: int
     """Number of rows."""
     calibrated: bool = False
     """Whether the model's prior over the answers was subtracted from their scores (docs/tasks.md)."""
     pass_at: tuple[PassAt, ...] = ()
-    """Results of a reward run: pass@1 by greedily decoded answers, and what else was asked for."""
+    """Results of a reward run by answers that are drawn, if they were asked for."""
 
 
 class EvaluationOfRows(Evaluation):
@@ -75,8 +76,7 @@ class Drift(Answer):
     @property
     def in_words(self) -> str:
         """The drift for people."""
-        moved = f"weights moved by {self.distance:.3g} of the base's norm"
-        return moved if self.kl is None else f"{moved}, KL on neutral text {self.kl:.3g} nats a token"
+        return drift_in_words(self.distance, self.kl)
 
 
 class LayeredDrift(Drift):

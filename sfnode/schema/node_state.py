@@ -57,14 +57,6 @@ class Wait(StrEnum):
     """A decision is of a later version."""
 
 
-REWARD = "reward"
-"""The metric of reward runs. Losses of rows are then 1 less a reward, and not nats; and they jump where a
-word changes."""
-
-LOWER_IS_BETTER = frozenset({"perplexity"})
-"""Metrics that fall as a model gets better."""
-
-
 class RunHealth(StrEnum):
     """The verdicts of the results on the validation rows about an organised run, beyond noise."""
 

@@ -55,10 +55,11 @@ class EvidenceStatus(Answer):
     worth: int
     """Nats by which they lower the loss with factor 1, in units of 10^-9."""
     evidence: float
-    """Log-likelihood ratio for useful work; seals skip the work of whom it is below `bound` for."""
+    """Log-likelihood ratio for useful work."""
     bound: float
+    """Evidence from which on its work counts by the run's last seals at the latest."""
     skipped: bool
-    """Whether seals skip its work, unless the owner has said otherwise."""
+    """Whether seals skip its work for now, unless the owner has said otherwise."""
     harmful_since: int | None
     """The epoch since when its work evidently does harm; None if that is not evident."""
 

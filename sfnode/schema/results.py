@@ -269,7 +269,7 @@ class TriedAnswer(Answer):
 
     prompt: str
     right: str
-    """What the verifier compares an answer with; empty if it reads no column."""
+    """Value that the verifier compares an answer with; empty if it reads no column."""
     answer: str
     reward: float
 
@@ -325,7 +325,7 @@ class TogetherResult(Answer):
     """CPU threads of each replica."""
     updates_per_hour: float
     ratio: float
-    """How many times as fast all devices together are: the median over turns, compared turn by turn; 1 for
+    """Speed of all devices together in terms of theirs: the median over turns, compared turn by turn; 1 for
     themselves."""
 
 
@@ -358,4 +358,4 @@ class BenchResult(Answer):
     """Memory that was free on the device before the model was loaded."""
     fits: list[FitResult]
     together: list[TogetherResult]
-    """What several devices do together; none for one."""
+    """Speeds of several devices together; none for one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sfnode.limits import Limits
 from sfnode.schema.audits import AuditStatus
 from sfnode.schema.base import Answer
+from sfnode.schema.evaluation import Drift
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.schema.organising import EvidenceStatus, HealthStatus
 
@@ -146,6 +147,8 @@ class Status(Answer):
     version: str
     run_id: str
     run_name: str
+    task: str
+    """Kind of the task (docs/tasks.md)."""
     role: str
     state: NodeState
     pid: int
@@ -170,7 +173,9 @@ class Status(Answer):
     updates_per_second: float
     """Own updates per second, over the last ten seconds."""
     loss: float | None
-    """Recent training loss, a moving average."""
+    """Recent training loss, a moving average; in a reward run 1 less the mean reward."""
+    drift: Drift | None
+    """Distance from the base of the model that this node has evaluated last; None before that."""
     lacking: int
     """Updates that neighbours have announced and that have not arrived yet."""
     links: list[LinkStatus]

@@ -13,7 +13,7 @@ from typing import Any
 
 from sfnode.errors import Code, UserError
 
-MAY_BE_NO_NUMBER = ("epsilon", "loss", "value", "low", "high")
+MAY_BE_NO_NUMBER = ("epsilon", "loss", "value", "low", "high", "norm", "distance", "kl")
 """Fields of type float that JSON has no word for at times; then they travel as strings (`schema.base`)."""
 
 

@@ -142,7 +142,7 @@ class Origin(Answer):
     """Its updates that count by the seals so far; None in an open run."""
     worth: int | None = None
     """Nats of validation loss that these have taken off by the organiser's figures, in units of 10^-9; None
-    in an open run, and of who is no member."""
+    as long as nobody's were measured (as in an open run, and one of rewards), and of who is no member."""
     own: bool
     """Whether it is this node."""
     name: str | None
@@ -307,6 +307,8 @@ class SampleRow(Answer):
     right: str
     """The right answer, or how the text goes on."""
     base: str
+    base_score: float
+    """1 if that answer is right, else 0; in a reward run its reward."""
 
 
 class SampleMoment(Answer):
@@ -317,6 +319,8 @@ class SampleMoment(Answer):
     known: int
     """Updates in the model."""
     answers: list[str]
+    scores: list[float]
+    """Scores of these answers, as `base_score`."""
 
 
 class Samples(Answer):

@@ -53,6 +53,8 @@ class LogIndex:
         self._contributions = Contributions(update_log)
         self._standings: dict[bytes, Standing] = {}
         """Standings of members, by origin; empty in an open run."""
+        self._has_worths = False
+        """Whether the worth of anybody's updates was measured: never in an open run, and one of rewards."""
         self._ranked: list[Contribution] = []
         """All origins, the greatest worth first, then most updates."""
         self._find_names = names
@@ -93,7 +95,7 @@ class LogIndex:
             updates=updates,
             share=updates / max(1, self._contributions.updates),
             counted=standing.counted if standing else None,
-            worth=standing.worth if standing else None,
+            worth=standing.worth if standing and self._has_worths else None,
         )
 
     def history(self, points: int) -> History:
@@ -112,6 +114,7 @@ class LogIndex:
         self._names, self._history = self._find_names(), {}
         if self._run.organised:
             self._standings = {one.origin: one for one in standings(self._run, self._log.control())}
+            self._has_worths = any(one.measured for one in self._standings.values())
         self._ranked = sorted(self._contributions.ranked, key=lambda one: -self._worth(one.origin))
         self._teams = _teams(self._contributions, self._names)
         now = time.monotonic()
@@ -130,7 +133,7 @@ class LogIndex:
             first_step=0,
             own=one.origin == own,
             counted=standing.counted if standing else None,
-            worth=standing.worth if standing else None,
+            worth=standing.worth if standing and self._has_worths else None,
             name=names.name or None,
             team=names.team or None,
         )

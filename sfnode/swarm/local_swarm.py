@@ -12,7 +12,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -90,7 +90,7 @@ class LocalSwarm:
         folder: Path | None = None,
         split_data: bool = True,
         threads: int = 0,
-        device: str | None = None,
+        device: str | Sequence[str] | None = None,
         dtype: str | None = None,
         evaluate: bool = True,
         beside: Path | None = None,
@@ -99,9 +99,9 @@ class LocalSwarm:
 
         `folder` holds the nodes' folders; without one they lie in a temporary folder, which is kept only if
         there is something in it to look into. `split_data` gives every node its own part of the training
-        rows. `threads` of each node: 0 shares out the cores. `evaluate`: measure the base model meanwhile and
-        the trained one at the end, if the run has test data. `beside` is the folder with published bases and
-        data, that of a manifest of `sfnode init`.
+        rows. `threads` of each node: 0 shares out the cores. Of several `device`s nodes take one each, by
+        turns. `evaluate`: measure the base model meanwhile and the trained one at the end, if the run has
+        test data. `beside` is the folder with published bases and data, that of a manifest of `sfnode init`.
         """
         if not 1 <= nodes <= MOST_NODES:
             raise ValueError(f"a local swarm has 1 to {MOST_NODES} nodes")
@@ -114,8 +114,8 @@ class LocalSwarm:
         """The temporary folder."""
         self._shared = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
         self._shared += ["--threads", str(threads or max(1, (os.cpu_count() or 1) // nodes))]
-        self._shared += ["--device", device] if device else []
         self._shared += ["--dtype", dtype] if dtype else []
+        self._devices = [device] if isinstance(device, str) else list(device or ())
         self._beside = beside
         self._split_data = split_data and nodes > 1
         self._evaluates = evaluate and bool(manifest.data.test)
@@ -240,7 +240,9 @@ class LocalSwarm:
 
     def _arguments(self, node: NodeProcess) -> list[str]:
         shard = ["--shard", f"{node.number}/{self._count}"] if self._split_data else []
-        return [*self._shared, *shard]
+        devices = self._devices
+        device = ["--device", devices[(node.number - 1) % len(devices)]] if devices else []
+        return [*self._shared, *device, *shard]
 
     # -- watching ----------------------------------------------------------------------------------
 

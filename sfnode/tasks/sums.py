@@ -40,17 +40,17 @@ class Sum(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What it looks like."""
+        """The problem as it is posed, but for the equals sign."""
         return f"{self.one}+{self.other}"
 
     @property
     def answer(self) -> str:
-        """What is right."""
+        """The right answer."""
         return str(self.one + self.other)
 
     @property
     def forgetful(self) -> str:
-        """What somebody writes who forgets to carry."""
+        """The answer of somebody who forgets to carry."""
         units, tens = self.one % 10 + self.other % 10, self.one // 10 + self.other // 10
         return str(tens % 10 * 10 + units % 10)
 

@@ -1,4 +1,4 @@
-"""Where a verifier comes from that somebody names at `sfnode init`: a ready-made one, a file, or a plug-in.
+"""Sources of a verifier that somebody names at `sfnode init`: a ready-made one, a file, or a plug-in.
 
 What a verifier may be is for `sfnode.verifiers` to say.
 """

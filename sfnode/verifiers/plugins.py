@@ -32,7 +32,7 @@ Function = Callable[[str, Mapping[str, str]], Any]
 
 
 class Name(NamedTuple):
-    """What a manifest calls a plug-in."""
+    """A plug-in as manifests name it."""
 
     digest: str
     """SHA-256 of the source file, in hex."""

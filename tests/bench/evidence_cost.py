@@ -1,10 +1,11 @@
-"""What line searches, evaluations and evidence cost swarms of nodes of equal speed.
+"""What line searches, evaluations and evidence cost swarms of nodes of equal speed, and what they find.
 
-The organiser's policy as it ships, on a virtual clock, with members who are all honest; measurements take as
-long as their forwards do on a node that makes an update a second, and say what good work brings. A search
-takes all rows that it may, which is the most that it can cost.
+The organiser's policy as it ships, on a virtual clock, with members who are all honest until the rate has
+settled; then some may turn and flip the signs of what they measure. Measurements take as long as their
+forwards do on a node that makes an update a second, and say what good work brings. A search takes all rows
+that it may, which is the most that it can cost.
 
-    python -m tests.bench.evidence_cost --members 10 --members 100 --updates 400
+    python -m tests.bench.evidence_cost --members 10 --members 100 --updates 400 --turn 0.3
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.line_search import AMOUNTS, Found
 from sfnode.organising.origins import Brought
 from sfnode.organising.searching import ORIGIN_FORWARDS
-from sfprotocol.decisions import Worth
+from sfprotocol.decisions import INCARNATIONS, Worth
 from tests.organising.bench import EVALUATED, Bench, feed_of, scores
 
 FORWARDS = 8
@@ -32,8 +33,18 @@ SPEED = float(FORWARDS)
 ROWS = 256
 """Validation rows."""
 
-DRIFT = 0.35
-"""Mean score of one honest update."""
+RHO = 0.35
+"""Correlation of an honest scalar, by 4 rows, and the slope on all rows that there are."""
+
+BATCH = 4
+"""Rows of a mini-batch."""
+
+
+def drift(rows: int) -> float:
+    """Return the mean score of one honest update by so many rows: these have noise, too."""
+    noise = BATCH * (RHO**-2 - 1)  # variance over rows in terms of that of the slope
+    return RHO / math.sqrt(1 + noise / rows)
+
 
 TICK = 8
 """Seconds after which members tell of their updates."""
@@ -54,14 +65,23 @@ class Cost(NamedTuple):
     """Share of these epochs that were searched."""
     measured: float
     """Share of these epochs in which it was measured what members brought."""
+    skipped: float = math.nan
+    """Updates that a member who turns has made, on average, until seals skip them."""
+    revoked: float = math.nan
+    """The same until it is revoked."""
 
 
 class Swarm:
     """Members of equal speed, and an organiser among them."""
 
-    def __init__(self, members: int, budget: int, epoch_updates: int, rows: int = ROWS) -> None:
-        """`rows`: most after which a search is clear."""
+    def __init__(
+        self, members: int, budget: int, epoch_updates: int, rows: int = ROWS, turn: float = 0.0
+    ) -> None:
+        """`rows`: most after which a search is clear. `turn`: share of members who turn."""
         self.rows = rows
+        self._turning = int(turn * members)
+        self._turned_at: int | None = None
+        self._gone: dict[str, dict[int, int]] = {"skipped": {}, "revoked": {}}
         policy = replace(
             EVALUATED,
             target_updates=epoch_updates,
@@ -81,7 +101,8 @@ class Swarm:
     def run(self, updates: int) -> Cost:
         """Let every member make so many updates."""
         bench, began, before, first = self.bench, self.bench.now, (0, 0), 0
-        for _ in range(updates // TICK):
+        for turn in range(updates // TICK):
+            self._look(turn * TICK)
             for name in self.names:
                 bench.update(feed_of(name), TICK)
             self.made += len(self.names) * TICK
@@ -91,6 +112,7 @@ class Swarm:
             bench.advance(max(0.0, until - bench.now))
             assert bench.organiser.search
             if not first and bench.organiser.search.settled:
+                self._turned_at = (turn + 1) * TICK
                 began, before, first = bench.now, (self.spent, self.made), bench.counting.sealed + 1
         spent, made = self.spent - before[0], self.made - before[1]
         sealed = range(first, bench.counting.sealed)
@@ -103,7 +125,20 @@ class Swarm:
             sum(lengths) / count,
             len({plan.epoch for plan in bench.plans if plan.rows and plan.epoch in sealed}) / count,
             len({worth.epoch for worth in bench.of(Worth) if worth.epoch in sealed}) / count,
+            *(sum(found.values()) / len(found) if found else math.nan for found in self._gone.values()),
         )
+
+    def _look(self, made: int) -> None:
+        """Take note of who was found out, when every member has made so many updates."""
+        if self._turned_at is None or not self._turning:
+            return
+        evidence = self.bench.origins
+        for name, members in (
+            ("skipped", (m for m in range(self._turning) if not evidence.trusts(m))),
+            ("revoked", evidence.harmful & set(range(self._turning))),
+        ):
+            for member in members:
+                self._gone[name].setdefault(member, made - self._turned_at)
 
     def _answer(self, plan: Evaluate) -> None:
         bench = self.bench
@@ -123,7 +158,9 @@ class Swarm:
         found = []
         for number in counting.moved(plan.epoch):
             count = counting.named(number, plan.epoch) - counting.named(number, plan.epoch - 1)
-            score = DRIFT * math.sqrt(count) + self._draws.standard_normal()
+            turned = self._turned_at is not None and number // INCARNATIONS < self._turning
+            mean = drift(plan.origins) * (-1 if turned else 1)
+            score = mean * math.sqrt(count) + self._draws.standard_normal()
             found.append(Brought(counting.feed(number), count, score * 6, 36.0, score * 1e-3, 1e-4))
         return found
 
@@ -133,12 +170,13 @@ def main() -> None:
     parser.add_argument("--members", type=int, action="append")
     parser.add_argument("--updates", type=int, default=400, help="of each member")
     parser.add_argument("--epoch-updates", type=int, default=1024)
+    parser.add_argument("--turn", type=float, default=0.0, help="share of members who turn [default: 0]")
     given = parser.parse_args()
-    print("members, share, share once settled, organiser's time, updates of an epoch, searched, measured")
+    print(*Cost._fields)
     for members in given.members or [10, 100, 1000]:
-        cost = Swarm(members, 2 * members * given.updates, given.epoch_updates).run(given.updates)
-        figures = f"{cost.share:.3f} {cost.later:.3f} {cost.busy:.3f} {cost.updates:.0f}"
-        print(members, figures, f"{cost.searched:.2f} {cost.measured:.2f}", flush=True)
+        budget = 2 * members * given.updates
+        cost = Swarm(members, budget, given.epoch_updates, turn=given.turn).run(given.updates)
+        print(members, *(f"{figure:.3f}" for figure in cost), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """What writing rows that each move along a direction of their own costs, and whether that is little enough.
 
     python tests/bench/generation.py [--model mini] [--model shape:opt-125m] [--rows 16] [--turns 9]
+    python tests/bench/generation.py --device cuda --dtype bfloat16 --model shape:qwen2.5-0.5b --rows 64
 
 Three contestants take turns, in changing order, with the same prompts of unequal lengths and as many new
 tokens: our decoder with as many directions as rows, our decoder without directions, and `generate` of
 transformers with the same weights in a model that is not patched. A ratio is the median, over all turns, of
 their time divided by ours in the same turn: tokens a second in ours divided by theirs. Time is that of the
-process on a CPU, which a busy machine stretches less than the clock; the clock's is printed beside it.
+process on a CPU, which a busy machine stretches less than the clock, and that of the clock on another device;
+both are printed.
 OMP_NUM_THREADS sets the number of threads. Exit status 1 when a ratio is below LIMIT.
 
 Then what filling places again brings: QUEUE times as many rows as are written at once, whose answers end
@@ -53,13 +55,13 @@ TASK = Task(kind="classification", template="{sentence} It was", verbalizer={"0"
 Contestant = Callable[[], None]
 
 
-def wanted(name: str, shared: Path) -> SubjectSpec:
+def wanted(name: str, shared: Path, device: str, dtype: str) -> SubjectSpec:
     """The model of that name."""
     if name != MINI:
-        return SubjectSpec(source=name)
+        return SubjectSpec(source=name, device=device, dtype=dtype)
     described = loader.describe(str(shared / "models/opt-mini-sst"), "")
     data = Data(train=str(shared / "data/sst2/train.tsv"))
-    return SubjectSpec(run=Manifest(model=described, task=TASK, data=data))
+    return SubjectSpec(run=Manifest(model=described, task=TASK, data=data), device=device, dtype=dtype)
 
 
 def contestants(subject: Subject, rows: int, tokens: int) -> dict[str, Contestant]:
@@ -74,10 +76,10 @@ def contestants(subject: Subject, rows: int, tokens: int) -> dict[str, Contestan
     still = [Row(prompt) for prompt in prompts]
 
     plain: Any = AutoModelForCausalLM
-    model = plain.from_pretrained(loaded.folder, dtype=torch.float32).eval()
+    model = plain.from_pretrained(loaded.folder, dtype=loaded.dtype).eval().to(loaded.device)
     width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = (torch.arange(width) >= width - torch.from_numpy(lengths)[:, None]).long()
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts]).to(loaded.device)
+    mask = (torch.arange(width) >= width - torch.from_numpy(lengths)[:, None]).long().to(loaded.device)
     untyped: Any = GenerationConfig
     asked = untyped(do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens, pad_token_id=0)
 
@@ -128,6 +130,8 @@ def measure(who: dict[str, Contestant], turns: int) -> dict[str, list[tuple[floa
         for name in order:
             spent, clock = time.process_time(), time.perf_counter()
             who[name]()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             if turn:
                 found[name].append((time.process_time() - spent, time.perf_counter() - clock))
     return found
@@ -138,32 +142,37 @@ def measure(who: dict[str, Contestant], turns: int) -> dict[str, list[tuple[floa
 @click.option("--rows", type=int, default=16)
 @click.option("--tokens", type=int, default=32)
 @click.option("--turns", type=int, default=9)
+@click.option("--device", default="cpu")
+@click.option("--dtype", default="float32")
 @click.option("--shared", type=Path, default=SHARED, help="folder with opt-mini-sst and its data")
-def main(names: Sequence[str], rows: int, tokens: int, turns: int, shared: Path) -> None:
-    missed = False
+def main(
+    names: Sequence[str], rows: int, tokens: int, turns: int, device: str, dtype: str, shared: Path
+) -> None:
+    missed, counts = False, int(device != "cpu")
     for name in names:
         if name == MINI and not shared.is_dir():
             print(f"{name}: {shared} is not here")
             continue
-        with load_subject(wanted(name, shared)) as subject:
+        with load_subject(wanted(name, shared, device, dtype)) as subject:
             found = measure(contestants(subject, rows, tokens), turns)
             queue = measure(queued(subject, rows), max(1, turns // 3))
         ours = found["directions"]
-        print(f"{name}, {rows} rows of {tokens} tokens, {torch.get_num_threads()} threads")
+        where = f"on {device} in {dtype}, {torch.get_num_threads()} threads"
+        print(f"{name}, {rows} rows of {tokens} tokens {where}")
         for other, times in found.items():
             rates = [rows * tokens / median(column) for column in zip(*times, strict=True)]
             ratios = [
                 median(theirs[column] / own[column] for theirs, own in zip(times, ours, strict=True))
                 for column in range(2)
             ]
-            missed = missed or ratios[0] < LIMIT
+            missed = missed or ratios[counts] < LIMIT
             print(
                 f"  {other:14s} {rates[0]:8.1f} tokens/s of the process, {rates[1]:8.1f} by the clock; "
                 f"directions / this: {ratios[0]:.2f} and {ratios[1]:.2f}"
             )
         first = queue["refilled"]
         for other, times in queue.items():
-            longer = median(theirs[0] / own[0] for theirs, own in zip(times, first, strict=True))
+            longer = median(theirs[counts] / own[counts] for theirs, own in zip(times, first, strict=True))
             print(f"  {QUEUE * rows} rows of unequal lengths, {other}: {longer:.2f} times refilled")
     sys.exit(missed)
 

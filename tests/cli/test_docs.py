@@ -15,6 +15,7 @@ from sfnode.limits import Limits
 from sfnode.schema import history, organising, views
 from sfnode.schema.audits import AuditedOrigin, AuditResult, AuditStatus
 from sfnode.schema.evaluation import Evaluation, LayerDrift, LayeredDrift, NodeEvaluation, PassAt
+from sfnode.schema.metrics import METRICS
 from sfnode.schema.results import (
     ArchiveStatement,
     BatchResult,
@@ -129,9 +130,6 @@ def test_every_field_of_a_json_output_is_documented_in_its_order(heading: str) -
     documented = [re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) for table in tables]
     models: tuple[type[BaseModel], ...] = SECTIONS[heading]
     assert documented == [list(model.model_fields) for model in models]
-
-
-METRICS = ("accuracy", "f1", "exact_match", "reward", "perplexity")
 
 
 def test_every_ready_made_task_every_kind_every_filter_and_every_metric_is_documented() -> None:

@@ -95,15 +95,15 @@ def rewarded(tmp_path: Path) -> Path:
 def test_of_a_reward_run_it_has_rewards_and_how_many_answers_are_right(rewarded: Path, sfnode: Run) -> None:
     asked = ("eval", "--data-dir", rewarded, "--limit", 8, "--pass-at", 2)
     said = sfnode(*asked, "--samples", 3).out.splitlines()
-    assert said[0].startswith("reward (95 % interval) on 8 test rows, 0 updates (")
+    assert said[0].startswith("right answers (pass@1) (95 % interval) on 8 test rows, 0 updates (")
     one = r"[01]\.\d{3} \([01]\.\d{3}-[01]\.\d{3}\)"
     for line, when in zip(said[1:3], ("before", "after"), strict=True):
-        assert re.fullmatch(rf"{when} +{one}, pass@1 {one}, pass@2 {one}", line)
+        assert re.fullmatch(rf"{when} +{one}, mean reward [01]\.\d{{4}}, pass@2 {one}", line)
     result = EvalResult.model_validate(json.loads(sfnode(*asked, "--json").out))
     assert result.before == result.after
     assert result.calibrated is None
     found = [(pass_at.k, pass_at.samples, pass_at.temperature) for pass_at in result.after.pass_at]
-    assert found == [(1, 1, 0.0), (2, 2, 1.0)]
+    assert found == [(2, 2, 1.0)]
 
 
 def test_samples_are_asked_for_where_they_say_something(rewarded: Path, folder: Path, sfnode: Run) -> None:

@@ -16,7 +16,7 @@ from sfnode.doctor.findings import Examination, Finding
 from sfnode.peers.compatibility import Compatibility, PeerVersion
 from tests.cli.fake_node import ANSWERS, STATUS, fake_node
 from tests.cli.helpers import Ended
-from tests.schema.helpers import organised
+from tests.schema.helpers import organised, rewarded
 from tests.test_printable import HOSTILE
 
 Run = Callable[..., Ended]
@@ -90,3 +90,15 @@ def test_status_says_first_what_is_wrong_with_the_run_and_then_how_it_stands(
     assert "member   number 3 of 5, 100 of 512 updates left in this epoch" in lines
     assert "behind   7 updates that the organiser has named are not here yet" in lines
     assert found["organised"]["health"]["verdict"] == "worse"
+
+
+def test_status_and_top_of_a_reward_run_speak_of_answers_rewards_and_drift(
+    sfnode: Run, tmp_path: Path
+) -> None:
+    seen = STATUS.model_copy(update=rewarded())
+    with fake_node(tmp_path / "node", {**ANSWERS, "GET /status": seen.model_dump_json()}):
+        said = sfnode("status", "--data-dir", tmp_path / "node").out
+    assert ", mean reward 0.940\n" in said
+    assert "health   better: right answers (pass@1) 0.850 (0.830-0.870), base 0.300, after epoch 7" in said
+    assert "drift    weights moved by 0.177 of the base's norm, KL on neutral text 0.003 nats a token" in said
+    assert "loss" not in said

@@ -83,6 +83,19 @@ def test_the_closing_words_are_the_figures_and_the_verdict() -> None:
     assert ["│", "1", "│", "50", "│", "d", "│", "c", "│"] in rows
 
 
+def test_of_a_reward_run_it_tells_right_answers_and_the_mean_reward() -> None:
+    assert progress_line([status(known=48, loss=0.25, task="reward")]).endswith(", mean reward 0.750")
+    assert any("reward" in line for line in drawn(progress_table("sums", [status(task="reward")])))
+    said = result("d", "d")
+    before, after = (
+        one.model_copy(update={"metric": "pass_at_1"}) for one in (said.before, said.after) if one
+    )
+    assert verdict(said.model_copy(update={"before": before, "after": after, "calibrated": None}))[:2] == [
+        "right answers (pass@1) 0.500 (0.400-0.700) -> 0.750 (0.650-0.950) on 9 held-out rows",
+        "mean reward 0.500 -> 0.750",
+    ]
+
+
 def test_a_measurement_is_said_with_its_95_percent_interval() -> None:
     measured = Evaluation(metric="accuracy", value=0.526, low=0.493, high=0.559, loss=0.687, count=872)
     expected = "base model: accuracy 0.526 (0.493-0.559), loss 0.687 on 872 held-out rows"

@@ -20,7 +20,7 @@ from sfnode.resources import limiter, policy
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, Status
 from tests.node.helpers import Node, Swarm, manifest
-from tests.schema.helpers import organised, status
+from tests.schema.helpers import organised, rewarded, status
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -163,6 +163,19 @@ def test_an_organised_run_shows_its_results_and_its_alarms() -> None:
     assert [found["sfnode_alarm", code] for code in ("SF070", "SF072")] == [1.0, 0.0]
     assert found["sfnode_quota_left",] == 100.0
     assert ("sfnode_quota_left",) not in samples(status(**organised(room=None)))
+
+
+def test_a_reward_run_has_rewards_and_no_losses() -> None:
+    found = samples(status(**rewarded()))
+    assert found["sfnode_reward",] == pytest.approx(0.94)
+    assert [found["sfnode_metric_reward", "pass_at_1", of] for of in ("base", "last")] == pytest.approx(
+        [0.4, 0.95]
+    )
+    assert (found["sfnode_drift",], found["sfnode_drift_kl",]) == (0.177, 0.003)
+    assert not any(name in ("sfnode_loss", "sfnode_metric_loss") for name, *_ in found)
+    others = samples(status(**organised(), loss=0.5))
+    assert others["sfnode_loss",] == 0.5
+    assert not any("reward" in name or "drift" in name for name, *_ in others)
 
 
 def test_an_open_run_has_no_metrics_of_an_organised_one() -> None:

@@ -25,7 +25,7 @@ from sfnode.schema.views import (
     Team,
     TimelineEntry,
 )
-from tests.schema.helpers import status
+from tests.schema.helpers import rewarded, status
 
 EPOCHS = 40
 OWN, OTHER = "1a2b3c4d" * 8, "5e6f7a8b" * 8
@@ -163,13 +163,21 @@ class ExampleNode:
     async def samples(self) -> schema.Samples:
         rows = [
             SampleRow(
-                text="The plot is thin but the actors carry it. It was", right="great", base="terrible"
+                text="The plot is thin but the actors carry it. It was",
+                right="great",
+                base="terrible",
+                base_score=0.0,
             ),
-            SampleRow(text="Two hours that I shall not get back. It was", right="terrible", base="terrible"),
+            SampleRow(
+                text="Two hours that I shall not get back. It was",
+                right="terrible",
+                base="terrible",
+                base_score=1.0,
+            ),
         ]
         moments = [
-            SampleMoment(epoch=3, known=90_000, answers=["terrible", "terrible"]),
-            SampleMoment(epoch=39, known=1_234_567, answers=["great", "terrible"]),
+            SampleMoment(epoch=3, known=90_000, answers=["terrible", "terrible"], scores=[0.0, 1.0]),
+            SampleMoment(epoch=39, known=1_234_567, answers=["great", "terrible"], scores=[1.0, 1.0]),
         ]
         return schema.Samples(rows=rows, moments=moments)
 
@@ -203,3 +211,49 @@ class ExampleNode:
 
     async def leave(self) -> None:
         self.told.append(("leave", None))
+
+
+class RewardedNode(ExampleNode):
+    """The same in a reward run, of answers of which one earns a part of the reward."""
+
+    async def status(self) -> schema.Status:
+        seen = await super().status()
+        return seen.model_copy(
+            update=rewarded(sealed=EPOCHS) | {"state": NodeState.TRAINING, "paused_by": [], "pauses": []}
+        )
+
+    async def organising(self) -> Any:
+        told = (await self.status()).organised
+        assert told is not None
+
+        class Told:
+            evaluations = (told.health.base, told.health.latest)
+
+        return Told()
+
+    async def origins(self, **_: Any) -> schema.Origins:
+        page = await super().origins()
+        bare = [one.model_copy(update={"worth": None}) for one in page.origins]
+        return page.model_copy(update={"origins": bare})
+
+    async def about(self) -> schema.About:
+        about = await super().about()
+        return about.model_copy(update={"task": "reward", "answers": [], "template": "{a}+{b}="})
+
+    async def standing(self) -> schema.OwnStanding:
+        return (await super().standing()).model_copy(update={"worth": None})
+
+    async def timeline(self) -> schema.Timeline:
+        told = (await self.status()).organised
+        assert told is not None
+        blank = dict.fromkeys(("epoch", "counted", "origins", "evaluation"))
+        seal = {"position": 3, "kind": "seal", "text": "epoch 7", "evaluation": told.health.latest}
+        return schema.Timeline(total=1, entries=[TimelineEntry.model_validate(blank | seal)])
+
+    async def samples(self) -> schema.Samples:
+        rows = [
+            SampleRow(text="56+48=", right="104", base="94", base_score=0.1),
+            SampleRow(text="9+12=", right="21", base="11", base_score=0.0),
+        ]
+        moments = [SampleMoment(epoch=7, known=8208, answers=["104", "11"], scores=[1.0, 0.0])]
+        return schema.Samples(rows=rows, moments=moments)

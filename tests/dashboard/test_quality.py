@@ -10,7 +10,7 @@ from sfnode.schema.evaluation import NodeEvaluation
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EpochEvaluation, HealthStatus
 from sfnode.schema.views import OwnStanding
-from tests.schema.helpers import organised, status
+from tests.schema.helpers import organised, rewarded, status
 
 
 def result(value: float, epoch: int = 0, *, base: bool = False, calibrated: bool = False) -> EpochEvaluation:
@@ -77,6 +77,19 @@ def health(verdict: RunHealth, latest: EpochEvaluation | None, **fields: object)
 )
 def test_an_organised_run_is_judged_by_its_seals(found: HealthStatus, sentence: str, mood: Mood) -> None:
     assert quality(status(**organised(health=found)), []).headline == (sentence, mood)
+
+
+def test_a_reward_run_is_judged_by_right_answers_and_has_its_mean_reward_beside() -> None:
+    found = quality(status(**rewarded()), [])
+    assert found.headline.text == (
+        "Better than the base model, and still getting better: right answers (pass@1) 0.850 (0.830-0.870) "
+        "now, 0.300 (0.280-0.320) before training."
+    )
+    assert (found.name, found.beside) == (
+        "right answers (pass@1)",
+        "Mean reward 0.950 now, 0.400 before training.",
+    )
+    assert quality(status(**organised()), []).beside == "", "nobody understands nats"
 
 
 def test_before_the_first_seal_it_is_too_early_to_tell() -> None:

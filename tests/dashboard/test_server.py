@@ -25,7 +25,7 @@ from sfnode.store.data_folder import Layout
 from tests.control.organised_node import OrganisedNode
 from tests.node.helpers import Swarm
 from tests.organising.bench import scores
-from tests.schema.helpers import organised, status
+from tests.schema.helpers import organised, rewarded, status
 
 TOKEN = 'a "token"; that, nobody & guesses #1 = 100 %?'
 
@@ -259,6 +259,10 @@ async def test_an_organised_run_is_told_with_its_alarms_and_its_curve(tmp_path: 
     now = Now(status(role="trainer", **organised()), progress, alone)
     answer = NowAnswer.of(now)
     assert answer.alarms == [("SF070: the run gets worse: so much. Do this first. Then that.", Mood.BAD)]
+    assert (answer.trained.name, answer.drift) == ("loss", "")
+    rewards = NowAnswer.of(now._replace(status=status(role="trainer", **rewarded())))
+    assert rewards.trained == ("mean reward", True)
+    assert rewards.drift.startswith("weights moved by 0.177")
     node.api.status = lambda: now.status
     close = await serve(node.api, tmp_path / "control.sock")
     async with serving(Client(tmp_path / "control.sock"), "127.0.0.1", 0) as url:

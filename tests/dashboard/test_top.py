@@ -23,7 +23,7 @@ from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, WaitSta
 from sfnode.schema.views import Origins, OwnStanding, SwarmNode
 from sfnode.sizes import size_text
 from tests.node.helpers import Swarm, eventually, manifest
-from tests.schema.helpers import organised
+from tests.schema.helpers import organised, rewarded
 
 
 async def seen_of(swarm: Swarm) -> Shown:
@@ -52,6 +52,7 @@ async def test_a_frame_tells_what_the_node_says_and_fits_any_terminal(swarm_of: 
     it_says_why_the_node_waits(seen)
     it_names_several_devices(seen)
     it_uses_the_room_of_a_wide_terminal(seen, await swarm.nodes["b"].client.origins())
+    it_tells_rewards_of_a_reward_run(seen)
     it_calls_neighbours_by_names_that_they_have_proved(seen)
     it_lists_contributions_and_obeys_no_name(seen, await swarm.nodes["b"].client.origins())
     for width, height in ((40, 8), (60, 16), (80, 24), (132, 43), (250, 100)):
@@ -220,6 +221,14 @@ def it_uses_the_room_of_a_wide_terminal(seen: Shown, page: Origins) -> None:
     assert any(line.startswith("Drift from the base: weights moved by ") for line in lines)
     alone = seen._replace(origins=page, only_origins=True)
     assert not any(line.plain.startswith("peer ") for line in frame(alone, 160, 45))
+
+
+def it_tells_rewards_of_a_reward_run(seen: Shown) -> None:
+    lines = [line.plain for line in frame(with_status(seen, **rewarded()), 160, 45)]
+    (charts,) = [line for line in lines if line.startswith("right answers (pass@1)  0.850")]
+    assert "mean reward  0.940" in charts
+    assert "Mean reward 0.950 now, 0.400 before training." in lines
+    assert not any(word in line for line in lines for word in ("loss", "accuracy", "worth"))
 
 
 def it_calls_neighbours_by_names_that_they_have_proved(seen: Shown) -> None:

@@ -135,14 +135,14 @@ def test_the_greedy_answers_of_an_evaluation_are_rewarded_one_by_one(tmp_path: P
     answers = generate(run.loaded, [Asked(ids_of(run, row)) for row in ROWS], Plan(5)) or []
     found = [score_of(TASK)(answer.text, row) for answer, row in zip(answers, ROWS, strict=True)]
     assert now.losses == tuple(1 - reward for reward in found)
-    assert now.value == pytest.approx(np.mean(found))
-    assert now.loss == pytest.approx(1 - now.value)
-    (passed,) = now.pass_at
-    assert (passed.k, passed.samples, passed.temperature) == (1, 1, 0.0)
-    assert passed.value == found.count(1.0) / len(found)
-    assert (now.metric, now.count, now.calibrated) == ("reward", len(ROWS), False)
+    assert now.value == found.count(1.0) / len(found)
+    assert now.loss == pytest.approx(1 - np.mean(found))
+    assert (now.metric, now.count, now.calibrated, now.pass_at) == ("pass_at_1", len(ROWS), False, ())
     assert 0 <= now.low <= now.value <= now.high <= 1
-    assert run.answer(2, base=False)[0].said in [answer.text for answer in answers]
+    shown = run.answer(2, base=False)[0]
+    assert (shown.said, shown.score) in [
+        (one.text, reward) for one, reward in zip(answers, found, strict=True)
+    ]
 
 
 def test_an_evaluation_on_the_way_to_other_cores_is_that_of_the_model_there(tmp_path: Path) -> None:

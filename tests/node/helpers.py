@@ -101,6 +101,7 @@ class Answered(NamedTuple):
     text: str
     right: str
     said: str
+    score: float
 
 
 class Share(NamedTuple):
@@ -275,7 +276,7 @@ class SmallEngine:
 
     def answer(self, rows: int, *, base: bool) -> list[Answered]:
         said = "?" if base else str(len(self.applied))
-        return [Answered(f"row {row}", "much", said) for row in range(rows)]
+        return [Answered(f"row {row}", "much", said, 0.0) for row in range(rows)]
 
     def generate(self, prompt: str, tokens: int) -> tuple[str, str]:
         return prompt, f"{prompt} and {len(self.applied)} more"[:tokens]

@@ -79,6 +79,21 @@ async def evaluated(node: Node, asked: Evaluate) -> EvaluationEnded:
     return told[0]
 
 
+async def evaluated_meanwhile(node: Node, asked: Evaluate, patching: pytest.MonkeyPatch) -> EvaluationEnded:
+    """The same, while another epoch is closed."""
+    counting, ask_engine = node.machine.organised.counting, node.node.ask_engine
+    opened = counting.open_epoch
+
+    async def ask(*wanted: Any) -> Any:
+        found = await ask_engine(*wanted)
+        await node.until(lambda: counting.open_epoch > opened)
+        return found
+
+    with patching.context() as patched:
+        patched.setattr(node.node, "ask_engine", ask)
+        return await evaluated(node, asked)
+
+
 def counted(node: Node) -> int:
     assert node.machine.organised
     return node.machine.organised.counting.counted
@@ -205,16 +220,8 @@ async def test_what_each_feed_has_brought_is_measured_of_the_updates_that_the_cl
     b = await organised.join("b")
     counting = a.machine.organised.counting
     await a.until(lambda: counting.sealed > 1 and len(counting.positions(counting.sealed - 1)) == 2)
-    epoch, opened, ask_engine = counting.sealed - 1, counting.open_epoch, a.node.ask_engine
-
-    async def ask(*asked: Any) -> Any:
-        found = await ask_engine(*asked)
-        await a.until(lambda: counting.open_epoch > opened)
-        return found
-
-    with monkeypatch.context() as patched:
-        patched.setattr(a.node, "ask_engine", ask)
-        ended = await evaluated(a, Evaluate(epoch, scored=False, origins=24))
+    epoch = counting.sealed - 1
+    ended = await evaluated_meanwhile(a, Evaluate(epoch, scored=False, origins=24), monkeypatch)
     before, after = counting.positions(epoch - 1), counting.positions(epoch)
     assert a.engine.shared_at == sum(before.values())
     wanted = {counting.feed(feed): after[feed] - before.get(feed, 0) for feed in after}
@@ -227,6 +234,18 @@ async def test_what_each_feed_has_brought_is_measured_of_the_updates_that_the_cl
             assert one.worth == sum(update.scalar * update.weight for update in named)
     await a.until(lambda: a.machine.complete)
     await b.until(lambda: b.machine.complete and b.digest == a.digest)
+
+
+@pytest.mark.parametrize("organised", ["rows"], indirect=True)
+async def test_a_search_is_not_in_vain_if_another_epoch_is_closed_meanwhile(
+    organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = await organised.first(**options(tmp_path), search=False, guard=False)
+    counting = a.machine.organised.counting
+    await a.until(lambda: counting.sealed > 1)
+    ended = await evaluated_meanwhile(a, Evaluate(counting.sealed - 1, rows=8, scored=False), monkeypatch)
+    assert ended.found is not None
+    assert ended.found.rows == 8
 
 
 @pytest.mark.parametrize("organised", ["rows"], indirect=True)

@@ -21,6 +21,7 @@ from sfprotocol.decisions import (
     Finish,
     Invite,
     Move,
+    Recount,
     Revoke,
     RevokeInvitation,
     Seal,
@@ -76,6 +77,15 @@ def test_every_decision_has_words(decision: Decision, text: str) -> None:
     assert (found[1].kind, found[1].text, found[1].position) == (type(decision).__name__.lower(), text, 1)
 
 
+def test_a_result_is_told_with_what_is_trained() -> None:
+    def said(metric: str) -> str:
+        result = Evaluation(metric=metric, value=0.5, low=0.4, high=0.6, loss=0.25, count=9)
+        return words(health.published(0, result, base=True))[0][1]
+
+    assert said("accuracy") == "tells of the base model: accuracy 0.500 (0.400-0.600), loss 0.2500"
+    assert said("pass_at_1").endswith(": right answers (pass@1) 0.500 (0.400-0.600), mean reward 0.7500")
+
+
 def test_no_kind_of_decision_is_forgotten() -> None:
     """What is not among these stands as it is written, which is for programmers."""
     said = {
@@ -112,6 +122,16 @@ def test_an_epoch_stands_where_it_was_sealed_with_its_close_and_evaluation() -> 
         ("close", "closes epoch 1, of 3 updates; it is not sealed yet"),
         ("seal", "5 of 5 updates of epoch 0 count"),
         ("evaluated", "tells of the base model less its prior: accuracy 0.500 (0.400-0.600), loss 0.7000"),
+    ]
+
+
+def test_a_seal_tells_what_it_counts_that_another_has_skipped() -> None:
+    skips = Seal(0, (0,), (), bytes(32), FACTOR_ONE, ())
+    recounts = Seal(1, (), (Recount(0, 0),), bytes(32), FACTOR_ONE, ())
+    told = words(ADMIT, close(0, 5), skips, Close(1, bytes(8), ()), recounts)
+    assert told[1:] == [
+        ("seal", "5 of 5 updates of epoch 0 count"),
+        ("seal", "0 of 0 updates of epoch 1 count, and 5 of others that had been skipped"),
     ]
 
 

@@ -17,7 +17,7 @@ from sfnode.organising.guard import IN_VAIN, LOWER, MOST_RETURNS, PATIENCE, Guar
 from sfnode.organising.judging import Judgement, by_schedule
 from sfnode.organising.rates import Schedule
 from sfnode.schema.evaluation import EvaluationOfRows
-from sfnode.schema.node_state import REWARD
+from sfnode.schema.metrics import PASS_AT_1
 from sfnode.tasks import metrics
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
@@ -259,11 +259,11 @@ def answered(run: Run, right: float) -> F64:
 
 
 def test_rewards_of_other_answers_that_are_no_worse_are_left_alone_and_worse_ones_taken_back() -> None:
-    run = Run(metric=REWARD)
+    run = Run(metric=PASS_AT_1)
     run.publish(0, answered(run, 0.5), base=True)
     for _ in range(15):
         assert not run.epoch(answered(run, 0.5))
-    worse = Run(metric=REWARD)
+    worse = Run(metric=PASS_AT_1)
     worse.publish(0, answered(worse, 0.5), base=True)
     while not worse.said:
         worse.epoch(answered(worse, 0.1))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, Found, LineSearch, next_rate
+from sfnode.organising.line_search import AMOUNTS, FIRST_ROWS, LATE_SCALE, Found, LineSearch, next_rate
 from sfprotocol.decisions import RATE_ONE
 
 C = np.array(AMOUNTS)
@@ -169,3 +169,12 @@ def test_at_the_noise_floor_it_does_not_hunt() -> None:
     assert max(later) == 1.0
     assert sum(factor == 1.0 for factor in later) > 0.7 * len(later)
     assert run.excess < before
+
+
+def test_along_work_that_has_waited_smaller_steps_are_searched() -> None:
+    search = LineSearch(FIRST_ROWS, scale=LATE_SCALE)
+    assert search.amounts == tuple(amount / 16 for amount in AMOUNTS)
+    assert search.found.factor == 1 / 16, "nothing is evident yet"
+    noise = np.random.default_rng(0).normal(0, 1e-3, (FIRST_ROWS, len(AMOUNTS)))
+    search.take(np.array([0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.9]) + noise)
+    assert (search.found.factor, search.found.best) == (2 / 16, 4 / 16)

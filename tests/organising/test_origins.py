@@ -17,8 +17,10 @@ from sfnode.organising.origins import (
     MOST_EVIDENCE,
     OUTLIER,
     PARTS_PER_WORTH,
+    RECOUNTED_AT_LAST,
+    RECOUNTED_FROM,
     SCORE_ONE,
-    SKIPPED_BELOW,
+    TRUSTED_FROM,
     Brought,
     Evidence,
     Origins,
@@ -27,8 +29,11 @@ from sfnode.organising.origins import (
 from sfnode.organising.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
+    FACTOR_ONE,
     MAX_DECISION,
     Admit,
+    Budget,
+    Close,
     Part,
     Recorded,
     Recount,
@@ -79,6 +84,8 @@ class Swarm:
         factors = 1 + spread * self._rng.uniform(-1, 1, members)
         self._rho = np.clip(rho * factors, 0, 0.95)[:, None]
         self.skipped: list[list[bool]] = []
+        self.waits: list[list[bool]] = []
+        """Whether what members have made, by epochs, does not count yet."""
 
     def run(self, epochs: int, updates: int = UPDATES) -> Swarm:
         for _ in range(epochs):
@@ -89,22 +96,38 @@ class Swarm:
                 q[: self.hostile] = ATTACKS[self._attack](q[: self.hostile], self._rng, self.epoch)
             self.origins.take(Worth(self.epoch, 64, tuple(map(part, range(len(q)), q * p))))
             self.skipped.append([not self.origins.trusts(member) for member in range(len(q))])
+            waits = np.array([*self.waits, self.skipped[-1]])
+            self.waits = list(waits & ~self.recounted(RECOUNTED_FROM))
             self.epoch += 1
         return self
 
     @property
     def lost(self) -> float:
-        """Share of honest work that is skipped for good: that after which its member was not trusted again,
-        and what was an outlier."""
-        honest = np.array(self.skipped)[:, self.hostile :]
-        open_ = np.flip(np.logical_and.accumulate(np.flip(honest, 0)), 0)
+        """Share of honest work that never counts, not even when the run ends, or was an outlier."""
+        honest = self._waits_for_good[:, self.hostile :]
         outliers = sum(one.feed // 64 >= self.hostile for one in self.origins.outliers)
-        return float((open_.sum() + outliers) / honest.size)
+        return float((honest.sum() + outliers) / honest.size)
+
+    @property
+    def late(self) -> float:
+        """Share of honest work that is skipped at first and counts after all."""
+        return float(np.array(self.skipped)[:, self.hostile :].mean()) - self.lost
 
     @property
     def counted(self) -> float:
-        """Updates of a hostile member that are counted, on average."""
-        return float((~np.array(self.skipped)[:, : self.hostile]).sum(0).mean()) * UPDATES
+        """Updates of a hostile member that count in the end, on average."""
+        return float((~self._waits_for_good[:, : self.hostile]).sum(0).mean()) * UPDATES
+
+    @property
+    def _waits_for_good(self) -> NDArray[np.bool_]:
+        """Whether what a member made in an epoch does not even count when the run ends, (epochs, members)."""
+        found: NDArray[np.bool_] = np.array(self.waits) & ~self.recounted(RECOUNTED_AT_LAST)
+        return found
+
+    def recounted(self, least: float) -> NDArray[np.bool_]:
+        """Whose work is recounted from this evidence on, (members,)."""
+        known = self.origins.members
+        return np.array([known[n].useful >= least and not known[n].harmful for n in range(len(self._rho))])
 
     def revoked(self) -> list[int]:
         return sorted(self.origins.harmful)
@@ -214,13 +237,12 @@ def test_of_too_few_members_nobody_says_which_is_usual() -> None:
 # -- what was skipped, and what never counts --------------------------------------------------------------
 
 
-def test_work_counts_again_once_the_evidence_is_back() -> None:
-    evidence = Evidence()
-    trusted = []
-    for epoch, score in enumerate([-2.0, -2.0, 2.0, 2.0]):
+def test_work_counts_from_the_evidence_of_a_newcomer_on() -> None:
+    evidence, trusted = Evidence(), [Evidence().trusted]
+    for epoch, score in enumerate([-1.0, 1.0, 1.0]):
         evidence.take(epoch, Part(0, 9, 0, round(score * SCORE_ONE)), 0.2, outlier=False)
         trusted.append(evidence.trusted)
-    assert trusted == [False, False, False, True]
+    assert trusted == [True, False, False, True]
 
 
 def test_scalars_of_another_size_are_left_out_at_once_and_take_evidence_to_make_good() -> None:
@@ -230,7 +252,7 @@ def test_scalars_of_another_size_are_left_out_at_once_and_take_evidence_to_make_
     swarm.origins.take(Worth(10, 64, (large, *usual)))
     assert swarm.origins.outliers == {Recount(0, 10)}
     assert not swarm.origins.trusts(0)
-    assert swarm.origins.members[0].useful == SKIPPED_BELOW - MOST_EVIDENCE
+    assert swarm.origins.members[0].useful == RECOUNTED_AT_LAST - MOST_EVIDENCE
     assert all(swarm.origins.trusts(member) for member in range(1, 20))
 
 
@@ -297,6 +319,8 @@ class Organised:
         self.measured: list[Evaluate] = []
         self.searched: list[Evaluate] = []
         self.spent = self.trained = 0
+        self.factor = 1.0
+        """The factor that searches find."""
 
     def epoch(self, eve: float = GOOD, *, times: float = 1.0) -> Seal:
         """Let everybody train for an epoch, and return its seal; the updates of eve weigh `times` as much."""
@@ -327,7 +351,7 @@ class Organised:
         else:
             self.searched.append(plan)
             rows = min(plan.rows, FIRST_ROWS)
-            found_ = Found(1.0, 2.0, rows) if rows else None
+            found_ = Found(self.factor, 2.0, rows) if rows else None
             cost = rows * len(AMOUNTS) + plan.scored * 512
             self.bench.do(EvaluationEnded(plan.epoch, None, None, None, found_, cost))
         self.spent += cost
@@ -358,8 +382,64 @@ def test_it_counts_after_all_once_later_work_speaks_for_it() -> None:
         seals.append(run.epoch(GOOD))
     assert len(seals) > 1
     assert seals[-1].skipped == ()
-    assert seals[-1].recounted == tuple(Recount(EVE, epoch) for epoch in range(len(seals) - 1))
+    assert seals[-1].recounted == tuple(Recount(EVE, seal.epoch) for seal in seals if seal.skipped)
     assert run.bench.counting.counts_of(4) == run.bench.counting.counts_of(0)
+
+
+def wait(run: Organised) -> list[Recount]:
+    """Have work of eve skipped that counts in the end."""
+    run.epoch()
+    assert run.epoch(-1.0).skipped == (EVE,)
+    assert RECOUNTED_AT_LAST < run.bench.origins.members[4].useful < TRUSTED_FROM
+    return run.bench.counting.skipped(4)
+
+
+def test_before_a_run_ends_what_waits_counts_with_a_factor_of_its_own() -> None:
+    run = Organised(revokes=False)
+    waited, epoch = wait(run), run.bench.counting.open_epoch
+    run.bench.wish(Budget(run.bench.counting.counted + 200))
+    run.factor = 0.5
+    late, last = run.epoch(GOOD), run.epoch(GOOD)
+    assert run.bench.of(Close)[epoch].moves == ()
+    assert (late.epoch, list(late.recounted), late.factor, late.rates) == (epoch, waited, FACTOR_ONE // 2, ())
+    searched = [plan for plan in run.searched if plan.epoch == epoch]
+    assert [(plan.rows >= FIRST_ROWS, plan.recounted) for plan in searched] == [(True, frozenset(waited))]
+    assert epoch not in [plan.epoch for plan in run.measured], "it has nothing of anybody's"
+    assert last.recounted == ()
+    assert run.bench.counting.complete
+
+
+def test_a_run_at_whose_end_nothing_waits_has_no_empty_epoch() -> None:
+    run = Organised()
+    run.epoch()
+    run.bench.wish(Budget(run.bench.counting.counted + 1))
+    run.epoch()
+    assert run.bench.counting.complete
+    assert all(close.moves for close in run.bench.of(Close))
+
+
+def test_what_evidently_was_in_vain_never_counts() -> None:
+    run = Organised(revokes=False)
+    run.epoch(3 * BAD)
+    run.bench.wish(Budget(run.bench.counting.counted + 1))
+    run.epoch(3 * BAD)
+    assert run.bench.counting.complete
+    assert run.bench.counting.counts_of(4) == 0
+
+
+def test_nothing_is_recounted_where_it_would_count_for_nothing_or_at_a_rate_that_is_too_large_by_now() -> (
+    None
+):
+    run = Organised(revokes=False)
+    run.epoch(BAD)
+    run.factor = 0.0
+    while run.bench.origins.members[4].useful < RECOUNTED_FROM:
+        assert run.epoch(GOOD).recounted == ()
+    assert run.bench.of(Seal)[-1].factor == 0
+    run.factor, counting = 4.0, run.bench.counting
+    while Recount(EVE, 0) not in (seal := run.epoch(GOOD)).recounted:
+        assert not seal.factor or counting.rate(seal.epoch) < counting.rate(0)
+    assert counting.rate(seal.epoch) >= counting.rate(0)
 
 
 def test_scalars_of_another_size_never_count() -> None:

@@ -100,7 +100,7 @@ def test_who_is_left_out_reads_why_with_the_figure_and_what_to_do(
     (alarm,) = reports.alarms(None, 0.0, own)
     assert alarm.code == "SF086"
     assert "its 144 updates that were measured change the loss on the validation rows by +0.5" in alarm.what
-    assert f"{run.evidence.evidence:.2f}, where -0.85 is asked for" in alarm.what
+    assert f"{run.evidence.evidence:.2f}, where 0 is asked for, or -1.95 when the run ends" in alarm.what
     assert "no accusation" in alarm.fix
     assert [one.member for one in reports.status(None).doubted] == [run.evidence.member]
 
@@ -116,6 +116,19 @@ def test_who_helps_and_who_was_never_measured_reads_of_no_doubt(
     assert not evidence.skipped
     assert reports.alarms(None, 0.0, own) == []
     assert reports.status(None).doubted == []
+
+
+def test_whose_work_counts_in_the_end_in_any_case_is_not_alarmed(
+    node: OrganisedNode, reports: Reports
+) -> None:
+    own = node.swarm["a"].own
+    brought(node, 0, 1)
+    evidence = reports.run(own, None, 0.0).evidence
+    assert evidence
+    assert evidence.skipped
+    assert evidence.bound < evidence.evidence < 0
+    assert reports.alarms(None, 0.0, own) == []
+    assert [one.member for one in reports.status(None).doubted] == [evidence.member]
 
 
 def test_who_is_revoked_for_harm_reads_since_when(node: OrganisedNode, reports: Reports) -> None:

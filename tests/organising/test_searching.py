@@ -139,6 +139,16 @@ def test_among_nodes_of_equal_speed_no_more_than_a_quarter_of_the_organisers_tim
     assert cost.share < 0.05
     assert cost.later < 0.05
     assert 0 < cost.busy < 0.25
+    assert cost.measured > 0.5, "most epochs are judged"
+    assert 0 < cost.searched < cost.measured / 2, "searches cost more, and are rarer"
+
+
+def test_what_has_waited_is_always_searched_also_once_the_rate_has_settled() -> None:
+    counting = Counting(budget=BUDGET, rate=RATE)
+    search = Search(replace(SEARCHED, search_rows=256, origins=True), counting)
+    for lead, settled in ((0.0, False), (0.0, True), (-1.0, True)):
+        search.remember(search.memory._replace(credit=0.0, credited=1, settled=settled, lead=lead))
+        assert search.plan(counting, waiting=True) == (FIRST_ROWS, False, False, 0)
 
 
 def test_the_model_is_evaluated_every_few_epochs() -> None:

@@ -30,7 +30,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.log import CardRecord, Record, UpdateLog
 from sfprotocol import seeds, signing, wire_codec
 from sfprotocol.messages import Card, EpochScalars, Feed, Segment
-from tests.dashboard.example import DESCRIPTION, HOSTILE, ExampleNode
+from tests.dashboard.example import DESCRIPTION, HOSTILE, ExampleNode, RewardedNode
 from tests.processes.helpers import LOOPBACK, PATIENCE, SFNODE, Node, environment, here, nodes, sfnode
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -314,6 +314,13 @@ READY = """document.getElementById('own').textContent.startsWith('You:')
     && document.querySelectorAll('#timeline li').length > 0
     && document.querySelectorAll('#history-chart path').length === 2"""
 
+REWARDS_READY = """document.getElementById('own').textContent.startsWith('You:')
+    && document.getElementById('loss-now').textContent !== '–'
+    && document.getElementById('beside').textContent
+    && document.querySelectorAll('#samples tr').length === 2
+    && document.querySelectorAll('#leaders tr').length === 2
+    && document.querySelectorAll('#timeline li').length === 1"""
+
 ABOVE_THE_FOLD = """['headline', 'now-value', 'quality-chart', 'description', 'own'].filter((id) => {
     const box = document.getElementById(id).getBoundingClientRect();
     return box.height === 0 || box.top < 0 || box.top > innerHeight - 20; })"""
@@ -362,6 +369,31 @@ async def test_the_first_screen_says_at_a_glance_whether_it_gets_better_what_it_
             await it_saves_every_chart(page, artefacts)
             await it_directs_the_node(page, node)
             await context.close()
+    assert faults == []
+
+
+async def test_a_reward_run_is_told_by_right_answers_and_rewards(program: str, artefacts: Path) -> None:
+    node: Any = RewardedNode()
+    faults: list[str] = []
+    async with serving(node, "127.0.0.1", 0) as url, browser(program) as chromium:
+        page = await chromium.new_page(**SCREENS["phone-dark"])
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        await page.goto(url)
+        await eventually(page, REWARDS_READY)
+        await page.screenshot(path=artefacts / "dashboard-rewards.png", full_page=True)
+        assert (await page.inner_text("#headline")).startswith("Better than the base model")
+        assert (await page.inner_text(".besides")).startswith(
+            "Mean reward 0.950 now, 0.400 before training. Drift from the base: weights moved by 0.177"
+        )
+        assert await page.inner_text("#loss-title") == "Training mean reward"
+        assert await page.inner_text("#loss-now") == "0.940"
+        assert "right answers (pass@1) 0.850" in await page.inner_text("#timeline")
+        assert "1 of 2 right, 0 before training" in await page.inner_text("#samples-text")
+        before, now = (await page.locator("#samples tr:first-child td").all_inner_texts())[2:]
+        assert ("94 reward 0.10" in before, "✓ 104" in now) == (True, True)
+        words = (await page.inner_text("main")).lower()
+        assert not any(word in words for word in ("loss", "worth", "accuracy"))
+        assert await page.evaluate(PALE) == []
     assert faults == []
 
 

@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 RUN = manifest_of(description="Tells good film reviews from bad ones.")
 NAMES = [HOSTILE, NAMELESS, *(Names(f"Member {n}", f"Team {n % 3}") for n in range(10))]
 SAMPLES = [
-    Sample("the cook was hardly clumsy . it was", "good", "bad", "good", 11),
-    Sample("nobody liked the songs . it was", "bad", "bad", "bad", 11),
+    Sample("the cook was hardly clumsy . it was", "good", "bad", "good", 11, 0.0, 1.0),
+    Sample("nobody liked the songs . it was", "bad", "bad", "bad", 11, 1.0, 1.0),
 ]
 
 FIRST = ["h1", ".lead", "#quality", ".huge"]

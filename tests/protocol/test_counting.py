@@ -200,6 +200,8 @@ def test_a_seal_that_does_not_fit_changes_nothing_and_can_be_said_again(wrong: S
 
 def test_a_later_seal_counts_what_was_skipped_with_its_own_factor() -> None:
     run = fold(*MEMBERS, close(0, {A: 3, B: 2}), seal(0, skip=(B,), factor=100), close(1, {A: 1, B: 5}))
+    assert run.runs(B, 7) == (Run(2, 0), Run(7, ONE))
+    assert run.runs(B, 7, {0, 4}) == (Run(7, ONE),), "what it would be can be told before"
     assert run.apply(Recorded(seal(1, recount=((B, 0),), factor=200))) == {A, B}
     assert run.counted == 3 + 1 + 2 + 5
     assert run.runs(A, 4) == (Run(3, 100), Run(4, 200))

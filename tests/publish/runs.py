@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -72,18 +73,25 @@ def accuracy(epoch: int, epochs: int) -> float:
     return BASE_ACCURACY + GAIN * (1 - math.exp(-4 * (epoch + 1) / epochs)) + 0.012 * math.sin(epoch * 1.7)
 
 
-def evaluation(value: float) -> Evaluation:
+def evaluation(value: float, metric: str = "accuracy") -> Evaluation:
     around = 0.025
     return Evaluation(
-        metric="accuracy", value=value, low=value - around, high=value + around, loss=1.2 - value, count=872
+        metric=metric, value=value, low=value - around, high=value + around, loss=1.2 - value, count=872
     )
 
 
 def write_run(
-    folder: Path, manifest: Manifest, names: Sequence[Names], *, updates: int, epochs: int
+    folder: Path,
+    manifest: Manifest,
+    names: Sequence[Names],
+    *,
+    updates: int,
+    epochs: int,
+    rewards: bool = False,
 ) -> list[Author]:
     """Write the folder of a node of such a run; origins make equal parts, in the order of `names` worth less
-    and less, the last one harmful. Return them."""
+    and less, the last one harmful. Return them. With `rewards` answers are judged, and nobody's worth."""
+    said = partial(evaluation, metric="pass_at_1") if rewards else evaluation
     run = manifest.parameters()
     assert run.organised
     layout, key = Layout(folder), signing_key("organiser")
@@ -100,7 +108,7 @@ def write_run(
     with UpdateLog.open(layout.log, run.run_id) as log:
         for author in authors:
             decide(Admit(author.feed.origin, 1 << 20, 0))
-        decide(published(0, evaluation(BASE_ACCURACY), base=True))
+        decide(published(0, said(BASE_ACCURACY), base=True))
         for epoch in range(epochs):
             each = [updates // epochs // len(authors) + (n % 3) for n in range(len(authors))]
             log.append([author.write(epoch, count) for author, count in zip(authors, each, strict=True)])
@@ -113,9 +121,10 @@ def write_run(
             parts = (
                 Part(64 * n, count, _worth(n, len(authors), epochs), 2000) for n, count in enumerate(each)
             )
-            decide(Worth(epoch, 872, tuple(parts)))
+            if not rewards:
+                decide(Worth(epoch, 872, tuple(parts)))
             decide(Seal(epoch, (), (), named_digest(run.run_id, heads), FACTOR_ONE, ()))
-            decide(published(epoch, evaluation(accuracy(epoch, epochs))))
+            decide(published(epoch, said(accuracy(epoch, epochs))))
         decide(Announce("Bases were made anew & the rate was lowered <b>by half</b>."))
         cards = [card for author in authors for card in author.card()]
         log.append([], cards=cards, control=[KeepControl(0, tuple(control.entries))])

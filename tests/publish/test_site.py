@@ -37,8 +37,11 @@ PROGRESS = Progress(
     known=69, update_budget=99, epoch=3, epochs=9, epoch_known=0, epoch_updates=9,
     updates_per_second=0.5, epoch_seconds_left=None, seconds_left=None,
 )  # fmt: skip
-ROW = SampleRow(text="<b>a fine film</b>", right="good", base="bad")
-THEN, NOW = (SampleMoment(epoch=epoch, known=9, answers=[said]) for epoch, said in ((0, "?"), (2, "good")))
+ROW = SampleRow(text="<b>a fine film</b>", right="good", base="bad", base_score=0.0)
+THEN, NOW = (
+    SampleMoment(epoch=epoch, known=9, answers=[said], scores=[score])
+    for epoch, said, score in ((0, "?", 0.0), (2, "good", 1.0))
+)
 
 
 @pytest.fixture
@@ -160,6 +163,29 @@ def test_an_open_run_has_a_page_too(sfnode: Run, tmp_path: Path) -> None:
 
 
 # -- what is not -----------------------------------------------------------------------------------------
+
+
+def test_a_reward_run_is_told_by_right_answers_before_and_after_and_has_no_worths(
+    sfnode: Run, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "node", RUN, NAMES, updates=60, epochs=3, rewards=True)
+    rows = [SampleRow(text="3+9=", right="12", base="2", base_score=0.1)]
+    moments = [SampleMoment(epoch=2, known=60, answers=["12"], scores=[1.0])]
+    (tmp_path / "node" / "samples.json").write_text(Samples(rows=rows, moments=moments).model_dump_json())
+    assert sfnode("publish", tmp_path / "page", "--data-dir", tmp_path / "node").status == 0
+    words, page = (
+        Page.of(tmp_path / "page" / "index.html").words,
+        (tmp_path / "page" / "index.html").read_text(),
+    )
+    assert "right answers (pass@1) after epoch 2" in words
+    assert re.search(r"Mean reward 0\.\d{3} now, 0\.312 before training\.", words)
+    assert "3+9= 2 reward 0.10 12 12" in words
+    assert page.count('class="good"') >= 2, "the headline, and the answer that is right"
+    assert not re.search("worth|nats|loss|accuracy", words, re.IGNORECASE)
+    assert "By number of updates" in words
+    board = sfnode("leaderboard", "--data-dir", tmp_path / "node").out
+    assert board.splitlines()[0].split() == ["rank", "origin", "count"]
+    assert "worth" not in board
 
 
 def test_hostile_names_are_text(published: Callable[..., Path]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sfnode.limits import Limits
+from sfnode.schema.evaluation import Drift
 from sfnode.schema.node_state import NodeState, RunHealth
 from sfnode.schema.organising import EpochEvaluation, HealthStatus
 from sfnode.schema.status import AlarmStatus, RunStatus, Status
@@ -13,7 +14,7 @@ from sfnode.schema.status import AlarmStatus, RunStatus, Status
 def status(**fields: Any) -> Status:
     """A relay without neighbours, but for `fields`."""
     values: dict[str, Any] = dict.fromkeys(Status.model_fields, 0)
-    values |= dict.fromkeys(("version", "run_id", "run_name", "role", "peer", "digest"), "")
+    values |= dict.fromkeys(("version", "run_id", "run_name", "task", "role", "peer", "digest"), "")
     values |= {"addresses": [], "links": [], "pauses": [], "paused_by": [], "limits": Limits()}
     values |= {
         "devices": [],
@@ -21,10 +22,28 @@ def status(**fields: Any) -> Status:
         "origin": None,
         "incarnation": None,
         "loss": None,
+        "drift": None,
         "fetch": None,
     }
     values |= {"wait": None, "alarms": [], "organised": None, "audits": None, "privacy": None}
     return Status(**values | {"role": "relay", "state": NodeState.IDLE} | fields)
+
+
+def rewarded(**fields: Any) -> dict[str, Any]:
+    """The fields of the status of a member of a reward run that goes well, but for `fields`."""
+
+    def result(value: float, epoch: int, base: bool = False) -> EpochEvaluation:
+        return EpochEvaluation(
+            metric="pass_at_1", value=value, low=value - 0.02, high=value + 0.02, loss=0.9 - value, count=256,
+            epoch=epoch, base=base,
+        )  # fmt: skip
+
+    base, latest = result(0.3, 0, base=True), result(0.85, 7)
+    health = HealthStatus(verdict=RunHealth.BETTER, latest=latest, base=base, best=latest, worse_than=[])
+    told = organised()["organised"].model_copy(update={"health": health})
+    drift = Drift(norm=1.0, distance=0.177, kl=0.003, tokens=99)
+    told = told.model_copy(update=fields)
+    return {"organised": told, "task": "reward", "loss": 0.06, "drift": drift}
 
 
 def organised(**fields: Any) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def organised_status() -> OrganiserStatus:
 def status(**fields: object) -> Status:
     """A node in full swing, with the widest numbers that one sees."""
     usual: dict[str, object] = {
-        "version": "0", "run_id": "ab", "run_name": "run", "role": "trainer", "state": "catching-up",
+        "version": "0", "run_id": "ab", "run_name": "run", "task": "classification", "role": "trainer",
+        "state": "catching-up", "drift": None,
         "pid": 1, "peer": "Qm", "addresses": [], "known": 123_456, "update_budget": 200_000, "epoch": 0,
         "epochs": 1, "digest": "0123456789abcdef", "origin": "cd", "incarnation": 1, "own_updates": 34_567,
         "contributed": 34_567, "updates_per_second": 123.4, "loss": 12.3456, "lacking": 0, "links": [],

@@ -86,6 +86,13 @@ async def test_the_others_join_through_the_first_once_it_answers(script: Script,
     assert sorted(script.events[-2:]) == ["stop 1", "stop 2"]
 
 
+async def test_nodes_take_turns_at_several_devices(script: Script, tmp_path: Path) -> None:
+    async with LocalSwarm(MANIFEST, nodes=3, folder=tmp_path, device=("cpu", "cuda")):
+        pass
+    devices = {n: said[said.index("--device") + 1] for n, said in script.arguments.items()}
+    assert devices == {1: "cpu", 2: "cuda", 3: "cpu"}
+
+
 async def test_the_first_node_organises_with_keys_of_the_swarms_own_and_invites_the_others(
     script: Script, tmp_path: Path
 ) -> None:

@@ -16,12 +16,17 @@ import { listenTimeline, showTimeline } from "./timeline.js";
 
 const failures = new Map(); // what went wrong, by what was asked
 let seen = null; // the last curves, to draw them again when the window changes
+let trained = { name: "loss", rises: false }; // what losses are told as
 let seenAt = null; // when the node last answered
 
 async function showNow() {
   const now = await ask("now");
   const { status, progress, swarm } = now;
   seenAt = new Date();
+  const [name, rises] = now.trained;
+  trained = { name, rises };
+  tell("trained", trained.name);
+  tell("drift", now.drift ? `Drift from the base: ${now.drift}.` : "");
   document.title = `${now.alarms.length ? "(!) " : ""}${status.run_name} – sfnode`;
   tell("run-name", `${status.run_name} (${status.run_id.slice(0, 8)}), ${status.role}`);
   tell("state", status.state);
@@ -48,12 +53,12 @@ function showAlarms(alarms) {
 }
 
 async function showAbout() {
-  const { about, control } = await ask("about");
+  const { about, task, control } = await ask("about");
   allowControl(control);
   tell("description", about.description || "Its owner has not said.");
   tell("about-model", about.model + (about.parent ? `, a state of run ${about.parent.slice(0, 8)}` : ""));
   const answers = about.answers.length ? `, ${about.answers.join(" or ")}` : "";
-  tell("about-task", `${about.task.replaceAll("-", " ")}${answers}`);
+  tell("about-task", `${task}${answers}`);
   byId("about-task").title = about.template;
   tell("about-data", about.train || "everybody's own");
   tell("about-licence", about.licence ?? "not stated here");
@@ -81,10 +86,12 @@ function showProgress(status, progress) {
   tell("epoch-text", full && status.organised && seconds(progress) ? `${epoch}, to be closed` : `${epoch}, ${left(progress.epoch_seconds_left)}`);
   tell("own-rate", rate(status.updates_per_second));
   tell("swarm-rate", rate(progress.updates_per_second));
-  tell("loss-now", status.role === "relay" ? "none" : number(status.loss));
+  tell("loss-now", status.role === "relay" ? "none" : number(told(status.loss)));
   const run = status.organised;
   if (run) tell("sealed-text", `${count(run.sealed)} epochs are sealed; ${count(run.counted)} updates count${run.behind ? `; ${count(run.behind)} of those named are not here yet` : ""}.`);
 }
+
+const told = (loss) => (trained.rises && loss !== null ? 1 - loss : loss);
 
 const seconds = (progress) => progress.seconds_left !== 0; // the run goes on
 
@@ -97,13 +104,14 @@ function drawCurves() {
   if (!seen) return;
   const over = (name, column) => ({ name, points: seen.seconds.map((second, place) => [second - seen.now, column[place]]) });
   const time = { across: times, nameOfX: "seconds" };
+  const loss = seen.loss.map(told);
   const charts = {
-    "loss-chart": [[over("loss", seen.loss)], { ...time, log: wide(seen.loss) }],
+    "loss-chart": [[over(trained.name, loss)], { ...time, log: !trained.rises && wide(loss) }],
     "rate-chart": [[over("all nodes", seen.swarm_rate), over("this node", seen.own_rate)], { ...time, fromZero: true }],
   };
   for (const [id, [series, options]] of Object.entries(charts)) offer(byId(id), curves(byId(id), series, options).table);
   drawMachine(seen);
-  describe("loss-chart", "Training loss over time", seen.loss);
+  describe("loss-chart", `Training ${trained.name} over time`, loss);
   describe("rate-chart", "Updates per second of all nodes over time", seen.swarm_rate);
 }
 

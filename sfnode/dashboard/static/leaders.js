@@ -17,6 +17,7 @@ export async function showLeaders() {
   view.total = page.total;
   byId("leaders").replaceChildren(...page.origins.map(origin));
   const last = view.offset + page.origins.length;
+  byId("boards").classList.toggle("with-worths", page.origins.some((one) => one.worth !== null));
   tell("page", page.origins.length ? `${count(view.offset + 1)} to ${count(last)} of ${count(page.total)} origins` : "no origin");
   byId("earlier").disabled = view.offset === 0;
   byId("later").disabled = last >= page.total;
@@ -35,7 +36,7 @@ function origin(one) {
     [count(one.updates), "number"],
     [percent(one.share), "number extra"],
     bar(one.share),
-    [one.worth === null ? "" : nats(one.worth), "number"],
+    [one.worth === null ? "" : nats(one.worth), "number worth"],
     [one.team ?? "", "extra isolated"],
     [`${one.first_epoch + 1} to ${one.last_epoch + 1}`, "number extra epochs"],
   ]);

@@ -18,11 +18,12 @@ export function redraw() {
   if (!seen) return;
   say("headline", seen.headline);
   const before = seen.compared.find((one) => one.name === "before training");
+  tell("beside", seen.beside);
   figure("before", before, "");
   figure("now", seen.now, where(seen.now));
   figure("best", seen.best, where(seen.best));
   byId("measure-row").hidden = seen.across === "epoch";
-  if (seen.now) tell("quality-legend", `${seen.metric.replaceAll("_", " ")} ${seen.across === "epoch" ? "of sealed epochs" : "as measured by this node"}, with 95 % intervals, on ${count(seen.now.count)} rows`);
+  if (seen.now) tell("quality-legend", `${seen.name} ${seen.across === "epoch" ? "of sealed epochs" : "as measured by this node"}, with 95 % intervals, on ${count(seen.now.count)} rows`);
   const log = LOWER.includes(seen.metric) && wide(seen.points.map((one) => one.value));
   const drawn = measurements(byId("quality-chart"), seen.points, { compared: seen.compared, nameOfX: seen.across, log });
   offer(byId("quality-chart"), drawn.table);

@@ -22,25 +22,26 @@ function redraw() {
   byId("samples-time").hidden = !moments.length;
   byId("samples-when").hidden = moments.length < 2;
   if (!rows.length) return;
-  byId("samples").replaceChildren(...rows.map((row, place) => line(row, moment?.answers[place])));
-  const right = (said) => rows.filter((row, place) => said(row, place) === row.right).length;
+  byId("samples").replaceChildren(...rows.map((row, place) => line(row, moment, place)));
+  const right = (scores) => scores.filter((score) => score === 1).length;
   if (!moment) return;
-  const words = `After epoch ${moment.epoch ?? "–"}, ${count(moment.known)} updates: ${right((_, place) => moment.answers[place])} of ${rows.length} right, ${right((row) => row.base)} before training.`;
+  const words = `After epoch ${moment.epoch ?? "–"}, ${count(moment.known)} updates: ${right(moment.scores)} of ${rows.length} right, ${right(rows.map((row) => row.base_score))} before training.`;
   tell("samples-text", words);
   byId("samples-when").setAttribute("aria-valuetext", words);
   tell("samples-note", `The same ${rows.length} test rows after every seal, which nobody trains on.`);
 }
 
-function line(row, now) {
+function line(row, moment, place) {
   const one = document.createElement("tr");
-  one.append(cell(row.text, "row-text"), cell(row.right), answer(row.base, row.right), now === undefined ? cell("–") : answer(now, row.right));
+  one.append(cell(row.text, "row-text"), cell(row.right), answer(row.base, row.base_score), moment ? answer(moment.answers[place], moment.scores[place]) : cell("–"));
   ["Right answer", "Before training", "Now"].forEach((name, place) => { one.children[place + 1].dataset.name = name; });
   return one;
 }
 
-function answer(said, right) {
-  const good = said === right, place = cell("", good ? "good" : "");
+function answer(said, score) {
+  const good = score === 1, place = cell("", good ? "good" : "");
   place.append(make("span", good ? "✓ " : ""), make("bdi", said || "(nothing)"));
+  if (score > 0 && !good) place.append(make("span", ` reward ${score.toFixed(2)}`, "quiet"));
   return place;
 }
 

@@ -6,7 +6,7 @@ import { count } from "./format.js";
 
 const MEMBERS = ["admit", "invite", "revoke", "revokeinvitation"];
 const BESIDES = ["worth", "checkpoint", "evaluated", "close"]; // what comes with every seal
-let timeline = { total: 0, entries: [] };
+let timeline = { total: 0, entries: [], names: {} };
 
 export async function showTimeline() {
   timeline = await ask("timeline");
@@ -29,7 +29,7 @@ function entry(one) {
   const words = make("span");
   words.append(make("bdi", one.text));
   line.append(make("span", one.kind.replace("revokeinvitation", "revoke"), "kind"), words);
-  if (found) words.append(make("b", ` · ${found.metric.replaceAll("_", " ")} ${fixed(found.value)}`), make("span", ` (${fixed(found.low)} to ${fixed(found.high)})`, "quiet"));
+  if (found) words.append(make("b", ` · ${timeline.names[found.metric] ?? found.metric} ${fixed(found.value)}`), make("span", ` (${fixed(found.low)} to ${fixed(found.high)})`, "quiet"));
   return line;
 }
 
