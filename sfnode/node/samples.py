@@ -49,6 +49,8 @@ class Sampling:
         self._kept = Samples(rows=[], moments=[])
         self._taken: int | None = None
         """Epoch at which the last ones were taken."""
+        self._unwritten = False
+        """Whether the file could not be written the last time."""
 
     def view(self) -> Samples:
         """Return what was recorded so far."""
@@ -110,9 +112,20 @@ class Sampling:
         if len(moments) > MAX_MOMENTS:
             moments = moments[1::2]
         self._kept = Samples(rows=shown, moments=moments)
-        text = self._kept.model_dump_json()
-        await asyncio.to_thread(write_whole, self._file, text.encode())
+        await self._write()
         return took
+
+    async def _write(self) -> None:
+        """Keep the samples for the next start; a full disk costs them only then."""
+        text = self._kept.model_dump_json().encode()
+        try:
+            await asyncio.to_thread(write_whole, self._file, text)
+        except UserError as error:
+            if not self._unwritten:
+                log.warning("samples would not outlive a restart: %s", error.what)
+            self._unwritten = True
+        else:
+            self._unwritten = False
 
 
 def kept(path: Path) -> Samples:
@@ -120,5 +133,8 @@ def kept(path: Path) -> Samples:
     try:
         with path.open("rb") as file:
             return Samples.model_validate_json(file.read(MAX_BYTES))
-    except (OSError, ValidationError):
+    except FileNotFoundError:
+        return Samples(rows=[], moments=[])
+    except (OSError, ValidationError) as error:
+        log.warning("the samples in %s cannot be read, and begin anew: %s", path, type(error).__name__)
         return Samples(rows=[], moments=[])

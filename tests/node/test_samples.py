@@ -87,6 +87,20 @@ async def test_samples_outlive_a_restart_and_the_base_model_is_not_asked_again(
     assert True not in asked
 
 
+async def test_samples_are_taken_though_they_cannot_be_written(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(samples, "COST", 0)
+
+    def full(*_: Any) -> None:
+        raise UserError(Code.DISK_FULL, "the disk is full", "Make room.")
+
+    monkeypatch.setattr(samples, "write_whole", full)
+    a = await swarm.first(samples=2)
+    await eventually(lambda: len(a.node.sampling.view().moments) > 1)
+    assert caplog.text.count("the disk is full") == 1
+
+
 async def test_samples_of_other_rows_are_begun_anew(swarm: Swarm) -> None:
     a = await swarm.first(samples=2)
     await eventually(lambda: a.node.sampling.view().moments)
