@@ -89,7 +89,7 @@ def score(name: Name, answer: str, row: Mapping[str, str]) -> float:
     """Return what an allowed plug-in gives an answer; 0 if it fails. Raises as `require`."""
     require([name])
     try:
-        found = float(_allowed[name](answer, dict(row)))
+        found = float(0 + _allowed[name](answer, dict(row)))  # a text is no number, whatever it says
     except (Exception, SystemExit) as error:  # a stranger's code may raise anything
         return _failed(name, format_exception_only(error)[-1].strip())
     if not 0 <= found <= 1:  # also of what is no number

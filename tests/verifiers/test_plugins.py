@@ -31,7 +31,7 @@ def polite(answer, row):
     return 0.5 * ("please" in answer) + 0.5 * (answer == row["answer"])
 
 def strange(answer, row):
-    return {"none": None, "more": 1.5, "nan": float("nan"), "yes": True}.get(answer) or {}[answer]
+    return {"none": None, "more": 1.5, "nan": float("nan"), "text": "1", "yes": True}.get(answer) or {}[answer]
 
 def leaves(answer, row):
     raise SystemExit(3)
@@ -119,7 +119,7 @@ def test_a_yes_where_there_is_no_plug_in_is_a_mistake() -> None:
     verifying.permit(Task(kind="text", template="{q}"))
 
 
-@pytest.mark.parametrize("answer", ["none", "more", "nan", "missing"])
+@pytest.mark.parametrize("answer", ["none", "more", "nan", "text", "missing"])
 def test_what_is_no_reward_is_0_and_said_once(answer: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "sfnode")
     name = allow("mine:strange")
