@@ -31,7 +31,8 @@ def polite(answer, row):
     return 0.5 * ("please" in answer) + 0.5 * (answer == row["answer"])
 
 def strange(answer, row):
-    return {"none": None, "more": 1.5, "nan": float("nan"), "text": "1", "yes": True}.get(answer) or {}[answer]
+    found = {"none": None, "more": 1.5, "nan": float("nan"), "text": "1", "yes": True}
+    return found.get(answer) or {}[answer]
 
 def leaves(answer, row):
     raise SystemExit(3)
