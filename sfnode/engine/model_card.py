@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sfnode.engine.adapter import Fit
 from sfnode.manifest import Task
 from sfnode.models.files import BUILTIN, licence_of
+from sfnode.schema.metrics import metric_of, trained_by
 from sfnode.schema.provenance import Contributor, Provenance
 from sfnode.tasks.calibration import CALIBRATION_ROWS
 from sfnode.tasks.shard import CENTRED
@@ -137,12 +138,14 @@ def _about(trainer: Trainer, about: Provenance, weights: Mapping[str, str]) -> I
     moment = f"The model of {seal}the run, {about.updates} updates, {kind} `{about.digest}`."
     yield f"## Where it comes from\n\n{moment}\n"
     if about.evaluations:
+        trained = trained_by(trainer.manifest.task.kind)
         rows = (
-            f"| {one.of} | {_escaped(one.result.metric)} | {one.result.value:.3f} "
-            f"| {one.result.low:.3f} to {one.result.high:.3f} | {one.result.loss:.4f} | {one.result.count} |"
+            f"| {one.of} | {_escaped(metric_of(one.result.metric).name)} | {one.result.value:.3f} "
+            f"| {one.result.low:.3f} to {one.result.high:.3f} | {trained.of(one.result.loss):.4f} "
+            f"| {one.result.count} |"
             for one in about.evaluations
         )
-        loss = "loss, nats" if trainer.manifest.task.has_slopes else "1 - mean reward"
+        loss = trained.name if trained.rises else f"{trained.name}, nats"
         yield (
             "Measured by the organiser on validation rows, on which nobody trains, with 95 % intervals:\n\n"
             f"| model | metric | value | interval | {loss} | rows |\n|---|---|---|---|---|---|"

@@ -205,7 +205,7 @@ def test_the_card_says_how_answers_were_scored(tmp_path: Path) -> None:
     assert '`"the {noun} was"`,\nof at most 5 tokens, up to `"\\n"`, and this' in card
     assert json.dumps(VERIFIER, indent=1) in card
     assert "| task | reward of answers that it writes |" in card
-    assert "1 - mean reward" in card
+    assert "| mean reward | rows |" in card
     assert "nats" not in card.partition("Drift from the base model")[0]
     assert "calibrated" not in card
 
