@@ -23,7 +23,12 @@ def early(counting: Counting, feeds: Sequence[Feed], segment: Segment) -> bool:
     `feeds`, one of which this is of, are of origins that are not known to be admitted. It is to be asked for
     again later."""
     strangers = all(counting.member(feed.origin) is None for feed in feeds)
-    return segment.parts[-1].epoch > counting.open_epoch or (bool(feeds) and strangers)
+    return unopened(counting, segment) or (bool(feeds) and strangers)
+
+
+def unopened(counting: Counting, segment: Segment) -> bool:
+    """Return whether a label is of an epoch that is not known to be open."""
+    return segment.parts[-1].epoch > counting.open_epoch
 
 
 def fault(counting: Counting, state: FeedState, segment: Segment) -> str | None:
@@ -35,7 +40,7 @@ def fault(counting: Counting, state: FeedState, segment: Segment) -> str | None:
     member = counting.member(state.feed.origin)
     if member is None or counting.number(state.feed) is None:
         return "O6: the feed of an origin that is not admitted"
-    if segment.parts[-1].epoch > counting.open_epoch:
+    if unopened(counting, segment):
         return "O6: a label of an epoch that is not open"
     labelled, epoch = state.labelled, state.epoch
     for part in segment.parts:

@@ -241,7 +241,7 @@ def test_a_machine_that_takes_labels_of_epochs_that_are_not_open_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scenario = replace(SCENARIOS["organised"], conditions=Conditions(loss=0.4), faults=())
-    monkeypatch.setattr(holding, "early", lambda *_: False)
+    monkeypatch.setattr(holding, "unopened", lambda *_: False)
     assert caught(simulate(scenario, 0)) == "quota"
 
 
