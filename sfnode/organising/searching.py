@@ -170,6 +170,7 @@ class Search:
 
     def _resume(self, counting: Counting) -> None:
         last = counting.closed_updates(counting.open_epoch - 1) if counting.open_epoch else 0
+        self._most = min(self._policy.longest, max(self._most, last))
         while self._target < (longer := min(math.floor(GROWTH * self._target), self._most)) <= last:
             self._target = longer
             self._steady += 1

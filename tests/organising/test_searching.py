@@ -237,6 +237,16 @@ def test_after_a_restart_epochs_are_as_long_and_rates_move_as_before() -> None:
     assert search.target(run.bench.counting) <= length < 2 * search.target(run.bench.counting)
 
 
+def test_after_a_restart_a_large_swarm_goes_on_with_long_epochs() -> None:
+    swarm = Swarm(100, 1_000_000_000, 65_536)
+    swarm.run(1000)
+    counting = swarm.bench.counting
+    last = counting.closed_updates(counting.open_epoch - 1)
+    search = Search(replace(SEARCHED, target_updates=65_536), counting)
+    assert last > 4096
+    assert last / 2 < search.target(counting) <= last
+
+
 def test_epochs_are_long_enough_for_the_budget() -> None:
     counting = Counting(budget=1000 * MAX_EPOCHS, rate=RATE)
     assert Search(SEARCHED, counting).target(counting) == 1000
