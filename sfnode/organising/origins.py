@@ -7,7 +7,7 @@ measures.
 
 Theory of operation. The score z of n updates adds up to a random walk with steps of variance 1 / n if their
 scalars are useless (random signs), however large they are, and drifts by m sqrt(n) if they were measured. m
-is estimated from the swarm, as the median over its members; of that the test takes SHARE for a useful member,
+is estimated from the swarm, by the median over its members; of that the test takes SHARE for a useful member,
 so that somebody with rows of another kind, whose scalars agree with the validation rows less, is not taken
 for useless. Two sums over epochs follow, with d = SHARE * m:
 
@@ -94,6 +94,10 @@ and lost for good."""
 
 MEDIAN_ERROR = 1.25
 """Standard error of a median beside that of a mean of normal numbers: the root of pi / 2."""
+
+SQUARE, SQUARE_ERROR = 0.455, 1.06
+"""Median of the square of a standard normal number, and its standard error with one of them: half of the
+reciprocal of the density there, which is 0.471."""
 
 PARTS_PER_WORTH = 7_000
 """Parts of one decision: at 28 bytes each at most they fit MAX_DECISION."""
@@ -275,17 +279,23 @@ class Origins:
         return known is None or known.trusted
 
     def _usual_drift(self, parts: Sequence[Part]) -> float:
-        """Return the drift of an honest member, as far as the median tells; 0 if there is none.
+        """Return the drift of an honest member, as far as this tells; 0 if there is none, or the median is
+        not above 0.
 
-        A standard error less than the median, and no more than these parts have by their own median, beyond
-        noise: where the whole step goes too far, or few bend it, scores say nothing of single members.
+        From the median of squares, less what noise makes of it and a standard error of that: who flips signs
+        drifts as far as the others, and the median of the drifts themselves is that of the lesser honest ones
+        then. No more than these parts have by their own median, beyond noise: where the whole step goes too
+        far, or few bend it, scores say nothing of single members.
         """
         known = [self.members[part.feed // INCARNATIONS] for part in parts]
         if len({part.feed // INCARNATIONS for part in parts}) < LEAST_MEMBERS:
             return 0.0
         enough = median(one.weight for one in known) / 2
         chosen = [one for one in known if one.weight >= enough]
-        usual = median(one.drift for one in chosen) - _noise(sum(one.weight for one in chosen))
+        if median(one.drift for one in chosen) <= 0:
+            return 0.0
+        noise = (SQUARE + SQUARE_ERROR / math.sqrt(len(chosen))) * median(1 / one.weight for one in chosen)
+        usual = math.sqrt(max(0.0, median(one.drift**2 for one in chosen) - noise))
         now = median(part.score / SCORE_ONE / math.sqrt(part.updates) for part in parts)
         return max(0.0, min(usual, now + 2 * _noise(sum(part.updates for part in parts))))
 

@@ -458,7 +458,7 @@ def test_who_evidently_does_harm_is_revoked_since_then_and_it_is_taken_back() ->
     for _ in range(3):
         run.epoch()
     while not run.bench.of(Revoke):
-        run.epoch(BAD / 2)
+        run.epoch(BAD / 4)
     assert run.bench.of(Revoke) == [Revoke(4, 3)]
     void = run.bench.of(Void)[0]
     assert (void.first, void.members) == (3, (4,))
@@ -466,6 +466,16 @@ def test_who_evidently_does_harm_is_revoked_since_then_and_it_is_taken_back() ->
     assert run.bench.counting.counts_of(4) == sum(run.bench.counting.counts(EVE, e) for e in range(3))
     run.epoch(BAD)
     assert len(run.bench.of(Revoke)) == len(run.bench.of(Void)) == 1
+
+
+def test_flips_of_three_in_ten_show_in_the_first_epoch_though_scalars_agree_little() -> None:
+    """Mean scores of an update as measured on AG News: the median of all is 0.14, that of the honest 0.28."""
+    drifts = (0.47, 0.06, 0.04, 0.28, 0.57, 0.22, 0.33, -0.54, -0.34, -0.25)
+    parts = [Part(64 * n, 19, 0, round(drift * math.sqrt(19) * SCORE_ONE)) for n, drift in enumerate(drifts)]
+    evidence = Origins()
+    evidence.take(Worth(0, 32, tuple(parts)))
+    assert min(evidence.members[n].useful for n in range(7)) > TRUSTED_FROM - 0.1
+    assert max(evidence.members[n].useful for n in range(7, 10)) < TRUSTED_FROM - 0.4
 
 
 def test_a_policy_may_only_tell_of_harm_and_the_owner_has_the_last_word() -> None:
