@@ -194,19 +194,19 @@ async def test_every_seal_has_the_factor_that_a_line_search_finds(
     a = await organised.first(**options(tmp_path), search=True)
     await a.until(lambda: a.node.engine_loaded)
     engine, counting = a.engine, a.machine.organised.counting
-    engine.best = 8.0
+    engine.best = 0.5
     first = counting.rate(0)
     await a.until(lambda: counting.sealed > 2 and engine.towards)
-    assert engine.towards[0][1] == 4.0
+    assert engine.towards[0][1] == 0.25
     seals = [
         decision
         for entry in a.machine.organised.control.feed.entries
         if isinstance(decision := read(entry.record).decision, Seal)
     ]
     factors = [seal.factor for seal in seals]
-    assert 4 * FACTOR_ONE in factors
-    searched = factors.index(4 * FACTOR_ONE)
-    assert seals[searched].rates[0].rate == 4 * first
+    assert FACTOR_ONE // 4 in factors
+    searched = factors.index(FACTOR_ONE // 4)
+    assert seals[searched].rates[0].rate == first // 4
     assert engine.towards[0][0] in [sum(counting.positions(e).values()) for e in range(-1, counting.sealed)]
 
 
