@@ -415,6 +415,13 @@ def tell_of_new_feed(update_log: UpdateLog, last: Feed | None, why: str) -> None
     log.log(WARNING if said else DEBUG, "%s; continuing under a new incarnation", why)
 
 
+def continue_as(update_log: UpdateLog, feed: Feed) -> None:
+    """Record the new feed of our own; called on the disk thread."""
+    last = last_feed(update_log, feed.origin)
+    tell_of_new_feed(update_log, last, "cannot prove that this log is all we ever said")
+    remember_feed(update_log, feed)
+
+
 def last_feed(update_log: UpdateLog, origin: bytes) -> Feed | None:
     """Return the feed of `origin` that this folder has continued last; None if there is none."""
     kept = update_log.get_meta(_INCARNATION)

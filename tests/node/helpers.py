@@ -24,9 +24,9 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Data, Manifest, Model, Task, Training
 from sfnode.models import bases as published_bases
 from sfnode.node.driver import Driver
-from sfnode.node.engine_thread import HeldOut, Searches
 from sfnode.node.node import Node as PublicNode
 from sfnode.node.running import RunningNode
+from sfnode.node.training.engine_thread import HeldOut, Searches
 from sfnode.schema.evaluation import Evaluation, LayeredDrift
 from sfnode.schema.provenance import Provenance
 from sfnode.settings import Settings

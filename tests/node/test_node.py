@@ -15,7 +15,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node import readiness
-from sfnode.node.step_scheduler import FAILURES
+from sfnode.node.training.step_scheduler import FAILURES
 from sfnode.store.verification import verify_log
 from sfnode.transport import memory
 from sfnode.transport.memory import Faults
@@ -41,7 +41,7 @@ async def test_a_node_alone_makes_exactly_the_updates_of_the_budget(swarm_of: Sw
     swarm = swarm_of(manifest(update_budget=1001, epoch_updates=300))
     node = await swarm.first(queries=4)
     await completed([node])
-    assert node.known == node.node.scheduler.made == 1001  # type: ignore[union-attr]
+    assert node.known == node.node.model.scheduler.made == 1001  # type: ignore[union-attr]
     assert node.engine.epochs == sorted(node.engine.epochs)
     assert 0 < node.engine.epochs[-1] <= 3
 
@@ -278,7 +278,7 @@ async def test_a_node_started_again_alone_has_the_same_digests_and_needs_nobody(
     before = await a.client.digest()
     await a.stop()
     await swarm.first()
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     assert await a.client.digest() == before
 
 
@@ -322,7 +322,7 @@ async def test_updates_that_arrive_while_the_model_loads_are_counted_once(swarm:
     await b.until(lambda: b.known > known + 100)
     gate.set()
     await b.until(lambda: made(b) > 5)
-    moment, counted = await b.node.ask_engine(lambda engine: len(engine.applied))  # type: ignore[attr-defined]
+    moment, counted = await b.node.model.ask(lambda engine: len(engine.applied))  # type: ignore[attr-defined]
     assert counted == moment.known
     assert a.known > known
 
@@ -378,4 +378,4 @@ def own_feed(node: Node) -> Feed:
 
 def made(node: Node) -> int:
     """Own updates of this start."""
-    return node.node.scheduler.made if node.node.scheduler else 0
+    return node.node.model.scheduler.made if node.node.model.scheduler else 0

@@ -424,12 +424,12 @@ def test_addresses_are_remembered_as_they_were(data_dir: DataDir) -> None:
 async def test_a_copied_folder_joins_beside_its_original(swarm: Swarm) -> None:
     a = await swarm.first()
     b = await swarm.join("b")
-    await b.until(lambda: b.node.scheduler and b.node.scheduler.made > 20)
+    await b.until(lambda: b.node.model.scheduler and b.node.model.scheduler.made > 20)
     await b.stop()
     shutil.copytree(b.folder, swarm.folder / "c")
     await swarm.join("b")
     c = await swarm.join("c")
-    await c.until(lambda: c.node.scheduler and c.node.scheduler.made > 20)
+    await c.until(lambda: c.node.model.scheduler and c.node.model.scheduler.made > 20)
     ours, theirs = b.machine.own, c.machine.own
     assert ours is not None
     assert theirs is not None

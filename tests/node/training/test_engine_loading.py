@@ -11,7 +11,7 @@ import pytest
 
 from sfnode.limits import Limits
 from sfnode.manifest import Data, Manifest, Task, Training
-from sfnode.node.engine_loading import load_trainer
+from sfnode.node.training.engine_loading import load_trainer
 from sfnode.settings import Settings
 from sfnode.store.replay import changes
 from sfprotocol.weighing import once
