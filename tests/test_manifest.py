@@ -10,7 +10,10 @@ import pytest
 import tomli_w
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import MAX_ANSWER_TOKENS, MAX_DESCRIPTION, MAX_GROUP, MAX_QUOTA, Manifest, Task, Training
+from sfnode.manifest import MAX_DESCRIPTION, Manifest
+from sfnode.manifest.admission import MAX_QUOTA
+from sfnode.manifest.task import MAX_ANSWER_TOKENS, Task
+from sfnode.manifest.training import MAX_GROUP, Training
 from sfprotocol import PROTOCOL_VERSION
 from sfprotocol.messages import Authority
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfnode.engine.adapter import Fit
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.models.files import BUILTIN, licence_of
 from sfnode.schema.metrics import metric_of, trained_by
 from sfnode.schema.provenance import Contributor, Provenance

@@ -35,7 +35,8 @@ from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.run_rows import RunRows
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
-from sfnode.manifest import PRIOR_ONE, Manifest
+from sfnode.manifest import Manifest
+from sfnode.manifest.task import PRIOR_ONE
 from sfnode.models import bases as published_bases
 from sfnode.models import loader
 from sfnode.schema.evaluation import Evaluation, LayeredDrift, PassAt

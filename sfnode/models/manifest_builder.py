@@ -14,7 +14,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from sfnode.defaults import DEFAULT_LOSS
 from sfnode.errors import Code, UserError
-from sfnode.manifest import MAX_QUOTA, Data, Manifest, Model, Open, Organised, Task, Training
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import MAX_QUOTA, Open, Organised
+from sfnode.manifest.data import Data
+from sfnode.manifest.model import Model
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
 from sfnode.models import files, loader
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks import chat, dataset, library, presets, proposals, reward_numbers, verifier_sources

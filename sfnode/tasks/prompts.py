@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.tasks import templates, verifying
 
 Row = Mapping[str, Any]

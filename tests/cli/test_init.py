@@ -19,7 +19,8 @@ from sfnode.cli.init_questions import INTRODUCTION, QUESTIONS
 from sfnode.defaults import DEFAULT_LOSS, OPEN_WORK_BITS
 from sfnode.engine import pilot, reward_trial, trial
 from sfnode.engine.pilot import SLOPES
-from sfnode.manifest import Manifest, Open
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import Open
 from sfnode.models import bases, loader, manifest_builder, pieces
 from sfnode.models.files import EMBEDDED
 from sfnode.store.identity import Identity, WrongPassphraseError

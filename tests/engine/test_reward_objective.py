@@ -18,7 +18,9 @@ from sfnode.engine.model_card import model_card
 from sfnode.engine.rewards import Question
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Task
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
 from sfnode.models.targets import Selection
 from sfnode.tasks import public_files
 from sfnode.tasks.encoding import encode

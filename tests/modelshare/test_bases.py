@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sfnode.manifest import Manifest, Organised
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import Organised
 from sfnode.models import bases
 from sfnode.modelshare import bases as share
 from sfnode.modelshare import download

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
 from sfnode.modelshare import download
 from sfnode.tasks import dataset, public_files
 from sfnode.transport.base import Asker

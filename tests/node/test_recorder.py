@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.node import recorder
 from sfnode.store.run_keys import organiser_key
 from sfprotocol.decisions import FACTOR_ONE, Evaluated, read

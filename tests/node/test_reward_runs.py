@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
-from sfnode.manifest import Data, Manifest, Organised, Task, Training
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import Organised
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
 from sfnode.node import organising
 from sfnode.node.organising import policy_of
 from sfnode.node.training.engine_loading import load_trainer

@@ -13,7 +13,8 @@ import msgpack
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest, Open
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import Open
 from sfnode.node import startup
 from sfnode.settings import Settings
 from sfnode.store import tables

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Model, Organised, Task
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import Organised
+from sfnode.manifest.data import Data
+from sfnode.manifest.model import Model
+from sfnode.manifest.task import Task
 from sfnode.schema import DecisionResult, OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.status import CoreStatus, Status

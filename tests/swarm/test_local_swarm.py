@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Task
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import CoreStatus
 from sfnode.swarm import local_swarm

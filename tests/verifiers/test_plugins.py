@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.tasks import verifying
 from sfnode.tasks.verifier_sources import load
 from sfnode.verifiers import plugins
