@@ -1,4 +1,4 @@
-"""Who may take part in a run: the price of an open one, the organiser of an organised one."""
+"""Admission to a run: the price of an open one, the organiser of an organised one."""
 
 from __future__ import annotations
 

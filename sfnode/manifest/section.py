@@ -1,4 +1,4 @@
-"""What all tables of the manifest have in common: frozen, strict, and in one canonical order."""
+"""Tables of the manifest as such: frozen, strict, and in one canonical order."""
 
 from __future__ import annotations
 

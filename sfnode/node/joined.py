@@ -1,4 +1,4 @@
-"""What a node has once it has joined its run: its parts are made of it. It knows none of them."""
+"""The things that a node has once it has joined its run. Its parts are made of them; here none is known."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from sfnode.settings import Settings
 
 
 class Supplies:
-    """What one node gets from peers, and gives them."""
+    """Things that one node gets from peers, and gives them."""
 
     def __init__(self, joined: Joined, *, givers: Callable[[], list[str]], bandwidth: Bandwidth) -> None:
         """`givers()` are addresses of peers that may have what is lacking."""

@@ -1,4 +1,4 @@
-"""What the log knows of its feeds without reading a row: their states, their cuts, and their last segments.
+"""The feeds as the log knows them without reading a row: their states, their cuts, their last segments.
 
 Kept in memory, and safe to use from any thread: it changes only after a commit, by the one writer there is at
 a time. Knows neither SQLite nor files.

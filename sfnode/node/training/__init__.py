@@ -1,1 +1,1 @@
-"""What a node computes with: its model on a thread of its own, the steps that it orders, and who may ask."""
+"""The computing of a node: its model on a thread of its own, the steps that it orders, questions to it."""
