@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Self
 from sfnode.control import prometheus, server
 from sfnode.loggers.open import opened
 from sfnode.logging import begins
-from sfnode.node import contacts, startup
+from sfnode.node import startup
 from sfnode.node.joined import Joined
+from sfnode.node.network import contacts
 from sfnode.node.running import RunningNode
 from sfnode.node.training.engine_loading import load_trainer
 from sfnode.node.training.model import LoadEngine
@@ -174,7 +175,7 @@ class Node:
                 logger,
                 contacts.known_url(settings.contacts_url, update_log),
             )
-            transport.on_request(running.answers.answer)
+            transport.on_request(running.peer_questions.answer)
             stack.enter_context(startup.organising(settings, manifest, machine, self._passphrase))
             await running.limiter.start()
             stack.push_async_callback(await server.serve(running, data_dir.control_socket))

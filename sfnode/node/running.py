@@ -14,14 +14,14 @@ from functools import partial
 from sfnode.loggers.record import Logger
 from sfnode.logging import log
 from sfnode.node import clock, startup
-from sfnode.node.answers import Answers
 from sfnode.node.audits import Auditing
 from sfnode.node.checkpoints import Checkpoints
 from sfnode.node.clock import ClockCheck
 from sfnode.node.driver import Driver
 from sfnode.node.exports import Exports
 from sfnode.node.joined import Joined
-from sfnode.node.neighbourhood import Neighbourhood
+from sfnode.node.network.neighbourhood import Neighbourhood
+from sfnode.node.network.peer_questions import PeerQuestions
 from sfnode.node.organising import Organising, be_admitted, organises
 from sfnode.node.privacy import Privacy
 from sfnode.node.progress_log import ProgressLog
@@ -87,7 +87,7 @@ class RunningNode:
             alone=lambda: self.neighbourhood.peering.alone,
             clock=joined.clock,
         )
-        self.answers = Answers(joined, self.supplies.sharing.answer)
+        self.peer_questions = PeerQuestions(joined, self.supplies.sharing.answer)
 
         # what watches it
         organised = joined.machine.organised

@@ -23,7 +23,7 @@ from sfnode.store.identity import load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of
 from sfnode.tasks import library
-from sfnode.transport.base import Asker, RequestHandler, TransportError
+from sfnode.transport.base import Asker, RequestHandler
 from sfnode.transport.memory import MemoryTransport, Network
 from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.decisions import INCARNATIONS
@@ -452,16 +452,3 @@ async def test_a_node_that_may_not_join_leaves_nothing_running(swarm: Swarm, fie
     assert not swarm.nodes["b"].layout.log.exists()
     with open_data_dir(swarm.nodes["b"].folder):
         pass
-
-
-@pytest.mark.parametrize("question", [b"\xc1", b"", wire_codec.encode(Goodbye("hello"))])
-async def test_a_node_answers_one_question_and_shrugs_at_others(
-    swarm: Swarm, caplog: pytest.LogCaptureFixture, question: bytes
-) -> None:
-    a = await swarm.first(role="relay")
-    asker = MemoryTransport(swarm.network, "asker")
-    await asker.start()
-    with pytest.raises(TransportError):
-        await asker.request(a.address, question)
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
-    assert await startup.fetch_manifest(asker, (a.address,)) == swarm.run

@@ -1,6 +1,6 @@
 """The peers of a node: those that it was told of and has met, which it looks for and remembers.
 
-Whom to dial and what to announce `sfnode.node.peering` decides; here is what that needs to begin, and what is
+Whom to dial and what to announce `peering` decides; here is what that needs to begin, and what is
 kept of it for the next start.
 """
 
@@ -10,10 +10,11 @@ from contextlib import suppress
 from random import SystemRandom
 
 from sfnode.errors import UserError
-from sfnode.node import contacts, startup
+from sfnode.node import startup
 from sfnode.node.driver import Driver
 from sfnode.node.joined import Joined
-from sfnode.node.peering import Peering
+from sfnode.node.network import contacts
+from sfnode.node.network.peering import Peering
 from sfnode.peers.address_book import AddressBook
 from sfnode.transport.base import PeerRecord
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.node import contacts
+from sfnode.node.network import contacts
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir, open_data_dir
 from sfnode.store.log import UpdateLog

@@ -1,4 +1,4 @@
-"""Answers of a node to peers that ask: what its run is, parts of files that it has, and who it is itself."""
+"""Questions of peers, and what a node answers: its run's manifest, parts of files, and who it is itself."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import ManifestReply, ManifestRequest, PartReply, PartRequest
 
 
-class Answers:
-    """Replies to the questions of peers, frame for frame."""
+class PeerQuestions:
+    """Answers the questions of peers, frame for frame."""
 
     def __init__(self, joined: Joined, part: Callable[[PartRequest, Asker], Awaitable[PartReply]]) -> None:
         """`part` answers who asks for a part of a file."""
