@@ -31,7 +31,8 @@ from sfprotocol.decisions import RATE_ONE
 from sfprotocol.messages import Authority, RunParameters
 from sfprotocol.names import fault
 
-__all__ = ["MAX_GROUP", "Manifest", "Section", "Task"]  # the first and the last two for sfnode.experiments
+__all__ = ["MAX_GROUP", "Manifest", "Section", "Task"]
+"""All but Manifest are defined in the tables' modules; `sfnode.experiments` still imports them from here."""
 
 MAX_MANIFEST_BYTES = 192 * 1024
 """Size limit of an encoded manifest: it fits one frame, and the targets of a 7B model take 20 KiB."""
