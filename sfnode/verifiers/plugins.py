@@ -101,7 +101,7 @@ def score(name: Name, answer: str, row: Mapping[str, str]) -> float:
 
 
 def _is_from_the_terminal(error: BaseException) -> bool:
-    """Return whether Ctrl-C may have raised this: it does so in the main thread only, where no node trains."""
+    """Return whether Ctrl-C may have raised this: it does in the main thread only, where no node trains."""
     return isinstance(error, KeyboardInterrupt) and current_thread() is main_thread()
 
 
