@@ -48,7 +48,7 @@ def describe(node: RunningNode) -> Status:
         origin=machine.own.origin.hex() if machine.own else None,
         incarnation=machine.own.incarnation if machine.own else None,
         own_updates=scheduler.made if scheduler else 0,
-        contributed=machine.frontier.next(machine.own) if machine.own else 0,
+        contributed=machine.frontier.held(machine.own.origin) if machine.own else 0,
         updates_per_second=scheduler.rate() if scheduler else 0.0,
         loss=scheduler.loss if scheduler else None,
         drift=node.views.drift,

@@ -15,7 +15,9 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node import readiness
+from sfnode.node.startup import contributed
 from sfnode.node.step_scheduler import FAILURES
+from sfnode.store.log import UpdateLog
 from sfnode.store.verification import verify_log
 from sfnode.transport import memory
 from sfnode.transport.memory import Faults
@@ -369,6 +371,10 @@ async def test_a_node_whose_peers_know_more_of_its_feed_starts_another(swarm: Sw
     with sqlite3.connect(b.layout.log) as db:
         kept = db.execute("SELECT value FROM meta WHERE key = 'incarnation'").fetchone()[0]
     assert int.from_bytes(kept, "big") == own_feed(b).incarnation
+    assert b.node.status().contributed == said + b.machine.frontier.next(own_feed(b)), "both are its own"
+    await b.stop()
+    with UpdateLog.open(b.layout.log, read_only=True) as log:
+        assert contributed(b.layout, log) == said + log.stop(own_feed(b))
 
 
 def own_feed(node: Node) -> Feed:
