@@ -417,7 +417,7 @@ class RunningNode:
     async def _keep_company(self) -> None:
         links = self.driver.pumps
         await contacts.keep_company(
-            self.contacts_url, self.manifest.run_id, lambda: len(links), self.peering.hear
+            self.contacts_url, self.manifest.run_id, lambda: len(links), self.peering.hear, SystemRandom()
         )
 
     def _begin_engine(self) -> Callable[[Engine], Mapping[Feed, Counted]]:
