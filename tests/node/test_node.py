@@ -36,6 +36,30 @@ async def completed(nodes: list[Node]) -> None:
         await node.until(lambda: len({node.digest for node in nodes}) == 1)
 
 
+async def test_a_node_that_lacks_updates_beyond_the_budget_is_not_complete(swarm_of: SwarmOf) -> None:
+    """Two parts of a swarm use up the budget, each by itself; then they hear of each other's updates."""
+    swarm = swarm_of(manifest(update_budget=1000))
+    a, b = await swarm.first(), await swarm.join("b")
+    await b.until(lambda: made(b) > 0)
+    swarm.network.partition("a", "b")
+    for node in (a, b):
+        await node.until(lambda node=node: node.machine.complete)  # type: ignore[misc]
+    union = sum(node.machine.frontier.next(own_feed(node)) for node in (a, b))
+    assert union > b.known >= 1000
+    said: list[tuple[str, int]] = []
+
+    def seen() -> bool:
+        """Whether b is complete with all that a has."""
+        status = b.node.status()
+        said.append((status.state, status.lacking))
+        return status.state == "complete" and b.known == union
+
+    swarm.network.heal()
+    await b.until(seen)
+    assert not [lacking for state, lacking in said if state == "complete" and lacking]
+    assert ("catching-up", True) in {(state, lacking > 0) for state, lacking in said}
+
+
 # -- a run from its beginning to its end -----------------------------------------------------------------
 
 
