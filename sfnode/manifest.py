@@ -609,9 +609,11 @@ class Manifest(Section):
         try:
             fields = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            why = "it is no text (UTF-8)" if isinstance(error, UnicodeDecodeError) else why
             raise UserError(
                 Code.BAD_MANIFEST,
-                f"cannot read the run manifest {path}: {error}",
+                f"cannot read the run manifest {path}: {why}",
                 "Write one with `sfnode init`, or get the run's own with `sfnode join --peers ADDRESS`.",
             ) from error
         return cls._checked(fields, str(path))
