@@ -25,14 +25,11 @@ from sfnode.manifest.data import Data
 from sfnode.manifest.model import Model
 from sfnode.manifest.section import Section, sorted_keys
 from sfnode.manifest.task import Task
-from sfnode.manifest.training import MAX_GROUP, Training
+from sfnode.manifest.training import Training
 from sfprotocol import PROTOCOL_VERSION
 from sfprotocol.decisions import RATE_ONE
 from sfprotocol.messages import Authority, RunParameters
 from sfprotocol.names import fault
-
-__all__ = ["MAX_GROUP", "Manifest", "Section", "Task"]
-"""All but Manifest are defined in the tables' modules; `sfnode.experiments` still imports them from here."""
 
 MAX_MANIFEST_BYTES = 192 * 1024
 """Size limit of an encoded manifest: it fits one frame, and the targets of a 7B model take 20 KiB."""
@@ -207,9 +204,11 @@ class Manifest(Section):
         try:
             fields = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            why = "it is no text (UTF-8)" if isinstance(error, UnicodeDecodeError) else why
             raise UserError(
                 Code.BAD_MANIFEST,
-                f"cannot read the run manifest {path}: {error}",
+                f"cannot read the run manifest {path}: {why}",
                 "Write one with `sfnode init`, or get the run's own with `sfnode join --peers ADDRESS`.",
             ) from error
         return cls._checked(fields, str(path))

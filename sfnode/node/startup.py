@@ -435,11 +435,11 @@ def remember_feed(update_log: UpdateLog, feed: Feed) -> None:
 
 
 def contributed(layout: Layout, update_log: UpdateLog) -> int:
-    """Return the updates in the log of the feed that this folder has continued last; 0 if it has none."""
+    """Return the updates in the log of the origin that this folder has, whatever the incarnation."""
     if not layout.identity.exists():
         return 0
-    feed = last_feed(update_log, Identity.read(layout.identity).public)
-    return update_log.stop(feed) if feed else 0
+    own = Identity.read(layout.identity).public
+    return sum(tail.next for tail in update_log.unsorted_tails() if tail.feed.origin == own)
 
 
 def remembered_peers(update_log: UpdateLog) -> list[str]:

@@ -48,7 +48,7 @@ def describe(node: RunningNode) -> Status:
         origin=machine.own.origin.hex() if machine.own else None,
         incarnation=machine.own.incarnation if machine.own else None,
         own_updates=scheduler.made if scheduler else 0,
-        contributed=machine.frontier.next(machine.own) if machine.own else 0,
+        contributed=machine.frontier.held(machine.own.origin) if machine.own else 0,
         updates_per_second=scheduler.rate() if scheduler else 0.0,
         loss=scheduler.loss if scheduler else None,
         drift=node.views.drift,
@@ -132,7 +132,7 @@ def _links(node: RunningNode) -> list[LinkStatus]:
 def _state(node: RunningNode) -> NodeState:
     scheduler = node.model.scheduler
     if node.machine.complete and not (scheduler and scheduler.busy):
-        return NodeState.COMPLETE
+        return NodeState.CATCHING_UP if _lacks(node.machine) else NodeState.COMPLETE
     if scheduler is None:
         return NodeState.IDLE
     if not node.model.loaded:
@@ -150,6 +150,12 @@ def _state(node: RunningNode) -> NodeState:
     if _wait(node):
         return NodeState.WAITING
     return NodeState.TRAINING if node.machine.may_compute else NodeState.ASKING
+
+
+def _lacks(machine: Machine) -> bool:
+    """Whether updates are announced or named that are not here, those beyond the budget of an open run, too:
+    until they have come, the model here is another one than others'."""
+    return machine.lacking > 0 or (machine.organised is not None and machine.organised.behind > 0)
 
 
 def _fetch(node: RunningNode) -> FetchStatus | None:

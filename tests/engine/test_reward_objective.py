@@ -212,6 +212,11 @@ def test_the_card_says_how_answers_were_scored(tmp_path: Path) -> None:
     assert "calibrated" not in card
 
 
+def test_the_card_says_why_contributors_are_ranked_by_updates(tmp_path: Path) -> None:
+    card = model_card(started(tmp_path), ABOUT)
+    assert "by the updates of theirs that count (rewards have no worth in nats); names" in card
+
+
 def test_what_measures_losses_of_given_answers_says_that_there_are_none(tmp_path: Path) -> None:
     run = started(tmp_path)
     with pytest.raises(UserError, match="written, and not given") as caught:

@@ -64,6 +64,21 @@ def test_an_extension_that_may_change_the_state_refuses_the_run_and_another_does
         assert caught.value.code is Code.NEWER_PROTOCOL
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(None, "Is a directory"), (b"\xcb\x00", "it is no text (UTF-8)"), (b"no = TOML", "Invalid value")],
+)
+def test_a_file_that_is_no_manifest_is_told_without_the_words_of_programmers(
+    tmp_path: Path, content: bytes | None, why: str
+) -> None:
+    file = tmp_path / "run.toml"
+    file.mkdir() if content is None else file.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        Manifest.from_toml(file)
+    assert caught.value.what.startswith(f"cannot read the run manifest {file}: {why}")
+    assert caught.value.code is Code.BAD_MANIFEST
+
+
 @pytest.mark.parametrize("extension", [{"07": ""}, {"-1": ""}, {"x": ""}, {"1": "0"}, {"1": "FF"}])
 def test_an_extension_has_one_form(extension: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="extensions"):

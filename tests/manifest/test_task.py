@@ -64,8 +64,8 @@ def test_a_reward_has_no_slopes_and_other_losses_have() -> None:
     ("fields", "says"),
     [
         ({"verifier": {}}, "needs a verifier"),
-        ({"verifier": {"kind": "exact"}}, "exact.column: Field required"),
-        ({"verifier": {"kind": "exact", "colum": "a"}}, "exact.column"),
+        ({"verifier": {"kind": "exact"}}, "column: Field required"),
+        ({"verifier": {"kind": "exact", "colum": "a"}}, "column"),
         ({"answer_tokens": 0}, "answer_tokens"),
         ({"answer_tokens": MAX_ANSWER_TOKENS + 1, "max_tokens": 65_536}, "less than"),
         ({"answer_tokens": 64, "max_tokens": 64}, "answer_tokens"),

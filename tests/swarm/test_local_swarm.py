@@ -140,6 +140,7 @@ async def test_what_counts_is_told_of_an_organised_run(script: Script, tmp_path:
         result = await swarm.compare()
     assert last.organised is not None
     assert (result.counted, result.sealed) == (last.organised.counted, last.organised.sealed) == (40, 3)
+    assert (result.update_budget, result.announced) == (50, "The run ends.")
 
 
 @pytest.mark.parametrize("given", [{"nodes": 1}, {"nodes": 2, "split_data": False}])

@@ -51,7 +51,8 @@ class Neighbourhood:
     async def keep_company(self) -> None:
         """Ask the page with contacts for peers whenever none is there; until cancelled."""
         links, run_id = self._driver.pumps, self._joined.manifest.run_id
-        await contacts.keep_company(self.contacts_url, run_id, lambda: len(links), self.peering.hear)
+        heard, random = self.peering.hear, SystemRandom()
+        await contacts.keep_company(self.contacts_url, run_id, lambda: len(links), heard, random)
 
     def _remember(self, met: list[str]) -> None:
         """Keep the addresses of peers for the next start, and for links; called on another thread."""
