@@ -57,12 +57,32 @@ EPOCHS_AHEAD = 2
 are long known to be poor: a run one of whose epochs had 2,038 updates instead of 250, as the organiser was
 busy with the one before, ended at a loss of 0.544, where 0.2 was usual."""
 
+USUAL_OF = 4
+"""Closes whose largest one says how many updates an epoch has as things are: an organiser cuts epochs short,
+and ones that name nothing count what has waited."""
+
+LEAST_USUAL = 128
+"""Updates that an epoch may have whatever the last ones had: after a night in which nobody trained those of
+the morning need not begin with five."""
+
 OTHERS = 2
 """Parts of an epoch, one of which counts of what one other feed has made: several members have to collude to
 make everybody else wait, by updates that they have not measured."""
 
 TRACED_AT_ONCE = 64
 """Feeds whose history is compared in one round after a start: each is a read of the log."""
+
+
+def usual_updates(counting: Counting, epoch_updates: int) -> int:
+    """Return how many updates an epoch has as things are: as many as the largest of the last closes has
+    named, and `epoch_updates`, the manifest's, at most, and before the first close.
+
+    While an organiser looks for a rate, its epochs are far shorter than the manifest's, and the next one is
+    made at a rate that nobody has judged yet.
+    """
+    closes = range(max(0, counting.open_epoch - USUAL_OF), counting.open_epoch)
+    largest = max(map(counting.closed_updates, closes), default=epoch_updates)
+    return min(epoch_updates, max(largest, LEAST_USUAL))
 
 
 class Standing(Enum):
@@ -203,10 +223,10 @@ class Organised:
         member = self.counting.member(own.origin) if own else None
         if own is None or member is None or self.standing(own) is not Standing.MEMBER:
             return 0
-        epoch_updates = self._frontier.run.epoch_updates
+        usual = usual_updates(self.counting, self._frontier.run.epoch_updates)
         states = (state for state in self._frontier if state.feed != own)
-        others = sum(min(self._labelled(state), epoch_updates // OTHERS) for state in states)
-        return max(0, min(member.quota, EPOCHS_AHEAD * epoch_updates - others) - self.labelled(own))
+        others = sum(min(self._labelled(state), usual // OTHERS) for state in states)
+        return max(0, min(member.quota, EPOCHS_AHEAD * usual - others) - self.labelled(own))
 
     def labelled(self, feed: Feed) -> int:
         """Return how many updates of a feed carry the label of the open epoch."""

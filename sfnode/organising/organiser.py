@@ -82,7 +82,7 @@ from sfnode.organising.judging import Judge, Judgement
 from sfnode.organising.members import Members
 from sfnode.organising.origins import RECOUNTED_AT_LAST, RECOUNTED_FROM, Origins
 from sfnode.organising.policy import OrganiserPolicy
-from sfnode.organising.searching import Plan, Search
+from sfnode.organising.searching import GROWTH, Plan, Search
 from sfprotocol import holding
 from sfprotocol.counting import MAX_EPOCHS, Counting, named_digest
 from sfprotocol.decisions import (
@@ -100,6 +100,7 @@ from sfprotocol.decisions import (
     Void,
 )
 from sfprotocol.messages import Feed, Petition
+from sfprotocol.organised import usual_updates
 
 LOOK_INTERVAL, LOOK_INTERVAL_PER_FEED = 1.0, 0.0005
 """Seconds between two looks, which take 10 us for each feed: 2 % of a core at most, and 8.5 s between looks
@@ -162,6 +163,8 @@ class _Asked:
     running: bool = True
     result: Evaluated | None = None
     """The result, until it is signed once the epoch is sealed."""
+    took: float = 0.0
+    """Seconds from then to the last answer."""
     altered: bool = False
     """Whether the seal has skipped something that was evaluated, or the other way round."""
     rest: Plan | None = None
@@ -336,8 +339,10 @@ class Organiser:
             if event.rate and event.epoch == self._counting.sealed:
                 self.search.sized(event.rate)
             share = self.search.time_share
-        taken = now - self._asked.at
-        self._evaluate_from = now + (taken / share - taken if share else float("inf"))
+        asked = self._asked
+        asked.took, took = now - asked.at, now - asked.at - asked.took
+        pause = took / share if share else float("inf")
+        self._evaluate_from = max(self._evaluate_from, asked.at - pause) + pause  # one may be made up for
         for base in (event.base, event.calibrated):
             if base:
                 self._bases.append(health.published(event.epoch, base, base=True))
@@ -493,7 +498,10 @@ class Organiser:
         affordable = not asked.running and self.policy.seal_wait > 0
         waiting = self._is_for_waiting(epoch) and bool(self._waiting())
         due = last or waiting or now >= self._evaluate_from
-        if asked.epoch < epoch and affordable and due:
+        if asked.epoch < epoch and affordable and not due and self.search:
+            self._asked = _Asked(epoch, now, running=False)
+            self.search.missed(epoch)
+        elif asked.epoch < epoch and affordable and due:
             counting, search = self._counting, self.search
             plan = search.plan(counting, last=last, waiting=waiting) if search else Plan(0, True)
             asked = self._asked = _Asked(epoch, now, running=False, rest=plan)
@@ -531,6 +539,9 @@ class Organiser:
         oldest = min((one.since for one in chosen), default=now)
         late = now - max(oldest, self._opened_at) >= self.policy.longest_epoch
         target = search.target(counting) if search else self.policy.longest
+        # members wait once they have made EPOCHS_AHEAD times what is usual, which a second node may not show
+        # yet
+        target = min(target, int(GROWTH * usual_updates(counting, self.policy.target_updates)))
         renewed = self.policy.renew_updates and counting.served_from() == counting.open_epoch + 1
         cut = renewed or any(one.cuts(counting) for one in (search, self.guard) if one)
         if not cut and (not chosen or (total < min(target, rest) and not late)):

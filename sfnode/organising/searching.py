@@ -1,21 +1,24 @@
 """Costs of an organiser's line searches and evaluations, the growth of its epochs, and rates that follow.
 
     phase       an epoch                            searches and evaluations may cost    a rate moves by
-    unsettled   is closed once the one before is    a fifth of what the swarm computes   4 at most
+    unsettled   is closed once the one before is    a fifth of what the swarm computes   2 up, 4 down
                 sealed, from FIRST_UPDATES on;
                 at once if the next has a new rate,
                 which then drains what was under way
-    settled     as long as it is                    a twentieth                          2 at most
+    settled     as long as it pays for itself       a twentieth                          2 at most
 
-Once it has settled, half of what is spent goes into measuring what each feed has brought, on as few rows as
-may be: evidence is a sequence, and many small measurements say more than a few exact ones. Every time that
-these have cost as much as the last search and evaluation, another one is due.
+Once it has settled, every epoch is searched on a few rows first of all: none should count that nobody has
+looked at, as a rate that was right for long destroys a model within two or three epochs once it no longer is.
+Then it is measured what each feed has brought, on as few rows as may be: evidence is a sequence, and many
+small measurements say more than a few exact ones. Where an epoch pays for one of the two only, they take
+turns, by what they have cost.
 
-In both an epoch has twice as many updates after each search that changes nothing, up to the manifest's
-epoch_updates.
+In both an epoch has GROWTH times as many updates after each search that changes nothing, until one pays for
+all of that, and no more than the manifest's epoch_updates. Where the organiser, one node of many, has no time
+for some, epochs grow beyond that.
 
 The rate has settled with the third search in a row after which nothing has to change. Epochs are short until
-then, as all work of an epoch at a wrong rate is lost; and long later, as the direction of a short one is
+then, as all work of an epoch at a wrong rate is lost; and longer later, as the direction of a short one is
 mostly noise once the easy part is learnt, and a search along it hunts.
 
 Costs are counted in example-forwards (a forward of one example; an update takes two for each example of its
@@ -39,21 +42,37 @@ FIRST_UPDATES = 128
 """Updates of the first epochs, if they can pay for a search: from a rate that is wrong by 100 four of them
 are lost."""
 
+GROWTH = 3 / 2
+"""Times as many updates as the one before that an epoch has after a search that changes nothing."""
+
 STEADY = 3
 """Searches in a row that change nothing, along epochs that evidently help, before the rate has settled. What
 is learnt first is often easy, and the rate that is right for it ten times too large for the rest."""
+
+HARMFUL = 1 / 4
+"""Factor of an epoch, and less, after which the open one is cut short even once the rate has settled: it goes
+on from where the rate has led."""
 
 DRAINED = 1 / 4
 """Share of an epoch with which the one after a cut is cut short, too, where a factor is below 1: it has the
 work that was under way meanwhile, at a rate that was too large and by a model that is there no more. Without
 that, runs that began a hundred times too fast learnt in one of three cases, and with it in all."""
 
-EVALUATE_EVERY = 4
-"""Epochs between two evaluations with all rows, for people and alarms; the searches see to the rest."""
+EVALUATE_EVERY, OVERDUE = 4, 2
+"""Epochs between two evaluations with all rows, for people and alarms; the searches see to the rest. After
+OVERDUE times as many everything else waits for one."""
+
+FIRST_EVALUATION = 3
+"""Times as much as later ones that the first evaluation costs: with the base model, and that less its
+prior."""
 
 ORIGIN_ROWS, ORIGIN_FORWARDS = 32, 4
 """Least rows on which it is measured what each feed has brought, and forwards for each: a backward pass takes
 two, and one goes to see whether the middle of the step is better than its start."""
+
+MOST_ROWS = 32
+"""Rows of a search once the rate has settled: with more of them a change that helps a little is evident, but
+the next epochs have to count unseen."""
 
 BUSY = 1 / 4
 """Share of the organiser's own time that searches and evaluations may take once the rate has settled: in a
@@ -102,6 +121,11 @@ class Search:
         """Example-forwards of the least search, with the least measurement of origins."""
         earning = policy.update_forwards * _per_forward(policy.young_share)
         self._first = max(FIRST_UPDATES, math.ceil(self._cheapest / earning))
+        regular = self._cheapest + policy.search_rows / EVALUATE_EVERY
+        earning = policy.update_forwards * _per_forward(policy.share)
+        self._most = min(policy.longest, max(self._first, math.ceil(regular / earning)))
+        """Updates of the longest epoch: as soon as one pays for everything that it is worth, a longer one
+        only means that it takes longer to see that its rate does harm."""
         self.settled = False
         """Whether the rate has settled."""
         self._steady = 0
@@ -146,9 +170,10 @@ class Search:
 
     def _resume(self, counting: Counting) -> None:
         last = counting.closed_updates(counting.open_epoch - 1) if counting.open_epoch else 0
-        while 2 * self._target <= last:
-            self._target *= 2
-            self.settled = self._target >= self._first << STEADY
+        while self._target < (longer := min(math.floor(GROWTH * self._target), self._most)) <= last:
+            self._target = longer
+            self._steady += 1
+        self.settled = self._steady >= STEADY or (self._steady > 0 and self._target == self._most)
 
     @property
     def time_share(self) -> float:
@@ -159,7 +184,7 @@ class Search:
         """Return how many updates the open epoch is to have."""
         left = MAX_EPOCHS - counting.open_epoch
         least = math.ceil((counting.budget - counting.counted) / left) if left else 0
-        target = min(self._target, self._policy.longest)
+        target = min(self._target, self._most)
         if self._is_cut(counting.open_epoch):
             target = math.ceil(target * DRAINED)
         return max(target, least)
@@ -187,30 +212,56 @@ class Search:
         policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
         if waiting:
             return Plan(max(first, min(policy.search_rows, int(self._credit // len(AMOUNTS)))), False)
-        if self.settled and policy.origins and self._lead < 0 and not last:
-            least = min(ORIGIN_ROWS, policy.search_rows)
-            return Plan(0, False, origins=least) if self._credit >= least * ORIGIN_FORWARDS else None
         due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
-        cost = policy.search_rows * (1 if self._has_base else 2)
+        cost = policy.search_rows * (1 if self._has_base else FIRST_EVALUATION)
+        if self.settled and not last:
+            return self._regular(counting, due, cost)
         least = 0 if self.settled else self._cheapest  # an epoch at a rate that may be far off is searched
         sized = policy.size_rate and counting.sealed == 0  # the seal may then say another factor than 1
         scored = last or (due and not sized and self._credit >= cost + least)
         rest = max(0.0, self._credit - cost * scored)
         if due and not scored:  # it saves up: else what is cheaper would always come first
-            rest = 0.0 if self.settled else min(rest, self._cheapest)
+            rest = min(rest, self._cheapest)
         origins = 0
         if policy.origins:
             spare = rest - first * len(AMOUNTS)  # both or neither: the cheaper one would always come first
             least = min(ORIGIN_ROWS, policy.search_rows)
             most = min(policy.search_rows, max(least, int(spare / 2) // ORIGIN_FORWARDS))
-            most = least if self.settled else most
             origins = most if spare >= least * ORIGIN_FORWARDS else 0
             rest = rest - origins * ORIGIN_FORWARDS if origins else 0.0
         rows = min(policy.search_rows, int(rest // len(AMOUNTS)))
         rows = rows if rows >= first else 0
-        if counting.sealed and counting.sealed == counting.served_from():
-            rows = max(rows, first)  # nobody knows what the rate does along new bases
+        if self._has_new_bases(counting):
+            rows = max(rows, first)
         return Plan(rows, scored, sized, origins) if rows or scored or sized else None
+
+    def _regular(self, counting: Counting, due: bool, cost: int) -> Plan | None:
+        """Return what an epoch is worth once the rate has settled: a search on a few rows first of all, as
+        none should count that nobody has looked at; then a measurement of origins; and from what both leave
+        something is put by for the next evaluation, which takes `cost` forwards and is `due` or not."""
+        policy, credit = self._policy, self._credit
+        first, least = min(FIRST_ROWS, policy.search_rows), min(ORIGIN_ROWS, policy.search_rows)
+        search, measure = first * len(AMOUNTS), policy.origins * least * ORIGIN_FORWARDS
+        since = EVALUATE_EVERY if self._scored is None else counting.sealed - self._scored
+        overdue = since >= OVERDUE * EVALUATE_EVERY and credit < cost + search + measure
+        if overdue and not self._has_new_bases(counting):
+            return None if credit < cost else Plan(0, True)
+        if measure and self._lead < 0 and measure <= credit < search + measure:
+            return Plan(0, False, origins=least)
+        if credit < search and not self._has_new_bases(counting):
+            return None
+        origins = least if measure and credit >= search + measure else 0
+        rest = max(0.0, credit - search - origins * ORIGIN_FORWARDS)
+        scored = due and rest >= cost
+        put_by = cost * min(1.0, since / EVALUATE_EVERY)
+        more = max(0.0, rest - cost * scored - put_by) // len(AMOUNTS)
+        rows = first + min(int(more), MOST_ROWS - first)
+        return Plan(min(policy.search_rows, rows), scored, origins=origins)
+
+    def _has_new_bases(self, counting: Counting) -> bool:
+        """Return whether nobody knows what the rate does along the bases of the oldest epoch without a
+        seal."""
+        return bool(counting.sealed) and counting.sealed == counting.served_from()
 
     def _earn(self, counting: Counting) -> None:
         share = self._policy.share if self.settled else self._policy.young_share
@@ -235,12 +286,19 @@ class Search:
         self._found = counting.sealed, epoch, found
         if self.is_empty(epoch, counting):
             return
-        stays = found.factor == 1.0 and not found.full
+        stays = found.factor == 1.0
         if stays:
-            most = max(self._first, self._policy.longest)
-            self._target = min(2 * self._target, most)
+            self._target = min(math.ceil(GROWTH * self._target), max(self._first, self._most))
         self._steady = self._steady + found.useful if stays else 0
         self.settled = self.settled or self._steady >= STEADY
+
+    def missed(self, epoch: int) -> None:
+        """Take note of an epoch for which the organiser had no time: in a large swarm they have to be
+        longer."""
+        if self._is_cut(epoch):
+            return
+        self._most = min(2 * self._most, self._policy.longest)
+        self._target = min(2 * self._target, self._most)
 
     def sized(self, rate: float) -> None:
         """Take note of the rate that suits the first subspace; its seal is to say it."""
@@ -266,9 +324,8 @@ class Search:
         if self.is_empty(epoch, counting):
             return replace(judgement, factor=round(found.factor * FACTOR_ONE), rates=())
         rate = next_rate(counting.rate(epoch), found, young=not self.settled)
-        as_it_is = found.factor == 1.0 and not found.full
-        stays = as_it_is or coming >= MAX_EPOCHS or rate == counting.rate(coming)
-        if not stays and not self.settled:
+        stays = found.factor == 1.0 or coming >= MAX_EPOCHS or rate == counting.rate(coming)
+        if not stays and (not self.settled or found.factor <= HARMFUL):
             self._cut = counting.open_epoch, counting.open_epoch + (found.factor < 1), found.factor
         return replace(
             judgement,

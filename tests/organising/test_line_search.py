@@ -27,10 +27,24 @@ def parabola(best: float, rows: int = 256, noise: float = 0.0, seed: int = 0) ->
 
 
 @pytest.mark.parametrize(
-    ("best", "factor"), [(0.0, 0.0), (0.25, 0.125), (0.5, 0.25), (2.0, 1.0), (4.0, 2.0), (9.0, 4.0)]
+    ("best", "factor"),
+    [(0.0, 0.0), (0.25, 0.125), (0.5, 0.25), (1.0, 0.5), (2.0, 1.0), (4.0, 1.0), (9.0, 2.0)],
 )
-def test_half_of_the_best_amount_is_taken(best: float, factor: float) -> None:
+def test_half_of_the_best_amount_is_taken_and_a_quarter_beyond_what_an_epoch_has_gone(
+    best: float, factor: float
+) -> None:
     assert searched(parabola(best)).found.factor == factor
+
+
+def test_a_step_further_has_to_be_evidently_better_than_the_one_before() -> None:
+    """At 8 a few rows have left the valley: their mean is the least, and says little."""
+    losses = np.tile([0.62, 0.61, 0.60, 0.58, 0.54, 0.50, 0.48], (FIRST_ROWS, 1))
+    losses += np.random.default_rng(0).normal(0, 1e-3, losses.shape)
+    assert searched(losses).found.factor == 2.0
+    losses[::2, -1] += 0.2
+    losses[1::2, -1] -= 0.2
+    found = searched(losses).found
+    assert (found.factor, found.best) == (1.0, 4.0)
 
 
 def test_an_evident_result_takes_few_rows_and_a_doubtful_one_all() -> None:
@@ -41,10 +55,10 @@ def test_an_evident_result_takes_few_rows_and_a_doubtful_one_all() -> None:
 
 
 def test_no_more_rows_are_asked_for_than_there_are() -> None:
-    assert LineSearch(20).wanted == range(20)
-    search = LineSearch(40)
+    assert LineSearch(12).wanted == range(12)
+    search = LineSearch(20)
     search.take(np.ones((FIRST_ROWS, len(AMOUNTS))))
-    assert search.wanted == range(FIRST_ROWS, 40)
+    assert search.wanted == range(FIRST_ROWS, 20)
     search.take(np.ones((3, len(AMOUNTS))))
     assert not search.wanted, "there are fewer than it was told"
 
@@ -69,30 +83,23 @@ def at(factor: float) -> Found:
     return Found(factor, 2 * factor, 100)
 
 
-def test_a_rate_moves_by_four_while_the_run_is_young_and_by_two_later() -> None:
-    assert [next_rate(1000, at(factor), young=True) for factor in (0, 0.125, 0.5, 1, 4)] == [
-        250,
-        250,
-        500,
-        1000,
-        4000,
-    ]
-    assert [next_rate(1000, at(factor), young=False) for factor in (0, 0.125, 0.5, 1, 4)] == [
-        500,
-        500,
-        500,
-        1000,
-        2000,
-    ]
+def test_a_rate_is_divided_by_four_at_most_while_the_run_is_young_and_by_two_later() -> None:
+    factors = (0, 0.125, 0.5, 1, 2)
+    young = [next_rate(1000, at(factor), young=True) for factor in factors]
+    later = [next_rate(1000, at(factor), young=False) for factor in factors]
+    assert young == [250, 250, 500, 1000, 2000]
+    assert later == [500, 500, 500, 1000, 2000]
     assert next_rate(1, at(0.0), young=True) == 1
-    assert next_rate(RATE_ONE - 1, at(4.0), young=True) < RATE_ONE
+    assert next_rate(RATE_ONE - 1, at(2.0), young=True) < RATE_ONE
 
 
-def test_a_rate_is_halved_if_an_epoch_was_all_of_the_best_step() -> None:
-    found = searched(parabola(1.0)).found
-    assert found.factor == 1.0
-    assert next_rate(1000, found, young=False) == 500
-    assert next_rate(1000, searched(parabola(2.0)).found, young=False) == 1000
+def test_where_noise_decides_a_rate_is_not_at_its_limit() -> None:
+    """Losses are straight lines there, and fall or rise by chance."""
+    random = np.random.default_rng(2)
+    slopes = 0.01 * random.normal(size=(200, 64, 1))
+    assert {searched(C * rows + 1e-6 * random.normal(size=(64, len(C)))).found.factor for rows in slopes} <= {
+        0.0, 1.0, 2.0
+    }  # fmt: skip
 
 
 def test_what_moves_losses_far_and_not_evidently_down_is_worth_nothing() -> None:
@@ -140,8 +147,8 @@ class Quadratic:
             self.weights = self.weights + factor * direction
             factors.append(factor)
             rates.append(next_rate(round(rate * RATE_ONE), found, young=young) / RATE_ONE)
-            if factor == 1.0 and not found.full:
-                young, count = False, min(2 * count, 1024)
+            if factor == 1.0:
+                young, count = False, min(3 * count // 2, 1024)
         return factors
 
     @property
@@ -177,4 +184,4 @@ def test_along_work_that_has_waited_smaller_steps_are_searched() -> None:
     assert search.found.factor == 1 / 16, "nothing is evident yet"
     noise = np.random.default_rng(0).normal(0, 1e-3, (FIRST_ROWS, len(AMOUNTS)))
     search.take(np.array([0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.9]) + noise)
-    assert (search.found.factor, search.found.best) == (2 / 16, 4 / 16)
+    assert (search.found.factor, search.found.best) == (1 / 16, 4 / 16)

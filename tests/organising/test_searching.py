@@ -90,10 +90,10 @@ def test_the_rate_moves_by_less_once_it_has_settled() -> None:
     run = Run()
     for _ in range(STEADY):
         run.epoch(1.0)
-    while not (seal := run.epoch(4.0)).rates:
+    while not (seal := run.epoch(0.125)).rates:
         pass
-    assert seal.factor == 4 * FACTOR_ONE
-    assert seal.rates[0].rate == 2 * RATE
+    assert seal.factor == FACTOR_ONE // 8
+    assert seal.rates[0].rate == RATE // 2
 
 
 def test_epochs_are_short_until_the_rate_has_settled_and_grow_with_searches_that_change_nothing() -> None:
@@ -103,8 +103,32 @@ def test_epochs_are_short_until_the_rate_has_settled_and_grow_with_searches_that
     assert max(run.lengths) < FIRST_UPDATES + 64
     for _ in range(20):
         run.epoch(1.0)
-    assert run.lengths[-1] == pytest.approx(SEARCHED.target_updates, abs=64)
+    regular = FIRST_ROWS * len(AMOUNTS) + ROWS / EVALUATE_EVERY
+    pays = regular * 19 / SEARCHED.update_forwards
+    assert run.lengths[-1] == pytest.approx(pays, abs=64), "in a longer one harm would be seen later"
     assert run.lengths[8:] == sorted(run.lengths[8:])
+
+
+def test_once_the_rate_has_settled_every_epoch_is_searched() -> None:
+    """A model was destroyed within three epochs at a rate that had been right, while nobody looked."""
+    run = Run()
+    for _ in range(30):
+        run.epoch(1.0)
+    assert {plan.epoch for plan in run.bench.plans if plan.rows} == set(range(len(run.bench.of(Seal))))
+
+
+def test_epochs_for_which_the_organiser_has_no_time_make_later_ones_longer() -> None:
+    cost = Swarm(100, 1_000_000_000, 65_536).run(1000)
+    assert cost.busy < 0.25
+    assert cost.updates > 4096
+
+
+def test_an_epoch_that_evidently_did_harm_cuts_the_open_one_short_at_any_time() -> None:
+    run = Run()
+    for _ in range(10):
+        run.epoch(1.0)
+    run.epoch(0.25)
+    assert [seal.factor for seal in run.bench.of(Seal)[-2:]] == [FACTOR_ONE // 4] * 2
 
 
 def test_until_then_an_epoch_is_closed_once_the_one_before_is_sealed() -> None:
@@ -123,7 +147,7 @@ def test_searches_and_evaluations_cost_a_fifth_at_first_and_a_twentieth_later(ro
     for _ in range(20):
         run.epoch(0.5)
         assert run.spent <= (run.spent + run.trained) / 5
-    assert run.spent > run.trained / 10, "most of what is allowed is used"
+    assert run.spent > run.trained / 12, "a good part of what is allowed is used"
     for _ in range(STEADY):
         run.epoch(1.0)
     for _ in range(10):
@@ -135,12 +159,12 @@ def test_searches_and_evaluations_cost_a_fifth_at_first_and_a_twentieth_later(ro
 
 
 def test_among_nodes_of_equal_speed_no_more_than_a_quarter_of_the_organisers_time_is_taken() -> None:
-    cost = Swarm(10, 1_000_000_000, 1024).run(4000)
+    cost = Swarm(10, 1_000_000_000, 1024, rows=FIRST_ROWS).run(4000)
     assert cost.share < 0.05
     assert cost.later < 0.05
     assert 0 < cost.busy < 0.25
     assert cost.measured > 0.5, "most epochs are judged"
-    assert 0 < cost.searched < cost.measured / 2, "searches cost more, and are rarer"
+    assert cost.searched > 0.5, "and searched"
 
 
 def test_what_has_waited_is_always_searched_also_once_the_rate_has_settled() -> None:

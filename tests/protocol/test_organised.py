@@ -24,6 +24,7 @@ from sfprotocol.messages import (
     Succession,
     Vote,
 )
+from sfprotocol.organised import LEAST_USUAL, USUAL_OF
 from sfprotocol.petitions import SEND_AGAIN, petition_message
 from sfprotocol.signing import extend, genesis
 from tests.protocol.feeds import RUN, origin_of, signed, signing_key
@@ -191,6 +192,25 @@ def test_all_together_make_two_epochs_of_updates_for_one_close() -> None:
     close(made["a"])
     made.run(2)
     assert all(made[name].compute() for name in "abc")
+
+
+def test_after_short_epochs_members_make_no_more_than_twice_as_much_for_the_next_one() -> None:
+    """An organiser that looks for a rate closes short epochs; what came meanwhile destroyed models."""
+    made = swarm(run=replace(ORGANISED, epoch_updates=4096))
+    for name in "bc":
+        decide(made["a"], Admit(origin_of(name), 4096, 0))
+    made.run(2)
+    assert made["b"].compute(200)
+    assert made["b"].machine.organised.room(made["b"].own) == 4096 - 200, "its quota"
+    made.run(2)
+    close(made["a"])
+    for _ in range(USUAL_OF - 1):
+        decide(made["a"], Close(made["a"].machine.organised.counting.open_epoch, b"saltsalt", ()))
+    made.run(2)
+    assert made["b"].machine.organised.room(made["b"].own) == 2 * 200
+    decide(made["a"], Close(USUAL_OF, b"saltsalt", ()))
+    made.run(2)
+    assert made["b"].machine.organised.room(made["b"].own) == 2 * LEAST_USUAL, "after a quiet night, too"
 
 
 def test_seals_say_what_counts_and_everybody_agrees() -> None:
