@@ -19,7 +19,8 @@ from sfnode.engine.reward_trial import RewardTrial
 from sfnode.engine.trainer import Trainer
 from sfnode.engine.trial import Trial
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, is_file
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data, is_file
 from sfnode.models import bases
 from sfnode.sizes import size_text
 from sfnode.store.disk_errors import disk_faults

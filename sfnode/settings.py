@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from sfnode.defaults import DATA_DIR, KEYS_DIR, SEARCH
 from sfnode.limits import Limits
-from sfnode.manifest import Section
+from sfnode.manifest.section import Section
 from sfprotocol import invitation, names
 
 
@@ -35,6 +35,10 @@ def _url(value: str) -> str:
 INVITATION = "^([1-9][0-9]{0,9}:([0-9a-f]{2}){16,32})?$"
 MAX_INVITATION = 75
 """A number of ten digits, a colon, and the 16 to 32 bytes of a secret in hex; or nothing."""
+
+MAX_DEVICES = 16
+"""Devices of a node: as many GPUs as the largest machines have. Each has a replica of the model and a thread,
+and on a CPU, whose cores all replicas share, far fewer are of use."""
 
 Name = Annotated[str, AfterValidator(_name)]
 
@@ -130,6 +134,11 @@ class Settings(Section):
         named = [name.strip() for name in value.split(",")]
         if not all(named):
             raise ValueError("name devices as cpu, cuda, cuda:1, mps, several as cuda:0,cuda:1")
+        if len(named) > MAX_DEVICES:
+            raise ValueError(f"there are {len(named)} devices, and {MAX_DEVICES} can share the work")
+        known = [name if ":" in name else f"{name}:0" for name in named if not name.startswith("cpu")]
+        if twice := next((name for name in known if known.count(name) > 1), None):
+            raise ValueError(f"{twice} is named twice, which takes its memory twice and makes it no faster")
         return ",".join(named)
 
     @property

@@ -8,7 +8,8 @@ import pytest
 
 from sfnode import preparing
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
 from sfnode.tasks import public_files
 from tests.node.helpers import manifest
 

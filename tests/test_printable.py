@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import JsonFormatter, TextFormatter
-from sfnode.manifest import Manifest, Task
+from sfnode.manifest import Manifest
+from sfnode.manifest.task import Task
 from sfnode.models import files, pieces
 from sfnode.printable import LONGEST, paragraph, printable
 from sfnode.tasks import dataset, templates

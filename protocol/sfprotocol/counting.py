@@ -2,7 +2,7 @@
 
 A fold: decisions go in, in the order of the control feed, and nothing else does. A decision whose conditions
 do not hold where it stands changes nothing, for everybody. This module knows no updates: of a feed it says
-which steps were named, and with which factor they count. It knows no links, no keys and no time.
+which steps were named, and with which factor they count (`verdicts`). It knows no links, no keys and no time.
 
 What is kept grows with what was said: 20 bytes for each move of a close, 550 for each feed. No decision costs
 more than its own length, what it changes, and a scan in C of one byte for each move of the feeds or epochs
@@ -15,7 +15,7 @@ import hashlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
@@ -23,7 +23,6 @@ from typing import NamedTuple
 from sfprotocol.decisions import (
     FACTOR_ONE,
     INCARNATIONS,
-    TAG_BYTES,
     Admit,
     Amend,
     Bases,
@@ -42,6 +41,7 @@ from sfprotocol.decisions import (
     Void,
 )
 from sfprotocol.messages import Feed, RunParameters
+from sfprotocol.verdicts import COUNTED, SKIPPED, VOID, NamedSteps
 
 MAX_EPOCHS = 65_536
 """Epochs of a run: one takes 3 bytes at most in a part, and 2 in what is kept of a close."""
@@ -53,9 +53,6 @@ NEVER = 1 << 32
 """An epoch or a step that does not come."""
 
 _EPOCH, _SUBSPACE = attrgetter("epoch"), attrgetter("subspace")
-
-_OPEN, _SKIPPED, _COUNTED, _VOID = range(4)
-"""Verdicts on what a close has named of a feed: none yet; not counted, and may be; counted; never."""
 
 
 class Run(NamedTuple):
@@ -100,59 +97,6 @@ class Member:
         return min(self.revoked_itself, self.invitation.revoked if self.invitation else NEVER)
 
 
-@dataclass(slots=True)
-class _Feed:
-    """Steps that closes have named of one feed and no Amend has taken back; a place for each close."""
-
-    epochs: array[int] = field(default_factory=lambda: array("H"))
-    """Ascending."""
-    stops: array[int] = field(default_factory=lambda: array("I"))
-    tags: bytearray = field(default_factory=bytearray)
-    factors: array[int] = field(default_factory=lambda: array("H"))
-    verdicts: bytearray = field(default_factory=bytearray)
-    ended: bool = False
-
-    @property
-    def stop(self) -> int:
-        return self.stops[-1] if self.stops else 0
-
-    def first(self, place: int) -> int:
-        return self.stops[place - 1] if place else 0
-
-    def place(self, epoch: int) -> int | None:
-        """Return the place of the close of this epoch; None if it named nothing here."""
-        place = bisect_left(self.epochs, epoch)
-        return place if place < len(self.epochs) and self.epochs[place] == epoch else None
-
-    def append(self, epoch: int, stop: int, tag: bytes) -> None:
-        self.epochs.append(epoch)
-        self.stops.append(stop)
-        self.tags += tag
-        self.factors.append(FACTOR_ONE)
-        self.verdicts.append(_OPEN)
-
-    def judge(self, place: int, verdict: int, factor: int) -> int:
-        """Set what becomes of the steps at a place; return by how many the counted updates change."""
-        counted = self.verdicts[place] == _COUNTED and self.factors[place] > 0
-        counts = verdict == _COUNTED and factor > 0
-        self.verdicts[place], self.factors[place] = verdict, factor
-        return (counts - counted) * (self.stops[place] - self.first(place))
-
-    def void(self, first: int, last: int) -> int | None:
-        """Void the places from `first` on and before `last`; None if they were void, else as `judge`."""
-        judged = None
-        for verdict in (_COUNTED, _SKIPPED):
-            while (place := self.verdicts.find(verdict, first, last)) >= 0:
-                judged = (judged or 0) + self.judge(place, _VOID, 0)
-        return judged
-
-    def end(self, place: int) -> None:
-        """Forget the places from this one on; nothing is named here any more."""
-        del self.epochs[place:], self.stops[place:], self.factors[place:], self.verdicts[place:]
-        del self.tags[place * TAG_BYTES :]
-        self.ended = True
-
-
 class _Closed(NamedTuple):
     salt: bytes
     updates: int
@@ -188,7 +132,7 @@ class Counting:
         self._closes: list[_Closed] = []
         self._voidable = bytearray()
         """A byte for each epoch: 1, or 0 once everything that its close has named is void."""
-        self._feeds: dict[int, _Feed] = {}
+        self._feeds: dict[int, NamedSteps] = {}
         """Feeds, by number, of which something was named."""
         self._rates = [RateFrom(0, rate)]
 
@@ -257,7 +201,7 @@ class Counting:
         """Return the first step of a feed that no close up to that of `epoch` has named: forks do not cut
         below it."""
         known = self._feeds.get(feed)
-        return known.first(bisect_right(known.epochs, epoch)) if known else 0
+        return known.stop_at(epoch) if known else 0
 
     def ended(self, feed: int) -> int:
         """Return the step at which a feed was ended; NEVER if it was not."""
@@ -266,24 +210,23 @@ class Counting:
 
     def landmarks(self, feed: int, above: int = 0, upto: int = NEVER) -> Iterator[Landmark]:
         """Yield, in order, the ends above one step and up to another of what closes have named of a feed."""
-        known = self._feeds.get(feed) or _Feed()
+        known = self._feeds.get(feed) or NamedSteps()
         for place in range(bisect_right(known.stops, above), bisect_right(known.stops, upto)):
             yield self._landmark(known, place)
 
     def landmark(self, feed: int, held: int) -> Landmark | None:
         """Return the last of them within the first `held` steps of a feed; None if there is none."""
-        known = self._feeds.get(feed) or _Feed()
+        known = self._feeds.get(feed) or NamedSteps()
         place = bisect_right(known.stops, held) - 1
         return self._landmark(known, place) if place >= 0 else None
 
-    def _landmark(self, feed: _Feed, place: int) -> Landmark:
-        tag = bytes(feed.tags[place * TAG_BYTES : (place + 1) * TAG_BYTES])
-        return Landmark(feed.stops[place], self._closes[feed.epochs[place]].salt, tag)
+    def _landmark(self, feed: NamedSteps, place: int) -> Landmark:
+        return Landmark(feed.stops[place], self._closes[feed.epochs[place]].salt, feed.tag(place))
 
     def runs(self, feed: int, held: int, recounted: Collection[int] = ()) -> tuple[Run, ...]:
         """Return the factors of the first `held` steps of a feed; neighbours of equal factor are one run. As
         if a seal had `recounted`, with factor 1, what the closes of these epochs have named."""
-        known = self._feeds.get(feed) or _Feed()
+        known = self._feeds.get(feed) or NamedSteps()
         runs: list[Run] = []
         factors = known.factors[:]
         for epoch in recounted:
@@ -307,7 +250,7 @@ class Counting:
         if known is None or held <= judged:
             return self.runs(feed, held)
         place = bisect_right(known.epochs, self.sealed - 1) - 1
-        if place < 0 or known.verdicts[place] != _SKIPPED:
+        if place < 0 or known.verdicts[place] != SKIPPED:
             return self.runs(feed, held)
         runs = self.runs(feed, judged)
         return (*(runs if runs[-1].factor else runs[:-1]), Run(held, 0))
@@ -325,18 +268,14 @@ class Counting:
 
     def counts(self, feed: int, epoch: int) -> int:
         """Return how many steps of a feed that the close of `epoch` has named count by some seal."""
-        known, place = self._feeds.get(feed), self._place(feed, epoch)
-        if known is None or place is None or not self.factor(feed, epoch):
-            return 0
-        return known.stops[place] - known.first(place)
+        known = self._feeds.get(feed)
+        return known.counts(epoch) if known else 0
 
     def factor(self, feed: int, epoch: int) -> int:
         """Return the factor with which what the close of `epoch` has named of a feed counts, in units of
         2^-12; 0 if it does not, or no seal has judged it."""
-        known, place = self._feeds.get(feed), self._place(feed, epoch)
-        if known is None or place is None or known.verdicts[place] != _COUNTED:
-            return 0
-        return known.factors[place]
+        known = self._feeds.get(feed)
+        return known.factor(epoch) if known else 0
 
     def counts_of(self, member: int) -> int:
         """Return how many updates of a member count by the seals so far."""
@@ -353,7 +292,7 @@ class Counting:
     def is_skipped(self, named: Recount) -> bool:
         """Return whether the seal of a close has skipped what that has named of a feed, and no later decision
         has changed that: a seal may recount it."""
-        return self._verdict(named) == _SKIPPED
+        return self._verdict(named) == SKIPPED
 
     def skipped(self, member: int) -> list[Recount]:
         """Return what of a member's work is skipped, in order."""
@@ -361,7 +300,7 @@ class Counting:
             Recount(number, epoch)
             for number in self._named_of(member)
             for epoch, verdict in zip(self._feeds[number].epochs, self._feeds[number].verdicts, strict=True)
-            if verdict == _SKIPPED
+            if verdict == SKIPPED
         ]
 
     # -- decisions ---------------------------------------------------------------------------------
@@ -418,7 +357,7 @@ class Counting:
         if self.finished or not close.epoch == self.open_epoch < MAX_EPOCHS:
             return set()
         numbers = array("I", (move.feed for move in close.moves))
-        feeds = [self._feeds.get(number) or _Feed() for number in numbers]
+        feeds = [self._feeds.get(number) or NamedSteps() for number in numbers]
         stops = [feed.stop + move.steps for feed, move in zip(feeds, close.moves, strict=True)]
         exist = not numbers or numbers[-1] < len(self.members) * INCARNATIONS
         move_on = all(move.steps > 0 for move in close.moves) and not any(feed.ended for feed in feeds)
@@ -443,10 +382,10 @@ class Counting:
         self.sealed += 1
         skipped = set(seal.skipped)
         for feed in feeds:
-            verdict, factor = (_SKIPPED, 0) if feed in skipped else (_COUNTED, seal.factor)
+            verdict, factor = (SKIPPED, 0) if feed in skipped else (COUNTED, seal.factor)
             self._judge(feed, seal.epoch, verdict, factor)
         for feed, epoch in seal.recounted:
-            self._judge(feed, epoch, _COUNTED, seal.factor)
+            self._judge(feed, epoch, COUNTED, seal.factor)
             self._forget_checkpoints(epoch)
         if seal.rates:
             del self._rates[bisect_left(self._rates, seal.rates[0].epoch, key=_EPOCH) :]
@@ -471,7 +410,7 @@ class Counting:
         for number in self._feeds_of(void):
             feed = self._feeds[number]
             places = bisect_left(feed.epochs, void.first), bisect_right(feed.epochs, void.last)
-            first = feed.verdicts.find(_COUNTED, *places)
+            first = feed.verdicts.find(COUNTED, *places)
             if first >= 0:
                 self._forget_checkpoints(feed.epochs[first])
             counted = feed.void(*places)
@@ -526,8 +465,8 @@ class Counting:
         return known.place(epoch) if known else None
 
     def _verdict(self, named: Recount) -> int:
-        place = self._place(named.feed, named.epoch)
-        return _VOID if place is None else self._feeds[named.feed].verdicts[place]
+        known = self._feeds.get(named.feed)
+        return known.verdict(named.epoch) if known else VOID
 
     def _judge(self, feed: int, epoch: int, verdict: int, factor: int) -> None:
         place = self._place(feed, epoch)

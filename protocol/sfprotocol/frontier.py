@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import islice, takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -164,6 +165,13 @@ class Frontier:
         """Return the first step of `feed` that we lack."""
         state = self._states.get(feed)
         return state.next if state else 0
+
+    def held(self, origin: bytes) -> int:
+        """Return the number of updates held of all incarnations of `origin`, whose feeds are neighbours in
+        the order of feeds."""
+        first = bisect_left(self._order, Feed(origin, 0), key=_FEED)
+        feeds = takewhile(lambda state: state.feed.origin == origin, islice(self._order, first, None))
+        return sum(state.next for state in feeds)
 
     def lacks(self, feed: Feed, following: int) -> bool:
         """Return whether a peer with `feed` up to step `following` has updates that we lack and may count."""

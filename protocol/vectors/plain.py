@@ -6,6 +6,7 @@ strings; a feed is spread into "origin" and "incarnation" where it stands alone 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -43,6 +44,11 @@ def plain(value: Any) -> Any:
         case _ if is_dataclass(value):
             return {"type": type(value).__name__, **_fields(value)}
     return value
+
+
+def integers(values: Iterable[int]) -> list[str]:
+    """Return 64-bit integers as decimal strings."""
+    return [str(int(value)) for value in values]
 
 
 def _fields(value: Any) -> dict[str, Any]:

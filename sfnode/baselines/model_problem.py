@@ -21,7 +21,7 @@ from sfnode.baselines.problem import Part
 from sfnode.engine import forward
 from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.models import targets
 from sfnode.models.loader import LoadedModel
 from sfnode.schema.evaluation import Evaluation

@@ -23,7 +23,10 @@ from sfnode.bench import memory
 from sfnode.engine import loading
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Task, Training
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
 from sfnode.models import files, loader, shapes, vetting
 from sfnode.tasks import dataset, presets
 from sfnode.tasks.encoding import Encoded, encode

@@ -20,7 +20,7 @@ from sfnode.bench.subject import Subject, SubjectSpec
 from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.replicas import ReplicatedTrainer
 from sfnode.engine.trainer import Trainer
-from sfnode.node.step_scheduler import batches_of
+from sfnode.node.training.step_scheduler import batches_of
 from sfnode.schema.results import TogetherResult
 from sfprotocol.seeds import update_seeds
 

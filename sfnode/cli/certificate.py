@@ -85,7 +85,7 @@ def certificate(
         made = certificates.issue(said, organiser.sign, feed.succession)
     with disk_faults(out):
         write(out, made.drawing() if out.suffix == ".svg" else made.to_json())
-    echo(f"wrote {out}: {_in_words(made)}")
+    echo(f"wrote {out}: {in_words(made)}")
 
 
 def _check_out(out: Path) -> None:
@@ -150,7 +150,7 @@ def verify_certificate(file: Path, run: Path | None, data_dir: Path) -> None:
         if manifest is None or _has(data_dir, manifest):
             manifest, update_log = stack.enter_context(opened_run(data_dir))
         certificates.check(found, manifest, str(file))
-        echo(_in_words(found))
+        echo(in_words(found))
         said = found.statement
         echo(
             f"signed by the organiser of run {said.run_id} on {said.issued[:10]}: the manifest names the key"
@@ -174,11 +174,13 @@ def _compared(found: Certificate, feed: ControlFeed, whole: bool) -> str:
     return f"not computed anew: the log here has {feed.stop} of {found.statement.decisions} decisions"
 
 
-def _in_words(found: Certificate) -> str:
+def in_words(found: Certificate) -> str:
     from sfnode.dashboard.formatting import count, nats
+    from sfnode.schema.metrics import NO_WORTH
 
     said = found.statement
     who = f"{said.name} ({said.member})" if said.name else said.member
     figures = f"{count(said.updates)} updates of epochs {said.first_epoch} to {said.last_epoch}"
     worth = f"worth {nats(said.worth)} nats by {count(said.measured)} that were measured"
+    worth = worth if said.measured else f"their worth not measured ({NO_WORTH})"
     return f"{who}: {figures} count in run {said.run_name} by the seal of epoch {said.seal}, {worth}"

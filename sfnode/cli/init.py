@@ -18,7 +18,9 @@ from sfnode.cli.passphrases import chosen, passphrase_file_option
 from sfnode.cli.progress import waiting
 from sfnode.defaults import DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS
 from sfnode.errors import Code, UserError
-from sfnode.manifest import MAX_WORK_BITS, Manifest, Training
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import MAX_WORK_BITS
+from sfnode.manifest.training import Training
 from sfnode.tasks import reward_numbers
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS, of_model
 from sfnode.verifiers.presets import PRESETS as VERIFIERS

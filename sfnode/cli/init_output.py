@@ -11,7 +11,9 @@ from sfnode.engine import pilot, trial
 from sfnode.engine.pilot import Pilot
 from sfnode.engine.reward_trial import RewardTrial
 from sfnode.engine.trial import Trial
-from sfnode.manifest import Manifest, Training, is_file
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import is_file
+from sfnode.manifest.training import Training
 from sfnode.models.manifest_builder import routes_tokens
 from sfnode.preparing import Prepared, Shared
 from sfnode.sizes import size_text

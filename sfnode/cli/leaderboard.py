@@ -21,6 +21,7 @@ from sfnode.cli.output import echo
 from sfnode.cli.progress import waiting
 from sfnode.dashboard.formatting import count, nats
 from sfnode.errors import Code, UserError
+from sfnode.schema.metrics import NO_WORTH
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 DIGITS = 16
 """Hex digits of the keys that are shown."""
-
-NO_WORTH = "Rewards have no worth in nats (docs/rewards.md): members are ranked by the updates that count."
 
 
 @click.command
@@ -81,7 +80,8 @@ def leaderboard(
         if not manifest.task.has_slopes:
             if remeasure:
                 require_slopes(manifest.task)
-            echo(NO_WORTH, err=True)
+            ranked = "members are ranked by the updates that count"
+            echo(f"{NO_WORTH.capitalize()} (docs/rewards.md): {ranked}.", err=True)
         if recompute:
             with waiting("verifying the log"):
                 verify_log(manifest, update_log, None)

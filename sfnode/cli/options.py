@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from sfnode.cli import output
 from sfnode.cli.folders import PROFILE, profile_folder
 from sfnode.defaults import DATA_DIR, LOCALHOST, variable
+from sfnode.errors import Code, UserError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -166,7 +167,10 @@ def _parse_devices(_context: Any, _parameter: Any, value: str) -> str:
     try:
         return Settings(device=value).device
     except ValidationError as error:
-        raise click.BadParameter("give names, separated by commas: cuda:0,cuda:1") from error
+        why = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise UserError(
+            Code.DEVICE, f"--device: {why}", "Name each device once, separated by commas: cuda:0,cuda:1."
+        ) from error
 
 
 def dtype_option(function: F) -> F:

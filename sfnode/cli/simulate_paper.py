@@ -164,17 +164,17 @@ def _problems(
 
 
 def _list(plan: Study, workers: int) -> None:
-    from sfnode.studies import report as reports
     from sfnode.studies import study
-    from sfnode.studies.work import total, work
+    from sfnode.studies.wording import describe
+    from sfnode.studies.work import estimate, total, work
 
     parts = {cell.name: "tuning" for cell in study.trials(plan, {}, {})}
     for entry in plan.entries:
         parts.setdefault(entry.cell.name, entry.part)
     cells = study.distinct(plan)
     for cell in cells:
-        echo(f"{work(cell):10,}  {reports.describe(cell)}")
-    seconds = reports.estimate(cells, workers)
+        echo(f"{work(cell):10,}  {describe(cell)}")
+    seconds = estimate(cells, workers)
     echo(
         f"{len(cells)} cells, {total(cells):,} example-forwards; about {duration(seconds)} with {workers} "
         f"workers if the "

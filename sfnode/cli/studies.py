@@ -65,7 +65,7 @@ def cores() -> int:
 
 def typed() -> str:
     """Return the command line as it was typed, for the report."""
-    from sfnode.studies.report import command_of
+    from sfnode.studies.wording import command_of
 
     return command_of(sys.argv[1:])
 
@@ -100,7 +100,7 @@ def run_study(
 
 def line(progress: Progress, seconds: float) -> str:
     """Say how far a study is, and how long it will take by the example-forwards that it has made."""
-    from sfnode.studies.report import describe, short
+    from sfnode.studies.wording import describe, short
 
     left = (progress.total - progress.done) * seconds / max(progress.fresh, 1)
     said = f"{progress.done / max(progress.total, 1):4.0%}, {duration(left)} left: {describe(progress.cell)}"

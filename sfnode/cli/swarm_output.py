@@ -6,13 +6,17 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from sfnode.dashboard.formatting import beside, figure, measured
+from sfnode.dashboard.formatting import beside, count, figure, measured
 from sfnode.schema import OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.metrics import metric_of, trained_by
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import Status
+
+MOST = 0.75
+"""Share of the updates that count at least in a run where nothing went wrong: what is under way when a run
+ends does not, and what a defence skips."""
 
 SHORT_DIGEST = 12
 """Hex digits of a digest that tell nodes apart at a glance."""
@@ -86,6 +90,16 @@ def measurement_line(when: str, found: Evaluation) -> str:
     return f"{when}: {what} on {found.count} held-out rows"
 
 
+def _what_does_not_count(result: SwarmResult) -> list[str]:
+    """Say that a run has ended before its budget, or that many updates do not count, and why."""
+    counted, made = result.counted, result.updates
+    if counted is None or (counted >= result.update_budget and counted >= made * MOST):
+        return []
+    why = result.announced or "the organiser has announced no reason; `sfnode log` lists its decisions"
+    early = "" if counted >= result.update_budget else f" (of a budget of {count(result.update_budget)})"
+    return [f"ATTENTION: {count(made - counted)} of {count(made)} updates do not count{early}: {why}"]
+
+
 def verdict(result: SwarmResult) -> list[str]:
     """Format the last lines: what training changed, what it cost, and whether the nodes agree."""
     lines = []
@@ -102,6 +116,7 @@ def verdict(result: SwarmResult) -> list[str]:
         lines[-1] += f"; {result.counted} count, in {result.sealed} sealed epochs"
     if result.bytes_per_update:
         lines[-1] += f", {result.bytes_per_update:.1f} bytes per update on the wire"
+    lines += _what_does_not_count(result)
     if result.equal:
         return [*lines, f"OK: all digests are equal ({result.nodes[0].digest[:16]})"]
     return [*lines, "FAILED: the digests differ"]

@@ -30,7 +30,7 @@ async def show_swarm(local: LocalSwarm, console: Console, nodes: int) -> SwarmRe
         result = await local.compare()
     console.print(closing_table(result))
     for line in verdict(result):
-        console.print(line)
+        console.print(line, markup=False)
     return result
 
 

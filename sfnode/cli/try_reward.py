@@ -115,7 +115,8 @@ def _changed(manifest: Manifest, epsilon: float | None, temperature: float | Non
     """Return the manifest with another epsilon and temperature. Raises UserError BAD_OPTION."""
     from pydantic import ValidationError
 
-    from sfnode.manifest import Task, Training
+    from sfnode.manifest.task import Task
+    from sfnode.manifest.training import Training
 
     task, training = manifest.task, manifest.training
     try:

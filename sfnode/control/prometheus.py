@@ -196,7 +196,7 @@ METRICS: Sequence[Described] = (
     _of_node("sfnode_epochs", "epochs", "Epochs of the whole run."),
     _of_node("sfnode_own_updates_total", "own_updates", "Updates that this process has made."),
     _of_node("sfnode_contributed_total", "contributed",
-             "Updates of the node's feed in the log, over all its starts."),
+             "Updates of the node's origin in the log, over all its starts and incarnations."),
     _of_node("sfnode_own_updates_per_second", "updates_per_second",
              "Own updates per second, over the last ten seconds."),
     _of_node("sfnode_loss", lambda s: _trained(s, LOSS),

@@ -141,7 +141,8 @@ def doing_in(s: Status) -> Words:
         case NodeState.STARTING | NodeState.ASKING | NodeState.FINISHING:
             return Words(PASSING[s.state])
         case NodeState.CATCHING_UP:
-            return Words(f"Catching up: {count(s.lacking)} updates are still missing.")
+            missing = max(s.lacking, s.organised.behind if s.organised else 0)
+            return Words(f"Catching up: {count(missing)} updates are still missing.")
         case NodeState.PAUSED:
             return Words(f"Paused: {'; '.join(s.pauses)}.", Mood.WARN)
         case NodeState.COMPLETE if s.role == "relay":

@@ -259,7 +259,7 @@ def _at_hand(case: Case, manifest: Manifest) -> bool:
 def _updates_per_hour(case: Case, manifest: Manifest) -> float:
     """Raises UserError MODEL_*, DATA_* or DEVICE."""
     from sfnode.engine.replicas import ReplicatedTrainer
-    from sfnode.node.step_scheduler import batches_of
+    from sfnode.node.training.step_scheduler import batches_of
     from sfnode.store.data_folder import Layout
 
     together = manifest.training.batch_updates

@@ -15,7 +15,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sfnode.manifest import PUBLISHED_UNIT, Manifest, Target
+from sfnode.manifest import Manifest
+from sfnode.manifest.model import Target
+from sfnode.manifest.training import PUBLISHED_UNIT
 from sfnode.models import bases
 from sfprotocol.decisions import Bases
 from sfprotocol.seeds import basis_signs

@@ -15,7 +15,8 @@ from sfnode.engine import forward, samples
 from sfnode.engine.estimator import Estimate, estimates
 from sfnode.engine.objective import BASE, OWN, GoOn, Held, always, paused
 from sfnode.engine.run_rows import RunRows
-from sfnode.manifest import Manifest, Task
+from sfnode.manifest import Manifest
+from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions
 from sfnode.schema.evaluation import Evaluation

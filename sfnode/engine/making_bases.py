@@ -24,7 +24,8 @@ from torch import Tensor
 
 from sfnode.engine import forward
 from sfnode.errors import Code, UserError
-from sfnode.manifest import PUBLISHED_UNIT, Manifest
+from sfnode.manifest import Manifest
+from sfnode.manifest.training import PUBLISHED_UNIT
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
 from sfnode.tasks import dataset, verifying

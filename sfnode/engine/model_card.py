@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfnode.engine.adapter import Fit
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.models.files import BUILTIN, licence_of
-from sfnode.schema.metrics import metric_of, trained_by
+from sfnode.schema.metrics import NO_WORTH, metric_of, trained_by
 from sfnode.schema.provenance import Contributor, Provenance
 from sfnode.tasks.calibration import CALIBRATION_ROWS
 from sfnode.tasks.shard import CENTRED
@@ -152,7 +152,9 @@ def _about(trainer: Trainer, about: Provenance, weights: Mapping[str, str]) -> I
         )
         yield "\n".join(rows) + "\n"
     if about.contributors:
-        yield "Contributors, by the updates of theirs that count; names are their own, and not verified:\n"
+        worth = "" if trainer.manifest.task.has_slopes else f" ({NO_WORTH})"
+        by = f"Contributors, by the updates of theirs that count{worth}"
+        yield f"{by}; names are their own, and not verified:\n"
         yield (
             "| key | name | updates |\n|---|---|---|\n" + "\n".join(_contributors(about.contributors)) + "\n"
         )

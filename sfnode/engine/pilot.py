@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from sfnode.engine.estimator import quantise
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest, Training
+from sfnode.manifest import Manifest
+from sfnode.manifest.training import Training
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
 from sfnode.tasks import calibration

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sfnode.engine.generation import complete
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
 from sfnode.tasks import chat
 from sfnode.tasks.encoding import Forward, Prior, encode

@@ -30,7 +30,7 @@ from sfnode.engine.core import CHUNK_ENTRIES, UpdateBatch
 from sfnode.engine.line import Line
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.models.targets import Form

@@ -31,11 +31,12 @@ from sfnode.engine.merging import MergedWeights
 from sfnode.engine.mini_batches import MiniBatches
 from sfnode.engine.noise import LocalNoise
 from sfnode.engine.objective import BASE, OWN, GoOn, Objective, always, paused
+from sfnode.engine.offloading import Offloading
 from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.run_rows import RunRows
 from sfnode.engine.subspace import Subspace
-from sfnode.errors import Code, UserError
-from sfnode.manifest import PRIOR_ONE, Manifest
+from sfnode.manifest import Manifest
+from sfnode.manifest.task import PRIOR_ONE
 from sfnode.models import bases as published_bases
 from sfnode.models import loader
 from sfnode.schema.evaluation import Evaluation, LayeredDrift, PassAt
@@ -115,7 +116,7 @@ class Trainer:
         self.scale = scale_of(manifest)
         self.decay = Decay(numbers.decay)
         self.weights = MergedWeights(loaded, self.space, self.core, self.scale, time.monotonic, self.decay)
-        self._offloaded = False
+        self._offloading = Offloading(loaded, self.space)
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
         self._noise = noise
         self._rows = rows
@@ -251,35 +252,16 @@ class Trainer:
 
     def offload(self) -> None:
         """Move the model to main memory until it is needed again, which restores it by itself."""
-        if not self._offloaded:
-            self._offloaded = True
-            self._move_away()
+        self._offloading.offload()
 
     def restore(self) -> None:
-        """Move the model back to its device, every bit as it was.
-
-        Raises UserError OUT_OF_MEMORY, and the model stays offloaded, if there is no room for it.
-        """
-        if self._offloaded:
-            try:
-                self._move(self.loaded.device)
-            except torch.OutOfMemoryError as error:
-                self._move_away()
-                raise _no_room(self.loaded.device) from error
-            self._offloaded = False
+        """Move the model back to its device, every bit as it was. Raises as `Offloading.restore`."""
+        self._offloading.restore()
 
     def use_threads(self, count: int | None, most: int | None) -> None:
         """Compute with `count` CPU threads from now on; None: with torch's usual number, or `most` if
         less."""
         torch.set_num_threads(count or min(THREADS, most or THREADS))
-
-    def _move_away(self) -> None:
-        self._move(torch.device("cpu"))
-        _give_back(self.loaded.device)
-
-    def _move(self, device: torch.device) -> None:
-        self.loaded.model.to(device)
-        self.space.move(device)
 
     def prior(self, go_on: GoOn = always) -> Prior:
         """Return the prior over the task's answers of the model as of now, (K,). Raises as `Priors.of`."""
@@ -497,19 +479,3 @@ def scale_of(manifest: Manifest) -> Callable[[int], float]:
     if manifest.parameters().organised:
         return lambda subspace: numbers.scalar_delta / RATE_ONE * unit
     return lambda epoch: float(np.float32(numbers.rate(epoch))) * numbers.scalar_delta * unit
-
-
-def _give_back(device: torch.device) -> None:
-    """Return to the system what torch keeps of a device's memory for later."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    elif device.type == "mps":
-        torch.mps.empty_cache()
-
-
-def _no_room(device: torch.device) -> UserError:
-    return UserError(
-        Code.OUT_OF_MEMORY,
-        f"there is no room for the model on {str(device)!r} any more",
-        "See what else uses its memory. A node that was to go on after a pause tries again by itself.",
-    )

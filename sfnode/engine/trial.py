@@ -39,7 +39,8 @@ from sfnode.engine.pilot import (
     typical_weight,
 )
 from sfnode.engine.trainer import Trainer
-from sfnode.manifest import Manifest, Training
+from sfnode.manifest import Manifest
+from sfnode.manifest.training import Training
 from sfprotocol.decisions import RATE_ONE
 
 LARGEST, DISTANCES, FINER = 1 / 32, 5, 4.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from sfnode.errors import Code, UserError
 from sfnode.experiments.cell import Cell
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.tasks.dataset import Row
 from sfprotocol.seeds import derive_key
 

@@ -23,7 +23,8 @@ from sfnode.engine.loading import load_model, usable_device
 from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
 from sfnode.experiments.cell import Cell, Place, Problem
-from sfnode.manifest import Manifest, Task
+from sfnode.manifest import Manifest
+from sfnode.manifest.task import Task
 from sfnode.models import bases, manifest_builder
 from sfnode.models.loader import LoadedModel
 from sfnode.schema.evaluation import Evaluation

@@ -23,7 +23,8 @@ from transformers import (
 from transformers.utils import logging
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest, Model
+from sfnode.manifest import Manifest
+from sfnode.manifest.model import Model
 from sfnode.models import vetting
 from sfnode.models.base_weights import DTYPES, BaseWeights, float_tensors
 from sfnode.models.files import BUILTIN, digest, resolve

@@ -14,10 +14,24 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from sfnode.defaults import DEFAULT_LOSS
 from sfnode.errors import Code, UserError
-from sfnode.manifest import MAX_QUOTA, Data, Manifest, Model, Open, Organised, Task, Training
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import MAX_QUOTA, Open, Organised
+from sfnode.manifest.data import Data
+from sfnode.manifest.model import Model
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
 from sfnode.models import files, loader
 from sfnode.models.targets import DEFAULT, Selection
-from sfnode.tasks import chat, dataset, library, presets, proposals, reward_numbers, verifier_sources
+from sfnode.tasks import (
+    chat,
+    dataset,
+    library,
+    presets,
+    prompts,
+    proposals,
+    reward_numbers,
+    verifier_sources,
+)
 
 HUB_TASK = "sst2"
 """The task for a model that is not built in: a small one that every language model can learn."""
@@ -263,10 +277,11 @@ def _validated(data: Data, task: Task, given: dict[str, Any]) -> Data:
 
 
 def _try_data(manifest: Manifest) -> None:
-    """Read the local data files, and check that the model has a template for them.
+    """Read the local data files, and check the templates of the task and of the model.
 
     Data on the hub are left to the nodes, which need them anyway, if this machine can read such.
     """
+    prompts.render_row(manifest.task, prompts.example(manifest.task))
     library.require(manifest.data.train, manifest.data.test, manifest.data.validation)
     if _is_local(manifest.data.train):
         dataset.training_rows(manifest.data, manifest.task)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
-from sfnode import manifest
+from sfnode.manifest.model import Target
 
 PretrainedModel = Any
 """A model of transformers; that library types its classes otherwise from release to release."""
@@ -48,7 +48,7 @@ class Form(Enum):
 class Site(NamedTuple):
     """Place of a target in a model."""
 
-    target: manifest.Target
+    target: Target
     module: nn.Module
     parameter: str
     """The module's attribute: "weight", "bias" or whatever else a norm calls its vectors."""
@@ -69,7 +69,7 @@ DEFAULT = Selection()
 """All linear layers and nothing else."""
 
 
-def choose(model: PretrainedModel, selection: Selection) -> list[manifest.Target]:
+def choose(model: PretrainedModel, selection: Selection) -> list[Target]:
     """Return the selected targets in the model's own order, a module's weight before its vectors.
 
     Raises ValueError with a readable reason when a pattern matches nothing or something that is not a linear
@@ -89,7 +89,7 @@ def choose(model: PretrainedModel, selection: Selection) -> list[manifest.Target
     return targets
 
 
-def locate(model: PretrainedModel, targets: Sequence[manifest.Target]) -> tuple[Site, ...]:
+def locate(model: PretrainedModel, targets: Sequence[Target]) -> tuple[Site, ...]:
     """Return the site of every target. Raises ValueError that names a target that is not there, and why."""
     known = _sites(model)
     for target in targets:
@@ -138,7 +138,7 @@ def _all_sites(model: PretrainedModel) -> Iterator[Site]:
 def _site(name: str, module: nn.Module, parameter: str, form: Form) -> Site:
     out_features, in_features = view(getattr(module, parameter), form).shape
     return Site(
-        manifest.Target(name=name, out_features=out_features, in_features=in_features),
+        Target(name=name, out_features=out_features, in_features=in_features),
         module,
         parameter,
         form,
@@ -234,7 +234,7 @@ def _switched_on(
     return selection.biases and (not is_head or name.removesuffix(f".{site.parameter}") in named)
 
 
-def _check_shared(model: PretrainedModel, known: dict[str, Site], targets: Sequence[manifest.Target]) -> None:
+def _check_shared(model: PretrainedModel, known: dict[str, Site], targets: Sequence[Target]) -> None:
     """Raise ValueError for a target that two modules share: only an embedding and its tied head are
     supported."""
     chosen = {target.name for target in targets}

@@ -22,8 +22,8 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
-from sfnode.node.engine_thread import Engine, StepResult
 from sfnode.node.startup import settled
+from sfnode.node.training.engine_thread import Engine, StepResult
 from sfnode.organising import audits as policy
 from sfnode.organising.alarms import shown
 from sfnode.organising.audits import Audited, Audits, News
@@ -276,7 +276,7 @@ class Auditing:
         """Return the next updates to audit, of those that have come since the last look; those that were here
         when the node began are history."""
         node, machine = self._node, self._node.machine
-        able = node.scheduler is not None and node.scheduler.ready and not node.limiter.paused
+        able = node.model.scheduler is not None and node.model.scheduler.ready and not node.limiter.paused
         news = []
         for state in machine.frontier:
             first = self._known.get(state.feed, 0)
@@ -300,9 +300,9 @@ class Auditing:
             ]
             return found, time.monotonic() - begun
 
-        assert self._node.engine_thread is not None  # the scheduler was ready
+        assert self._node.model.thread is not None  # the scheduler was ready
         try:
-            found, seconds = await self._node.engine_thread.call(recompute)
+            found, seconds = await self._node.model.thread.call(recompute)
         except UserError as error:
             log.warning("no audit: %s", error.what)
             return 0.0

@@ -127,7 +127,7 @@ class Checkpoints:
 
     def _give_all(self) -> None:
         """Let others have the states that are here."""
-        self._node.sharing.files = {
+        self._node.supplies.sharing.files = {
             listing(one.feeds, one.cores): self._folder / states.name(one)
             for one in states.usable(self._folder, self._counting)
         }
@@ -193,7 +193,7 @@ class Checkpoints:
             listing(wanted.feeds, wanted.cores),
             self._folder,
             request=node.transport.request,
-            peers=node.givers,
+            peers=node.neighbourhood.givers,
             rate_limit=node.driver.bandwidth.download,
             clock=node.clock,
             what=f"checkpoint of epoch {wanted.epoch}",
@@ -226,7 +226,7 @@ class Checkpoints:
         if stated is None or stated.epoch < node.machine.frontier.floor:
             return
         state = await self._load(stated)
-        if state is None or not await node.engine_is_abreast():
+        if state is None or not await node.model.is_abreast():
             return
         bases = tuple(state.bases.values())
         here = all(node.machine.frontier.next(base.feed) >= base.step for base in bases)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.node import provenance
-from sfnode.node.engine_thread import Engine
 from sfnode.node.startup import in_thread
+from sfnode.node.training.engine_thread import Engine
 from sfnode.store.checkout import last_seal
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Exports:
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
             sealed, node = self._organised.counting.sealed, self._node
-            if sealed < self._due or not node.engine_loaded or node.limiter.paused:
+            if sealed < self._due or not node.model.loaded or node.limiter.paused:
                 continue
             try:
                 await self._export()
@@ -93,7 +93,7 @@ class Exports:
                 about = provenance.of_seal(run, entries, names, checkout, engine.core.digest().hex())
                 engine.export(out, self._form, about)
 
-            await node.ask_engine(export, lambda: checkout.counted)
+            await node.model.ask(export, lambda: checkout.counted)
             log.info("exported the model of epoch %d to %s", checkout.epoch, out)
             await in_thread(lambda: _sweep(self._folder))
         self._due = self._after(checkout.epoch + 1)

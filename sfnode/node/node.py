@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Self
 from sfnode.control import prometheus, server
 from sfnode.loggers.open import opened
 from sfnode.logging import begins
-from sfnode.node import contacts, startup
-from sfnode.node.engine_loading import load_trainer
-from sfnode.node.running import LoadEngine, RunningNode
+from sfnode.node import startup
+from sfnode.node.joined import Joined
+from sfnode.node.network import contacts
+from sfnode.node.running import RunningNode
+from sfnode.node.training.engine_loading import load_trainer
+from sfnode.node.training.model import LoadEngine
 from sfnode.store.data_folder import DataDir, control_socket_path, open_data_dir
 from sfnode.store.log import UpdateLog
 from sfnode.transport.base import Transport
@@ -164,10 +167,16 @@ class Node:
             draw = await stack.enter_async_context(
                 startup.incarnations(settings, manifest, data_dir, update_log)
             )
+            clock = asyncio.get_running_loop().time
+            machine = startup.open_machine(settings, manifest, data_dir, update_log, clock(), draw)
             running = RunningNode(
-                settings, manifest, data_dir, update_log, transport, self._load_engine, draw, logger
+                Joined(settings, manifest, data_dir, update_log, transport, machine, clock),
+                self._load_engine,
+                logger,
+                contacts.known_url(settings.contacts_url, update_log),
             )
-            stack.enter_context(startup.organising(settings, manifest, running.machine, self._passphrase))
+            transport.on_request(running.peer_questions.answer)
+            stack.enter_context(startup.organising(settings, manifest, machine, self._passphrase))
             await running.limiter.start()
             stack.push_async_callback(await server.serve(running, data_dir.control_socket))
             if settings.metrics:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
-from sfnode.node.engine_thread import Engine
+from sfnode.node.training.engine_thread import Engine
 from sfnode.organising import admission
 from sfnode.organising.desk import OrganiserDesk
 from sfnode.organising.events import (
@@ -234,7 +234,7 @@ class Organising:
         try:
             with disk_faults(folder):
                 named = partial(self._organised.named, epoch)
-                _, made = await self._node.ask_engine(lambda engine: engine.make_bases(folder), named)
+                _, made = await self._node.model.ask(lambda engine: engine.make_bases(folder), named)
             digest = bytes.fromhex(made)
             log.info("made bases at the weights of epoch %d: %s", epoch, made[:16])
         except UserError as error:
@@ -253,7 +253,7 @@ class Organising:
         first if that was not done yet."""
         result = base = calibrated = found = rate = None
         forwards, epoch, brought = 0, asked.epoch, tuple[Brought, ...]()
-        wanted, ask = self._node.limiter.until_a_pause(), self._node.ask_engine
+        wanted, ask = self._node.limiter.until_a_pause(), self._node.model.ask
         try:
             if asked.scored and not self._has_base:
                 _, base = await ask(lambda engine: engine.evaluate_base(0, wanted, "validation"))
@@ -301,8 +301,8 @@ class Organising:
             return tuple(brought), taken
 
         try:
-            _, cores = await node.ask_engine(lambda engine: engine.cores(), closed)
-            _, found = await node.ask_engine(look, sealed)
+            _, cores = await node.model.ask(lambda engine: engine.cores(), closed)
+            _, found = await node.model.ask(look, sealed)
         except UserError as error:
             log.warning("what nodes brought in epoch %d is not known: %s", epoch, error.what)
             return (), 0
@@ -313,7 +313,7 @@ class Organising:
         if not self._node.manifest.task.labelled:
             return None
         try:
-            _, found = await self._node.ask_engine(
+            _, found = await self._node.model.ask(
                 lambda engine: engine.evaluate_base(0, wanted, "validation", calibrated=True)
             )
         except UserError as error:
@@ -334,7 +334,7 @@ class Organising:
 
         Nothing is found if what counts of earlier epochs has changed meanwhile.
         """
-        search, begun, ask = self._line_search(asked), [], self._node.ask_engine
+        search, begun, ask = self._line_search(asked), [], self._node.model.ask
         before = partial(self._organised.named, asked.epoch - 1)
 
         def named(of: Callable[[], Mapping[Feed, Counted]]) -> Mapping[Feed, Counted]:

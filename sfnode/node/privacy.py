@@ -61,8 +61,8 @@ class Privacy:
     async def run(self) -> None:
         """Keep the account until cancelled."""
         while True:
-            if self._node.engine_loaded and self._node.engine_thread and self.updates > self._settled:
-                drawn, rows = await self._node.engine_thread.call(lambda engine: engine.odds)
+            if self._node.model.loaded and self._node.model.thread and self.updates > self._settled:
+                drawn, rows = await self._node.model.thread.call(lambda engine: engine.odds)
                 settled = int(self.updates * AHEAD) + 1
                 noise, together = self._node.settings.noise, self._node.manifest.training.batch_updates
                 worth = partial(privacy.epsilon, noise, drawn, rows, settled, together=together)

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
-from sfnode.node.engine_thread import Share
+from sfnode.node.training.engine_thread import Share
 from sfnode.organising.origins import Brought, Origins, said
 from sfnode.schema.history import Remeasured
 from sfnode.store.log import UpdateLog

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from sfnode.daemon_thread import in_daemon_thread
 from sfnode.errors import UserError
 from sfnode.logging import log
-from sfnode.node.engine_thread import Answered, Engine
+from sfnode.node.training.engine_thread import Answered, Engine
 from sfnode.schema.views import SampleMoment, SampleRow, Samples
 from sfnode.store.disk_errors import write_whole
 
@@ -66,7 +66,7 @@ class Sampling:
                 if not self._due():
                     continue
                 if not has_read:
-                    _, engine = await self._node.ask_engine(lambda engine: engine)
+                    _, engine = await self._node.model.ask(lambda engine: engine)
                     await in_daemon_thread(engine.read_test_rows, "samples")  # which may download them
                     has_read = True
                 await asyncio.sleep(COST * await self._take())
@@ -79,7 +79,7 @@ class Sampling:
 
     def _due(self) -> bool:
         node = self._node
-        return node.engine_loaded and not node.limiter.paused and self._epoch() != self._taken
+        return node.model.loaded and not node.limiter.paused and self._epoch() != self._taken
 
     async def _take(self) -> float:
         """Record answers; return the seconds that the engine took for those of the later model."""
@@ -99,7 +99,7 @@ class Sampling:
             ]
             return before, now, took
 
-        moment, (shown, said, took) = await self._node.ask_of_model(answers)
+        moment, (shown, said, took) = await self._node.model.ask_of_last_seal(answers)
         moments = self._kept.moments if shown is self._kept.rows else []  # others are of other rows
         if moment.known != (moments[-1].known if moments else 0):  # else nothing has been learnt since
             answered = SampleMoment(

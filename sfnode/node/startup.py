@@ -415,6 +415,13 @@ def tell_of_new_feed(update_log: UpdateLog, last: Feed | None, why: str) -> None
     log.log(WARNING if said else DEBUG, "%s; continuing under a new incarnation", why)
 
 
+def continue_as(update_log: UpdateLog, feed: Feed) -> None:
+    """Record the new feed of our own; called on the disk thread."""
+    last = last_feed(update_log, feed.origin)
+    tell_of_new_feed(update_log, last, "cannot prove that this log is all we ever said")
+    remember_feed(update_log, feed)
+
+
 def last_feed(update_log: UpdateLog, origin: bytes) -> Feed | None:
     """Return the feed of `origin` that this folder has continued last; None if there is none."""
     kept = update_log.get_meta(_INCARNATION)
@@ -428,11 +435,11 @@ def remember_feed(update_log: UpdateLog, feed: Feed) -> None:
 
 
 def contributed(layout: Layout, update_log: UpdateLog) -> int:
-    """Return the updates in the log of the feed that this folder has continued last; 0 if it has none."""
+    """Return the updates in the log of the origin that this folder has, whatever the incarnation."""
     if not layout.identity.exists():
         return 0
-    feed = last_feed(update_log, Identity.read(layout.identity).public)
-    return update_log.stop(feed) if feed else 0
+    own = Identity.read(layout.identity).public
+    return sum(tail.next for tail in update_log.unsorted_tails() if tail.feed.origin == own)
 
 
 def remembered_peers(update_log: UpdateLog) -> list[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def describe(node: RunningNode) -> Status:
     """Return the node's status as of now."""
-    machine, scheduler, traffic = node.machine, node.scheduler, node.driver.traffic
+    machine, scheduler, traffic = node.machine, node.model.scheduler, node.driver.traffic
     reports, now = node.reports, node.clock()
     sent, received = carried(node)
     fetch = _fetch(node)
@@ -48,7 +48,7 @@ def describe(node: RunningNode) -> Status:
         origin=machine.own.origin.hex() if machine.own else None,
         incarnation=machine.own.incarnation if machine.own else None,
         own_updates=scheduler.made if scheduler else 0,
-        contributed=machine.frontier.next(machine.own) if machine.own else 0,
+        contributed=machine.frontier.held(machine.own.origin) if machine.own else 0,
         updates_per_second=scheduler.rate() if scheduler else 0.0,
         loss=scheduler.loss if scheduler else None,
         drift=node.views.drift,
@@ -130,12 +130,12 @@ def _links(node: RunningNode) -> list[LinkStatus]:
 
 
 def _state(node: RunningNode) -> NodeState:
-    scheduler = node.scheduler
+    scheduler = node.model.scheduler
     if node.machine.complete and not (scheduler and scheduler.busy):
-        return NodeState.COMPLETE
+        return NodeState.CATCHING_UP if _lacks(node.machine) else NodeState.COMPLETE
     if scheduler is None:
         return NodeState.IDLE
-    if not node.engine_loaded:
+    if not node.model.loaded:
         return NodeState.STARTING
     if node.limiter.finishing:
         return NodeState.FINISHING
@@ -152,11 +152,17 @@ def _state(node: RunningNode) -> NodeState:
     return NodeState.TRAINING if node.machine.may_compute else NodeState.ASKING
 
 
+def _lacks(machine: Machine) -> bool:
+    """Whether updates are announced or named that are not here, those beyond the budget of an open run, too:
+    until they have come, the model here is another one than others'."""
+    return machine.lacking > 0 or (machine.organised is not None and machine.organised.behind > 0)
+
+
 def _fetch(node: RunningNode) -> FetchStatus | None:
     """Return the download that is under way."""
-    if data := node.data.progress:
+    if data := node.supplies.data.progress:
         return FetchStatus(what="data", **data._asdict())
-    if model := node.sharing.progress:
+    if model := node.supplies.sharing.progress:
         return FetchStatus(**model._asdict())
     bases = node.bases.progress if node.bases else None
     return FetchStatus(what="bases", **bases._asdict()) if bases else None
@@ -170,7 +176,7 @@ def _devices(node: RunningNode) -> list[DeviceStatus]:
             seconds=device.seconds,
             problem=device.fault.what if device.fault else None,
         )
-        for device in (node.engine_thread.devices if node.engine_thread else ())
+        for device in (node.model.thread.devices if node.model.thread else ())
     ]
 
 
@@ -178,16 +184,16 @@ def _of_this_node(node: RunningNode) -> list[AlarmStatus]:
     """Return what is wrong with the checkpoint with which the log begins, with what comes before, with bases,
     with this machine's clock, or with its devices."""
     history = node.checkpoints.problem() if node.checkpoints else None
-    devices = node.engine_thread.devices if node.engine_thread else ()
+    devices = node.model.thread.devices if node.model.thread else ()
     problems = (
-        *(history, node.bases_problem(), node.clock_check.problem),
+        *(history, node.bases.problem() if node.bases else None, node.clock_check.problem),
         *(device.fault for device in devices),
     )
     return [shown(problem) for problem in problems if problem]
 
 
 def _wait(node: RunningNode) -> WaitStatus | None:
-    if lacking := node.lacking_bases():
+    if lacking := node.bases.lacking() if node.bases else []:
         subspaces = ", ".join(str(one.subspace) for one in lacking)
         return WaitStatus(
             reason=Wait.BASES, text=f"the published bases of subspace {subspaces} are not here yet"

@@ -110,7 +110,7 @@ class Views:
 
     async def about(self) -> About:
         """Return what the run is for, and what it is made of."""
-        manifest, folder = self._node.manifest, self._node.sharing.folder
+        manifest, folder = self._node.manifest, self._node.supplies.sharing.folder
         task = manifest.task
         licence = await self._ask(lambda: licence_of(folder)) if folder else None
         return About(
@@ -210,7 +210,8 @@ class Views:
         node = self._node
         relays = {link.peer for state, link in greeted(node) if state.role}
         own, met = node.transport.addresses(), remembered_peers(node.log)
-        return invite(node.manifest, compose(node.manifest.run_id, own, met, relays, node.contacts_url))
+        url = node.neighbourhood.contacts_url
+        return invite(node.manifest, compose(node.manifest.run_id, own, met, relays, url))
 
     def _names(self) -> dict[bytes, Names]:
         """Return the names of origins, in the index thread; copies first what the event loop may change."""
@@ -235,7 +236,7 @@ class Views:
                 known=record.known,
                 lag=self._lag(record.known),
             )
-            for record in node.peering.roster
+            for record in node.neighbourhood.peering.roster
             if record.peer not in near
         ]
         edges = [
@@ -252,7 +253,7 @@ class Views:
         node, now = self._node, self._node.clock()
         if self._swarm_rate is not None or self._caught_up():
             self._swarm_rate = self._rate.update(now, node.machine.frontier.known)
-        scheduler, machine = node.scheduler, self.machine
+        scheduler, machine = node.model.scheduler, self.machine
         self._series.add(
             Sample(
                 seconds=self._uptime(),
@@ -277,7 +278,7 @@ class Views:
         found = {}
         for link in links:
             seen = f"{link.address.partition('/p2p/')[0]}/p2p/{link.peer}" if link.address else ""
-            ways = [*self._node.book.addresses(link.peer), *filter(None, [seen])]
+            ways = [*self._node.neighbourhood.book.addresses(link.peer), *filter(None, [seen])]
             if ways:
                 found[link.peer] = ways[0]
         return found

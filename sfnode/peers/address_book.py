@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 from sfnode.errors import UserError
+from sfnode.peers.intervals import about, doubled
 from sfnode.transport.base import PeerRecord, peer_of
 from sfnode.transport.roster import MAX_ADDRESSES
 
@@ -38,8 +39,6 @@ MAX_FAULTS = 256
 BOOTSTRAP_FIRST, BOOTSTRAP_MOST = 2.0, 60.0
 """Seconds between attempts to bootstrap from an address that was given or remembered; doubles until it
 answers."""
-
-_MOST_DOUBLINGS = 10
 
 
 @dataclass(slots=True)
@@ -134,9 +133,9 @@ class AddressBook:
         """Note that the peer could not be reached, closed the link at once, or sent nothing."""
         if entry := self._entries.get(peer):
             most = BACKOFF_MOST_GIVEN if entry.pinned else BACKOFF_MOST
-            wait = min(BACKOFF_FIRST * 2 ** min(entry.failures, _MOST_DOUBLINGS), most)
+            wait = doubled(BACKOFF_FIRST, entry.failures, most)
             entry.failures += 1
-            entry.not_before = now + self._about(wait)
+            entry.not_before = now + about(wait, self._random)
 
     def succeeded(self, peer: str) -> None:
         """Note that a link with the peer was of use."""
@@ -159,7 +158,7 @@ class AddressBook:
         """Refuse the peer any link for a while: it broke a rule, or sent nothing of use."""
         before = self._faults.pop(peer, None)
         times = before.times + 1 if before else 1
-        wait = min(FAULT_FIRST * 2.0 ** min(times - 1, _MOST_DOUBLINGS), FAULT_MOST)
+        wait = doubled(FAULT_FIRST, times - 1, FAULT_MOST)
         self._faults[peer] = _Fault(times, now + wait)
         if len(self._faults) > MAX_FAULTS:
             del self._faults[min(self._faults, key=lambda name: self._faults[name].until)]
@@ -199,9 +198,9 @@ class AddressBook:
         if entry is None:
             return False
         back = answered and entry.silences > 0
-        wait = min(BOOTSTRAP_FIRST * 2.0 ** min(entry.silences, _MOST_DOUBLINGS), BOOTSTRAP_MOST)
+        wait = doubled(BOOTSTRAP_FIRST, entry.silences, BOOTSTRAP_MOST)
         entry.silences = 0 if answered else entry.silences + 1
-        entry.bootstrap_at = now + self._about(BOOTSTRAP_MOST if answered else wait)
+        entry.bootstrap_at = now + about(BOOTSTRAP_MOST if answered else wait, self._random)
         if back:
             entry.failures, entry.not_before = 0, float("-inf")
         return back
@@ -233,10 +232,6 @@ class AddressBook:
         order = sorted(peers)
         self._random.shuffle(order)
         return order
-
-    def _about(self, seconds: float) -> float:
-        """Add jitter, so that nodes that lost a peer together do not all return together."""
-        return seconds * self._random.uniform(0.8, 1.2)
 
 
 def _is_address_of(peer: str, address: str) -> bool:

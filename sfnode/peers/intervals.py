@@ -27,8 +27,11 @@ PROBE_INTERVAL = 60.0
 """Seconds, on average, between probes. In two halves of a swarm of 20 nodes that can reach each other again,
 some node then contacts the other half within seconds."""
 
-PROBE_JITTER = 0.8, 1.2
-"""Range of the factor by which one interval between probes differs from PROBE_INTERVAL."""
+JITTER = 0.8, 1.2
+"""Range of the factor by which a wait differs, so that nodes that lost a peer together do not return
+together."""
+
+_MOST_DOUBLINGS = 10
 
 _NEVER, _ALWAYS = float("inf"), float("-inf")
 
@@ -51,6 +54,16 @@ class Job:
         return _NEVER if self.running else self.began + interval
 
 
+def doubled(first: float, times: int, most: float) -> float:
+    """Return the seconds until the next attempt after so many that came to nothing before the last."""
+    return min(first * 2.0 ** min(times, _MOST_DOUBLINGS), most)
+
+
+def about(seconds: float, random: Random) -> float:
+    """Return a wait with jitter."""
+    return seconds * random.uniform(*JITTER)
+
+
 def first_probe(random: Random) -> float:
     """Return the seconds until a node's first probe: nodes that start together do not probe together."""
     return random.uniform(0, PROBE_INTERVAL)
@@ -58,4 +71,4 @@ def first_probe(random: Random) -> float:
 
 def next_probe(random: Random) -> float:
     """Return the seconds from one probe to the next."""
-    return PROBE_INTERVAL * random.uniform(*PROBE_JITTER)
+    return about(PROBE_INTERVAL, random)

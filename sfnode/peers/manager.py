@@ -2,7 +2,7 @@
 
 Sans-IO: `handle(event, now)` returns what to do, `next_deadline()` says when to send the next Wake. Time is
 an argument (seconds of any monotonic clock), randomness is injected, and nothing here opens, waits or logs.
-The daemon (`node.peering`) and the simulator (`sim.world.peering`) carry out the same actions.
+The daemon (`node.network.peering`) and the simulator (`sim.world.peering`) carry out the same actions.
 
 Theory of operation. A node that is OPEN does five jobs, each when its own deadline comes:
 
@@ -76,9 +76,6 @@ SHORT_LIVED = 10.0
 FIRST_WORD_DEADLINE = 15.0
 """Seconds for a peer's first frame: Hello, which it sends at once (SPEC L2), over the slowest line; well
 below the silence after which any link is dropped (SPEC L7)."""
-
-_MOST_DOUBLINGS = 10
-"""Doublings of the interval between searches; intervals.FIND_INTERVAL is reached long before."""
 
 _NEVER, _ALWAYS = float("inf"), float("-inf")
 
@@ -359,7 +356,8 @@ class PeerManager:
             return _NEVER
         if not self.wanting:
             return self._finding.due(intervals.FIND_INTERVAL)
-        return self._finding.due(min(intervals.LONELY_INTERVAL * 2.0**self._in_vain, intervals.FIND_INTERVAL))
+        often = intervals.doubled(intervals.LONELY_INTERVAL, self._in_vain, intervals.FIND_INTERVAL)
+        return self._finding.due(often)
 
     def _find(self, now: float) -> None:
         self._finding.begin(now)
@@ -369,7 +367,7 @@ class PeerManager:
         self._finding.end()
         strangers = {record.peer for record in event.records} - {self._own, *self.linked}
         promising = strangers or not self._neighbours
-        self._in_vain = 0 if promising else min(self._in_vain + 1, _MOST_DOUBLINGS)
+        self._in_vain = 0 if promising else self._in_vain + 1
         self.book.note(event.records, self.linked)
         self._check(now)
 

@@ -20,6 +20,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.publish.page import render
 from sfnode.schema.base import Answer
+from sfnode.schema.metrics import NO_WORTH
 from sfnode.schema.organising import Hex32, Hex64
 from sfnode.stats.leaderboard import standings
 from sfnode.store.log import UpdateLog
@@ -146,6 +147,7 @@ class Certificate(Answer):
             mark=MARK,
             who=said.name or f"{said.member[:8]}…{said.member[-8:]}",
             worth=f"{said.worth / WORTH_ONE:+.6f}".replace("-", "−") if said.measured else "–",
+            no_worth=NO_WORTH,
             issued=said.issued[:10],
             pattern=_pattern(bytes.fromhex(said.member)),
         ).encode()

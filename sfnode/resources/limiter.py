@@ -64,7 +64,7 @@ class Engine(Protocol):
 
 
 class Scheduler(Protocol):
-    """The part of `node.step_scheduler` that hands steps to the engine."""
+    """The part of `node.training.step_scheduler` that hands steps to the engine."""
 
     held: bool
     """No more steps are ordered."""
@@ -82,7 +82,7 @@ E = TypeVar("E", bound=Engine)
 
 
 class EngineThread(Protocol):
-    """The part of `node.engine_thread` that evaluates the steps."""
+    """The part of `node.training.engine_thread` that evaluates the steps."""
 
     busy: float
     """Seconds in which a step ran."""

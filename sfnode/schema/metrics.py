@@ -70,6 +70,10 @@ def drift_in_words(distance: float, kl: float | None) -> str:
     return moved if kl is None else f"{moved}, KL on neutral text {kl:.3g} nats a token"
 
 
+NO_WORTH = "rewards have no worth in nats"
+"""The reason why nothing says what updates of a reward run were worth."""
+
+
 def trained_by(task: str) -> Trained:
     """Return what a task of this kind trains."""
     return task_of(task).trained

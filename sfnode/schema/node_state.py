@@ -17,7 +17,7 @@ class NodeState(StrEnum):
     ASKING = "asking"
     """Peers are asked how far they know this node's feed, so that it does not contradict itself."""
     CATCHING_UP = "catching-up"
-    """The node is loading updates that its neighbours have and it lacks."""
+    """The node is loading updates that its neighbours have and it lacks, also those of a run that is over."""
     TRAINING = "training"
     WAITING = "waiting"
     """It may make no updates now in an organised run; `Status.wait` says why. It serves others meanwhile."""
@@ -28,8 +28,8 @@ class NodeState(StrEnum):
     IDLE = "idle"
     """It serves others and computes nothing: a relay, or a trainer that has made all its steps."""
     COMPLETE = "complete"
-    """The update budget is used up and nothing more will come from this node. When all nodes of a run are
-    complete and their digests are equal, the digests stay equal."""
+    """The run is over, nothing that is known of is lacking, and no more will come from this node. When all
+    nodes of a run are complete and their digests are equal, the digests stay equal."""
 
 
 class Wait(StrEnum):

@@ -198,6 +198,9 @@ class SwarmResult(Answer):
     """Those of them that count by the organiser's seals; None for an open run."""
     sealed: int | None
     """Epochs that the organiser has sealed; None for an open run."""
+    announced: str | None = None
+    """The organiser's last announcement: why it has ended the run early or taken updates back; None if there
+    is none."""
     update_budget: int
     equal: bool
     """Whether all digests and all core digests are the same."""

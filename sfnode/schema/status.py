@@ -169,7 +169,7 @@ class Status(Answer):
     own_updates: int
     """Updates made by this process."""
     contributed: int
-    """Updates of the node's feed in the log, over all its starts."""
+    """Updates of the node's origin in the log, over all its starts and incarnations."""
     updates_per_second: float
     """Own updates per second, over the last ten seconds."""
     loss: float | None

@@ -57,6 +57,11 @@ def fresh(run_id: bytes, number: int, base: Base) -> FeedState:
     return FeedState(number, key, base, Tail(base.feed, base.step, base.chain, base.epoch), 0)
 
 
+def unknown(run_id: bytes, feed: Feed, number: int = 0) -> FeedState:
+    """Return the state of a feed of which there is nothing."""
+    return fresh(run_id, number, beginning(run_id, feed))
+
+
 def tail_after(record: Record) -> Tail:
     """Return the end of the feed whose last row is `record`."""
     return Tail(record.feed, record.segment.stop, record.chain, record.segment.parts[-1].epoch)

@@ -26,40 +26,29 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from sfnode.errors import Code, UserError
 from sfnode.store import feeds, rows, side_tables, tables
 from sfnode.store.disk_errors import BrokenRowError, disk_faults, unusable
 from sfnode.store.feeds import FeedState, Tail
+from sfnode.store.known_feeds import KnownFeeds
 from sfnode.store.records import CardRecord, CutRecord, Record, decode, join
-from sfnode.store.segment_cache import SegmentCache
+from sfnode.store.spans import Span, covering, label_before, let_go
 from sfprotocol import seeds
 from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import KeepControl
 from sfprotocol.messages import Entry, EpochScalars, Feed, Segment
-from sfprotocol.segments import drop_updates, first_updates, merge
+from sfprotocol.segments import merge
 
 if TYPE_CHECKING:
     from sfnode.store.columns import Columns
 
-__all__ = ["CardRecord", "CutRecord", "Record", "Span", "Tail", "UpdateLog"]
+__all__ = ["CardRecord", "CutRecord", "Record", "Tail", "UpdateLog"]
 
 LOOSE_ROWS = 64
 """Pack a feed after this many small rows: 64 rows of one update take 8 KB, and packing more often would write
 every update more often."""
-
-
-class Span(Protocol):
-    """Steps `first .. stop - 1` of a feed."""
-
-    @property
-    def feed(self) -> Feed: ...
-    @property
-    def first(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
 
 
 S = TypeVar("S", bound=Span)
@@ -76,11 +65,7 @@ class UpdateLog:
         self._run_id = run_id
         self._writer, self._writing = connection, Lock()
         self._reader, self._reading = connection, Lock()
-        self._memory = Lock()
-        """Guards the three below; never held during input or output."""
-        self._states: dict[Feed, FeedState] = {}
-        self._cuts: dict[Feed, CutRecord] = {}
-        self._recent = SegmentCache()
+        self._known = KnownFeeds(run_id)
         self._named = side_tables.Named()
         """Followed, under the lock of the reads, only while a feed is cut."""
 
@@ -119,15 +104,16 @@ class UpdateLog:
             tables.upgrade(self._writer)
             self._reader = tables.connect(self.path, read_only=True)
         bases = side_tables.bases(self._reader)
-        self._states = {base.feed: feeds.fresh(self._run_id, number, base) for number, base in bases}
+        states = {base.feed: feeds.fresh(self._run_id, number, base) for number, base in bases}
         for number, origin, incarnation, first, body in rows.last(self._reader):
             feed = Feed(origin, incarnation)
-            state = self._states.get(feed) or self._fresh(feed, number)
+            state = states.get(feed) or feeds.unknown(self._run_id, feed, number)
             last = decode(feed, state.key, first, body)
-            self._states[feed] = state._replace(tail=feeds.tail_after(last))
-        for number, cut in side_tables.cuts(self._reader):
-            self._states.setdefault(cut.feed, self._fresh(cut.feed, number))
-            self._cuts[cut.feed] = cut
+            states[feed] = state._replace(tail=feeds.tail_after(last))
+        cuts = side_tables.cuts(self._reader)
+        for number, cut in cuts:
+            states.setdefault(cut.feed, feeds.unknown(self._run_id, cut.feed, number))
+        self._known = KnownFeeds(self._run_id, states, [cut for _, cut in cuts])
 
     def close(self) -> None:
         """Wait for an append in progress and close the files."""
@@ -169,17 +155,18 @@ class UpdateLog:
         if not (records or cuts or cards or control or authority):
             return
         with self._writing:
-            moved = self._advance(records, cuts, replacing)
+            moved = self._known.after(records, cuts, replacing)
             with self._transaction() as db:
                 self._insert(db, records, moved)
                 side_tables.keep_control(db, control, authority)
-                for state in moved.values():
+                for feed, state in moved.items():
                     if state.loose >= LOOSE_ROWS:
                         rows.pack(db, state)
+                        moved[feed] = state._replace(loose=0)
                 side_tables.keep_cuts(db, ((moved[cut.feed].number, cut) for cut in cuts))
-                known = ((moved.get(card.feed) or self._states[card.feed], card) for card in cards)
+                known = ((moved.get(card.feed) or self._known[card.feed], card) for card in cards)
                 side_tables.keep_cards(db, ((state.number, card) for state, card in known))
-            self._adopt(records, cuts, moved)
+            self._known.adopt(moved, records, cuts)
             with self._reading:
                 self._named.forget(control)
 
@@ -193,9 +180,10 @@ class UpdateLog:
         """
         wanted = {base.feed: base for base in bases}
         with self._writing:
-            before, states = self._states, dict(self._states)
+            before = self._known.states()
+            states = dict(before)
             for feed in wanted:
-                states.setdefault(feed, self._fresh(feed, len(states) + 1))
+                states.setdefault(feed, feeds.unknown(self._run_id, feed, len(states) + 1))
             try:
                 with self._transaction() as db:
                     self._insert_feeds(db, states)
@@ -203,65 +191,33 @@ class UpdateLog:
                         base = wanted.get(feed) or feeds.beginning(self._run_id, feed)
                         states[feed] = rows.rebase(db, self._run_id, state, base)
                     side_tables.keep_bases(db, ((states[feed].number, base) for feed, base in wanted.items()))
-                    self._begin_at(states)  # before the commit: a read that misses a row finds out why
+                    self._known.begin_at(states)  # before the commit: a read that misses a row finds out why
             except BaseException:
-                self._begin_at(before)
+                self._known.begin_at(before)
                 raise
             with suppress(sqlite3.Error):  # no room for it: what is free is used up again
                 tables.shrink(self._writer)
-
-    def _begin_at(self, states: dict[Feed, FeedState]) -> None:
-        with self._memory:
-            self._states, self._recent = states, SegmentCache()
 
     def set_meta(self, key: str, value: bytes) -> None:
         """Keep `value` under `key`, durably. Waits for an append in progress."""
         with self._writing, self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def _advance(
-        self, records: Sequence[Record], cuts: Sequence[CutRecord], replacing: bool
-    ) -> dict[Feed, FeedState]:
-        """Return the states of the feeds after `records` and `cuts`; changes nothing."""
-        moved: dict[Feed, FeedState] = {}
-        following = len(self._states) + 1
-        for feed in [*(record.feed for record in records), *(cut.feed for cut in cuts)]:
-            if feed not in moved:
-                moved[feed] = self._states.get(feed) or self._fresh(feed, following)
-                following += moved[feed].number == following
-        for record in records:
-            moved[record.feed] = feeds.continued(moved[record.feed], record, replacing)
-        return moved
-
-    def _fresh(self, feed: Feed, number: int) -> FeedState:
-        return feeds.fresh(self._run_id, number, feeds.beginning(self._run_id, feed))
-
     def _insert_feeds(self, db: sqlite3.Connection, states: Mapping[Feed, FeedState]) -> None:
-        new = [(state.number, *feed) for feed, state in states.items() if feed not in self._states]
+        new = [(state.number, *feed) for feed, state in states.items() if feed not in self._known]
         db.executemany("INSERT INTO feed (id, origin, incarnation) VALUES (?, ?, ?)", new)
 
     def _insert(
         self, db: sqlite3.Connection, records: Sequence[Record], moved: Mapping[Feed, FeedState]
     ) -> None:
         self._insert_feeds(db, moved)
-        stops = {feed: self._states[feed].tail.next for feed in moved if feed in self._states}
+        stops = {feed: self._known[feed].tail.next for feed in moved if feed in self._known}
         for record in records:
             state, stored = moved[record.feed], record.segment
             if stored.first < stops.get(record.feed, 0):
                 stored = rows.take_place(db, state, stored)
             rows.insert(db, state, stored, record.chain)
             stops[record.feed] = stored.stop
-
-    def _adopt(
-        self, records: Sequence[Record], cuts: Sequence[CutRecord], moved: Mapping[Feed, FeedState]
-    ) -> None:
-        with self._memory:
-            for feed, state in moved.items():
-                packed = state.loose >= LOOSE_ROWS
-                self._states[feed] = state._replace(loose=0) if packed else state
-            for record in records:
-                self._recent.add(record.feed, record.segment)
-            self._cuts.update((cut.feed, cut) for cut in cuts)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -285,8 +241,7 @@ class UpdateLog:
 
     def unsorted_tails(self) -> list[Tail]:
         """Return `tails` in no order, for frequent use: sorting many keeps all threads waiting."""
-        with self._memory:
-            states, cuts = list(self._states.values()), dict(self._cuts)
+        states, cuts = self._known.both()
         named = self._named_of(cuts)
         tails = (self._counting(state.tail, cuts.get(state.feed), named) for state in states)
         return [tail for tail in tails if tail.next]
@@ -309,35 +264,29 @@ class UpdateLog:
 
     def base(self, feed: Feed) -> Base:
         """Return where a feed begins: at step 0, or where a checkpoint stands for what comes before."""
-        return self._state(feed).base
+        return self._known.state(feed).base
 
     def bases(self) -> dict[Feed, Base]:
         """Return where feeds begin of which a checkpoint stands for the first steps, in the order of
         feeds."""
-        with self._memory:
-            states = list(self._states.values())
+        states = self._known.states().values()
         return {base.feed: base for base in sorted(state.base for state in states) if base.step}
 
     def stop(self, feed: Feed) -> int:
         """Return the first step of `feed` that is not stored."""
-        with self._memory:
-            state = self._states.get(feed)
-        return state.tail.next if state else 0
+        return self._known.state(feed).tail.next
 
     def cuts(self) -> list[CutRecord]:
         """Return the cuts that proofs have made, in the order of feeds."""
-        with self._memory:
-            return sorted(cut for cut in self._cuts.values() if cut.proof)
+        return sorted(cut for cut in self._known.cuts().values() if cut.proof)
 
     def evicted(self) -> list[Feed]:
         """Return the feeds that have made room for others, in order."""
-        with self._memory:
-            return sorted(feed for feed, cut in self._cuts.items() if not cut.proof)
+        return sorted(feed for feed, cut in self._known.cuts().items() if not cut.proof)
 
     def proof(self, feed: Feed) -> bytes | None:
         """Return the encoded proof for the cut of `feed`; None if it is not cut, empty if it was evicted."""
-        with self._memory:
-            cut = self._cuts.get(feed)
+        cut = self._known.cut(feed)
         return cut.proof if cut else None
 
     def cards(self) -> list[CardRecord]:
@@ -348,11 +297,8 @@ class UpdateLog:
     def ends(self) -> list[Tail]:
         """Return the ends of all feeds of which something is stored, also behind cuts, in the order of
         feeds; not of those that were evicted."""
-        with self._memory:
-            states, gone = (
-                list(self._states.values()),
-                {feed for feed, cut in self._cuts.items() if not cut.proof},
-            )
+        states, cuts = self._known.both()
+        gone = {feed for feed, cut in cuts.items() if not cut.proof}
         return sorted(state.tail for state in states if state.tail.next and state.tail.feed not in gone)
 
     def control(self) -> list[Entry]:
@@ -389,8 +335,7 @@ class UpdateLog:
         end of the feed took the place of another history. None when the log has nothing from `first` on, or
         begins later.
         """
-        with self._memory:
-            recent = self._recent.since(feed, first)
+        _, recent = self._known.recent(feed, first)
         if recent:
             return join(recent, first, max_updates)
 
@@ -429,30 +374,25 @@ class UpdateLog:
             if step > state.tail.next:
                 raise BrokenRowError(f"step {step - 1} of a feed is missing")
             if step < state.base.step:
-                raise _let_go(feed, step)
+                raise let_go(feed, step)
             with closing(rows.backwards(self._reader, state, step)) as records:
-                return _label((record.segment for record in records), step, state.base)
+                return label_before((record.segment for record in records), step, state.base)
 
         return self._read(feed, stored)
 
     def _read(self, feed: Feed, read: Callable[[FeedState], T]) -> T:
         """Return what `read` finds of a feed; it is called again if rows were let go meanwhile."""
         while True:
-            state = self._state(feed)
+            state = self._known.state(feed)
             with self._reading, disk_faults(self.path):
                 try:
                     found = read(state)
                 except BrokenRowError:
-                    if self._state(feed).base == state.base:
+                    if self._known.state(feed).base == state.base:
                         raise
                     continue
-            if self._state(feed).base == state.base:
+            if self._known.state(feed).base == state.base:
                 return found
-
-    def _state(self, feed: Feed) -> FeedState:
-        """Return the state of a feed as it is now; a fresh one if there is nothing of it."""
-        with self._memory:
-            return self._states.get(feed) or self._fresh(feed, 0)
 
     def segments(self, spans: Iterable[S]) -> Iterator[tuple[S, Segment]]:
         """Yield the stored segments that hold these steps, each with its span; also what is behind a cut.
@@ -463,17 +403,16 @@ class UpdateLog:
         with disk_faults(self.path), ExitStack() as stack:
             db: sqlite3.Connection | None = None
             for span in spans:
-                with self._memory:
-                    state = self._states.get(span.feed)
-                    found: Iterable[Segment] = self._recent.since(span.feed, span.first)
+                found: Iterable[Segment]
+                state, found = self._known.recent(span.feed, span.first)
                 if state is None:
                     raise BrokenRowError("a feed is missing")
                 if span.first < state.base.step:
-                    raise _let_go(span.feed, span.first)
+                    raise let_go(span.feed, span.first)
                 if not found:
                     db = db or stack.enter_context(self._snapshot())
                     found = rows.span(db, state, span.first, span.stop)
-                yield from ((span, segment) for segment in _covering(span, found))
+                yield from ((span, segment) for segment in covering(span, found))
 
     def records(self) -> Iterator[Record]:
         """Yield every stored segment in the order of feeds and steps, from one consistent snapshot."""
@@ -521,49 +460,3 @@ class UpdateLog:
             return
         with closing(tables.connect(self.path, read_only=True)) as db:
             yield db
-
-
-def _label(backwards: Iterable[Segment], step: int, base: Base) -> tuple[int, int]:
-    """Return the epoch of the update before `step` and how many updates there belong to it.
-
-    The segments are consecutive, the last first, back to the base; they are read only as far as needed.
-    """
-    epoch: int | None = None
-    labelled = 0
-    for segment in backwards:
-        known = drop_updates(segment.parts, max(0, base.step - segment.first))
-        for part in first_updates(known, step - max(segment.first, base.step))[::-1]:
-            if epoch not in (None, part.epoch):
-                return epoch, labelled
-            epoch, labelled = part.epoch, labelled + len(part.scalars)
-    if epoch in (None, base.epoch):
-        return base.epoch, labelled + base.labelled
-    return epoch, labelled
-
-
-def _covering(span: Span, segments: Iterable[Segment]) -> Iterator[Segment]:
-    """Yield those of consecutive `segments` that hold steps of `span`.
-
-    Raises BrokenRowError when steps are missing.
-    """
-    following = span.first
-    for segment in segments:
-        if following >= span.stop:
-            return
-        if not segment.first <= following < segment.stop:
-            break
-        yield segment
-        following = segment.stop
-    if following < span.stop:
-        raise BrokenRowError(f"step {following} of a feed is missing")
-
-
-def _let_go(feed: Feed, step: int) -> UserError:
-    return UserError(
-        Code.CHECKPOINT_UNUSABLE,
-        f"step {step} of the feed of {feed.origin.hex()[:16]} is needed, which this folder has let go: a "
-        "state before its checkpoint was asked for, or the organiser has changed what counts of what that "
-        "stands for",
-        "Start it again with --from-checkpoint once the organiser has signed a newer one, or join with "
-        "an empty --data-dir.",
-    )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from sfnode.experiments import results
-from sfnode.manifest import Section
+from sfnode.manifest.section import Section
 
 FILE = "costs.json"
 

@@ -6,7 +6,6 @@ Its words follow from the results alone, so that the same folder gives the same 
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,8 @@ from sfnode.studies.comparisons import comparisons, label
 from sfnode.studies.document import Block, Bullets, Figure, Heading, Paragraph, Table
 from sfnode.studies.figures import Drawn
 from sfnode.studies.findings import Findings, Group, Interval, find
-from sfnode.studies.work import core_seconds, total
+from sfnode.studies.wording import describe, short
+from sfnode.studies.work import total
 
 MARKDOWN, PAGE, FIGURES = "report.md", "report.html", "figures"
 
@@ -425,39 +425,6 @@ class _Composer:
 
 
 _CONTROLS = ("base_score", "base_loss", "calibrated_score", "calibrated_loss")
-
-
-def describe(cell: Cell) -> str:
-    """Say in a line what a cell is."""
-    network, problem = cell.network, cell.problem
-    said = [label(cell.method), problem.task, f"{network.clients} clients", network.topology]
-    said += [f"{network.hops} hops"] if network.hops else []
-    said += [f"Dirichlet {problem.dirichlet:g}"] if problem.dirichlet else []
-    return ", ".join(
-        [
-            *said,
-            f"rank {cell.rank}",
-            f"rate {cell.learning_rate:.2g}",
-            f"seed {cell.seed}",
-            f"cell {cell.name}",
-        ]
-    )
-
-
-def short(failure: str) -> str:
-    """Return the line of a failure that says what happened: the last of a traceback, else the first."""
-    lines = failure.strip().splitlines() or [""]
-    return lines[-1 if lines[0].startswith("Traceback") else 0].strip()
-
-
-def command_of(arguments: Sequence[str]) -> str:
-    """Return a command line as it would be typed."""
-    return shlex.join(["sfnode", *arguments])
-
-
-def estimate(cells: Sequence[Cell], workers: int) -> float:
-    """Estimate the seconds that cells take with so many workers, for opt-mini-sst."""
-    return sum(core_seconds(cell) for cell in cells) / workers
 
 
 def _row(group: Group, best: Interval | None, part: Part | None) -> list[str]:

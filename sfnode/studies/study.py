@@ -19,7 +19,7 @@ from sfnode.errors import Code, UserError
 from sfnode.experiments import results
 from sfnode.experiments.cell import Cell
 from sfnode.experiments.results import Result
-from sfnode.manifest import Section
+from sfnode.manifest.section import Section
 from sfnode.studies.work import total, work
 from sfnode.studies.workers import Pool, run_cells
 

@@ -7,7 +7,7 @@ spent is among the end values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sfnode.baselines import registry
 from sfnode.experiments.cell import Cell
@@ -61,3 +61,8 @@ def core_seconds(cell: Cell) -> float:
     else:
         speed = FIRST_SPEED if first_order(cell.method) else ZEROTH_SPEED
     return training_work(cell) / speed + evaluation_work(cell) / EVALUATION_SPEED
+
+
+def estimate(cells: Sequence[Cell], workers: int) -> float:
+    """Estimate the seconds that cells take with so many workers, for opt-mini-sst."""
+    return sum(core_seconds(cell) for cell in cells) / workers

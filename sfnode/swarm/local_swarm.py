@@ -67,12 +67,19 @@ class SwarmProgress(NamedTuple):
     @property
     def complete(self) -> bool:
         """Whether all nodes have used up the update budget."""
-        return all(status and status.state is NodeState.COMPLETE for status in self.statuses)
+        return all(status and _is_over(status) for status in self.statuses)
 
     @property
     def agree(self) -> bool:
         """Whether all nodes have answered and their state digests are equal."""
         return len({status.digest if status else None for status in self.statuses}) == 1
+
+
+def _is_over(status: Status) -> bool:
+    """Whether a node makes no updates any more; one that still lacks some has AGREE_DEADLINE for them."""
+    used = status.organised.counted if status.organised else status.known
+    catching_up = status.state is NodeState.CATCHING_UP and used >= status.update_budget
+    return catching_up or status.state is NodeState.COMPLETE
 
 
 class LocalSwarm:
@@ -324,7 +331,8 @@ class LocalSwarm:
             updates=digests[0].known,
             counted=last.organised.counted if last.organised else None,
             sealed=last.organised.sealed if last.organised else None,
-            update_budget=self.manifest.training.update_budget,
+            announced=next(reversed(last.organised.announcements), None) if last.organised else None,
+            update_budget=last.organised.budget if last.organised else self.manifest.training.update_budget,
             equal=equal,
             before=self.before,
             calibrated=self.calibrated,

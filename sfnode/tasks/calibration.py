@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import PRIOR_ONE, Task
+from sfnode.manifest.task import PRIOR_ONE, Task
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks.encoding import Forward, Prior, batches, evaluate, unlabelled
 from sfnode.tasks.prompts import Row

@@ -20,7 +20,8 @@ import numpy as np
 
 from sfnode import hub
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Task
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
 from sfnode.sizes import size_text
 from sfnode.tasks import library, prompts, public_files, sums, synthetic
 from sfprotocol.model_listing import MAX_DATA

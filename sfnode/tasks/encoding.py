@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.schema.evaluation import EvaluationOfRows
 from sfnode.tasks import metrics
 from sfnode.tasks.prompts import Prompt, Row, RowText, length, render_row

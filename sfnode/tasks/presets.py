@@ -13,7 +13,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Task, Training
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
 from sfnode.verifiers.presets import PRESETS as VERIFIERS
 
 DEFAULT_MODEL = "builtin:tiny"

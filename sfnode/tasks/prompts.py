@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.tasks import templates, verifying
 
 Row = Mapping[str, Any]
@@ -75,14 +75,19 @@ def render_row(task: Task, row: Row) -> RowText:
 
 
 def fields(task: Task) -> tuple[str, ...]:
-    """Return the fields that a row must have, those of the template first."""
+    """Return the fields that a row must have, those of the template first.
+
+    Raises UserError BAD_MANIFEST for a template that has none, or cannot be read.
+    """
     if task.kind == "chat":
         return (task.messages_field,)
     names = templates.fields(task.template)
     if task.kind == "sequence-classification":
         names = tuple(name for name in names if name != templates.SEPARATOR)
+    if not names:
+        raise templates.unusable(task.template, templates.NO_FIELD)
     if task.completion:
-        names += templates.fields(task.completion)
+        names += _of_completion(task)
     if task.labelled or task.kind == "choice":
         names += (task.label_field,)
     if task.kind == "choice":
@@ -90,6 +95,16 @@ def fields(task: Task) -> tuple[str, ...]:
     if task.kind == "reward":
         names += verifying.columns(task)
     return tuple(dict.fromkeys(names))
+
+
+def _of_completion(task: Task) -> tuple[str, ...]:
+    """Return the fields of a row in the completion, to which a choice adds a candidate."""
+    names = templates.fields(task.completion)
+    if task.kind != "choice":
+        return names
+    if templates.CANDIDATE not in names:
+        raise templates.unusable(task.completion, "it names no {candidate}: all would be the same text")
+    return tuple(name for name in names if name != templates.CANDIDATE)
 
 
 def example(task: Task) -> dict[str, Any]:

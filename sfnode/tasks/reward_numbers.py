@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import math
 
-from sfnode.manifest import Task, Training
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
 
 EPSILON = 1e-3
 """Distance of the points: the recipe's sigma, and MeZO's epsilon."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.tasks import prompts
 from sfnode.tasks.encoding import Encoded, encode, unlabelled
 from sfnode.tasks.prompts import Row

@@ -20,6 +20,8 @@ CANDIDATE = "candidate"
 SEPARATOR = "separator"
 """Name in braces between the two texts of a `sequence-classification`; no field of a row there."""
 
+NO_FIELD = "it names no field of a row, and would be the same text for all of them"
+
 Row = Mapping[str, Any]
 
 
@@ -52,24 +54,28 @@ def parse(template: str) -> tuple[Part, ...]:
     try:
         pieces = list(Formatter().parse(template))
     except ValueError as error:
-        raise _bad(template, str(error)) from error
+        raise unusable(template, str(error)) from error
     parts = []
     for literal, field, spec, conversion in pieces:
         name, _, filter_name = (field or "").partition("|")
         if spec or conversion or (field is not None and not name):
-            raise _bad(template, f"{{{field}}} is not a field name")
+            raise unusable(template, f"{{{field}}} is not a field name")
         if filter_name and filter_name not in FILTERS:
-            raise _bad(template, f"there is no filter {filter_name!r}; there are {', '.join(FILTERS)}")
+            raise unusable(template, f"there is no filter {filter_name!r}; there are {', '.join(FILTERS)}")
         parts.append(Part(literal, name, filter_name))
     if not any(part.field for part in parts):
-        raise _bad(template, "it names no field")
+        raise unusable(template, NO_FIELD)
     return tuple(parts)
 
 
 def fields(template: str) -> tuple[str, ...]:
-    """Return the fields of a row that a template reads, in order, each once."""
-    names = (part.field for part in parse(template) if part.field not in ("", CANDIDATE))
-    return tuple(dict.fromkeys(names))
+    """Return the fields that a template reads, in order, each once."""
+    return tuple(dict.fromkeys(name for part in parse(template) for name in _reads(part)))
+
+
+def _reads(part: Part) -> tuple[str, ...]:
+    read = (part.field, CANDIDATE) if part.filter == "cloze" else (part.field,)
+    return tuple(name for name in read if name)
 
 
 def render(template: str, row: Row) -> str:
@@ -90,7 +96,7 @@ def texts(template: str, row: Row) -> tuple[str, ...]:
         else:
             written[-1] += _value(field, name, row)
     if len(written) > 2:
-        raise _bad(template, f"{{{SEPARATOR}}} may occur in it once")
+        raise unusable(template, f"{{{SEPARATOR}}} may occur in it once")
     return tuple(written)
 
 
@@ -116,9 +122,10 @@ def join(prompt: str, answer: str) -> str:
     return prompt + answer if apart else f"{prompt} {answer}"
 
 
-def _bad(template: str, why: str) -> UserError:
+def unusable(template: str, why: str) -> UserError:
+    """Return the error for a template that cannot be used."""
     return UserError(
         Code.BAD_MANIFEST,
-        f"the template {template!r} cannot be read: {why}",
+        f"the template {template!r} cannot be used: {why}",
         "Name the fields of a row in braces, as in '{sentence} It was'; write {{ for a brace.",
     )

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
+from threading import current_thread, main_thread
 from traceback import format_exception_only
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -90,11 +91,22 @@ def score(name: Name, answer: str, row: Mapping[str, str]) -> float:
     require([name])
     try:
         found = float(0 + _allowed[name](answer, dict(row)))  # a text is no number, whatever it says
-    except (Exception, SystemExit) as error:  # a stranger's code may raise anything
-        return _failed(name, format_exception_only(error)[-1].strip())
+    except BaseException as error:  # a stranger's code may raise anything
+        if _is_from_the_terminal(error):
+            raise
+        return _failed(name, _said_by(error))
     if not 0 <= found <= 1:  # also of what is no number
         return _failed(name, f"it returned {found!r}, and a reward is a number from 0 to 1")
     return found
+
+
+def _is_from_the_terminal(error: BaseException) -> bool:
+    """Return whether Ctrl-C may have raised this: it does in the main thread only, where no node trains."""
+    return isinstance(error, KeyboardInterrupt) and current_thread() is main_thread()
+
+
+def _said_by(error: BaseException) -> str:
+    return format_exception_only(error)[-1].strip()
 
 
 def _failed(name: Name, why: str) -> float:
@@ -136,8 +148,10 @@ def _function(source: str, path: Path, text: bytes, name: Name) -> Function:
     try:
         exec(compile(text, str(path), "exec", dont_inherit=True), module.__dict__)
         found = getattr(module, name.function, None)
-    except (Exception, SystemExit) as error:
-        raise _unusable(source, f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        if _is_from_the_terminal(error):
+            raise
+        raise _unusable(source, f"{path} cannot be run: {_said_by(error)}") from error
     if not callable(found):
         raise _unusable(source, f"{path} has no function {name.function}")
     function: Function = found

@@ -6,7 +6,7 @@ The meaning of a kind never changes. A later version may add kinds, and whoever 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
@@ -19,6 +19,9 @@ from sfnode.verifiers.schemas import Schema
 
 VERSION = 1
 """Version of the list."""
+
+MAX_KEYS = 4 * MAX_DEPTH
+"""Keys on the way to one that is wrong: a sum in a sum takes three of them, and two lead to the last."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Tolerance = Annotated[float, Field(ge=0, le=1e9)]
@@ -138,11 +141,6 @@ class Boxed(Kind):
     kind: Literal["boxed"] = "boxed"
     then: Verifier
 
-    @model_validator(mode="after")
-    def _bounded(self) -> Boxed:
-        _require_bounds(self)
-        return self
-
 
 class Extract(Kind):
     """The part between two markers of the answer is scored by another verifier."""
@@ -153,11 +151,6 @@ class Extract(Kind):
     """Nothing for the end of the answer."""
     which: Literal["last", "first"] = "last"
     then: Verifier
-
-    @model_validator(mode="after")
-    def _bounded(self) -> Extract:
-        _require_bounds(self)
-        return self
 
 
 class Term(Table):
@@ -175,11 +168,10 @@ class Sum(Kind):
     terms: Annotated[tuple[Term, ...], Field(min_length=1, max_length=MAX_LISTED, strict=False)]
 
     @model_validator(mode="after")
-    def _bounded(self) -> Sum:
+    def _whole(self) -> Sum:
         total = math.fsum(term.weight for term in self.terms)
         if abs(total - 1) > 1e-9:
             raise ValueError(f"the weights of a sum add up to 1, and not to {total:g}")
-        _require_bounds(self)
         return self
 
 
@@ -220,9 +212,22 @@ def read(data: Any) -> Verifier:
         found: Verifier = _READER.validate_python(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        where, reason = _key(first["loc"]), first["msg"].removeprefix("Value error, ")
         raise ValueError(f"{where}: {reason}" if where else reason) from error
+    _require_bounds(found)
     return found
+
+
+def _key(place: Sequence[int | str]) -> str:
+    """Return the key that is wrong as it stands in the data: pydantic puts the kind of every verifier into
+    the way there. Of what is nested too deep to be read the way's beginning will do."""
+    keys: list[str] = []
+    at_verifier = True
+    for part in place:
+        if not at_verifier:
+            keys.append(str(part))
+        at_verifier = part in ("then", "verifier") and not at_verifier and "satisfies" not in keys
+    return ".".join(keys if len(keys) <= MAX_KEYS else [*keys[:MAX_KEYS], "..."])
 
 
 def within(verifier: Verifier) -> tuple[Verifier, ...]:

@@ -11,7 +11,7 @@ import torch
 from sfnode.baselines.model_problem import ModelProblem
 from sfnode.engine import forward
 from sfnode.errors import UserError
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.models import loader
 from sfnode.models.loader import LoadedModel
 from sfnode.models.manifest_builder import build

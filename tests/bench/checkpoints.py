@@ -29,7 +29,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.bench import subject
-from sfnode.manifest import Manifest, Organised
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import Organised
 from sfnode.models.manifest_builder import SUBSPACES
 from sfnode.node.startup import settled
 from sfnode.store import checkpoint, verification

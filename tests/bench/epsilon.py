@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from sfnode.engine.trainer import Trainer
-from sfnode.manifest import Data, Manifest, Training
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.training import Training
 from sfnode.models import loader
 from sfnode.models.manifest_builder import default_manifest
 from sfprotocol.seeds import update_seeds

@@ -32,7 +32,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from sfnode.bench.subject import Subject, SubjectSpec, load_subject
 from sfnode.engine import generation
 from sfnode.engine.generation import Plan, Row, generate
-from sfnode.manifest import Data, Manifest, Task
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
 from sfnode.models import loader
 from sfprotocol.seeds import stream, update_seeds
 

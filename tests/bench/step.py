@@ -21,7 +21,10 @@ from rich.console import Console
 from sfnode.bench.runner import Plan, run_benchmark
 from sfnode.bench.subject import SubjectSpec
 from sfnode.cli import bench_output
-from sfnode.manifest import Data, Manifest, Task, Training
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
 from sfnode.models import loader
 from sfnode.schema.results import BatchResult, BenchResult
 

@@ -19,7 +19,8 @@ from sfnode.cli.init_questions import INTRODUCTION, QUESTIONS
 from sfnode.defaults import DEFAULT_LOSS, OPEN_WORK_BITS
 from sfnode.engine import pilot, reward_trial, trial
 from sfnode.engine.pilot import SLOPES
-from sfnode.manifest import Manifest, Open
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import Open
 from sfnode.models import bases, loader, manifest_builder, pieces
 from sfnode.models.files import EMBEDDED
 from sfnode.store.identity import Identity, WrongPassphraseError
@@ -194,8 +195,7 @@ def test_a_verifier_may_be_in_a_file(model: Path, sfnode: Run) -> None:
     assert (found.answer_tokens, found.max_tokens) == (32, 64)
     Path("verifier.toml").write_text('kind = "numeric"\n')
     assert (
-        "--verifier: verifier.toml: numeric.column: Field required"
-        in sfnode(*made, "verifier.toml", "--force").err
+        "--verifier: verifier.toml: column: Field required" in sfnode(*made, "verifier.toml", "--force").err
     )
     assert "cannot read nothing.toml" in sfnode(*made, "nothing.toml", "--force").err
 
@@ -539,6 +539,7 @@ def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
         (("--template", "{text}"), 10, "--kind: "),
         (("--kind", "classification", "--template", "{text}"), 10, "verbalizer"),
         (("--kind", "completion", "--template", "{text}"), 10, "completion"),
+        (("--kind", "text", "--template", "{{text}}"), 11, "it names no field of a row"),
         (("--model", "no/such/folder"), 20, "no/such/folder"),
         (("--train", "nowhere.tsv"), 30, "there is no file nowhere.tsv"),
         (("--train", "rows.xlsx"), 30, "rows.xlsx is not a kind of data"),

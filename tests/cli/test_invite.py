@@ -13,8 +13,8 @@ from sfnode.cli.join import _following
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models.manifest_builder import default_manifest
-from sfnode.node import contacts as kept_contacts
 from sfnode.node import startup
+from sfnode.node.network import contacts as kept_contacts
 from sfnode.peers import contacts, invitations
 from sfnode.settings import Settings
 from sfnode.store.data_folder import open_data_dir

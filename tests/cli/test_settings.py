@@ -88,6 +88,7 @@ def test_a_program_gets_no_further_than_the_command_line(wrong: dict[str, Any]) 
 
 def test_several_devices_are_separated_by_commas() -> None:
     assert Settings(device="cuda:0, cuda:1").devices == ("cuda:0", "cuda:1")
+    assert len(Settings(device=",".join(["cpu"] * 16)).devices) == 16
     assert Settings().devices == ("cpu",)
 
 

@@ -114,7 +114,6 @@ def test_the_version_is_the_packages(sfnode: Run) -> None:
         ("join", "--role", "king"),
         ("join", "--shard", "5/4"),
         ("join", "--queries", "0"),
-        ("join", "--device", "cpu,,cpu"),
         ("join", "--display-name", "a" * 33),
         ("join", "--team", "\x1b[31mred"),
         ("swarm", "--nodes", "0"),
@@ -129,6 +128,25 @@ def test_a_command_line_that_makes_no_sense_ends_with_status_2(
     assert ended.status == 2
     assert ended.out == ""
     assert "Error: " in ended.err
+
+
+@pytest.mark.parametrize(
+    ("devices", "says"),
+    [
+        ("cpu,,cpu", "name devices as cpu, cuda, cuda:1, mps"),
+        (",".join(["cpu"] * 17), "there are 17 devices, and 16 can share the work"),
+        ("cuda:1,cuda:0,cuda:1", "cuda:1 is named twice"),
+        ("cuda,cuda:0", "cuda:0 is named twice"),
+        ("mps,mps", "mps:0 is named twice"),
+    ],
+)
+@pytest.mark.parametrize("command", ["join", "bench", "doctor"])
+def test_devices_are_a_bounded_number_and_each_is_named_once(
+    command: str, devices: str, says: str, sfnode: Run
+) -> None:
+    ended = sfnode(command, "--device", devices)
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith(f"sfnode: SF024: --device: {says}")
 
 
 def test_without_a_command_the_help_is_shown(sfnode: Run) -> None:

@@ -83,6 +83,24 @@ def test_the_closing_words_are_the_figures_and_the_verdict() -> None:
     assert ["│", "1", "│", "50", "│", "d", "│", "c", "│"] in rows
 
 
+GUARD = "The guard ends the run at the seal of epoch 3, as it no longer improves: [loss] 2.1, not 0.6."
+
+
+def test_a_run_that_was_ended_early_or_of_which_much_was_taken_back_says_so_and_why() -> None:
+    ended = result("d", "d").model_copy(
+        update={"updates": 3430, "counted": 618, "sealed": 12, "update_budget": 4096, "announced": GUARD}
+    )
+    said = f"ATTENTION: 2,812 of 3,430 updates do not count (of a budget of 4,096): {GUARD}"
+    assert verdict(ended)[-2:] == [said, verdict(ended)[-1]]
+    went_on = ended.model_copy(update={"update_budget": 600, "announced": None})
+    assert (
+        "ATTENTION: 2,812 of 3,430 updates do not count: the organiser has announced no reason"
+        in (verdict(went_on)[-2])
+    )
+    usual = ended.model_copy(update={"updates": 640, "update_budget": 600})
+    assert not any("do not count" in line for line in verdict(usual)), "some are under way when a run ends"
+
+
 def test_of_a_reward_run_it_tells_right_answers_and_the_mean_reward() -> None:
     assert progress_line([status(known=48, loss=0.25, task="reward")]).endswith(", mean reward 0.750")
     assert any("reward" in line for line in drawn(progress_table("sums", [status(task="reward")])))

@@ -120,6 +120,12 @@ def test_panels_ask_for_documented_metrics_only() -> None:
         assert asked <= documented, panel["title"]
 
 
+def test_what_tells_whether_training_helps_or_harms_has_a_panel() -> None:
+    asked = " ".join(target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"])
+    watched = {"sfnode_metric", "sfnode_loss", "sfnode_reward", "sfnode_drift", "sfnode_drift_kl"}
+    assert watched <= set(re.findall(r"sfnode_\w+", asked))
+
+
 def kubernetes() -> Iterator[dict[str, Any]]:
     for file in (DEPLOY / "kubernetes").glob("*.yaml"):
         yield from yaml.safe_load_all(file.read_text())

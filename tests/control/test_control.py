@@ -51,7 +51,7 @@ async def test_digest_is_that_of_the_cores_at_that_very_moment(swarm: Swarm) -> 
     a, b = await swarm.first(), await swarm.join("b")
     await b.until(lambda: b.known > 50)
     for node in (a, b) * 10:
-        counted = await node.node.ask_engine(lambda engine: len(engine.applied))  # type: ignore[attr-defined]
+        counted = await node.node.model.ask(lambda engine: len(engine.applied))  # type: ignore[attr-defined]
         assert counted[0].known == counted[1]
     answer = await a.client.digest()
     assert len(answer.core_digest) == 64
@@ -202,7 +202,7 @@ async def test_a_question_under_way_does_not_hold_up_the_end(swarm: Swarm) -> No
     await swarm.first()
     await a.until(lambda: a.engine and a.engine.stepping.is_set())
     asking = asyncio.create_task(a.client.evaluate())
-    await a.until(lambda: a.node.engine_thread and not a.node.engine_thread._jobs.empty())
+    await a.until(lambda: a.node.model.thread and not a.node.model.thread._jobs.empty())
     await a.stop()
     with pytest.raises(UserError) as refusal:
         await asking

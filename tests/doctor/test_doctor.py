@@ -20,7 +20,8 @@ from sfnode.doctor.context import Case
 from sfnode.doctor.disk import look_at_disk
 from sfnode.doctor.findings import Examination, Finding, Subject, number
 from sfnode.doctor.ports import look_at_ports
-from sfnode.manifest import Data, Manifest
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
 from sfnode.store.data_folder import open_data_dir
 from tests.doctor.helpers import Peer, TimeServer
 

@@ -13,7 +13,10 @@ import torch
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
-from sfnode.manifest import Data, Manifest, Task, Training
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
 from sfnode.models import loader
 from sfnode.models.quantized import Int8Linear
 from sfnode.models.targets import DEFAULT, Selection

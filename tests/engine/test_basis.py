@@ -15,7 +15,7 @@ from sfnode.engine.basis import PublishedBasis
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest import PUBLISHED_UNIT
+from sfnode.manifest.training import PUBLISHED_UNIT
 from sfnode.models import bases
 from sfnode.models.loader import matrix
 from sfprotocol.decisions import Bases

@@ -19,7 +19,8 @@ from sfnode.engine.decay import Decay
 from sfnode.engine.line import Line, difference
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.trainer import Trainer, line_batches
-from sfnode.manifest import Data, Manifest
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
 from sfnode.models.loader import matrix
 from tests.engine.helpers import ROWS, data_file, manifest, part, trainer, updates
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sfnode.engine import forward
 from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Perturbation
 from sfnode.tasks.encoding import Encoded, encode

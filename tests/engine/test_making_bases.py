@@ -9,7 +9,7 @@ import torch
 from sfnode.engine import making_bases
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest import PUBLISHED_UNIT
+from sfnode.manifest.training import PUBLISHED_UNIT
 from sfnode.models.targets import Form, Selection, view
 from sfnode.tasks.encoding import Encoded, encode
 from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, manifest, trainer

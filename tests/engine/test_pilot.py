@@ -14,7 +14,7 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.engine.pilot import Pilot
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Training
+from sfnode.manifest.training import Training
 from sfnode.models.loader import matrix
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.models.targets import Selection

@@ -247,7 +247,9 @@ def test_a_pause_offloads_all_and_changes_no_step(tmp_path: Path, monkeypatch: p
     before = made.step(SEEDS, 1)
     moved: list[tuple[int, torch.device]] = []
     for number, device in enumerate(made.devices):
-        monkeypatch.setattr(device.trainer, "_move", lambda to, number=number: moved.append((number, to)))
+        monkeypatch.setattr(
+            device.trainer._offloading, "_move", lambda to, number=number: moved.append((number, to))
+        )
     made.offload()
     cpu = torch.device("cpu")
     assert moved == [(0, cpu), (1, cpu)]

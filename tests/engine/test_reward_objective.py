@@ -18,7 +18,9 @@ from sfnode.engine.model_card import model_card
 from sfnode.engine.rewards import Question
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Task
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
 from sfnode.models.targets import Selection
 from sfnode.tasks import public_files
 from sfnode.tasks.encoding import encode
@@ -208,6 +210,11 @@ def test_the_card_says_how_answers_were_scored(tmp_path: Path) -> None:
     assert "| mean reward | rows |" in card
     assert "nats" not in card.partition("Drift from the base model")[0]
     assert "calibrated" not in card
+
+
+def test_the_card_says_why_contributors_are_ranked_by_updates(tmp_path: Path) -> None:
+    card = model_card(started(tmp_path), ABOUT)
+    assert "by the updates of theirs that count (rewards have no worth in nats); names" in card
 
 
 def test_what_measures_losses_of_given_answers_says_that_there_are_none(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import pytest
 
 from sfnode.engine import samples
 from sfnode.errors import UserError
-from sfnode.manifest import Data, Manifest, Task
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
 from tests.engine.helpers import ROWS, data_file, manifest, trainer, updates
 
 

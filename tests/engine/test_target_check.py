@@ -22,7 +22,9 @@ from sfnode.engine import forward, target_check
 from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Training
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.training import Training
 from sfnode.models import loader
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks.encoding import encode

@@ -18,7 +18,9 @@ from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.engine.pilot import prior_of
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest import PRIOR_ONE, Data, Manifest, Task
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import PRIOR_ONE, Task
 from sfnode.models import loader
 from sfnode.tasks import public_files
 from sfnode.tasks.encoding import evaluate

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from sfnode.engine import step_size, trial
 from sfnode.engine.trainer import Trainer
 from sfnode.engine.trial import Trial, best_distance, suitable_delta
-from sfnode.manifest import Data, Manifest, Training
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.training import Training
 from tests.engine.helpers import data_file, manifest, model_folder
 
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest, Target
+from sfnode.manifest import Manifest
+from sfnode.manifest.model import Target
 from sfnode.models import loader
 from sfnode.models.base_weights import BaseWeights, float_tensors
 from sfnode.models.targets import Form, Selection, Site, view

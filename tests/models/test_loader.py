@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Model
+from sfnode.manifest.model import Model
 from sfnode.models import files, loader
 from tests.engine.helpers import manifest, model_folder
 

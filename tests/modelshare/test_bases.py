@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sfnode.manifest import Manifest, Organised
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import Organised
 from sfnode.models import bases
 from sfnode.modelshare import bases as share
 from sfnode.modelshare import download
@@ -71,7 +72,7 @@ async def test_a_late_node_gets_the_bases_from_a_peer_and_gives_them_on(
     await a.stop()
     c = await swarm.join("c", via="b")
     await eventually(lambda: has(c, digest))
-    await c.until(lambda: c.digest == b.digest and c.node.engine_loaded)
+    await c.until(lambda: c.digest == b.digest and c.node.model.loaded)
     cores = [await node.node.core_status() for node in (b, c)]
     assert cores[0].core_digest == cores[1].core_digest
 
@@ -116,7 +117,7 @@ async def test_bases_that_nobody_could_use_are_said_to_be_so_and_end_nothing(
     b = await swarm.join("b")
     # as it is not taken for the run's, nobody gives it: the listing comes from somebody who does
     listing = bases.listing_of(bases.path_in(tmp_path, wrong))
-    a.node.sharing.listed[bytes.fromhex(wrong)] = share.Listed(listing, [], tmp_path)
+    a.node.supplies.sharing.listed[bytes.fromhex(wrong)] = share.Listed(listing, [], tmp_path)
     await b.until(lambda: b.node.status().alarms and b.node.status().state is NodeState.WAITING)
     assert [alarm.code for alarm in b.node.status().alarms] == ["SF082"]
 
@@ -143,7 +144,7 @@ async def test_who_gives_the_model_gives_bases(
     swarm = swarm_of(run_of(digest))
     swarm.node("a", make_engine=SmallEngine)
     a = await swarm.first(role=role, share_model=gives)
-    await eventually(lambda: bytes.fromhex(digest) in a.node.sharing.listed)
+    await eventually(lambda: bytes.fromhex(digest) in a.node.supplies.sharing.listed)
     listing = bases.listing_of(bases.path_in(tmp_path, digest))
     wanted = bytes.fromhex(digest)
     assert await ask(a, PartRequest(wanted, 0, 0, 1000)) == PartReply(len(listing), listing)
@@ -156,7 +157,7 @@ async def test_a_node_that_gives_no_model_gives_no_bases(swarm_of: SwarmOf, tmp_
     swarm = swarm_of(run_of(digest))
     swarm.node("a", make_engine=SmallEngine)
     a = await swarm.first(share_model=False)
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     assert await ask(a, PartRequest(bytes.fromhex(digest), 0, 0, 1000)) == PartReply(0, b"")
 
 

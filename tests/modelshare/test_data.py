@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
 from sfnode.modelshare import download
 from sfnode.tasks import dataset, public_files
 from sfnode.transport.base import Asker
@@ -88,7 +89,7 @@ async def test_a_volunteer_trains_on_a_file_that_only_the_organiser_has(
     run = run_with(tmp_path, test="text\nheld out\n")
     swarm = swarm_of(run)
     a, b = await both(swarm)
-    await b.until(lambda: b.node.engine_loaded and b.node.status().own_updates > 0)
+    await b.until(lambda: b.node.model.loaded and b.node.status().own_updates > 0)
     assert b.engine.rows == a.engine.rows
     assert len(b.engine.rows) == 50_000
     assert str(tmp_path) not in run.to_toml()
@@ -107,16 +108,16 @@ async def test_who_has_got_the_data_gives_them_on_and_needs_nobody_after_a_resta
     run = run_with(tmp_path)
     swarm = swarm_of(run)
     a, b = await both(swarm)
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
     await a.stop()
     reading(swarm.node("c"))
     c = await swarm.join("c", via="b")
-    await c.until(lambda: c.node.engine_loaded)
+    await c.until(lambda: c.node.model.loaded)
     assert c.engine.rows == b.engine.rows
     await b.stop()
     await c.stop()
     await b.start()
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
 
 
 async def test_a_relay_that_gives_the_model_gives_the_data(
@@ -127,12 +128,12 @@ async def test_a_relay_that_gives_the_model_gives_the_data(
     await swarm.first()
     relay = await swarm.join("r", role="relay", share_model=True)
     idle = await swarm.join("i", role="relay")
-    await eventually(lambda: bytes.fromhex(run.data.digests["train"]) in relay.node.sharing.listed)
+    await eventually(lambda: bytes.fromhex(run.data.digests["train"]) in relay.node.supplies.sharing.listed)
     assert not idle.layout.data.exists()
     reply = await ask(relay, PartRequest(bytes.fromhex(run.data.digests["train"]), 1, 0, 100))
     assert reply == PartReply(PIECE, ROWS[:100].encode())
     refusing = await swarm.join("n", share_model=False)
-    await refusing.until(lambda: refusing.node.engine_loaded)
+    await refusing.until(lambda: refusing.node.model.loaded)
     assert (await ask(refusing, PartRequest(bytes.fromhex(run.data.digests["train"]), 1, 0, 9))).size == 0
 
 
@@ -161,11 +162,11 @@ async def test_a_file_that_changes_later_changes_nothing(
     swarm = swarm_of(run)
     reading(swarm.node("a"))
     a = await swarm.first()
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     await a.stop()
     (tmp_path / "train.tsv").write_text("text\nothers\n")
     await swarm.first()
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     assert len(a.engine.rows) == 50_000
 
 
@@ -174,7 +175,7 @@ async def test_another_file_of_that_name_at_the_volunteers_is_not_taken_for_it(
 ) -> None:
     (elsewhere / "train.tsv").write_text("text\nmy own\n")
     a, b = await both(swarm_of(run_with(tmp_path)))
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
     assert b.engine.rows == a.engine.rows
     assert "train.tsv is not what the run has as its training data" in caplog.text
     assert (elsewhere / "train.tsv").read_text() == "text\nmy own\n"
@@ -188,7 +189,7 @@ async def test_a_damaged_copy_is_got_anew(swarm_of: SwarmOf, tmp_path: Path, els
     b.layout.data.mkdir(parents=True)
     kept(b, run).write_text(ROWS.upper())
     await swarm.join("b")
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
     assert kept(b, run).read_text() == ROWS
 
 
@@ -200,7 +201,7 @@ async def test_own_rows_need_no_training_data_of_the_run(
     await swarm.first()
     (elsewhere / "mine.tsv").write_text("text\nmine\n")
     b = await swarm.join("b", data=elsewhere / "mine.tsv")
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
     assert kept(b, run, "test").exists()
     assert not kept(b, run).exists()
 
@@ -237,11 +238,11 @@ async def test_garbage_from_a_peer_costs_nothing(
     run = run_with(tmp_path)
     swarm = swarm_of(run)
     a = await swarm.first()
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     liar = await Stranger(swarm, public_files.listing_of(tmp_path / "train.tsv")).start()
     b = swarm.node("b")
     await b.start(peers=(a.address, liar.address))
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
     assert kept(b, run).read_text() == ROWS
     assert liar.asked
     assert "stranger sends something else" in caplog.text
@@ -259,7 +260,7 @@ async def test_a_download_goes_on_where_it_stopped(
     arriving.mkdir(parents=True)
     (arriving / public_files.FILE).write_bytes(ROWS[:PIECE].encode())
     await swarm.join("b")
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
     assert f"training data: {(len(ROWS) - PIECE) / 1e3:.0f} kB of 1.4 MB to download" in caplog.text
     assert not arriving.exists()
 
@@ -270,7 +271,7 @@ async def test_data_that_nobody_sends_are_asked_for_and_then_said_to_be_missing(
     monkeypatch.setattr(download, "PATIENCE", 0.3)
     swarm = swarm_of(run_with(tmp_path))
     a = await swarm.first(share_model=False)
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     b = await swarm.join("b")
     with pytest.raises(UserError) as refusal:
         await b.ended()
@@ -285,7 +286,7 @@ async def test_without_test_data_a_node_trains_and_says_what_is_lacking(
     run = run_with(tmp_path, test="text\nheld out\n")
     (tmp_path / "test.tsv").unlink()
     a = await swarm_of(run).first()
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     assert "the run's test data, test.tsv" in caplog.text
 
 
@@ -362,6 +363,6 @@ async def test_an_old_manifest_names_a_path_and_no_digest(
 ) -> None:
     swarm = swarm_of(manifest())
     a = await swarm.first()
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     assert not a.layout.data.exists()
     assert "digests" not in swarm.run_file.read_text()

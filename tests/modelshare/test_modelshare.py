@@ -154,10 +154,10 @@ async def test_a_newcomer_downloads_the_model_from_peers_of_which_one_sends_garb
     a = await swarm.first(model=model)
     b = await swarm.join("b", model=model)
     liar = await Stranger(swarm, model, garbage, "liar").start()
-    await asyncio.gather(*(node.until(lambda n=node: n.node.engine_loaded) for node in (a, b)))
+    await asyncio.gather(*(node.until(lambda n=node: n.node.model.loaded) for node in (a, b)))
     c = swarm.nodes["c"]
     await c.start(peers=(a.address, b.address, liar.address))
-    await c.until(lambda: c.node.engine_loaded)
+    await c.until(lambda: c.node.model.loaded)
     assert same(model, c.layout.model)
     assert not c.layout.partial_model.exists()
     assert c.settings.model == c.layout.model
@@ -173,11 +173,11 @@ async def test_two_hostile_peers_do_not_keep_the_model_from_a_newcomer(
     swarm = swarm_of(run_of(model))
     without_updates(swarm, "a", "b")
     a = await swarm.first(model=model)
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     strangers = [await Stranger(swarm, model, twist, name).start() for name in ("one", "two")]
     b = swarm.nodes["b"]
     await b.start(peers=(a.address, *(stranger.address for stranger in strangers)))
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
     assert same(model, b.layout.model)
     assert all(stranger.asked for stranger in strangers)
 
@@ -190,13 +190,13 @@ async def test_pieces_that_have_come_are_not_downloaded_again_after_a_stop(
     swarm = swarm_of(run_of(model))
     without_updates(swarm, "a", "b", "c", "r", "i")
     a = await swarm.first(model=model)
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     b = await swarm.join("b")
-    await b.until(lambda: b.node.sharing.progress and b.node.sharing.progress.done >= PIECE)
-    before = b.node.sharing.progress
+    await b.until(lambda: b.node.supplies.sharing.progress and b.node.supplies.sharing.progress.done >= PIECE)
+    before = b.node.supplies.sharing.progress
     assert before is not None
     assert before.done < before.total == sum(file.stat().st_size for file in listing.covered(model))
-    assert not b.node.engine_loaded
+    assert not b.node.model.loaded
     status = await b.client.status()
     assert status.state == "starting"
     assert status.fetch
@@ -208,7 +208,7 @@ async def test_pieces_that_have_come_are_not_downloaded_again_after_a_stop(
     monkeypatch.setattr(sharing, "SHARE_BURST", float(before.total - before.done) + PIECE)
     await swarm.first(model=model)  # its token bucket has just enough for the rest
     await swarm.join("b")
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
     assert same(model, b.layout.model)
 
 
@@ -216,7 +216,7 @@ async def test_a_damaged_piece_of_an_earlier_attempt_is_replaced(swarm_of: Swarm
     swarm = swarm_of(run_of(model))
     without_updates(swarm, "a", "b", "c", "r", "i")
     a = await swarm.first(model=model)
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     b = swarm.nodes["b"]
     shutil.copytree(model, b.layout.partial_model)
     (b.layout.partial_model / "model.py").write_text("evil")
@@ -224,7 +224,7 @@ async def test_a_damaged_piece_of_an_earlier_attempt_is_replaced(swarm_of: Swarm
         file.write(b"not what it was")
         file.truncate(4 * PIECE)
     await swarm.join("b")
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
     assert same(model, b.layout.model)
 
 
@@ -234,13 +234,13 @@ async def test_a_relay_that_shares_the_model_downloads_it_and_serves_it(
     swarm = swarm_of(run_of(model))
     without_updates(swarm, "a", "b", "c", "r", "i")
     a = await swarm.first(model=model)
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     relay = await swarm.join("r", role="relay", share_model=True)
     await eventually(relay.layout.model.exists)
     idle = await swarm.join("i", role="relay")
     await a.stop()
     b = await swarm.join("b", via="r")
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
     assert same(model, b.layout.model)
     assert not idle.layout.model.exists()
 
@@ -250,11 +250,11 @@ async def test_a_restarted_node_uses_the_model_that_it_has(swarm_of: SwarmOf, mo
     without_updates(swarm, "a", "b", "c", "r", "i")
     a = await swarm.first(model=model)
     b = await swarm.join("b")
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
     await b.stop()
     await a.stop()
     await b.start()
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
     assert b.settings.model == b.layout.model
 
 
@@ -264,7 +264,7 @@ async def test_a_listing_of_another_model_is_detected_before_anything_is_loaded(
     swarm = swarm_of(run_of(model, digest="ab" * 32))
     without_updates(swarm, "a", "b")
     a = await swarm.first(model=model)
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     b = await swarm.join("b")
     with pytest.raises(UserError) as refusal:
         await b.ended()
@@ -281,7 +281,7 @@ async def test_a_model_that_nobody_shares_cannot_be_downloaded(
     swarm = swarm_of(run_of(model))
     without_updates(swarm, "a", "b", "c", "r", "i")
     a = await swarm.first(model=model, share_model=False)
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     b = await swarm.join("b")
     with pytest.raises(UserError) as refusal:
         await b.ended()
@@ -303,14 +303,14 @@ async def test_stopping_at_any_moment_of_a_download_is_clean(swarm_of: SwarmOf, 
     swarm = swarm_of(run_of(model))
     without_updates(swarm, "a", "b", "c", "r", "i")
     a = await swarm.first(model=model)
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     for ticks in range(0, 60, 7):
         b = await swarm.join("b")
         for _ in range(ticks):
             await asyncio.sleep(0)
         await b.stop()
     await swarm.join("b")
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
 
 
 # -- what a node answers -----------------------------------------------------------------------------
@@ -331,7 +331,7 @@ async def test_a_node_sends_exactly_what_was_asked_for(swarm_of: SwarmOf, model:
     swarm = swarm_of(run)
     without_updates(swarm, "a")
     a = await swarm.first(model=model)
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     assert await ask(a, PartRequest(wanted, 0, 0, 190_000)) == PartReply(len(encoded), encoded)
     assert await ask(a, PartRequest(wanted, 0, 10, 5)) == PartReply(len(encoded), encoded[10:15])
     *_, last = decode(encoded).pieces()
@@ -350,7 +350,7 @@ async def sparing(swarm_of: SwarmOf, model: Path, monkeypatch: pytest.MonkeyPatc
     swarm = swarm_of(run_of(model))
     without_updates(swarm, "a")
     a = await swarm.first(model=model)
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     return a
 
 
@@ -377,15 +377,15 @@ async def test_the_model_is_sent_and_received_within_the_nodes_limits(swarm_of: 
     swarm = swarm_of(run_of(model))
     without_updates(swarm, "a", "b", "c", "r", "i")
     a = await swarm.first(model=model)
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     b = await swarm.join("b")
     b.node.driver.bandwidth.set_remaining(0)
     total = sum(file.stat().st_size for file in listing.covered(model))
-    await b.until(lambda: b.node.sharing.progress)
+    await b.until(lambda: b.node.supplies.sharing.progress)
     assert b.node.driver.bandwidth.download.total < total
     assert not b.layout.model.exists()
     b.node.driver.bandwidth.set_remaining(1e12)
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
     assert b.node.driver.bandwidth.download.total >= total
     assert a.node.driver.bandwidth.upload.total >= total
 
@@ -398,14 +398,14 @@ async def test_many_requests_at_once_get_no_more_than_the_limit_on_sending(
     swarm = swarm_of(run_of(model))
     without_updates(swarm, "a")
     a = await swarm.first(model=model)
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     large = wire_codec.MAX_PART_BYTES
     question = PartRequest(bytes.fromhex(listing.listing_hash(model)), whole_piece(model), 0, large)
 
     async def sent(rate: int) -> int:
         a.node.driver.bandwidth.upload.limit(rate)
         replies = await asyncio.gather(
-            *(a.node.sharing.answer(question, Asker("b", "/memory/b")) for _ in range(32))
+            *(a.node.supplies.sharing.answer(question, Asker("b", "/memory/b")) for _ in range(32))
         )
         return sum(len(reply.data) for reply in replies)
 

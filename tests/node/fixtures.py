@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from sfnode.node import link_pump, peering, readiness, shutdown
+from sfnode.node import link_pump, readiness, shutdown
+from sfnode.node.network import peering
 from sfnode.peers import address_book, intervals
 from sfnode.stats import history
 from sfprotocol import anti_entropy, machine, pulls

@@ -21,12 +21,16 @@ from numpy.typing import NDArray
 from sfnode.control.client import Client
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Model, Task, Training
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.model import Model
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
 from sfnode.models import bases as published_bases
 from sfnode.node.driver import Driver
-from sfnode.node.engine_thread import HeldOut, Searches
 from sfnode.node.node import Node as PublicNode
 from sfnode.node.running import RunningNode
+from sfnode.node.training.engine_thread import HeldOut, Searches
 from sfnode.schema.evaluation import Evaluation, LayeredDrift
 from sfnode.schema.provenance import Provenance
 from sfnode.settings import Settings

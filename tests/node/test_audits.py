@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Organised
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import Organised
+from sfnode.manifest.data import Data
 from sfnode.node import audits, organising
 from sfnode.node.audits import Chosen, audit_folder
 from sfnode.organising import organiser

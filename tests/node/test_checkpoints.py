@@ -12,9 +12,9 @@ import pytest
 
 from sfnode.engine.core import UpdateBatch
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Organised
+from sfnode.manifest.admission import Organised
 from sfnode.node import checkpoints, organising
-from sfnode.node.running import RunningNode
+from sfnode.node.training.model import LocalModel
 from sfnode.organising import organiser
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import organiser_key, write_key
@@ -89,7 +89,7 @@ async def test_nodes_begin_with_checkpoints_let_go_of_what_comes_before_and_are_
     await b.until(lambda: b.node.log.bases())
     assert floor(b) > 0
     late = await organised.join("late", via="b", from_checkpoint=True)
-    await late.until(lambda: late.node.engine_loaded and late.machine.may_compute)
+    await late.until(lambda: late.node.model.loaded and late.machine.may_compute)
     assert floor(late) > 0
     assert late.engine.began_with
     assert len(await equal_cores(a, b, late)) == 1
@@ -100,7 +100,7 @@ async def test_nodes_begin_with_checkpoints_let_go_of_what_comes_before_and_are_
         assert not log.read(a.machine.own, 0, 1), "the first feed of the run has steps before any checkpoint"
     b = await organised.first("b")
     assert floor(b) >= told, "it lets go of more, or of no more"
-    await b.until(lambda: b.node.engine_loaded)
+    await b.until(lambda: b.node.model.loaded)
     assert len(await equal_cores(a, b, late)) == 1
 
 
@@ -108,17 +108,17 @@ async def test_an_engine_that_begins_with_a_checkpoint_is_not_told_of_what_is_no
     organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It starts between two rounds: within one the log lacks what has just been admitted."""
-    start, between = RunningNode._start_engine, []
+    start, between = LocalModel.start, []
 
-    def started(node: RunningNode) -> None:
-        between.append(node.driver.between_rounds.locked())
-        start(node)
+    def started(model: LocalModel) -> None:
+        between.append(model._driver.between_rounds.locked())
+        start(model)
 
     a = await organised.first(**options(tmp_path))
-    await a.until(lambda: usable(a) and a.node.sharing.files)
-    monkeypatch.setattr(RunningNode, "_start_engine", started)
+    await a.until(lambda: usable(a) and a.node.supplies.sharing.files)
+    monkeypatch.setattr(LocalModel, "start", started)
     late = await organised.join("late", from_checkpoint=True)
-    await late.until(lambda: late.node.engine_loaded)
+    await late.until(lambda: late.node.model.loaded)
     assert between == [True]
 
 
@@ -127,10 +127,11 @@ async def test_a_state_that_is_not_the_checkpoints_is_not_begun_with(
 ) -> None:
     a = await organised.first(**options(tmp_path))
     b = await organised.join("b")
-    await b.until(lambda: b.node.sharing.files and a.node.sharing.files)
+    await b.until(lambda: b.node.supplies.sharing.files and a.node.supplies.sharing.files)
     spoilt = tmp_path / "spoilt"
     spoilt.write_bytes(bytes(100))
-    a.node.sharing.files = dict.fromkeys([listing(one.feeds, one.cores) for one in usable(a)], spoilt)
+    stated = [listing(one.feeds, one.cores) for one in usable(a)]
+    a.node.supplies.sharing.files = dict.fromkeys(stated, spoilt)
     a.node.checkpoints._give_all = lambda: None
     late = await organised.join("late", from_checkpoint=True)
     await late.until(lambda: late.machine.frontier.known)
@@ -169,9 +170,9 @@ async def test_who_has_let_go_of_what_counts_differently_now_stands_still_until_
         await b.node.core_status()
     assert refused.value.code is Code.CHECKPOINT_UNUSABLE
     await b.stop()
-    await a.until(lambda: a.node.sharing.files)
+    await a.until(lambda: a.node.supplies.sharing.files)
     b = await organised.join("b", from_checkpoint=True)
-    await b.until(lambda: (b.machine.may_compute or b.machine.complete) and b.node.engine_loaded)
+    await b.until(lambda: (b.machine.may_compute or b.machine.complete) and b.node.model.loaded)
     assert b.node.checkpoints.problem() is None
     assert len(await equal_cores(a, b)) == 1
 

@@ -15,7 +15,9 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node import readiness
-from sfnode.node.step_scheduler import FAILURES
+from sfnode.node.startup import contributed
+from sfnode.node.training.step_scheduler import FAILURES
+from sfnode.store.log import UpdateLog
 from sfnode.store.verification import verify_log
 from sfnode.transport import memory
 from sfnode.transport.memory import Faults
@@ -34,6 +36,30 @@ async def completed(nodes: list[Node]) -> None:
         await node.until(lambda: len({node.digest for node in nodes}) == 1)
 
 
+async def test_a_node_that_lacks_updates_beyond_the_budget_is_not_complete(swarm_of: SwarmOf) -> None:
+    """Two parts of a swarm use up the budget, each by itself; then they hear of each other's updates."""
+    swarm = swarm_of(manifest(update_budget=1000))
+    a, b = await swarm.first(), await swarm.join("b")
+    await b.until(lambda: made(b) > 0)
+    swarm.network.partition("a", "b")
+    for node in (a, b):
+        await node.until(lambda node=node: node.machine.complete)  # type: ignore[misc]
+    union = sum(node.machine.frontier.next(own_feed(node)) for node in (a, b))
+    assert union > b.known >= 1000
+    said: list[tuple[str, int]] = []
+
+    def seen() -> bool:
+        """Whether b is complete with all that a has."""
+        status = b.node.status()
+        said.append((status.state, status.lacking))
+        return status.state == "complete" and b.known == union
+
+    swarm.network.heal()
+    await b.until(seen)
+    assert not [lacking for state, lacking in said if state == "complete" and lacking]
+    assert ("catching-up", True) in {(state, lacking > 0) for state, lacking in said}
+
+
 # -- a run from its beginning to its end -----------------------------------------------------------------
 
 
@@ -41,7 +67,7 @@ async def test_a_node_alone_makes_exactly_the_updates_of_the_budget(swarm_of: Sw
     swarm = swarm_of(manifest(update_budget=1001, epoch_updates=300))
     node = await swarm.first(queries=4)
     await completed([node])
-    assert node.known == node.node.scheduler.made == 1001  # type: ignore[union-attr]
+    assert node.known == node.node.model.scheduler.made == 1001  # type: ignore[union-attr]
     assert node.engine.epochs == sorted(node.engine.epochs)
     assert 0 < node.engine.epochs[-1] <= 3
 
@@ -278,7 +304,7 @@ async def test_a_node_started_again_alone_has_the_same_digests_and_needs_nobody(
     before = await a.client.digest()
     await a.stop()
     await swarm.first()
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     assert await a.client.digest() == before
 
 
@@ -322,7 +348,7 @@ async def test_updates_that_arrive_while_the_model_loads_are_counted_once(swarm:
     await b.until(lambda: b.known > known + 100)
     gate.set()
     await b.until(lambda: made(b) > 5)
-    moment, counted = await b.node.ask_engine(lambda engine: len(engine.applied))  # type: ignore[attr-defined]
+    moment, counted = await b.node.model.ask(lambda engine: len(engine.applied))  # type: ignore[attr-defined]
     assert counted == moment.known
     assert a.known > known
 
@@ -369,6 +395,10 @@ async def test_a_node_whose_peers_know_more_of_its_feed_starts_another(swarm: Sw
     with sqlite3.connect(b.layout.log) as db:
         kept = db.execute("SELECT value FROM meta WHERE key = 'incarnation'").fetchone()[0]
     assert int.from_bytes(kept, "big") == own_feed(b).incarnation
+    assert b.node.status().contributed == said + b.machine.frontier.next(own_feed(b)), "both are its own"
+    await b.stop()
+    with UpdateLog.open(b.layout.log, read_only=True) as log:
+        assert contributed(b.layout, log) == said + log.stop(own_feed(b))
 
 
 def own_feed(node: Node) -> Feed:
@@ -378,4 +408,4 @@ def own_feed(node: Node) -> Feed:
 
 def made(node: Node) -> int:
     """Own updates of this start."""
-    return node.node.scheduler.made if node.node.scheduler else 0
+    return node.node.model.scheduler.made if node.node.model.scheduler else 0

@@ -11,7 +11,9 @@ import pytest
 
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Organised
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import Organised
+from sfnode.manifest.data import Data
 from sfnode.models import bases
 from sfnode.node import organising
 from sfnode.organising import organiser
@@ -81,7 +83,7 @@ async def evaluated(node: Node, asked: Evaluate) -> EvaluationEnded:
 
 async def evaluated_meanwhile(node: Node, asked: Evaluate, patching: pytest.MonkeyPatch) -> EvaluationEnded:
     """The same, while another epoch is closed."""
-    counting, ask_engine = node.machine.organised.counting, node.node.ask_engine
+    counting, ask_engine = node.machine.organised.counting, node.node.model.ask
     opened = counting.open_epoch
 
     async def ask(*wanted: Any) -> Any:
@@ -90,7 +92,7 @@ async def evaluated_meanwhile(node: Node, asked: Evaluate, patching: pytest.Monk
         return found
 
     with patching.context() as patched:
-        patched.setattr(node.node, "ask_engine", ask)
+        patched.setattr(node.node.model, "ask", ask)
         return await evaluated(node, asked)
 
 
@@ -192,7 +194,7 @@ async def test_every_seal_has_the_factor_that_a_line_search_finds(
         lambda *said: organising.replace(policy_of(*said), search_rows=8, origins=False),
     )
     a = await organised.first(**options(tmp_path), search=True)
-    await a.until(lambda: a.node.engine_loaded)
+    await a.until(lambda: a.node.model.loaded)
     engine, counting = a.engine, a.machine.organised.counting
     engine.best = 0.5
     first = counting.rate(0)
@@ -317,7 +319,7 @@ async def test_the_model_is_evaluated_as_of_the_close(
     await a.until(lambda: a.machine.complete)
     async with a.node.driver.between_rounds:
         counted = {state.feed: a.machine.counted(state.feed) for state in a.machine.frontier}
-        applied = a.node.engine_thread.ask(lambda engine: engine.core.digest())
+        applied = a.node.model.thread.ask(lambda engine: engine.core.digest())
     core = Core(len(organised.run.model.targets), organised.run.training.rank)
     with organised.log("a") as log:
         for updates in changes(log, {}, counted):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.node import recorder
 from sfnode.store.run_keys import organiser_key
 from sfprotocol.decisions import FACTOR_ONE, Evaluated, read
@@ -42,7 +42,7 @@ async def test_a_node_records_steps_traffic_and_evaluations_until_its_end(
     a = await swarm.first(log_to=[f"jsonl:{path}"])
     b = await swarm.join("b")
     for node in (a, b):
-        await node.until(lambda node=node: node.machine.complete and not node.node.scheduler.busy)
+        await node.until(lambda node=node: node.machine.complete and not node.node.model.scheduler.busy)
     base, now = await a.client.evaluate(base=True, limit=5), await a.client.evaluate(limit=5)
     control = await a.client.evaluate(base=True, calibrated=True, limit=5)
     assert (base.calibrated, control.calibrated) == (False, True)

@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 
-from sfnode.manifest import Data, Manifest, Organised, Task, Training
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import Organised
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
 from sfnode.node import organising
-from sfnode.node.engine_loading import load_trainer
 from sfnode.node.organising import policy_of
+from sfnode.node.training.engine_loading import load_trainer
 from sfnode.organising import organiser
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.settings import Settings
@@ -23,7 +27,7 @@ from sfnode.store.run_keys import organiser_key, write_key
 from sfnode.verifiers import plugins
 from sfprotocol.decisions import FACTOR_ONE, Evaluated, RateFrom, Seal, Worth, read
 from tests.node.helpers import Node, Swarm
-from tests.node.test_engine_loading import fingerprint, make_model
+from tests.node.training.test_engine_loading import fingerprint, make_model
 
 VERIFIER: dict[str, Any] = {
     "kind": "sum",

@@ -13,7 +13,8 @@ import msgpack
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest, Open
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import Open
 from sfnode.node import startup
 from sfnode.settings import Settings
 from sfnode.store import tables
@@ -22,7 +23,7 @@ from sfnode.store.identity import load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of
 from sfnode.tasks import library
-from sfnode.transport.base import Asker, RequestHandler, TransportError
+from sfnode.transport.base import Asker, RequestHandler
 from sfnode.transport.memory import MemoryTransport, Network
 from sfprotocol import PROTOCOL_VERSION, wire_codec
 from sfprotocol.decisions import INCARNATIONS
@@ -424,12 +425,12 @@ def test_addresses_are_remembered_as_they_were(data_dir: DataDir) -> None:
 async def test_a_copied_folder_joins_beside_its_original(swarm: Swarm) -> None:
     a = await swarm.first()
     b = await swarm.join("b")
-    await b.until(lambda: b.node.scheduler and b.node.scheduler.made > 20)
+    await b.until(lambda: b.node.model.scheduler and b.node.model.scheduler.made > 20)
     await b.stop()
     shutil.copytree(b.folder, swarm.folder / "c")
     await swarm.join("b")
     c = await swarm.join("c")
-    await c.until(lambda: c.node.scheduler and c.node.scheduler.made > 20)
+    await c.until(lambda: c.node.model.scheduler and c.node.model.scheduler.made > 20)
     ours, theirs = b.machine.own, c.machine.own
     assert ours is not None
     assert theirs is not None
@@ -451,16 +452,3 @@ async def test_a_node_that_may_not_join_leaves_nothing_running(swarm: Swarm, fie
     assert not swarm.nodes["b"].layout.log.exists()
     with open_data_dir(swarm.nodes["b"].folder):
         pass
-
-
-@pytest.mark.parametrize("question", [b"\xc1", b"", wire_codec.encode(Goodbye("hello"))])
-async def test_a_node_answers_one_question_and_shrugs_at_others(
-    swarm: Swarm, caplog: pytest.LogCaptureFixture, question: bytes
-) -> None:
-    a = await swarm.first(role="relay")
-    asker = MemoryTransport(swarm.network, "asker")
-    await asker.start()
-    with pytest.raises(TransportError):
-        await asker.request(a.address, question)
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
-    assert await startup.fetch_manifest(asker, (a.address,)) == swarm.run

@@ -45,9 +45,9 @@ from sfnode.peers.intervals import (
     ANNOUNCE_TTL,
     CHECK_INTERVAL,
     FIND_INTERVAL,
+    JITTER,
     LONELY_INTERVAL,
     PROBE_INTERVAL,
-    PROBE_JITTER,
 )
 from sfnode.peers.manager import (
     BOOTSTRAPS_ALONE,
@@ -626,7 +626,7 @@ def test_probes_come_at_random_moments_about_a_minute_apart() -> None:
             probes.append(node.manager._probe_at)
     waits = [after - before for before, after in pairwise([first, *probes])]
     assert 100.0 <= first <= 100.0 + PROBE_INTERVAL
-    low, high = (factor * PROBE_INTERVAL for factor in PROBE_JITTER)
+    low, high = (factor * PROBE_INTERVAL for factor in JITTER)
     assert all(low <= wait <= high for wait in waits)
     assert len(set(waits)) == len(waits)
 
@@ -780,4 +780,4 @@ def test_a_node_that_leaves_does_not_come_back_whatever_its_owner_wishes(wish: P
 def test_intervals_are_those_of_a_node_in_the_field() -> None:
     """What the simulator uses and what ships are one constant each."""
     assert (CHECK_INTERVAL, LONELY_INTERVAL, FIND_INTERVAL, PROBE_INTERVAL) == (2.0, 2.0, 30.0, 60.0)
-    assert PROBE_JITTER == (0.8, 1.2)
+    assert JITTER == (0.8, 1.2)

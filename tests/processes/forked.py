@@ -32,7 +32,7 @@ LIBRARIES = (
 )
 
 SHORTER = {
-    ("sfnode.node.contacts", "ALONE"): 2.0,
+    ("sfnode.node.network.contacts", "ALONE"): 2.0,
     ("sfnode.node.shutdown", "SETTLE_TIME"): 0.5,
     ("sfnode.organising.organiser", "SETTLE_TIME"): 3.0,
     ("sfnode.organising.organiser", "FIRST_TIME"): 1.0,

@@ -5,12 +5,15 @@ This stands for Grafana itself, which no registry here has: its panels are the q
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+from sfnode.control.client import Client
+from sfnode.store.data_folder import Layout
 from tests.processes.helpers import LOOPBACK, PATIENCE, nodes, sfnode, until
 from tests.processes.prometheus import ROOT, documented, free_port, programs, scraping, targets
 
@@ -47,6 +50,9 @@ def test_no_panel_is_empty_and_promtool_finds_no_fault(folder: Path, tmp_path: P
             "organiser", "--run", "run.toml", "--organise", "--no-search", "--metrics", first, *calm
         ).start()
         make("member", organiser.link(), "--metrics", second, *calm).start()
+        organiser.until_organised("an epoch is sealed", lambda said: said.sealed)
+        client = Client(Layout(organiser.folder).control_socket)
+        asyncio.run(client.evaluate(limit=16))  # before that nothing is known of the drift
         for target in targets():
             ask = prometheus.values if target.instant else prometheus.course
             until(f"{target.panel} has data", lambda ask=ask, target=target: ask(target.expression))

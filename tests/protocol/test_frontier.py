@@ -126,6 +126,13 @@ def test_asking_for_the_state_of_a_feed_does_not_add_it() -> None:
     assert frontier.keyed(state.key) == []
 
 
+@given(POSITIONS)
+def test_what_is_held_of_an_origin_is_of_all_its_incarnations(positions: dict[Feed, int]) -> None:
+    frontier = reached(positions)
+    for origin in {feed.origin for feed in FEEDS}:
+        assert frontier.held(origin) == sum(n for feed, n in positions.items() if feed.origin == origin)
+
+
 def test_admitted_feeds_are_found_by_their_key() -> None:
     frontier = reached(dict.fromkeys(FEEDS, 3))
     assert all(frontier.keyed(state.key) == [state.feed] for state in frontier)

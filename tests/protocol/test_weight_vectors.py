@@ -18,7 +18,8 @@ from sfnode.engine.core import Core
 from sfnode.engine.decay import Decay
 from sfnode.engine.merging import MergedWeights
 from sfnode.engine.subspace import Subspace
-from sfnode.manifest import Target, Training
+from sfnode.manifest.model import Target
+from sfnode.manifest.training import Training
 from sfnode.models import bases
 from sfnode.models.targets import Form, Site
 from sfprotocol.seeds import basis_signs

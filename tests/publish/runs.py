@@ -10,7 +10,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sfnode.manifest import Manifest, Organised
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import Organised
 from sfnode.models.manifest_builder import default_manifest
 from sfnode.organising.health import published
 from sfnode.schema.evaluation import Evaluation

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sfnode.cli.certificate import in_words
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.publish import certificate as certificates
@@ -81,6 +82,14 @@ def test_what_is_issued_verifies_with_the_manifest_and_with_the_log(
     with_log = sfnode("verify-certificate", file, "--data-dir", folder).out.splitlines()
     assert with_log[:2] == [first, second]
     assert with_log[2].endswith("decisions in the log here come to the same")
+
+
+def test_of_what_nobody_has_measured_the_worth_is_left_out_with_the_reason(statement: Statement) -> None:
+    """As in a reward run, always."""
+    found = signed(statement.model_copy(update={"measured": 0, "worth": 0}))
+    reason = "rewards have no worth in nats"
+    assert f"Nobody has measured what they were worth ({reason})" in found.drawing().decode()
+    assert in_words(found).endswith(f", their worth not measured ({reason})")
 
 
 def test_a_name_may_be_left_out(certify: Callable[..., Path]) -> None:

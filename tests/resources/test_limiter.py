@@ -40,13 +40,13 @@ def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(node: Node) -> int:
-    assert node.node.scheduler is not None
-    return node.node.scheduler.made
+    assert node.node.model.scheduler is not None
+    return node.node.model.scheduler.made
 
 
 async def steady(node: Node) -> int:
     """Return the number of its updates once no more come."""
-    training = node.node.scheduler
+    training = node.node.model.scheduler
     assert training is not None
     await eventually(lambda: not training.busy)
     return made(node)
@@ -133,7 +133,7 @@ async def test_an_evaluation_in_progress_ends_when_the_node_stops(swarm: Swarm) 
     a.engine.endless = True
     asking = asyncio.create_task(a.client.evaluate())
     await eventually(a.engine.measuring.is_set)
-    engine_thread = a.node.engine_thread
+    engine_thread = a.node.model.thread
     assert engine_thread is not None
     await a.stop()
     with pytest.raises(UserError):
@@ -261,7 +261,7 @@ async def test_a_share_of_the_gpu_is_the_share_of_the_time_in_which_steps_run(
 ) -> None:
     a = await swarm.first(limits=Limits(gpu=share))
     await a.until(lambda: made(a) > 5)
-    worker = a.node.engine_thread
+    worker = a.node.model.thread
     assert worker is not None
     busy, begun = worker.busy, time.monotonic()
     await eventually(lambda: worker.busy > busy + 0.5)

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Model, Organised, Task
+from sfnode.manifest import Manifest
+from sfnode.manifest.admission import Organised
+from sfnode.manifest.data import Data
+from sfnode.manifest.model import Model
+from sfnode.manifest.task import Task
 from sfnode.schema import DecisionResult, OrganiserStatus
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.status import CoreStatus, Status
@@ -40,7 +44,7 @@ def organised_status() -> OrganiserStatus:
         "frozen": False, "unsupported": False, "open_epoch": 3, "sealed": 3, "counted": 40, "budget": 50,
         "complete": False, "quota": 9, "members": 2, "invitations": 1, "behind": 0, "organiser": "organising",
         "bases": [], "next_subspace": 1, "petitions": 0, "health": health, "evaluations": [],
-        "announcements": [],
+        "announcements": ["Welcome.", "The run ends."],
         "doubted": [],
     })  # fmt: skip
 

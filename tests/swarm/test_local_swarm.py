@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Manifest, Task
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
 from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import CoreStatus
 from sfnode.swarm import local_swarm
@@ -138,6 +140,7 @@ async def test_what_counts_is_told_of_an_organised_run(script: Script, tmp_path:
         result = await swarm.compare()
     assert last.organised is not None
     assert (result.counted, result.sealed) == (last.organised.counted, last.organised.sealed) == (40, 3)
+    assert (result.update_budget, result.announced) == (50, "The run ends.")
 
 
 @pytest.mark.parametrize("given", [{"nodes": 1}, {"nodes": 2, "split_data": False}])

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.tasks.calibration import prior
 from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate

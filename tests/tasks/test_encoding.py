@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
 from sfnode.tasks.presets import preset

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.tasks import library
 from sfnode.tasks.dataset import load_rows
 

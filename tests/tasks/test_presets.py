@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest, Task
+from sfnode.manifest import Manifest
+from sfnode.manifest.task import Task
 from sfnode.models import loader
 from sfnode.tasks.presets import PRESETS, of_model, preset, task_of
 from sfnode.tasks.prompts import LabelledTexts, Prompt, problem, render_row

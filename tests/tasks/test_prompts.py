@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.tasks import templates
 from sfnode.tasks.prompts import (
     Conversation,
@@ -104,6 +104,31 @@ def test_a_task_needs_the_fields_that_it_names() -> None:
     assert fields(TEXT) == ("text",)
     assert fields(PAIR) == ("a", "b", "label")
     assert fields(CHAT) == ("talk",)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        TEXT.model_copy(update={"template": "{{text}}"}),
+        LABELLED.model_copy(update={"template": "yes or no?"}),
+        PAIR.model_copy(update={"template": "this{separator}that"}),
+        STORY.model_copy(update={"completion": "so"}),
+        CLOZE.model_copy(update={"template": "A story."}),
+        CLOZE.model_copy(update={"completion": "{text}"}),
+    ],
+    ids=lambda task: f"{task.kind}-{task.completion}",
+)
+def test_a_template_that_is_the_same_text_for_all_rows_is_refused(task: Task) -> None:
+    with pytest.raises(UserError, match="the same text") as caught:
+        fields(task)
+    assert caught.value.code is Code.BAD_MANIFEST
+
+
+@pytest.mark.parametrize("template", ["{candidate}", "{text|cloze}"])
+def test_only_a_choice_adds_a_candidate_to_its_rows(template: str) -> None:
+    task = TEXT.model_copy(update={"template": template})
+    assert problem(task, {"text": "x"}) == "no 'candidate'; the row has 'text'"
+    assert problem(task, {"text": "@placeholder", "candidate": "x"}) is None
 
 
 SUM = {

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Data, Task
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
 from sfnode.tasks import dataset, prompts, public_files
 from sfnode.tasks.presets import PRESETS
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.tasks import reward_numbers
 from sfnode.tasks.reward_numbers import EPSILON, POPULATION, SHARE, fitted, rate, training
 

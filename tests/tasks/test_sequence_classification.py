@@ -12,7 +12,7 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from sfnode.engine import forward as engine
 from sfnode.engine.estimator import estimates
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
 from tests.engine.helpers import manifest, trainer
 from tests.models.families import MARKS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.node import peering
+from sfnode.node.network import peering
 from sfnode.peers import intervals
 from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport
 from tests.node.helpers import eventually

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Task
+from sfnode.manifest.task import Task
 from sfnode.tasks import verifying
 from sfnode.tasks.verifier_sources import load
 from sfnode.verifiers import plugins
@@ -18,6 +19,7 @@ from sfnode.verifiers.scoring import score, texts
 from sfnode.verifiers.specs import read
 
 SOURCE = """
+from asyncio import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +38,12 @@ def strange(answer, row):
 
 def leaves(answer, row):
     raise SystemExit(3)
+
+def interrupts(answer, row):
+    raise KeyboardInterrupt
+
+def cancels(answer, row):
+    raise CancelledError
 
 class Unsaid(Exception):
     def __str__(self):
@@ -129,9 +137,17 @@ def test_what_is_no_reward_is_0_and_said_once(answer: str, caplog: pytest.LogCap
     assert caplog.text.count("the plug-in strange failed") == 1
 
 
-@pytest.mark.parametrize("function", ["leaves", "unsaid"])
+@pytest.mark.parametrize("function", ["leaves", "unsaid", "interrupts", "cancels"])
 def test_one_that_ends_the_process_or_whose_error_cannot_be_said_scores_0(function: str) -> None:
-    assert plugins.score(allow(f"mine:{function}"), "x", {}) == 0.0
+    name = allow(f"mine:{function}")
+    with ThreadPoolExecutor(1) as trainer:
+        assert trainer.submit(plugins.score, name, "x", {}).result() == 0.0
+
+
+def test_ctrl_c_ends_a_command_that_is_scoring() -> None:
+    """Only the main thread gets it, and commands score there."""
+    with pytest.raises(KeyboardInterrupt):
+        plugins.score(allow("mine:interrupts"), "x", {})
 
 
 @pytest.mark.parametrize(
@@ -144,11 +160,13 @@ def test_one_that_ends_the_process_or_whose_error_cannot_be_said_scores_0(functi
         ("mine:word", "has no function word"),
         ("broken:f", "cannot be run: ZeroDivisionError"),
         ("wrong:f", "cannot be run: SyntaxError"),
+        ("cancelled:f", r"cannot be run: asyncio\S*CancelledError"),
     ],
 )
 def test_one_that_cannot_be_had_is_an_error(source: str, says: str) -> None:
     Path("broken.py").write_text("1 / 0\n")
     Path("wrong.py").write_text("def\n")
+    Path("cancelled.py").write_text("import asyncio\nraise asyncio.CancelledError\n")
     with pytest.raises(UserError, match=says) as caught:
         allow(source)
     assert caught.value.code is Code.BAD_OPTION

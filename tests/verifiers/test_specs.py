@@ -114,6 +114,33 @@ def test_what_could_take_long_or_is_no_verifier_is_refused(spec: dict[str, Any],
         read(spec)
 
 
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"kind": "exact"}, "column: Field required"),
+        (
+            {"kind": "extract", "begin": "a", "then": summed({"kind": "exact"})},
+            "then.terms.0.verifier.column: ",
+        ),
+        ({"kind": "extract", "begin": "a", "then": {"kind": "boxed"}}, "then.then: Field required"),
+        ({"kind": "boxed", "then": {"kind": "shell"}}, "then: Input tag 'shell'"),
+        (json_of({"properties": {"then": {"kind": "a"}}}), "satisfies.properties.then.kind: Extra inputs"),
+        (nested(5), "verifiers are nested more than 4 deep"),
+        (nested(40), "verifiers are nested more than 4 deep"),
+        ({"kind": "boxed", "then": summed(*[LENGTH] * 11)}, "scoring could take too long"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_an_error_names_the_key_as_it_stands_in_the_file_and_once(spec: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=f"^{says}"):
+        read(spec)
+
+
+def test_the_way_to_what_cannot_even_be_read_has_an_end() -> None:
+    with pytest.raises(ValueError, match=r"^(then\.){16}\.\.\.: "):
+        read(nested(300))
+
+
 def test_a_pattern_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "re2", None)
     patterns.compiled.cache_clear()

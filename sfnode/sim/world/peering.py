@@ -1,7 +1,8 @@
 """Links as the daemon would have them: every node finds its neighbours with the peer manager that ships.
 
-Carries out the actions of `peers.manager` in virtual time, as `node.peering` does with asyncio: dialling
-takes a while, the roster is a table, and a bootstrap peer answers if it can be reached. Decides nothing.
+Carries out the actions of `peers.manager` in virtual time, as `node.network.peering` does with asyncio:
+dialling takes a while, the roster is a table, and a bootstrap peer answers if it can be reached. Decides
+nothing.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
-from sfnode.node.engine_thread import Order, StepResult
+from sfnode.node.training.engine_thread import Order, StepResult
 from sfprotocol import seeds
 from sfprotocol.events import OwnUpdates
 from sfprotocol.joining import Joining

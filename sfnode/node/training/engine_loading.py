@@ -6,8 +6,8 @@ from secrets import token_bytes
 from threading import Lock
 
 from sfnode.manifest import Manifest
-from sfnode.node.engine_thread import Engine
 from sfnode.node.privacy import clip_of
+from sfnode.node.training.engine_thread import Engine
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 

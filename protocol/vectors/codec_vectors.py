@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgpack
+from plain import plain
 
+from sfprotocol import wire_codec
 from sfprotocol.messages import (
     Ahead,
     Branch,
@@ -208,3 +210,16 @@ def _bad_entries() -> list[tuple[str, str, bytes]]:
         ),
         ("a proof with one branch", "C5", _packed(9, bytes(32), 0, 0, RUN_ID, RUN_ID, [[[], bytes(64)]])),
     ]
+
+
+def vectors() -> dict[str, Any]:
+    valid: list[dict[str, Any]] = []
+    for name, message, scalar_bytes in messages():
+        encoding = wire_codec.encode(message, scalar_bytes).hex()
+        valid.append(
+            {"name": name, "scalar_bytes": scalar_bytes, "message": plain(message), "encoding": encoding}
+        )
+    invalid = [
+        {"name": name, "rule": rule, "encoding": encoding.hex()} for name, rule, encoding in bad_encodings()
+    ]
+    return {"valid": valid, "invalid": invalid}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.node import peering
+from sfnode.node.network import peering
 from sfnode.peers import address_book, intervals, manager, selection
 from sfnode.peers.address_book import AddressBook
 from sfnode.peers.selection import MAX_INBOUND, MAX_LINKS, TARGET_LINKS, WANTED_OUTBOUND

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from random import Random
 
 from sfnode.errors import UserError
 from sfnode.logging import begins, log
 from sfnode.manifest import Manifest
 from sfnode.peers import contacts
+from sfnode.peers.intervals import about, doubled
 from sfnode.peers.invitations import compose, invite
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir
@@ -24,10 +26,12 @@ _URL = "contacts_url"
 """Key in the log's meta table."""
 
 ALONE = 15.0
-"""Seconds without any neighbour after which the page is asked: dialling the known ones takes less."""
+"""Seconds without any neighbour after which the page is asked: dialling the known ones takes less. It is
+asked again after as many, then each time after twice as many as before."""
 
 SPACING = 300.0
-"""Seconds between two questions to a page that did not help: the next peer puts itself there by hand."""
+"""Most seconds between two questions to a page that did not help: the next peer puts itself there by hand,
+and the page's server must not be asked for ever by all whom a run has left."""
 
 Fetch = Callable[[str], Awaitable[Invitation]]
 
@@ -71,13 +75,22 @@ async def followed(settings: Settings, data_dir: DataDir, fetch: Fetch = contact
 
 
 async def keep_company(
-    url: str, run_id: bytes, links: Callable[[], int], hear: Callable[[Sequence[PeerRecord]], None]
+    url: str,
+    run_id: bytes,
+    links: Callable[[], int],
+    hear: Callable[[Sequence[PeerRecord]], None],
+    random: Random,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Tell `hear` of the peers on the page whenever `links` has been 0 for a while; until cancelled."""
+    asked = 0
+    """Questions since there was a link."""
     while True:
-        await asyncio.sleep(ALONE)
+        await sleep(about(doubled(ALONE, max(0, asked - 1), SPACING), random))
         if links():
+            asked = 0
             continue
+        asked += 1
         try:
             said = await contacts.fetch(url)
             contacts.check_same_run(said, run_id.hex(), url)
@@ -86,7 +99,6 @@ async def keep_company(
         else:
             log.info("no peer is there; trying those on %s", url)
             hear([_record(contact) for contact in said.contacts])
-        await asyncio.sleep(SPACING)
 
 
 def _record(contact: Contact) -> PeerRecord:

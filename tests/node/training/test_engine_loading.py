@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from sfnode.limits import Limits
-from sfnode.manifest import Data, Manifest, Task, Training
-from sfnode.node.engine_loading import load_trainer
+from sfnode.manifest import Manifest
+from sfnode.manifest.data import Data
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
+from sfnode.node.training.engine_loading import load_trainer
 from sfnode.settings import Settings
 from sfnode.store.replay import changes
 from sfprotocol.weighing import once

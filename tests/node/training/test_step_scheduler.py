@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.node.engine_thread import Order
-from sfnode.node.step_scheduler import FAILURES, LOSS_MEMORY, ORDERS_AHEAD, StepScheduler
+from sfnode.node.training.engine_thread import Order
+from sfnode.node.training.step_scheduler import FAILURES, LOSS_MEMORY, ORDERS_AHEAD, StepScheduler
 from sfnode.store.log import Tail
 from sfprotocol import seeds
 from sfprotocol.events import Admit, OwnUpdates

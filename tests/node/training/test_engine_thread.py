@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.node.engine_thread import EngineThread, Order, StepResult
+from sfnode.node.training.engine_thread import EngineThread, Order, StepResult
 from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.store.replay import changes
 from sfprotocol.counting import Run

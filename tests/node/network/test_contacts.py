@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.node import contacts
+from sfnode.node.network import contacts
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir, open_data_dir
 from sfnode.store.log import UpdateLog
@@ -78,8 +79,33 @@ async def test_a_node_without_neighbours_hears_of_the_peers_on_the_page(
     monkeypatch.setattr(contacts, "ALONE", 0.0)
     monkeypatch.setattr(contacts.contacts, "fetch", published)
     links, heard = [1, 1, 0], asyncio.get_running_loop().create_future()
-    work = contacts.keep_company(PAGE, RUN, lambda: links.pop(0), heard.set_result)
+    work = contacts.keep_company(PAGE, RUN, lambda: links.pop(0), heard.set_result, Random(1))
     task = asyncio.create_task(work)
     assert await heard == [PeerRecord("QmMoved", (MOVED,), 0, 0)]
     assert links == []
     task.cancel()
+
+
+async def test_a_page_that_does_not_help_is_asked_again_soon_at_first_then_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contacts.contacts, "fetch", gone)
+    links = [*[0] * 8, 1, 0, 0]
+    waits = await waits_of(links)
+    about = [15, 15, 30, 60, 120, 240, 300, 300, 300, 15, 15, 30]
+    assert all(0.8 * usual <= wait <= 1.2 * usual for wait, usual in zip(waits, about, strict=True))
+    assert len({wait / usual for wait, usual in zip(waits, about, strict=True)}) == len(about), "jitter"
+
+
+async def waits_of(links: list[int]) -> list[float]:
+    """Return the seconds for which a node waits that has so many links after each."""
+    waits: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if not links:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await contacts.keep_company(PAGE, RUN, lambda: links.pop(0), print, Random(1), wait)
+    return waits

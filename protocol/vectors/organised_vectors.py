@@ -70,7 +70,7 @@ EXAMPLES: dict[str, tuple[Decision, tuple[Extension, ...]]] = {
 }
 
 
-def organised_vectors() -> dict[str, Any]:
+def vectors() -> dict[str, Any]:
     return {
         "decisions": [_example(name, *example) for name, example in EXAMPLES.items()],
         "unknown": [

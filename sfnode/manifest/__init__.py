@@ -1,0 +1,267 @@
+"""The run manifest: what all nodes of a run share.
+
+A manifest is the immutable description of one training run; the run id is its canonical hash. It is written
+as TOML by `sfnode init` and travels between nodes as canonical MessagePack (SPEC M1-M3). Each of its
+tables has a module of this package. They know fields and their bounds; they load neither models nor data.
+
+Manifests of version 1 can be read: they have fewer keys, which then have the values that change nothing. A
+key that was added within a version is left out where it has such a value, so that older runs keep their id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgpack
+import tomli_w
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest.admission import Open, Organised
+from sfnode.manifest.data import Data
+from sfnode.manifest.model import Model
+from sfnode.manifest.section import Section, sorted_keys
+from sfnode.manifest.task import Task
+from sfnode.manifest.training import Training
+from sfprotocol import PROTOCOL_VERSION
+from sfprotocol.decisions import RATE_ONE
+from sfprotocol.messages import Authority, RunParameters
+from sfprotocol.names import fault
+
+MAX_MANIFEST_BYTES = 192 * 1024
+"""Size limit of an encoded manifest: it fits one frame, and the targets of a 7B model take 20 KiB."""
+
+MAX_DESCRIPTION = 600
+"""Bytes of UTF-8 in a run's description: a paragraph, which fits the first screen of a phone (SPEC M8)."""
+
+KNOWN_EXTENSIONS: frozenset[int] = frozenset()
+"""Kinds of extensions of a manifest that this version understands."""
+
+ADDED_IN_2: dict[str, Any] = {
+    "open": True,
+    "organised": True,
+    "extensions": True,
+    "data": {"validation", "validation_limit"},
+}
+"""Keys that a manifest of version 1 does not have."""
+
+OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
+    "": frozenset({"description"}),
+    "data": frozenset({"digests"}),
+    "model": frozenset({"parent"}),
+    "task": frozenset({"loss", "prior", "verifier", "answer_tokens", "temperature", "stop"}),
+    "training": frozenset({"bases", "decay", "group"}),
+}
+"""Keys, by table, that a manifest does not have where they have their default value (SPEC M2); the empty name
+stands for the manifest itself."""
+
+ExtensionKind = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,3})$")]
+"""A decimal number below 10,000 without leading zeros."""
+
+HexBytes = Annotated[str, Field(pattern="^([0-9a-f]{2})*$")]
+"""Bytes as lower-case hex digits."""
+
+
+class Manifest(Section):
+    """One training run. Two manifests with equal canonical bytes are the same run."""
+
+    protocol: int = Field(default=PROTOCOL_VERSION, ge=1)
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")] = "run"
+    description: str = ""
+    """Purpose of the run, in plain text, for those who may take part and those who watch (SPEC M8)."""
+    admission: Literal["open", "organised"] = "open"
+    open: Open = Open()
+    organised: Organised = Organised()
+    model: Model
+    task: Task
+    data: Data
+    training: Training = Training()
+    extensions: dict[ExtensionKind, HexBytes] = Field(default_factory=dict)
+    """Fields that later versions add, by kind. Who does not know an even kind cannot take part (SPEC M5)."""
+
+    @field_validator("description")
+    @classmethod
+    def _readable(cls, value: str) -> str:
+        if problem := fault(value, MAX_DESCRIPTION):
+            raise ValueError(problem)
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Manifest:
+        validates = self.data.validation or self.data.validation_limit
+        priced = self.open != Open()
+        centred = self.task.loss == "centred"
+        if centred and self.training.batch_size < 2:
+            raise ValueError("a centred loss needs a batch_size of 2 or more: one row has no mean but itself")
+        added = (
+            self.description
+            or self.organised.organiser
+            or self.extensions
+            or self.training.bases
+            or self.training.group
+            or self.training.decay != 1
+            or self.data.digests
+            or centred
+            or self.task.kind == "reward"
+            or self.model.parent
+        )
+        if self.protocol == 1 and (added or validates or priced):
+            raise ValueError("a run of version 1 has nothing of what version 2 has added")
+        if (self.admission == "organised") != bool(self.organised.organiser):
+            raise ValueError("a run is organised if it names an organiser, and open otherwise")
+        if self.organised.organiser and priced:
+            raise ValueError(
+                "in an organised run the organiser admits: it has no quota and no work of open runs"
+            )
+        if self.organised.organiser and self.training.schedule != "constant":
+            raise ValueError(
+                "the rates of an organised run follow from its seals: schedule is constant; others are for "
+                "open runs"
+            )
+        if not self.organised.organiser and self.training.decay != 1:
+            raise ValueError(
+                "only an organised run has a decay: in an open one anybody could label an update with the "
+                "last epoch, and so make all others old"
+            )
+        if self.organised.organiser and not 0 < self._rate() < RATE_ONE:
+            raise ValueError("the learning_rate of an organised run is a multiple of 2^-32 below 1")
+        return self
+
+    def fields(self) -> dict[str, Any]:
+        """Return the keys that a manifest of this version has, with their values as in JSON."""
+        found = self.model_dump(mode="json", exclude=ADDED_IN_2 if self.protocol == 1 else None)
+        for table, keys in OMITTED_AT_DEFAULT.items():
+            section: Section = getattr(self, table) if table else self
+            usual, told = type(section).model_fields, found[table] if table else found
+            for key in keys:
+                if getattr(section, key) == usual[key].get_default(call_default_factory=True):
+                    del told[key]
+        return found
+
+    def canonical(self) -> bytes:
+        """Return canonical MessagePack (SPEC M2): all fields, maps sorted by key, floats as float64."""
+        encoded: bytes = msgpack.packb(sorted_keys(self.fields()), use_bin_type=True)
+        return encoded
+
+    @property
+    def run_id(self) -> bytes:
+        """32 bytes: BLAKE2b-256 of the canonical bytes (SPEC M3)."""
+        return hashlib.blake2b(self.canonical(), digest_size=32, person=b"sfnode-manifest").digest()
+
+    def parameters(self) -> RunParameters:
+        """Return what the protocol machine needs to know of the run."""
+        t = self.training
+        return RunParameters(
+            run_id=self.run_id,
+            epoch_updates=t.epoch_updates,
+            update_budget=t.update_budget,
+            scalar_bytes=t.scalar_bits // 8,
+            scalar_limit=t.scalar_limit,
+            organised=self._authority(),
+            rate=self._rate() if self.organised.organiser else 0,
+            subspace_epochs=self.organised.subspace_epochs,
+            bases=bytes.fromhex(t.bases),
+            quota=self.open.quota,
+            work_bits=self.open.work_bits,
+        )
+
+    def _authority(self) -> Authority | None:
+        said = self.organised
+        if not said.organiser:
+            return None
+        deputies = tuple(bytes.fromhex(key) for key in said.deputies)
+        return Authority(self.run_id, bytes.fromhex(said.organiser), deputies, said.votes)
+
+    def _rate(self) -> int:
+        """Return the learning rate in units of 2^-32, halves rounded to even; exact but for that."""
+        return round(self.training.learning_rate * RATE_ONE)
+
+    def current(self, source: str) -> Manifest:
+        """Return this manifest, which is from `source`, if nodes of this version can take part in its run.
+
+        Raises UserError OLDER_PROTOCOL otherwise.
+        """
+        if self.protocol < PROTOCOL_VERSION:
+            raise UserError(
+                Code.OLDER_PROTOCOL,
+                f"the run of {source} speaks protocol {self.protocol}, which had no protection against "
+                f"strangers' keys; this sfnode takes part in runs of protocol {PROTOCOL_VERSION} only",
+                "Make a new run with `sfnode init`. What was trained is not lost: `sfnode verify`, `sfnode "
+                "eval` and `sfnode export` go on reading the folder.",
+            )
+        return self
+
+    def to_toml(self) -> str:
+        # a multi-line string would turn \r\n into \n, and the file would name another run
+        return tomli_w.dumps(self.fields(), multiline_strings=b"\r" not in self.canonical())
+
+    @classmethod
+    def from_toml(cls, path: Path) -> Manifest:
+        """Read a manifest file. Raises UserError BAD_MANIFEST or NEWER_PROTOCOL."""
+        try:
+            fields = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            why = "it is no text (UTF-8)" if isinstance(error, UnicodeDecodeError) else why
+            raise UserError(
+                Code.BAD_MANIFEST,
+                f"cannot read the run manifest {path}: {why}",
+                "Write one with `sfnode init`, or get the run's own with `sfnode join --peers ADDRESS`.",
+            ) from error
+        return cls._checked(fields, str(path))
+
+    @classmethod
+    def from_canonical(cls, encoded: bytes, source: str) -> Manifest:
+        """Decode a manifest that came from a peer; bytes that are not canonical are refused."""
+        if len(encoded) > MAX_MANIFEST_BYTES:
+            raise UserError(
+                Code.BAD_MANIFEST, f"the manifest from {source} is too large", "Join through another peer."
+            )
+        try:
+            fields = msgpack.unpackb(encoded, raw=False, strict_map_key=True)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise UserError(
+                Code.BAD_MANIFEST,
+                f"the manifest from {source} does not decode: {error}",
+                "Join through another peer.",
+            ) from error
+        manifest = cls._checked(fields, source)
+        if manifest.canonical() != encoded:
+            raise UserError(
+                Code.BAD_MANIFEST,
+                f"the manifest from {source} is not in canonical form",
+                "Join through another peer.",
+            )
+        return manifest
+
+    @classmethod
+    def _checked(cls, fields: Any, source: str) -> Manifest:
+        version = fields.get("protocol") if isinstance(fields, dict) else None
+        if isinstance(version, int) and version > PROTOCOL_VERSION:
+            raise UserError(
+                Code.NEWER_PROTOCOL,
+                f"the run of {source} speaks protocol {version}; this sfnode speaks {PROTOCOL_VERSION}",
+                "Upgrade: pip install --upgrade sfnode",
+            )
+        try:
+            manifest = cls.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise UserError(
+                Code.BAD_MANIFEST,
+                f"the run manifest {source} is not valid: {where}: {first['msg']}",
+                "Correct that field, or write a fresh manifest with `sfnode init`.",
+            ) from error
+        unknown = {int(kind) for kind in manifest.extensions} - KNOWN_EXTENSIONS
+        critical = [kind for kind in unknown if kind % 2 == 0]
+        if critical:
+            raise UserError(
+                Code.NEWER_PROTOCOL,
+                f"the run of {source} has an extension that this sfnode does not know (kind {min(critical)})",
+                "Upgrade: pip install --upgrade sfnode",
+            )
+        return manifest

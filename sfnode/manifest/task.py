@@ -1,0 +1,133 @@
+"""The task of a run: what a row of its data means, and how an answer to it is scored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from sfnode.manifest.section import Section, sorted_keys
+
+MAX_ANSWER_TOKENS = 4096
+"""Most tokens of an answer of a reward run: verifiers look at no more characters (docs/verifiers.md)."""
+
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1 / 64, 64.0
+"""Bounds of a temperature that is not 0: beyond them the likeliest token, or any, would be drawn."""
+
+MAX_STOPS, MAX_STOP = 8, 64
+"""Most texts that end an answer, and characters of each: they are looked for after every token."""
+
+PRIOR_ONE = 1 << 16
+"""One nat in a prior of the manifest: exact in every language, and finer than any measurement."""
+
+MOST_PRIOR = (1 << 31) - 1
+"""Largest part of a prior: 32,768 nats, more than the logarithm of any probability of binary32."""
+
+
+class Task(Section):
+    """The meaning of a row of data: `template` is the prompt, and an answer follows it.
+
+    The fields of a row are named in braces, `{field}` or `{field|filter}` (sfnode/tasks/templates.py lists
+    the filters). A space sets the answer off unless the prompt ends or the answer begins in white space.
+
+    classification: `verbalizer` maps the row's label to the answer;
+    sequence-classification: `template` is all the text, which `{separator}` may part in two, and `verbalizer`
+    maps the row's label to the name of a class; a model with a classification head gives the classes scores,
+    in the verbalizer's order;
+    choice: the row brings its candidates (`candidates_field`), the answer is `completion` with `{candidate}`
+    filled in, and `label_field` has the right one (its text, its index, or a list of texts);
+    completion: the answer is `completion`; text: there is no answer, the loss is on the whole of `template`;
+    chat: `messages_field` holds a conversation, the loss is on what the assistant says in it;
+    reward: the model writes the answer, of at most `answer_tokens` tokens and up to one of the texts `stop`;
+    the loss is 1 less what the `verifier` gives it. Tokens are the likeliest ones, or drawn at a
+    `temperature` (docs/rewards.md).
+
+    `metric`: accuracy, f1 (macro-averaged, of a classification), or, if empty, what is usual for the kind.
+
+    `loss` of the kinds with a verbalizer: plain, or centred (SPEC T5), where mini-batches are balanced and
+    scores are compared less their means. `prior`: the base model's over the answers, in the verbalizer's
+    order and in units of 2^-16 nats, for nodes without public training rows; none if it is empty.
+    """
+
+    kind: Literal[
+        "classification", "sequence-classification", "choice", "completion", "text", "chat", "reward"
+    ]
+    template: str = ""
+    label_field: str = "label"
+    verbalizer: dict[str, str] = Field(default_factory=dict)
+    candidates_field: str = ""
+    completion: str = ""
+    messages_field: str = Field(default="messages", min_length=1)
+    metric: Literal["", "accuracy", "f1"] = ""
+    max_tokens: int = Field(default=256, ge=8, le=65_536)
+    loss: Literal["plain", "centred"] = "plain"
+    prior: tuple[Annotated[int, Field(ge=-MOST_PRIOR, le=MOST_PRIOR)], ...] = ()
+    verifier: dict[str, Any] = Field(default_factory=dict)
+    """A verifier as `verifiers.specs` writes it, without keys that have their default."""
+    answer_tokens: int = Field(default=0, ge=0, le=MAX_ANSWER_TOKENS)
+    temperature: float = Field(default=0.0, ge=0, le=MOST_TEMPERATURE)
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP)], ...] = Field(
+        default=(), max_length=MAX_STOPS
+    )
+
+    @field_validator("verifier", mode="before")
+    @classmethod
+    def _as_written(cls, value: Any) -> Any:
+        if not value:
+            return {}
+        from sfnode.verifiers import specs  # a tenth of a second, which other runs save
+
+        return specs.read(value).model_dump(mode="json")
+
+    @field_validator("verbalizer")
+    @classmethod
+    def _in_canonical_order(cls, value: dict[str, str]) -> dict[str, str]:
+        # its order numbers the classes: on every node that of SPEC M2
+        found: dict[str, str] = sorted_keys(value)
+        return found
+
+    @property
+    def labelled(self) -> bool:
+        """Whether each row has one of the verbalizer's labels."""
+        return self.kind in ("classification", "sequence-classification")
+
+    @property
+    def has_slopes(self) -> bool:
+        """Whether the loss of a row changes smoothly with the weights: else there is no line search, no rate
+        and no worth by slopes, and there are no bases made for the task."""
+        return self.kind != "reward"
+
+    @model_validator(mode="after")
+    def _complete(self) -> Task:
+        words = [word.strip() for word in self.verbalizer.values()]
+        if not self.template and self.kind != "chat":
+            raise ValueError(f"the task kind {self.kind} needs a template")
+        if self.labelled and (len(set(words)) < max(2, len(words)) or "" in words):
+            raise ValueError("a classification needs a verbalizer with two or more different words")
+        if self.kind in ("choice", "completion") and not self.completion:
+            raise ValueError(f"the task kind {self.kind} needs a completion")
+        if self.kind == "choice" and not self.candidates_field:
+            raise ValueError("the task kind choice needs a candidates_field")
+        if self.loss == "centred" and not self.labelled:
+            raise ValueError(f"the task kind {self.kind} has no classes whose scores could be centred")
+        if self.prior and (self.loss == "plain" or len(self.prior) != len(self.verbalizer)):
+            raise ValueError("a prior has a number for each class of a task whose loss is centred")
+        if self.metric and not self.labelled and (self.kind, self.metric) != ("choice", "accuracy"):
+            raise ValueError(f"the task kind {self.kind} cannot be measured by {self.metric}")
+        self._check_answers()
+        return self
+
+    def _check_answers(self) -> None:
+        """Raise ValueError unless a reward run, and no other, has what it takes to write answers."""
+        if self.kind != "reward":
+            if self.verifier or self.answer_tokens or self.temperature or self.stop:
+                raise ValueError(f"the task kind {self.kind} has no answers that are written and verified")
+            return
+        if not self.verifier:
+            raise ValueError("the task kind reward needs a verifier")
+        if not 0 < self.answer_tokens < self.max_tokens:
+            raise ValueError(
+                "the task kind reward needs answer_tokens, fewer than the max_tokens of prompt and answer"
+            )
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"temperature is 0 or at least {LEAST_TEMPERATURE:g}")

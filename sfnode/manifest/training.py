@@ -1,0 +1,116 @@
+"""The numbers of the update rule: rank and bases, step and rate, epochs and budget, the form of a scalar."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from sfnode.manifest.section import Hex32, Section
+
+MAX_EPOCHS = 65_536
+"""Most epochs of a run: the epoch of a segment then takes at most three bytes (SPEC S4)."""
+
+MAX_GROUP = 64
+"""Most updates of a group: the mean of the 63 others adds a 63rd to a scalar's variance, and more would take
+that down by no more than that; an auditor measures a whole group for one scalar, and 64 groups in a step fill
+a segment (SPEC S4)."""
+
+PUBLISHED_UNIT = 2.0**-3
+"""Value of an entry of 1 of published bases (SPEC R10): a column of root mean square 1, as those of random
+bases are, has entries of root mean square 8, and an outlier may be 15.9."""
+
+
+class Training(Section):
+    """The numbers of the update rule (DESIGN section 3). Learning rates are per update."""
+
+    rank: int = Field(default=32, ge=1, le=1024)
+    basis: Literal["random", "published"] = "random"
+    bases: Hex32 | Literal[""] = ""
+    """Digest of the published bases with which the run begins (SPEC R10); empty if they are random."""
+    epsilon: float = Field(default=1e-3, gt=0, le=1)
+    learning_rate: float = Field(default=6e-6, gt=0, le=1)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    batch_size: int = Field(default=4, ge=1, le=4096)
+    group: int = Field(default=0, ge=0, le=MAX_GROUP)
+    """Updates that share a mini-batch, each measured at one point and compared with the others (SPEC U2); 0:
+    each has a mini-batch of its own, and two points."""
+    epoch_updates: int = Field(default=1024, ge=1, le=1 << 32)
+    update_budget: int = Field(default=4096, ge=1, le=(1 << 32) - 1)
+    decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor by which what an organised run has learnt shrinks with each subspace that follows (SPEC O17); 1:
+    it stays."""
+    scalar_bits: Literal[8, 16] = 16
+    scalar_delta: float = Field(default=1 / 64, gt=0, allow_inf_nan=False)
+    scalar_limit: int = Field(default=32_767, ge=1, le=32_767)
+
+    @field_validator("rank")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError("rank must be a power of two")
+        return value
+
+    @field_validator("group")
+    @classmethod
+    def _not_alone(cls, value: int) -> int:
+        if value == 1:
+            raise ValueError("a group has two updates or more, which are compared with each other; 0 is none")
+        return value
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Training:
+        if self.scalar_limit > self.largest_scalar:
+            raise ValueError(
+                f"scalar_limit is at most {self.largest_scalar} when scalar_bits is {self.scalar_bits}"
+            )
+        if (self.basis == "published") != bool(self.bases):
+            raise ValueError("bases is the digest of published bases; a run with random ones has none")
+        if self.epochs > MAX_EPOCHS:
+            raise ValueError(f"update_budget / epoch_updates is at most {MAX_EPOCHS}")
+        return self
+
+    @property
+    def largest_scalar(self) -> int:
+        """The largest scalar that `scalar_bits` hold."""
+        return (1 << (self.scalar_bits - 1)) - 1
+
+    @property
+    def batch_updates(self) -> int:
+        """Number of updates that are measured together, on one mini-batch: a group's, or one."""
+        return self.group or 1
+
+    @property
+    def points(self) -> int:
+        """Number of points at which an update measures its mini-batch."""
+        return 1 if self.group else 2
+
+    @property
+    def update_forwards(self) -> int:
+        """Number of example-forwards that an update takes."""
+        return self.points * self.batch_size
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs that the budget spans."""
+        return -(-self.update_budget // self.epoch_updates)
+
+    @property
+    def unit(self) -> float:
+        """The value of an entry of 1 of U and V."""
+        return PUBLISHED_UNIT if self.bases else 1.0
+
+    def with_random_bases(self) -> Training:
+        """Return the same numbers with random bases, with which steps cost as much and no file is needed."""
+        return self.model_copy(update={"basis": "random", "bases": ""})
+
+    def rate(self, epoch: int) -> float:
+        """Return the learning rate of the updates of `epoch`, counted from 0."""
+        progress = epoch / self.epochs
+        factor = {
+            "constant": 1.0,
+            "linear": 1.0 - progress,
+            "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+        }[self.schedule]
+        return self.learning_rate * factor

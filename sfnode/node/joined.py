@@ -1,0 +1,27 @@
+"""The things that a node has once it has joined its run. Its parts are made of them; here none is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sfnode.manifest import Manifest
+from sfnode.settings import Settings
+from sfnode.store.data_folder import DataDir
+from sfnode.store.log import UpdateLog
+from sfnode.transport.base import Transport
+from sfprotocol.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A node's place in its run; `clock` is that of the event loop on which it lives."""
+
+    settings: Settings
+    manifest: Manifest
+    data_dir: DataDir
+    log: UpdateLog
+    transport: Transport
+    machine: Machine
+    """The protocol machine in the state of the log."""
+    clock: Callable[[], float]

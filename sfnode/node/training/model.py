@@ -1,0 +1,241 @@
+"""The model of a running node: loaded, kept at what counts, trained, and asked about a state that is known.
+
+The one place that knows both the engine's thread and the scheduler of its steps. A relay has neither: to it
+the rest of the node may say what it likes, and every question is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
+from sfnode.manifest import Manifest
+from sfnode.node.driver import Driver
+from sfnode.node.joined import Joined
+from sfnode.node.training.bases import PublishedBases
+from sfnode.node.training.engine_thread import Engine, EngineThread, Order, StepResult
+from sfnode.node.training.step_scheduler import StepScheduler, batches_of
+from sfnode.resources.limiter import ResourceLimiter
+from sfnode.settings import Settings
+from sfnode.store import checkpoint as states
+from sfnode.store.checkout import Checkout, last_seal
+from sfnode.store.replay import changes
+from sfprotocol.messages import Feed
+from sfprotocol.weighing import Counted
+
+ENGINE_GRACE = 0.5
+"""Seconds that a step in progress may still take when the node stops; then it is abandoned."""
+
+LoadEngine = Callable[[Settings, Manifest], Engine]
+"""Loads the model and the data; called on the engine's thread."""
+
+T = TypeVar("T")
+
+
+class Moment(NamedTuple):
+    """The state whose model an answer of the engine is about."""
+
+    digest: str
+    known: int
+    epoch: int | None = None
+    """Epoch of the seal; in an open run the one that is open."""
+
+
+class LocalModel:
+    """The model of one node; nothing is loaded before `start`.
+
+    Everything is called on the event loop.
+    """
+
+    def __init__(
+        self,
+        joined: Joined,
+        driver: Driver,
+        limiter: ResourceLimiter,
+        bases: PublishedBases | None,
+        *,
+        load: Callable[[], Engine],
+        caught_up: Callable[[], bool],
+        doubt: Callable[[], UserError | None],
+        changed: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """`load` loads the engine, on its thread; `caught_up` says whether what is trained now is the run's
+        model, and `doubt` what keeps this node from knowing what counts. `changed` is called once the engine
+        is loaded, and `fail` with the error that ends it."""
+        self.thread: EngineThread | None = None
+        self.scheduler: StepScheduler | None = None
+        self.loaded = False
+        self._joined = joined
+        self._machine = joined.machine
+        self._driver = driver
+        self._limiter = limiter
+        self._bases = bases
+        self._load = load
+        self._caught_up = caught_up
+        self._doubt = doubt
+        self._changed = changed
+        self._fail = fail
+
+    # -- living ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Load the model, and train it from then on; between two rounds of the driver.
+
+        Raises UserError CHECKPOINT_UNUSABLE if the log has not everything without a checkpoint.
+        """
+        self.thread = EngineThread(
+            self._load,
+            partial(changes, self._joined.log, subspace_epochs=self._machine.run.subspace_epochs),
+            on_ready=self._on_ready,
+            on_result=self._on_result,
+            on_failure=self._fail,
+            begin=self._beginning(),
+        )
+        self.follow([state.feed for state in self._machine.frontier])
+        self.scheduler = self._make_scheduler(self.thread)
+        self._limiter.serve(self.scheduler, self.thread)
+        self.thread.start()
+
+    def advance(self) -> None:
+        """Give the scheduler its turn."""
+        if self.scheduler:
+            self.scheduler.ready = self.scheduler.ready or (self.loaded and self._caught_up())
+            self.scheduler.advance()
+
+    def follow(self, feeds: Iterable[Feed]) -> None:
+        """Have the engine follow the feeds of which something else counts now."""
+        outdated = self._machine.organised is not None and self._machine.organised.outdated
+        if self.thread and not outdated:  # else what it would have to read is gone
+            self.thread.advance({feed: self._machine.counted(feed) for feed in feeds})
+
+    async def retreat(self, stops: Mapping[Feed, int]) -> None:
+        """Have the engine hold nothing of these feeds from some step on, and wait until it does."""
+        if self.thread:
+            kept = {feed: self._machine.counted(feed, stop) for feed, stop in stops.items()}
+            await self.thread.retreat(kept)
+
+    async def stop(self) -> None:
+        """Stop computing; what is finished is posted."""
+        if self.thread and not await self.thread.stop(ENGINE_GRACE):
+            log.debug("a step in progress was abandoned")
+        if self.scheduler:
+            self.scheduler.flush()
+
+    @property
+    def busy(self) -> bool:
+        """Whether more own updates are on their way."""
+        return self.scheduler is not None and self.scheduler.busy
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether it has made the updates that it was asked for, or can no longer make them."""
+        return self.scheduler is not None and self.scheduler.exhausted
+
+    def _make_scheduler(self, thread: EngineThread) -> StepScheduler:
+        settings = self._joined.settings
+        scheduler = StepScheduler(
+            self._machine,
+            order=thread.order,
+            post=self._driver.post,
+            clock=self._joined.clock,
+            queries=settings.queries * batches_of(len(settings.devices)),
+            steps=settings.steps,
+            together=self._joined.manifest.training.batch_updates,
+        )
+        if self._bases:
+            scheduler.hindered = partial(self._lacks_any, self._bases, thread)
+        return scheduler
+
+    def _lacks_any(self, bases: PublishedBases, thread: EngineThread) -> bool:
+        """Tell the engine of new bases; return whether some are lacking for a step."""
+        bases.tell(thread)
+        return bool(bases.lacking())
+
+    def _beginning(self) -> Callable[[Engine], Mapping[Feed, Counted]]:
+        """Return what gives the engine the cores of the newest checkpoint that is here and usable."""
+        folder, counting = self._joined.data_dir.checkpoints, self._machine.frontier.counting
+        manifest = self._joined.manifest
+        checkpoint, counted = states.start(folder, counting, self._joined.log)
+
+        def begin(engine: Engine) -> Mapping[Feed, Counted]:
+            if checkpoint and counting:
+                engine.begin(states.load(folder, manifest, counting, checkpoint).cores)
+            return counted
+
+        return begin
+
+    def _on_ready(self) -> None:
+        self.loaded = True
+        log.info("model loaded")
+        self._limiter.model_loaded()
+        self._changed()
+
+    def _on_result(self, order: Order, result: StepResult) -> None:
+        self._limiter.step_done()  # before more is ordered
+        if self.scheduler:
+            self.scheduler.on_result(order, result)
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    async def is_abreast(self) -> bool:
+        """Wait until the engine has applied everything until now; False while it is still loading."""
+        if self.thread is None:
+            return self._joined.settings.role == "relay"
+        if self.loaded:
+            await self.thread.ask(lambda engine: None)
+        return self.loaded
+
+    async def ask(
+        self, question: Callable[[Engine], T], of: Callable[[], Mapping[Feed, Counted]] | None = None
+    ) -> tuple[Moment, T]:
+        """Return the engine's answer, and the moment whose updates, and no others, it had applied by then.
+
+        With `of`, which is asked at that moment, it has applied those instead. Raises UserError BAD_OPTION
+        for a relay, and NODE_NOT_RUNNING if the node ends before it has answered.
+        """
+        if self.thread is None:
+            raise UserError(Code.BAD_OPTION, "a relay holds no model", "Ask a trainer of the run.")
+        if problem := self._doubt():
+            raise problem
+        async with self._driver.between_rounds:
+            frontier = self._machine.frontier
+            moment = Moment(frontier.digest().hex(), frontier.known)
+            if self._bases:
+                self._bases.tell(self.thread)  # it knows of all that this moment's decisions name
+            answer = self.thread.ask(self._limiter.offloading_again(question), of and of())
+        try:
+            return moment, await answer
+        except asyncio.CancelledError:
+            if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise
+            raise UserError(
+                Code.NODE_NOT_RUNNING,
+                "the node ended before it could answer",
+                "Start it again, or use `sfnode eval` on its folder.",
+            ) from None
+
+    async def ask_of_last_seal(self, question: Callable[[Engine], T]) -> tuple[Moment, T]:
+        """Return the engine's answer about the model that `sfnode export` would write: that of the last seal
+        which is here as a whole, with its core digest; in an open run, that of now.
+
+        Until the first seal it is the base model. Raises as `ask`.
+        """
+        if self._machine.organised is None:
+            moment, now = await self.ask(question)
+            return moment._replace(epoch=self._machine.epoch), now
+        found: list[Checkout] = []
+
+        def counted() -> Mapping[Feed, Counted]:
+            control = self._joined.log.control()
+            found.append(last_seal(self._machine.run, control, self._machine.frontier.next))
+            return found[-1].counted
+
+        _, (digest, answer) = await self.ask(
+            lambda engine: (engine.core.digest().hex(), question(engine)), counted
+        )
+        return Moment(digest, found[-1].updates, found[-1].epoch), answer

@@ -1,0 +1,142 @@
+"""The run manifest: what it refuses, and that it survives its two forms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest import MAX_DESCRIPTION, Manifest
+from sfprotocol import PROTOCOL_VERSION
+from tests.manifest.fields import FIELDS, PARENT, changed, organised
+
+
+@pytest.mark.parametrize("template", ["{text}", "{text}\nIt was", "{text}\r\nIt was"])
+def test_both_forms_of_a_manifest_name_the_same_run(tmp_path: Path, template: str) -> None:
+    manifest = Manifest.model_validate(changed("task", template=template))
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    assert Manifest.from_toml(tmp_path / "run.toml").run_id == manifest.run_id
+    assert Manifest.from_canonical(manifest.canonical(), "a peer") == manifest
+
+
+def test_bytes_that_are_not_canonical_are_refused() -> None:
+    encoded = Manifest.model_validate(FIELDS).canonical()
+    for bad in (encoded + b"\x00", encoded[:-1], b"\xc0", b""):
+        with pytest.raises(UserError) as caught:
+            Manifest.from_canonical(bad, "a peer")
+        assert caught.value.code is Code.BAD_MANIFEST
+
+
+def test_a_newer_protocol_asks_for_an_upgrade(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"protocol = {PROTOCOL_VERSION + 1}\nsomething_new = true\n")
+    with pytest.raises(UserError, match=f"speaks protocol {PROTOCOL_VERSION + 1}") as caught:
+        Manifest.from_toml(path)
+    assert caught.value.code is Code.NEWER_PROTOCOL
+
+
+def version_1() -> dict[str, Any]:
+    fields = Manifest.model_validate(FIELDS | {"protocol": 1}).fields()
+    assert not {"organised", "extensions"} & set(fields)
+    return fields
+
+
+def test_a_new_run_is_of_version_2_and_open() -> None:
+    manifest = Manifest.model_validate(FIELDS)
+    assert (manifest.protocol, manifest.admission) == (2, "open")
+    assert (manifest.parameters().organised, manifest.parameters().rate) == (None, 0)
+
+
+def test_an_extension_that_may_change_the_state_refuses_the_run_and_another_does_not(tmp_path: Path) -> None:
+    manifest = Manifest.model_validate(FIELDS | {"extensions": {"7": "00ff", "301": ""}})
+    assert Manifest.from_canonical(manifest.canonical(), "a peer") == manifest
+    critical = Manifest.model_validate(FIELDS | {"extensions": {"7": "", "8": ""}})
+    (tmp_path / "run.toml").write_text(critical.to_toml())
+    for read in (
+        lambda: Manifest.from_canonical(critical.canonical(), "a peer"),
+        lambda: Manifest.from_toml(tmp_path / "run.toml"),
+    ):
+        with pytest.raises(UserError, match="kind 8") as caught:
+            read()
+        assert caught.value.code is Code.NEWER_PROTOCOL
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(None, "Is a directory"), (b"\xcb\x00", "it is no text (UTF-8)"), (b"no = TOML", "Invalid value")],
+)
+def test_a_file_that_is_no_manifest_is_told_without_the_words_of_programmers(
+    tmp_path: Path, content: bytes | None, why: str
+) -> None:
+    file = tmp_path / "run.toml"
+    file.mkdir() if content is None else file.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        Manifest.from_toml(file)
+    assert caught.value.what.startswith(f"cannot read the run manifest {file}: {why}")
+    assert caught.value.code is Code.BAD_MANIFEST
+
+
+@pytest.mark.parametrize("extension", [{"07": ""}, {"-1": ""}, {"x": ""}, {"1": "0"}, {"1": "FF"}])
+def test_an_extension_has_one_form(extension: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="extensions"):
+        Manifest.model_validate(FIELDS | {"extensions": extension})
+
+
+def test_a_manifest_of_version_1_is_read_and_written_without_the_keys_of_version_2(tmp_path: Path) -> None:
+    manifest = Manifest.model_validate(version_1())
+    assert Manifest.from_canonical(manifest.canonical(), "a peer") == manifest
+    (tmp_path / "run.toml").write_text(manifest.to_toml())
+    assert Manifest.from_toml(tmp_path / "run.toml").run_id == manifest.run_id
+    assert "validation" not in manifest.to_toml()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        organised(),
+        {"extensions": {"1": ""}},
+        {"data": {"validation": "rows.tsv"}},
+        {"data": {"train": "rows.tsv", "validation_limit": 1}},
+        {"training": {"basis": "published", "bases": "ab" * 32}},
+        {"training": {"group": 2}},
+        {"data": {"train": "rows.tsv", "digests": {"train": "ab" * 32}}},
+        {"model": FIELDS["model"] | {"parent": PARENT}},
+    ],
+)
+def test_a_manifest_of_version_1_has_nothing_of_version_2(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="version 1"):
+        Manifest.model_validate(FIELDS | fields | {"protocol": 1})
+    encoded = msgpack.packb(FIELDS | fields | {"protocol": 1})
+    with pytest.raises(UserError):
+        Manifest.from_canonical(encoded, "a peer")
+
+
+def test_nobody_takes_part_in_a_run_of_version_1_and_is_told_what_still_works() -> None:
+    assert Manifest.model_validate(FIELDS).current("run.toml")
+    with pytest.raises(UserError, match="no protection") as caught:
+        Manifest.model_validate(version_1()).current("run.toml")
+    assert caught.value.code is Code.OLDER_PROTOCOL
+    assert "sfnode init" in caught.value.fix
+    assert "sfnode export" in caught.value.fix
+
+
+def test_a_run_says_what_it_is_for_and_others_keep_their_bytes(tmp_path: Path) -> None:
+    plain, words = Manifest.model_validate(FIELDS), "Reviews of films, für alle."
+    assert "description" not in plain.fields()
+    said = Manifest.model_validate(FIELDS | {"description": words})
+    (tmp_path / "run.toml").write_text(said.to_toml())
+    assert Manifest.from_toml(tmp_path / "run.toml").run_id == said.run_id != plain.run_id
+    assert Manifest.from_canonical(said.canonical(), "a peer").description == words
+    with pytest.raises(ValueError, match="version 1"):
+        Manifest.model_validate(FIELDS | {"protocol": 1, "description": words})
+
+
+@pytest.mark.parametrize(
+    "words", ["a\nb", "\x1b[31mred", "right \u202eto left", " space", "x" * (MAX_DESCRIPTION + 1), "\ud800"]
+)
+def test_a_description_is_one_readable_paragraph(words: str) -> None:
+    with pytest.raises(ValueError, match="description"):
+        Manifest.model_validate(FIELDS | {"description": words})

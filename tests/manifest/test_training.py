@@ -1,0 +1,90 @@
+"""The numbers of the update rule: those that no run can have, and those that a run need not say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfnode.manifest import Manifest
+from sfnode.manifest.training import MAX_GROUP, Training
+from tests.manifest.fields import FIELDS, changed, organised
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rank": 24},
+        {"scalar_delta": float("inf")},
+        {"scalar_delta": float("nan")},
+        {"scalar_bits": 8, "scalar_limit": 128},
+        {"epoch_updates": 1, "update_budget": 65_537},
+        {"learning_rte": 1e-3},
+    ],
+)
+def test_numbers_that_no_run_can_have_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="training"):
+        Manifest.model_validate(changed("training", **fields))
+
+
+def test_schedules_start_at_the_learning_rate_and_fall() -> None:
+    for schedule in ("constant", "linear", "cosine"):
+        training = Manifest.model_validate(
+            changed("training", schedule=schedule, epoch_updates=10, update_budget=100)
+        ).training
+        rates = [training.rate(epoch) for epoch in range(training.epochs)]
+        assert rates[0] == training.learning_rate
+        assert rates == sorted(rates, reverse=True)
+        assert rates[-1] > 0
+
+
+def test_a_run_with_groups_says_so_and_others_keep_their_bytes() -> None:
+    plain, said = Training(), Manifest.model_validate(changed("training", group=8))
+    assert said.fields()["training"]["group"] == 8
+    again = said.model_copy(update={"training": said.training.model_copy(update={"group": 0})})
+    assert "group" not in again.fields()["training"]
+    assert (plain.batch_updates, plain.points, plain.update_forwards) == (1, 2, 8)
+    assert (said.training.batch_updates, said.training.points) == (8, 1)
+    assert said.training.update_forwards == said.training.batch_size
+
+
+@pytest.mark.parametrize("group", [-1, 1, MAX_GROUP + 1])
+def test_a_group_has_two_updates_or_more_and_not_too_many(group: int) -> None:
+    with pytest.raises(ValueError, match="group"):
+        Manifest.model_validate(changed("training", group=group))
+
+
+def test_a_run_with_a_decay_says_so_and_others_keep_their_bytes() -> None:
+    said = Manifest.model_validate(organised(training={"decay": 0.99}))
+    assert said.fields()["training"]["decay"] == 0.99
+    plain = Manifest.model_validate(organised())
+    assert "decay" not in plain.fields()["training"]
+    assert Manifest.from_canonical(said.canonical(), "a peer") == said != plain
+
+
+@pytest.mark.parametrize("decay", [0.0, -0.5, 1.0001, float("nan")])
+def test_a_decay_leaves_something_and_adds_nothing(decay: float) -> None:
+    with pytest.raises(ValueError, match="decay"):
+        Manifest.model_validate(organised(training={"decay": decay}))
+
+
+def test_a_run_with_random_bases_does_not_say_so(tmp_path: Path) -> None:
+    """Runs from before there were published ones keep their ids."""
+    plain = Manifest.model_validate(FIELDS)
+    assert "bases" not in plain.fields()["training"]
+    assert plain.training.unit == 1
+    said = Manifest.model_validate(changed("training", basis="published", bases="ab" * 32))
+    assert said.fields()["training"]["bases"] == "ab" * 32
+    assert (said.training.unit, said.parameters().bases) == (1 / 8, b"\xab" * 32)
+    (tmp_path / "run.toml").write_text(said.to_toml())
+    assert Manifest.from_toml(tmp_path / "run.toml") == said
+    assert said.run_id != plain.run_id
+    again = said.model_copy(update={"training": said.training.with_random_bases()})
+    assert again.run_id == plain.run_id
+
+
+@pytest.mark.parametrize("fields", [{"basis": "published"}, {"bases": "ab" * 32}, {"bases": "AB" * 32}])
+def test_bases_are_published_if_and_only_if_a_digest_names_them(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="bases"):
+        Manifest.model_validate(changed("training", **fields))

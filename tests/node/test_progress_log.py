@@ -1,0 +1,57 @@
+"""Lines of progress: how far the run is, and alarms, told when they begin and when they are over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from sfnode.node import progress_log
+from sfnode.node.progress_log import ProgressLog
+from sfnode.schema.status import AlarmStatus, Status
+from tests.swarm.helpers import status
+
+FALLING = AlarmStatus(code="SF070", what="the sky is falling", fix="Look up.")
+RISING = AlarmStatus(code="SF071", what="the sea is rising", fix="Climb.")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_log, "REPORT_INTERVAL", 0.0)
+
+
+async def told(caplog: pytest.LogCaptureFixture, alarms: Sequence[list[AlarmStatus]]) -> list[str]:
+    """Return the lines of a node that has these alarms, one list after the other."""
+    caplog.set_level("INFO")
+    coming = iter(alarms)
+
+    def look() -> Status:
+        if (now := next(coming, None)) is None:
+            raise asyncio.CancelledError
+        return status(alarms=now)
+
+    with pytest.raises(asyncio.CancelledError):
+        await ProgressLog(look).run()
+    return [record.getMessage() for record in caplog.records]
+
+
+async def test_a_line_says_how_far_the_run_is_to_people_and_to_programs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (line,) = await told(caplog, [[]])
+    assert line == (
+        "catching-up  123456 of 200000 updates  own 34567 at 123.4/s  loss 12.346  links 0  "
+        "digest 0123456789ab"
+    )
+    assert vars(caplog.records[0])["update_budget"] == 200_000
+
+
+async def test_an_alarm_is_told_once_and_again_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    lines = await told(caplog, [[], [FALLING], [FALLING, RISING], [RISING], []])
+    assert [line for line in lines if not line.startswith("catching-up")] == [
+        "SF070: the sky is falling. Look up.",
+        "SF071: the sea is rising. Climb.",
+        "SF070 is over",
+        "SF071 is over",
+    ]
