@@ -117,11 +117,15 @@ class Search:
     def __init__(self, policy: OrganiserPolicy, counting: Counting) -> None:
         """`policy.search_rows` is not 0. `counting` tells how far an organiser had come before."""
         self._policy = policy
-        self._cheapest = FIRST_ROWS * len(AMOUNTS) + policy.origins * ORIGIN_ROWS * ORIGIN_FORWARDS
+        rows = policy.search_rows
+        origins = policy.origins * min(ORIGIN_ROWS, rows) * ORIGIN_FORWARDS
+        self._cheapest = min(FIRST_ROWS, rows) * len(AMOUNTS) + origins
         """Example-forwards of the least search, with the least measurement of origins."""
+        self._dearest = rows * (len(AMOUNTS) + FIRST_EVALUATION) + origins
+        """Example-forwards of the largest search and the first evaluation: no more is saved up."""
         earning = policy.update_forwards * _per_forward(policy.young_share)
         self._first = max(FIRST_UPDATES, math.ceil(self._cheapest / earning))
-        regular = self._cheapest + policy.search_rows / EVALUATE_EVERY
+        regular = self._cheapest + rows / EVALUATE_EVERY
         earning = policy.update_forwards * _per_forward(policy.share)
         self._most = min(policy.longest, max(self._first, math.ceil(regular / earning)))
         """Updates of the longest epoch: as soon as one pays for everything that it is worth, a longer one
@@ -270,8 +274,7 @@ class Search:
             updates = counting.closed_updates(self._credited)
             self._credit += updates * self._policy.update_forwards * _per_forward(share)
             self._credited += 1
-        most = self._policy.search_rows * (len(AMOUNTS) + 2)  # a search, and an evaluation with the base
-        self._credit = min(self._credit, most)
+        self._credit = min(self._credit, self._dearest)
 
     def ended(
         self, epoch: int, found: Found | None, forwards: int, *, scored: bool, counting: Counting
