@@ -15,16 +15,18 @@ There is at most one decision under way. The next one is made from the state tha
 is ever void where it stands, and no position of the control feed is signed twice. While nothing is under way
 an organiser looks, every LOOK_INTERVAL, for the first of these that is due:
 
-    a wish of the owner's          that would change something
-    an admission                   that needs no owner, at the rate that the policy allows
-    the result of an evaluation    of an epoch that is sealed, or of the base model
+    a wish of the owner's          that would change something (`wishes`)
+    an admission                   that needs no owner, at the rate that the policy allows (`admission`)
+    the result of an evaluation    of an epoch that is sealed, or of the base model (`evaluating`)
     a return, or the end           that the guard (`guard`) has made out from these results
-    a worth                        that was measured, and what follows from it for a member
+    a worth                        that was measured, and what follows from it for a member (`members`)
     a seal                         of the oldest closed epoch, once it is evaluated or has waited long enough
+    bases                          once those of now have served for long enough (`renewing`)
     a close                        once enough updates may be named, or one has waited long enough
-    an amendment                   of a feed of which named steps are not to be had from anybody
-    bases                          once those of now have served for `OrganiserPolicy.renew_updates`
-    a checkpoint                   of an epoch that is not expected to be counted differently any more
+    an amendment                   of a feed of which named steps are not to be had from anybody (`feeds`)
+    a checkpoint                   of an epoch that nothing is expected to change any more (`checkpoints`)
+
+What has to be measured, made or worked out for these is asked for, in the same order; others carry it out.
 
 A close names only what is here and what a peer has shown to hold, too, so that it cannot get lost with this
 node. A peer that lies about it makes nothing worse than a run with one peer less: what is named is here. Of a
@@ -47,16 +49,16 @@ Peers who say that they have it delay that, and no more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 
-from sfnode.organising import health, origins, wishes
+from sfnode.organising import wishes
 from sfnode.organising.admission import Petitions
+from sfnode.organising.checkpoints import Checkpoints
+from sfnode.organising.evaluating import Evaluations
 from sfnode.organising.events import (
     Action,
     BasesMade,
     ControlChanged,
-    Evaluate,
     EvaluationEnded,
     Event,
     ForkProven,
@@ -82,22 +84,19 @@ from sfnode.organising.judging import Judge, Judgement
 from sfnode.organising.members import Members
 from sfnode.organising.origins import RECOUNTED_AT_LAST, RECOUNTED_FROM, Origins
 from sfnode.organising.policy import OrganiserPolicy
-from sfnode.organising.searching import GROWTH, Plan, Search
+from sfnode.organising.renewing import Renewal
+from sfnode.organising.searching import GROWTH, Search
 from sfprotocol import holding
 from sfprotocol.counting import MAX_EPOCHS, Counting, named_digest
 from sfprotocol.decisions import (
     INCARNATIONS,
     RATE_ONE,
     Amend,
-    Bases,
-    Checkpoint,
     Close,
     Decision,
-    Evaluated,
     Move,
     Recount,
     Seal,
-    Void,
 )
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.organised import usual_updates
@@ -128,18 +127,6 @@ MAX_UNSEALED = 16
 """Closed epochs that may wait for their seals. If seals cannot be made, because named updates are missing
 here, trainers come to the end of their quotas instead of going on without end."""
 
-SETTLED = 4
-"""Seals after an epoch's own before a checkpoint speaks of it: what a seal recounts is mostly younger."""
-
-SUMMARISE_AGAIN = 60.0
-"""Seconds until a checkpoint is tried again that could not be worked out."""
-
-MAKE_AGAIN = 600.0
-"""Seconds until bases are tried again that could not be made: a lack of memory does not go away at once."""
-
-YOUNG = 1 / 10
-"""Share of the update budget up to which a run is young."""
-
 SALT_BYTES = 8
 
 
@@ -152,37 +139,6 @@ class State(Enum):
     RESTARTED = "restarted"
     ORGANISING = "organising"
     STOPPED = "stopped"
-
-
-@dataclass(slots=True)
-class _Asked:
-    """The latest evaluation that was asked for."""
-
-    epoch: int
-    at: float
-    running: bool = True
-    result: Evaluated | None = None
-    """The result, until it is signed once the epoch is sealed."""
-    took: float = 0.0
-    """Seconds from then to the last answer."""
-    altered: bool = False
-    """Whether the seal has skipped something that was evaluated, or the other way round."""
-    rest: Plan | None = None
-    """The rest, which is to be measured once this is."""
-    skipped: frozenset[int] = frozenset()
-    """Feeds that were left out."""
-    rows: int = 0
-    """Rows on which it is measured what each feed has brought."""
-
-
-@dataclass(slots=True)
-class _Summary:
-    """The checkpoint that is worked out, or was and is to be signed."""
-
-    epoch: int
-    checkpoint: Checkpoint | None = None
-    altered: bool = False
-    """Whether a decision was signed meanwhile by which something else counts up to that epoch."""
 
 
 class Organiser:
@@ -231,17 +187,9 @@ class Organiser:
         """Linked peers, with the number of decisions that each has told of."""
         self._petitions = Petitions(run_id, policy)
         self._wishes: list[Decision] = []
-        self._bases: list[Evaluated] = []
-        """The base model's results, until they are signed."""
-        self._asked = _Asked(-1, now, running=False)
-        self._evaluate_from = now
-        self._summary: _Summary | None = None
-        self._summarise_from = now
-        self._making = False
-        """Whether bases are being made."""
-        self._made: bytes | None = None
-        """The digest of those that were made and not signed yet."""
-        self._make_from = now
+        self._evaluations = Evaluations(policy, self.search, now)
+        self._renewal = Renewal(policy.renew_updates, self.search, now)
+        self._checkpoints = Checkpoints(policy.checkpoint_epochs, now)
         self._actions: list[Action] = []
 
     # -- what others ask ---------------------------------------------------------------------------
@@ -313,7 +261,8 @@ class Organiser:
             self.state, self.stopped, self._signing = State.STOPPED, reason, None
             self._actions.append(Stop(reason))
         elif self._decisions < before:  # a succession to the same key keeps less than was here
-            self.state, self._signing, self._alone, self._summary = State.RESTARTED, None, False, None
+            self.state, self._signing, self._alone = State.RESTARTED, None, False
+            self._checkpoints.forget()
         elif self._signing and self._decisions > self._signing.position:
             self._signing, self._wake_at = None, now
         if self._decisions != before:
@@ -325,34 +274,21 @@ class Organiser:
             self._wake_at = now
 
     def _on_evaluation_ended(self, event: EvaluationEnded, now: float) -> None:
-        if event.epoch != self._asked.epoch or not self._asked.running:
+        if not self._evaluations.is_under_way(event.epoch):
             return
-        self._asked.running = False
-        self._members.measured(origins.said(event.epoch, self._asked.rows, event.brought, self._counting))
-        young = self._counting.counted < YOUNG * self._counting.budget
-        share = self.policy.young_share if young else self.policy.share
-        if self.search:
-            scored = event.result is not None
-            self.search.ended(
-                event.epoch, event.found, event.forwards, scored=scored, counting=self._counting
-            )
-            if event.rate and event.epoch == self._counting.sealed:
-                self.search.sized(event.rate)
-            share = self.search.time_share
-        asked = self._asked
-        asked.took, took = now - asked.at, now - asked.at - asked.took
-        pause = took / share if share else float("inf")
-        self._evaluate_from = max(self._evaluate_from, asked.at - pause) + pause  # one may be made up for
-        for base in (event.base, event.calibrated):
-            if base:
-                self._bases.append(health.published(event.epoch, base, base=True))
-            if self.guard:
-                self.guard.note(event.epoch, base, base=True)
+        self._members.measured(self._evaluations.ended(event, self._counting, now))
         if self.guard:
+            for base in (event.base, event.calibrated):
+                self.guard.note(event.epoch, base, base=True)
             self.guard.note(event.epoch, event.result)
-        too_late = event.found and event.found.factor != 1.0 and event.epoch < self._counting.sealed
-        if event.result and not too_late:  # what is sealed is another model
-            self._asked.result = health.published(event.epoch, event.result)
+
+    def _on_made(self, event: Summarised | BasesMade, now: float) -> None:
+        """Take what was made here in order to be signed."""
+        if isinstance(event, Summarised):
+            self._checkpoints.summarised(event.checkpoint, now)
+            return
+        self._renewal.made(event.digest, now)
+        self._wake_at = self._wake_at if self._signing else now
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -372,8 +308,7 @@ class Organiser:
         self._sign(Sign(self._counting.decisions, decision), now)
 
     def _sign(self, sign: Sign, now: float) -> None:
-        if self._summary and _earliest_altered(sign.decision) <= self._summary.epoch:
-            self._summary.altered = True
+        self._checkpoints.signing(sign.decision)
         self._signing, self._wake_at = sign, now + SIGN_AGAIN
         self._actions.append(sign)
 
@@ -392,7 +327,7 @@ class Organiser:
         return (
             self._wish()
             or admit(self._counting, now)
-            or self._result()
+            or self._evaluations.result(self._counting)
             or (self.guard and self.guard.due(self._counting))
             or self._members.due(self._counting)
             or self._about_feeds(now)
@@ -402,11 +337,18 @@ class Organiser:
         self._refresh(now)
         return (
             self._seal(now)
-            or self._renewed(now)
+            or self._once_made(self._renewal.due(self._counting, now))
             or self._close(now)
             or self._amend(now)
-            or self._checkpoint(now)
+            or self._once_made(self._checkpoints.due(self._counting, now))
         )
+
+    def _once_made(self, due: Decision | MakeBases | Summarise | None) -> Decision | None:
+        """Return what is to be signed; nothing yet if it has to be made first, which is asked for."""
+        if isinstance(due, MakeBases | Summarise):
+            self._actions.append(due)
+            return None
+        return due
 
     def _refresh(self, now: float) -> None:
         """Bring the times up to date since which the epoch is open, and feeds wait or miss something."""
@@ -423,15 +365,6 @@ class Organiser:
             self._actions.append(Refuse(wish, reason))
         return None
 
-    def _result(self) -> Decision | None:
-        asked = self._asked
-        if self._bases:
-            return self._bases.pop(0)
-        if asked.result is None or asked.epoch >= self._counting.sealed:
-            return None
-        result, asked.result = asked.result, None
-        return None if asked.altered else result
-
     # -- seals -------------------------------------------------------------------------------------
 
     def _seal(self, now: float) -> Seal | None:
@@ -445,10 +378,8 @@ class Organiser:
         drained = bool(self.guard and self.guard.drains(epoch))
         if self.guard:
             judgement = self.guard.judged(counting, judgement, searched=self.search is not None)
-        skipped = tuple(n for n in counting.moved(epoch) if self._is_skipped(n, epoch, judgement))
-        if self._asked.epoch == epoch:
-            differs = drained or self._asked.skipped != set(skipped)
-            self._asked.altered = self._asked.altered or differs
+        skipped = self._skipped(epoch, judgement)
+        self._evaluations.sealing(epoch, skipped, drained=drained)
         self._feeds.forget(chains, counting)
         digest, recounted = named_digest(self._run_id, chains), self._recounted(epoch, judgement)
         return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
@@ -474,6 +405,10 @@ class Organiser:
         drained = self.guard is not None and self.guard.drains(epoch)
         return self.search is not None and not drained and self.search.is_empty(epoch, self._counting)
 
+    def _skipped(self, epoch: int, judgement: Judgement) -> tuple[int, ...]:
+        """Return the feeds of which the seal of an epoch counts nothing."""
+        return tuple(n for n in self._counting.moved(epoch) if self._is_skipped(n, epoch, judgement))
+
     def _is_skipped(self, number: int, epoch: int, judgement: Judgement) -> bool:
         if number in judgement.skipped or not self._members.trusted(number // INCARNATIONS):
             return True
@@ -491,36 +426,15 @@ class Organiser:
 
     def _is_evaluated_first(self, epoch: int, now: float) -> bool:
         """Return whether a seal waits for the evaluation of its epoch; ask for it if the time is there."""
-        asked = self._asked
         if self.guard and self.guard.drains(epoch):
             return False
-        last = self.guard is not None and self._counting.promised >= self._counting.budget
-        affordable = not asked.running and self.policy.seal_wait > 0
-        waiting = self._is_for_waiting(epoch) and bool(self._waiting())
-        due = last or waiting or now >= self._evaluate_from
-        if asked.epoch < epoch and affordable and not due and self.search:
-            self._asked = _Asked(epoch, now, running=False)
-            self.search.missed(epoch)
-        elif asked.epoch < epoch and affordable and due:
-            counting, search = self._counting, self.search
-            plan = search.plan(counting, last=last, waiting=waiting) if search else Plan(0, True)
-            asked = self._asked = _Asked(epoch, now, running=False, rest=plan)
-        if asked.epoch == epoch and asked.rest and not asked.running:
-            self._measure(asked, asked.rest)
-        return asked.epoch == epoch and asked.running and now - asked.at < self.policy.seal_wait
-
-    def _measure(self, asked: _Asked, plan: Plan) -> None:
-        """Have measured what each feed brings, first, and then the rest along what the seal is going to
-        count."""
-        skipped = (
-            n for n in self._counting.moved(asked.epoch) if self._is_skipped(n, asked.epoch, Judgement())
-        )
-        asked.skipped, asked.running, asked.rows = frozenset(skipped), True, plan.origins
-        rest = plan._replace(origins=0)
-        asked.rest = rest if plan.origins and any(rest) else None
-        part = Plan(0, False, origins=plan.origins) if plan.origins else plan
-        waiting = self._waiting() if self._is_for_waiting(asked.epoch) else ()
-        self._actions.append(Evaluate(asked.epoch, *part, asked.skipped, frozenset(waiting)))
+        evaluations, counting = self._evaluations, self._counting
+        last = self.guard is not None and counting.promised >= counting.budget
+        waiting = self._waiting() if self._is_for_waiting(epoch) else ()
+        evaluations.plan(counting, now, last=last, waiting=bool(waiting))
+        if evaluations.is_due(epoch):
+            self._actions.append(evaluations.ask(self._skipped(epoch, Judgement()), waiting))
+        return evaluations.is_awaited(epoch, now)
 
     # -- closes ------------------------------------------------------------------------------------
 
@@ -542,8 +456,7 @@ class Organiser:
         # members wait once they have made EPOCHS_AHEAD times what is usual, which a second node may not show
         # yet
         target = min(target, int(GROWTH * usual_updates(counting, self.policy.target_updates)))
-        renewed = self.policy.renew_updates and counting.served_from() == counting.open_epoch + 1
-        cut = renewed or any(one.cuts(counting) for one in (search, self.guard) if one)
+        cut = any(one.cuts(counting) for one in (self._renewal, search, self.guard) if one)
         if not cut and (not chosen or (total < min(target, rest) and not late)):
             return None
         if not cut and total >= rest and self._is_to_wait():
@@ -561,75 +474,9 @@ class Organiser:
             and bool(self._waiting())
         )
 
-    # -- bases -------------------------------------------------------------------------------------
-
-    def _renewed(self, now: float) -> Bases | None:
-        """Sign the bases that were made; have new ones made once the latest have served for long enough."""
-        counting = self._counting
-        if self._made is not None:
-            decision, self._made = Bases(counting.next_subspace(), self._made), None
-            return decision if wishes.refusal(counting, decision) is None else None
-        if not self._making and now >= self._make_from and self._is_worn(counting):
-            self._making = True
-            self._actions.append(MakeBases(counting.sealed - 1))
-        return None
-
-    def _is_worn(self, counting: Counting) -> bool:
-        """Return whether the latest bases have served for long enough, others would yet be used, and the
-        rate at which they were used stays."""
-        first, ends = counting.served_from(), counting.promised >= counting.budget
-        if not self.policy.renew_updates or first is None or first >= counting.sealed or ends:
-            return False
-        if self.search and self.search.cuts(counting):
-            return False
-        served = sum(map(counting.closed_updates, range(first, counting.open_epoch)))
-        return served >= self.policy.renew_updates
-
     # -- amendments --------------------------------------------------------------------------------
 
     def _amend(self, now: float) -> Amend | None:
         """End a feed of which named steps are not to be had from anybody."""
         after = self.policy.amend_after
         return self._feeds.lost(self._counting, after, self._claimed, now) if after is not None else None
-
-    # -- checkpoints -------------------------------------------------------------------------------
-
-    def _checkpoint(self, now: float) -> Checkpoint | None:
-        """Sign the checkpoint that was worked out; have the next one worked out once it is due."""
-        summary = self._summary
-        if summary is not None and summary.checkpoint is not None:
-            self._summary = None
-            return None if summary.altered else summary.checkpoint
-        usable, spacing = self._counting.checkpoints, self.policy.checkpoint_epochs
-        epoch, last = self._counting.sealed - 1 - SETTLED, usable[-1].epoch if usable else -1
-        if summary is None and spacing and epoch - last >= spacing and now >= self._summarise_from:
-            self._summary = _Summary(epoch)
-            self._actions.append(Summarise(epoch))
-        return None
-
-    def _on_made(self, event: Summarised | BasesMade, now: float) -> None:
-        """Take what was worked out here in order to be signed."""
-        if isinstance(event, Summarised):
-            self._on_summarised(event.checkpoint, now)
-            return
-        self._making, self._made = False, event.digest
-        self._make_from = now if event.digest else now + MAKE_AGAIN
-        self._wake_at = self._wake_at if self._signing else now
-
-    def _on_summarised(self, checkpoint: Checkpoint | None, now: float) -> None:
-        if self._summary is None:
-            return
-        if checkpoint is None or checkpoint.epoch != self._summary.epoch:
-            self._summary, self._summarise_from = None, now + SUMMARISE_AGAIN
-        else:
-            self._summary.checkpoint = checkpoint
-
-
-def _earliest_altered(decision: Decision) -> int:
-    """Return the first epoch of which something else counts by a decision, as far as it was sealed before."""
-    match decision:
-        case Void(first=epoch) | Amend(epoch=epoch):
-            return epoch
-        case Seal(recounted=recounted):
-            return min((recount.epoch for recount in recounted), default=MAX_EPOCHS)
-    return MAX_EPOCHS

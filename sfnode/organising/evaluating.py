@@ -1,0 +1,154 @@
+"""Evaluations of a closed epoch before its seal: whether there is time for one, and what comes of it.
+
+    an epoch is     left when
+    planned         something is asked for: what each feed has brought first, the rest once that is known
+    under way       the answer comes; back to planned, if there is a rest
+    answered        the next epoch is planned; the result is to be signed once the epoch is sealed
+
+What the seal is going to skip is left out; if it then skips something else, the result is of another model,
+and is not told. Searches say what an epoch is worth (`searching`), and how much of the organiser's own time
+may be spent; without them there is all or nothing. This module is told what a seal counts and skips, and
+knows nobody who measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sfnode.organising import health, origins
+from sfnode.organising.events import Evaluate, EvaluationEnded
+from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.searching import Plan, Search
+from sfprotocol.counting import Counting
+from sfprotocol.decisions import Evaluated, Recount, Worth
+
+YOUNG = 1 / 10
+"""Share of the update budget up to which a run is young."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The latest epoch for which an evaluation was planned."""
+
+    epoch: int
+    at: float
+    running: bool = False
+    result: Evaluated | None = None
+    """The result, until it is signed once the epoch is sealed."""
+    took: float = 0.0
+    """Seconds from then to the last answer."""
+    altered: bool = False
+    """Whether the seal has skipped something that was evaluated, or the other way round."""
+    rest: Plan | None = None
+    """The rest, which is to be asked for once nothing is under way."""
+    skipped: frozenset[int] = frozenset()
+    """Feeds that were left out."""
+    rows: int = 0
+    """Rows on which it is measured what each feed has brought."""
+
+
+class Evaluations:
+    """The evaluations of one organiser, from one start to the next."""
+
+    def __init__(self, policy: OrganiserPolicy, search: Search | None, now: float) -> None:
+        self._policy = policy
+        self._search = search
+        self._asked = _Asked(-1, now)
+        self._from = now
+        """The time from which on the next one may begin."""
+        self._bases: list[Evaluated] = []
+        """The base model's results, until they are signed."""
+
+    # -- before the seal ---------------------------------------------------------------------------
+
+    def plan(self, counting: Counting, now: float, *, last: bool, waiting: bool) -> None:
+        """Make out, once, what the oldest epoch without a seal is worth, as soon as there is time; at once if
+        it is the `last` one, or there to count what others have skipped (`waiting`)."""
+        epoch, search = counting.sealed, self._search
+        if self._asked.epoch >= epoch or self._asked.running or not self._policy.seal_wait:
+            return
+        plan = None
+        if last or waiting or now >= self._from:
+            plan = search.plan(counting, last=last, waiting=waiting) if search else Plan(0, True)
+        elif search:
+            search.missed(epoch)
+        else:
+            return
+        self._asked = _Asked(epoch, now, rest=plan)
+
+    def is_due(self, epoch: int) -> bool:
+        """Return whether something of an epoch is to be asked for now."""
+        asked = self._asked
+        return asked.epoch == epoch and asked.rest is not None and not asked.running
+
+    def ask(self, skipped: Iterable[int], recounted: Iterable[Recount]) -> Evaluate:
+        """Return what is due: what each feed has brought, first, and then the rest along what the seal is
+        going to count, which is all but the feeds that are `skipped`, and what is `recounted`."""
+        asked, plan = self._asked, self._asked.rest
+        assert plan is not None
+        asked.skipped, asked.running, asked.rows = frozenset(skipped), True, plan.origins
+        rest = plan._replace(origins=0)
+        asked.rest = rest if plan.origins and any(rest) else None
+        part = Plan(0, False, origins=plan.origins) if plan.origins else plan
+        return Evaluate(asked.epoch, *part, asked.skipped, frozenset(recounted))
+
+    def is_under_way(self, epoch: int) -> bool:
+        """Return whether an answer about an epoch is to come."""
+        return self._asked.epoch == epoch and self._asked.running
+
+    def is_awaited(self, epoch: int, now: float) -> bool:
+        """Return whether the seal of an epoch waits for an answer."""
+        return self.is_under_way(epoch) and now - self._asked.at < self._policy.seal_wait
+
+    def sealing(self, epoch: int, skipped: Iterable[int], *, drained: bool) -> None:
+        """Take note of the feeds that the seal of an epoch skips; `drained`: it counts nothing at all."""
+        asked = self._asked
+        if asked.epoch == epoch:
+            asked.altered = asked.altered or drained or asked.skipped != set(skipped)
+
+    # -- what comes of it --------------------------------------------------------------------------
+
+    def ended(self, event: EvaluationEnded, counting: Counting, now: float) -> list[Worth]:
+        """Take in the answer that is under way; return what was measured of each feed."""
+        asked = self._asked
+        asked.running = False
+        self._tell_search(event, counting)
+        self._pause(self._share(counting), now)
+        bases = (base for base in (event.base, event.calibrated) if base)
+        self._bases += [health.published(event.epoch, base, base=True) for base in bases]
+        too_late = event.found and event.found.factor != 1.0 and event.epoch < counting.sealed
+        if event.result and not too_late:  # what is sealed is another model
+            asked.result = health.published(event.epoch, event.result)
+        return origins.said(event.epoch, asked.rows, event.brought, counting)
+
+    def _tell_search(self, event: EvaluationEnded, counting: Counting) -> None:
+        if search := self._search:
+            scored = event.result is not None
+            search.ended(event.epoch, event.found, event.forwards, scored=scored, counting=counting)
+            if event.rate and event.epoch == counting.sealed:
+                search.sized(event.rate)
+
+    def _share(self, counting: Counting) -> float:
+        """Return the share of the organiser's own time that may be spent."""
+        if self._search:
+            return self._search.time_share
+        young = counting.counted < YOUNG * counting.budget
+        return self._policy.young_share if young else self._policy.share
+
+    def _pause(self, share: float, now: float) -> None:
+        """Put off the next one until an answer that has come took no more than its share of the time."""
+        asked = self._asked
+        asked.took, took = now - asked.at, now - asked.at - asked.took
+        pause = took / share if share else float("inf")
+        self._from = max(self._from, asked.at - pause) + pause  # one may be made up for
+
+    def result(self, counting: Counting) -> Evaluated | None:
+        """Return the next result that is to be signed: of the base model, or of an epoch that is sealed."""
+        asked = self._asked
+        if self._bases:
+            return self._bases.pop(0)
+        if asked.result is None or asked.epoch >= counting.sealed:
+            return None
+        result, asked.result = asked.result, None
+        return None if asked.altered else result
